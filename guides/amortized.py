@@ -1,0 +1,108 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides.ordered import ordered_guide
+from pyro_nmm.models.nmm import nmm
+
+
+class AmortizedNMM(nn.Module):
+    r"""
+    A network and an NMM as one model and guide pair for Pyro's SVI.
+
+    .. math::
+
+        (\alpha, \text{logits}) = f_\theta(X), \qquad y \sim \mathrm{NMM}(\alpha, \text{logits})
+
+    The network runs once for each pair of guide and model, so both see the same dropout
+    mask: once a step with vectorized particles. All its parameters are learned.
+
+    >>> from pyro.infer import SVI, TraceGraph_ELBO
+    >>> from pyro.optim import Adam
+    >>> from torch_geometric.nn import GCN
+    >>> from pyro_nmm.models import NMMNetwork
+    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> x, y, train = torch.eye(3), torch.tensor([0, 1, -1]), torch.tensor([True, True, False])
+    >>> hood = Neighborhood(edge_index, num_nodes=3)
+    >>> network = NMMNetwork(GCN(3, 16, 2, 2), GCN(3, 16, 1), num_classes=2)
+    >>> program = AmortizedNMM(hood, network)
+    >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True)
+    >>> svi = SVI(program.model, program.guide, Adam({"lr": 0.05}), elbo)
+    >>> losses = [svi.step(x, edge_index, y=y, observed=train) for _ in range(50)]
+    >>> losses[-1] < losses[0]
+    True
+    >>> program.mixture(x, edge_index).condition(y, train, num_samples=16).predict()[:2]
+    tensor([0, 1])
+
+    Sites are those of :func:`~pyro_nmm.models.nmm`; parameters are named after ``name``.
+
+    :param Neighborhood hood: The neighbourhoods.
+    :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``, see
+        :class:`~pyro_nmm.models.NMMNetwork`.
+    :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
+    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
+    :param str name: of the network's parameters in Pyro's store.
+    """
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        *,
+        collapsed: bool = True,
+        estimator: str = "later",
+        name: str = "nmm",
+    ) -> None:
+        super().__init__()
+        self.hood, self.network = hood, network
+        self.collapsed, self.estimator, self.name = collapsed, estimator, name
+        self._handed: tuple | None = None
+
+    def forward(self, *inputs) -> tuple[Tensor, Tensor]:
+        """``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``."""
+        pyro.module(self.name, self.network)
+        return self.network(self.hood, *inputs)
+
+    def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
+        """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
+        parameters = self(*inputs)
+        self._handed = inputs, self._state(), parameters
+        ordered_guide(
+            self.hood, *parameters, y, observed,
+            collapsed=self.collapsed, estimator=self.estimator,
+        )  # fmt: skip
+
+    def model(self, *inputs, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
+        """:func:`~pyro_nmm.models.nmm` at the network's output."""
+        handed, self._handed = self._handed, None
+        fresh = handed is None or handed[1] != self._state()
+        if fresh or len(handed[0]) != len(inputs) or any(map(_differ, handed[0], inputs)):
+            parameters = self(*inputs)
+        else:
+            # The guide ran on these inputs and weights just before: its output, not a second
+            # dropout mask.
+            parameters = handed[2]
+        return nmm(self.hood, *parameters, y, observed, collapsed=self.collapsed)
+
+    def mixture(self, *inputs) -> NeighborMixture:
+        """The fitted distribution, for queries: evaluation mode, without gradients."""
+        mode = self.training
+        try:
+            with torch.no_grad():
+                return NeighborMixture(self.hood, *self.eval()(*inputs))
+        finally:
+            self.train(mode)
+
+    def _state(self) -> tuple:
+        versions = [p._version for p in self.network.parameters()]
+        return self.training, torch.is_grad_enabled(), versions
+
+
+def _differ(a, b) -> bool:
+    return a is not b

@@ -1,0 +1,94 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pyro_nmm import Neighborhood
+
+#: Positive links for ``alpha``. ``softplus`` is the steadiest, ``square`` grows faster, and
+#: ``exp`` makes alpha's direction the softmax that the backbone alone would have.
+LINKS = {"softplus": F.softplus, "square": torch.square, "exp": torch.exp}
+
+
+class NMMNetwork(nn.Module):
+    r"""
+    Graph neural networks as the parameters of an NMM, the paper's equation
+    ``eq-GNN-construction-of-alpha-L``.
+
+    .. math::
+
+        \alpha_i = \sigma(u_i) + \text{floor}, \qquad
+        \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
+                             + \gamma \, \delta(i = j)
+
+    with :math:`u, v` from two backbones, or the first ``C`` and the other ``H`` columns of
+    one shared backbone. Backbones are any modules ``(*inputs) -> (N, width)``, called with
+    the inputs of :meth:`forward`; PyG's take ``(x, edge_index)``.
+
+    >>> from torch_geometric.nn import GCN
+    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> hood = Neighborhood(edge_index, num_nodes=3)
+    >>> network = NMMNetwork(GCN(5, 16, 2, 4), GCN(5, 32, 1), num_classes=4)
+    >>> alpha, logits = network(hood, torch.randn(3, 5), edge_index)
+    >>> alpha.shape, logits.shape
+    (torch.Size([3, 4]), torch.Size([7]))
+
+    :param nn.Module labels: Backbone for :math:`u`, width ``C``; or shared, ``C + H``.
+    :param nn.Module attention: Backbone for :math:`v`, any width ``H``; ``None`` if shared.
+    :param int num_classes: ``C``.
+    :param str link: :math:`\sigma`, one of ``"softplus"``, ``"square"``, ``"exp"``.
+    :param float floor: Added to :math:`\sigma`, positive. One keeps each Dirichlet unimodal.
+    :param float omega: Initial value of the learned :math:`\omega`. Keep weight decay away
+        from it: that switches the attention off.
+    :param float gamma: Self-attention :math:`\gamma`.
+    :param bool learn_gamma: Whether :math:`\gamma` is learned.
+    """
+
+    def __init__(
+        self,
+        labels: nn.Module,
+        attention: nn.Module | None = None,
+        *,
+        num_classes: int,
+        link: str = "exp",
+        floor: float = 1.0,
+        omega: float = 1.0,
+        gamma: float = 0.0,
+        learn_gamma: bool = False,
+    ) -> None:
+        super().__init__()
+        if link not in LINKS:
+            raise ValueError(f"link must be one of {tuple(LINKS)}, got {link!r}")
+        if not floor > 0:
+            raise ValueError(f"floor must be positive, so that alpha is, got {floor}")
+        self.labels, self.attention, self.num_classes = labels, attention, num_classes
+        self.link, self.floor = link, floor
+        self.omega = nn.Parameter(torch.tensor(float(omega)))
+        self.gamma = nn.Parameter(torch.tensor(float(gamma)), requires_grad=learn_gamma)
+
+    def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
+        """
+        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``.
+        """
+        u = self.labels(*inputs)
+        if self.attention is None:
+            u, v = u[..., : self.num_classes], u[..., self.num_classes :]
+        else:
+            v = self.attention(*inputs)
+        if u.shape != (hood.num_nodes, self.num_classes) or v.shape[-1] == 0:
+            width = "num_classes" if self.attention is not None else "num_classes + H"
+            raise ValueError(
+                f"labels must return shape ({hood.num_nodes}, {width}), num_classes = "
+                f"{self.num_classes}, but alpha would have shape {tuple(u.shape)} and "
+                f"attention vectors {tuple(v.shape)}"
+            )
+        return LINKS[self.link](u) + self.floor, self._logits(hood, v)
+
+    def _logits(self, hood: Neighborhood, v: Tensor) -> Tensor:
+        v = F.normalize(v, dim=-1)
+        cosine = (v[hood.target] * v[hood.source]).sum(-1)
+        return self.omega.square() * cosine + self.gamma * (hood.target == hood.source)

@@ -1,0 +1,24 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The Neighbor Mixture Model: correlated node labels in Pyro."""
+
+from pyro_nmm.distributions import (
+    ChosenLabels,
+    NeighborChoice,
+    NeighborMixture,
+    OrderedConditional,
+)
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.posterior import Posterior
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ChosenLabels",
+    "Neighborhood",
+    "NeighborChoice",
+    "NeighborMixture",
+    "OrderedConditional",
+    "Posterior",
+]

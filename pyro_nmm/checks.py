@@ -1,0 +1,116 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Errors that name the argument, what it got and what would be right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.neighborhood import Neighborhood
+
+
+def check_shapes(hood: Neighborhood, alpha: Tensor | None, logits: Tensor | None) -> None:
+    """Shapes, dtypes and devices of the parameters; always on, because it costs nothing."""
+    if alpha is not None:
+        _check_float("alpha", alpha, hood)
+        if alpha.dim() < 2 or alpha.shape[-2] != hood.num_nodes or alpha.shape[-1] < 2:
+            raise ValueError(
+                f"alpha must have shape (..., {hood.num_nodes}, C), one row per node and "
+                f"C >= 2 labels, got {tuple(alpha.shape)}"
+            )
+    if logits is not None:
+        _check_float("logits", logits, hood)
+        if logits.dim() < 1 or logits.shape[-1] != hood.num_edges:
+            raise ValueError(
+                f"logits must have shape (..., {hood.num_edges}), one score per edge of hood "
+                f"(self-loops included, in the order of hood.source and hood.target), "
+                f"got {tuple(logits.shape)}"
+            )
+
+
+def check_values(alpha: Tensor | None, logits: Tensor | None) -> None:
+    """Values of the parameters; follows ``validate_args``, because it reads the data."""
+    if alpha is not None and not (alpha > 0).all():
+        where = (~(alpha > 0)).nonzero()[0].tolist()
+        raise ValueError(
+            f"alpha must be positive, got {alpha[tuple(where)].item()} at index {where}: "
+            f"pass the network's output through softplus or exp and add a floor"
+        )
+    if alpha is not None and alpha.isinf().any():
+        where = alpha.isinf().nonzero()[0].tolist()
+        raise ValueError(f"alpha must be finite, got inf at index {where}")
+    if logits is not None and (logits.isnan() | (logits == torch.inf)).any():
+        where = (logits.isnan() | (logits == torch.inf)).nonzero()[0].tolist()
+        raise ValueError(f"logits must not be NaN or +inf, got {logits[tuple(where)]} at {where}")
+
+
+def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> None:
+    """Shape, dtype and device of labels."""
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        got = y.dtype if isinstance(y, Tensor) else type(y)
+        raise ValueError(f"y must hold integer labels (torch.long), got {got}")
+    if y.dim() < 1 or y.shape[-1] != num_nodes:
+        raise ValueError(
+            f"y must have shape (..., {num_nodes}), one label per node, got {tuple(y.shape)}"
+        )
+    _check_device("y", y, hood)
+
+
+def check_label_range(rows: Neighborhood, labels: Tensor, num_classes: int) -> None:
+    """Labels ``(..., num_rows)`` of the observed nodes; the others are never read."""
+    wrong = (labels < 0) | (labels >= num_classes)
+    if wrong.any():
+        where = wrong.nonzero()[0]
+        raise ValueError(
+            f"y holds label {labels[tuple(where)].item()} at node {rows.nodes[where[-1]].item()}, "
+            f"but alpha has labels 0..{num_classes - 1}: mask that node out with observed, "
+            f"or give alpha more columns"
+        )
+
+
+def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:
+    """Row numbers of an order of node ids, which must be a permutation of the rows' nodes."""
+    if (
+        not isinstance(order, Tensor)
+        or order.dtype != torch.long
+        or order.shape != rows.nodes.shape
+        or order.device != rows.device
+        or not torch.equal(order.sort().values, rows.nodes)
+    ):
+        got = f"{order.dtype} of shape {tuple(order.shape)}" if isinstance(order, Tensor) else order
+        raise ValueError(
+            f"order must be a permutation of the {rows.num_rows} observed node ids "
+            f"(torch.long, on {rows.device}), got {got}"
+        )
+    return torch.searchsorted(rows.nodes, order)
+
+
+def _check_float(name: str, value: Tensor, hood: Neighborhood) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        got = value.dtype if isinstance(value, Tensor) else type(value)
+        raise ValueError(f"{name} must be a floating-point tensor, got {got}")
+    _check_device(name, value, hood)
+
+
+def _check_device(name: str, value: Tensor, hood: Neighborhood) -> None:
+    if value.device != hood.device:
+        raise ValueError(
+            f"{name} is on {value.device} but hood on {hood.device}: move one with .to(device)"
+        )
+
+
+def check_nodes(hood: Neighborhood, nodes: Tensor, name: str = "nodes") -> None:
+    """A set of node ids ``(K,)``, or ``(2, P)`` pairs of them."""
+    shape = "(2, P)" if name == "pairs" else "(K,)"
+    good = isinstance(nodes, Tensor) and nodes.dtype == torch.long and nodes.numel() > 0
+    if not good or nodes.dim() != (2 if name == "pairs" else 1) or (name == "pairs" and len(nodes) != 2):
+        got = f"{nodes.dtype} of shape {tuple(nodes.shape)}" if isinstance(nodes, Tensor) else nodes
+        raise ValueError(f"{name} must hold node ids (torch.long) of shape {shape}, got {got}")
+    _check_device(name, nodes, hood)
+    if nodes.min() < 0 or nodes.max() >= hood.num_nodes:
+        bad = nodes.min() if nodes.min() < 0 else nodes.max()
+        raise ValueError(f"{name} holds node id {int(bad)}, but ids lie in 0..{hood.num_nodes - 1}")
+    if name == "nodes" and len(nodes.unique()) < len(nodes):
+        raise ValueError("nodes must be distinct: a node has one label only")

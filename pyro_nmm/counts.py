@@ -1,0 +1,94 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""Counts of earlier choices, all at once: every count is a rank within a sorted group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.neighborhood import Neighborhood
+
+
+def first_of_run(sorted_keys: Tensor) -> Tensor:
+    """``(K,)`` position of the first equal entry, for ``(K,)`` sorted keys."""
+    position = torch.arange(len(sorted_keys), device=sorted_keys.device)
+    starts = torch.ones_like(sorted_keys, dtype=torch.bool)
+    starts[1:] = sorted_keys[1:] != sorted_keys[:-1]
+    return torch.where(starts, position, 0).cummax(0).values
+
+
+class Groups:
+    """
+    Entries with equal keys, in their given order: sums over the earlier or the later
+    entries of the same group, for all entries in one pass.
+
+    :param Tensor key: ``(b, K)`` integers in ``0..num_keys - 1``. Values that are summed
+        have shape ``(B, K)`` with ``b == B``, or share the groups of ``b == 1``.
+    """
+
+    def __init__(self, key: Tensor, num_keys: int) -> None:
+        self.batch = len(key)
+        offset = num_keys * torch.arange(len(key), device=key.device)
+        sorted_key, self.order = torch.sort((key + offset[:, None]).flatten(), stable=True)
+        first = first_of_run(sorted_key)
+        last = len(first) - 1 - first_of_run(sorted_key.flip(0)).flip(0)
+        self.rank = torch.empty_like(self.order)
+        self.rank[self.order] = torch.arange(len(first), device=key.device)
+        self.first, self.last = first[self.rank], last[self.rank]
+
+    def earlier(self, values: Tensor) -> Tensor:
+        """``(B, K)`` sums over the entries before each one in its group."""
+        sums = self._cumulate(values)
+        exclusive = torch.nn.functional.pad(sums, (1, -1))
+        before = exclusive.index_select(1, self.rank) - exclusive.index_select(1, self.first)
+        return before.view_as(values)
+
+    def later(self, values: Tensor) -> Tensor:
+        """``(B, K)`` sums over the entries after each one in its group."""
+        sums = self._cumulate(values)
+        after = sums.index_select(1, self.last) - sums.index_select(1, self.rank)
+        return after.view_as(values)
+
+    def _cumulate(self, values: Tensor) -> Tensor:
+        flat = values.reshape(-1, len(self.order)) if self.batch > 1 else values
+        return flat.index_select(1, self.order).cumsum(1, dtype=flat.dtype)
+
+
+def earlier_choices(
+    rows: Neighborhood, edges: Tensor, labels: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    r"""
+    What row :math:`i` sees at its neighbour :math:`j`: how many earlier rows
+    :math:`i'` chose :math:`j` with the same label, and how many chose it at all,
+
+    .. math::
+
+        s_{ij} = |\{i' < i : c_{i'} = j, y_{i'} = y_i\}|, \quad
+        S_{ij} = |\{i' < i : c_{i'} = j\}|.
+
+    :param Tensor edges: ``(B, num_rows)`` chosen edge of every row.
+    :param Tensor labels: ``(b, num_rows)`` with ``b`` one or ``B``.
+    :return: two ``(B, num_edges)`` int32 tensors. Cost: :math:`O(E \log E + B E)`.
+    """
+    by_source, by_label = choice_groups(rows, labels, num_classes)
+    chosen = indicator(edges, rows.num_edges)
+    return by_label.earlier(chosen), by_source.earlier(chosen)
+
+
+def choice_groups(
+    rows: Neighborhood, labels: Tensor, num_classes: int
+) -> tuple[Groups, Groups]:
+    """Edges grouped by their source, and by their source and their row's label."""
+    by_label = rows.source * num_classes + labels.index_select(1, rows.row)
+    return (
+        Groups(rows.source[None], rows.num_nodes),
+        Groups(by_label, rows.num_nodes * num_classes),
+    )
+
+
+def indicator(edges: Tensor, num_edges: int) -> Tensor:
+    """``(B, num_edges)`` int32, one at the chosen edges ``(B, num_rows)``."""
+    zeros = torch.zeros(len(edges), num_edges, dtype=torch.int32, device=edges.device)
+    return zeros.scatter_(1, edges, 1)

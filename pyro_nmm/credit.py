@@ -1,0 +1,85 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""
+Which costs a choice is charged with: the score-function half of the bound's gradient.
+
+The bound is :math:`E_q \sum_i f_i` with :math:`f_i = \log p(y_i \mid \text{earlier rows})`,
+and its gradient
+
+.. math::
+
+    E_q \Big[ \sum_i \nabla f_i + \sum_i \nabla \log q(c_i) \, (D_i - b_i) \Big] ,
+
+where :math:`D_i` is the cost that :math:`c_i` can change. Each estimator is a choice of
+:math:`D_i`; :math:`b_i` is the mean of :math:`D_i` over the other draws of the same order,
+node by node.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.counts import Groups, choice_groups
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.sampling import Draw, EdgeTerms
+
+#: ``later`` is unbiased, ``horizon`` nearly so with far less variance, ``em`` leaves the
+#: score out, ``joint`` is textbook REINFORCE. See :class:`OrderedConditional`.
+ESTIMATORS = ("later", "horizon", "em", "joint")
+
+
+def later_costs(rows: Neighborhood, log_label: Tensor) -> Tensor:
+    r"""
+    :math:`D_i = \sum_{i' > i} f_{i'}` over the rows connected to row ``i``: other
+    components are independent of it, so leaving them out has no bias.
+    """
+    return Groups(rows.components()[None], rows.num_rows).later(log_label.double())
+
+
+def horizon_costs(
+    rows: Neighborhood,
+    terms: EdgeTerms,
+    draw: Draw,
+    log_label: Tensor,
+    labels: Tensor,
+    num_classes: int,
+) -> Tensor:
+    r"""
+    What :math:`c_i = j` changes at first hand: for the later rows that have :math:`j` as
+    a neighbour, :math:`f_{i'}` minus its value without the one count that row ``i`` added.
+
+    .. math::
+
+        D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}
+
+    A count changes :math:`f_{i'}` in one of two ways, with an equal or another label, so
+    all differences are two sums over the later edges of :math:`j`. Cost: :math:`O(B E)`.
+    """
+    attention, alpha, total = (t.double() for t in terms)
+    attention = attention.exp()
+    above, below = alpha + draw.same_label, total + draw.any_label
+    scale = attention / log_label.double().exp().index_select(1, rows.row)
+    now = above / below
+    # One count fewer at an edge that nobody chose before concerns nobody: any value will do.
+    fewer = (below - 1).where(draw.any_label > 0, below)
+    other = -torch.log1p(scale * (above / fewer - now))
+    equal_count = (above - 1).where(draw.same_label > 0, above)
+    equal = -torch.log1p(scale * (equal_count / fewer - now))
+    by_source, by_label = choice_groups(rows, labels, num_classes)
+    later = by_source.later(other) + by_label.later(equal - other)
+    return later.gather(1, draw.edges)
+
+
+def others_mean(costs: Tensor, dims: list[int]) -> Tensor | None:
+    """
+    Leave-one-out means of ``costs`` over ``dims``, the batch dimensions whose draws share
+    all parameters; ``None`` if there is only one such draw.
+    """
+    count = prod(costs.shape[d] for d in dims)
+    if count < 2:
+        return None
+    return (costs.sum(dims, keepdim=True) - costs) / (count - 1)

@@ -1,0 +1,9 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from pyro_nmm.distributions.chosen_labels import ChosenLabels
+from pyro_nmm.distributions.neighbor_choice import NeighborChoice
+from pyro_nmm.distributions.neighbor_mixture import NeighborMixture
+from pyro_nmm.distributions.ordered_conditional import OrderedConditional
+
+__all__ = ["ChosenLabels", "NeighborChoice", "NeighborMixture", "OrderedConditional"]

@@ -1,0 +1,204 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+from torch.distributions.utils import lazy_property
+
+from pyro_nmm import exact
+from pyro_nmm.checks import (
+    check_label_range,
+    check_labels,
+    check_nodes,
+    check_shapes,
+    check_values,
+)
+from pyro_nmm.distributions.batch import GraphDistribution
+from pyro_nmm.distributions.chosen_labels import ChosenLabels
+from pyro_nmm.distributions.neighbor_choice import NeighborChoice
+from pyro_nmm.distributions.ordered_conditional import OrderedConditional
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.pairwise import node_marginals, pair_marginals
+from pyro_nmm.posterior import Posterior, posterior_alpha
+
+
+class NeighborMixture(GraphDistribution):
+    r"""
+    The Neighbor Mixture Model [1]: a joint distribution :math:`p(y)` of the labels of a
+    graph's nodes, the paper's equation ``eq-general-dist-detailed``.
+
+    .. math::
+
+        z_j &\sim \mathrm{Dirichlet}(\alpha_j) \\
+        c_i &\sim \mathrm{Categorical}(L_i), \quad
+            L_i = \mathrm{softmax}_{j \in n(i)}(\text{logits}_{ij}) \\
+        y_i &\sim \mathrm{Categorical}(z_{c_i})
+
+    A sample holds one label in ``0..C - 1`` per node, shape ``batch_shape + (N,)``. Labels
+    are correlated where neighbourhoods overlap, because nodes that choose the same
+    neighbour :math:`j` share :math:`z_j`; the smaller :math:`A_j`, the stronger.
+
+    Samples, :meth:`marginals` and :meth:`pairwise` are exact and linear in the graph.
+    :meth:`log_prob` and :meth:`log_marginal` are exact sums over joint choices, for small
+    graphs and small sets; :meth:`elbo` is the lower bound for all others. :meth:`condition`
+    gives :math:`p(\cdot \mid y_\tau)`, exact for few observed nodes, by samples for many.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
+    >>> mix.marginals()
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]])
+    >>> mix.pairwise(torch.tensor([[0], [1]]))
+    tensor([[[0.2917, 0.2083],
+             [0.2083, 0.2917]]])
+    >>> mix.log_prob(torch.tensor([0, 0])).exp()
+    tensor(0.2917)
+
+    [1] Linfeng Liu, Michael C. Hughes, Li-Ping Liu (2021) "Modeling Graph Node Correlations
+    with Neighbor Mixture Models", AISTATS.
+
+    :param Neighborhood hood: The neighbourhoods of all nodes.
+    :param Tensor alpha: ``(..., N, C)`` positive concentrations.
+    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
+    """
+
+    def __init__(
+        self, hood: Neighborhood, alpha: Tensor, logits: Tensor, *, validate_args=None
+    ) -> None:
+        check_shapes(hood, alpha, logits)
+        if hood.num_rows != hood.num_nodes:
+            raise ValueError("hood must hold all nodes: restrict in elbo or condition instead")
+        self.hood, self.alpha, self.logits = hood, alpha, logits
+        self.num_classes = alpha.shape[-1]
+        batch_shape = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1])
+        super().__init__(batch_shape, Size([hood.num_nodes]), validate_args=validate_args)
+        if self._validate_args:
+            check_values(alpha, logits)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self):
+        return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
+
+    @lazy_property
+    def attention(self) -> Tensor:
+        r"""``(..., num_edges)``: :math:`L_{ij}`."""
+        return self.hood.softmax(self.logits)
+
+    @torch.no_grad()
+    def sample(self, sample_shape=Size()) -> Tensor:
+        shape = self._extended_shape(sample_shape)[:-1]
+        choices = NeighborChoice(self.hood, self.logits).expand(shape).sample()
+        return ChosenLabels(self.alpha, choices).sample()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        r"""
+        Exact :math:`\log p(y)` by enumeration of :math:`\prod_i |n(i)|` joint choices.
+
+        :param Tensor value: ``(..., N)`` labels.
+        :raises ValueError: on graphs that are too large, naming :meth:`elbo`.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        return self._log_marginal(self.hood, value)
+
+    def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
+        r"""
+        Exact :math:`\log p(y_\tau)` of a small set of nodes, eq. ``eq-exact-py``.
+
+        :param Tensor nodes: ``(K,)`` distinct node ids :math:`\tau`.
+        :param Tensor labels: ``(..., K)`` their labels.
+        :return: ``(...)``. Cost: :math:`O(K^2 \prod_{i \in \tau} |n(i)|)`.
+        """
+        check_nodes(self.hood, nodes)
+        rows = self.hood.take(nodes)
+        check_labels(self.hood, labels, len(nodes))
+        if self._validate_args:
+            check_label_range(rows, labels, self.num_classes)
+        return self._log_marginal(rows, labels)
+
+    def _log_marginal(self, rows: Neighborhood, labels: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(labels.shape[:-1], self.batch_shape)
+        logits = self.logits[..., rows.edge]
+        if self.batch_shape.numel() == 1:
+            flat = labels.reshape(-1, rows.num_rows)
+            log_prob = exact.log_marginal(rows, self.alpha, logits, flat)
+            return log_prob.reshape(labels.shape[:-1]).expand(shape)
+        alpha = self.alpha.expand(*self.batch_shape, -1, -1).flatten(end_dim=-3)
+        logits = logits.expand(*self.batch_shape, -1).flatten(end_dim=-2)
+        labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
+        columns = zip(alpha, logits, labels.unbind(1), strict=True)
+        return torch.stack([exact.log_marginal(rows, *column) for column in columns], 1).view(shape)
+
+    def marginals(self) -> Tensor:
+        """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
+        return node_marginals(self.hood, self.alpha, self.attention)
+
+    def pairwise(self, pairs: Tensor) -> Tensor:
+        """
+        Exact joint distributions of pairs of labels, in closed form.
+
+        :param Tensor pairs: ``(2, P)`` node ids, for example an ``edge_index``.
+        :return: ``(..., P, C, C)``, first node's label first.
+        """
+        check_nodes(self.hood, pairs, name="pairs")
+        return pair_marginals(self.hood, self.alpha, self.attention, pairs)
+
+    def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
+        r"""
+        Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's ``eq-learn-obj``:
+        :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
+        order. Their mean estimates the bound; ``logsumexp - log(num_samples)`` is a
+        tighter one. The derivative of a sample lacks the score of its choices: use
+        :func:`~pyro_nmm.models.nmm` with Pyro's SVI to fit.
+
+        :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
+        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
+        :return: ``(num_samples, ...)``.
+        """
+        q = OrderedConditional(
+            self.hood, self.alpha, self.logits, y, observed, validate_args=self._validate_args
+        )
+        return q.log_labels(q.sample(Size([num_samples]))).sum(-1)
+
+    @torch.no_grad()
+    def condition(
+        self,
+        y: Tensor,
+        observed: Tensor | None = None,
+        num_samples: int | None = None,
+        weighted: bool = False,
+    ) -> Posterior:
+        r"""
+        The posterior :math:`p(\cdot \mid y_\tau)` as a mixture over choices :math:`c_\tau`,
+        section 3.6 of the paper.
+
+        :param Tensor y: ``(N,)`` labels, read where ``observed`` only.
+        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
+        :param int num_samples: Number ``T`` of samples of :math:`q(c_\tau \mid y_\tau)`;
+            ``None`` sums over all :math:`c_\tau`, exactly, for small sets.
+        :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`,
+            which makes the result exact as ``T`` grows; equal weights, the paper's choice,
+            vary less at small ``T``.
+        :raises ValueError: if the mixture has batch dimensions, or ``num_samples`` is
+            ``None`` and the set is too large.
+        """
+        if self.batch_shape:
+            raise ValueError(f"condition needs a mixture without batch, got {self.batch_shape}")
+        if num_samples is not None:
+            q = OrderedConditional(self.hood, self.alpha, self.logits, y, observed)
+            choices = q.sample(Size([num_samples]))
+            log_weights = q.log_labels(choices).sum(-1) * float(weighted)
+            rows = q.observed_rows
+        else:
+            rows = self.hood.restrict(observed)
+            check_labels(self.hood, y, self.hood.num_nodes)
+            check_label_range(rows, y[rows.nodes], self.num_classes)
+            choices, log_weights = exact.log_posterior(
+                rows, self.alpha, self.logits[rows.edge], y[rows.nodes]
+            )
+        alpha = posterior_alpha(self.alpha, choices, y[rows.nodes])
+        mixture = NeighborMixture(self.hood, alpha, self.logits, validate_args=False)
+        return Posterior(mixture, log_weights.log_softmax(0), rows, y)

@@ -1,0 +1,240 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import torch
+from pyro.distributions.score_parts import ScoreParts
+from pyro.ops.provenance import extract_provenance, track_provenance
+from torch import Size, Tensor
+from torch.distributions import constraints
+from torch.distributions.utils import lazy_property
+
+from pyro_nmm.checks import (
+    check_label_range,
+    check_labels,
+    check_shapes,
+    check_values,
+    order_to_rows,
+)
+from pyro_nmm.counts import earlier_choices
+from pyro_nmm.credit import ESTIMATORS, horizon_costs, later_costs, others_mean
+from pyro_nmm.distributions.batch import GraphDistribution, flatten
+from pyro_nmm.distributions.neighbor_choice import _Neighbors
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.predictive import predictive
+from pyro_nmm.sampling import Draw, EdgeTerms, draw_choices
+
+
+class OrderedConditional(GraphDistribution):
+    r"""
+    The choices of the observed nodes given their labels, node after node in a random
+    order: :math:`q(c \mid y)`, the paper's equation ``eq-qcy-form``. It has no
+    parameter of its own.
+
+    .. math::
+
+        q(c \mid y) = \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \quad
+        p(c_i = j \mid \cdot) \propto L_{ij} \frac{\alpha_{j y_i} + s_{ij}}{A_j + S_{ij}}
+
+    where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` those
+    among them with label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A sample holds
+    node ids, shape ``batch_shape + (n,)`` for ``n`` observed nodes **in ascending node id**,
+    whatever the order.
+
+    It approximates :math:`p(c \mid y)`: each choice knows the labels of earlier nodes but
+    not of later ones. What it misses is the gap of the bound
+    :math:`E_q[\sum_i f_i] \le \log p(y)`, :math:`f_i = \log p(y_i \mid y_{<i}, c_{<i})`;
+    :math:`E_q[\prod_i e^{f_i}] = p(y)` holds exactly.
+
+    **The gradient of the bound.** :meth:`score_parts` hands Pyro's
+    :class:`~pyro.infer.TraceGraph_ELBO` the usual log-probability and score, and an
+    entropy term with a control variate that takes the costs which a choice cannot have
+    caused out of its score again. Other sites that depend on ``c`` stay charged to it.
+
+    =============  =======================================================  =========
+    ``estimator``  the choice :math:`c_i` is charged with                   bias
+    =============  =======================================================  =========
+    ``"later"``    :math:`f_{i'}` of later nodes connected to it, minus     none
+                   the mean of the other draws
+    ``"horizon"``  the change that its own count makes in later             small
+                   :math:`f_{i'}`, minus the mean of the other draws
+    ``"em"``       nothing (:math:`\sum_i \nabla f_i` remains: the EM       moderate
+                   gradient)
+    ``"joint"``    the whole bound: textbook REINFORCE                      none
+    =============  =======================================================  =========
+
+    "The other draws" are the rest of the batch: particles that Pyro vectorizes share one
+    order. Where there are none, one more draw is made for the baseline alone.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
+    >>> q = OrderedConditional(hood, alpha, logits, y=torch.tensor([0, 0]))
+    >>> q.log_prob(torch.tensor([0, 0])).exp()
+    tensor(0.8108)
+
+    Cost: :math:`O(E)` a draw and :math:`O(E \log E)` a ``log_prob``, where ``E`` counts the
+    edges into observed nodes; both without a loop over nodes.
+
+    :param Neighborhood hood: The neighbourhoods.
+    :param Tensor alpha: ``(..., N, C)`` positive concentrations.
+    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
+    :param Tensor y: ``(..., N)`` integer labels; unobserved entries are never read.
+    :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
+    :param Tensor order: ``(n,)`` permutation of the observed node ids, default a
+        uniformly random one, which the whole batch shares.
+    :param str estimator: see the table.
+    :raises ValueError: for bad shapes, devices, labels, masks and orders.
+    """
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        alpha: Tensor,
+        logits: Tensor,
+        y: Tensor,
+        observed: Tensor | None = None,
+        order: Tensor | None = None,
+        estimator: str = "later",
+        *,
+        validate_args=None,
+    ) -> None:
+        check_shapes(hood, alpha, logits)
+        check_labels(hood, y, hood.num_nodes)
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
+        self.observed_rows = hood.restrict(observed)
+        size = self.observed_rows.num_rows
+        if order is None:
+            self._position = torch.randperm(size, device=hood.device)
+        else:
+            self._position = order_to_rows(self.observed_rows, order)
+        self.hood, self.alpha, self.logits, self.estimator = hood, alpha, logits, estimator
+        self.num_classes = alpha.shape[-1]
+        #: The observed rows in the order of the draw, which everything below is in.
+        self.rows = self.observed_rows.take(self._position)
+        self.labels = y.index_select(-1, self.rows.nodes)
+        batch_shape = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1], y.shape[:-1])
+        super().__init__(batch_shape, Size([size]), validate_args=validate_args)
+        if self._validate_args:
+            check_values(alpha, logits)
+            check_label_range(self.rows, self.labels, self.num_classes)
+        self._last: tuple[Tensor, Draw] | None = None
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self):
+        return _Neighbors(self.observed_rows)
+
+    @property
+    def order(self) -> Tensor:
+        """``(n,)`` observed node ids in the order of the draw."""
+        return self.rows.nodes
+
+    @lazy_property
+    def _edge_terms(self) -> EdgeTerms:
+        # Kept with its graph: sample() comes first and runs without gradients.
+        with torch.enable_grad():
+            rows = self.rows
+            label = rows.source * self.num_classes + self.labels.index_select(-1, rows.row)
+            alpha = self.alpha.flatten(-2)
+            if label.dim() == 1:
+                alpha = alpha.index_select(-1, label)
+            else:
+                batch = torch.broadcast_shapes(alpha.shape[:-1], label.shape[:-1])
+                alpha = alpha.expand(*batch, -1).gather(-1, label.expand(*batch, -1))
+            total = self.alpha.sum(-1).index_select(-1, rows.source)
+            return EdgeTerms(rows.log_softmax(self.logits[..., rows.edge]), alpha, total)
+
+    def _flat(self, shape: Size) -> tuple[EdgeTerms, Tensor]:
+        terms = EdgeTerms(*(flatten(t, shape) for t in self._edge_terms))
+        return terms, flatten(self.labels, shape)
+
+    def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
+        if uniforms is None:
+            size = (shape.numel(), self.rows.num_rows)
+            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
+        terms, labels = self._flat(shape)
+        return draw_choices(self.rows, terms, labels, self.num_classes, uniforms)
+
+    @torch.no_grad()
+    def sample(self, sample_shape=Size()) -> Tensor:
+        shape = self._extended_shape(sample_shape)
+        draw = self._draw(shape[:-1])
+        value = torch.empty_like(draw.edges)
+        value[:, self._position] = self.rows.source[draw.edges]
+        # log_prob is asked for this very value next: remember the counts that it needs.
+        self._last = value, draw
+        return value.view(shape)
+
+    def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
+        """The draw that yields ``value``, and a mask of the choices that are no neighbours."""
+        value = flatten(value, shape)
+        if self._last is not None and torch.equal(self._last[0], value):
+            return self._last[1], None
+        value = value.expand(shape.numel(), -1)[:, self._position]
+        edges = self.rows.find(value)
+        wrong, edges = edges < 0, edges.clamp(min=0)
+        labels = flatten(self.labels, shape)
+        return Draw(edges, *earlier_choices(self.rows, edges, labels, self.num_classes)), wrong
+
+    def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        draw, wrong = self._recall(value, shape)
+        log_label, log_choice = predictive(self.rows, self._flat(shape)[0], draw)
+        if wrong is not None:
+            log_choice = log_choice.masked_fill(wrong, -torch.inf)
+        full = shape + self.event_shape
+        return draw, log_label.view(full), log_choice.view(full)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        plain, provenance = extract_provenance(value)
+        return track_provenance(self._evaluate(plain)[2].sum(-1), provenance)
+
+    def log_labels(self, value: Tensor) -> Tensor:
+        r"""
+        ``(..., n)``: :math:`f_i = \log p(y_i \mid y_{<i}, c_{<i})` in the order of
+        :attr:`order`. Their sum is :math:`\log p(y, c) - \log q(c \mid y)`.
+        """
+        return self._evaluate(value)[1]
+
+    def score_parts(self, value: Tensor) -> ScoreParts:
+        if self._validate_args:
+            self._validate_sample(value)
+        plain, provenance = extract_provenance(value)
+        draw, log_label, log_choice = self._evaluate(plain)
+        log_prob = log_choice.sum(-1)
+        entropy = log_prob
+        if self.estimator != "joint":
+            # TraceGraph_ELBO adds score * cost with the whole bound as its cost. The score
+            # of a node has mean zero given the past, so any cost that its choice does not
+            # change may be subtracted again, node by node.
+            excess = log_label.detach().sum(-1, keepdim=True)
+            if self.estimator != "em":
+                excess = excess - self._charge(draw, log_label.detach())
+            entropy = log_prob + (log_choice * excess).sum(-1)
+        parts = (track_provenance(part, provenance) for part in (log_prob, log_prob, entropy))
+        return ScoreParts(*parts)
+
+    @torch.no_grad()
+    def _charge(self, draw: Draw, log_label: Tensor) -> Tensor:
+        """``(..., n)``: the costs that each choice is charged with, less their baseline."""
+        shape = log_label.shape[:-1]
+        costs = self._costs(draw, log_label)
+        parameters = (self.alpha.shape[:-2], self.logits.shape[:-1], self.labels.shape[:-1])
+        own = torch.broadcast_shapes(*parameters, (1,) * len(shape))
+        baseline = others_mean(costs, [d for d, size in enumerate(own) if size == 1])
+        if baseline is None:
+            other = self._draw(shape)
+            other_label, _ = predictive(self.rows, self._flat(shape)[0], other)
+            baseline = self._costs(other, other_label.view_as(log_label))
+        return (costs - baseline).to(log_label.dtype)
+
+    def _costs(self, draw: Draw, log_label: Tensor) -> Tensor:
+        flat = log_label.reshape(-1, self.rows.num_rows)
+        if self.estimator == "later":
+            return later_costs(self.rows, flat).view(log_label.shape)
+        terms, labels = self._flat(log_label.shape[:-1])
+        costs = horizon_costs(self.rows, terms, draw, flat, labels, self.num_classes)
+        return costs.view(log_label.shape)

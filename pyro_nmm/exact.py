@@ -1,0 +1,102 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""
+Exact sums over all choices of a small set of nodes, the paper's equation ``eq-exact-py``.
+
+Everything here costs :math:`\prod_{i \in \tau} |n(i)|` terms. It is what the bound is
+measured against, and what ``log_marginal`` of a small set uses.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.neighborhood import Neighborhood
+
+#: Largest number of joint choices that is enumerated.
+MAX_CHOICES = 2**20
+
+
+def enumerate_choices(rows: Neighborhood) -> Tensor:
+    """
+    All joint choices of the rows' nodes, as edges.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    >>> hood.source[enumerate_choices(hood)].tolist()
+    [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+    :return: ``(M, num_rows)`` edges, ``M`` the product of the neighbourhoods' sizes.
+    :raises ValueError: if ``M`` is above :data:`MAX_CHOICES`.
+    """
+    degree = rows.ptr.diff().tolist()
+    size = prod(degree)
+    if size > MAX_CHOICES:
+        number = size if size < 10**9 else f"about 10^{len(str(size)) - 1}"
+        raise ValueError(
+            f"exact enumeration over {rows.num_rows} nodes would need {number} terms, "
+            f"more than {MAX_CHOICES}: use elbo for a bound on the likelihood, "
+            f"or condition with num_samples for a conditional"
+        )
+    edges = [torch.arange(a, b, device=rows.device) for a, b in rows.ptr.unfold(0, 2, 1).tolist()]
+    return torch.cartesian_prod(*edges).view(size, rows.num_rows)
+
+
+def log_joint(
+    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, edges: Tensor
+) -> Tensor:
+    r"""
+    :math:`\log p(y, c)` of every labelling with every joint choice, eq. ``eq-joint-y-c``.
+
+    :param Tensor alpha: ``(..., N, C)``.
+    :param Tensor logits: ``(..., rows.num_edges)``, in the order of ``rows``.
+    :param Tensor labels: ``(Q, num_rows)`` labels of the rows' nodes.
+    :param Tensor edges: ``(M, num_rows)`` chosen edges.
+    :return: ``(..., Q, M)``.
+    """
+    log_prob = rows.log_softmax(logits)[..., edges].sum(-1).unsqueeze(-2)
+    total, choice = alpha.sum(-1), rows.source[edges]
+    for i in range(rows.num_rows):
+        shared = choice[:, :i] == choice[:, i : i + 1]
+        equal = labels[:, :i] == labels[:, i : i + 1]
+        same = (shared.to(alpha.dtype) @ equal.to(alpha.dtype).T).T
+        label, j = labels[:, i, None], choice[:, i]
+        log_prob = log_prob + (alpha[..., j, label] + same).log()
+        log_prob = log_prob - (total[..., j] + shared.sum(-1)).log().unsqueeze(-2)
+    return log_prob
+
+
+def log_marginal(rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    r"""
+    :math:`\log p(y_\tau)` of every labelling of the rows' nodes.
+
+    :param Tensor labels: ``(Q, num_rows)``.
+    :return: ``(..., Q)``.
+    """
+    edges = enumerate_choices(rows)
+    some = max(1, 4 * MAX_CHOICES // (len(edges) * max(1, alpha[..., 0, 0].numel())))
+    parts = [log_joint(rows, alpha, logits, part, edges).logsumexp(-1) for part in labels.split(some)]
+    return torch.cat(parts, -1)
+
+
+def log_posterior(
+    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""
+    :math:`p(c_\tau \mid y_\tau)` as a table.
+
+    :param Tensor labels: ``(num_rows,)``.
+    :return: the choices ``(M, num_rows)`` as node ids, and their log-probabilities ``(..., M)``.
+    """
+    edges = enumerate_choices(rows)
+    log_prob = log_joint(rows, alpha, logits, labels[None], edges).squeeze(-2)
+    return rows.source[edges], log_prob.log_softmax(-1)
+
+
+def enumerate_labels(num_nodes: int, num_classes: int, device=None) -> Tensor:
+    """``(C ** num_nodes, num_nodes)``: all labellings, last node fastest."""
+    label = torch.arange(num_classes, device=device)
+    return torch.cartesian_prod(*[label] * num_nodes).view(-1, num_nodes)

@@ -1,0 +1,240 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The neighbourhoods ``n(i)`` of a graph as sorted rows of edges."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import coalesce, scatter, softmax
+
+
+class Neighborhood:
+    r"""
+    The neighbourhoods of a graph's nodes: :math:`n(i)` holds the sources of the
+    edges into node :math:`i`, and :math:`i` itself.
+
+    .. math::
+
+        n(i) = \{ j : (j, i) \in E \} \cup \{ i \}
+
+    Edges are stored row after row (CSR): row ``r`` belongs to node ``nodes[r]``
+    and owns the edges ``ptr[r]:ptr[r + 1]``, in ascending order of their source.
+    Everything *per edge* in this library, such as attention ``logits`` of shape
+    ``(num_edges,)``, is in this order: edge ``e`` goes from ``source[e]`` to
+    ``target[e]``. Duplicate edges are merged and each node gets its self-loop once.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1, 1], [1, 0, 2]]), num_nodes=4)
+    >>> hood
+    Neighborhood(num_nodes=4, num_rows=4, num_edges=7)
+    >>> hood.source[hood.ptr[2]:hood.ptr[3]]  # the neighbours of node 2
+    tensor([1, 2])
+
+    Cost: :math:`O(E \log E)` to build, :math:`O(E)` to store.
+
+    :param Tensor edge_index: ``(2, num_edges)`` integers as in PyG: ``edge_index[0]``
+        holds the sources :math:`j`, ``edge_index[1]`` the targets :math:`i`.
+        An undirected graph lists both directions.
+    :param int num_nodes: The number of nodes ``N``.
+    :raises ValueError: for a wrong shape, dtype or node id.
+    """
+
+    num_nodes: int  #: number of nodes ``N`` of the graph, the range of ``source``
+    nodes: Tensor  #: ``(num_rows,)`` node id of every row
+    ptr: Tensor  #: ``(num_rows + 1,)`` first edge of every row
+    source: Tensor  #: ``(num_edges,)`` node id :math:`j` that an edge comes from
+    edge: Tensor  #: ``(num_edges,)`` index of the edge in the graph's own edge list
+
+    def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
+        _check_edge_index(edge_index, num_nodes)
+        loops = torch.arange(num_nodes, device=edge_index.device).expand(2, -1)
+        edges = torch.cat([edge_index.long(), loops], dim=1)
+        source, target = coalesce(edges, num_nodes=num_nodes, sort_by_row=False)
+        degree = torch.bincount(target, minlength=num_nodes)
+        self._fill(num_nodes, loops[0], _pointers(degree), source)
+
+    def _fill(self, num_nodes, nodes, ptr, source, edge=None) -> Neighborhood:
+        self.num_nodes, self.nodes, self.ptr, self.source = num_nodes, nodes, ptr, source
+        self.num_rows, self.num_edges = len(nodes), len(source)
+        self.row = torch.repeat_interleave(ptr.diff(), output_size=len(source))
+        self.edge = torch.arange(len(source), device=source.device) if edge is None else edge
+        self._restricted: tuple[Tensor, int, Neighborhood] | None = None
+        self._components: Tensor | None = None
+        return self
+
+    @classmethod
+    def grid(cls, height: int, width: int, radius: int = 1, device=None) -> Neighborhood:
+        r"""
+        Pixels of a ``height x width`` image in row-major order, each with the square
+        window of side ``2 radius + 1`` around it, clipped at the border.
+
+        >>> Neighborhood.grid(3, 3).ptr.diff().view(3, 3)
+        tensor([[4, 6, 4],
+                [6, 9, 6],
+                [4, 6, 4]])
+        """
+        if height < 1 or width < 1 or radius < 0:
+            raise ValueError(
+                f"grid needs height >= 1, width >= 1 and radius >= 0, got {height}, {width}, {radius}"
+            )
+        step = torch.arange(-radius, radius + 1, device=device)
+        down, right = torch.meshgrid(step, step, indexing="ij")
+        pixel = torch.arange(height * width, device=device)
+        y = pixel.div(width, rounding_mode="floor")[:, None] + down.flatten()
+        x = (pixel % width)[:, None] + right.flatten()
+        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        hood = cls.__new__(cls)
+        return hood._fill(height * width, pixel, _pointers(inside.sum(1)), (y * width + x)[inside])
+
+    @property
+    def target(self) -> Tensor:
+        """``(num_edges,)`` node id :math:`i` that an edge goes to."""
+        return self.nodes[self.row]
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
+
+    def to(self, device) -> Neighborhood:
+        """The same neighbourhoods on another device."""
+        hood = type(self).__new__(type(self))
+        tensors = (t.to(device) for t in (self.nodes, self.ptr, self.source, self.edge))
+        return hood._fill(self.num_nodes, *tensors)
+
+    def take(self, rows: Tensor) -> Neighborhood:
+        """
+        The given rows in the given order, as a :class:`Neighborhood` of ``len(rows)`` rows.
+
+        :param Tensor rows: ``(R,)`` row numbers. Cost: linear in the edges of these rows.
+        """
+        degree = self.ptr.diff()[rows]
+        ptr = _pointers(degree)
+        shift = self.ptr[:-1][rows] - ptr[:-1]
+        edges = torch.repeat_interleave(shift, degree, output_size=int(ptr[-1]))
+        edges += torch.arange(len(edges), device=self.device)
+        hood = type(self).__new__(type(self))
+        return hood._fill(
+            self.num_nodes, self.nodes[rows], ptr, self.source[edges], self.edge[edges]
+        )
+
+    def restrict(self, observed: Tensor | None) -> Neighborhood:
+        """
+        The rows of the observed nodes, in ascending order. Leaving out the rows of
+        unobserved nodes is exact marginalisation of their labels. The last mask's
+        rows are kept, so that a training loop with one mask restricts once.
+
+        :param Tensor observed: ``(num_nodes,)`` boolean mask, or ``None`` for all nodes.
+        :raises ValueError: if the mask is not boolean, has another shape or selects nothing.
+        """
+        if observed is None:
+            return self
+        last = self._restricted
+        if last is None or last[0] is not observed or last[1] != observed._version:
+            _check_observed(observed, self)
+            rows = self.take(observed[self.nodes].nonzero()[:, 0])
+            self._restricted = last = (observed, observed._version, rows)
+        return last[2]
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        r"""
+        :math:`\log L_{ij}`, the log-softmax of ``logits`` over each row.
+
+        :param Tensor logits: ``(..., num_edges)``.
+        :return: ``(..., num_edges)``.
+        """
+        top = scatter(logits.detach(), self.row, dim=-1, dim_size=self.num_rows, reduce="max")
+        shifted = logits - top.index_select(-1, self.row)
+        total = scatter(shifted.exp(), self.row, dim=-1, dim_size=self.num_rows, reduce="sum")
+        return shifted - total.log().index_select(-1, self.row)
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        r"""
+        :math:`L_{ij}`, the softmax of ``logits`` over each row.
+
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> hood.softmax(torch.tensor([0.0, 0.0, 1.0, 1.0]))
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+
+        :param Tensor logits: ``(..., num_edges)``.
+        :return: ``(..., num_edges)``.
+        """
+        return softmax(logits, self.row, num_nodes=self.num_rows, dim=-1)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of ``values``, ``(..., num_edges)``, over each row, ``(..., num_rows)``."""
+        return scatter(values, self.row, dim=-1, dim_size=self.num_rows, reduce="sum")
+
+    def find(self, choices: Tensor) -> Tensor:
+        """
+        The edge over which every row reaches its chosen node.
+
+        :param Tensor choices: ``(B, num_rows)`` node ids.
+        :return: ``(B, num_rows)`` edges, ``-1`` where the chosen node is no neighbour.
+        """
+        hit = (choices.index_select(-1, self.row) == self.source).nonzero()
+        edges = torch.full_like(choices, -1)
+        return edges.index_put((hit[:, 0], self.row[hit[:, 1]]), hit[:, 1])
+
+    def components(self) -> Tensor:
+        """
+        ``(num_rows,)`` numbers that are equal for two rows exactly if a chain of shared
+        neighbours connects them. Labels of different components are independent.
+
+        Cost: :math:`O(E)` for each of about :math:`\\log N` passes, once.
+        """
+        if self._components is None:
+            label, old = torch.arange(self.num_rows, device=self.device), None
+            while old is None or not torch.equal(label, old):
+                old = label
+                least = scatter(label[self.row], self.source, dim_size=self.num_nodes, reduce="min")
+                label = scatter(least[self.source], self.row, dim_size=self.num_rows, reduce="min")
+                label = label[label]
+            self._components = label
+        return self._components
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_nodes={self.num_nodes}, "
+            f"num_rows={self.num_rows}, num_edges={self.num_edges})"
+        )
+
+
+def _pointers(degree: Tensor) -> Tensor:
+    return torch.nn.functional.pad(degree.cumsum(0), (1, 0))
+
+
+def _check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
+    if not isinstance(num_nodes, int) or num_nodes < 1:
+        raise ValueError(f"num_nodes must be a positive integer, got {num_nodes!r}")
+    if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or len(edge_index) != 2:
+        got = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index)
+        raise ValueError(f"edge_index must be a tensor of shape (2, num_edges), got {got}")
+    if edge_index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"edge_index must hold integers (torch.long), got {edge_index.dtype}")
+    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
+        bad = edge_index.min() if edge_index.min() < 0 else edge_index.max()
+        raise ValueError(
+            f"edge_index holds node id {int(bad)}, but ids must lie in 0..{num_nodes - 1}: "
+            f"renumber the nodes or raise num_nodes (now {num_nodes})"
+        )
+
+
+def _check_observed(observed: Tensor, hood: Neighborhood) -> None:
+    if not isinstance(observed, Tensor) or observed.dtype != torch.bool:
+        got = observed.dtype if isinstance(observed, Tensor) else type(observed)
+        raise ValueError(
+            f"observed must be a boolean mask (torch.bool), got {got}; "
+            f"turn node ids into a mask with PyG's index_to_mask"
+        )
+    if observed.shape != (hood.num_nodes,):
+        raise ValueError(
+            f"observed must have shape ({hood.num_nodes},), one entry per node, "
+            f"got {tuple(observed.shape)}"
+        )
+    if observed.device != hood.device:
+        raise ValueError(
+            f"observed is on {observed.device} but hood on {hood.device}: move one with .to(device)"
+        )
+    if not observed.any():
+        raise ValueError("observed selects no node: at least one entry must be True")

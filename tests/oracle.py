@@ -1,0 +1,71 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Brute force in NumPy, from the paper's equations and nothing of the library."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+
+class Oracle:
+    """
+    The table of p(y, c) over all labellings and all joint choices of some nodes, by
+    equation eq-joint-y-c: attention times a ratio of multivariate Beta functions.
+
+    ``neighbors[i]`` lists n(i) of the i-th node of the set, ``attention[i]`` its L_i.
+    """
+
+    def __init__(self, alpha, neighbors, attention):
+        self.alpha = alpha
+        num_classes = alpha.shape[1]
+        self.choices = np.array(list(itertools.product(*neighbors)), int)
+        self.labels = np.array(list(itertools.product(range(num_classes), repeat=len(neighbors))))
+        log_l = [np.log(np.array(list(itertools.product(*attention)))).sum(1)]
+        onehot = np.eye(num_classes)[self.labels]  # (Q, n, C)
+        log_prob = np.zeros((len(self.labels), len(self.choices))) + log_l[0]
+        for j in range(len(alpha)):
+            picks = (self.choices == j).astype(float)  # (M, n)
+            if picks.any():
+                counts = np.einsum("mn,qnc->qmc", picks, onehot)
+                log_prob += self._log_beta(alpha[j] + counts) - self._log_beta(alpha[j])
+        self.log_joint = log_prob  # (Q, M)
+        self.log_prob = logsumexp(log_prob, 1)
+
+    @staticmethod
+    def _log_beta(a):
+        return gammaln(a).sum(-1) - gammaln(a.sum(-1))
+
+    def index(self, labels):
+        """Row of a labelling."""
+        base = self.alpha.shape[1]
+        return int(np.polyval(np.asarray(labels), base))
+
+    def marginal(self, *nodes):
+        """p(y_i) or p(y_i, y_j) of positions in the set."""
+        size = self.alpha.shape[1]
+        table = np.zeros((size,) * len(nodes))
+        np.add.at(table, tuple(self.labels[:, n] for n in nodes), np.exp(self.log_prob))
+        return table
+
+    def given(self, positions, values):
+        """Log p(rest | y at positions = values): (labels of the rest, log-probabilities)."""
+        match = (self.labels[:, positions] == values).all(1)
+        rest = [i for i in range(self.labels.shape[1]) if i not in positions]
+        return self.labels[match][:, rest], self.log_prob[match] - logsumexp(self.log_prob[match])
+
+
+def of_hood(hood, alpha, logits, nodes=None):
+    """The oracle of a library object: reads its edges, nothing else."""
+    ptr, source = hood.ptr.numpy(), hood.source.numpy()
+    scores = logits.detach().numpy()
+    neighbors, attention = [], []
+    for i in range(len(ptr) - 1) if nodes is None else nodes:
+        row = slice(ptr[i], ptr[i + 1])
+        weight = np.exp(scores[row] - scores[row].max())
+        neighbors.append(source[row])
+        attention.append(weight / weight.sum())
+    return Oracle(alpha.detach().numpy(), neighbors, attention)
