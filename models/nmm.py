@@ -69,7 +69,7 @@ def nmm(
         obs = y.index_select(-1, rows.nodes)
         if pyro.settings.get("validate_distributions_pyro"):
             check_label_range(rows, obs, alpha.shape[-1])
-    choice = NeighborChoice(rows, logits[..., rows.edge])
+    choice = NeighborChoice(rows, logits.index_select(-1, rows.edge))
     if collapsed:
         c = pyro.sample("c", choice)
         return pyro.sample("y", ChosenLabels(alpha, c), obs=obs)

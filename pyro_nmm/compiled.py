@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The sequential draw as a compiled loop, for the CPU (``pip install pyro-nmm[fast]``).
+The loops over edges, compiled for the CPU (``pip install pyro-nmm[fast]``).
 
-It does each edge once where sweeps do it a dozen times; ``benchmarks/speed.py`` has the ratio.
+They do the same as the tensor code beside them, visit each edge once where sweeps visit it
+a dozen times, and need no temporaries; ``benchmarks/speed.py`` has the ratios.
 """
 
 from __future__ import annotations
@@ -16,62 +17,107 @@ import numpy as np
 import torch
 from torch import Tensor
 
+compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _loop(batch, ptr, source, attention, alpha, total, labels, num_classes, uniforms,
-          table, edges, same_label, any_label):  # fmt: skip
+#: Below this many edges and draws a second thread costs more than it saves.
+MIN_PARALLEL = 100_000
+
+
+@compiled
+def _draw(first, last, ptr, source, attention, alpha, total, labels, uniforms, table,
+          edges, same_label, any_label):  # fmt: skip
     # table[j] counts the choices of node j: one column per label, then all of them.
+    every = table.shape[1] - 1
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
-    for b in batch:
+    for b in range(first, last):
         b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
         b_t, b_y = min(b, len(total) - 1), min(b, len(labels) - 1)
         for i in range(len(ptr) - 1):
-            label, first, last = labels[b_y, i], ptr[i], ptr[i + 1]
-            weight = 0.0
-            for e in range(first, last):
-                same, every = table[source[e], label], table[source[e], num_classes]
-                same_label[b, e], any_label[b, e] = same, every
-                weight += attention[b_l, e] * (alpha[b_a, e] + same) / (total[b_t, e] + every)
-                running[e - first] = weight
-            e, threshold = first, uniforms[b, i] * weight
-            while running[e - first] <= threshold and running[e - first] < weight:
+            label, weight = labels[b_y, i], 0.0
+            for e in range(ptr[i], ptr[i + 1]):
+                same, count = table[source[e], label], table[source[e], every]
+                same_label[b, e], any_label[b, e] = same, count
+                weight += attention[b_l, e] * (alpha[b_a, e] + same) / (total[b_t, e] + count)
+                running[e - ptr[i]] = weight
+            e, threshold = ptr[i], uniforms[b, i] * weight
+            while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
                 e += 1
             edges[b, i] = e
             table[source[e], label] += 1
-            table[source[e], num_classes] += 1
+            table[source[e], every] += 1
         for i in range(len(ptr) - 1):
             table[source[edges[b, i]], labels[b_y, i]] = 0
-            table[source[edges[b, i]], num_classes] = 0
+            table[source[edges[b, i]], every] = 0
 
 
-def draw_by_loop(rows, terms, labels, num_classes, uniforms):
-    """
-    See :func:`~pyro_nmm.sampling.draw_by_sweeps`, whose result this is.
+@compiled
+def _find(first, last, ptr, source, choices, edges):
+    for b in range(len(choices)):
+        for i in range(first, last):
+            for e in range(ptr[i], ptr[i + 1]):
+                if source[e] == choices[b, i]:
+                    edges[b, i] = e
 
-    Cost: :math:`O(B E)`; draws are spread over ``torch.get_num_threads()`` threads.
-    """
-    from pyro_nmm.sampling import Draw
 
-    size, num_edges = len(uniforms), rows.num_edges
-    attention = terms.log_attention.double().exp()
-    inputs = [_array(t) for t in (attention, terms.alpha.double(), terms.total.double(), labels)]
-    edges = np.empty((size, rows.num_rows), np.int64)
-    same, every = (np.empty((size, num_edges), np.int32) for _ in range(2))
+@compiled
+def _ranks(choices, labels, table, same_label, any_label):
+    every = table.shape[1] - 1
+    for b in range(len(choices)):
+        b_y = min(b, len(labels) - 1)
+        for i in range(choices.shape[1]):
+            j, label = choices[b, i], labels[b_y, i]
+            same_label[b, i], any_label[b, i] = table[j, label], table[j, every]
+            table[j, label] += 1
+            table[j, every] += 1
+        for i in range(choices.shape[1]):
+            table[choices[b, i], labels[b_y, i]] = 0
+            table[choices[b, i], every] = 0
 
-    def run(batch: np.ndarray) -> None:
+
+def draw_choices(rows, terms, labels, num_classes, uniforms):
+    """See :func:`pyro_nmm.sampling.draw_by_sweeps`. Cost: :math:`O(B E)`."""
+    size = len(uniforms), rows.num_rows
+    edges = np.empty(size, np.int64)
+    same, every = (np.empty((size[0], rows.num_edges), np.int32) for _ in range(2))
+    attention, alpha, total = (_array(t, np.float64) for t in terms)
+    inputs = (_array(rows.ptr), _array(rows.source), np.exp(attention), alpha, total)
+
+    def run(first, last):
         # Zeroed lazily by the operating system: only the touched nodes cost.
         table = np.zeros((rows.num_nodes, num_classes + 1), np.int32)
-        _loop(batch, _array(rows.ptr), _array(rows.source), *inputs[:3], inputs[3],
-              num_classes, _array(uniforms), table, edges, same, every)  # fmt: skip
+        _draw(first, last, *inputs, _array(labels), _array(uniforms), table, edges, same, every)
 
-    parts = np.array_split(np.arange(size), min(size, torch.get_num_threads()))
-    if len(parts) == 1:
-        run(parts[0])
-    else:
-        with ThreadPoolExecutor(len(parts)) as pool:
-            list(pool.map(run, parts))
-    return Draw(*map(torch.from_numpy, (edges, same, every)))
+    _in_threads(run, size[0], size[0] * rows.num_edges)
+    return torch.from_numpy(edges), torch.from_numpy(same), torch.from_numpy(every)
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(tensor.detach().numpy())
+def find(hood, choices):
+    """See :meth:`pyro_nmm.Neighborhood.find`. Cost: :math:`O(B E)`."""
+    edges = np.full(choices.shape, -1, np.int64)
+
+    def run(first, last):
+        _find(first, last, _array(hood.ptr), _array(hood.source), _array(choices), edges)
+
+    _in_threads(run, hood.num_rows, len(choices) * hood.num_edges)
+    return torch.from_numpy(edges)
+
+
+def ranks(choices, labels, num_nodes, num_classes):
+    """See :func:`pyro_nmm.counts.ranks`. Cost: :math:`O(B n)`."""
+    same, every = (np.empty(choices.shape, np.int32) for _ in range(2))
+    table = np.zeros((num_nodes, num_classes + 1), np.int32)
+    _ranks(_array(choices), _array(labels), table, same, every)
+    return torch.from_numpy(same), torch.from_numpy(every)
+
+
+def _in_threads(run, size: int, work: int) -> None:
+    parts = min(size, torch.get_num_threads()) if work > MIN_PARALLEL else 1
+    if parts == 1:
+        return run(0, size)
+    cuts = np.linspace(0, size, parts + 1).astype(int).tolist()
+    with ThreadPoolExecutor(parts) as pool:
+        list(pool.map(run, cuts[:-1], cuts[1:]))
+
+
+def _array(tensor: Tensor, dtype=None) -> np.ndarray:
+    return np.ascontiguousarray(tensor.detach().numpy(), dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
 
 
@@ -17,6 +18,23 @@ def first_of_run(sorted_keys: Tensor) -> Tensor:
     starts = torch.ones_like(sorted_keys, dtype=torch.bool)
     starts[1:] = sorted_keys[1:] != sorted_keys[:-1]
     return torch.where(starts, position, 0).cummax(0).values
+
+
+def ranks(
+    choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """
+    How many earlier entries made the same choice with the same label, and at all.
+
+    :param Tensor choices: ``(B, n)`` node ids.
+    :param Tensor labels: ``(b, n)`` with ``b`` one or ``B``.
+    :return: two ``(B, n)`` integer tensors. Cost: :math:`O(B n \\log n)`.
+    """
+    if backend.compiled and choices.device.type == "cpu":
+        return backend.compiled.ranks(choices, labels, num_nodes, num_classes)
+    by_label = Groups(choices * num_classes + labels, num_nodes * num_classes)
+    by_choice = Groups(choices, num_nodes)
+    return tuple((g.rank - g.first).view_as(choices) for g in (by_label, by_choice))
 
 
 class Groups:

@@ -32,12 +32,15 @@ from pyro_nmm.sampling import Draw, EdgeTerms
 ESTIMATORS = ("later", "horizon", "em", "joint")
 
 
-def later_costs(rows: Neighborhood, log_label: Tensor) -> Tensor:
+def later_costs(component: Tensor, log_label: Tensor) -> Tensor:
     r"""
     :math:`D_i = \sum_{i' > i} f_{i'}` over the rows connected to row ``i``: other
     components are independent of it, so leaving them out has no bias.
+
+    :param Tensor component: ``(n,)`` from :meth:`~pyro_nmm.Neighborhood.components`.
+    :param Tensor log_label: ``(B, n)``, :math:`f_i`.
     """
-    return Groups(rows.components()[None], rows.num_rows).later(log_label.double())
+    return Groups(component[None], len(component)).later(log_label.double())
 
 
 def horizon_costs(

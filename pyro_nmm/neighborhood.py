@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import coalesce, scatter, softmax
 
+from pyro_nmm import backend
+
 
 class Neighborhood:
     r"""
@@ -45,6 +47,7 @@ class Neighborhood:
     ptr: Tensor  #: ``(num_rows + 1,)`` first edge of every row
     source: Tensor  #: ``(num_edges,)`` node id :math:`j` that an edge comes from
     edge: Tensor  #: ``(num_edges,)`` index of the edge in the graph's own edge list
+    within: Tensor  #: ``(num_edges,)`` index of the edge in the rows it was taken from
 
     def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
         _check_edge_index(edge_index, num_nodes)
@@ -61,6 +64,7 @@ class Neighborhood:
         self.edge = torch.arange(len(source), device=source.device) if edge is None else edge
         self._restricted: tuple[Tensor, int, Neighborhood] | None = None
         self._components: Tensor | None = None
+        self._found: tuple[Tensor, Tensor] | None = None
         return self
 
     @classmethod
@@ -114,9 +118,15 @@ class Neighborhood:
         edges = torch.repeat_interleave(shift, degree, output_size=int(ptr[-1]))
         edges += torch.arange(len(edges), device=self.device)
         hood = type(self).__new__(type(self))
-        return hood._fill(
-            self.num_nodes, self.nodes[rows], ptr, self.source[edges], self.edge[edges]
+        hood._fill(
+            self.num_nodes,
+            self.nodes.index_select(0, rows),
+            ptr,
+            self.source.index_select(0, edges),
+            self.edge.index_select(0, edges),
         )
+        hood.within = edges
+        return hood
 
     def restrict(self, observed: Tensor | None) -> Neighborhood:
         """
@@ -172,9 +182,18 @@ class Neighborhood:
         :param Tensor choices: ``(B, num_rows)`` node ids.
         :return: ``(B, num_rows)`` edges, ``-1`` where the chosen node is no neighbour.
         """
-        hit = (choices.index_select(-1, self.row) == self.source).nonzero()
-        edges = torch.full_like(choices, -1)
-        return edges.index_put((hit[:, 0], self.row[hit[:, 1]]), hit[:, 1])
+        if self._found is not None and torch.equal(self._found[0], choices):
+            return self._found[1]
+        if backend.compiled and self.device.type == "cpu":
+            return backend.compiled.find(self, choices)
+        # A row reaches a node over one edge at most, so a sum finds its number.
+        hit = choices.index_select(-1, self.row) == self.source
+        number = torch.arange(1, self.num_edges + 1, device=self.device)
+        return self.sum(hit * number) - 1
+
+    def remember(self, choices: Tensor, edges: Tensor) -> None:
+        """Answer :meth:`find` for a draw whose edges are known: model and guide both ask."""
+        self._found = choices, edges
 
     def components(self) -> Tensor:
         """

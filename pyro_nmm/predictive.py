@@ -19,29 +19,31 @@ class _Predictive(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, log_attention, alpha, total, edges, same_label, any_label, rows):
-        above, below = alpha + same_label, total + any_label
-        weights = log_attention.exp() * above / below
-        log_label = rows.sum(weights).log()
-        odds = above.gather(1, edges) / below.gather(1, edges)
+        attention = log_attention.exp()
+        below = total + any_label
+        odds = (alpha + same_label).div_(below)
+        log_label = rows.sum(attention * odds).log()
         at_choice = log_attention.expand(len(edges), -1).gather(1, edges)
-        log_choice = at_choice + odds.log() - log_label
-        ctx.save_for_backward(alpha, total, edges, same_label, any_label, weights, log_label)
-        ctx.rows = rows
-        ctx.shared = [len(term) == 1 for term in (log_attention, alpha, total)]
+        log_choice = odds.gather(1, edges).log_().add_(at_choice).sub_(log_label)
+        ctx.save_for_backward(attention, odds, below, edges, log_label)
+        ctx.rows, ctx.shared = rows, [len(t) == 1 for t in (log_attention, alpha, total)]
         return log_label, log_choice
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_label, grad_choice):
-        alpha, total, edges, same_label, any_label, weights, log_label = ctx.saved_tensors
+        attention, odds, below, edges, log_label = ctx.saved_tensors
         # d log_label is the mean of d log(weight) under the weights of the row, and
-        # log_choice is log(weight) at the chosen edge minus log_label.
-        share = (grad_label - grad_choice) / log_label.exp()
-        grad = share.index_select(1, ctx.rows.row) * weights
-        grad.scatter_add_(1, edges, grad_choice)
-        grads = (grad, grad / (alpha + same_label), -grad / (total + any_label))
-        summed = (g.sum(0, True) if one else g for g, one in zip(grads, ctx.shared, strict=True))
-        return *summed, None, None, None, None
+        # log_choice is log(weight) at the chosen edge minus log_label. In place: at this
+        # size fresh memory costs more than arithmetic.
+        share = (grad_label - grad_choice).mul_((-log_label).exp_())
+        to_alpha = share.index_select(1, ctx.rows.row).mul_(attention)
+        to_attention = (to_alpha * odds).scatter_add_(1, edges, grad_choice)
+        above = odds.gather(1, edges) * below.gather(1, edges)
+        to_alpha.div_(below).scatter_add_(1, edges, grad_choice / above)
+        to_total = (to_attention / below).neg_()
+        grads = zip((to_attention, to_alpha, to_total), ctx.shared, strict=True)
+        return *(g.sum(0, keepdim=True) if one else g for g, one in grads), *[None] * 4
 
 
 def predictive(rows: Neighborhood, terms: EdgeTerms, draw: Draw) -> tuple[Tensor, Tensor]:

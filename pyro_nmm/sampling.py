@@ -21,13 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_nmm import backend
 from pyro_nmm.counts import choice_groups, indicator
 from pyro_nmm.neighborhood import Neighborhood
-
-try:
-    from pyro_nmm import compiled
-except ImportError:  # numba is an optional extra
-    compiled = None  # type: ignore[assignment]
 
 
 class Draw(NamedTuple):
@@ -98,6 +94,7 @@ def draw_choices(
     rows: Neighborhood, terms: EdgeTerms, labels: Tensor, num_classes: int, uniforms: Tensor
 ) -> Draw:
     """As :func:`draw_by_sweeps`; on a CPU by the compiled loop where numba is installed."""
-    method = compiled.draw_by_loop if compiled and rows.device.type == "cpu" else draw_by_sweeps
     with torch.no_grad():
-        return method(rows, terms, labels, num_classes, uniforms)
+        if backend.compiled and rows.device.type == "cpu":
+            return Draw(*backend.compiled.draw_choices(rows, terms, labels, num_classes, uniforms))
+        return draw_by_sweeps(rows, terms, labels, num_classes, uniforms)

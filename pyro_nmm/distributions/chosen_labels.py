@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import torch
 from pyro.distributions import Dirichlet
+from pyro.ops.provenance import extract_provenance, track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.checks import check_values
-from pyro_nmm.counts import first_of_run
+from pyro_nmm.counts import ranks
 from pyro_nmm.distributions.batch import GraphDistribution, flatten
 
 
@@ -58,21 +59,24 @@ class ChosenLabels(GraphDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        num_nodes, num_classes = self.alpha.shape[-2:]
+        given = (self.alpha, self.choices, value)
+        (alpha, choices, value), provenance = extract_provenance(given)
+        num_nodes, num_classes = alpha.shape[-2:]
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        full = shape + self.event_shape
-        key = (self.choices * num_classes + value).expand(full).reshape(-1, *self.event_shape)
-        offset = num_nodes * num_classes * torch.arange(len(key), device=key.device)
-        # Labels are exchangeable, so the urn may take them in the order of their sort.
-        key, _ = torch.sort((key + offset[:, None]).flatten(), stable=True)
-        position = torch.arange(len(key), device=key.device)
-        urn = key.div(num_classes, rounding_mode="floor")
-        same, every = position - first_of_run(key), position - first_of_run(urn)
-
-        alpha = flatten(self.alpha, shape, 2)
-        total = alpha.sum(-1).flatten()
-        if len(alpha) == 1:
-            key, urn = key % (num_nodes * num_classes), urn % num_nodes
-        above = alpha.flatten().index_select(0, key) + same
-        below = total.index_select(0, urn) + every
-        return (above.log() - below.log()).view(full).sum(-1)
+        labels = flatten(value, shape)
+        if len(labels) == 1:
+            choices = flatten(choices, shape)
+        else:
+            choices = choices.expand(shape + self.event_shape).reshape(-1, *self.event_shape)
+        # Labels are exchangeable: an urn that takes them in the order of their nodes will do.
+        same, every = ranks(choices, labels, num_nodes, num_classes)
+        alpha = flatten(alpha, shape, 2)
+        node = choices
+        if len(alpha) > 1:
+            node = choices + num_nodes * torch.arange(len(alpha), device=choices.device)[:, None]
+        label = node * num_classes + labels
+        above = alpha.flatten().index_select(0, label.flatten()).view_as(label) + same
+        below = alpha.sum(-1).flatten().index_select(0, node.flatten()).view_as(node) + every
+        log_prob = (above / below).log().sum(-1)
+        log_prob = log_prob.expand(shape.numel()).view(shape)
+        return track_provenance(log_prob, provenance)

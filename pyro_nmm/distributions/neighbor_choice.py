@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+from pyro.ops.provenance import extract_provenance, track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
@@ -77,9 +78,15 @@ class NeighborChoice(GraphDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
+        value, provenance = extract_provenance(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        edges = self.hood.find(value.reshape(-1, self.hood.num_rows))
-        edges = edges.view(value.shape).expand(shape + self.event_shape)
-        log_attention = self.log_attention.expand(*shape, -1)
-        log_prob = log_attention.gather(-1, edges.clamp(min=0))
-        return log_prob.masked_fill(edges < 0, -torch.inf).sum(-1)
+        edges = self.hood.find(flatten(value, shape))
+        log_attention = flatten(self.log_attention, shape)
+        # Scores that the batch shares get their gradient in one pass over the choices.
+        if len(log_attention) > 1:
+            offset = self.hood.num_edges * torch.arange(len(log_attention), device=edges.device)
+            edges = torch.where(edges < 0, -1, edges + offset[:, None])
+        log_prob = log_attention.flatten().index_select(0, edges.clamp(min=0).flatten())
+        log_prob = log_prob.view_as(edges).masked_fill(edges < 0, -torch.inf).sum(-1)
+        log_prob = log_prob.expand(shape.numel()).view(shape)
+        return track_provenance(log_prob, provenance)

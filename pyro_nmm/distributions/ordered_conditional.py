@@ -109,6 +109,7 @@ class OrderedConditional(GraphDistribution):
             self._position = torch.randperm(size, device=hood.device)
         else:
             self._position = order_to_rows(self.observed_rows, order)
+        self._row_of = self._position.argsort()
         self.hood, self.alpha, self.logits, self.estimator = hood, alpha, logits, estimator
         self.num_classes = alpha.shape[-1]
         #: The observed rows in the order of the draw, which everything below is in.
@@ -143,7 +144,8 @@ class OrderedConditional(GraphDistribution):
                 batch = torch.broadcast_shapes(alpha.shape[:-1], label.shape[:-1])
                 alpha = alpha.expand(*batch, -1).gather(-1, label.expand(*batch, -1))
             total = self.alpha.sum(-1).index_select(-1, rows.source)
-            return EdgeTerms(rows.log_softmax(self.logits[..., rows.edge]), alpha, total)
+            logits = self.logits.index_select(-1, rows.edge)
+            return EdgeTerms(rows.log_softmax(logits), alpha, total)
 
     def _flat(self, shape: Size) -> tuple[EdgeTerms, Tensor]:
         terms = EdgeTerms(*(flatten(t, shape) for t in self._edge_terms))
@@ -160,10 +162,11 @@ class OrderedConditional(GraphDistribution):
     def sample(self, sample_shape=Size()) -> Tensor:
         shape = self._extended_shape(sample_shape)
         draw = self._draw(shape[:-1])
-        value = torch.empty_like(draw.edges)
-        value[:, self._position] = self.rows.source[draw.edges]
-        # log_prob is asked for this very value next: remember the counts that it needs.
+        edges = self.rows.within.take(draw.edges.index_select(1, self._row_of))
+        value = self.observed_rows.source.take(edges)
+        # The log-probabilities of model and guide are asked for this very value next.
         self._last = value, draw
+        self.observed_rows.remember(value, edges)
         return value.view(shape)
 
     def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
@@ -171,7 +174,7 @@ class OrderedConditional(GraphDistribution):
         value = flatten(value, shape)
         if self._last is not None and torch.equal(self._last[0], value):
             return self._last[1], None
-        value = value.expand(shape.numel(), -1)[:, self._position]
+        value = value.expand(shape.numel(), -1).index_select(1, self._position)
         edges = self.rows.find(value)
         wrong, edges = edges < 0, edges.clamp(min=0)
         labels = flatten(self.labels, shape)
@@ -234,7 +237,8 @@ class OrderedConditional(GraphDistribution):
     def _costs(self, draw: Draw, log_label: Tensor) -> Tensor:
         flat = log_label.reshape(-1, self.rows.num_rows)
         if self.estimator == "later":
-            return later_costs(self.rows, flat).view(log_label.shape)
+            component = self.observed_rows.components().index_select(0, self._position)
+            return later_costs(component, flat).view(log_label.shape)
         terms, labels = self._flat(log_label.shape[:-1])
         costs = horizon_costs(self.rows, terms, draw, flat, labels, self.num_classes)
         return costs.view(log_label.shape)
