@@ -72,7 +72,7 @@ class NeighborChoice(GraphDistribution):
         shape = self._extended_shape(sample_shape)
         attention = flatten(self.hood.softmax(self.logits), shape[:-1])
         uniforms = torch.rand(shape, dtype=torch.double, device=self.hood.device)
-        edges = pick(self.hood, attention, uniforms.flatten(end_dim=-2))
+        edges = pick(self.hood, attention, uniforms.view(-1, self.hood.num_rows))
         return self.hood.source[edges].view(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -1,0 +1,105 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""
+The noise of each gradient estimator under Pyro's TraceGraph_ELBO, at equal particles.
+
+    python benchmarks/gradient_variance.py
+    python benchmarks/gradient_variance.py --data-root data/planetoid
+
+The graph has Cora's size, labels are drawn from an NMM, and gradients (to log alpha and
+logits) are taken at perturbed parameters. ``sd`` is the root of the total variance of one
+step's gradient, ``score`` the share of the true score term that an estimator carries: one
+for the unbiased ones, zero for ``em``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+import graphs
+import pyro
+import torch
+from pyro.infer import TraceGraph_ELBO
+from torch.nn.functional import one_hot
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
+
+ESTIMATORS = ("joint", "later", "horizon", "em")
+
+
+def problem(args):
+    """A graph, labels, and parameters away from those that made the labels."""
+    num_classes = 7
+    if args.data_root:
+        edge_index, y = graphs.cora(args.data_root)
+    else:
+        edge_index, y = graphs.citation_like(2708, 5278, args.seed), None
+    num_nodes = int(edge_index.max()) + 1
+    hood = Neighborhood(edge_index, num_nodes)
+    logits = torch.randn(hood.num_edges)
+    if y is None:
+        alpha = torch.randn(num_nodes, num_classes).mul(1.5).exp()
+        y = NeighborMixture(hood, alpha, logits).sample()
+    else:
+        votes = hood.sum(one_hot(y[hood.source], num_classes).T.double()).T
+        alpha = votes + 0.3
+    log_alpha = alpha.log() + 0.3 * torch.randn(alpha.shape)
+    return hood, y, log_alpha, logits + 0.5 * torch.randn(logits.shape)
+
+
+def gradients(hood, y, log_alpha, logits, observed, estimator, args):
+    """``(repeats, P)`` gradients of the loss."""
+    elbo = TraceGraph_ELBO(args.particles, max_plate_nesting=0, vectorize_particles=True)
+    model = partial(nmm, collapsed=True)
+    guide = partial(ordered_guide, collapsed=True, estimator=estimator)
+    rows = []
+    for _ in range(args.repeats):
+        a, b = log_alpha.clone().requires_grad_(), logits.clone().requires_grad_()
+        elbo.loss_and_grads(model, guide, hood, a.exp(), b, y, observed)
+        rows.append(torch.cat([a.grad.flatten(), b.grad]))
+    return torch.stack(rows)
+
+
+def main(args):
+    torch.set_default_dtype(torch.double)
+    torch.set_num_threads(args.threads)
+    pyro.set_rng_seed(args.seed)
+    hood, y, log_alpha, logits = problem(args)
+    print(f"{hood}, {args.particles} particles, {args.repeats} steps")
+    print(f"{'labelled':>9} {'estimator':>10} {'|mean|':>9} {'sd':>9} {'joint/sd':>9} {'score':>14}")
+    results = {}
+    for share in args.labelled:
+        observed = torch.rand(hood.num_nodes) < share
+        grads = {
+            e: gradients(hood, y, log_alpha, logits, observed, e, args) for e in ESTIMATORS
+        }
+        sd = {e: g.var(0).sum().sqrt().item() for e, g in grads.items()}
+        score = grads["later"].mean(0) - grads["em"].mean(0)
+        for e, g in grads.items():
+            # Against the half of the draws that did not choose the direction.
+            half = len(g) // 2
+            direction = grads["later"][:half].mean(0) - grads["em"][:half].mean(0)
+            onto = (g[half:] - grads["em"][half:].mean(0)) @ direction
+            truth = ((grads["later"][half:] - grads["em"][half:].mean(0)) @ direction).mean()
+            part, error = onto.mean() / truth, onto.std() / truth.abs() / half**0.5
+            print(
+                f"{int(observed.sum()):>9} {e:>10} {g.mean(0).norm():>9.2f} {sd[e]:>9.2f} "
+                f"{sd['joint'] / sd[e]:>9.1f} {part:>7.3f} ± {error:.3f}"
+            )
+        results[share] = {"sd": sd, "score": score.norm().item()}
+    return results
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data-root", help="folder of PyG's Planetoid data, for Cora itself")
+    parser.add_argument("--labelled", type=float, nargs="+", default=[0.05, 0.2, 0.6, 1.0])
+    parser.add_argument("--particles", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    main(parser.parse_args())

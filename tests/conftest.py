@@ -1,0 +1,44 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+import pyro
+import pytest
+import torch
+
+from pyro_nmm import backend
+
+COMPILED = backend.compiled
+
+
+def pytest_addoption(parser):
+    parser.addoption("--data-root", default=None, help="folder of the real data sets")
+
+
+def pytest_collection_modifyitems(config, items):
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    no_data = pytest.mark.skip(reason="needs --data-root")
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(skip)
+        if "data" in item.keywords and config.getoption("--data-root") is None:
+            item.add_marker(no_data)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Double precision, a fixed seed, no parameters left over."""
+    torch.set_default_dtype(torch.double)
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    pyro.enable_validation(True)
+    yield
+    torch.set_default_dtype(torch.float)
+
+
+@pytest.fixture(params=["loops", "tensors"])
+def kernels(request, monkeypatch):
+    """Run with the compiled loops and with the tensor code that they stand for."""
+    if request.param == "loops" and COMPILED is None:
+        pytest.skip("needs numba")
+    monkeypatch.setattr(backend, "compiled", COMPILED if request.param == "loops" else None)
+    return request.param
