@@ -28,6 +28,7 @@ def pytest_collection_modifyitems(config, items):
 def fresh():
     """Double precision, a fixed seed, no parameters left over."""
     torch.set_default_dtype(torch.double)
+    torch.set_num_threads(1)  # the graphs here are small
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     pyro.enable_validation(True)
