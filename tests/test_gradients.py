@@ -19,7 +19,7 @@ from pyro_nmm.exact import enumerate_choices
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 
-PARTICLES, STEPS = 50, 400  # 20,000 draws
+PARTICLES, STEPS = 100, 200  # 20,000 draws
 MASK = {
     "house": torch.tensor([True, True, False, True, True]),
     "star": None,
@@ -151,7 +151,7 @@ def test_variance_falls_and_the_biased_ones_stay_close():
         guide = partial(problem.guide, collapsed=True, estimator=estimator)
         model = partial(problem.model, collapsed=True)
         grads = torch.stack(
-            [problem.sampled_gradient(vectorized(4), model, guide) for _ in range(2000)]
+            [problem.sampled_gradient(vectorized(4), model, guide) for _ in range(600)]
         )
         variance[estimator] = grads.var(0).sum()
         if estimator == "em":

@@ -17,7 +17,8 @@ def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
     """
     batch = value.dim() - event_dim
     event = value.shape[batch:]
-    if value.shape[:batch].numel() == 1:
+    # Size(): a tensor that tracks provenance has a plain tuple for its shape.
+    if Size(value.shape[:batch]).numel() == 1:
         return value.reshape(1, *event)
     return value.expand(*batch_shape, *event).reshape(-1, *event)
 
