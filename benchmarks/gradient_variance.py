@@ -22,11 +22,11 @@ import graphs
 import pyro
 import torch
 from pyro.infer import TraceGraph_ELBO
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
 
 ESTIMATORS = ("joint", "later", "horizon", "em")
 
@@ -70,13 +70,13 @@ def main(args):
     pyro.set_rng_seed(args.seed)
     hood, y, log_alpha, logits = problem(args)
     print(f"{hood}, {args.particles} particles, {args.repeats} steps")
-    print(f"{'labelled':>9} {'estimator':>10} {'|mean|':>9} {'sd':>9} {'joint/sd':>9} {'score':>14}")
+    print(
+        f"{'labelled':>9} {'estimator':>10} {'|mean|':>9} {'sd':>9} {'joint/sd':>9} {'score':>14}"
+    )
     results = {}
     for share in args.labelled:
         observed = torch.rand(hood.num_nodes) < share
-        grads = {
-            e: gradients(hood, y, log_alpha, logits, observed, e, args) for e in ESTIMATORS
-        }
+        grads = {e: gradients(hood, y, log_alpha, logits, observed, e, args) for e in ESTIMATORS}
         sd = {e: g.var(0).sum().sqrt().item() for e, g in grads.items()}
         score = grads["later"].mean(0) - grads["em"].mean(0)
         for e, g in grads.items():

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import operator
+
 import pyro
 import torch
+from pyro_nmm.guides.ordered import ordered_guide
+from pyro_nmm.models.nmm import nmm
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides.ordered import ordered_guide
-from pyro_nmm.models.nmm import nmm
 
 
 class AmortizedNMM(nn.Module):
@@ -81,13 +83,12 @@ class AmortizedNMM(nn.Module):
     def model(self, *inputs, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
         """:func:`~pyro_nmm.models.nmm` at the network's output."""
         handed, self._handed = self._handed, None
-        fresh = handed is None or handed[1] != self._state()
-        if fresh or len(handed[0]) != len(inputs) or any(map(_differ, handed[0], inputs)):
-            parameters = self(*inputs)
-        else:
+        if handed is not None and self._is_from(handed, inputs):
             # The guide ran on these inputs and weights just before: its output, not a second
             # dropout mask.
             parameters = handed[2]
+        else:
+            parameters = self(*inputs)
         return nmm(self.hood, *parameters, y, observed, collapsed=self.collapsed)
 
     def mixture(self, *inputs) -> NeighborMixture:
@@ -103,6 +104,6 @@ class AmortizedNMM(nn.Module):
         versions = [p._version for p in self.network.parameters()]
         return self.training, torch.is_grad_enabled(), versions
 
-
-def _differ(a, b) -> bool:
-    return a is not b
+    def _is_from(self, handed: tuple, inputs: tuple) -> bool:
+        same = len(handed[0]) == len(inputs) and all(map(operator.is_, handed[0], inputs))
+        return same and handed[1] == self._state()

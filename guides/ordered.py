@@ -30,12 +30,13 @@ def ordered_guide(
         c \sim \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \qquad
         z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j(c, y))
 
-    Sites ``c`` and, unless ``collapsed``, ``z``; shapes as in the model. It reuses the model's
-    ``alpha`` and ``logits``, so the bound on :math:`\log p(y)` needs nothing else to be
-    learned. Made for ``TraceGraph_ELBO``, whose gradient it makes precise:
+    Sites ``c`` of event shape ``(n,)`` and, unless ``collapsed``, ``z`` of ``(N, C)``.
+    It reuses the model's ``alpha`` and ``logits``, so the bound on :math:`\log p(y)` needs
+    nothing else to be learned. Made for ``TraceGraph_ELBO``, whose gradient it makes precise:
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
+    >>> from torch.distributions import constraints
     >>> from pyro_nmm.models import nmm
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
     >>> y = torch.tensor([0, 0, 1])

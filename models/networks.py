@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,7 +13,11 @@ from pyro_nmm import Neighborhood
 
 #: Positive links for ``alpha``. ``softplus`` is the steadiest, ``square`` grows faster, and
 #: ``exp`` makes alpha's direction the softmax that the backbone alone would have.
-LINKS = {"softplus": F.softplus, "square": torch.square, "exp": torch.exp}
+LINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softplus": F.softplus,
+    "square": torch.square,
+    "exp": torch.exp,
+}
 
 
 class NMMNetwork(nn.Module):
@@ -68,7 +74,11 @@ class NMMNetwork(nn.Module):
         self.labels, self.attention, self.num_classes = labels, attention, num_classes
         self.link, self.floor = link, floor
         self.omega = nn.Parameter(torch.tensor(float(omega)))
-        self.gamma = nn.Parameter(torch.tensor(float(gamma)), requires_grad=learn_gamma)
+        self.gamma: Tensor
+        if learn_gamma:
+            self.gamma = nn.Parameter(torch.tensor(float(gamma)))
+        else:
+            self.register_buffer("gamma", torch.tensor(float(gamma)))
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
         """

@@ -8,8 +8,8 @@ import torch
 from pyro.distributions import Categorical, Dirichlet
 from torch import Tensor
 
-from pyro_nmm import ChosenLabels, Neighborhood, NeighborChoice
-from pyro_nmm.checks import check_label_range, check_labels, check_shapes
+from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
+from pyro_nmm.checks import check_label_range, check_labels, check_shapes, check_values
 
 
 def nmm(
@@ -62,12 +62,15 @@ def nmm(
     :return: ``(..., n)`` the labels of the rows.
     """
     check_shapes(hood, alpha, logits)
+    validate = pyro.settings.get("validate_distributions_pyro")
+    if validate:
+        check_values(alpha, logits)
     rows = hood.restrict(observed)
     obs = None
     if y is not None:
         check_labels(hood, y, hood.num_nodes)
         obs = y.index_select(-1, rows.nodes)
-        if pyro.settings.get("validate_distributions_pyro"):
+        if validate:
             check_label_range(rows, obs, alpha.shape[-1])
     choice = NeighborChoice(rows, logits.index_select(-1, rows.edge))
     if collapsed:

@@ -16,9 +16,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ChosenLabels",
-    "Neighborhood",
     "NeighborChoice",
     "NeighborMixture",
+    "Neighborhood",
     "OrderedConditional",
     "Posterior",
 ]

@@ -48,7 +48,12 @@ def check_values(alpha: Tensor | None, logits: Tensor | None) -> None:
 
 def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> None:
     """Shape, dtype and device of labels."""
-    if not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+    if (
+        not isinstance(y, Tensor)
+        or y.is_floating_point()
+        or y.is_complex()
+        or y.dtype == torch.bool
+    ):
         got = y.dtype if isinstance(y, Tensor) else type(y)
         raise ValueError(f"y must hold integer labels (torch.long), got {got}")
     if y.dim() < 1 or y.shape[-1] != num_nodes:
@@ -105,7 +110,11 @@ def check_nodes(hood: Neighborhood, nodes: Tensor, name: str = "nodes") -> None:
     """A set of node ids ``(K,)``, or ``(2, P)`` pairs of them."""
     shape = "(2, P)" if name == "pairs" else "(K,)"
     good = isinstance(nodes, Tensor) and nodes.dtype == torch.long and nodes.numel() > 0
-    if not good or nodes.dim() != (2 if name == "pairs" else 1) or (name == "pairs" and len(nodes) != 2):
+    if (
+        not good
+        or nodes.dim() != (2 if name == "pairs" else 1)
+        or (name == "pairs" and len(nodes) != 2)
+    ):
         got = f"{nodes.dtype} of shape {tuple(nodes.shape)}" if isinstance(nodes, Tensor) else nodes
         raise ValueError(f"{name} must hold node ids (torch.long) of shape {shape}, got {got}")
     _check_device(name, nodes, hood)

@@ -34,7 +34,8 @@ def ranks(
         return backend.compiled.ranks(choices, labels, num_nodes, num_classes)
     by_label = Groups(choices * num_classes + labels, num_nodes * num_classes)
     by_choice = Groups(choices, num_nodes)
-    return tuple((g.rank - g.first).view_as(choices) for g in (by_label, by_choice))
+    same, every = by_label.rank - by_label.first, by_choice.rank - by_choice.first
+    return same.view_as(choices), every.view_as(choices)
 
 
 class Groups:
@@ -95,9 +96,7 @@ def earlier_choices(
     return by_label.earlier(chosen), by_source.earlier(chosen)
 
 
-def choice_groups(
-    rows: Neighborhood, labels: Tensor, num_classes: int
-) -> tuple[Groups, Groups]:
+def choice_groups(rows: Neighborhood, labels: Tensor, num_classes: int) -> tuple[Groups, Groups]:
     """Edges grouped by their source, and by their source and their row's label."""
     by_label = rows.source * num_classes + labels.index_select(1, rows.row)
     return (

@@ -78,7 +78,9 @@ def log_marginal(rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tens
     """
     edges = enumerate_choices(rows)
     some = max(1, 4 * MAX_CHOICES // (len(edges) * max(1, alpha[..., 0, 0].numel())))
-    parts = [log_joint(rows, alpha, logits, part, edges).logsumexp(-1) for part in labels.split(some)]
+    parts = [
+        log_joint(rows, alpha, logits, part, edges).logsumexp(-1) for part in labels.split(some)
+    ]
     return torch.cat(parts, -1)
 
 

@@ -80,7 +80,8 @@ class Neighborhood:
         """
         if height < 1 or width < 1 or radius < 0:
             raise ValueError(
-                f"grid needs height >= 1, width >= 1 and radius >= 0, got {height}, {width}, {radius}"
+                f"grid needs height >= 1, width >= 1 and radius >= 0, "
+                f"got {height}, {width}, {radius}"
             )
         step = torch.arange(-radius, radius + 1, device=device)
         down, right = torch.meshgrid(step, step, indexing="ij")

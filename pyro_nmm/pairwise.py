@@ -25,9 +25,7 @@ def node_marginals(hood: Neighborhood, alpha: Tensor, attention: Tensor) -> Tens
     return messages.new_zeros(size).index_add(-2, hood.row, messages)
 
 
-def pair_marginals(
-    hood: Neighborhood, alpha: Tensor, attention: Tensor, pairs: Tensor
-) -> Tensor:
+def pair_marginals(hood: Neighborhood, alpha: Tensor, attention: Tensor, pairs: Tensor) -> Tensor:
     r"""
     .. math::
 

@@ -36,26 +36,25 @@ def predict_in_turn(posterior: Posterior, order: Tensor, generator=None) -> Tens
     rows = hood.take(order)
     attention = posterior.mixture.attention[rows.edge]
     total = alpha.sum(-1).index_select(-1, rows.source)
-    weights = posterior.log_weights.exp()
+    mean = posterior.log_weights.exp()
     groups = Groups(rows.source[None], rows.num_nodes)
     uniforms = torch.rand(
         len(alpha), len(order), dtype=torch.double, device=order.device, generator=generator
     )
-    chosen = torch.zeros(len(alpha), rows.num_edges, dtype=torch.int32, device=order.device)
-    labels = edges = None
+    shape = (len(alpha), rows.num_edges)
+    chosen = torch.zeros(shape, dtype=torch.int32, device=order.device)
+    labels, edges = torch.full_like(order, -1), torch.full_like(uniforms, -1, dtype=torch.long)
     while True:
         below = total + groups.earlier(chosen)
-        score, by_label = [], []
+        weight = []
         for k in range(posterior.num_classes):
-            same = groups.earlier(chosen * (labels == k)[rows.row]) if edges is not None else chosen
-            by_label.append(attention * (alpha[..., k].index_select(-1, rows.source) + same) / below)
-            score.append(weights @ rows.sum(by_label[-1]))
-        new_labels = torch.stack(score, -1).argmax(-1)
-        picked = torch.stack(by_label).gather(
-            0, new_labels[rows.row].expand(1, len(alpha), -1)
-        )
-        new_edges = pick(rows, picked[0], uniforms)
-        if edges is not None and torch.equal(new_labels, labels) and torch.equal(new_edges, edges):
+            same = groups.earlier(chosen * (labels == k)[rows.row])
+            above = alpha[..., k].index_select(-1, rows.source) + same
+            weight.append(attention * above / below)
+        new_labels = torch.stack([mean @ rows.sum(w) for w in weight], -1).argmax(-1)
+        own = new_labels[rows.row].expand(1, *shape)
+        new_edges = pick(rows, torch.stack(weight).gather(0, own)[0], uniforms)
+        if torch.equal(new_labels, labels) and torch.equal(new_edges, edges):
             return labels
         labels, edges = new_labels, new_edges
         chosen = indicator(edges, rows.num_edges)

@@ -9,7 +9,7 @@ from graphs import house, parameters, star
 from scipy.stats import chi2
 from torch.distributions import Dirichlet
 
-from pyro_nmm import ChosenLabels, Neighborhood, NeighborChoice
+from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.exact import enumerate_choices, enumerate_labels
 from pyro_nmm.sampling import pick
 
@@ -90,7 +90,9 @@ def test_labels_are_the_integral_over_z(kernels):
     assert chi2.sf(((counts - expected) ** 2 / expected).sum(), 15) > 1e-4
 
 
-@pytest.mark.parametrize("shapes", list(itertools.product([(), (3,)], [(), (3,), (2, 1)], [(), (2, 3)])))
+@pytest.mark.parametrize(
+    "shapes", list(itertools.product([(), (3,)], [(), (3,), (2, 1)], [(), (2, 3)]))
+)
 def test_labels_batches(kernels, shapes):
     a, c, y = shapes
     alpha = torch.rand(*a, 4, 3) + 0.1

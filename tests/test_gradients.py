@@ -12,12 +12,12 @@ import pytest
 import torch
 from graphs import house, parameters, star, two_triangles
 from pyro.infer import TraceGraph_ELBO
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
 
 from pyro_nmm import ChosenLabels, NeighborChoice, OrderedConditional
 from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.exact import enumerate_choices
-from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
 
 PARTICLES, STEPS = 100, 200  # 20,000 draws
 MASK = {
@@ -74,7 +74,9 @@ class Problem:
 
     def flat(self, grads):
         pairs = zip(grads, self.leaves, strict=True)
-        return torch.cat([torch.zeros_like(x).flatten() if g is None else g.flatten() for g, x in pairs])
+        return torch.cat(
+            [torch.zeros_like(x).flatten() if g is None else g.flatten() for g, x in pairs]
+        )
 
     def sampled_gradient(self, elbo, model, guide):
         for leaf in self.leaves:
@@ -200,7 +202,9 @@ def test_a_plate_over_nodes_is_caught():
         alpha = problem.log_alpha.exp()
         log_l = hood.log_softmax(problem.logits)
         with pyro.plate("nodes", n):
-            c = pyro.sample("c", PerNode(None, lambda c: log_l[hood.find(c.view(-1, n))].view(c.shape), n))
+            c = pyro.sample(
+                "c", PerNode(None, lambda c: log_l[hood.find(c.view(-1, n))].view(c.shape), n)
+            )
             pyro.sample("y", labels(alpha, c), obs=y)
 
     def guide():

@@ -14,8 +14,8 @@ from sequential import draw as draw_one_by_one
 
 from pyro_nmm import (
     ChosenLabels,
-    Neighborhood,
     NeighborChoice,
+    Neighborhood,
     NeighborMixture,
     OrderedConditional,
     backend,
@@ -74,7 +74,7 @@ def random_case(seed, kind):
     a, b, c = ((), ()), ((3,), ()), ((3,), (3,))
     (alpha_batch, y_batch) = [a, b, c][number(3)]
     logits_batch = [(), (3,)][number(2)]
-    randn = dict(generator=generator)
+    randn = {"generator": generator}
     alpha = (scale * torch.randn(*alpha_batch, n, num_classes, **randn)).exp()
     logits = scale * torch.randn(*logits_batch, hood.num_edges, **randn)
     y = torch.randint(num_classes, (*y_batch, n), **randn)

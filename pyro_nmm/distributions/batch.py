@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pyro.distributions.torch_distribution import TorchDistribution
+from pyro.ops.provenance import extract_provenance
 from torch import Size, Tensor
 
 
@@ -21,6 +24,16 @@ def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
     if Size(value.shape[:batch]).numel() == 1:
         return value.reshape(1, *event)
     return value.expand(*batch_shape, *event).reshape(-1, *event)
+
+
+def untracked(*tensors: Tensor) -> tuple[tuple[Tensor, ...], frozenset]:
+    """
+    Tensors without their provenance, and its union for ``track_provenance`` of the result:
+    Pyro's tracking of one operation takes longer than most operations here.
+    """
+    plain: Any
+    plain, provenance = extract_provenance(tensors)
+    return plain, provenance
 
 
 class GraphDistribution(TorchDistribution):

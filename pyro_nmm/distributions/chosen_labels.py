@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from pyro.distributions import Dirichlet
-from pyro.ops.provenance import extract_provenance, track_provenance
+from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.checks import check_values
 from pyro_nmm.counts import ranks
-from pyro_nmm.distributions.batch import GraphDistribution, flatten
+from pyro_nmm.distributions.batch import GraphDistribution, flatten, untracked
 
 
 class ChosenLabels(GraphDistribution):
@@ -50,8 +52,8 @@ class ChosenLabels(GraphDistribution):
         return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
 
     @torch.no_grad()
-    def sample(self, sample_shape=Size()) -> Tensor:
-        shape = self._extended_shape(sample_shape)
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
         z = Dirichlet(self.alpha).expand(shape[:-1] + self.alpha.shape[-2:-1]).sample()
         index = self.choices[..., None].expand(*shape, self.num_classes)
         return torch.distributions.Categorical(z.gather(-2, index)).sample()
@@ -59,8 +61,7 @@ class ChosenLabels(GraphDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        given = (self.alpha, self.choices, value)
-        (alpha, choices, value), provenance = extract_provenance(given)
+        (alpha, choices, value), provenance = untracked(self.alpha, self.choices, value)
         num_nodes, num_classes = alpha.shape[-2:]
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         labels = flatten(value, shape)

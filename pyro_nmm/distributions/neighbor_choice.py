@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from pyro.ops.provenance import extract_provenance, track_provenance
+from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 
 from pyro_nmm.checks import check_shapes, check_values
-from pyro_nmm.distributions.batch import GraphDistribution, flatten
+from pyro_nmm.distributions.batch import GraphDistribution, flatten, untracked
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.sampling import pick
 
@@ -68,8 +70,8 @@ class NeighborChoice(GraphDistribution):
         return self.hood.log_softmax(self.logits)
 
     @torch.no_grad()
-    def sample(self, sample_shape=Size()) -> Tensor:
-        shape = self._extended_shape(sample_shape)
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
         attention = flatten(self.hood.softmax(self.logits), shape[:-1])
         uniforms = torch.rand(shape, dtype=torch.double, device=self.hood.device)
         edges = pick(self.hood, attention, uniforms.view(-1, self.hood.num_rows))
@@ -78,7 +80,7 @@ class NeighborChoice(GraphDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        value, provenance = extract_provenance(value)
+        (value,), provenance = untracked(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         edges = self.hood.find(flatten(value, shape))
         log_attention = flatten(self.log_attention, shape)

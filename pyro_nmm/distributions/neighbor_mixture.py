@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
@@ -88,8 +90,8 @@ class NeighborMixture(GraphDistribution):
         return self.hood.softmax(self.logits)
 
     @torch.no_grad()
-    def sample(self, sample_shape=Size()) -> Tensor:
-        shape = self._extended_shape(sample_shape)[:-1]
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))[:-1]
         choices = NeighborChoice(self.hood, self.logits).expand(shape).sample()
         return ChosenLabels(self.alpha, choices).sample()
 

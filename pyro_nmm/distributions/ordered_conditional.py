@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from pyro.distributions.score_parts import ScoreParts
-from pyro.ops.provenance import extract_provenance, track_provenance
+from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
@@ -19,7 +21,7 @@ from pyro_nmm.checks import (
 )
 from pyro_nmm.counts import earlier_choices
 from pyro_nmm.credit import ESTIMATORS, horizon_costs, later_costs, others_mean
-from pyro_nmm.distributions.batch import GraphDistribution, flatten
+from pyro_nmm.distributions.batch import GraphDistribution, flatten, untracked
 from pyro_nmm.distributions.neighbor_choice import _Neighbors
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.predictive import predictive
@@ -159,8 +161,8 @@ class OrderedConditional(GraphDistribution):
         return draw_choices(self.rows, terms, labels, self.num_classes, uniforms)
 
     @torch.no_grad()
-    def sample(self, sample_shape=Size()) -> Tensor:
-        shape = self._extended_shape(sample_shape)
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
         draw = self._draw(shape[:-1])
         edges = self.rows.within.take(draw.edges.index_select(1, self._row_of))
         value = self.observed_rows.source.take(edges)
@@ -192,7 +194,7 @@ class OrderedConditional(GraphDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        plain, provenance = extract_provenance(value)
+        (plain,), provenance = untracked(value)
         return track_provenance(self._evaluate(plain)[2].sum(-1), provenance)
 
     def log_labels(self, value: Tensor) -> Tensor:
@@ -205,7 +207,7 @@ class OrderedConditional(GraphDistribution):
     def score_parts(self, value: Tensor) -> ScoreParts:
         if self._validate_args:
             self._validate_sample(value)
-        plain, provenance = extract_provenance(value)
+        (plain,), provenance = untracked(value)
         draw, log_label, log_choice = self._evaluate(plain)
         log_prob = log_choice.sum(-1)
         entropy = log_prob

@@ -1,0 +1,242 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every error names the argument, what it got and what would be right."""
+
+import pytest
+import torch
+from graphs import house, parameters, to_hood
+from pyro import poutine
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
+
+from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
+
+GOOD = torch.tensor([[0, 1], [1, 0]])
+
+
+def error(match):
+    return pytest.raises(ValueError, match=match)
+
+
+@pytest.mark.parametrize(
+    ("edge_index", "num_nodes", "match"),
+    [
+        (
+            torch.zeros(3, 2, dtype=torch.long),
+            4,
+            r"edge_index must .* \(2, num_edges\), got \(3, 2\)",
+        ),
+        (torch.zeros(2, dtype=torch.long), 4, r"edge_index must .* got \(2,\)"),
+        ([[0], [1]], 4, "edge_index must be a tensor"),
+        (GOOD.double(), 4, "edge_index must hold integers .* got torch.float64"),
+        (GOOD, 1, r"edge_index holds node id 1, but ids must lie in 0..0: .*raise num_nodes"),
+        (GOOD - 1, 4, "edge_index holds node id -1"),
+        (GOOD, 0, "num_nodes must be a positive integer, got 0"),
+        (GOOD, torch.tensor(3), "num_nodes must be a positive integer"),
+    ],
+)
+def test_edge_index(edge_index, num_nodes, match):
+    with error(match):
+        Neighborhood(edge_index, num_nodes)
+
+
+def test_grid():
+    with error("grid needs height >= 1"):
+        Neighborhood.grid(0, 3)
+
+
+class Case:
+    """Good arguments of everything that takes (hood, alpha, logits, y, observed)."""
+
+    def __init__(self):
+        self.hood = house()
+        self.alpha, self.logits = parameters(self.hood, 3)
+        self.y = torch.tensor([0, 1, 2, 0, 1])
+        self.observed = torch.tensor([True, True, False, True, False])
+
+    def targets(self):
+        args = (self.hood, self.alpha, self.logits)
+        yield lambda: OrderedConditional(*args, self.y, self.observed)
+        yield lambda: NeighborMixture(*args).elbo(self.y, self.observed)
+        yield lambda: NeighborMixture(*args).condition(self.y, self.observed)
+        yield lambda: NeighborMixture(*args).condition(self.y, self.observed, 4)
+        model = poutine.trace(nmm)  # Pyro warns of an observation outside of inference
+        yield lambda: model(*args, self.y, self.observed)
+        yield lambda: model(*args, self.y, self.observed, collapsed=True)
+        yield lambda: ordered_guide(*args, self.y, self.observed)
+
+    def all_raise(self, match):
+        for target in self.targets():
+            with error(match):
+                target()
+
+
+def test_good_arguments_pass():
+    for target in Case().targets():
+        target()
+
+
+def test_alpha():
+    case = Case()
+    good = case.alpha.clone()
+    case.alpha = good[:4]
+    case.all_raise(r"alpha must have shape \(..., 5, C\).* got \(4, 3\)")
+    case.alpha = good[:, :1]
+    case.all_raise(r"alpha must .*C >= 2 labels, got \(5, 1\)")
+    case.alpha = torch.ones(5, 3, dtype=torch.long)
+    case.all_raise("alpha must be a floating-point tensor, got torch.int64")
+    case.alpha = [1.0]
+    case.all_raise("alpha must be a floating-point tensor")
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_alpha_values(bad):
+    hood = house()
+    alpha, logits = parameters(hood, 3)
+    alpha[2, 1] = bad
+    match = r"alpha must be (positive|finite).*(got -?\d|got nan|got inf).*\[2, 1\]"
+    y = torch.zeros(5, dtype=torch.long)
+    for target in (
+        lambda: OrderedConditional(hood, alpha, logits, y),
+        lambda: NeighborMixture(hood, alpha, logits),
+        lambda: nmm(hood, alpha, logits, y),
+        lambda: nmm(hood, alpha, logits, y, collapsed=True),
+        lambda: ordered_guide(hood, alpha, logits, y),
+    ):
+        with error(match):
+            target()
+    NeighborMixture(hood, alpha, logits, validate_args=False)
+
+
+def test_logits():
+    case = Case()
+    good = case.logits
+    case.logits = good[:-1]
+    edges = case.hood.num_edges
+    case.all_raise(
+        rf"logits must have shape \(..., {edges}\).*self-loops included.*got \({edges - 1},\)"
+    )
+    case.logits = good.long()
+    case.all_raise("logits must be a floating-point tensor")
+    case.logits = good.clone()
+    case.logits[3] = float("nan")
+    with error(r"logits must not be NaN .* \[3\]"):
+        NeighborChoice(case.hood, case.logits)
+
+
+def test_labels():
+    case = Case()
+    case.y = torch.tensor([0, 1, 7, 0, -1])  # wrong only where nobody looks
+    for target in case.targets():
+        target()
+    case.y = torch.tensor([0, 3, 2, 0, 1])
+    case.all_raise(r"y holds label 3 at node 1, but alpha has labels 0..2: mask that node out")
+    case.y = torch.tensor([0, 1, 2, -1, 1])
+    case.all_raise("y holds label -1 at node 3")
+    case.y = torch.zeros(4, dtype=torch.long)
+    case.all_raise(r"y must have shape \(..., 5\), one label per node, got \(4,\)")
+    case.y = torch.zeros(5)
+    case.all_raise("y must hold integer labels .* got torch.float64")
+
+
+def test_observed():
+    case = Case()
+    case.observed = torch.tensor([0, 1, 3])
+    case.all_raise("observed must be a boolean mask .* got torch.int64; .*index_to_mask")
+    case.observed = torch.zeros(5, dtype=torch.bool)
+    case.all_raise("observed selects no node")
+    case.observed = torch.ones(4, dtype=torch.bool)
+    case.all_raise(r"observed must have shape \(5,\), one entry per node, got \(4,\)")
+    case.observed = [True] * 5
+    case.all_raise("observed must be a boolean mask")
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 4], [0, 0, 1], [0, 1, 3, 2]])
+def test_order(order):
+    case = Case()
+    args = (case.hood, case.alpha, case.logits, case.y, case.observed)
+    with error("order must be a permutation of the 3 observed node ids"):
+        OrderedConditional(*args, torch.tensor(order))
+    with error("order must be a permutation"):
+        OrderedConditional(*args, [0, 1, 3])
+
+
+def test_estimator():
+    case = Case()
+    with error("estimator must be one of .*'later'.*got 'latter'"):
+        OrderedConditional(case.hood, case.alpha, case.logits, case.y, estimator="latter")
+
+
+def test_devices_that_differ():
+    hood = house()
+    alpha, logits = (p.to("meta") for p in parameters(hood, 3))
+    with error(r"alpha is on meta but hood on cpu: move one with .to\(device\)"):
+        NeighborMixture(hood, alpha, logits)
+    good = parameters(hood, 3)
+    with error("logits is on meta"):
+        NeighborMixture(hood, good[0], logits)
+    with error("y is on meta"):
+        OrderedConditional(hood, *good, torch.zeros(5, dtype=torch.long, device="meta"))
+    with error("observed is on meta"):
+        hood.restrict(torch.ones(5, dtype=torch.bool, device="meta"))
+
+
+def test_choice_outside_its_neighborhood():
+    case = Case()
+    stranger = torch.tensor([4, 0, 0])
+    q = OrderedConditional(case.hood, case.alpha, case.logits, case.y, case.observed)
+    with error("support"):
+        q.log_prob(stranger)
+    with error("support"):
+        q.score_parts(stranger)
+    q = OrderedConditional(
+        case.hood, case.alpha, case.logits, case.y, case.observed, validate_args=False
+    )
+    assert q.log_prob(stranger) == -torch.inf
+
+
+def test_enumeration_past_its_size():
+    import networkx as nx
+
+    hood = to_hood(nx.cycle_graph(40))
+    mix = NeighborMixture(hood, *parameters(hood, 2))
+    y = mix.sample()
+    with error(r"enumeration over 40 nodes would need about 10\^19 terms.*use elbo"):
+        mix.log_prob(y)
+    with error("num_samples"):
+        mix.condition(y)
+    with error("use elbo"):
+        mix.log_marginal(torch.arange(20), y[:20])
+    some = torch.arange(40) < 2
+    post = mix.condition(y, some)
+    with error(r"method='joint' would compare 2\^38 labellings .*sequential"):
+        post.predict(method="joint")
+
+
+def test_queries():
+    hood = house()
+    mix = NeighborMixture(hood, *parameters(hood, 3))
+    with error(r"nodes must hold node ids .*\(K,\)"):
+        mix.log_marginal(torch.tensor([[0]]), torch.tensor([0]))
+    with error("nodes holds node id 5, but ids lie in 0..4"):
+        mix.log_marginal(torch.tensor([5]), torch.tensor([0]))
+    with error("nodes must be distinct"):
+        mix.log_marginal(torch.tensor([1, 1]), torch.tensor([0, 0]))
+    with error("y holds label 3 at node 2"):
+        mix.log_marginal(torch.tensor([1, 2]), torch.tensor([0, 3]))
+    with error(r"pairs must hold node ids .*\(2, P\)"):
+        mix.pairwise(torch.tensor([0, 1]))
+    with error("pairs holds node id -1"):
+        mix.pairwise(torch.tensor([[0], [-1]]))
+    with error("support"):
+        mix.log_prob(torch.tensor([0, 0, 0, 0, 3]))
+    with error("method must be 'marginal', 'joint' or 'sequential', got 'mode'"):
+        mix.condition(torch.zeros(5, dtype=torch.long)).predict(method="mode")
+    with error("condition needs a mixture without batch"):
+        NeighborMixture(hood, *parameters(hood, 3, batch=(2,))).condition(
+            torch.zeros(5, dtype=torch.long)
+        )
+    with error("hood must hold all nodes"):
+        rows = hood.restrict(torch.tensor([True, False, False, False, False]))
+        NeighborMixture(rows, torch.ones(5, 2), torch.zeros(rows.num_edges))

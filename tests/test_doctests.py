@@ -1,0 +1,46 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every example in a docstring runs, and every public name says what shapes it takes."""
+
+import doctest
+import importlib
+import inspect
+import logging
+import pkgutil
+
+import pytest
+import torch
+
+import pyro_nmm
+
+MODULES = [m.name for m in pkgutil.walk_packages(pyro_nmm.__path__, "pyro_nmm.")]
+MODULES = [m for m in MODULES if not m.endswith(".compiled") or pyro_nmm.backend.compiled]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    torch.set_default_dtype(torch.float)  # as a reader would have it
+    logging.getLogger("pyro").setLevel(logging.WARNING)
+    known = {"torch": torch, "Neighborhood": pyro_nmm.Neighborhood}
+    result = doctest.testmod(importlib.import_module(name), extraglobs=known)
+    assert result.failed == 0
+
+
+def public():
+    for package in ("pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"):
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            yield f"{package}.{name}", getattr(module, name)
+
+
+@pytest.mark.parametrize(("name", "thing"), list(public()))
+def test_docstrings(name, thing):
+    text = inspect.getdoc(thing)
+    assert ".. math::" in text or name.endswith("Posterior"), name
+    assert "``(" in text, f"{name} does not state a shape"
+    methods = vars(thing).items() if inspect.isclass(thing) else []
+    documented = {"log_prob", "sample", "score_parts", "expand", "support"}  # Pyro's own contract
+    for method, function in methods:
+        if inspect.isfunction(function) and not method.startswith("_") and method not in documented:
+            assert inspect.getdoc(function), f"{name}.{method}"

@@ -1,0 +1,80 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The same on a CUDA device: exactness, draws and gradients against the CPU."""
+
+from functools import partial
+
+import networkx as nx
+import pytest
+import torch
+from graphs import connected_graphs, parameters, to_hood
+from oracle import of_hood
+from pyro.infer import TraceGraph_ELBO
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
+from test_ordered_conditional import random_case
+
+from pyro_nmm import NeighborMixture, OrderedConditional
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("graph", list(connected_graphs(4)))
+def test_exactness(graph):
+    hood = to_hood(graph)
+    alpha, logits = parameters(hood, 2)
+    oracle = of_hood(hood, alpha, logits)
+    mix = NeighborMixture(hood.to("cuda"), alpha.cuda(), logits.cuda())
+    labels = torch.from_numpy(oracle.labels).cuda()
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+    close(mix.log_prob(labels).cpu(), torch.from_numpy(oracle.log_prob))
+    cpu = NeighborMixture(hood, alpha, logits)
+    close(mix.marginals().cpu(), cpu.marginals())
+    pairs = torch.combinations(torch.arange(hood.num_nodes), with_replacement=True).T
+    close(mix.pairwise(pairs.cuda()).cpu(), cpu.pairwise(pairs))
+    y, observed = cpu.sample(), torch.arange(hood.num_nodes) < 1
+    here, there = cpu.condition(y, observed), mix.condition(y.cuda(), observed.cuda())
+    close(there.marginals().cpu(), here.marginals())
+    for method in ("marginal", "joint", "sequential"):
+        assert there.predict(method=method).device.type == "cuda"
+
+
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("kind", ["random", "hubs", "grid"])
+def test_same_uniforms_same_choices(seed, kind):
+    hood, alpha, logits, y, observed, order, shape, uniforms = random_case(seed, kind)
+    here = OrderedConditional(hood, alpha, logits, y, observed, order)._draw(shape, uniforms)
+    there = [t.cuda() for t in (alpha, logits, y, observed, order)]
+    there = OrderedConditional(hood.to("cuda"), *there)._draw(shape, uniforms.cuda())
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
+
+
+@pytest.mark.parametrize("estimator", ["later", "horizon", "em", "joint"])
+def test_gradients_of_given_choices(estimator):
+    hood = to_hood(nx.barabasi_albert_graph(200, 3, seed=0))
+    alpha, logits = parameters(hood, 3)
+    y, order = torch.randint(3, (200,)), torch.randperm(200)
+    c, grads = None, []
+    for device in ("cpu", "cuda"):
+        leaves = [t.detach().to(device).requires_grad_() for t in (alpha, logits)]
+        q = OrderedConditional(
+            hood.to(device), *leaves, y.to(device), order=order.to(device), estimator=estimator
+        )
+        c = q.sample((4,)) if c is None else c
+        parts = q.score_parts(c.to(device))
+        (parts.entropy_term.sum() + parts.log_prob.sum()).backward()
+        grads.append([leaf.grad.cpu() for leaf in leaves])
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_a_step(collapsed):
+    hood = to_hood(nx.barabasi_albert_graph(200, 3, seed=0)).to("cuda")
+    alpha, logits = (t.cuda().requires_grad_() for t in parameters(hood.to("cpu"), 3))
+    y = torch.randint(3, (200,), device="cuda")
+    elbo = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
+    model, guide = (partial(f, collapsed=collapsed) for f in (nmm, ordered_guide))
+    assert torch.tensor(elbo.loss_and_grads(model, guide, hood, alpha, logits, y)).isfinite()
+    assert alpha.grad.isfinite().all()
+    assert logits.grad.isfinite().all()

@@ -1,0 +1,137 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Conditionals from samples, and prediction node by node."""
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from graphs import house, parameters, to_hood
+from oracle import of_hood
+
+from pyro_nmm import NeighborMixture, OrderedConditional
+from pyro_nmm.posterior import posterior_alpha
+from pyro_nmm.sequential import predict_in_turn
+
+
+def setting(seed=0):
+    torch.manual_seed(seed)
+    hood = house()
+    alpha, logits = parameters(hood, 3, scale=1.0)
+    y = torch.randint(3, (5,))
+    observed = torch.tensor([True, True, False, True, False])
+    return NeighborMixture(hood, alpha, logits), y, observed
+
+
+def test_given_choices_everything_is_conjugate():
+    """One sample: the table of p(y_rest | c, y) from the oracle's joint, to 1e-10."""
+    mix, y, observed = setting()
+    oracle = of_hood(mix.hood, mix.alpha, mix.logits)
+    torch.manual_seed(7)
+    post = mix.condition(y, observed, num_samples=1)
+    torch.manual_seed(7)
+    q = OrderedConditional(mix.hood, mix.alpha, mix.logits, y, observed)
+    c = q.sample((1,))[0].numpy()
+    same = (oracle.choices[:, [0, 1, 3]] == c).all(1)
+    rows = (oracle.labels[:, [0, 1, 3]] == y[observed].numpy()).all(1)
+    table = np.exp(oracle.log_joint[np.ix_(rows, same)]).sum(1)
+    table /= table.sum()
+    rest = oracle.labels[rows][:, [2, 4]]
+    nodes = torch.tensor([2, 4])
+    prob = post.log_marginal(nodes, torch.from_numpy(rest)).exp()
+    torch.testing.assert_close(prob, torch.from_numpy(table), rtol=0, atol=1e-10)
+    pair = post.pairwise(torch.tensor([[2], [4]]))[0].flatten()
+    torch.testing.assert_close(pair, torch.from_numpy(table), rtol=0, atol=1e-10)
+
+
+def test_weighted_samples_converge_to_the_exact_conditional():
+    mix, y, observed = setting()
+    exact = mix.condition(y, observed).marginals()
+    weighted = mix.condition(y, observed, 20_000, weighted=True)
+    torch.testing.assert_close(weighted.log_weights.exp().sum(), torch.tensor(1.0))
+    assert (weighted.marginals() - exact).abs().max() < 0.02
+    equal = mix.condition(y, observed, 500)
+    assert equal.log_weights.unique().numel() == 1
+
+
+def test_counts_of_choices():
+    alpha = torch.rand(2, 1, 4, 3)
+    c, y = torch.randint(4, (5, 7)), torch.randint(3, (7,))
+    post = posterior_alpha(alpha, c, y.expand_as(c))
+    assert post.shape == (2, 5, 4, 3)
+    for b in range(5):
+        counts = torch.zeros(4, 3)
+        for j, k in zip(c[b], y, strict=True):
+            counts[j, k] += 1
+        torch.testing.assert_close(post[:, b], alpha[:, 0] + counts)
+
+
+def one_by_one(post, order, uniforms):
+    """The sequential rule as a plain loop over nodes."""
+    alpha = post.mixture.alpha.clone()
+    hood, weights = post.hood, post.log_weights.exp()
+    attention = post.mixture.attention
+    labels = []
+    for place, i in enumerate(order.tolist()):
+        row = slice(hood.ptr[i], hood.ptr[i + 1])
+        share = alpha[:, hood.source[row]] / alpha[:, hood.source[row]].sum(-1, keepdim=True)
+        score = attention[row, None] * share  # (T, deg, C)
+        label = int(torch.einsum("t,tdc->c", weights, score).argmax())
+        labels.append(label)
+        cumulative = score[..., label].cumsum(-1)
+        for t in range(len(alpha)):
+            threshold = uniforms[t, place] * cumulative[t, -1]
+            pick = int((cumulative[t] <= threshold).sum())
+            alpha[t, hood.source[row][pick], label] += 1
+    return labels
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_sequential_prediction_is_the_loop_over_nodes(seed):
+    torch.manual_seed(seed)
+    hood = to_hood(nx.barabasi_albert_graph(25, 2, seed=seed))
+    mix = NeighborMixture(hood, *parameters(hood, 3, scale=2.0))
+    y, observed = mix.sample(), torch.rand(25) < 0.3
+    observed[0] = True
+    post = mix.condition(y, observed, num_samples=4)
+    order = (~observed).nonzero()[:, 0]
+    order = order[torch.randperm(len(order))]
+    generator = torch.Generator().manual_seed(seed)
+    labels = predict_in_turn(post, order, generator)
+    generator = torch.Generator().manual_seed(seed)
+    uniforms = torch.rand(4, len(order), generator=generator, dtype=torch.double)
+    assert labels.tolist() == one_by_one(post, order, uniforms)
+
+
+def test_predictions_keep_what_is_known():
+    mix, y, observed = setting()
+    y[~observed] = -1
+    post = mix.condition(y, observed, 16)
+    for method in ("marginal", "joint", "sequential"):
+        labels = post.predict(method=method)
+        assert (labels[observed] == y[observed]).all()
+        assert (labels >= 0).all()
+        assert (labels < 3).all()
+    some = torch.tensor([4, 0])
+    assert post.predict(some).tolist() == post.predict()[some].tolist()
+    first = post.predict(method="sequential", generator=torch.Generator().manual_seed(1))
+    again = post.predict(method="sequential", generator=torch.Generator().manual_seed(1))
+    assert torch.equal(first, again)
+    everything = mix.condition(y.clamp(min=0), None, 4)
+    assert torch.equal(everything.predict(method="joint"), y.clamp(min=0))
+    assert everything.log_marginal(torch.tensor([0, 1]), y[:2]) == 0
+    assert everything.log_marginal(torch.tensor([0]), y[:1] + 1) == -torch.inf
+
+
+def test_sequential_prediction_uses_earlier_ones():
+    """Two unknown nodes that share a confident but symmetric component agree."""
+    hood = to_hood(nx.star_graph(2))
+    alpha = torch.tensor([[0.01, 0.01], [1.0, 1.0], [1.0, 1.0]])
+    logits = 20.0 * (hood.source == 0)
+    mix = NeighborMixture(hood, alpha, logits)
+    table = mix.pairwise(torch.tensor([[1], [2]]))[0]
+    assert table.diagonal().sum() > 0.95
+    y = torch.tensor([1, -1, -1])
+    labels = mix.condition(y, torch.tensor([True, False, False]), 8).predict(method="sequential")
+    assert labels.tolist() == [1, 1, 1]
