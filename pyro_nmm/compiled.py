@@ -60,6 +60,34 @@ def _find(first, last, ptr, source, choices, edges):
 
 
 @compiled
+def _horizon(first, last, ptr, source, attention, alpha, total, labels, edges, same_label,
+             any_label, log_label, table, costs):  # fmt: skip
+    # From the last row to the first: table[j] holds what one count fewer at j would have
+    # changed in the later rows, in its last column, and the excess for an equal label.
+    other = table.shape[1] - 1
+    for b in range(first, last):
+        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
+        b_t, b_y = min(b, len(total) - 1), min(b, len(labels) - 1)
+        for i in range(len(ptr) - 2, -1, -1):
+            label, j = labels[b_y, i], source[edges[b, i]]
+            costs[b, i] = table[j, other] + table[j, label]
+            shrink = np.exp(-log_label[b, i])
+            for e in range(ptr[i], ptr[i + 1]):
+                if any_label[b, e] == 0:
+                    continue
+                above, below = alpha[b_a, e] + same_label[b, e], total[b_t, e] + any_label[b, e]
+                scale, now = shrink * attention[b_l, e], above / below
+                change = -np.log1p(scale * (above / (below - 1) - now))
+                table[source[e], other] += change
+                if same_label[b, e] > 0:
+                    equal = -np.log1p(scale * ((above - 1) / (below - 1) - now))
+                    table[source[e], label] += equal - change
+        for i in range(len(ptr) - 1):
+            for e in range(ptr[i], ptr[i + 1]):
+                table[source[e], other] = table[source[e], labels[b_y, i]] = 0
+
+
+@compiled
 def _ranks(choices, labels, table, same_label, any_label):
     every = table.shape[1] - 1
     for b in range(len(choices)):
@@ -100,6 +128,21 @@ def find(hood, choices):
 
     _in_threads(run, hood.num_rows, len(choices) * hood.num_edges)
     return torch.from_numpy(edges)
+
+
+def horizon_costs(rows, terms, draw, log_label, labels, num_classes):
+    """See :func:`pyro_nmm.credit.horizon_costs`. Cost: :math:`O(B E)`."""
+    attention, alpha, total = (_array(t, np.float64) for t in terms)
+    inputs = [_array(rows.ptr), _array(rows.source), np.exp(attention), alpha, total]
+    inputs += [_array(labels), *map(_array, draw), _array(log_label, np.float64)]
+    costs = np.empty(draw.edges.shape)
+
+    def run(first, last):
+        table = np.zeros((rows.num_nodes, num_classes + 1))
+        _horizon(first, last, *inputs, table, costs)
+
+    _in_threads(run, len(costs), draw.same_label.numel())
+    return torch.from_numpy(costs)
 
 
 def ranks(choices, labels, num_nodes, num_classes):

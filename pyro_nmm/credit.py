@@ -23,6 +23,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from pyro_nmm import backend
 from pyro_nmm.counts import Groups, choice_groups
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.sampling import Draw, EdgeTerms
@@ -62,6 +63,8 @@ def horizon_costs(
     A count changes :math:`f_{i'}` in one of two ways, with an equal or another label, so
     all differences are two sums over the later edges of :math:`j`. Cost: :math:`O(B E)`.
     """
+    if backend.compiled and rows.device.type == "cpu":
+        return backend.compiled.horizon_costs(rows, terms, draw, log_label, labels, num_classes)
     attention, alpha, total = (t.double() for t in terms)
     attention = attention.exp()
     above, below = alpha + draw.same_label, total + draw.any_label

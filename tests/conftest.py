@@ -5,7 +5,7 @@ import pyro
 import pytest
 import torch
 
-from pyro_nmm import backend
+from pyro_nmm import backend, sampling
 
 COMPILED = backend.compiled
 
@@ -36,10 +36,15 @@ def fresh():
     torch.set_default_dtype(torch.float)
 
 
-@pytest.fixture(params=["loops", "tensors"])
+@pytest.fixture(params=["loops", "tensors", "blocks"])
 def kernels(request, monkeypatch):
-    """Run with the compiled loops and with the tensor code that they stand for."""
+    """
+    Run with the compiled loops, with the tensor code that they stand for, and with that
+    code in blocks of a few rows.
+    """
     if request.param == "loops" and COMPILED is None:
         pytest.skip("needs numba")
+    if request.param == "blocks":
+        monkeypatch.setattr(sampling, "BLOCK", 3)
     monkeypatch.setattr(backend, "compiled", COMPILED if request.param == "loops" else None)
     return request.param

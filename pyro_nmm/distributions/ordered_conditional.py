@@ -111,7 +111,8 @@ class OrderedConditional(GraphDistribution):
             self._position = torch.randperm(size, device=hood.device)
         else:
             self._position = order_to_rows(self.observed_rows, order)
-        self._row_of = self._position.argsort()
+        places = torch.arange(size, device=hood.device)
+        self._row_of = torch.empty_like(places).scatter_(0, self._position, places)
         self.hood, self.alpha, self.logits, self.estimator = hood, alpha, logits, estimator
         self.num_classes = alpha.shape[-1]
         #: The observed rows in the order of the draw, which everything below is in.
@@ -164,8 +165,9 @@ class OrderedConditional(GraphDistribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
         draw = self._draw(shape[:-1])
-        edges = self.rows.within.take(draw.edges.index_select(1, self._row_of))
-        value = self.observed_rows.source.take(edges)
+        edges = draw.edges.index_select(1, self._row_of).flatten()
+        edges = self.rows.within.index_select(0, edges).view_as(draw.edges)
+        value = self.observed_rows.source.index_select(0, edges.flatten()).view_as(edges)
         # The log-probabilities of model and guide are asked for this very value next.
         self._last = value, draw
         self.observed_rows.remember(value, edges)

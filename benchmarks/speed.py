@@ -1,0 +1,214 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Speed as ratios within one run, medians throughout.
+
+1. One draw of q(c|y) against a loop over nodes in PyTorch.
+2. One whole step of the bound (order, draw, evaluation, gradient to alpha and logits, under
+   TraceGraph_ELBO) against one training step of a GCN on the same graph.
+3. Time and peak memory of a step as the graph grows, each size in a process of its own.
+
+    python benchmarks/speed.py
+    python benchmarks/speed.py --device cuda
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import graphs
+import psutil
+import pyro
+import torch
+from pyro.infer import TraceGraph_ELBO
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
+from torch_geometric.nn import GCN
+
+from pyro_nmm import Neighborhood, OrderedConditional, backend
+
+CLASSES = 3
+COMPILED = backend.compiled
+
+
+def median_seconds(device, repeats, *functions):
+    """Medians of functions that take turns, after one warm-up round each."""
+
+    def run(function):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        function()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    for function in functions:
+        run(function)
+    rounds = [[run(function) for function in functions] for _ in range(repeats)]
+    return torch.tensor(rounds).median(0).values.tolist()
+
+
+def problem(num_nodes, num_links, device):
+    """A graph, its NMM parameters and labels."""
+    edge_index = graphs.citation_like(num_nodes, num_links)
+    hood = Neighborhood(edge_index, num_nodes).to(device)
+    alpha = torch.randn(num_nodes, CLASSES, device=device).exp().requires_grad_()
+    logits = torch.randn(hood.num_edges, device=device, requires_grad=True)
+    y = torch.randint(CLASSES, (num_nodes,), device=device)
+    return edge_index.to(device), hood, alpha, logits, y
+
+
+def draw_in_a_loop(hood, alpha, logits, y, order):
+    """q(c|y) as it is written down: one node after the other."""
+    attention, counts = hood.softmax(logits), alpha.clone()
+    ptr, chosen = hood.ptr.tolist(), []
+    for i in order.tolist():
+        near = hood.source[ptr[i] : ptr[i + 1]]
+        share = counts[near, y[i]] / counts[near].sum(-1)
+        c = near[torch.multinomial(attention[ptr[i] : ptr[i + 1]] * share, 1)]
+        counts[c, y[i]] += 1
+        chosen.append(c)
+    return torch.cat(chosen)
+
+
+def sampling(args):
+    """Table 1."""
+    _, hood, alpha, logits, y = problem(20_000, 50_000, args.device)
+    alpha, logits = alpha.detach(), logits.detach()
+    order = torch.randperm(hood.num_nodes, device=args.device)
+    (loop,) = median_seconds(args.device, 1, partial(draw_in_a_loop, hood, alpha, logits, y, order))
+    print(f"\n1. One draw of q(c|y), {hood}")
+    print(f"   {'loop over nodes':34} {1e3 * loop:10.2f} ms a draw")
+    for size in args.particles:
+        for name, code in (("compiled", COMPILED), ("sweeps", None)):
+            if name == "compiled" and (code is None or args.device != "cpu"):
+                continue
+            backend.compiled = code
+            q = OrderedConditional(hood, alpha, logits, y, validate_args=False)
+            (seconds,) = median_seconds(args.device, args.repeats, partial(q.sample, (size,)))
+            each = seconds / size
+            label = f"{name}, T = {size}"
+            print(f"   {label:34} {1e3 * each:10.2f} ms a draw {loop / each:8.0f} x")
+    backend.compiled = COMPILED
+
+
+def nmm_step(hood, alpha, logits, y, observed, particles, estimator):
+    alpha.grad = logits.grad = None
+    elbo = TraceGraph_ELBO(particles, max_plate_nesting=0, vectorize_particles=True)
+    guide = partial(ordered_guide, collapsed=True, estimator=estimator)
+    elbo.loss_and_grads(partial(nmm, collapsed=True), guide, hood, alpha, logits, y, observed)
+
+
+def gcn_step(model, x, edge_index, y, observed, input_dropout):
+    model.zero_grad()
+    x = torch.nn.functional.dropout(x, 0.5) if input_dropout else x
+    out = model(x, edge_index)
+    torch.nn.functional.cross_entropy(out[observed], y[observed]).backward()
+
+
+def steps(args):
+    """Table 2."""
+    edge_index, hood, alpha, logits, y = problem(20_000, 50_000, args.device)
+    model = GCN(500, 16, 2, CLASSES, dropout=0.5, cached=True).to(args.device)
+    x = torch.randn(hood.num_nodes, 500, device=args.device)
+    print("\n2. One step of the bound over one step of a GCN (2 layers, 16 hidden, 500 dense")
+    print(f"   features), {hood}")
+    print("   labelled   T  estimator   bound ms   GCN ms  ratio   GCN with input dropout, ratio")
+    for labelled in (60, 140, hood.num_nodes):
+        observed = torch.zeros(hood.num_nodes, dtype=torch.bool)
+        observed[torch.randperm(hood.num_nodes)[:labelled]] = True
+        observed = observed.to(args.device)
+        for size in args.particles:
+            for estimator in ("later", "horizon", "em"):
+                bound, plain, dropped = median_seconds(
+                    args.device, args.repeats,
+                    partial(nmm_step, hood, alpha, logits, y, observed, size, estimator),
+                    partial(gcn_step, model, x, edge_index, y, observed, False),
+                    partial(gcn_step, model, x, edge_index, y, observed, True),
+                )  # fmt: skip
+                print(
+                    f"   {labelled:8} {size:3}  {estimator:9} {1e3 * bound:9.2f} "
+                    f"{1e3 * plain:8.2f} {bound / plain:6.2f} "
+                    f"{1e3 * dropped:12.2f} {bound / dropped:12.2f}"
+                )
+
+
+class PeakMemory(threading.Thread):
+    """Largest memory of this process while it runs, read every two milliseconds."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.process, self.done = psutil.Process(), threading.Event()
+        self.start_bytes = self.peak = self.process.memory_info().rss
+        self.start()
+
+    def run(self):
+        while not self.done.wait(0.002):
+            self.peak = max(self.peak, self.process.memory_info().rss)
+
+
+def one_size(args):
+    """A line of table 3, in a process of its own."""
+    num_links = args.one_size // 2
+    # The first step pays for what is loaded or compiled once.
+    nmm_step(*problem(100, 500, args.device)[1:], None, 1, "later")
+    memory = PeakMemory()
+    _, hood, alpha, logits, y = problem(num_links // 5, num_links, args.device)
+    step = partial(nmm_step, hood, alpha, logits, y, None, 1, "later")
+    (seconds,) = median_seconds(args.device, 3, step)
+    memory.done.set()
+    peak, above = memory.peak, memory.peak - memory.start_bytes
+    if args.device == "cuda":
+        peak = above = torch.cuda.max_memory_allocated()
+    print(json.dumps([hood.num_nodes, hood.num_edges, seconds, peak, above]))
+
+
+def growth(args):
+    """Table 3."""
+    print("\n3. One step with all nodes labelled, T = 1, as the graph grows")
+    print(f"   {'nodes':>9} {'edges':>9} {'seconds':>9} {'peak GB':>9} {'above start':>12}")
+    rows = []
+    for size in args.sizes:
+        command = [sys.executable, __file__, "--one-size", str(size), "--device", args.device]
+        command += ["--threads", str(args.threads)]
+        rows.append(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
+        nodes, edges, seconds, peak, above = rows[-1]
+        print(f"   {nodes:9} {edges:9} {seconds:9.3f} {peak / 1e9:9.2f} {above / 1e9:12.3f}")
+    table = torch.tensor(rows, dtype=torch.double).log()
+    for name, column in (("time", 2), ("memory above start", 4)):
+        design = torch.stack([table[:, 1], torch.ones(len(rows), dtype=torch.double)], 1)
+        fit = torch.linalg.lstsq(design, table[:, column])
+        last = (table[-1, column] - table[-2, column]) / (table[-1, 1] - table[-2, 1])
+        print(f"   exponent of {name}: {fit.solution[0]:.2f}, last step {last:.2f}")
+
+
+def main(args):
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(True)
+    pyro.set_rng_seed(0)
+    pyro.enable_validation(False)
+    if args.one_size:
+        return one_size(args)
+    print(f"device {args.device}, {args.threads} thread(s), numba {'on' if COMPILED else 'off'}")
+    for table in args.tables:
+        {1: sampling, 2: steps, 3: growth}[table](args)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--particles", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
+    parser.add_argument("--tables", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--one-size", type=int, default=0, help=argparse.SUPPRESS)
+    main(parser.parse_args())
