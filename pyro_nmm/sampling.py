@@ -91,15 +91,8 @@ def draw_by_sweeps(
         near = [key.expand(len(uniforms), -1)[:, span] for key in keys]
         every, same = (table.gather(1, key) for table, key in zip(tables, near, strict=True))
         alpha, total = terms.alpha[:, span] + same, terms.total[:, span] + every
-        edges, more_same, more = _settle(
-            part,
-            attention[:, span],
-            alpha,
-            total,
-            labels[:, block],
-            num_classes,
-            uniforms[:, block],
-        )
+        label, u = labels[:, block], uniforms[:, block]
+        edges, *more = _settle(part, attention[:, span], alpha, total, label, num_classes, u)
         for table, key in zip(tables, near, strict=True):
             chosen = key.gather(1, edges)
             table.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=table.dtype))
