@@ -1,0 +1,75 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The costs that a choice is charged with, against their definitions."""
+
+import networkx as nx
+import pytest
+import torch
+from graphs import parameters, to_hood, two_triangles
+
+from pyro_nmm import OrderedConditional
+from pyro_nmm.counts import Groups
+from pyro_nmm.credit import horizon_costs, later_costs, others_mean
+from pyro_nmm.predictive import predictive
+
+
+def test_sums_within_groups():
+    key = torch.randint(4, (2, 30))
+    values = torch.randint(10, (2, 30))
+    groups = Groups(key, 4)
+    for b in range(2):
+        for i in range(30):
+            same = key[b] == key[b, i]
+            assert groups.earlier(values)[b, i] == values[b, :i][same[:i]].sum()
+            assert groups.later(values)[b, i] == values[b, i + 1 :][same[i + 1 :]].sum()
+    shared = Groups(key[:1], 4)
+    torch.testing.assert_close(shared.earlier(values)[0], groups.earlier(values)[0])
+
+
+def test_later_costs_stay_in_their_component():
+    hood = two_triangles()
+    f = torch.randn(3, 5)
+    costs = later_costs(hood.components(), f)
+    for i in range(5):
+        mine = range(3) if i < 3 else range(3, 5)
+        torch.testing.assert_close(costs[:, i], f[:, [k for k in mine if k > i]].sum(1))
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_horizon_is_the_change_that_one_count_makes(kernels, batch):
+    hood = to_hood(nx.barabasi_albert_graph(20, 3, seed=1))
+    alpha, logits = parameters(hood, 2, batch)
+    y = torch.randint(2, (*batch, 20))
+    q = OrderedConditional(hood, alpha, logits, y)
+    shape = torch.Size([3])
+    draw = q._draw(shape)
+    terms, labels = q._flat(shape)
+    f, _ = predictive(q.rows, terms, draw)
+    costs = horizon_costs(q.rows, terms, draw, f, labels, 2)
+    labels = labels.expand(3, -1)
+    rows = q.rows
+    for b in range(3):
+        for i in range(20):
+            j, expected = rows.source[draw.edges[b, i]], 0.0
+            fewer_same, fewer = draw.same_label.clone(), draw.any_label.clone()
+            later = (rows.row > i) & (rows.source == j)
+            fewer[b, later] -= 1
+            fewer_same[b, later & (labels[b][rows.row] == labels[b, i])] -= 1
+            without, _ = predictive(
+                rows, terms, draw._replace(same_label=fewer_same, any_label=fewer)
+            )
+            touched = rows.row[later]
+            expected = (f[b, touched] - without[b, touched]).sum()
+            torch.testing.assert_close(costs[b, i], expected)
+
+
+def test_others_mean():
+    costs = torch.randn(4, 2, 5)
+    mean = others_mean(costs, [0])
+    torch.testing.assert_close(mean[1, 0], costs[[0, 2, 3], 0].mean(0))
+    mean = others_mean(costs, [0, 1])
+    rest = [costs[t, k] for t in range(4) for k in range(2) if (t, k) != (2, 1)]
+    torch.testing.assert_close(mean[2, 1], torch.stack(rest).mean(0))
+    assert others_mean(costs[:1], [0]) is None
+    assert others_mean(costs, []) is None
