@@ -141,11 +141,12 @@ class Neighborhood:
         if observed is None:
             return self
         last = self._restricted
-        if last is None or last[0] is not observed or last[1] != observed._version:
-            _check_observed(observed, self)
-            rows = self.take(observed[self.nodes].nonzero()[:, 0])
-            self._restricted = last = (observed, observed._version, rows)
-        return last[2]
+        if last is not None and last[0] is observed and last[1] == _version(observed):
+            return last[2]
+        _check_observed(observed, self)
+        rows = self.take(observed[self.nodes].nonzero()[:, 0])
+        self._restricted = observed, _version(observed), rows
+        return rows
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         r"""
@@ -218,6 +219,11 @@ class Neighborhood:
             f"{type(self).__name__}(num_nodes={self.num_nodes}, "
             f"num_rows={self.num_rows}, num_edges={self.num_edges})"
         )
+
+
+def _version(tensor: Tensor) -> int:
+    # Counts changes in place. Inference tensors have no count, but no changes either.
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _pointers(degree: Tensor) -> Tensor:

@@ -66,8 +66,9 @@ def pick(rows: Neighborhood, weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 #: Rows that are settled together. Fewer depend on one another than in the whole order, so
-#: blocks need fewer sweeps; each sweep costs a few dozen calls whatever its size.
-BLOCK = 4096
+#: blocks need fewer sweeps; each sweep costs a few dozen calls whatever its size, which is
+#: little to a CPU and much to a GPU.
+BLOCK = {"cpu": 2**12, "cuda": 2**16}
 
 
 def draw_by_sweeps(
@@ -85,7 +86,8 @@ def draw_by_sweeps(
     sizes = rows.num_nodes, rows.num_nodes * num_classes
     tables = [torch.zeros(len(uniforms), n, dtype=torch.int32, device=rows.device) for n in sizes]
     attention, parts = terms.log_attention.double().exp(), []
-    for block in torch.arange(rows.num_rows, device=rows.device).split(BLOCK):
+    size = BLOCK.get(rows.device.type, rows.num_rows)
+    for block in torch.arange(rows.num_rows, device=rows.device).split(size):
         part, first = rows.take(block), int(rows.ptr[block[0]])
         span = slice(first, first + part.num_edges)
         near = [key.expand(len(uniforms), -1)[:, span] for key in keys]

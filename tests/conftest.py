@@ -45,6 +45,6 @@ def kernels(request, monkeypatch):
     if request.param == "loops" and COMPILED is None:
         pytest.skip("needs numba")
     if request.param == "blocks":
-        monkeypatch.setattr(sampling, "BLOCK", 3)
+        monkeypatch.setitem(sampling.BLOCK, "cpu", 3)
     monkeypatch.setattr(backend, "compiled", COMPILED if request.param == "loops" else None)
     return request.param

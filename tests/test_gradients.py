@@ -261,3 +261,7 @@ def test_provenance_survives():
     assert get_provenance(law.log_prob(y)) == frozenset("ac")
     q = OrderedConditional(hood, tracked, logits, y)
     assert get_provenance(q.log_prob(c)) == frozenset("ac")
+    q = OrderedConditional(hood, alpha, logits, track_provenance(y, frozenset("y")))
+    assert get_provenance(q.log_prob(track_provenance(q.sample(), frozenset("c")))) == frozenset(
+        "cy"
+    )

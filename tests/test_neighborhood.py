@@ -65,6 +65,8 @@ def test_restriction_notices_a_changed_mask():
     mask[1] = True
     assert hood.restrict(mask).nodes.tolist() == [0, 1]
     assert hood.restrict(None) is hood
+    with torch.inference_mode():
+        assert hood.restrict(mask.clone()).nodes.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])

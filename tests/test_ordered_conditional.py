@@ -152,6 +152,17 @@ def test_log_prob_of_a_draw_is_log_prob_of_its_value(kernels):
         torch.testing.assert_close(q.log_prob(other), fresh.log_prob(other))
 
 
+def test_a_draw_that_was_written_into_is_another_value(kernels):
+    hood, alpha, logits, y = setting("house")
+    q = OrderedConditional(hood, alpha, logits, y)
+    c = q.sample((3,))
+    c[0] = torch.arange(5)
+    fresh = OrderedConditional(house(), alpha, logits, y, order=q.order)
+    torch.testing.assert_close(q.log_prob(c), fresh.log_prob(c))
+    choice, other = NeighborChoice(hood, logits), NeighborChoice(house(), logits)
+    torch.testing.assert_close(choice.log_prob(c), other.log_prob(c))
+
+
 def test_entries_are_in_ascending_node_id_whatever_the_order():
     hood, alpha, logits, y = setting("house")
     observed = MASKS[1]

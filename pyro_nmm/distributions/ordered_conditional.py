@@ -168,9 +168,11 @@ class OrderedConditional(GraphDistribution):
         edges = draw.edges.index_select(1, self._row_of).flatten()
         edges = self.rows.within.index_select(0, edges).view_as(draw.edges)
         value = self.observed_rows.source.index_select(0, edges.flatten()).view_as(edges)
-        # The log-probabilities of model and guide are asked for this very value next.
-        self._last = value, draw
-        self.observed_rows.remember(value, edges)
+        # The log-probabilities of model and guide are asked for this very value next. A copy,
+        # because the caller may write into what is returned.
+        kept = value.clone()
+        self._last = kept, draw
+        self.observed_rows.remember(kept, edges)
         return value.view(shape)
 
     def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
