@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import coalesce, scatter, softmax
+from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 
@@ -155,7 +155,7 @@ class Neighborhood:
         :param Tensor logits: ``(..., num_edges)``.
         :return: ``(..., num_edges)``.
         """
-        top = scatter(logits.detach(), self.row, dim=-1, dim_size=self.num_rows, reduce="max")
+        top = segment(logits.detach().movedim(-1, 0), self.ptr, reduce="max").movedim(0, -1)
         shifted = logits - top.index_select(-1, self.row)
         total = scatter(shifted.exp(), self.row, dim=-1, dim_size=self.num_rows, reduce="sum")
         return shifted - total.log().index_select(-1, self.row)
