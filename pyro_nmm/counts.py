@@ -12,14 +12,6 @@ from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
 
 
-def first_of_run(sorted_keys: Tensor) -> Tensor:
-    """``(K,)`` position of the first equal entry, for ``(K,)`` sorted keys."""
-    position = torch.arange(len(sorted_keys), device=sorted_keys.device)
-    starts = torch.ones_like(sorted_keys, dtype=torch.bool)
-    starts[1:] = sorted_keys[1:] != sorted_keys[:-1]
-    return torch.where(starts, position, 0).cummax(0).values
-
-
 def ranks(
     choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int
 ) -> tuple[Tensor, Tensor]:
@@ -50,12 +42,13 @@ class Groups:
     def __init__(self, key: Tensor, num_keys: int) -> None:
         self.batch = len(key)
         offset = num_keys * torch.arange(len(key), device=key.device)
-        sorted_key, self.order = torch.sort((key + offset[:, None]).flatten(), stable=True)
-        first = first_of_run(sorted_key)
-        last = len(first) - 1 - first_of_run(sorted_key.flip(0)).flip(0)
-        self.rank = torch.empty_like(self.order)
-        self.rank[self.order] = torch.arange(len(first), device=key.device)
-        self.first, self.last = first[self.rank], last[self.rank]
+        key = (key + offset[:, None]).flatten()
+        _, self.order = torch.sort(key, stable=True)
+        place = torch.arange(len(key), device=key.device)
+        self.rank = torch.empty_like(place).scatter_(0, self.order, place)
+        end = torch.bincount(key, minlength=self.batch * num_keys).cumsum(0)
+        self.last = end.index_select(0, key) - 1
+        self.first = torch.nn.functional.pad(end, (1, -1)).index_select(0, key)
 
     def earlier(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries before each one in its group."""
