@@ -171,6 +171,7 @@ def draw(args, data, mix, gcn, nmm, gcn_curve, nmm_curve) -> None:
     matplotlib.use("Agg")
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
+    data, gcn, nmm = data.cpu(), gcn.cpu(), nmm.cpu()
     test, y = data.test_mask, data.y
     left.plot([0, 10], [0, 10], color="0.7", lw=1)
     reliability(left, gcn[test], y[test], GCN_COLOR, "GCN")
@@ -182,7 +183,10 @@ def draw(args, data, mix, gcn, nmm, gcn_curve, nmm_curve) -> None:
     left.set(xlabel="confidence", ylabel="accuracy", xlim=(-0.3, 10.2), ylim=(-0.3, 9.7))
     left.set_title("Reliability on the test set, ± one standard error")
     left.legend(frameon=False, loc="lower right")
-    for curve, color, label in ((gcn_curve, GCN_COLOR, "GCN"), (nmm_curve, NMM_COLOR, "NMM")):
+    for curve, color, label in (
+        (gcn_curve, GCN_COLOR, "GCN"),
+        (nmm_curve, NMM_COLOR, "NMM on the GCN"),
+    ):
         middle.plot(*zip(*curve, strict=True), color=color, label=label)
     middle.set(xlabel="epoch", ylabel="nats per node", title="Validation log-likelihood")
     middle.set_ylim(bottom=max(-0.7, min(v for _, v in gcn_curve + nmm_curve)))

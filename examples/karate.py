@@ -89,7 +89,7 @@ def draw(args, data, mix, posterior, curve) -> None:
     left.plot(steps, bound, "--", color="#D55E00", label="lower bound, 256 samples")
     gap = max(abs(a - b) for a, b in zip(bound, log_prob, strict=True))
     left.set(
-        xlabel="SVI step", ylabel="nats", title=f"Bound and likelihood differ by < {gap:.3f} nats"
+        xlabel="SVI step", ylabel="nats", title=f"Bound and likelihood differ by at most {gap:.4f}"
     )
     left.legend(frameon=False)
 

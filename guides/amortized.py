@@ -69,6 +69,14 @@ class AmortizedNMM(nn.Module):
     def forward(self, *inputs) -> tuple[Tensor, Tensor]:
         """``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``."""
         pyro.module(self.name, self.network)
+        store = pyro.get_param_store()
+        for key, parameter in self.network.named_parameters():
+            if store[f"{self.name}$$${key}"].data_ptr() != parameter.data_ptr():
+                raise ValueError(
+                    f"Pyro's parameter store already holds another network named {self.name!r}, "
+                    f"so this one would not learn: call pyro.clear_param_store() first, or "
+                    f"give each program its own name="
+                )
         return self.network(self.hood, *inputs)
 
     def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:

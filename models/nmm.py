@@ -9,7 +9,13 @@ from pyro.distributions import Categorical, Dirichlet
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.checks import check_label_range, check_labels, check_shapes, check_values
+from pyro_nmm.checks import (
+    check_all_rows,
+    check_label_range,
+    check_labels,
+    check_shapes,
+    check_values,
+)
 
 
 def nmm(
@@ -62,9 +68,10 @@ def nmm(
     :return: ``(..., n)`` the labels of the rows.
     """
     check_shapes(hood, alpha, logits)
+    check_all_rows(hood)
     validate = pyro.settings.get("validate_distributions_pyro")
     if validate:
-        check_values(alpha, logits)
+        check_values(alpha, logits, hood)
     rows = hood.restrict(observed)
     obs = None
     if y is not None:

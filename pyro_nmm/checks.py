@@ -28,9 +28,24 @@ def check_shapes(hood: Neighborhood, alpha: Tensor | None, logits: Tensor | None
                 f"(self-loops included, in the order of hood.source and hood.target), "
                 f"got {tuple(logits.shape)}"
             )
+    if alpha is not None and logits is not None and alpha.dtype != logits.dtype:
+        raise ValueError(
+            f"alpha and logits must have the same dtype, got {alpha.dtype} and {logits.dtype}"
+        )
 
 
-def check_values(alpha: Tensor | None, logits: Tensor | None) -> None:
+def check_all_rows(hood: Neighborhood) -> None:
+    """Whether the graph is whole; ``observed`` is the way to name some nodes."""
+    if hood.num_rows != hood.num_nodes:
+        raise ValueError(
+            f"hood must hold all {hood.num_nodes} nodes, got {hood.num_rows} rows: pass the whole "
+            f"neighborhood and the mask as observed"
+        )
+
+
+def check_values(
+    alpha: Tensor | None, logits: Tensor | None, hood: Neighborhood | None = None
+) -> None:
     """Values of the parameters; follows ``validate_args``, because it reads the data."""
     if alpha is not None and not (alpha > 0).all():
         where = (~(alpha > 0)).nonzero()[0].tolist()
@@ -44,6 +59,11 @@ def check_values(alpha: Tensor | None, logits: Tensor | None) -> None:
     if logits is not None and (logits.isnan() | (logits == torch.inf)).any():
         where = (logits.isnan() | (logits == torch.inf)).nonzero()[0].tolist()
         raise ValueError(f"logits must not be NaN or +inf, got {logits[tuple(where)]} at {where}")
+    if logits is not None and hood is not None and logits.isinf().any():
+        empty = hood.sum(logits.isfinite().int()) == 0
+        if empty.any():
+            node = hood.nodes[empty.nonzero()[0, -1]].item()
+            raise ValueError(f"logits of node {node} are all -inf: leave at least one finite")
 
 
 def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> None:
@@ -123,3 +143,18 @@ def check_nodes(hood: Neighborhood, nodes: Tensor, name: str = "nodes") -> None:
         raise ValueError(f"{name} holds node id {int(bad)}, but ids lie in 0..{hood.num_nodes - 1}")
     if name == "nodes" and len(nodes.unique()) < len(nodes):
         raise ValueError("nodes must be distinct: a node has one label only")
+
+
+def check_choices(alpha: Tensor, choices: Tensor) -> None:
+    """Concentrations ``(..., N, C)`` and node ids ``(..., n)`` that choose among them."""
+    if not isinstance(alpha, Tensor) or not alpha.is_floating_point() or alpha.dim() < 2:
+        shape = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha)
+        raise ValueError(f"alpha must be a floating-point tensor of shape (..., N, C), got {shape}")
+    if not isinstance(choices, Tensor) or choices.dtype != torch.long or choices.dim() < 1:
+        got = choices.dtype if isinstance(choices, Tensor) else type(choices)
+        raise ValueError(f"choices must hold node ids (torch.long) of shape (..., n), got {got}")
+    if choices.numel() and not 0 <= int(choices.min()) <= int(choices.max()) < alpha.shape[-2]:
+        bad = choices.min() if choices.min() < 0 else choices.max()
+        raise ValueError(
+            f"choices holds node id {int(bad)}, but alpha has nodes 0..{alpha.shape[-2] - 1}"
+        )

@@ -104,6 +104,7 @@ def _ranks(choices, labels, table, same_label, any_label):
 
 def draw_choices(rows, terms, labels, num_classes, uniforms):
     """See :func:`pyro_nmm.sampling.draw_by_sweeps`. Cost: :math:`O(B E)`."""
+    _check_labels(labels, num_classes)
     size = len(uniforms), rows.num_rows
     edges = np.empty(size, np.int64)
     same, every = (np.empty((size[0], rows.num_edges), np.int32) for _ in range(2))
@@ -147,10 +148,17 @@ def horizon_costs(rows, terms, draw, log_label, labels, num_classes):
 
 def ranks(choices, labels, num_nodes, num_classes):
     """See :func:`pyro_nmm.counts.ranks`. Cost: :math:`O(B n)`."""
+    _check_labels(labels, num_classes)
     same, every = (np.empty(choices.shape, np.int32) for _ in range(2))
     table = np.zeros((num_nodes, num_classes + 1), np.int32)
     _ranks(_array(choices), _array(labels), table, same, every)
     return torch.from_numpy(same), torch.from_numpy(every)
+
+
+def _check_labels(labels: Tensor, num_classes: int) -> None:
+    # The loops do not look where they write; this one check holds without validation too.
+    if labels.numel() and (labels.min() < 0 or labels.max() >= num_classes):
+        raise ValueError(f"y holds a label outside 0..{num_classes - 1}")
 
 
 def _in_threads(run, size: int, work: int) -> None:

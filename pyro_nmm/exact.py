@@ -19,6 +19,8 @@ from pyro_nmm.neighborhood import Neighborhood
 
 #: Largest number of joint choices that is enumerated.
 MAX_CHOICES = 2**20
+#: Largest table of numbers that is built, one gigabyte in double precision.
+MAX_NUMBERS = 2**27
 
 
 def enumerate_choices(rows: Neighborhood) -> Tensor:
@@ -32,17 +34,27 @@ def enumerate_choices(rows: Neighborhood) -> Tensor:
     :return: ``(M, num_rows)`` edges, ``M`` the product of the neighbourhoods' sizes.
     :raises ValueError: if ``M`` is above :data:`MAX_CHOICES`.
     """
-    degree = rows.ptr.diff().tolist()
-    size = prod(degree)
-    if size > MAX_CHOICES:
-        number = size if size < 10**9 else f"about 10^{len(str(size)) - 1}"
-        raise ValueError(
-            f"exact enumeration over {rows.num_rows} nodes would need {number} terms, "
-            f"more than {MAX_CHOICES}: use elbo for a bound on the likelihood, "
-            f"or condition with num_samples for a conditional"
-        )
+    size = check_size(rows)
     edges = [torch.arange(a, b, device=rows.device) for a, b in rows.ptr.unfold(0, 2, 1).tolist()]
     return torch.cartesian_prod(*edges).view(size, rows.num_rows)
+
+
+def check_size(rows: Neighborhood, numbers_each: int = 1) -> int:
+    """
+    The number of joint choices, if that many terms of ``numbers_each`` numbers fit.
+
+    :raises ValueError: if they do not.
+    """
+    size = prod(rows.ptr.diff().tolist())
+    if size > MAX_CHOICES or size * numbers_each > MAX_NUMBERS:
+        number = size if size < 10**9 else f"about 10^{len(str(size)) - 1}"
+        raise ValueError(
+            f"exact enumeration over {rows.num_rows} nodes would need {number} terms of "
+            f"{numbers_each} numbers, more than {MAX_CHOICES} terms or {MAX_NUMBERS} numbers: "
+            f"use elbo for a bound on the likelihood, or condition with num_samples for a "
+            f"conditional"
+        )
+    return size
 
 
 def log_joint(

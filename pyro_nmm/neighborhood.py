@@ -62,7 +62,7 @@ class Neighborhood:
         self.num_rows, self.num_edges = len(nodes), len(source)
         self.row = torch.repeat_interleave(ptr.diff(), output_size=len(source))
         self.edge = torch.arange(len(source), device=source.device) if edge is None else edge
-        self._restricted: tuple[Tensor, int, Neighborhood] | None = None
+        self._restricted: tuple[Tensor, Neighborhood] | None = None
         self._components: Tensor | None = None
         self._found: tuple[Tensor, Tensor] | None = None
         return self
@@ -141,11 +141,13 @@ class Neighborhood:
         if observed is None:
             return self
         last = self._restricted
-        if last is not None and last[0] is observed and last[1] == _version(observed):
-            return last[2]
+        if last is not None and isinstance(observed, Tensor) and last[0].shape == observed.shape:
+            same = last[0].device == observed.device and last[0].dtype == observed.dtype
+            if same and torch.equal(last[0], observed):
+                return last[1]
         _check_observed(observed, self)
         rows = self.take(observed[self.nodes].nonzero()[:, 0])
-        self._restricted = observed, _version(observed), rows
+        self._restricted = observed.clone(), rows
         return rows
 
     def log_softmax(self, logits: Tensor) -> Tensor:
@@ -219,11 +221,6 @@ class Neighborhood:
             f"{type(self).__name__}(num_nodes={self.num_nodes}, "
             f"num_rows={self.num_rows}, num_edges={self.num_edges})"
         )
-
-
-def _version(tensor: Tensor) -> int:
-    # Counts changes in place. Inference tensors have no count, but no changes either.
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _pointers(degree: Tensor) -> Tensor:

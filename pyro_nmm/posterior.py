@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pyro_nmm.checks import check_nodes
+from pyro_nmm.checks import check_label_range, check_labels, check_nodes
 from pyro_nmm.exact import MAX_CHOICES, enumerate_labels
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.sequential import predict_in_turn
@@ -99,6 +99,8 @@ class Posterior:
         :return: ``(...)``, ``-inf`` where an observed node is given another label.
         """
         check_nodes(self.hood, nodes)
+        check_labels(self.hood, labels, len(nodes))
+        check_label_range(self.hood.take(nodes), labels, self.num_classes)
         known = self.observed[nodes]
         agrees = (labels == self.labels[nodes]) | ~known
         if known.all():
@@ -118,7 +120,9 @@ class Posterior:
         * ``"joint"``: the joint mode of a small set of nodes, over all
           :math:`C^K` labellings.
         * ``"sequential"``: node after node, the most certain first; each prediction is
-          merged into the known labels before the next. Linear in the edges.
+          merged into the known labels before the next. Linear in the edges. Each of the
+          ``T`` components follows one continuation, so give :meth:`NeighborMixture.condition`
+          a ``num_samples`` of some dozens rather than an exact or weighted sum.
 
         :param Tensor nodes: ``(K,)`` distinct node ids; default all nodes, which returns
             ``(N,)`` with the observed labels in place.

@@ -6,11 +6,13 @@ r"""The predictive probabilities of the labels, and of the choices, in one pass.
 from __future__ import annotations
 
 import torch
+from pyro.ops.provenance import track_provenance
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.sampling import Draw, EdgeTerms
+from pyro_nmm.tracking import untracked
 
 
 class _Predictive(torch.autograd.Function):
@@ -63,4 +65,6 @@ def predictive(rows: Neighborhood, terms: EdgeTerms, draw: Draw) -> tuple[Tensor
 
     :return: two ``(B, num_rows)`` tensors.
     """
-    return _Predictive.apply(*terms, *draw, rows)
+    plain, provenance = untracked(*terms)
+    label, choice = _Predictive.apply(*plain, *draw, rows)
+    return track_provenance(label, provenance), track_provenance(choice, provenance)

@@ -10,7 +10,7 @@ from pyro import poutine
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 
-from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
 
 GOOD = torch.tensor([[0, 1], [1, 0]])
 
@@ -125,6 +125,41 @@ def test_logits():
         NeighborChoice(case.hood, case.logits)
 
 
+def test_dtypes_that_differ_and_rows_without_attention():
+    case = Case()
+    case.alpha = case.alpha.float()
+    case.all_raise("alpha and logits must have the same dtype, got torch.float32 and torch.float64")
+    case = Case()
+    case.logits[case.hood.target == 3] = -torch.inf
+    for target in case.targets():
+        with error("logits of node 3 are all -inf"):
+            target()
+    case.logits[case.hood.target == 3] = torch.tensor([0.0, -torch.inf, -torch.inf])
+    for target in case.targets():
+        target()
+
+
+def test_restricted_neighborhoods():
+    case = Case()
+    case.hood, case.observed = case.hood.restrict(case.observed), None
+    case.logits = case.logits[case.hood.edge]
+    case.all_raise("hood must hold all 5 nodes, got 3 rows: .*observed")
+
+
+def test_chosen_labels(kernels):
+    alpha = torch.ones(3, 2)
+    for bad in (torch.tensor([0, 10**9]), torch.tensor([-1, 0])):
+        with error(r"choices holds node id .*, but alpha has nodes 0..2"):
+            ChosenLabels(alpha, bad)
+    with error("choices must hold node ids .*got torch.float64"):
+        ChosenLabels(alpha, torch.ones(2))
+    with error("alpha must be a floating-point tensor"):
+        ChosenLabels([[1.0]], torch.zeros(2, dtype=torch.long))
+    law = ChosenLabels(alpha, torch.tensor([0, 2]), validate_args=False)
+    with pytest.raises((ValueError, IndexError, RuntimeError)):
+        law.log_prob(torch.tensor([0, 10**6]))
+
+
 def test_labels():
     case = Case()
     case.y = torch.tensor([0, 1, 7, 0, -1])  # wrong only where nobody looks
@@ -208,6 +243,10 @@ def test_enumeration_past_its_size():
         mix.condition(y)
     with error("use elbo"):
         mix.log_marginal(torch.arange(20), y[:20])
+    large = Neighborhood(torch.arange(20).repeat(2, 1).roll(1, 1), 200_000)
+    wide = NeighborMixture(large, torch.ones(200_000, 700).float(), torch.zeros(200_000).float())
+    with error("condition with num_samples"):
+        wide.condition(torch.zeros(200_000, dtype=torch.long), torch.arange(200_000) < 2)
     some = torch.arange(40) < 2
     post = mix.condition(y, some)
     with error(r"method='joint' would compare 2\^38 labellings .*sequential"):
@@ -233,10 +272,21 @@ def test_queries():
         mix.log_prob(torch.tensor([0, 0, 0, 0, 3]))
     with error("method must be 'marginal', 'joint' or 'sequential', got 'mode'"):
         mix.condition(torch.zeros(5, dtype=torch.long)).predict(method="mode")
+    y = torch.zeros(5, dtype=torch.long)
+    with error("num_samples must be at least 1, got 0"):
+        mix.condition(y, None, 0)
+    with error(r"condition needs one labelling y of shape \(N,\), got \(2, 5\)"):
+        mix.condition(y.expand(2, 5), None, 4)
+    some = torch.arange(5) < 2
+    for bad in (-1, 3):
+        with error(f"y holds label {bad} at node 4"):
+            mix.condition(y, some).log_marginal(torch.tensor([4]), torch.tensor([bad]))
+    with error("cannot expand batch_shape"):
+        mix.expand((3,)).expand((2,))
     with error("condition needs a mixture without batch"):
         NeighborMixture(hood, *parameters(hood, 3, batch=(2,))).condition(
             torch.zeros(5, dtype=torch.long)
         )
-    with error("hood must hold all nodes"):
+    with error("hood must hold all 5 nodes, got 1 rows"):
         rows = hood.restrict(torch.tensor([True, False, False, False, False]))
         NeighborMixture(rows, torch.ones(5, 2), torch.zeros(rows.num_edges))

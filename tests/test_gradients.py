@@ -228,6 +228,41 @@ def test_a_plate_over_nodes_is_caught():
     assert scores.abs().max() < 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["later", "joint"])
+def test_unbiased_below_a_discrete_site(estimator):
+    """Parameters that depend on a sample of the program: they carry its provenance."""
+    problem = Problem("house")
+    hood, observed, y = problem.hood, problem.observed, problem.y
+    rate = torch.tensor(0.3, requires_grad=True)
+    problem.leaves = [problem.log_alpha, problem.logits, rate]
+
+    def program(fn):
+        x = pyro.sample("x", dist.Bernoulli(torch.sigmoid(rate)))
+        # One shape for the guess of the plates and for vectorized particles.
+        alpha = (problem.log_alpha * (1 + x)[..., None, None]).exp()
+        fn(hood, alpha, problem.logits, y, observed, collapsed=True)
+
+    def exact():
+        rows = hood.restrict(observed)
+        choices = rows.source[enumerate_choices(rows)]
+        loss = 0.0
+        for value, prob in ((0.0, 1 - torch.sigmoid(rate)), (1.0, torch.sigmoid(rate))):
+            alpha, bounds = (problem.log_alpha * (1 + value)).exp(), []
+            for order in itertools.permutations(rows.nodes.tolist()):
+                q = OrderedConditional(
+                    hood, alpha, problem.logits, y, observed, torch.tensor(order)
+                )
+                bounds.append((q.log_prob(choices).exp() * q.log_labels(choices).sum(-1)).sum())
+            loss = loss - prob * torch.stack(bounds).mean()
+        return problem.flat(torch.autograd.grad(loss, problem.leaves))
+
+    problem.exact_gradient = exact
+    guide = partial(program, partial(ordered_guide, estimator=estimator))
+    scores = z_scores(problem, vectorized(), partial(program, nmm), guide)
+    assert scores.abs().max() < 4, scores
+
+
 def test_em_gradient_is_the_direct_part():
     problem = Problem("house")
     pyro.set_rng_seed(1)
@@ -261,6 +296,19 @@ def test_provenance_survives():
     assert get_provenance(law.log_prob(y)) == frozenset("ac")
     q = OrderedConditional(hood, tracked, logits, y)
     assert get_provenance(q.log_prob(c)) == frozenset("ac")
+    for leaf in (alpha, logits):
+        leaf.requires_grad_()
+    given = {"alpha": alpha, "logits": logits, "y": y}
+    for name, value in given.items():
+        tracked = given | {name: track_provenance(value, frozenset("p"))}
+        q = OrderedConditional(hood, **tracked)
+        for estimator in ("later", "horizon", "em", "joint"):
+            q.estimator = estimator
+            parts = [*q.score_parts(c), q.log_prob(c), q.log_labels(c)]
+            for part in parts:
+                assert get_provenance(part) == frozenset("cp"), (name, estimator)
+                grads = torch.autograd.grad(part.sum(), (alpha, logits), retain_graph=True)
+                assert all(grad.abs().sum() > 0 for grad in grads), (name, estimator)
     q = OrderedConditional(hood, alpha, logits, track_provenance(y, frozenset("y")))
     assert get_provenance(q.log_prob(track_provenance(q.sample(), frozenset("c")))) == frozenset(
         "cy"

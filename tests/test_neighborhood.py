@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 from graphs import to_hood
@@ -66,7 +67,14 @@ def test_restriction_notices_a_changed_mask():
     assert hood.restrict(mask).nodes.tolist() == [0, 1]
     assert hood.restrict(None) is hood
     with torch.inference_mode():
-        assert hood.restrict(mask.clone()).nodes.tolist() == [0, 1]
+        inner = mask.clone()
+        assert hood.restrict(inner).nodes.tolist() == [0, 1]
+        inner[2] = True
+        assert hood.restrict(inner).nodes.tolist() == [0, 1, 2]
+    array = np.array([True, False, False, False])
+    assert hood.restrict(torch.from_numpy(array)).nodes.tolist() == [0]
+    array[3] = True
+    assert hood.restrict(torch.from_numpy(array)).nodes.tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])

@@ -8,6 +8,7 @@ import pyro
 import pytest
 import torch
 from graphs import to_hood
+from pyro import poutine
 from pyro.infer import SVI, Predictive, TraceGraph_ELBO
 from pyro.optim import Adam
 from pyro_nmm.guides import AmortizedNMM
@@ -119,6 +120,19 @@ def test_all_parameters_learn(collapsed):
     assert (post.predict() == truth).double().mean() > 0.8
     names = set(pyro.get_param_store().keys())
     assert "nmm$$$omega" in names
+
+
+def test_a_second_network_of_the_same_name_is_refused():
+    """Pyro would hand the optimiser the first one's parameters, silently."""
+    hood, x, edge_index, y, train = data()
+    first, second = (
+        AmortizedNMM(hood, NMMNetwork(Linear(2), Linear(3), num_classes=2)) for _ in range(2)
+    )
+    poutine.trace(first.guide)(x, edge_index, y=y, observed=train)
+    with pytest.raises(ValueError, match="clear_param_store"):
+        second.guide(x, edge_index, y=y, observed=train)
+    pyro.clear_param_store()
+    second.guide(x, edge_index, y=y, observed=train)
 
 
 def test_bad_arguments():

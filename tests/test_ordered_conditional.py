@@ -163,6 +163,13 @@ def test_a_draw_that_was_written_into_is_another_value(kernels):
     torch.testing.assert_close(choice.log_prob(c), other.log_prob(c))
 
 
+def test_expand_after_a_draw(kernels):
+    hood, alpha, logits, y = setting("house")
+    q = OrderedConditional(hood, alpha, logits, y)
+    c = q.sample()
+    torch.testing.assert_close(q.expand((3,)).log_prob(c), q.log_prob(c).expand(3))
+
+
 def test_entries_are_in_ascending_node_id_whatever_the_order():
     hood, alpha, logits, y = setting("house")
     observed = MASKS[1]

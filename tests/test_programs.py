@@ -197,7 +197,7 @@ def test_predictive(parallel, collapsed):
     assert (sites["y"] == y[observed]).all()
 
 
-def test_samples_and_densities_of_both_forms_agree():
+def test_sites_of_both_forms():
     hood = house()
     alpha, logits = parameters(hood, 3)
     for collapsed in (False, True):

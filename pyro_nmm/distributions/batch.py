@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pyro.distributions.torch_distribution import TorchDistribution
-from pyro.ops.provenance import extract_provenance
 from torch import Size, Tensor
 
 
@@ -26,16 +23,6 @@ def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
     return value.expand(*batch_shape, *event).reshape(-1, *event)
 
 
-def untracked(*tensors: Tensor) -> tuple[tuple[Tensor, ...], frozenset]:
-    """
-    Tensors without their provenance, and its union for ``track_provenance`` of the result:
-    Pyro's tracking of one operation takes longer than most operations here.
-    """
-    plain: Any
-    plain, provenance = extract_provenance(tensors)
-    return plain, provenance
-
-
 class GraphDistribution(TorchDistribution):
     """
     What the distributions here share: parameters keep their own batch shape and are
@@ -48,4 +35,6 @@ class GraphDistribution(TorchDistribution):
         new = self._get_checked_instance(type(self), _instance)
         new.__dict__.update(self.__dict__)
         new._batch_shape = torch.broadcast_shapes(Size(batch_shape), self.batch_shape)
+        if new._batch_shape != Size(batch_shape):
+            raise ValueError(f"cannot expand batch_shape {self.batch_shape} to {batch_shape}")
         return new

@@ -11,9 +11,10 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.checks import check_values
+from pyro_nmm.checks import check_choices, check_values
 from pyro_nmm.counts import ranks
-from pyro_nmm.distributions.batch import GraphDistribution, flatten, untracked
+from pyro_nmm.distributions.batch import GraphDistribution, flatten
+from pyro_nmm.tracking import untracked
 
 
 class ChosenLabels(GraphDistribution):
@@ -41,6 +42,7 @@ class ChosenLabels(GraphDistribution):
     """
 
     def __init__(self, alpha: Tensor, choices: Tensor, *, validate_args=None) -> None:
+        check_choices(alpha, choices)
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], choices.shape[:-1])
         self.alpha, self.choices, self.num_classes = alpha, choices, alpha.shape[-1]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)

@@ -12,9 +12,10 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 
 from pyro_nmm.checks import check_shapes, check_values
-from pyro_nmm.distributions.batch import GraphDistribution, flatten, untracked
+from pyro_nmm.distributions.batch import GraphDistribution, flatten
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.sampling import pick
+from pyro_nmm.tracking import untracked
 
 
 class _Neighbors(constraints.Constraint):
@@ -58,7 +59,7 @@ class NeighborChoice(GraphDistribution):
         self.hood, self.logits = hood, logits
         super().__init__(logits.shape[:-1], Size([hood.num_rows]), validate_args=validate_args)
         if self._validate_args:
-            check_values(None, logits)
+            check_values(None, logits, hood)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):

@@ -12,6 +12,7 @@ from torch.distributions.utils import lazy_property
 
 from pyro_nmm import exact
 from pyro_nmm.checks import (
+    check_all_rows,
     check_label_range,
     check_labels,
     check_nodes,
@@ -71,14 +72,13 @@ class NeighborMixture(GraphDistribution):
         self, hood: Neighborhood, alpha: Tensor, logits: Tensor, *, validate_args=None
     ) -> None:
         check_shapes(hood, alpha, logits)
-        if hood.num_rows != hood.num_nodes:
-            raise ValueError("hood must hold all nodes: restrict in elbo or condition instead")
+        check_all_rows(hood)
         self.hood, self.alpha, self.logits = hood, alpha, logits
         self.num_classes = alpha.shape[-1]
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1])
         super().__init__(batch_shape, Size([hood.num_nodes]), validate_args=validate_args)
         if self._validate_args:
-            check_values(alpha, logits)
+            check_values(alpha, logits, hood)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
@@ -128,15 +128,17 @@ class NeighborMixture(GraphDistribution):
             flat = labels.reshape(-1, rows.num_rows)
             log_prob = exact.log_marginal(rows, self.alpha, logits, flat)
             return log_prob.reshape(labels.shape[:-1]).expand(shape)
-        alpha = self.alpha.expand(*self.batch_shape, -1, -1).flatten(end_dim=-3)
-        logits = logits.expand(*self.batch_shape, -1).flatten(end_dim=-2)
+        batch = shape[len(shape) - len(self.batch_shape) :]
+        alpha = self.alpha.expand(*batch, -1, -1).flatten(end_dim=-3)
+        logits = logits.expand(*batch, -1).flatten(end_dim=-2)
         labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
         columns = zip(alpha, logits, labels.unbind(1), strict=True)
         return torch.stack([exact.log_marginal(rows, *column) for column in columns], 1).view(shape)
 
     def marginals(self) -> Tensor:
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
-        return node_marginals(self.hood, self.alpha, self.attention)
+        marginals = node_marginals(self.hood, self.alpha, self.attention)
+        return marginals.expand(*self.batch_shape, -1, -1)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """
@@ -146,7 +148,8 @@ class NeighborMixture(GraphDistribution):
         :return: ``(..., P, C, C)``, first node's label first.
         """
         check_nodes(self.hood, pairs, name="pairs")
-        return pair_marginals(self.hood, self.alpha, self.attention, pairs)
+        tables = pair_marginals(self.hood, self.alpha, self.attention, pairs)
+        return tables.expand(*self.batch_shape, -1, -1, -1)
 
     def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
         r"""
@@ -163,6 +166,7 @@ class NeighborMixture(GraphDistribution):
         q = OrderedConditional(
             self.hood, self.alpha, self.logits, y, observed, validate_args=self._validate_args
         )
+        q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
         return q.log_labels(q.sample(Size([num_samples]))).sum(-1)
 
     @torch.no_grad()
@@ -189,6 +193,11 @@ class NeighborMixture(GraphDistribution):
         """
         if self.batch_shape:
             raise ValueError(f"condition needs a mixture without batch, got {self.batch_shape}")
+        check_labels(self.hood, y, self.hood.num_nodes)
+        if y.dim() != 1:
+            raise ValueError(f"condition needs one labelling y of shape (N,), got {tuple(y.shape)}")
+        if num_samples is not None and num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         if num_samples is not None:
             q = OrderedConditional(self.hood, self.alpha, self.logits, y, observed)
             choices = q.sample(Size([num_samples]))
@@ -196,11 +205,11 @@ class NeighborMixture(GraphDistribution):
             rows = q.observed_rows
         else:
             rows = self.hood.restrict(observed)
-            check_labels(self.hood, y, self.hood.num_nodes)
             check_label_range(rows, y[rows.nodes], self.num_classes)
+            exact.check_size(rows, self.alpha.numel())
             choices, log_weights = exact.log_posterior(
                 rows, self.alpha, self.logits[rows.edge], y[rows.nodes]
             )
         alpha = posterior_alpha(self.alpha, choices, y[rows.nodes])
-        mixture = NeighborMixture(self.hood, alpha, self.logits, validate_args=False)
+        mixture = NeighborMixture(self.hood, alpha, self.logits.detach(), validate_args=False)
         return Posterior(mixture, log_weights.log_softmax(0), rows, y)

@@ -13,6 +13,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 
 from pyro_nmm.checks import (
+    check_all_rows,
     check_label_range,
     check_labels,
     check_shapes,
@@ -21,11 +22,12 @@ from pyro_nmm.checks import (
 )
 from pyro_nmm.counts import earlier_choices
 from pyro_nmm.credit import ESTIMATORS, horizon_costs, later_costs, others_mean
-from pyro_nmm.distributions.batch import GraphDistribution, flatten, untracked
+from pyro_nmm.distributions.batch import GraphDistribution, flatten
 from pyro_nmm.distributions.neighbor_choice import _Neighbors
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.predictive import predictive
 from pyro_nmm.sampling import Draw, EdgeTerms, draw_choices
+from pyro_nmm.tracking import untracked
 
 
 class OrderedConditional(GraphDistribution):
@@ -102,6 +104,7 @@ class OrderedConditional(GraphDistribution):
         validate_args=None,
     ) -> None:
         check_shapes(hood, alpha, logits)
+        check_all_rows(hood)
         check_labels(hood, y, hood.num_nodes)
         if estimator not in ESTIMATORS:
             raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
@@ -121,7 +124,7 @@ class OrderedConditional(GraphDistribution):
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1], y.shape[:-1])
         super().__init__(batch_shape, Size([size]), validate_args=validate_args)
         if self._validate_args:
-            check_values(alpha, logits)
+            check_values(alpha, logits, hood)
             check_label_range(self.rows, self.labels, self.num_classes)
         self._last: tuple[Tensor, Draw] | None = None
 
@@ -159,6 +162,7 @@ class OrderedConditional(GraphDistribution):
             size = (shape.numel(), self.rows.num_rows)
             uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
         terms, labels = self._flat(shape)
+        terms, (labels,) = EdgeTerms(*untracked(*terms)[0]), untracked(labels)[0]
         return draw_choices(self.rows, terms, labels, self.num_classes, uniforms)
 
     @torch.no_grad()
@@ -178,12 +182,14 @@ class OrderedConditional(GraphDistribution):
     def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
         """The draw that yields ``value``, and a mask of the choices that are no neighbours."""
         value = flatten(value, shape)
-        if self._last is not None and torch.equal(self._last[0], value):
-            return self._last[1], None
+        # The draw may have been made before an expand, for another batch.
+        last = self._last if self._last and len(self._last[0]) == shape.numel() else None
+        if last is not None and torch.equal(last[0], value):
+            return last[1], None
         value = value.expand(shape.numel(), -1).index_select(1, self._position)
         edges = self.rows.find(value)
         wrong, edges = edges < 0, edges.clamp(min=0)
-        labels = flatten(self.labels, shape)
+        (labels,), _ = untracked(flatten(self.labels, shape))
         return Draw(edges, *earlier_choices(self.rows, edges, labels, self.num_classes)), wrong
 
     def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
@@ -206,7 +212,10 @@ class OrderedConditional(GraphDistribution):
         ``(..., n)``: :math:`f_i = \log p(y_i \mid y_{<i}, c_{<i})` in the order of
         :attr:`order`. Their sum is :math:`\log p(y, c) - \log q(c \mid y)`.
         """
-        return self._evaluate(value)[1]
+        if self._validate_args:
+            self._validate_sample(value)
+        (plain,), provenance = untracked(value)
+        return track_provenance(self._evaluate(plain)[1], provenance)
 
     def score_parts(self, value: Tensor) -> ScoreParts:
         if self._validate_args:
@@ -219,9 +228,10 @@ class OrderedConditional(GraphDistribution):
             # TraceGraph_ELBO adds score * cost with the whole bound as its cost. The score
             # of a node has mean zero given the past, so any cost that its choice does not
             # change may be subtracted again, node by node.
-            excess = log_label.detach().sum(-1, keepdim=True)
+            (label,), _ = untracked(log_label.detach())
+            excess = label.sum(-1, keepdim=True)
             if self.estimator != "em":
-                excess = excess - self._charge(draw, log_label.detach())
+                excess = excess - self._charge(draw, label)
             entropy = log_prob + (log_choice * excess).sum(-1)
         parts = (track_provenance(part, provenance) for part in (log_prob, log_prob, entropy))
         return ScoreParts(*parts)
@@ -236,7 +246,7 @@ class OrderedConditional(GraphDistribution):
         baseline = others_mean(costs, [d for d, size in enumerate(own) if size == 1])
         if baseline is None:
             other = self._draw(shape)
-            other_label, _ = predictive(self.rows, self._flat(shape)[0], other)
+            (other_label,), _ = untracked(predictive(self.rows, self._flat(shape)[0], other)[0])
             baseline = self._costs(other, other_label.view_as(log_label))
         return (costs - baseline).to(log_label.dtype)
 
@@ -246,5 +256,6 @@ class OrderedConditional(GraphDistribution):
             component = self.observed_rows.components().index_select(0, self._position)
             return later_costs(component, flat).view(log_label.shape)
         terms, labels = self._flat(log_label.shape[:-1])
+        terms, (labels,) = EdgeTerms(*untracked(*terms)[0]), untracked(labels)[0]
         costs = horizon_costs(self.rows, terms, draw, flat, labels, self.num_classes)
         return costs.view(log_label.shape)
