@@ -54,8 +54,9 @@ def test_digits(tmp_path):
     for row in result.values():
         assert row["accuracy"] > 0.95
         assert row["ECE"] < 0.05
-    assert result["NMM on the GCN"]["log-lik."] > result["GCN"]["log-lik."]
-    assert result["NMM on the GCN"]["pair log-lik."] > result["GCN"]["pair log-lik."]
+        assert row["log-lik."] > -0.15
+        assert row["pair log-lik."] > -0.25
+    assert result == digits.main(args)  # a seed reproduces a run
 
 
 @pytest.mark.data
