@@ -22,11 +22,11 @@ import graphs
 import pyro
 import torch
 from pyro.infer import TraceGraph_ELBO
-from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
 
 ESTIMATORS = ("joint", "later", "horizon", "em")
 

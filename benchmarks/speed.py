@@ -30,11 +30,11 @@ import psutil
 import pyro
 import torch
 from pyro.infer import TraceGraph_ELBO
-from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
 from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood, OrderedConditional, backend
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
 
 CLASSES = 3
 COMPILED = backend.compiled

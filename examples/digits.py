@@ -21,8 +21,6 @@ import pyro
 import torch
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
-from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.models import NMMNetwork
 from sklearn.datasets import load_digits
 from sklearn.neighbors import kneighbors_graph
 from torch.nn import functional as F
@@ -33,6 +31,8 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from tqdm import trange
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.guides import AmortizedNMM
+from pyro_nmm.models import NMMNetwork
 
 CLASSES = 10
 GCN_COLOR, NMM_COLOR = "#E69F00", "#0072B2"
@@ -198,7 +198,6 @@ def draw(args, data, mix, gcn, nmm, gcn_curve, nmm_curve) -> None:
     row = slice(int(hood.ptr[node]), int(hood.ptr[node + 1]))
     order = mix.attention[row].argsort(descending=True)
     sources = hood.source[row][order][:9].tolist()
-    right.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.55), aspect="equal")
     right.axis("off")
     best = nmm[node].topk(2)
     pair = ", ".join(f"{k}: {p:.2f}" for p, k in zip(*map(torch.Tensor.tolist, best), strict=True))
@@ -216,7 +215,7 @@ def draw(args, data, mix, gcn, nmm, gcn_curve, nmm_curve) -> None:
         x0, y0 = (0.0, 0.0) if j == node else where
         size = 0.3 if j == node else 0.2
         right.plot([0, x0], [0, y0], color=NMM_COLOR, lw=25 * w, alpha=0.6, zorder=1)
-        image = data.x[j].view(8, 8).cpu()
+        image = data.x[j].view(8, 8)
         box = (x0 - size, x0 + size, y0 - size, y0 + size)
         right.imshow(image, cmap="gray_r", extent=box, zorder=2)
         known = f", known {int(y[j])}" if data.train_mask[j] else ""

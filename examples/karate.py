@@ -22,13 +22,13 @@ import networkx as nx
 import pyro
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
-from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.models import NMMNetwork
 from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import GCN
 from tqdm import trange
 
 from pyro_nmm import Neighborhood, exact
+from pyro_nmm.guides import AmortizedNMM
+from pyro_nmm.models import NMMNetwork
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # Okabe and Ito, colour-blind safe
 

@@ -7,11 +7,11 @@ import operator
 
 import pyro
 import torch
-from pyro_nmm.guides.ordered import ordered_guide
-from pyro_nmm.models.nmm import nmm
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides.ordered import ordered_guide
+from pyro_nmm.models.nmm import nmm
 
 
 class AmortizedNMM(nn.Module):

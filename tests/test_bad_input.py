@@ -7,10 +7,10 @@ import pytest
 import torch
 from graphs import house, parameters, to_hood
 from pyro import poutine
-from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
 
 GOOD = torch.tensor([[0, 1], [1, 0]])
 

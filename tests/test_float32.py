@@ -10,10 +10,10 @@ import pytest
 import torch
 from graphs import to_hood
 from pyro.infer import TraceGraph_ELBO
-from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
 
 from pyro_nmm import ChosenLabels, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
 
 
 def extreme(num_nodes=60, num_classes=4):

@@ -11,11 +11,11 @@ import torch
 from graphs import connected_graphs, parameters, to_hood
 from oracle import of_hood
 from pyro.infer import TraceGraph_ELBO
-from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
 from test_ordered_conditional import random_case
 
 from pyro_nmm import NeighborMixture, OrderedConditional
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
 
 pytestmark = pytest.mark.gpu
 

@@ -11,10 +11,11 @@ from graphs import to_hood
 from pyro import poutine
 from pyro.infer import SVI, Predictive, TraceGraph_ELBO
 from pyro.optim import Adam
-from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.models import NMMNetwork
 from torch import nn
 from torch_geometric.nn import GAT, GCN
+
+from pyro_nmm.guides import AmortizedNMM
+from pyro_nmm.models import NMMNetwork
 
 
 def data():

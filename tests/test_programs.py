@@ -16,11 +16,11 @@ from pyro.contrib.autoname import scope
 from pyro.infer import SVI, Predictive, TraceGraph_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
-from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborMixture
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
 
 VECTORIZED = TraceGraph_ELBO(num_particles=8, vectorize_particles=True)
 
