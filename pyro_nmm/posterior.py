@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm.checks import check_label_range, check_labels, check_nodes
 from pyro_nmm.exact import MAX_CHOICES, enumerate_labels
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.pairwise import node_marginals
 from pyro_nmm.sequential import predict_in_turn
 
 if TYPE_CHECKING:
@@ -70,10 +71,13 @@ class Posterior:
         return torch.tensordot(self.log_weights.exp(), values, 1)
 
     def marginals(self) -> Tensor:
-        """``(N, C)``: the distribution of every node's label. Cost: :math:`O(T E C)`."""
+        """``(N, C)``: the distribution of every node's label. Cost: :math:`O(T N C + E C)`."""
         # Linear in the components' means, so the mixture is merged before it is spread.
-        known = one_hot(self.labels, self.num_classes).to(self.log_weights.dtype)
-        return known.where(self.observed[:, None], self._mean(self.mixture.marginals()))
+        alpha = self.mixture.alpha
+        mean = self._mean(alpha / alpha.sum(-1, keepdim=True))
+        marginals = node_marginals(self.hood, mean, self.mixture.attention)
+        known = one_hot(self.labels, self.num_classes).to(marginals.dtype)
+        return known.where(self.observed[:, None], marginals)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +26,7 @@ from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.pairwise import node_marginals, pair_marginals
+from pyro_nmm.particles import sequential_monte_carlo
 from pyro_nmm.posterior import Posterior, posterior_alpha
 
 
@@ -170,6 +172,83 @@ class NeighborMixture(GraphDistribution):
         return q.log_labels(q.sample(Size([num_samples]))).sum(-1)
 
     @torch.no_grad()
+    def log_likelihood(
+        self,
+        y: Tensor,
+        observed: Tensor | None = None,
+        given: Tensor | None = None,
+        num_particles: int = 64,
+        num_stages: int | None = None,
+    ) -> Tensor:
+        r"""
+        Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
+        y_\rho)` for a whole set of nodes given another: tighter than :meth:`elbo`, and the
+        tighter the more particles.
+
+        .. math::
+
+            \hat p(y_\tau) = \prod_t \frac1P \sum_p \prod_{i \in t} e^{f_i^{(p)}}, \qquad
+            f_i = \log p(y_i \mid y_{<i}, c_{<i}),
+
+        with particles resampled between the stages ``t`` of a random order where their weights
+        have become uneven. :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the
+        logarithm is a lower bound on average. With ``given``, those nodes come first and the
+        estimate is the ratio of two such.
+
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
+        >>> y, first = torch.tensor([0, 0]), torch.tensor([True, False])
+        >>> mix.log_likelihood(y, observed=~first, given=first, num_particles=8).exp()
+        tensor(0.5833)
+
+        Cost: :math:`O(P (E + N C))` a stage.
+
+        :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only.
+        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes that are
+            not given.
+        :param Tensor given: ``(N,)`` boolean mask :math:`\rho`, default none.
+        :param int num_particles: ``P``.
+        :param int num_stages: number of stages of :math:`\tau`, default one for every 64
+            nodes; 1 is plain importance weighting, without resampling inside :math:`\tau`.
+        :return: a number, in nats.
+        :raises ValueError: for bad masks, and if the mixture has batch dimensions.
+        """
+        self._check_single("log_likelihood", y)
+        if num_particles < 1 or (num_stages is not None and num_stages < 1):
+            raise ValueError(
+                f"num_particles and num_stages must be at least 1, got {num_particles} and "
+                f"{num_stages}"
+            )
+        if observed is None:
+            observed = torch.ones_like(y, dtype=torch.bool) if given is None else ~given
+        first, known = [], torch.zeros_like(observed)
+        if given is not None:
+            first, known = list(self._shuffled(given).split(64)), given
+        after = self._shuffled(observed)
+        if (observed & known).any():
+            node = (observed & known).nonzero()[0].item()
+            raise ValueError(f"observed and given must be disjoint, but both hold node {node}")
+        rows = self.hood.restrict(observed | known)
+        check_label_range(rows, y[rows.nodes], self.num_classes)
+        size = min(num_stages or math.ceil(len(after) / 64), len(after))
+        increments = sequential_monte_carlo(
+            self.hood, self.alpha, self.logits, y,
+            [*first, *after.tensor_split(size)], num_particles,
+        )  # fmt: skip
+        return increments[len(first) :].sum().to(self.alpha.dtype)
+
+    def _shuffled(self, mask: Tensor) -> Tensor:
+        nodes = self.hood.restrict(mask).nodes
+        return nodes[torch.randperm(len(nodes), device=nodes.device)]
+
+    def _check_single(self, method: str, y: Tensor) -> None:
+        if self.batch_shape:
+            raise ValueError(f"{method} needs a mixture without batch, got {self.batch_shape}")
+        check_labels(self.hood, y, self.hood.num_nodes)
+        if y.dim() != 1:
+            raise ValueError(f"{method} needs one labelling y of shape (N,), got {tuple(y.shape)}")
+
+    @torch.no_grad()
     def condition(
         self,
         y: Tensor,
@@ -191,11 +270,7 @@ class NeighborMixture(GraphDistribution):
         :raises ValueError: if the mixture has batch dimensions, or ``num_samples`` is
             ``None`` and the set is too large.
         """
-        if self.batch_shape:
-            raise ValueError(f"condition needs a mixture without batch, got {self.batch_shape}")
-        check_labels(self.hood, y, self.hood.num_nodes)
-        if y.dim() != 1:
-            raise ValueError(f"condition needs one labelling y of shape (N,), got {tuple(y.shape)}")
+        self._check_single("condition", y)
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         if num_samples is not None:

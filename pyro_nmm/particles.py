@@ -1,0 +1,82 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""
+Importance-weighted and sequential Monte Carlo estimates of :math:`\log p(y)`.
+
+A draw of :math:`c` from :math:`q(c \mid y)` has the weight :math:`\prod_i e^{f_i}`, so the
+mean weight of ``P`` draws, the particles, is an unbiased estimate of :math:`p(y)`. Over many
+nodes a few particles come to hold all the weight. Sequential Monte Carlo cuts the order into
+stages and, where the weights have become uneven, draws the particles anew in proportion to
+them; the estimate stays unbiased.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.distributions.ordered_conditional import OrderedConditional
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.posterior import posterior_alpha
+
+
+@torch.no_grad()
+def sequential_monte_carlo(
+    hood: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    y: Tensor,
+    stages: Sequence[Tensor],
+    num_particles: int,
+    threshold: float = 0.5,
+) -> Tensor:
+    r"""
+    .. math::
+
+        \log \hat p(y_t \mid y_{<t}) = \log \sum_p \bar w_{t-1}^{(p)}
+            \prod_{i \in t} e^{f_i^{(p)}}
+
+    for stages ``t`` of nodes and normalised weights :math:`\bar w` of the particles ``p``. By
+    conjugacy a particle is its concentrations :math:`\alpha + s`, so a stage is an
+    :class:`~pyro_nmm.OrderedConditional` with one ``alpha`` per particle.
+
+    :param Tensor alpha: ``(N, C)``.
+    :param Tensor logits: ``(num_edges,)``.
+    :param Tensor y: ``(N,)`` labels, read at the nodes of the stages.
+    :param stages: node ids of each stage in the order of the draw, disjoint.
+    :param float threshold: Resample where the effective number of particles
+        :math:`1 / \sum_p \bar w_p^2` falls below this share of ``P``; 0 never does.
+    :return: ``(len(stages),)`` double. The product of their exponentials, over all stages
+        from the first, is unbiased for :math:`p(y)`.
+
+    Cost: :math:`O(P (E + N C))` for each stage, and memory of :math:`O(P N C)`.
+    """
+    alpha = alpha.expand(num_particles, *alpha.shape)
+    log_weights = alpha.new_zeros(num_particles, dtype=torch.double) - math.log(num_particles)
+    increments = []
+    for nodes in stages:
+        observed = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
+        observed[nodes] = True
+        q = OrderedConditional(hood, alpha, logits, y, observed, order=nodes, validate_args=False)
+        choices = q.sample()
+        weighted = log_weights + q.log_labels(choices).double().sum(-1)
+        increments.append(weighted.logsumexp(0))
+        log_weights = weighted - increments[-1]
+        labels = y.index_select(0, q.observed_rows.nodes).expand_as(choices)
+        alpha = posterior_alpha(alpha, choices, labels)
+        if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * num_particles, 1)):
+            alpha = alpha.index_select(0, _systematic(log_weights))
+            log_weights = torch.full_like(log_weights, -math.log(num_particles))
+    return torch.stack(increments)
+
+
+def _systematic(log_weights: Tensor) -> Tensor:
+    """``(P,)`` parents: equally spaced places, jointly shifted, on the cumulative weight."""
+    size = len(log_weights)
+    shift = torch.rand((), dtype=torch.double, device=log_weights.device)
+    places = (torch.arange(size, device=log_weights.device) + shift) / size
+    return torch.searchsorted(log_weights.exp().cumsum(0), places).clamp(max=size - 1)
