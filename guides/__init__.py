@@ -3,7 +3,9 @@
 
 """Pyro guides."""
 
+from pyro_nmm.guides.agreement import Agreement
 from pyro_nmm.guides.amortized import AmortizedNMM
+from pyro_nmm.guides.classification import fit_classifier, fit_nmm
 from pyro_nmm.guides.ordered import ordered_guide
 
-__all__ = ["AmortizedNMM", "ordered_guide"]
+__all__ = ["Agreement", "AmortizedNMM", "fit_classifier", "fit_nmm", "ordered_guide"]

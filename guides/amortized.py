@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides.agreement import Agreement
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.models.nmm import nmm
 
@@ -50,6 +51,8 @@ class AmortizedNMM(nn.Module):
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the network's parameters in Pyro's store.
+    :param Agreement agreement: lets unlabelled nodes teach the network too, in training mode,
+        through a factor ``agreement`` in the model; the loss is then no bound any more.
     """
 
     def __init__(
@@ -60,9 +63,10 @@ class AmortizedNMM(nn.Module):
         collapsed: bool = True,
         estimator: str = "later",
         name: str = "nmm",
+        agreement: Agreement | None = None,
     ) -> None:
         super().__init__()
-        self.hood, self.network = hood, network
+        self.hood, self.network, self.agreement = hood, network, agreement
         self.collapsed, self.estimator, self.name = collapsed, estimator, name
         self._handed: tuple | None = None
 
@@ -97,7 +101,16 @@ class AmortizedNMM(nn.Module):
             parameters = handed[2]
         else:
             parameters = self(*inputs)
+        if self.agreement is not None and self.training and y is not None:
+            pyro.factor("agreement", self._agreement(*parameters, y, observed))
         return nmm(self.hood, *parameters, y, observed, collapsed=self.collapsed)
+
+    def _agreement(self, alpha, logits, y, observed) -> Tensor:
+        # Draws of its own: the guide's c would be charged with a teacher that is constant.
+        mixture = NeighborMixture(self.hood, alpha, logits, validate_args=False)
+        teacher = mixture.condition(y, observed, num_samples=4).marginals()
+        size = self.hood.restrict(observed).num_rows
+        return -size * self.agreement(mixture.marginals(), teacher)
 
     def mixture(self, *inputs) -> NeighborMixture:
         """The fitted distribution, for queries: evaluation mode, without gradients."""

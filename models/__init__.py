@@ -1,9 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Pyro programs, and the networks that feed them."""
+"""Pyro models, and the modules that give them their parameters."""
 
 from pyro_nmm.models.networks import NMMNetwork
 from pyro_nmm.models.nmm import nmm
+from pyro_nmm.models.stacked import StackedNMM
 
-__all__ = ["NMMNetwork", "nmm"]
+__all__ = ["NMMNetwork", "StackedNMM", "nmm"]

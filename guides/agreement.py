@@ -1,0 +1,91 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Agreement(nn.Module):
+    r"""
+    Learning from the unlabelled nodes: a penalty on marginals :math:`u` of shape ``(N, C)``
+    under dropout that disagree with the sharpened memory of earlier posteriors
+    :math:`p(y_i \mid y_\tau)`.
+
+    .. math::
+
+        \bar p_i \leftarrow m \, \bar p_i + (1 - m) \, p(y_i \mid y_\tau), \qquad
+        t_{ik} \propto \bar p_{ik}^{1 / T}, \qquad
+        \text{penalty} = w \, \frac1N \sum_i \mathrm{KL}(t_i \,\|\, u_i)
+
+    Temporal ensembling (Laine and Aila 2017, ICLR) with the sharpening of Berthelot et al.
+    (2019, "MixMatch", NeurIPS), and the NMM's posterior as the teacher. It is not part of the
+    likelihood: use it where labels are few.
+
+    >>> agreement = Agreement(num_nodes=1, num_classes=2, temperature=0.5, warmup=0)
+    >>> probs = torch.tensor([[0.6, 0.4]])
+    >>> agreement(probs, probs)
+    tensor(0.0184)
+
+    The memory is a buffer, so a checkpoint's ``state_dict`` holds it.
+
+    :param int num_nodes: ``N``.
+    :param int num_classes: ``C``.
+    :param float weight: :math:`w`, relative to the mean log-likelihood of a label.
+    :param float temperature: :math:`T`, in (0, 1]; smaller is sharper.
+    :param float memory: :math:`m`, in [0, 1).
+    :param int warmup: calls until the weight is full; it grows linearly.
+    """
+
+    past: Tensor
+    calls: Tensor
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_classes: int,
+        *,
+        weight: float = 1.0,
+        temperature: float = 0.5,
+        memory: float = 0.9,
+        warmup: int = 50,
+    ) -> None:
+        super().__init__()
+        if not 0 < temperature <= 1 or not 0 <= memory < 1:
+            raise ValueError(
+                f"temperature must be in (0, 1] and memory in [0, 1), got {temperature} and "
+                f"{memory}"
+            )
+        self.weight, self.temperature = weight, temperature
+        self.memory, self.warmup = memory, warmup
+        self.register_buffer("past", torch.zeros(num_nodes, num_classes))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, probs: Tensor, teacher: Tensor) -> Tensor:
+        """
+        Updates the memory and returns the penalty.
+
+        :param Tensor probs: ``(N, C)``, differentiable.
+        :param Tensor teacher: ``(N, C)``, taken as constant.
+        :return: a number.
+        """
+        if teacher.shape != self.past.shape:
+            raise ValueError(
+                f"teacher must have shape {tuple(self.past.shape)}, got {tuple(teacher.shape)}"
+            )
+        with torch.no_grad():
+            self.calls += 1
+            self.past.lerp_(teacher.to(self.past), 1 - self.memory)
+            sharp = self.past.pow(1 / self.temperature)
+            target = (sharp / sharp.sum(-1, keepdim=True)).to(probs)
+            weight = self.weight * (self.calls / max(self.warmup, 1)).clamp(max=1)
+        log_probs = probs.clamp(min=1e-8).log()
+        return weight.to(probs) * F.kl_div(log_probs, target, reduction="batchmean")
+
+    def extra_repr(self) -> str:
+        return (
+            f"weight={self.weight}, temperature={self.temperature}, memory={self.memory}, "
+            f"warmup={self.warmup}"
+        )

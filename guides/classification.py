@@ -1,0 +1,164 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Training for node classification: a classifier alone, and an NMM on the same backbones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pyro
+import torch
+from pyro.infer import TraceGraph_ELBO
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.data import Data
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides.agreement import Agreement
+from pyro_nmm.guides.amortized import AmortizedNMM
+from pyro_nmm.metrics import log_likelihood
+from pyro_nmm.models import NMMNetwork
+from pyro_nmm.training import train
+
+Scores = list[tuple[float, ...]]
+
+
+def fit_classifier(
+    network: nn.Module,
+    data: Data,
+    *,
+    agreement: Agreement | None = None,
+    lr: float = 0.01,
+    weight_decay: float = 5e-4,
+    num_epochs: int = 200,
+    patience: int = 100,
+    criterion: str = "accuracy",
+    checkpoint: Path | None = None,
+    progress: Callable[[range], Iterable[int]] = iter,
+) -> tuple[Tensor, Scores]:
+    r"""
+    Cross entropy on the training nodes, early stopping on the validation nodes:
+    :math:`p(y) = \prod_i \mathrm{softmax}(f_\theta(X)_i)`.
+
+    :param nn.Module network: ``(x, edge_index) -> (N, C)``.
+    :param Data data: with ``x``, ``edge_index``, ``y`` and boolean masks ``(N,)``
+        ``train_mask`` and ``val_mask``.
+    :param Agreement agreement: lets unlabelled nodes teach too, here with the classifier's own
+        predictions.
+    :param float weight_decay: on the first layer alone, as Kipf and Welling (2017) have it.
+    :param str criterion: of early stopping, ``"accuracy"`` or ``"likelihood"``; the other one
+        tells equals apart.
+    :param Path checkpoint: see :func:`~pyro_nmm.training.train`, as ``progress``.
+    :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
+        ``criterion`` first.
+    """
+    inputs, size = (data.x, data.edge_index), int(data.train_mask.sum())
+    modules = nn.ModuleList([network, agreement] if agreement is not None else [network])
+
+    def backward() -> float:
+        out = network(*inputs)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        if agreement is not None:
+            probs = out.softmax(-1)
+            loss = loss + agreement(probs, probs.detach())
+        loss.backward()
+        return size * loss.item()
+
+    optimizer = torch.optim.Adam(_groups(network, [network], weight_decay), lr=lr)
+    scores = train(
+        modules, optimizer, backward, lambda: _quality(network(*inputs).softmax(-1), data, criterion),
+        num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
+        settings=f"classifier, {lr=}, {weight_decay=}, {agreement=}",
+    )  # fmt: skip
+    with torch.no_grad():
+        return network(*inputs), scores
+
+
+def fit_nmm(
+    network: nn.Module,
+    data: Data,
+    hood: Neighborhood,
+    *,
+    agreement: Agreement | None = None,
+    estimator: str = "later",
+    num_particles: int = 4,
+    num_samples: int = 8,
+    lr: float = 0.01,
+    weight_decay: float = 5e-4,
+    num_epochs: int = 200,
+    patience: int = 100,
+    criterion: str = "accuracy",
+    checkpoint: Path | None = None,
+    progress: Callable[[range], Iterable[int]] = iter,
+) -> tuple[NeighborMixture, Scores]:
+    r"""
+    The bound on :math:`\log p(y_\tau)` of the training nodes, the paper's ``eq-learn-obj``,
+    early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
+
+    :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
+        :class:`~pyro_nmm.models.NMMNetwork`.
+    :param Neighborhood hood: of ``data.edge_index``.
+    :param Agreement agreement: lets unlabelled nodes teach too, with their posteriors.
+    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
+    :param int num_particles: draws of :math:`q(c \mid y)` a step.
+    :param int num_samples: draws of the posterior, for validation.
+    :return: the mixture of the best epoch, over ``(N,)`` labels, and the two validation scores
+        of every epoch, ``criterion`` first.
+
+    The other parameters are those of :func:`fit_classifier`.
+    """
+    pyro.clear_param_store()
+    program = AmortizedNMM(hood, network, estimator=estimator, agreement=agreement)
+    elbo = TraceGraph_ELBO(
+        num_particles=num_particles, vectorize_particles=True, max_plate_nesting=1
+    )  # the particles
+    inputs, known = (data.x, data.edge_index), {"y": data.y, "observed": data.train_mask}
+    size = int(data.train_mask.sum())
+
+    def backward() -> float:
+        loss = elbo.loss_and_grads(program.model, program.guide, *inputs, **known)
+        for parameter in network.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= size  # the mean over labels, as a classifier's loss
+        return loss
+
+    def validate() -> tuple[float, ...]:
+        mixture = NeighborMixture(hood, *network(hood, *inputs), validate_args=False)
+        return _quality(
+            mixture.condition(**known, num_samples=num_samples).marginals(), data, criterion
+        )
+
+    backbones = [network]
+    if isinstance(network, NMMNetwork):
+        backbones = [b for b in (network.labels, network.attention) if b is not None]
+    optimizer = torch.optim.Adam(_groups(network, backbones, weight_decay), lr=lr)
+    scores = train(
+        program, optimizer, backward, validate,
+        num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
+        settings=f"NMM, {estimator=}, {num_particles=}, {lr=}, {weight_decay=}, {agreement=}",
+    )  # fmt: skip
+    return program.mixture(*inputs), scores
+
+
+def _quality(probs: Tensor, data: Data, criterion: str) -> tuple[float, float]:
+    """Validation accuracy and log-likelihood, the criterion first."""
+    if criterion not in ("accuracy", "likelihood"):
+        raise ValueError(f"criterion must be 'accuracy' or 'likelihood', got {criterion!r}")
+    probs, y = probs[data.val_mask], data.y[data.val_mask]
+    accuracy = (probs.argmax(-1) == y).double().mean().item()
+    likelihood = log_likelihood(probs.clamp(min=1e-12), y).item()
+    return (accuracy, likelihood) if criterion == "accuracy" else (likelihood, accuracy)
+
+
+def _groups(network: nn.Module, backbones: list[nn.Module], weight_decay: float) -> list[dict]:
+    """The first layer of every backbone, with weight decay, and all other parameters."""
+    layers = [
+        next(m for m in backbone.modules() if any(True for _ in m.parameters(recurse=False)))
+        for backbone in backbones
+    ]
+    decayed = [p for layer in layers for p in layer.parameters()]
+    known = {id(p) for p in decayed}
+    rest = [p for p in network.parameters() if id(p) not in known]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": rest}]

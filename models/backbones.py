@@ -1,0 +1,99 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The paper's backbones, as PyG networks behind one input layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import APPNP, GAT, GCN, MLP, Sequential
+
+
+class RandomInput(nn.Module):
+    r"""
+    A network whose input is thinned out while it trains: single features, and the features
+    of whole nodes, which then have to be guessed from their neighbours (DropNode, Feng et
+    al. 2020, "Graph Random Neural Networks for Semi-Supervised Learning on Graphs", NeurIPS).
+
+    .. math::
+
+        \tilde x_{id} = \frac{m_i}{1 - p_{\text{nodes}}} \frac{m_{id}}{1 - p} \, x_{id}, \qquad
+        m_i \sim \mathrm{Bernoulli}(1 - p_{\text{nodes}}), \quad
+        m_{id} \sim \mathrm{Bernoulli}(1 - p)
+
+    Features in ``torch.sparse_csr`` layout stay sparse: only stored entries are touched.
+
+    >>> from torch_geometric.nn import MLP
+    >>> network = RandomInput(MLP([5, 2]), drop_nodes=0.5)
+    >>> network(torch.eye(5).to_sparse_csr()).shape
+    torch.Size([5, 2])
+
+    :param nn.Module network: called as ``network(x, *inputs)`` with ``x`` of shape ``(N, D)``.
+    :param float dropout: :math:`p`.
+    :param float drop_nodes: :math:`p_{\text{nodes}}`.
+    """
+
+    def __init__(self, network: nn.Module, dropout: float = 0.0, drop_nodes: float = 0.0) -> None:
+        super().__init__()
+        self.network, self.dropout, self.drop_nodes = network, dropout, drop_nodes
+
+    def forward(self, x: Tensor, *inputs) -> Tensor:
+        if self.training and (self.dropout or self.drop_nodes):
+            x = self._thin(x)
+        return self.network(x, *inputs)
+
+    def _thin(self, x: Tensor) -> Tensor:
+        kept = F.dropout(torch.ones(len(x), dtype=x.dtype, device=x.device), self.drop_nodes)
+        if x.layout != torch.sparse_csr:
+            return F.dropout(x, self.dropout) * kept[:, None]
+        values = F.dropout(x.values(), self.dropout)
+        values = values * kept.repeat_interleave(x.crow_indices().diff(), output_size=len(values))
+        return torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), values, x.shape)
+
+
+def gcn(
+    num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
+) -> RandomInput:
+    """
+    Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer.
+
+    :param int width: number of columns of the output ``(N, width)``.
+    """
+    network = GCN(num_features, width if attention else 16, 1 if attention else 2,
+                  out_channels=width, dropout=dropout, cached=True)  # fmt: skip
+    return RandomInput(network, dropout, drop_nodes)
+
+
+def gat(
+    num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
+) -> RandomInput:
+    """
+    Graph attention: 2 layers, 8 heads of 16 hidden units; for ``attention`` vectors one layer
+    of 8 heads.
+
+    :param int width: number of columns of the output ``(N, width)``.
+    """
+    if attention:
+        network = GAT(num_features, width, 1, heads=8, dropout=dropout)
+    else:
+        network = GAT(num_features, 8 * 16, 2, out_channels=width, heads=8, dropout=dropout,
+                      act="elu")  # fmt: skip
+    return RandomInput(network, dropout, drop_nodes)
+
+
+def appnp(
+    num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
+) -> RandomInput:
+    """
+    Predict then propagate: 64 hidden units, 10 steps of personalised PageRank with teleport
+    probability 0.1, the same for ``attention`` vectors.
+
+    :param int width: number of columns of the output ``(N, width)``.
+    """
+    layers = [
+        (MLP([num_features, 64, width], dropout=dropout, norm=None), "x -> x"),
+        (APPNP(K=10, alpha=0.1, cached=True), "x, edge_index -> x"),
+    ]
+    return RandomInput(Sequential("x, edge_index", layers), dropout, drop_nodes)

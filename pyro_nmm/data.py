@@ -1,0 +1,97 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Data sets and splits for node classification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.transforms import NormalizeFeatures
+from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
+
+PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
+
+
+def planetoid(name: str, root: str | Path | None = None) -> Data:
+    """
+    Cora, CiteSeer or PubMed with their public split, through PyG, which downloads what is not
+    below ``root``. Rows of features sum to one; bags of words come in ``torch.sparse_csr``.
+
+    :param str name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
+    :param root: folder that holds ``Cora/raw`` and the like; default ``~/.cache/pyro-nmm``.
+    """
+    if name not in PLANETOID:
+        raise ValueError(f"name must be one of {tuple(PLANETOID)}, got {name!r}")
+    root = Path(root) if root is not None else Path.home() / ".cache" / "pyro-nmm"
+    data = Planetoid(str(root), PLANETOID[name], transform=NormalizeFeatures())[0]
+    # PubMed's features are dense enough for dense products to be the faster ones.
+    if (data.x != 0).double().mean() < 0.05:
+        data.x = data.x.to_sparse_csr()
+    return data
+
+
+def digits(num_neighbors: int = 8) -> Data:
+    """
+    scikit-learn's 1797 images of digits and the graph of their nearest neighbours. Images are
+    ``(N, 64)`` in [0, 1]; splits come from :func:`random_split`.
+    """
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.neighbors import kneighbors_graph
+    except ImportError as error:
+        raise ImportError("the digits need scikit-learn: pip install pyro-nmm[examples]") from error
+    images = load_digits()
+    graph = kneighbors_graph(images.data, num_neighbors)
+    edge_index = to_undirected(from_scipy_sparse_matrix(graph)[0])
+    x = torch.tensor(images.data, dtype=torch.float) / 16
+    return Data(x=x, edge_index=edge_index, y=torch.tensor(images.target))
+
+
+def random_split(data: Data, train: float, val: float, test: float, seed: int) -> Data:
+    """
+    A copy of ``data`` with random masks. With one seed the test and the validation nodes are
+    the same whatever ``train``, and smaller training sets are parts of larger ones.
+
+    :param float train: share of the nodes, as ``val`` and ``test``.
+    """
+    size = data.num_nodes
+    parts = {"test": round(test * size), "val": round(val * size), "train": round(train * size)}
+    if min(parts.values()) < 1 or sum(parts.values()) > size:
+        raise ValueError(
+            f"train, val and test must select nodes and sum to at most 1, got {train}, {val}, "
+            f"{test} of {size} nodes"
+        )
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    data = data.clone()
+    for name, nodes in zip(parts, order.split([*parts.values(), size - sum(parts.values())]),
+                           strict=False):  # fmt: skip
+        data[name + "_mask"] = index_to_mask(nodes, size)
+    return data
+
+
+def select_split(data: Data, split: int = 0) -> Data:
+    """
+    A copy of ``data`` with masks of shape ``(N,)``, from masks ``(N,)`` or ``(N, splits)`` as
+    PyG's data sets have them.
+    """
+    data = data.clone()
+    for name in ("train_mask", "val_mask", "test_mask"):
+        mask: Tensor = data[name]
+        if mask.dim() == 2:
+            if not 0 <= split < mask.shape[1]:
+                raise ValueError(f"split must be in 0..{mask.shape[1] - 1}, got {split}")
+            data[name] = mask[:, split]
+        elif split:
+            raise ValueError(f"split must be 0 where {name} has shape (N,), got {split}")
+    return data
+
+
+def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
+    """``(2, P)``: the edges between nodes of ``mask``, each once, without self-loops."""
+    inside = mask[edge_index].all(0) & (edge_index[0] < edge_index[1])
+    return edge_index[:, inside]
