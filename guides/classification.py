@@ -68,7 +68,8 @@ def fit_classifier(
 
     optimizer = torch.optim.Adam(_groups(network, [network], weight_decay), lr=lr)
     scores = train(
-        modules, optimizer, backward, lambda: _quality(network(*inputs).softmax(-1), data, criterion),
+        modules, optimizer, backward,
+        lambda: _quality(network(*inputs).softmax(-1), data, criterion),
         num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
         settings=f"classifier, {lr=}, {weight_decay=}, {agreement=}",
     )  # fmt: skip

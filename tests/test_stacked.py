@@ -1,0 +1,189 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The NMM on top of a trained classifier: five numbers from held-out nodes."""
+
+import itertools
+
+import networkx as nx
+import pyro
+import pytest
+import torch
+from graphs import house, to_hood
+from pyro.infer import SVI, TraceGraph_ELBO
+from pyro.optim import Adam
+
+from pyro_nmm import NeighborMixture, OrderedConditional
+from pyro_nmm.guides import AmortizedNMM
+from pyro_nmm.metrics import temperature_scaling
+from pyro_nmm.models import StackedNMM
+from pyro_nmm.models.stacked import PRIOR, _surrogate
+
+
+def test_parameters_are_those_of_the_formula():
+    hood, stacked = house(), StackedNMM()
+    scores = torch.randn(5, 3)
+    values = {
+        "log_scale": 0.3,
+        "log_kappa": 1.2,
+        "log_floor": -2.0,
+        "gamma": 0.7,
+        "similarity": -1.4,
+    }
+    for name, value in values.items():
+        getattr(stacked, name).data.fill_(value)
+    alpha, logits = stacked(hood, scores)
+    probs = (torch.tensor(0.3).exp() * scores).softmax(-1)
+    torch.testing.assert_close(alpha, torch.tensor(1.2).exp() * probs + torch.tensor(-2.0).exp())
+    for e, (i, j) in enumerate(zip(hood.target, hood.source, strict=True)):
+        cosine = probs[i] @ probs[j] / (probs[i].norm() * probs[j].norm())
+        expected = -1.4 * cosine + 0.7 * (i == j)
+        torch.testing.assert_close(logits[e], expected)
+
+
+def test_gradient_of_the_conditional_bound():
+    """The surrogate's mean gradient is that of the enumerated bound, in all five numbers."""
+    torch.manual_seed(1)
+    hood = house()
+    stacked, scores = StackedNMM(), torch.randn(5, 2)
+    stacked.log_kappa.data.fill_(-0.5)  # strong sharing: the score term matters
+    y, order = torch.tensor([0, 1, 0, 0, 1]), torch.tensor([1, 3, 4, 0, 2])
+    names = list(PRIOR)
+
+    def conditional():
+        alpha, logits = stacked(hood, scores)
+        return OrderedConditional(hood, alpha, logits, y, order=order)
+
+    rows = [hood.source[hood.ptr[i] : hood.ptr[i + 1]].tolist() for i in range(5)]
+    every = torch.tensor(list(itertools.product(*rows)))
+    q = conditional()
+    bound = (q.log_prob(every).exp() * q.log_labels(every)[:, 2:].sum(-1)).sum()
+    exact = torch.stack(torch.autograd.grad(bound, [getattr(stacked, n) for n in names]))
+    direct = (
+        q.log_prob(every).detach().exp() * conditional().log_labels(every)[:, 2:].sum(-1)
+    ).sum()
+    partial = torch.stack(torch.autograd.grad(direct, [getattr(stacked, n) for n in names]))
+    draws = []
+    for _ in range(1500):
+        value = _surrogate(conditional(), 2, 4)
+        draws.append(torch.stack(torch.autograd.grad(value, [getattr(stacked, n) for n in names])))
+    draws = torch.stack(draws)
+    error = draws.std(0) / len(draws) ** 0.5
+    assert ((draws.mean(0) - exact).abs() < 4 * error).all()
+    assert ((partial - exact).abs() > 4 * error).any()  # without the score it would not pass
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    """Labels of an NMM on 150 cliques of 4, and the scores of an overconfident classifier."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.double)
+    hood = to_hood(nx.caveman_graph(150, 4))
+    truth = torch.randn(600, 4).softmax(-1)
+    y = NeighborMixture(hood, 0.5 * truth, torch.zeros(hood.num_edges)).sample()
+    order = torch.randperm(600)
+    train, held_out, test = (torch.zeros(600, dtype=torch.bool) for _ in range(3))
+    for mask, part in zip((train, held_out, test), order.split([200, 200, 200]), strict=True):
+        mask[part] = True
+    return hood, 4 * truth.log(), y, train, held_out, test
+
+
+def test_fit_finds_temperature_and_sharing(simulated):
+    hood, scores, y, train, held_out, test = simulated
+    torch.manual_seed(0)
+    stacked = StackedNMM().fit(hood, scores, y, train, held_out)
+    assert stacked.log_scale.exp().item() == pytest.approx(0.25, rel=0.4)
+    assert 0.2 < stacked.log_kappa.exp().item() < 2.0  # 0.5 was true, 20 is the prior
+    # Better than temperature scaling on nodes that neither has seen, alone and in pairs.
+    temperature = temperature_scaling(scores, y, held_out)
+    probs = (scores / temperature).softmax(-1)
+    post = stacked.mixture(hood, scores).condition(y, train, num_samples=64)
+    gain = (post.marginals() / probs)[test, y[test]].log().mean()
+    assert gain > 0.02
+    mix = stacked.mixture(hood, scores)
+    joint = mix.log_likelihood(y, observed=test, given=train, num_particles=64) / 200
+    assert joint > post.marginals()[test, y[test]].log().mean()
+
+
+def test_fit_maximises_its_objective(simulated):
+    """Around the fit, the held-out bound plus prior falls in every direction."""
+    hood, scores, y, train, held_out, _ = simulated
+    torch.manual_seed(0)
+    stacked = StackedNMM().fit(hood, scores, y, train, held_out)
+    order = torch.cat([train.nonzero()[:, 0], held_out.nonzero()[:, 0]])
+
+    @torch.no_grad()
+    def objective():
+        q = OrderedConditional(hood, *stacked(hood, scores), y, train | held_out, order=order)
+        torch.manual_seed(1)
+        bound = q.log_labels(q.sample((400,)))[:, 200:].sum(-1).mean()
+        return (bound + stacked._log_prior()).item()
+
+    best = objective()
+    for name in PRIOR:
+        parameter = getattr(stacked, name)
+        for step in (-1.0, 1.0):
+            parameter.data += step
+            assert objective() < best, (name, step)
+            parameter.data -= step
+
+
+def test_little_data_stays_with_the_prior():
+    hood = house()
+    scores, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
+    train, held_out = torch.tensor([1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 0, 0]).bool()
+    stacked = StackedNMM().fit(hood, scores, y, train, held_out, num_steps=60)
+    for name, (mean, sd) in PRIOR.items():
+        assert abs(getattr(stacked, name).item() - mean) < 1.5 * sd
+
+
+def test_labels_outside_the_masks_are_never_read(simulated):
+    hood, scores, y, train, held_out, test = simulated
+    results = []
+    for other in (0, 99):
+        torch.manual_seed(0)
+        labels = torch.where(test, other, y)
+        stacked = StackedNMM().fit(hood, scores, labels, train, held_out, num_steps=5)
+        results.append(torch.stack(list(stacked.parameters())))
+    assert torch.equal(*results)
+
+
+def test_is_a_network_for_svi():
+    """The five numbers as the parameters of a Pyro program."""
+    hood = house()
+    program = AmortizedNMM(hood, StackedNMM())
+    elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1)
+    svi = SVI(program.model, program.guide, Adam({"lr": 0.05}), elbo)
+    scores, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
+    before = program.network.log_kappa.item()
+    svi.step(scores, y=y)
+    assert program.network.log_kappa.item() != before
+    assert "log_kappa" in " ".join(pyro.get_param_store().keys())
+
+
+def test_repr_states_the_fit():
+    assert "temperature=1.000, kappa=20.086, floor=0.0183" in repr(StackedNMM())
+
+
+def test_bad_input():
+    hood, scores, y = house(), torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
+    train, held_out = torch.tensor([1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 0, 0]).bool()
+
+    def fit(**changes):
+        arguments = {"scores": scores, "y": y, "train": train, "held_out": held_out} | changes
+        StackedNMM().fit(hood, **arguments)
+
+    with pytest.raises(ValueError, match="both hold node 0"):
+        fit(held_out=train)
+    with pytest.raises(ValueError, match=r"held_out must be a boolean mask of shape \(5,\)"):
+        fit(held_out=held_out.long())
+    with pytest.raises(ValueError, match="at least one node"):
+        fit(train=torch.zeros(5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="num_samples must be at least 2"):
+        fit(num_samples=1)
+    with pytest.raises(ValueError, match="scores must be finite"):
+        fit(scores=torch.full((5, 2), torch.nan))
+    with pytest.raises(ValueError, match=r"scores must have shape \(5, C\)"):
+        fit(scores=scores[:4])
+    with pytest.raises(ValueError, match="y holds label 5 at node 0"):
+        fit(y=torch.tensor([5, 1, 0, 1, 0]))
