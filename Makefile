@@ -10,7 +10,7 @@ STAMP = $(VENV)/.installed
 
 demo: $(STAMP)
 	$(BIN)/python examples/karate.py --output output/karate.png
-	$(BIN)/python examples/digits.py --output output/digits.png
+	$(BIN)/python examples/node_classification.py --output output/digits.png
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=95

@@ -134,12 +134,11 @@ def stack(hood, scores: Tensor, data) -> NeighborMixture:
     return stacked.mixture(hood, scores)
 
 
-def variants(method: str, fitted, hood, data, settings: dict):
+def variants(method: str, fitted, hood, data):
     """What comes out of one fit: itself, and with its numbers fitted on the validation nodes."""
     if "NMM" in method:
         yield method, fitted
-        scores = (fitted.alpha - settings["floor"]).clamp(min=1e-6).log()
-        yield method + ", stacked", stack(hood, scores, data)
+        yield method + ", stacked", stack(hood, fitted.alpha.log(), data)
         return
     yield method, fitted.softmax(-1)
     temperature = temperature_scaling(fitted, data.y, data.val_mask)
@@ -234,7 +233,7 @@ def accuracy(args, results: Results, dataset: str, kind: str) -> None:
         start = time.perf_counter()
         fitted, curve = fit(method, kind, data, hood, settings, seed, args)
         seconds = (time.perf_counter() - start) / len(curve)
-        for name, model in reversed(list(variants(method, fitted, hood, data, settings))):
+        for name, model in reversed(list(variants(method, fitted, hood, data))):
             more = evaluate(model, data, joint=True)
             if name == method:
                 more |= {"settings": settings, "epochs": len(curve), "epoch seconds": seconds}
@@ -260,7 +259,7 @@ def splits(args, results: Results, dataset: str, kind: str, task: str) -> None:
         part = random_split(data, ratio, val, 0.3, seed)
         pairs = inner_edges(part.edge_index, part.test_mask) if task == "pairs" else None
         fitted, _ = fit(method, kind, part, hood, settings, seed, args, criterion=criterion)
-        for name, model in reversed(list(variants(method, fitted, hood, part, settings))):
+        for name, model in reversed(list(variants(method, fitted, hood, part))):
             results.add(**key, method=name, **evaluate(model, part, pairs))
 
 

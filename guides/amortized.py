@@ -102,15 +102,15 @@ class AmortizedNMM(nn.Module):
         else:
             parameters = self(*inputs)
         if self.agreement is not None and self.training and y is not None:
-            pyro.factor("agreement", self._agreement(*parameters, y, observed))
+            pyro.factor("agreement", self._penalty(self.agreement, *parameters, y, observed))
         return nmm(self.hood, *parameters, y, observed, collapsed=self.collapsed)
 
-    def _agreement(self, alpha, logits, y, observed) -> Tensor:
+    def _penalty(self, agreement: Agreement, alpha, logits, y, observed) -> Tensor:
         # Draws of its own: the guide's c would be charged with a teacher that is constant.
         mixture = NeighborMixture(self.hood, alpha, logits, validate_args=False)
         teacher = mixture.condition(y, observed, num_samples=4).marginals()
         size = self.hood.restrict(observed).num_rows
-        return -size * self.agreement(mixture.marginals(), teacher)
+        return -size * agreement(mixture.marginals(), teacher)
 
     def mixture(self, *inputs) -> NeighborMixture:
         """The fitted distribution, for queries: evaluation mode, without gradients."""

@@ -39,8 +39,13 @@ def fit_classifier(
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[Tensor, Scores]:
     r"""
-    Cross entropy on the training nodes, early stopping on the validation nodes:
-    :math:`p(y) = \prod_i \mathrm{softmax}(f_\theta(X)_i)`.
+    A classifier alone: cross entropy on the training nodes :math:`\tau`, early stopping on the
+    validation nodes.
+
+    .. math::
+
+        \min_\theta \; -\frac1{|\tau|} \sum_{i \in \tau}
+            \log \mathrm{softmax}(f_\theta(X)_i)_{y_i} \; + \text{penalty}
 
     :param nn.Module network: ``(x, edge_index) -> (N, C)``.
     :param Data data: with ``x``, ``edge_index``, ``y`` and boolean masks ``(N,)``
@@ -95,8 +100,27 @@ def fit_nmm(
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[NeighborMixture, Scores]:
     r"""
-    The bound on :math:`\log p(y_\tau)` of the training nodes, the paper's ``eq-learn-obj``,
-    early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
+    The bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
+    ``eq-learn-obj``, early stopping on the validation nodes' :math:`p(y_i \mid y_\tau)`.
+
+    .. math::
+
+        \min_\theta \; -\frac1{|\tau|} E_{q(c \mid y_\tau)} \left[
+            \log \frac{p_\theta(y_\tau, c)}{q_\theta(c \mid y_\tau)} \right]
+            \; + \text{penalty}
+
+    >>> from pyro_nmm.data import digits, random_split
+    >>> from pyro_nmm.models import NMMNetwork
+    >>> from pyro_nmm.models.backbones import gcn
+    >>> data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
+    >>> hood = Neighborhood(data.edge_index, data.num_nodes)
+    >>> network = NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10)
+    >>> mix, curve = fit_nmm(network, data, hood, agreement=Agreement(1797, 10), num_epochs=5)
+    >>> posterior = mix.condition(data.y, data.train_mask, num_samples=64)
+    >>> posterior.marginals().shape
+    torch.Size([1797, 10])
+
+    Pyro's parameter store is cleared first.
 
     :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
         :class:`~pyro_nmm.models.NMMNetwork`.

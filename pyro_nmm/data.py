@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -31,7 +32,9 @@ def planetoid(name: str, root: str | Path | None = None) -> Data:
     data = Planetoid(str(root), PLANETOID[name], transform=NormalizeFeatures())[0]
     # PubMed's features are dense enough for dense products to be the faster ones.
     if (data.x != 0).double().mean() < 0.05:
-        data.x = data.x.to_sparse_csr()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            data.x = data.x.to_sparse_csr()
     return data
 
 

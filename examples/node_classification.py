@@ -1,0 +1,171 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Node classification: a graph neural network alone, an NMM on top of it once it is trained,
+and an NMM that is trained with the network.
+
+    python examples/node_classification.py --dataset digits --output output/digits.png
+    python examples/node_classification.py --dataset cora --backbone appnp
+
+The digits come with scikit-learn; cora, citeseer and pubmed are downloaded by PyG, or read
+from --data-root. With --checkpoint FOLDER an interrupted run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+
+import pyro
+import torch
+from panels import draw
+from torchmetrics.functional.classification import multiclass_calibration_error
+from tqdm import tqdm
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.data import PLANETOID, digits, inner_edges, planetoid, random_split, select_split
+from pyro_nmm.guides import Agreement, fit_classifier, fit_nmm
+from pyro_nmm.metrics import (
+    brier,
+    independent_pairs,
+    log_likelihood,
+    pair_log_likelihood,
+    temperature_scaling,
+)
+from pyro_nmm.models import NMMNetwork, StackedNMM
+from pyro_nmm.models.backbones import appnp, gat, gcn
+
+BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp}
+
+
+def load(args):
+    if args.dataset == "digits":
+        return random_split(digits(), train=0.05, val=0.1, test=0.5, seed=args.split)
+    return select_split(planetoid(args.dataset, args.data_root), args.split)
+
+
+def networks(args, data, num_classes: int):
+    """The backbone alone, and the backbones of the NMM: two, or one that they share."""
+    backbone = partial(BACKBONES[args.backbone], data.num_features, dropout=args.dropout)
+    alone, width = backbone(num_classes), 64 if args.backbone == "gcn" else 32
+    if args.shared:
+        parts = (backbone(num_classes + width, drop_nodes=0.5), None)
+    else:
+        parts = (backbone(num_classes, drop_nodes=0.5), backbone(width, attention=True))
+    return alone, NMMNetwork(*parts, num_classes=num_classes, floor=0.1, gamma=2.0)
+
+
+def timed(fit, *args, label: str, **options):
+    """The result of a fit, its validation curve, and seconds per epoch."""
+    start = time.perf_counter()
+    progress = partial(tqdm, desc=label, unit="epoch", dynamic_ncols=True)
+    result, curve = fit(*args, progress=progress, **options)
+    return result, curve, (time.perf_counter() - start) / max(len(curve), 1)
+
+
+def scores(probs, data, pairs, table, seconds=None) -> dict:
+    test, y = data.test_mask, data.y
+    p = probs[test]
+    return {
+        "accuracy": (p.argmax(-1) == y[test]).double().mean().item(),
+        "NLL": -log_likelihood(p.clamp(min=1e-12), y[test]).item(),
+        "ECE": multiclass_calibration_error(p, y[test], p.shape[-1], n_bins=15).item(),
+        "Brier": brier(p, y[test]).item(),
+        "PLL": pair_log_likelihood(table.clamp(min=1e-24), y, pairs).item(),
+        "s/epoch": seconds,
+    }
+
+
+def show(results: dict) -> None:
+    columns = list(next(iter(results.values())))
+    print(f"{'':24}", *(f"{name:>9}" for name in columns))
+    for name, row in results.items():
+        cells = (f"{row[c]:9.4f}" if row[c] is not None else f"{'':9}" for c in columns)
+        print(f"{name:24}", *cells)
+
+
+def main(args) -> dict:
+    torch.set_num_threads(args.num_threads)
+    pyro.enable_validation(False)
+    pyro.set_rng_seed(args.seed)
+    data = load(args).to(args.device)
+    num_classes, y = int(data.y.max()) + 1, data.y
+    hood = Neighborhood(data.edge_index, data.num_nodes)
+    pairs = inner_edges(data.edge_index, data.test_mask)
+    alone, network = (net.to(args.device) for net in networks(args, data, num_classes))
+    files = {name: args.checkpoint and args.checkpoint / f"{name}.pt" for name in ("alone", "nmm")}
+    options = {"lr": args.lr, "weight_decay": args.weight_decay, "num_epochs": args.num_epochs}
+
+    name = args.backbone.upper()
+    logits, curve, seconds = timed(
+        fit_classifier, alone, data, label=name, checkpoint=files["alone"], **options
+    )
+    probs = logits.softmax(-1)
+    scaled = (logits / temperature_scaling(logits, y, data.val_mask)).softmax(-1)
+    results = {
+        name: scores(probs, data, pairs, independent_pairs(probs, pairs), seconds),
+        f"{name} + temperature": scores(scaled, data, pairs, independent_pairs(scaled, pairs)),
+    }
+
+    def on_top(logits):
+        """An NMM on top of what is trained: five numbers, from the validation nodes."""
+        stacked = StackedNMM().fit(hood, logits, y, data.train_mask, data.val_mask)
+        mix = stacked.mixture(hood, logits)
+        post = mix.condition(y, data.train_mask, num_samples=64)
+        return mix, post.marginals(), scores(post.marginals(), data, pairs, post.pairwise(pairs))
+
+    results[f"{name} + StackedNMM"] = on_top(logits)[-1]
+
+    # An NMM that is trained with its networks, with the unlabelled nodes as teachers too.
+    agreement = Agreement(data.num_nodes, num_classes, weight=args.agreement).to(args.device)
+    mix, nmm_curve, seconds = timed(
+        fit_nmm, network, data, hood, label=f"NMM-{name}", checkpoint=files["nmm"],
+        agreement=agreement if args.agreement else None, **options,
+    )  # fmt: skip
+    post = mix.condition(y, data.train_mask, num_samples=64)
+    results[f"NMM-{name}"] = scores(post.marginals(), data, pairs, post.pairwise(pairs), seconds)
+    top, marginals, row = on_top(mix.alpha.log())
+    results[f"NMM-{name} + StackedNMM"] = row
+
+    show(results)
+    size = int(data.test_mask.sum())
+    joint = top.log_likelihood(y, data.test_mask, data.train_mask, num_particles=64).item() / size
+    print(f"{size} test nodes; pairs are the {pairs.shape[1]} edges between them")
+    print(
+        f"log p(y_test | y_train) per node: {joint:.4f}, last row; "
+        f"sum of {name}'s marginals: {-results[name]['NLL']:.4f}"
+    )
+    if args.output:
+        curves = {name: curve, f"NMM-{name}": nmm_curve}
+        draw(args, data, mix, {name: probs, f"NMM-{name}": marginals}, curves)
+    return results | {"joint": joint}
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dataset", default="digits", choices=["digits", *PLANETOID])
+    parser.add_argument("--backbone", default="gcn", choices=BACKBONES)
+    parser.add_argument("--shared", action="store_true", help="one network for alpha and attention")
+    parser.add_argument("--split", type=int, default=0, help="number of the split")
+    parser.add_argument("--num-epochs", type=int, default=200)
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--weight-decay", type=float, default=5e-4)
+    parser.add_argument("--dropout", type=float, default=0.5)
+    parser.add_argument("--agreement", type=float, default=0.5, help="weight; 0: bound alone")
+    parser.add_argument("--node", type=int, help="to be drawn; default an uncertain test node")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--num-threads", type=int, default=1, help="results depend on it")
+    parser.add_argument("--data-root", type=Path, help="folder that holds Cora/raw and the like")
+    parser.add_argument("--checkpoint", type=Path, help="folder for resumable checkpoints")
+    parser.add_argument("--output", type=Path, default=Path("output/node_classification.png"))
+    return parser
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())

@@ -1,0 +1,101 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The pictures of node_classification.py."""
+
+from __future__ import annotations
+
+import matplotlib
+import matplotlib.pyplot as plt
+import torch
+from torch import Tensor
+
+COLORS = ("#E69F00", "#0072B2")
+#: Okabe and Ito's palette for up to eight labels, extended by greys.
+PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000",
+           "#999999", "#555555")  # fmt: skip
+
+
+def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
+    matplotlib.use("Agg")
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
+    test = data.test_mask
+    for (name, p), color in zip(probs.items(), COLORS, strict=True):
+        reliability(axes[0], p[test].cpu(), data.y[test].cpu(), color, name)
+        accuracy = [row[0] for row in curves[name]]
+        axes[1].plot(range(1, len(accuracy) + 1), accuracy, color=color, label=name)
+    low = min(axes[0].get_xlim()[0], axes[0].get_ylim()[0], 0.9)
+    axes[0].plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
+    axes[0].set(xlabel="confidence", ylabel="accuracy", xlim=(low, 1.01), ylim=(low, 1.01),
+                title="Reliability on the test nodes, ± one standard error")  # fmt: skip
+    axes[1].set(xlabel="epoch", ylabel="accuracy", title="Validation accuracy")
+    axes[1].set_ylim(bottom=min(0.5, max(max(row[0] for row in c) for c in curves.values()) - 0.1))
+    for axis in axes[:2]:
+        axis.legend(frameon=False, loc="lower right")
+    node = args.node
+    if node is None:
+        node = uncertain_node(data, mix, *probs.values())
+    neighbourhood(axes[2], data, mix, list(probs.values())[1], node)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.output, dpi=150)
+    plt.close(figure)
+    print(f"picture: {args.output}")
+
+
+def reliability(axis, probs: Tensor, y: Tensor, color: str, label: str, bins: int = 10) -> None:
+    """Accuracy over confidence in bins of equally many nodes."""
+    confidence, prediction = probs.max(-1)
+    hit = (prediction == y).double()
+    parts = confidence.argsort().chunk(bins)
+    x = torch.stack([confidence[part].mean() for part in parts])
+    share = torch.stack([hit[part].mean() for part in parts])
+    error = (share * (1 - share) / len(parts[0])).sqrt()
+    axis.errorbar(x, share, error, fmt="o-", ms=4, capsize=2, color=color, label=label)
+
+
+def uncertain_node(data, mix, first: Tensor, second: Tensor) -> int:
+    """The test node with 3 to 8 neighbours on which the two models differ most."""
+    degree = mix.hood.ptr.diff() - 1
+    wanted = data.test_mask & (degree >= 3) & (degree <= 8)
+    wanted = wanted if wanted.any() else data.test_mask
+    gap = (first - second).abs().sum(-1)
+    return int(gap.masked_fill(~wanted, -1).argmax())
+
+
+def neighbourhood(axis, data, mix, marginals: Tensor, node: int) -> None:
+    """A node and whom it attends to: width is attention, pies are posterior marginals."""
+    hood = mix.hood
+    row = slice(int(hood.ptr[node]), int(hood.ptr[node + 1]))
+    weight = dict(zip(hood.source[row].tolist(), mix.attention[row].tolist(), strict=True))
+    others = sorted((j for j in weight if j != node), key=lambda j: -weight[j])[:8]
+    angle = torch.arange(len(others)) * 2 * torch.pi / max(len(others), 1) + 0.3
+    places = {node: (0.0, 0.0)} | dict(
+        zip(others, (1.1 * torch.stack([angle.cos(), angle.sin()], -1)).tolist(), strict=True)
+    )
+    for j in others:
+        x, y = places[j]
+        axis.plot([0, x], [0, y], color="0.4", lw=30 * weight[j], alpha=0.5, zorder=1,
+                  solid_capstyle="butt")  # fmt: skip
+    seen = set()
+    for j, (x, y) in places.items():
+        radius, share = (0.28 if j == node else 0.18), marginals[j].tolist()
+        start = 90.0
+        for k, p in enumerate(share):
+            wedge = matplotlib.patches.Wedge((x, y), radius, start, start + 360 * p, zorder=2,
+                                             facecolor=PALETTE[k % len(PALETTE)])  # fmt: skip
+            axis.add_patch(wedge)
+            start += 360 * p
+            seen |= {k} if p > 0.02 else set()
+        known = f"\nknown: {int(data.y[j])}" if data.train_mask[j] else ""
+        text = f"itself {weight[j]:.2f}" if j == node else f"{weight[j]:.2f}{known}"
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
+        axis.text(x, y - radius - 0.04, text, ha="center", va="top", fontsize=8, zorder=3, bbox=box)
+    handles = [matplotlib.patches.Patch(color=PALETTE[k % len(PALETTE)], label=f"label {k}")
+               for k in sorted(seen)]  # fmt: skip
+    axis.legend(handles=handles, frameon=False, fontsize=8, loc="upper left",
+                bbox_to_anchor=(-0.05, 1.0))  # fmt: skip
+    more = f" ({len(weight) - 1 - len(others)} more)" * (len(weight) - 1 > len(others))
+    axis.set_title(f"Node {node}, label {int(data.y[node])}: attention and marginals{more}")
+    axis.set(xlim=(-1.75, 1.5), ylim=(-1.5, 1.5), aspect="equal")
+    axis.axis("off")
