@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pyro_nmm import NeighborMixture
+
 
 class Agreement(nn.Module):
     r"""
@@ -83,6 +85,17 @@ class Agreement(nn.Module):
             weight = self.weight * (self.calls / max(self.warmup, 1)).clamp(max=1)
         log_probs = probs.clamp(min=1e-8).log()
         return weight.to(probs) * F.kl_div(log_probs, target, reduction="batchmean")
+
+    def of(self, mixture: NeighborMixture, y: Tensor, observed: Tensor | None) -> Tensor:
+        """
+        The penalty of a mixture with its own posterior as the teacher.
+
+        :param Tensor y: ``(N,)`` labels, read where ``observed`` only.
+        :param Tensor observed: ``(N,)`` boolean mask.
+        """
+        # Draws of its own: choices of a guide would be charged with a teacher that is constant.
+        teacher = mixture.condition(y, observed, num_samples=4).marginals()
+        return self(mixture.marginals(), teacher)
 
     def extra_repr(self) -> str:
         return (

@@ -98,19 +98,14 @@ class AmortizedNMM(nn.Module):
         if handed is not None and self._is_from(handed, inputs):
             # The guide ran on these inputs and weights just before: its output, not a second
             # dropout mask.
-            parameters = handed[2]
+            alpha, logits = handed[2]
         else:
-            parameters = self(*inputs)
+            alpha, logits = self(*inputs)
         if self.agreement is not None and self.training and y is not None:
-            pyro.factor("agreement", self._penalty(self.agreement, *parameters, y, observed))
-        return nmm(self.hood, *parameters, y, observed, collapsed=self.collapsed)
-
-    def _penalty(self, agreement: Agreement, alpha, logits, y, observed) -> Tensor:
-        # Draws of its own: the guide's c would be charged with a teacher that is constant.
-        mixture = NeighborMixture(self.hood, alpha, logits, validate_args=False)
-        teacher = mixture.condition(y, observed, num_samples=4).marginals()
-        size = self.hood.restrict(observed).num_rows
-        return -size * agreement(mixture.marginals(), teacher)
+            mixture = NeighborMixture(self.hood, alpha, logits)
+            size = self.hood.restrict(observed).num_rows
+            pyro.factor("agreement", -size * self.agreement.of(mixture, y, observed))
+        return nmm(self.hood, alpha, logits, y, observed, collapsed=self.collapsed)
 
     def mixture(self, *inputs) -> NeighborMixture:
         """The fitted distribution, for queries: evaluation mode, without gradients."""

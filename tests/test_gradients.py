@@ -145,6 +145,30 @@ def test_teaching_and_collapsed_agree_draw_by_draw(name, estimator):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["later", "horizon", "em", "joint"])
+def test_surrogate_is_what_trace_graph_elbo_makes(estimator, kernels):
+    """Without Pyro's tracing the same draws give the same gradient."""
+    torch.manual_seed(2)
+    problem, gradients = Problem("house"), []
+    for traced in (True, False):
+        torch.manual_seed(3)
+        if traced:
+            elbo = TraceGraph_ELBO(num_particles=5, vectorize_particles=True, max_plate_nesting=1)
+            guide = partial(problem.guide, collapsed=True, estimator=estimator)
+            elbo.loss_and_grads(partial(problem.model, collapsed=True), guide)
+        else:
+            q = OrderedConditional(
+                problem.hood, problem.log_alpha.exp(), problem.logits, problem.y,
+                problem.observed, estimator=estimator,
+            )  # fmt: skip
+            (-q.surrogate(q.sample((5,))).mean()).backward()
+        gradients.append([problem.log_alpha.grad.clone(), problem.logits.grad.clone()])
+        problem.log_alpha.grad = problem.logits.grad = None
+    for one, other in zip(*gradients, strict=True):
+        assert one.abs().max() > 0.01
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
 def test_variance_falls_and_the_biased_ones_stay_close():
     problem, variance = Problem("house"), {}
     exact = problem.exact_gradient()

@@ -42,7 +42,7 @@ class ChosenLabels(GraphDistribution):
     """
 
     def __init__(self, alpha: Tensor, choices: Tensor, *, validate_args=None) -> None:
-        check_choices(alpha, choices)
+        check_choices(*untracked(alpha, choices)[0])
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], choices.shape[:-1])
         self.alpha, self.choices, self.num_classes = alpha, choices, alpha.shape[-1]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)

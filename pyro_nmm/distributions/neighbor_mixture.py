@@ -276,7 +276,9 @@ class NeighborMixture(GraphDistribution):
         if num_samples is not None:
             q = OrderedConditional(self.hood, self.alpha, self.logits, y, observed)
             choices = q.sample(Size([num_samples]))
-            log_weights = q.log_labels(choices).sum(-1) * float(weighted)
+            log_weights = self.alpha.new_zeros(num_samples)
+            if weighted:
+                log_weights = q.log_labels(choices).sum(-1)
             rows = q.observed_rows
         else:
             rows = self.hood.restrict(observed)

@@ -236,6 +236,25 @@ class OrderedConditional(GraphDistribution):
         parts = (track_provenance(part, provenance) for part in (log_prob, log_prob, entropy))
         return ScoreParts(*parts)
 
+    def surrogate(self, value: Tensor) -> Tensor:
+        r"""
+        ``(...)``: numbers whose mean has the gradient of the bound, without Pyro's tracing:
+
+        .. math::
+
+            \sum_i f_i + \sum_i \log q(c_i) \, \bot(D_i - b_i) ,
+
+        :math:`D_i - b_i` the costs that ``estimator`` charges :math:`c_i` with, as constants.
+        It is what :class:`~pyro.infer.TraceGraph_ELBO` makes of :meth:`score_parts`.
+        """
+        draw, log_label, log_choice = self._evaluate(value)
+        bound = log_label.sum(-1)
+        if self.estimator == "em":
+            return bound
+        if self.estimator == "joint":
+            return bound + log_choice.sum(-1) * bound.detach()
+        return bound + (log_choice * self._charge(draw, log_label.detach())).sum(-1)
+
     @torch.no_grad()
     def _charge(self, draw: Draw, log_label: Tensor) -> Tensor:
         """``(..., n)``: the costs that each choice is charged with, less their baseline."""

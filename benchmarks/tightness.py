@@ -1,0 +1,125 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+How tight the bound stays while an NMM-GCN trains, the paper's figure of exact pair marginals:
+
+    python benchmarks/tightness.py --data-root FOLDER
+
+On pairs of test nodes the likelihood is exact; on all test nodes together it is estimated by
+sequential Monte Carlo with many particles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pyro
+import torch
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.data import digits, inner_edges, planetoid, random_split
+from pyro_nmm.guides import fit_nmm
+from pyro_nmm.models import NMMNetwork
+from pyro_nmm.models.backbones import gcn
+
+
+@torch.no_grad()
+def measure(network, hood, data, pairs, args) -> dict:
+    """Nats per node: of pairs the exact likelihood and the bound, of the test set estimates."""
+    mix = NeighborMixture(hood, *network.eval()(hood, data.x, data.edge_index))
+    number = torch.arange(pairs.shape[1])
+    exact = mix.pairwise(pairs)[number, data.y[pairs[0]], data.y[pairs[1]]].log()
+    bound = torch.empty_like(exact)
+    for k, pair in enumerate(pairs.T):
+        observed = torch.zeros_like(data.test_mask)
+        observed[pair] = True
+        bound[k] = mix.elbo(data.y, observed, num_samples=64).mean()
+    size = int(data.test_mask.sum())
+    estimate = mix.log_likelihood(data.y, data.test_mask, num_particles=args.num_particles)
+    return {
+        "pair exact": exact.mean().item() / 2,
+        "pair bound": bound.mean().item() / 2,
+        "pair gap": (exact - bound).mean().item() / 2,
+        "test bound": mix.elbo(data.y, data.test_mask, num_samples=32).mean().item() / size,
+        "test estimate": estimate.item() / size,
+    }
+
+
+def main(args) -> list[dict]:
+    if args.smoke:
+        args.dataset, args.num_epochs, args.every, args.num_pairs = "digits", 4, 2, 5
+    torch.set_num_threads(args.num_threads)
+    pyro.enable_validation(False)
+    pyro.set_rng_seed(args.seed)
+    data = digits() if args.dataset == "digits" else planetoid(args.dataset, args.data_root)
+    data = random_split(data, 0.2, 0.1, 0.3, args.seed)
+    hood = Neighborhood(data.edge_index, data.num_nodes)
+    pairs = inner_edges(data.edge_index, data.test_mask)[:, : args.num_pairs]
+    features, classes = data.num_features, int(data.y.max()) + 1
+    network = NMMNetwork(gcn(features, classes), gcn(features, 64, attention=True),
+                         num_classes=classes)  # fmt: skip
+    rows = []
+
+    def watch(epochs):
+        for epoch in epochs:
+            if epoch % args.every == 0:
+                rows.append({"epoch": epoch} | measure(network, hood, data, pairs, args))
+                print("  ".join(f"{k} {v:.4f}" if k != "epoch" else f"epoch {v:4d}"
+                                for k, v in rows[-1].items()))  # fmt: skip
+            yield epoch
+
+    fit_nmm(network, data, hood, lr=args.lr, num_epochs=args.num_epochs + 1,
+            patience=args.num_epochs + 1, progress=watch)  # fmt: skip
+    gap = max(abs(row["pair gap"]) for row in rows)
+    print(f"largest gap of the pairs' bound: {gap:.4f} nats per node")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    draw(rows, args, pairs.shape[1], int(data.test_mask.sum()))
+    return rows
+
+
+def draw(rows: list[dict], args, num_pairs: int, num_test: int) -> None:
+    matplotlib.use("Agg")
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    epochs = [row["epoch"] for row in rows]
+    for axis, first, second, title in (
+        (left, "pair exact", "pair bound", f"{num_pairs} pairs of test nodes"),
+        (right, "test estimate", "test bound", f"all {num_test} test nodes together"),
+    ):
+        name = "exact" if first == "pair exact" else f"SMC, {args.num_particles} particles"
+        axis.plot(epochs, [row[first] for row in rows], color="#0072B2", lw=3, alpha=0.5,
+                  label=name)  # fmt: skip
+        axis.plot(epochs, [row[second] for row in rows], "--", color="#D55E00", label="bound")
+        axis.set(xlabel="epoch", ylabel="log p(y), nats per node", title=title)
+        axis.legend(frameon=False)
+    figure.savefig(args.output, dpi=150)
+    plt.close(figure)
+    print(f"picture: {args.output}")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dataset", default="cora", choices=["digits", "cora", "citeseer"])
+    parser.add_argument("--num-epochs", type=int, default=200)
+    parser.add_argument("--every", type=int, default=10, help="epochs between measurements")
+    parser.add_argument("--num-pairs", type=int, default=400)
+    parser.add_argument("--num-particles", type=int, default=256)
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--seed", type=int, default=10)
+    parser.add_argument("--num-threads", type=int, default=1)
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--output", type=Path, default=Path("output/tightness.png"))
+    parser.add_argument("--smoke", action="store_true", help="seconds, on the digits")
+    return parser
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())
