@@ -93,7 +93,7 @@ def test_fit_finds_temperature_and_sharing(simulated):
     torch.manual_seed(0)
     stacked = StackedNMM().fit(hood, scores, y, train, held_out)
     assert stacked.log_scale.exp().item() == pytest.approx(0.25, rel=0.4)
-    assert 0.2 < stacked.log_kappa.exp().item() < 2.0  # 0.5 was true, 20 is the prior
+    assert 0.2 < stacked.log_kappa.exp().item() < 1.0  # 0.5 was true, 2.7 is the prior's mean
     # Better than temperature scaling on nodes that neither has seen, alone and in pairs.
     temperature = temperature_scaling(scores, y, held_out)
     probs = (scores / temperature).softmax(-1)
@@ -162,7 +162,7 @@ def test_is_a_network_for_svi():
 
 
 def test_repr_states_the_fit():
-    assert "temperature=1.000, kappa=20.086, floor=0.0183" in repr(StackedNMM())
+    assert "temperature=1.000, kappa=2.718, floor=0.0067" in repr(StackedNMM())
 
 
 def test_bad_input():
