@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.checks import check_label_range, check_labels, check_nodes
-from pyro_nmm.exact import MAX_CHOICES, enumerate_labels
+from pyro_nmm.exact import MAX_CHOICES, MAX_NUMBERS, enumerate_labels
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.pairwise import node_marginals
+from pyro_nmm.pairwise import node_marginals, pair_marginals
 from pyro_nmm.sequential import predict_in_turn
 
 if TYPE_CHECKING:
@@ -87,7 +87,17 @@ class Posterior:
         :return: ``(P, C, C)``. Cost: :math:`O(T E C)` and :math:`O(T C^2)` for each common
             neighbour of a pair.
         """
-        table = self._mean(self.mixture.pairwise(pairs))
+        check_nodes(self.hood, pairs, name="pairs")
+        # Some components at a time, so that memory does not grow with their number.
+        block = max(1, MAX_NUMBERS // 8 // (pairs.shape[1] * self.num_classes**2 + 1))
+        alpha, attention = self.mixture.alpha, self.mixture.attention
+        parts = zip(self.log_weights.exp().split(block), alpha.split(block), strict=True)
+        table = torch.stack(
+            [
+                torch.tensordot(weight, pair_marginals(self.hood, part, attention, pairs), 1)
+                for weight, part in parts
+            ]
+        ).sum(0)
         first, second = self.marginals()[pairs]
         fixed = self.observed[pairs].any(0)[:, None, None]
         product = first[:, :, None] * second[:, None, :]

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pyro_nmm.data import digits, random_split
+from pyro_nmm.metrics import log_likelihood
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -32,8 +35,27 @@ def as_a_user():
     torch.set_default_dtype(torch.float)
 
 
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_readme_on_top_of_a_classifier(capsys):
+    """The first screen's code, with a classifier that is too sure of itself."""
+    data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
+    truth = torch.nn.functional.one_hot(data.y).float() + 0.6 * torch.randn(1797, 10)
+    namespace = {"data": data, "model": lambda x, edge_index: 20 * truth}
+    code = BLOCKS[0].rstrip().rpartition("\n")
+    exec(f"{code[0]}\njoint = {code[2]}", namespace)
+    test = data.test_mask
+    probs = {"alone": (20 * truth).softmax(-1), "NMM": namespace["posterior"].marginals()}
+    likelihood = {
+        k: log_likelihood(p[test].clamp(min=1e-12), data.y[test]) for k, p in probs.items()
+    }
+    assert likelihood["NMM"] > likelihood["alone"] + 0.5
+    assert namespace["joint"] / test.sum() > likelihood["NMM"] - 0.01
+
+
 def test_quick_start_of_the_readme(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = BLOCKS[1]
     assert len(code.splitlines()) <= 25
     exec(compile(code, "README.md", "exec"), {})
     printed = capsys.readouterr().out

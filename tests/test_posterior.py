@@ -143,3 +143,16 @@ def test_sequential_prediction_uses_earlier_ones():
     y = torch.tensor([1, -1, -1])
     labels = mix.condition(y, torch.tensor([True, False, False]), 8).predict(method="sequential")
     assert labels.tolist() == [1, 1, 1]
+
+
+def test_pairs_in_blocks(monkeypatch):
+    """One component at a time gives what all at once give."""
+    from pyro_nmm import posterior
+
+    mix, y, observed = setting()
+    torch.manual_seed(3)
+    post = mix.condition(y, observed, 7, weighted=True)
+    pairs = torch.tensor([[2, 0, 4], [4, 2, 4]])
+    whole = post.pairwise(pairs)
+    monkeypatch.setattr(posterior, "MAX_NUMBERS", 8)
+    torch.testing.assert_close(post.pairwise(pairs), whole)
