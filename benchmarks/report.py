@@ -63,6 +63,7 @@ def mean(values: dict[int, float]) -> float:
 
 
 def table(head: list[str], rows: list[list[str]], left: int = 1) -> str:
+    rows = [row for row in rows if any(row[left:])]  # without what has not been run
     align = ["---"] * left + ["---:"] * (len(head) - left)
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, align, *rows])
 

@@ -140,7 +140,7 @@ def main(args) -> dict:
     )
     if args.output:
         curves = {name: curve, f"NMM-{name}": nmm_curve}
-        draw(args, data, mix, {name: probs, f"NMM-{name}": marginals}, curves)
+        draw(args, data, top, {name: probs, f"NMM-{name}": marginals}, curves)
     return results | {"joint": joint}
 
 

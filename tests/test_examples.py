@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyro_nmm.data import digits, random_split
+from pyro_nmm.data import digits, planetoid, random_split, select_split
 from pyro_nmm.metrics import log_likelihood
 
 ROOT = Path(__file__).parent.parent
@@ -120,10 +120,37 @@ def test_benchmark_of_node_classification(tmp_path):
     assert len(benchmark.main(args).rows) == len(lines)
 
 
+@pytest.mark.slow
+def test_smaller_benchmarks(tmp_path):
+    epochs, tightness = load("benchmarks/epochs.py"), load("benchmarks/tightness.py")
+    args = epochs.parser().parse_args(["--smoke", "--results", str(tmp_path / "epochs.json")])
+    assert len(epochs.main(args)) == 3
+    args = tightness.parser().parse_args(["--smoke", "--output", str(tmp_path / "bound.png")])
+    for row in tightness.main(args):
+        assert row["pair bound"] < row["pair exact"] + 0.01
+        assert row["test bound"] < row["test estimate"] + 0.01
+    assert args.output.stat().st_size > 10_000
+
+
+def test_readme_tables_are_those_of_the_results():
+    """Every table between markers is what the committed results give."""
+    report = load("benchmarks/report.py")
+    text = (ROOT / "README.md").read_text()
+    for name, content in report.main(report.parser().parse_args([])).items():
+        assert report.insert(text, name, content) == text, name
+    with pytest.raises(ValueError, match="no markers <!-- other -->"):
+        report.insert(text, "other", "")
+
+
 @pytest.mark.data
 def test_cora_loads(request):
     graphs = load("benchmarks/graphs.py")
 
-    edge_index, y = graphs.cora(request.config.getoption("--data-root"))
+    root = request.config.getoption("--data-root")
+    data = select_split(planetoid("cora", root))
+    assert data.x.layout == torch.sparse_csr
+    assert [int(data[f"{m}_mask"].sum()) for m in ("train", "val", "test")] == [140, 500, 1000]
+    torch.testing.assert_close(data.x.to_dense().sum(-1), torch.ones(2708))
+    edge_index, y = graphs.cora(root)
     assert edge_index.shape == (2, 10556)
     assert y.shape == (2708,)

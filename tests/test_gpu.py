@@ -13,9 +13,11 @@ from oracle import of_hood
 from pyro.infer import TraceGraph_ELBO
 from test_ordered_conditional import random_case
 
-from pyro_nmm import NeighborMixture, OrderedConditional
-from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm.data import digits, random_split
+from pyro_nmm.guides import Agreement, fit_nmm, ordered_guide
+from pyro_nmm.models import NMMNetwork, StackedNMM, nmm
+from pyro_nmm.models.backbones import gcn
 
 pytestmark = pytest.mark.gpu
 
@@ -78,3 +80,36 @@ def test_a_step(collapsed):
     assert torch.tensor(elbo.loss_and_grads(model, guide, hood, alpha, logits, y)).isfinite()
     assert alpha.grad.isfinite().all()
     assert logits.grad.isfinite().all()
+
+
+def test_stacked_and_monte_carlo():
+    """On top of a classifier: the same fit, within its noise, and estimates on the device."""
+    torch.manual_seed(0)
+    hood = to_hood(nx.caveman_graph(60, 4))
+    truth = torch.randn(240, 3).softmax(-1)
+    y = NeighborMixture(hood, 0.5 * truth, torch.zeros(hood.num_edges)).sample()
+    train, held_out = torch.rand(2, 240) < 0.4
+    held_out &= ~train
+    fits = []
+    for device in ("cpu", "cuda"):
+        arguments = (t.to(device) for t in (4 * truth.log(), y, train, held_out))
+        fits.append(StackedNMM().fit(hood.to(device), *arguments))
+    for here, there in zip(*(f.parameters() for f in fits), strict=True):
+        assert abs(here.item() - there.item()) < 0.3
+    mix = fits[1].mixture(hood.to("cuda"), 4 * truth.log().cuda())
+    estimate = mix.log_likelihood(y.cuda(), given=train.cuda(), num_particles=256)
+    cpu = NeighborMixture(hood, mix.alpha.cpu(), mix.logits.cpu())
+    other = cpu.log_likelihood(y, given=train, num_particles=256)
+    assert abs(estimate.item() - other.item()) < 0.5
+
+
+def test_node_classification_trains(tmp_path):
+    data = random_split(digits(), 0.1, 0.1, 0.5, seed=0).to("cuda")
+    data.x = data.x.double().to_sparse_csr()
+    hood = Neighborhood(data.edge_index, data.num_nodes)
+    network = NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10, floor=0.1)
+    agreement = Agreement(data.num_nodes, 10).cuda()
+    mix, _ = fit_nmm(network.cuda(), data, hood, agreement=agreement, lr=0.03, num_epochs=60,
+                     checkpoint=tmp_path / "nmm.pt")  # fmt: skip
+    hit = mix.condition(data.y, data.train_mask, 32).predict() == data.y
+    assert hit[data.test_mask].double().mean() > 0.9
