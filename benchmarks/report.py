@@ -23,9 +23,9 @@ import matplotlib.pyplot as plt
 from scipy.stats import ttest_rel
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP"}
+NAMES = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP", "mlp": "MLP"}
 GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
-COLORS = {"gcn": "#0072B2", "gat": "#D55E00", "appnp": "#009E73"}
+COLORS = {"gcn": "#0072B2", "gat": "#D55E00", "appnp": "#009E73", "mlp": "#CC79A7"}
 
 
 class Runs:
@@ -141,7 +141,7 @@ def pairs(runs: Runs) -> str:
 def tests(runs: Runs, against: str) -> list[str]:
     """Paired differences of the stacked rows from a row without correlation."""
     lines = []
-    for dataset in ("cora", "citeseer"):
+    for dataset in GRAPHS:
         for kind in NAMES:
             for method in ("backbone, stacked", "NMM + agreement, stacked"):
                 for ratio in (0.2, 0.4, 0.6):
@@ -175,7 +175,7 @@ def sizes_figure(runs: Runs, path: Path) -> None:
     figure, axes = plt.subplots(1, len(datasets), figsize=(4.5 * len(datasets), 3.6),
                                 layout="constrained", squeeze=False)  # fmt: skip
     for axis, dataset in zip(axes[0], datasets, strict=True):
-        for kind, name in NAMES.items():
+        for kind, name in list(NAMES.items())[:3]:
             for method, style in (("backbone", "--"), ("NMM + agreement", "-")):
                 key = {"dataset": dataset, "backbone": kind, "method": method}
                 points = {r: runs.get("test.accuracy", ratio=r, **key)

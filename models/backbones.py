@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The paper's backbones, as PyG networks behind one input layer."""
+"""The paper's backbones, and an MLP, as PyG networks behind one input layer."""
 
 from __future__ import annotations
 
@@ -97,3 +97,20 @@ def appnp(
         (APPNP(K=10, alpha=0.1, cached=True), "x, edge_index -> x"),
     ]
     return RandomInput(Sequential("x, edge_index", layers), dropout, drop_nodes)
+
+
+class _NodewiseMLP(MLP):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def mlp(
+    num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
+) -> RandomInput:
+    """
+    64 hidden units and no graph: the edges are ignored.
+
+    :param int width: number of columns of the output ``(N, width)``.
+    """
+    network = _NodewiseMLP([num_features, 64, width], dropout=dropout, norm=None)
+    return RandomInput(network, dropout, drop_nodes)

@@ -23,7 +23,7 @@ from pyro_nmm.metrics import (
     temperature_scaling,
 )
 from pyro_nmm.models import NMMNetwork
-from pyro_nmm.models.backbones import RandomInput, appnp, gat, gcn
+from pyro_nmm.models.backbones import RandomInput, appnp, gat, gcn, mlp
 
 
 def test_metrics_agree_with_scikit_learn():
@@ -91,7 +91,7 @@ def test_inner_edges():
     assert inner_edges(edge_index, mask).tolist() == [[1], [2]]
 
 
-@pytest.mark.parametrize("build", [gcn, gat, appnp])
+@pytest.mark.parametrize("build", [gcn, gat, appnp, mlp])
 @pytest.mark.parametrize("attention", [False, True])
 def test_backbones_take_sparse_features(build, attention):
     torch.manual_seed(0)
