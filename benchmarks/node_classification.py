@@ -129,24 +129,23 @@ def node_scores(probs: Tensor, data) -> dict:
     return result
 
 
-def stack(hood, scores: Tensor, data) -> NeighborMixture:
+def stack(hood, scores: Tensor, data) -> tuple[NeighborMixture, float]:
+    """A mixture on top of ``scores``, and the seconds that it took."""
     start = time.perf_counter()
     stacked = StackedNMM().fit(hood, scores, data.y, data.train_mask, data.val_mask)
-    mix = stacked.mixture(hood, scores)
-    mix.fit_seconds = time.perf_counter() - start
-    return mix
+    return stacked.mixture(hood, scores), time.perf_counter() - start
 
 
 def variants(method: str, fitted, hood, data):
     """What comes out of one fit: itself, and with its numbers fitted on the validation nodes."""
     if "NMM" in method:
-        yield method, fitted
-        yield method + ", stacked", stack(hood, fitted.alpha.log(), data)
+        yield method, fitted, None
+        yield method + ", stacked", *stack(hood, fitted.alpha.log(), data)
         return
-    yield method, fitted.softmax(-1)
+    yield method, fitted.softmax(-1), None
     temperature = temperature_scaling(fitted, data.y, data.val_mask)
-    yield method + ", temperature", (fitted / temperature).softmax(-1)
-    yield method + ", stacked", stack(hood, fitted, data)
+    yield method + ", temperature", (fitted / temperature).softmax(-1), None
+    yield method + ", stacked", *stack(hood, fitted, data)
 
 
 def evaluate(model, data, pairs=None, joint=False) -> dict:
@@ -178,7 +177,11 @@ class Results:
     def __init__(self, path: Path) -> None:
         self.path, self.rows = path, []
         if path.exists():
-            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+            text = path.read_text()
+            whole = text[: text.rfind("\n") + 1]  # without a line that was cut short
+            if whole != text:
+                path.write_text(whole)
+            self.rows = [json.loads(line) for line in whole.splitlines()]
 
     def has(self, **key) -> bool:
         return any(all(row.get(k) == v for k, v in key.items()) for row in self.rows)
@@ -200,15 +203,15 @@ class Results:
         for row in self.rows:
             if all(row[k] == v for k, v in key.items()):
                 trials.setdefault(row["trial"], []).append(row)
-        default = DEFAULT | DEFAULT_NMM | DEFAULT_AGREEMENT
-        if not trials:
-            return default
+        if not trials or any(len(trial) < 2 for trial in trials.values()):
+            raise ValueError(f"search {dataset} {backbone} has not been run to its end")
 
         def quality(trial: list[dict]) -> tuple[float, float]:
             size = len(trial)
             accuracy = sum(r["val"]["accuracy"] for r in trial) / size
             return accuracy, -sum(r["val"]["nll"] for r in trial) / size
 
+        default = DEFAULT | DEFAULT_NMM | DEFAULT_AGREEMENT
         return default | max(trials.values(), key=quality)[0]["settings"]
 
 
@@ -236,8 +239,8 @@ def accuracy(args, results: Results, dataset: str, kind: str) -> None:
         start = time.perf_counter()
         fitted, curve = fit(method, kind, data, hood, settings, seed, args)
         seconds = (time.perf_counter() - start) / len(curve)
-        for name, model in reversed(list(variants(method, fitted, hood, data))):
-            more = evaluate(model, data, joint=True)
+        for name, model, fit_seconds in reversed(list(variants(method, fitted, hood, data))):
+            more = evaluate(model, data, joint=True) | {"fit seconds": fit_seconds}
             if name == method:
                 more |= {"settings": settings, "epochs": len(curve), "epoch seconds": seconds}
                 if seed == 0:
@@ -262,9 +265,9 @@ def splits(args, results: Results, dataset: str, kind: str, task: str) -> None:
         part = random_split(data, ratio, val, 0.3, seed)
         pairs = inner_edges(part.edge_index, part.test_mask) if task == "pairs" else None
         fitted, _ = fit(method, kind, part, hood, settings, seed, args, criterion=criterion)
-        for name, model in reversed(list(variants(method, fitted, hood, part))):
-            more = {"fit seconds": model.fit_seconds} if "stacked" in name else {}
-            results.add(**key, method=name, **evaluate(model, part, pairs), **more)
+        for name, model, fit_seconds in reversed(list(variants(method, fitted, hood, part))):
+            more = evaluate(model, part, pairs) | {"fit seconds": fit_seconds}
+            results.add(**key, method=name, **more)
 
 
 def main(args) -> Results:

@@ -36,11 +36,19 @@ class Runs:
         rows = [json.loads(line) for line in lines]
         self.rows = [row for row in rows if row["task"] == task]
 
-    def get(self, field: str, **key) -> dict[int, float]:
-        """Values by seed; ``field`` may be ``"test.nll"``."""
+    def get(self, field: str, method: str, **key) -> dict[int, float]:
+        """
+        Values by seed, of seeds that every method of the same block has been run with, so that
+        all rows of a table are paired; ``field`` may be ``"test.nll"``.
+        """
+        block = [r for r in self.rows if all(r.get(k) == v for k, v in key.items())]
+        seen: dict[int, set] = {}
+        for row in block:
+            seen.setdefault(row["seed"], set()).add(row["method"])
+        most = set().union(*seen.values())
         found = {}
-        for row in self.rows:
-            if all(row.get(k) == v for k, v in key.items()):
+        for row in block:
+            if row["method"] == method and seen[row["seed"]] == most:
                 value = row
                 for name in field.split("."):
                     value = value.get(name) if value is not None else None
@@ -84,7 +92,7 @@ def accuracy(runs: Runs) -> str:
                     row.append("")
                     continue
                 difference, p = paired(values, base)
-                mark = "" if method == "backbone" or p >= 0.05 else " †" if difference > 0 else " ‡"
+                mark = "" if not p < 0.05 else " †" if difference > 0 else " ‡"
                 sd = statistics.stdev(values.values())
                 row.append(f"{100 * mean(values):.1f} ± {100 * sd:.1f}{mark}")
             rows.append(row)
@@ -92,7 +100,7 @@ def accuracy(runs: Runs) -> str:
 
 
 def quality(runs: Runs) -> str:
-    """NLL, ECE and the joint likelihood of the test set on the public split."""
+    """Accuracy, NLL, ECE and the joint likelihood of the test set on the public split."""
     methods = {"backbone": "{}", "backbone, temperature": "{} + temperature",
                "backbone, stacked": "StackedNMM on {}",
                "NMM + agreement": "NMM-{} + agreement",
@@ -105,9 +113,11 @@ def quality(runs: Runs) -> str:
                 key = {"dataset": dataset, "backbone": kind, "method": method}
                 fields = ("test.nll", "test.ece", "joint")
                 values = [runs.get(f, **key) for f in fields]
-                row.append(" / ".join(f"{mean(v):.3f}" for v in values) if values[0] else "")
+                hit = runs.get("test.accuracy", **key)
+                cells = [f"{mean(v):.3f}" for v in values if v]
+                row.append(" / ".join([f"{100 * mean(hit):.1f}", *cells]) if hit else "")
             rows.append(row)
-    return table(["NLL / ECE / log p(test \\| train)", *GRAPHS.values()], rows)
+    return table(["accuracy / NLL / ECE / log p(test \\| train)", *GRAPHS.values()], rows)
 
 
 def pairs(runs: Runs) -> str:
@@ -138,6 +148,28 @@ def pairs(runs: Runs) -> str:
     return table(["PLL", *(f"{GRAPHS[d]} {r}" for d in datasets for r in ratios)], rows)
 
 
+def on_top(runs: Runs) -> str:
+    """PLL of StackedNMM minus that of temperature scaling, on the same trained classifier."""
+    ratios, rows = (0.2, 0.4, 0.6), []
+    for dataset, graph in GRAPHS.items():
+        for kind, name in NAMES.items():
+            row, seconds = [], []
+            for ratio in ratios:
+                key = {"dataset": dataset, "backbone": kind, "ratio": ratio}
+                ours = runs.get("conditional", **key, method="backbone, stacked")
+                own = runs.get("own product", **key, method="backbone, stacked")
+                base = runs.get("own product", **key, method="backbone, temperature")
+                seconds += runs.get("fit seconds", **key, method="backbone, stacked").values()
+                difference, p = paired(ours, base)
+                share, _ = paired(ours, own)
+                star = " *" if p < 0.05 else ""
+                row.append(f"{difference:+.3f}{star} ({share:+.3f})" if len(ours) > 2 else "")
+            time = f"{statistics.median(seconds):.1f}" if seconds else ""
+            rows.append([graph, name, *row, time])
+    head = ["PLL gained on temperature scaling", "classifier", *map(str, ratios), "seconds a fit"]
+    return table(head, rows, left=2)
+
+
 def tests(runs: Runs, against: str) -> list[str]:
     """Paired differences of the stacked rows from a row without correlation."""
     lines = []
@@ -149,9 +181,10 @@ def tests(runs: Runs, against: str) -> list[str]:
                     ours = runs.get("conditional", **key, method=method)
                     base = runs.get("own product", **key, method=against)
                     difference, p = paired(ours, base)
-                    if ours:
+                    number = len(ours.keys() & base.keys())
+                    if number:
                         lines.append(f"{dataset:9} {kind:6} {ratio} {method:26} - {against}: "
-                                     f"{difference:+.4f}  p {p:.4f}  n {len(ours)}")  # fmt: skip
+                                     f"{difference:+.4f}  p {p:.4f}  n {number}")  # fmt: skip
     return lines
 
 
@@ -227,6 +260,7 @@ def main(args) -> dict[str, str]:
         "accuracy": accuracy(runs["accuracy"]),
         "quality": quality(runs["accuracy"]),
         "pairs": pairs(runs["pairs"]),
+        "on top": on_top(runs["pairs"]),
         "epochs": epochs(args.results.parent / "epochs.json"),
     }
     for name, content in tables.items():

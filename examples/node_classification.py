@@ -59,11 +59,17 @@ def networks(args, data, num_classes: int):
 
 
 def timed(fit, *args, label: str, **options):
-    """The result of a fit, its validation curve, and seconds per epoch."""
+    """The result of a fit, its validation curve, and seconds per epoch that was run here."""
+    bars = []
+
+    def progress(epochs):
+        bars.append(tqdm(epochs, desc=label, unit="epoch", dynamic_ncols=True))
+        return bars[0]
+
     start = time.perf_counter()
-    progress = partial(tqdm, desc=label, unit="epoch", dynamic_ncols=True)
     result, curve = fit(*args, progress=progress, **options)
-    return result, curve, (time.perf_counter() - start) / max(len(curve), 1)
+    count = bars[0].n
+    return result, curve, (time.perf_counter() - start) / count if count else None
 
 
 def scores(probs, data, pairs, table, seconds=None) -> dict:

@@ -50,7 +50,7 @@ def reliability(axis, probs: Tensor, y: Tensor, color: str, label: str, bins: in
     parts = confidence.argsort().chunk(bins)
     x = torch.stack([confidence[part].mean() for part in parts])
     share = torch.stack([hit[part].mean() for part in parts])
-    error = (share * (1 - share) / len(parts[0])).sqrt()
+    error = (share * (1 - share) / torch.tensor([len(part) for part in parts])).sqrt()
     axis.errorbar(x, share, error, fmt="o-", ms=4, capsize=2, color=color, label=label)
 
 
@@ -86,7 +86,8 @@ def neighbourhood(axis, data, mix, marginals: Tensor, node: int) -> None:
                                              facecolor=PALETTE[k % len(PALETTE)])  # fmt: skip
             axis.add_patch(wedge)
             start += 360 * p
-            seen |= {k} if p > 0.02 else set()
+            if p > 0.02:
+                seen.add(k)
         known = f"\nknown: {int(data.y[j])}" if data.train_mask[j] else ""
         text = f"itself {weight[j]:.2f}" if j == node else f"{weight[j]:.2f}{known}"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}

@@ -80,8 +80,7 @@ class Agreement(nn.Module):
         with torch.no_grad():
             self.calls += 1
             self.past.lerp_(teacher.to(self.past), 1 - self.memory)
-            sharp = self.past.pow(1 / self.temperature)
-            target = (sharp / sharp.sum(-1, keepdim=True)).to(probs)
+            target = (self.past.log() / self.temperature).softmax(-1).to(probs)
             weight = self.weight * (self.calls / max(self.warmup, 1)).clamp(max=1)
         log_probs = probs.clamp(min=1e-8).log()
         return weight.to(probs) * F.kl_div(log_probs, target, reduction="batchmean")

@@ -52,7 +52,8 @@ class AmortizedNMM(nn.Module):
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the network's parameters in Pyro's store.
     :param Agreement agreement: lets unlabelled nodes teach the network too, in training mode,
-        through a factor ``agreement`` in the model; the loss is then no bound any more.
+        through a factor ``agreement`` in the model; the loss is then no bound any more. Its
+        memory advances with every run of the model: once a step with vectorized particles.
     """
 
     def __init__(

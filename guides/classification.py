@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def fit_classifier(
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first.
     """
+    _check(data)
     inputs = (data.x, data.edge_index)
     modules = nn.ModuleList([network, agreement] if agreement is not None else [network])
 
@@ -73,7 +75,7 @@ def fit_classifier(
         modules, optimizer, backward,
         lambda: _quality(network(*inputs).softmax(-1), data, criterion),
         num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
-        settings=f"classifier, {lr=}, {weight_decay=}, {agreement=}",
+        settings=f"{lr=} {weight_decay=} {criterion=} {_describe(network, agreement, data)}",
     )  # fmt: skip
     with torch.no_grad():
         return network(*inputs), scores
@@ -153,6 +155,7 @@ def fit_nmm(
 
     The other parameters are those of :func:`fit_classifier`.
     """
+    _check(data)
     modules = nn.ModuleList([network, agreement] if agreement is not None else [network])
     inputs, known = (data.x, data.edge_index), {"y": data.y, "observed": data.train_mask}
 
@@ -174,10 +177,31 @@ def fit_nmm(
     scores = train(
         modules, optimizer, backward, validate,
         num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
-        settings=f"NMM, {estimator=}, {num_particles=}, {lr=}, {weight_decay=}, {agreement=}",
+        settings=f"{lr=} {weight_decay=} {criterion=} {estimator=} {num_particles=} "
+                 f"{num_samples=} {_describe(network, agreement, data)}",
     )  # fmt: skip
     with torch.no_grad():
         return NeighborMixture(hood, *network(hood, *inputs)), scores
+
+
+def _describe(network: nn.Module, agreement: Agreement | None, data: Data) -> str:
+    """What a checkpoint must share with the run that resumes it, besides numbers."""
+    digest = hashlib.sha256()
+    known = data.train_mask | data.val_mask
+    for part in (data.edge_index, data.train_mask, data.val_mask, data.y[known]):
+        digest.update(part.cpu().numpy().tobytes())
+    return f"{network!r} {agreement!r} data={digest.hexdigest()[:16]}"
+
+
+def _check(data: Data) -> None:
+    for name in ("train_mask", "val_mask"):
+        mask = data[name]
+        if mask.dtype != torch.bool or mask.shape != (data.num_nodes,) or not mask.any():
+            raise ValueError(
+                f"data.{name} must be a boolean mask of shape ({data.num_nodes},) that selects at "
+                f"least one node, got {mask.dtype} of shape {tuple(mask.shape)}; masks of shape "
+                f"(N, splits) go through pyro_nmm.data.select_split"
+            )
 
 
 def _quality(probs: Tensor, data: Data, criterion: str) -> tuple[float, float]:
@@ -192,10 +216,12 @@ def _quality(probs: Tensor, data: Data, criterion: str) -> tuple[float, float]:
 
 def _groups(network: nn.Module, backbones: list[nn.Module], weight_decay: float) -> list[dict]:
     """The first layer of every backbone, with weight decay, and all other parameters."""
-    layers = [
-        next(m for m in backbone.modules() if any(True for _ in m.parameters(recurse=False)))
-        for backbone in backbones
-    ]
+    layers = []
+    for backbone in backbones:
+        # A root with children is no layer, whatever numbers of its own it has.
+        parts = [m for m in backbone.modules() if m is not backbone or not list(m.children())]
+        owners = (m for m in parts if any(True for _ in m.parameters(recurse=False)))
+        layers += [m for m in [next(owners, None)] if m is not None]
     decayed = [p for layer in layers for p in layer.parameters()]
     known = {id(p) for p in decayed}
     rest = [p for p in network.parameters() if id(p) not in known]

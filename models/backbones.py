@@ -44,6 +44,9 @@ class RandomInput(nn.Module):
             x = self._thin(x)
         return self.network(x, *inputs)
 
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}, drop_nodes={self.drop_nodes}"
+
     def _thin(self, x: Tensor) -> Tensor:
         kept = F.dropout(torch.ones(len(x), dtype=x.dtype, device=x.device), self.drop_nodes)
         if x.layout != torch.sparse_csr:
@@ -59,7 +62,8 @@ def gcn(
     num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
 ) -> RandomInput:
     """
-    Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer.
+    Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer. For one
+    graph, whose normalisation is computed once.
 
     :param int width: number of columns of the output ``(N, width)``.
     """
@@ -88,7 +92,8 @@ def appnp(
 ) -> RandomInput:
     """
     Predict then propagate: 64 hidden units, 10 steps of personalised PageRank with teleport
-    probability 0.1, the same for ``attention`` vectors.
+    probability 0.1, the same for ``attention`` vectors. For one graph, whose normalisation is
+    computed once.
 
     :param int width: number of columns of the output ``(N, width)``.
     """

@@ -80,6 +80,9 @@ class NMMNetwork(nn.Module):
         else:
             self.register_buffer("gamma", torch.tensor(float(gamma)))
 
+    def extra_repr(self) -> str:
+        return f"link={self.link!r}, floor={self.floor}, gamma={self.gamma.item():.3g}"
+
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
         """
         :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``.

@@ -73,7 +73,7 @@ def random_split(data: Data, train: float, val: float, test: float, seed: int) -
     data = data.clone()
     for name, nodes in zip(parts, order.split([*parts.values(), size - sum(parts.values())]),
                            strict=False):  # fmt: skip
-        data[name + "_mask"] = index_to_mask(nodes, size)
+        data[name + "_mask"] = index_to_mask(nodes, size).to(data.y.device)
     return data
 
 
@@ -95,6 +95,12 @@ def select_split(data: Data, split: int = 0) -> Data:
 
 
 def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
-    """``(2, P)``: the edges between nodes of ``mask``, each once, without self-loops."""
-    inside = mask[edge_index].all(0) & (edge_index[0] < edge_index[1])
-    return edge_index[:, inside]
+    """
+    ``(2, P)``: the pairs of adjacent nodes of ``mask``, each once whatever its directions,
+    without self-loops.
+
+    :param Tensor edge_index: ``(2, num_edges)``.
+    :param Tensor mask: ``(N,)`` boolean.
+    """
+    pairs = edge_index.sort(0).values
+    return pairs[:, mask[pairs].all(0) & (pairs[0] < pairs[1])].unique(dim=1)

@@ -65,6 +65,9 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     :param Tensor y: ``(N,)`` labels.
     :param Tensor held_out: ``(N,)`` boolean mask.
     """
+    if not held_out.any():
+        raise ValueError("held_out selects no node: at least one entry must be True")
+    scores = scores.detach()
     log_scale = torch.zeros((), dtype=scores.dtype, device=scores.device, requires_grad=True)
     optimizer = torch.optim.LBFGS([log_scale], max_iter=100, line_search_fn="strong_wolfe")
 

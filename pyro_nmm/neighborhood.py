@@ -145,7 +145,7 @@ class Neighborhood:
             same = last[0].device == observed.device and last[0].dtype == observed.dtype
             if same and torch.equal(last[0], observed):
                 return last[1]
-        _check_observed(observed, self)
+        check_mask(observed, self)
         rows = self.take(observed[self.nodes].nonzero()[:, 0])
         self._restricted = observed.clone(), rows
         return rows
@@ -243,21 +243,22 @@ def _check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
         )
 
 
-def _check_observed(observed: Tensor, hood: Neighborhood) -> None:
+def check_mask(observed: Tensor, hood: Neighborhood, name: str = "observed") -> None:
+    """A boolean mask of nodes that selects at least one."""
     if not isinstance(observed, Tensor) or observed.dtype != torch.bool:
         got = observed.dtype if isinstance(observed, Tensor) else type(observed)
         raise ValueError(
-            f"observed must be a boolean mask (torch.bool), got {got}; "
+            f"{name} must be a boolean mask (torch.bool), got {got}; "
             f"turn node ids into a mask with PyG's index_to_mask"
         )
     if observed.shape != (hood.num_nodes,):
         raise ValueError(
-            f"observed must have shape ({hood.num_nodes},), one entry per node, "
+            f"{name} must have shape ({hood.num_nodes},), one entry per node, "
             f"got {tuple(observed.shape)}"
         )
     if observed.device != hood.device:
         raise ValueError(
-            f"observed is on {observed.device} but hood on {hood.device}: move one with .to(device)"
+            f"{name} is on {observed.device} but hood on {hood.device}: move one with .to(device)"
         )
     if not observed.any():
-        raise ValueError("observed selects no node: at least one entry must be True")
+        raise ValueError(f"{name} selects no node: at least one entry must be True")

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import shutil
+import struct
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 from torch import nn
 
 #: What torch.load raises for a file that was cut short or is none of its own.
-UNREADABLE = (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError)
+UNREADABLE = (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError, struct.error)
 
 
 def train(
@@ -78,6 +80,11 @@ def train(
         module.eval()
         with torch.no_grad():
             scores.append(tuple(validate()))
+        if any(math.isnan(score) for score in scores[-1]):
+            raise ValueError(
+                f"validate returned {scores[-1]} in epoch {epoch}: look for NaN in the loss, or "
+                f"for a validation mask that selects no node"
+            )
         if _best_epoch(scores) == epoch:
             best = copy.deepcopy(module.state_dict())
         if checkpoint is not None and len(scores) % save_every == 0:
@@ -134,7 +141,11 @@ def load_checkpoint(path: Path) -> dict | None:
     found = [p for p in candidates if p.exists()]
     for p in found:
         try:
-            return torch.load(p, weights_only=True)
+            state = torch.load(p, weights_only=True, map_location="cpu")
+            if p is not candidates[0]:
+                # The next save would copy it over the readable one.
+                candidates[0].unlink(missing_ok=True)
+            return state
         except UNREADABLE as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             warnings.warn(f"checkpoint {p} cannot be read ({reason})", stacklevel=2)

@@ -89,6 +89,8 @@ def test_inner_edges():
     edge_index = torch.tensor([[0, 1, 1, 2, 2, 2], [1, 0, 2, 1, 2, 0]])
     mask = torch.tensor([False, True, True])
     assert inner_edges(edge_index, mask).tolist() == [[1], [2]]
+    for directed in ([[2], [1]], [[2, 1, 2], [1, 2, 1]]):
+        assert inner_edges(torch.tensor(directed), mask).tolist() == [[1], [2]]
 
 
 @pytest.mark.parametrize("build", [gcn, gat, appnp, mlp])
@@ -235,6 +237,41 @@ def test_classifier_learns(agree):
         fit_classifier(gcn(64, 10), data, criterion="loss")
 
 
+@pytest.mark.slow
+def test_checkpoints_of_another_run_are_refused(tmp_path):
+    """Another split, criterion, dropout or agreement; the leak of a split would go unseen."""
+    data, hood = small_problem()
+
+    def run(data=data, dropout=0.5, agreement=None, **options):
+        labels, attention = gcn(64, 10, dropout=dropout), gcn(64, 8, attention=True)
+        fit_nmm(NMMNetwork(labels, attention, num_classes=10), data, hood, num_epochs=20,
+                checkpoint=tmp_path / "nmm.pt", agreement=agreement, **options)  # fmt: skip
+
+    run()
+    changes = [{"data": random_split(data, 0.1, 0.1, 0.5, seed=1)}, {"dropout": 0.4}, {"lr": 0.1},
+               {"criterion": "likelihood"}, {"agreement": Agreement(1797, 10)}]  # fmt: skip
+    for change in changes:
+        with pytest.raises(ValueError, match="was made with settings"):
+            run(**change)
+    run()
+
+
+def test_empty_and_stacked_masks_are_refused():
+    data, _ = small_problem()
+    for mask in (torch.zeros(1797, dtype=torch.bool), data.val_mask[:, None].expand(-1, 3)):
+        other = data.clone()
+        other.val_mask = mask
+        with pytest.raises(ValueError, match=r"data\.val_mask must be a boolean mask"):
+            fit_classifier(gcn(64, 10), other, num_epochs=1)
+
+
+def test_agreement_survives_sharp_temperatures():
+    agreement = Agreement(1, 7, temperature=0.02, warmup=0)
+    teacher = torch.tensor([[0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1]])
+    probs = torch.full((1, 7), 1 / 7)
+    assert agreement(probs, teacher).item() == pytest.approx(math.log(7 / 3), rel=1e-4)
+
+
 def test_weight_decay_reaches_first_layers_only():
     from pyro_nmm.guides.classification import _groups
 
@@ -244,5 +281,8 @@ def test_weight_decay_reaches_first_layers_only():
     assert sorted(p.numel() for p in decayed["params"]) == [5, 16, 35, 112]
     assert any(p is network.omega for p in rest["params"])
     assert "weight_decay" not in rest
+    odd = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 4))
+    odd.register_parameter("scale", torch.nn.Parameter(torch.ones(())))
+    assert [p.numel() for p in _groups(odd, [odd], 0.1)[0]["params"]] == [6, 3]
     total = sum(p.numel() for p in network.parameters())
     assert sum(p.numel() for g in (decayed, rest) for p in g["params"]) == total

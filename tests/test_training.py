@@ -77,17 +77,37 @@ def test_killed_while_writing(tmp_path, monkeypatch):
     path = tmp_path / "run.pt"
     save_checkpoint({"epoch": 1}, path)
     save_checkpoint({"epoch": 2}, path)
-    for name in ("os.fsync", "shutil.copyfile", "torch.save"):
-        module, attribute = name.split(".")
+    places = [(training.os, "fsync"), (training.shutil, "copyfile"), (torch, "save"),
+              (training.Path, "replace")]  # fmt: skip
+    for module, attribute in places:
         with monkeypatch.context() as patch:
 
             def die(*args):
                 raise Killed
 
-            patch.setattr(getattr(training, module), attribute, die)
+            patch.setattr(module, attribute, die)
             with pytest.raises(Killed):
                 save_checkpoint({"epoch": 3}, path)
         assert load_checkpoint(path) == {"epoch": 2}
+
+
+def test_killed_while_writing_after_a_fallback(tmp_path, monkeypatch):
+    """An unreadable checkpoint never takes the place of the readable one before it."""
+    path = tmp_path / "run.pt"
+    save_checkpoint({"epoch": 1}, path)
+    save_checkpoint({"epoch": 2}, path)
+    path.write_bytes(b"cut short")
+    with pytest.warns(UserWarning, match="cannot be read"):
+        assert load_checkpoint(path) == {"epoch": 1}
+
+    def die(*args):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Path, "replace", die)
+        with pytest.raises(Killed):
+            save_checkpoint({"epoch": 3}, path)
+    assert load_checkpoint(path) == {"epoch": 1}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
@@ -152,3 +172,9 @@ def test_ties_keep_the_first_epoch():
     scores = train(module, optimizer, backward, lambda: (0.0,), num_epochs=10, patience=3)
     assert len(scores) == 4
     assert module.weight.item() == pytest.approx(start + 1)
+
+
+def test_nan_scores_are_an_error():
+    network, optimizer, backward, _ = problem()
+    with pytest.raises(ValueError, match=r"validate returned \(nan,\) in epoch 0"):
+        train(network, optimizer, backward, lambda: (float("nan"),), num_epochs=2, patience=2)

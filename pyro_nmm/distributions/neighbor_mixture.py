@@ -24,7 +24,7 @@ from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.neighborhood import Neighborhood, check_mask
 from pyro_nmm.pairwise import node_marginals, pair_marginals
 from pyro_nmm.particles import sequential_monte_carlo
 from pyro_nmm.posterior import Posterior, posterior_alpha
@@ -201,7 +201,7 @@ class NeighborMixture(GraphDistribution):
         >>> mix.log_likelihood(y, observed=~first, given=first, num_particles=8).exp()
         tensor(0.5833)
 
-        Cost: :math:`O(P (E + N C))` a stage.
+        Cost: :math:`O(P (E + S N C))` for ``S`` stages, of the given nodes too.
 
         :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes that are
@@ -223,6 +223,7 @@ class NeighborMixture(GraphDistribution):
             observed = torch.ones_like(y, dtype=torch.bool) if given is None else ~given
         first, known = [], torch.zeros_like(observed)
         if given is not None:
+            check_mask(given, self.hood, "given")
             first, known = list(self._shuffled(given).split(64)), given
         after = self._shuffled(observed)
         if (observed & known).any():

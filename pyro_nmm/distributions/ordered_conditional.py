@@ -238,7 +238,8 @@ class OrderedConditional(GraphDistribution):
 
     def surrogate(self, value: Tensor) -> Tensor:
         r"""
-        ``(...)``: numbers whose mean has the gradient of the bound, without Pyro's tracing:
+        ``(...)``: numbers whose mean has the gradient of the bound, up to the bias of the
+        ``estimator``, without Pyro's tracing:
 
         .. math::
 
