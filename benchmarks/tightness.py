@@ -78,7 +78,8 @@ def main(args) -> list[dict]:
     gap = max(abs(row["pair gap"]) for row in rows)
     print(f"largest gap of the pairs' bound: {gap:.4f} nats per node")
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    if args.results:
+        args.results.write_text(json.dumps(rows, indent=1) + "\n")
     draw(rows, args, pairs.shape[1], int(data.test_mask.sum()))
     return rows
 
@@ -117,6 +118,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-threads", type=int, default=1)
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--output", type=Path, default=Path("output/tightness.png"))
+    parser.add_argument("--results", type=Path)
     parser.add_argument("--smoke", action="store_true", help="seconds, on the digits")
     return parser
 
