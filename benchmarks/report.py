@@ -80,7 +80,9 @@ def accuracy(runs: Runs) -> str:
     """Accuracy in percent, mean ± sd; † and ‡ mark differences from the backbone alone."""
     rows = []
     methods = {"backbone": "{}", "NMM": "NMM-{}", "backbone + agreement": "{} + agreement",
-               "NMM + agreement": "NMM-{} + agreement"}  # fmt: skip
+               "backbone + agreement, stacked": "StackedNMM on {} + agreement",
+               "NMM + agreement": "NMM-{} + agreement",
+               "NMM + agreement, stacked": "StackedNMM on NMM-{} + agreement"}  # fmt: skip
     for kind, name in NAMES.items():
         for method, label in methods.items():
             row = [label.format(name)]
@@ -103,7 +105,8 @@ def quality(runs: Runs) -> str:
     """Accuracy, NLL, ECE and the joint likelihood of the test set on the public split."""
     methods = {"backbone": "{}", "backbone, temperature": "{} + temperature",
                "backbone, stacked": "StackedNMM on {}",
-               "NMM + agreement": "NMM-{} + agreement",
+               "backbone + agreement, temperature": "{} + agreement + temperature",
+               "backbone + agreement, stacked": "StackedNMM on {} + agreement",
                "NMM + agreement, stacked": "StackedNMM on NMM-{} + agreement"}  # fmt: skip
     rows = []
     for kind, name in NAMES.items():
@@ -125,6 +128,7 @@ def pairs(runs: Runs) -> str:
     methods = {"backbone": "{}", "backbone, temperature": "{} + temperature",
                "backbone, stacked": "StackedNMM on {}",
                "backbone + agreement, temperature": "{} + agreement + temperature",
+               "backbone + agreement, stacked": "StackedNMM on {} + agreement",
                "NMM + agreement, stacked": "StackedNMM on NMM-{} + agreement"}  # fmt: skip
     datasets, ratios = ("cora", "citeseer"), (0.2, 0.4, 0.6)
     rows = []
