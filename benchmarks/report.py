@@ -140,7 +140,7 @@ def pairs(runs: Runs) -> str:
                     key = {"dataset": dataset, "backbone": kind, "ratio": ratio}
                     product = runs.get("own product", **key, method=method)
                     value = runs.get("conditional", **key, method=method) or product
-                    if not product:
+                    if len(product) < 3:
                         row.append("")
                         continue
                     cell = f"{mean(value):.3f}"
