@@ -93,6 +93,9 @@ def nmm_loss(
     A number with the gradient of minus the bound, over the number of training nodes, plus the
     penalty: what ``TraceGraph_ELBO`` makes of :class:`~pyro_nmm.guides.AmortizedNMM`, without
     Pyro's tracing, which is a third of a small graph's epoch.
+
+    :param Data data: with labels ``y`` and a boolean ``train_mask``, both ``(N,)``.
+    :return: a number. The other parameters are those of :func:`fit_nmm`.
     """
     known = {"y": data.y, "observed": data.train_mask}
     alpha, logits = network(hood, data.x, data.edge_index)

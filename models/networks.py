@@ -20,6 +20,20 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:
+    r"""
+    :math:`\text{scale} \cdot v_i^\top v_j / (\|v_i\| \|v_j\|) + \gamma \, \delta(i = j)` for
+    every edge.
+
+    :param Tensor v: ``(N, H)``.
+    :return: ``(num_edges,)`` in the order of ``hood``.
+    """
+    v = F.normalize(v, dim=-1)
+    # index_select, whose gradient is summed in one order: a seed reproduces a run.
+    ends = (v.index_select(0, nodes) for nodes in (hood.target, hood.source))
+    return scale * torch.mul(*ends).sum(-1) + gamma * (hood.target == hood.source)
+
+
 class NMMNetwork(nn.Module):
     r"""
     Graph neural networks as the parameters of an NMM, the paper's equation
@@ -99,11 +113,5 @@ class NMMNetwork(nn.Module):
                 f"{self.num_classes}, but alpha would have shape {tuple(u.shape)} and "
                 f"attention vectors {tuple(v.shape)}"
             )
-        return LINKS[self.link](u) + self.floor, self._logits(hood, v)
-
-    def _logits(self, hood: Neighborhood, v: Tensor) -> Tensor:
-        v = F.normalize(v, dim=-1)
-        # index_select, whose gradient is summed in one order: a seed reproduces a run.
-        ends = (v.index_select(0, nodes) for nodes in (hood.target, hood.source))
-        cosine = torch.mul(*ends).sum(-1)
-        return self.omega.square() * cosine + self.gamma * (hood.target == hood.source)
+        alpha = LINKS[self.link](u) + self.floor
+        return alpha, attention_scores(hood, v, self.omega.square(), self.gamma)

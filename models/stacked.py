@@ -7,11 +7,11 @@ import math
 
 import torch
 from torch import Size, Tensor, nn
-from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.checks import check_label_range, check_labels
 from pyro_nmm.metrics import temperature_scaling
+from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.neighborhood import check_mask
 
 #: Weak normal priors on four of the five numbers: mean and standard deviation. Some hundred
@@ -88,10 +88,7 @@ class StackedNMM(nn.Module):
         _check_scores(hood, scores)
         probs = (self.log_scale.exp() * scores).softmax(-1)
         alpha = self.log_kappa.exp() * probs + self.log_floor.exp()
-        direction = F.normalize(probs, dim=-1)
-        ends = (direction.index_select(0, nodes) for nodes in (hood.target, hood.source))
-        cosine = torch.mul(*ends).sum(-1)
-        return alpha, self.similarity * cosine + self.gamma * (hood.target == hood.source)
+        return alpha, attention_scores(hood, probs, self.similarity, self.gamma)
 
     def fit(
         self,
