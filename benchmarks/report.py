@@ -36,23 +36,27 @@ class Runs:
         rows = [json.loads(line) for line in lines]
         self.rows = [row for row in rows if row["task"] == task]
 
-    def get(self, field: str, method: str, **key) -> dict[int, float]:
+    def get(self, field: str, method: str, among: tuple[str, ...] = (), **key) -> dict[int, float]:
         """
-        Values by seed, of seeds that every method of the same block has been run with, so that
-        all rows of a table are paired; ``field`` may be ``"test.nll"``.
+        Values by seed, of the seeds that the methods ``among`` have been run with; without
+        them, of those that the most methods of the block share, so that all rows of a table are
+        paired. ``field`` may be ``"test.nll"``.
         """
         block = [r for r in self.rows if all(r.get(k) == v for k, v in key.items())]
         seen: dict[int, set] = {}
         for row in block:
             seen.setdefault(row["seed"], set()).add(row["method"])
-        most = set().union(*seen.values())
+        wanted = set(among)
+        if not wanted:
+            shared = [(m, sum(m <= other for other in seen.values())) for m in seen.values()]
+            wanted = max(shared, key=lambda s: (s[1] >= 3, len(s[0])), default=(set(), 0))[0]
         found = {}
         for row in block:
-            if row["method"] == method and seen[row["seed"]] == most:
+            if row["method"] == method and wanted <= seen[row["seed"]]:
                 value = row
                 for name in field.split("."):
                     value = value.get(name) if value is not None else None
-                if value is not None:
+                if value is not None and method in wanted:
                     found[row["seed"]] = value
         return found
 
@@ -160,6 +164,7 @@ def on_top(runs: Runs) -> str:
             row, seconds = [], []
             for ratio in ratios:
                 key = {"dataset": dataset, "backbone": kind, "ratio": ratio}
+                key["among"] = "backbone, temperature", "backbone, stacked"
                 ours = runs.get("conditional", **key, method="backbone, stacked")
                 own = runs.get("own product", **key, method="backbone, stacked")
                 base = runs.get("own product", **key, method="backbone, temperature")
@@ -182,6 +187,7 @@ def tests(runs: Runs, against: str) -> list[str]:
             for method in ("backbone, stacked", "NMM + agreement, stacked"):
                 for ratio in (0.2, 0.4, 0.6):
                     key = {"dataset": dataset, "backbone": kind, "ratio": ratio}
+                    key["among"] = method, against
                     ours = runs.get("conditional", **key, method=method)
                     base = runs.get("own product", **key, method=against)
                     difference, p = paired(ours, base)

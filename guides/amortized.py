@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import operator
-
 import pyro
 import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.agreement import Agreement
+from pyro_nmm.guides.handover import Handover
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.models.nmm import nmm
 
@@ -69,39 +68,22 @@ class AmortizedNMM(nn.Module):
         super().__init__()
         self.hood, self.network, self.agreement = hood, network, agreement
         self.collapsed, self.estimator, self.name = collapsed, estimator, name
-        self._handed: tuple | None = None
+        self._handover = Handover(hood, network, name)
 
     def forward(self, *inputs) -> tuple[Tensor, Tensor]:
         """``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``."""
-        pyro.module(self.name, self.network)
-        store = pyro.get_param_store()
-        for key, parameter in self.network.named_parameters():
-            if store[f"{self.name}$$${key}"].data_ptr() != parameter.data_ptr():
-                raise ValueError(
-                    f"Pyro's parameter store already holds another network named {self.name!r}, "
-                    f"so this one would not learn: call pyro.clear_param_store() first, or "
-                    f"give each program its own name="
-                )
-        return self.network(self.hood, *inputs)
+        return self._handover.run(inputs)
 
     def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
-        parameters = self(*inputs)
-        self._handed = inputs, self._state(), parameters
         ordered_guide(
-            self.hood, *parameters, y, observed,
+            self.hood, *self._handover.give(inputs), y, observed,
             collapsed=self.collapsed, estimator=self.estimator,
         )  # fmt: skip
 
     def model(self, *inputs, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
         """:func:`~pyro_nmm.models.nmm` at the network's output."""
-        handed, self._handed = self._handed, None
-        if handed is not None and self._is_from(handed, inputs):
-            # The guide ran on these inputs and weights just before: its output, not a second
-            # dropout mask.
-            alpha, logits = handed[2]
-        else:
-            alpha, logits = self(*inputs)
+        alpha, logits = self._handover.take(inputs)
         if self.agreement is not None and self.training and y is not None:
             mixture = NeighborMixture(self.hood, alpha, logits)
             size = self.hood.restrict(observed).num_rows
@@ -113,14 +95,7 @@ class AmortizedNMM(nn.Module):
         mode = self.training
         try:
             with torch.no_grad():
-                return NeighborMixture(self.hood, *self.eval()(*inputs))
+                alpha, logits = self.eval()(*inputs)
+                return NeighborMixture(self.hood, alpha.detach(), logits.detach())
         finally:
             self.train(mode)
-
-    def _state(self) -> tuple:
-        versions = [p._version for p in self.network.parameters()]
-        return self.training, torch.is_grad_enabled(), versions
-
-    def _is_from(self, handed: tuple, inputs: tuple) -> bool:
-        same = len(handed[0]) == len(inputs) and all(map(operator.is_, handed[0], inputs))
-        return same and handed[1] == self._state()

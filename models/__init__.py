@@ -3,8 +3,23 @@
 
 """Pyro models, and the modules that give them their parameters."""
 
+from pyro_nmm.models.annealing import annealed_log_normalizer
+from pyro_nmm.models.free import FreeNMM
+from pyro_nmm.models.ising import PairwiseMRF, coarse_to_fine, denoising, grid_edges, ising, potts
 from pyro_nmm.models.networks import NMMNetwork
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.models.stacked import StackedNMM
 
-__all__ = ["NMMNetwork", "StackedNMM", "nmm"]
+__all__ = [
+    "FreeNMM",
+    "NMMNetwork",
+    "PairwiseMRF",
+    "StackedNMM",
+    "annealed_log_normalizer",
+    "coarse_to_fine",
+    "denoising",
+    "grid_edges",
+    "ising",
+    "nmm",
+    "potts",
+]

@@ -102,6 +102,77 @@ def _ranks(choices, labels, table, same_label, any_label):
             table[choices[b, i], every] = 0
 
 
+@compiled
+def _entr(x):
+    return -x * np.log(x) if x > 0 else 0.0
+
+
+@compiled
+def _added(weight, mean, probs, change):
+    # change[k]: of the entropy of a row, when its edge gets one more count of k.
+    rest = 0.0
+    for k in range(len(probs)):
+        left = max(probs[k] - weight * mean[k], 0.0)
+        rest += _entr(left) - _entr(probs[k])
+        change[k] = _entr(left + weight) - _entr(left)
+    for k in range(len(probs)):
+        change[k] += rest
+
+
+@compiled
+def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, probs, credit,
+             bound, to_attention, to_alpha):  # fmt: skip
+    # Forwards, counts and probabilities. Backwards, a row's own count is taken out before its
+    # edges are visited: credit[j, 0] holds what one count more at j would have changed in the
+    # later rows, and credit[j, 1 + k] the same had there been one count of k fewer.
+    num_rows, num_classes = probs.shape
+    mean, without = np.empty(num_classes), np.empty(num_classes)
+    change, changed = np.empty(num_classes), np.empty(num_classes)
+    gain = np.empty(num_classes)
+    for b in range(first, last):
+        probs[:] = 0
+        for i in range(num_rows):
+            for e in range(ptr[i], ptr[i + 1]):
+                j = source[e]
+                below = 0.0
+                for k in range(num_classes):
+                    below += alpha[j, k] + counts[j, k]
+                for k in range(num_classes):
+                    probs[i, k] += attention[e] * (alpha[j, k] + counts[j, k]) / below
+            for k in range(num_classes):
+                bound[b] += _entr(probs[i, k])
+            counts[source[edges[b, i]], labels[b, i]] += 1
+        for i in range(num_rows - 1, -1, -1):
+            counts[source[edges[b, i]], labels[b, i]] -= 1
+            for e in range(ptr[i], ptr[i + 1]):
+                j = source[e]
+                base = labels[b, i] + 1 if e == edges[b, i] else 0
+                below = 0.0
+                for k in range(num_classes):
+                    below += alpha[j, k] + counts[j, k]
+                total = 0.0
+                for k in range(num_classes):
+                    mean[k] = (alpha[j, k] + counts[j, k]) / below
+                    gain[k] = credit[j, base, k] - 1 - np.log(max(probs[i, k], 1e-300))
+                    total += mean[k] * gain[k]
+                to_attention[b, e] = total
+                for k in range(num_classes):
+                    to_alpha[b, j, k] += attention[e] / below * (gain[k] - total)
+                _added(attention[e] / (below + 1), mean, probs[i], change)
+                for k in range(num_classes):
+                    credit[j, 0, k] += change[k]
+                for k in range(num_classes):
+                    if counts[j, k] == 0:
+                        continue
+                    for m in range(num_classes):
+                        without[m] = (alpha[j, m] + counts[j, m] - (m == k)) / (below - 1)
+                        changed[m] = probs[i, m] + attention[e] * (without[m] - mean[m])
+                    _added(attention[e] / below, without, changed, change)
+                    for m in range(num_classes):
+                        credit[j, 1 + k, m] += change[m]
+        credit[:] = 0
+
+
 def draw_choices(rows, terms, labels, num_classes, uniforms):
     """See :func:`pyro_nmm.sampling.draw_by_sweeps`. Cost: :math:`O(B E)`."""
     _check_labels(labels, num_classes)
@@ -144,6 +215,27 @@ def horizon_costs(rows, terms, draw, log_label, labels, num_classes):
 
     _in_threads(run, len(costs), draw.same_label.numel())
     return torch.from_numpy(costs)
+
+
+def entropy_and_gradient(rows, alpha, attention, edges, labels):
+    """
+    The sums of :func:`pyro_nmm.entropy.entropy_samples` without ``component``, ``(B,)``, and
+    their derivatives, ``(B, num_edges)`` and ``(B, N, C)``. Cost: :math:`O(B E C^2)`.
+    """
+    _check_labels(labels, alpha.shape[-1])
+    size, (num_nodes, num_classes) = len(edges), alpha.shape
+    inputs = _array(rows.ptr), _array(rows.source), _array(attention, np.float64)
+    inputs += _array(alpha, np.float64), _array(edges), _array(labels)
+    outputs = np.zeros(size), np.empty((size, rows.num_edges)), np.zeros((size, *alpha.shape))
+
+    def run(first, last):
+        counts = np.zeros((num_nodes, num_classes), np.int32)
+        probs = np.empty((rows.num_rows, num_classes))
+        credit = np.zeros((num_nodes, num_classes + 1, num_classes))
+        _entropy(first, last, *inputs, counts, probs, credit, *outputs)
+
+    _in_threads(run, size, size * rows.num_edges)
+    return tuple(torch.from_numpy(o).to(alpha.dtype) for o in outputs)
 
 
 def ranks(choices, labels, num_nodes, num_classes):

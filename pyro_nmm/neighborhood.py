@@ -65,6 +65,8 @@ class Neighborhood:
         self._restricted: tuple[Tensor, Neighborhood] | None = None
         self._components: Tensor | None = None
         self._found: tuple[Tensor, Tensor] | None = None
+        #: Tables that other modules derive from the rows alone, kept as long as the rows.
+        self.memo: dict = {}
         return self
 
     @classmethod

@@ -54,6 +54,43 @@ def pair_marginals(hood: Neighborhood, alpha: Tensor, attention: Tensor, pairs: 
     return torch.where((pairs[0] == pairs[1])[:, None, None], torch.diag_embed(first), table)
 
 
+def expected_interaction(
+    hood: Neighborhood, alpha: Tensor, attention: Tensor, pairs: Tensor, interaction: Tensor
+) -> Tensor:
+    r"""
+    :math:`E[\phi(y_i, y_j)]` for every pair, without their tables:
+
+    .. math::
+
+        u_i^\top \phi \, u_j + \sum_{m \in n(i) \cap n(j)} L_{im} L_{jm}
+            \frac{\sum_a \phi_{aa} \mu_{ma} - \mu_m^\top \phi \, \mu_m}{A_m + 1}
+
+    :param Tensor pairs: ``(2, P)`` node ids, two different nodes each.
+    :param Tensor interaction: ``(C, C)``, :math:`\phi`.
+    :return: ``(..., P)``. Cost: :math:`O(E C + N C^2)` and, for each pair, the smaller degree.
+    """
+    marginals = node_marginals(hood, alpha, attention)
+    first, second = (marginals.index_select(-2, nodes) for nodes in pairs)
+    total = alpha.sum(-1)
+    mean = alpha / total.unsqueeze(-1)
+    shared = mean @ interaction.diagonal() - ((mean @ interaction) * mean).sum(-1)
+    shared = shared / (total + 1)
+
+    pair, edge_i, edge_j = _remembered_neighbors(hood, pairs)
+    weight = attention.index_select(-1, edge_i) * attention.index_select(-1, edge_j)
+    weight = weight * shared.index_select(-1, hood.source.index_select(0, edge_i))
+    expected = ((first @ interaction) * second).sum(-1)
+    return expected.index_add(-1, pair, weight)
+
+
+def _remembered_neighbors(hood: Neighborhood, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`common_neighbors`, kept for a loop that asks for the same pairs at every step."""
+    last = hood.memo.get("common_neighbors")
+    if last is None or last[0] is not pairs or last[1] != pairs._version:
+        last = hood.memo["common_neighbors"] = pairs, pairs._version, common_neighbors(hood, pairs)
+    return last[2]
+
+
 def common_neighbors(hood: Neighborhood, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     Every node that is a neighbour of both nodes of a pair, as the triple: number of the

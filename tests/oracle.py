@@ -60,12 +60,44 @@ class Oracle:
 
 def of_hood(hood, alpha, logits, nodes=None):
     """The oracle of a library object: reads its edges, nothing else."""
-    ptr, source = hood.ptr.numpy(), hood.source.numpy()
-    scores = logits.detach().numpy()
+    neighbors, attention = edge_lists(hood, logits)
+    if nodes is not None:
+        neighbors, attention = ([part[i] for i in nodes] for part in (neighbors, attention))
+    return Oracle(alpha.detach().numpy(), neighbors, attention)
+
+
+def entropy_bound(alpha, neighbors, attention, order):
+    """
+    E sum_i H(p(y_i | earlier labels and choices)), by recursion over everything that the
+    earlier nodes can do.
+    """
+    num_classes = alpha.shape[1]
+
+    def rest(place, counts):
+        if place == len(order):
+            return 0.0
+        i = order[place]
+        above = alpha[neighbors[i]] + counts[neighbors[i]]
+        joint = attention[i][:, None] * above / above.sum(1, keepdims=True)
+        total = -(joint.sum(0) * np.log(joint.sum(0))).sum()
+        if place + 1 < len(order):
+            for position, j in enumerate(neighbors[i]):
+                for k in range(num_classes):
+                    counts[j, k] += 1
+                    total += joint[position, k] * rest(place + 1, counts)
+                    counts[j, k] -= 1
+        return total
+
+    return rest(0, np.zeros_like(alpha))
+
+
+def edge_lists(hood, logits):
+    """``neighbors`` and ``attention`` of a library object, as :class:`Oracle` takes them."""
+    ptr, source, scores = hood.ptr.numpy(), hood.source.numpy(), logits.detach().numpy()
     neighbors, attention = [], []
-    for i in range(len(ptr) - 1) if nodes is None else nodes:
+    for i in range(len(ptr) - 1):
         row = slice(ptr[i], ptr[i + 1])
         weight = np.exp(scores[row] - scores[row].max())
         neighbors.append(source[row])
         attention.append(weight / weight.sum())
-    return Oracle(alpha.detach().numpy(), neighbors, attention)
+    return neighbors, attention

@@ -19,15 +19,18 @@ from pyro_nmm.checks import (
     check_nodes,
     check_shapes,
     check_values,
+    order_to_rows,
 )
 from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
+from pyro_nmm.entropy import ESTIMATORS, entropy_samples
 from pyro_nmm.neighborhood import Neighborhood, check_mask
 from pyro_nmm.pairwise import node_marginals, pair_marginals
 from pyro_nmm.particles import sequential_monte_carlo
 from pyro_nmm.posterior import Posterior, posterior_alpha
+from pyro_nmm.sampling import pick
 
 
 class NeighborMixture(GraphDistribution):
@@ -171,6 +174,52 @@ class NeighborMixture(GraphDistribution):
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
         return q.log_labels(q.sample(Size([num_samples]))).sum(-1)
 
+    def entropy_bound(
+        self, num_samples: int = 1, estimator: str = "horizon", order: Tensor | None = None
+    ) -> Tensor:
+        r"""
+        Samples of a lower bound on the entropy of all labels, each with its label summed out:
+
+        .. math::
+
+            H(y) \ge E_{p(y, c)} \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big)
+                = -E_{p(y, c)} \log \frac{p(y, c)}{q(c \mid y)} ,
+
+        the paper's ``eq-kl-upper`` without its sampling of :math:`y_i`. Equal where choices are
+        certain. The mean of its derivative is the gradient of the bound, exactly so for
+        ``estimator="later"``. ``"horizon"`` counts what a choice changes in later terms at first
+        hand only, but for all choices and labels that a node could have drawn, instead of the
+        one it drew: far less noise, and the better choice for fitting.
+
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
+        >>> mix.entropy_bound(num_samples=2)  # of 2 log 2 = 1.3863 at most
+        tensor([1.3723, 1.3723])
+
+        :param int num_samples: draws of :math:`(y, c)`; ``"later"`` needs two for a baseline.
+        :param str estimator: of the derivative.
+        :param Tensor order: ``(N,)`` permutation of the node ids; every one gives a bound.
+            Default ascending: on images, tighter than random ones.
+        :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample; ``"later"`` and
+            the value alone :math:`O(E C)`.
+        """
+        self._check_plain("entropy_bound")
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        rows, component = self.hood, None
+        if order is not None:
+            rows = _in_order(self.hood, order)
+        attention = rows.softmax(self.logits.index_select(-1, rows.edge))
+        if estimator == "later":
+            component = self.hood.components().index_select(0, rows.nodes)
+        with torch.no_grad():
+            uniforms = torch.rand(num_samples, rows.num_rows, dtype=torch.double).to(rows.device)
+            edges = pick(rows, attention.expand(num_samples, -1), uniforms)
+            labels = ChosenLabels(self.alpha, rows.source[edges], validate_args=False).sample()
+        return entropy_samples(rows, self.alpha, attention, edges, labels, component)
+
     @torch.no_grad()
     def log_likelihood(
         self,
@@ -242,9 +291,12 @@ class NeighborMixture(GraphDistribution):
         nodes = self.hood.restrict(mask).nodes
         return nodes[torch.randperm(len(nodes), device=nodes.device)]
 
-    def _check_single(self, method: str, y: Tensor) -> None:
+    def _check_plain(self, method: str) -> None:
         if self.batch_shape:
             raise ValueError(f"{method} needs a mixture without batch, got {self.batch_shape}")
+
+    def _check_single(self, method: str, y: Tensor) -> None:
+        self._check_plain(method)
         check_labels(self.hood, y, self.hood.num_nodes)
         if y.dim() != 1:
             raise ValueError(f"{method} needs one labelling y of shape (N,), got {tuple(y.shape)}")
@@ -291,3 +343,12 @@ class NeighborMixture(GraphDistribution):
         alpha = posterior_alpha(self.alpha, choices, y[rows.nodes])
         mixture = NeighborMixture(self.hood, alpha, self.logits.detach(), validate_args=False)
         return Posterior(mixture, log_weights.log_softmax(0), rows, y)
+
+
+def _in_order(hood: Neighborhood, order: Tensor) -> Neighborhood:
+    """The rows in an order, kept for a loop that asks for the same one at every step."""
+    last = hood.memo.get("order")
+    if last is None or not torch.equal(last[0], order):
+        rows = hood.take(order_to_rows(hood, order))
+        last = hood.memo["order"] = order.clone(), rows
+    return last[1]

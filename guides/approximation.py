@@ -1,0 +1,84 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.models.ising import PairwiseMRF
+
+
+def fit_mixture(
+    field: PairwiseMRF | Callable[[int], PairwiseMRF],
+    hood: Neighborhood,
+    network: nn.Module,
+    *,
+    order: Tensor | None = None,
+    num_steps: int = 1000,
+    num_samples: int = 4,
+    lr: float = 0.05,
+    warmup: float = 0.5,
+    progress: Callable[[range], Iterable[int]] = iter,
+) -> tuple[NeighborMixture, list[float]]:
+    r"""
+    An NMM that approximates a Markov random field: the bound of
+    :class:`~pyro_nmm.guides.MixtureGuide` in closed form, without Pyro's tracing, with a
+    schedule that has proved itself on Ising models.
+
+    .. math::
+
+        \min_\theta \; -E_p \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) - E_p[\log p^*(y)]
+
+    The interactions rise from zero over the first steps, because from a start with all of them
+    optimisation ends in worse minima; the learning rate falls to zero over the second half.
+
+    >>> from pyro_nmm.models import FreeNMM, grid_edges, ising
+    >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
+    >>> hood = Neighborhood.grid(3, 3)
+    >>> mix, losses = fit_mixture(field, hood, FreeNMM(hood, 2), num_steps=100, lr=0.1)
+    >>> mix.marginals().shape  # (N, C)
+    torch.Size([9, 2])
+
+    :param field: the target; or a function of the step's number that makes one, for a network
+        that is to approximate many.
+    :param Neighborhood hood: The neighbourhoods.
+    :param nn.Module network: ``(hood, field) -> (alpha, logits)``, for example
+        :class:`~pyro_nmm.models.FreeNMM`.
+    :param Tensor order: ``(N,)`` permutation of the node ids. It matters: fitted in an order whose
+        last nodes are no neighbours in the target, the bound is much tighter than in row-major
+        or random order. Default: the target's :meth:`~pyro_nmm.models.PairwiseMRF.colors`.
+    :param int num_samples: draws of the entropy a step.
+    :param float warmup: share of the steps over which interactions rise.
+    :param progress: wraps the range of steps, for example ``tqdm``.
+    :return: the mixture for the last step's target, and the loss of every step, in nats. Cost: a
+        step :math:`O(E C^2)` a sample.
+    """
+    if not 0 <= warmup <= 1 or num_steps < 1:
+        raise ValueError(f"warmup must be in [0, 1] and num_steps positive, got {warmup=}")
+    optimizer = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: max(min(1.0, 2 - 2 * step / num_steps), 1e-3)
+    )
+    losses = []
+    for step in progress(range(num_steps)):
+        target = field if isinstance(field, PairwiseMRF) else field(step)
+        if order is None:
+            order = torch.cat(target.colors())
+        share = min(1.0, (step + 1) / max(warmup * num_steps, 1))
+        target = PairwiseMRF(
+            target.edges, target.unary, share * target.strength, target.interaction
+        )
+        optimizer.zero_grad()
+        mixture = NeighborMixture(hood, *network(hood, target), validate_args=False)
+        bound = mixture.entropy_bound(num_samples, "horizon", order).mean()
+        loss = -bound - target.expected_potential(mixture)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    alpha, logits = network(hood, target)
+    return NeighborMixture(hood, alpha.detach(), logits.detach()), losses

@@ -1,0 +1,58 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import operator
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import Neighborhood
+
+
+class Handover:
+    """
+    A network that runs once for a pair of guide and model, so that both see the same dropout
+    mask: the guide runs it, and the model, if it comes next with the same inputs and weights,
+    takes over its output.
+
+    :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``; its parameters are
+        registered with Pyro under ``name``.
+    """
+
+    def __init__(self, hood: Neighborhood, network: nn.Module, name: str) -> None:
+        self.hood, self.network, self.name = hood, network, name
+        self._kept: tuple | None = None
+
+    def run(self, inputs: tuple) -> tuple[Tensor, Tensor]:
+        """``alpha`` and ``logits``."""
+        pyro.module(self.name, self.network)
+        store = pyro.get_param_store()
+        for key, parameter in self.network.named_parameters():
+            if store[f"{self.name}$$${key}"].data_ptr() != parameter.data_ptr():
+                raise ValueError(
+                    f"Pyro's parameter store already holds another network named {self.name!r}, "
+                    f"so this one would not learn: call pyro.clear_param_store() first, or "
+                    f"give each program its own name="
+                )
+        return self.network(self.hood, *inputs)
+
+    def give(self, inputs: tuple) -> tuple[Tensor, Tensor]:
+        """Runs the network in the guide, and keeps its output."""
+        parameters = self.run(inputs)
+        self._kept = inputs, self._state(), parameters
+        return parameters
+
+    def take(self, inputs: tuple) -> tuple[Tensor, Tensor]:
+        """The guide's output, or the network's where no guide ran just before."""
+        kept, self._kept = self._kept, None
+        if kept is None or len(kept[0]) != len(inputs):
+            return self.run(inputs)
+        same = all(map(operator.is_, kept[0], inputs)) and kept[1] == self._state()
+        return kept[2] if same else self.run(inputs)
+
+    def _state(self) -> tuple:
+        versions = [p._version for p in self.network.parameters()]
+        return self.network.training, torch.is_grad_enabled(), versions

@@ -1,0 +1,213 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions import ImproperUniform
+from torch import Size, Tensor, nn
+from torch.distributions import constraints
+
+from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm.credit import others_mean
+from pyro_nmm.guides.handover import Handover
+from pyro_nmm.models.ising import PairwiseMRF
+from pyro_nmm.tracking import untracked
+
+
+class MixtureGuide(nn.Module):
+    r"""
+    The NMM as a variational family: a guide for any Pyro program with a discrete label for
+    every node, section 4 of the paper.
+
+    .. math::
+
+        \mathrm{KL}\big(p(y) \,\|\, p^*(y) / Z\big) - \log Z
+            \le E_{p(y, c)} \left[ \log \frac{p(y, c)}{q(c \mid y)} - \log p^*(y) \right]
+
+    Here the roles of :class:`~pyro_nmm.guides.AmortizedNMM` are swapped: the guide draws choices
+    ``c`` and labels ``y`` from the NMM, and the model is the target, extended with the choices
+    from the parameter-free :class:`~pyro_nmm.OrderedConditional`. The loss of Pyro's
+    ``TraceGraph_ELBO`` is the right-hand side, the paper's ``eq-kl-upper``, an upper bound; with
+    self-loops alone it is the mean field's KL divergence, exactly.
+
+    **Two ways to the same bound.** A program with a site ``y`` is a black box: labels are drawn,
+    and their score meets the target's log-density. Where the target is a
+    :class:`~pyro_nmm.models.PairwiseMRF`, or a program that returns one instead of having a
+    site ``y``, its energy and most of the entropy are averaged in closed form, which is far less
+    noisy; the bound stands then in two factors, ``energy`` in the model and ``entropy`` in the
+    guide.
+
+    >>> from pyro.infer import SVI, TraceGraph_ELBO
+    >>> from pyro.optim import Adam
+    >>> from pyro_nmm.models import FreeNMM, grid_edges, ising
+    >>> target = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
+    >>> hood = Neighborhood.grid(3, 3)
+    >>> family = MixtureGuide(hood, FreeNMM(hood, num_classes=2), target)
+    >>> svi = SVI(family.model, family.guide, Adam({"lr": 0.05}), TraceGraph_ELBO())
+    >>> losses = [svi.step() for _ in range(100)]
+    >>> bound = sum(losses[-20:]) / 20 + target.log_normalizer()  # on the KL divergence
+    >>> bool(bound < 0.6)
+    True
+    >>> family.mixture().marginals().shape
+    torch.Size([9, 2])
+
+    Other sites of the program are the caller's to guide: write
+    ``def guide(): family.guide(); ...``. Particles that Pyro vectorizes serve as one another's
+    baseline where labels are drawn, so use ``vectorize_particles=True`` there.
+
+    :param Neighborhood hood: The neighbourhoods.
+    :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``, called with what ``model``
+        and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network that reads
+        the target's parameters.
+    :param target: a Pyro program, called with the same inputs; or a ``PairwiseMRF``. For a
+        function :math:`\log p^*`, see :func:`density`.
+    :param bool closed_form: Whether the program returns a ``PairwiseMRF``.
+    :param str estimator: of the entropy's gradient, in closed form, see
+        :meth:`~pyro_nmm.NeighborMixture.entropy_bound`.
+    :param int num_samples: draws of the entropy a step, in closed form.
+    :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
+        Every one gives a bound, and fitting to one is tighter than to random ones. Default: the
+        colors of a ``PairwiseMRF``, else one random order.
+    :param str site: name of the program's labels, of event shape ``(N,)``.
+    :param str name: of the network's parameters in Pyro's store.
+    """
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        target: Callable[..., Any] | PairwiseMRF,
+        *,
+        closed_form: bool = False,
+        estimator: str = "horizon",
+        num_samples: int = 4,
+        order: Tensor | None = None,
+        site: str = "y",
+        name: str = "mixture",
+    ) -> None:
+        super().__init__()
+        self.hood, self.network, self.target = hood, network, target
+        self.closed_form = closed_form or isinstance(target, PairwiseMRF)
+        self.estimator, self.num_samples, self.site = estimator, num_samples, site
+        if order is None and isinstance(target, PairwiseMRF):
+            order = torch.cat(target.colors())
+        self.order = torch.randperm(hood.num_nodes, device=hood.device) if order is None else order
+        self._handover = Handover(hood, network, name)
+
+    def guide(self, *inputs) -> Tensor | None:
+        """Sites ``c`` and ``y``, or the factor ``entropy``."""
+        alpha, logits = self._handover.give(inputs)
+        if self.closed_form:
+            mixture = NeighborMixture(self.hood, alpha, logits)
+            bound = mixture.entropy_bound(self.num_samples, self.estimator, self.order)
+            pyro.factor("entropy", -bound.mean(), has_rsample=True)
+            return None
+        c = pyro.sample("c", NeighborChoice(self.hood, logits))
+        return pyro.sample(self.site, ChosenLabels(alpha, c))
+
+    def model(self, *inputs) -> Any:
+        """The target, with site ``c``; or with the factor ``energy``."""
+        alpha, logits = self._handover.take(inputs)
+        if self.closed_form:
+            return self._energy(alpha, logits, inputs)
+        with poutine.trace() as tracer:
+            result = self.target(*inputs)
+            y = self._labels(tracer.trace)
+            c = pyro.sample("c", OrderedConditional(self.hood, alpha, logits, y, order=self.order))
+        pyro.factor("baseline", self._baseline(tracer.trace, alpha, logits, c, y))
+        return result
+
+    def mixture(self, *inputs) -> NeighborMixture:
+        """The fitted distribution, for queries: evaluation mode, without gradients."""
+        mode = self.training
+        try:
+            alpha, logits = self.eval()._handover.run(inputs)
+            return NeighborMixture(self.hood, alpha.detach(), logits.detach())
+        finally:
+            self.train(mode)
+
+    def _energy(self, alpha: Tensor, logits: Tensor, inputs: tuple) -> PairwiseMRF:
+        fixed = isinstance(self.target, PairwiseMRF)
+        field = self.target if fixed else self.target(*inputs)
+        if not isinstance(field, PairwiseMRF):
+            raise TypeError(
+                f"with closed_form=True the target must return a PairwiseMRF, got {type(field)}"
+            )
+        mixture = NeighborMixture(self.hood, alpha, logits)
+        pyro.factor("energy", field.expected_potential(mixture))
+        return field
+
+    def _labels(self, trace: poutine.Trace) -> Any:
+        if self.site not in trace.nodes:
+            raise ValueError(
+                f"target must have a site {self.site!r} for the labels, or name it with site=; "
+                f"it has {[n for n, s in trace.nodes.items() if s['type'] == 'sample']}"
+            )
+        return trace.nodes[self.site]["value"]
+
+    def _baseline(
+        self, trace: poutine.Trace, alpha: Tensor, logits: Tensor, c: Tensor, y: Tensor
+    ) -> Tensor:
+        """
+        Zero, with the derivative that makes every vectorized particle's cost relative to the
+        other ones': they do not depend on its draw.
+        """
+        frames = trace.nodes["c"]["cond_indep_stack"]
+        dims = [f.dim or -1 for f in frames if f.name == "num_particles_vectorized"]
+        if not dims or not torch.is_grad_enabled():
+            return alpha.new_zeros(())
+        (alpha, logits, c, y), _ = untracked(alpha, logits, c, y)
+        choice = NeighborChoice(self.hood, logits, validate_args=False)
+        score = choice.log_prob(c) + ChosenLabels(alpha, c, validate_args=False).log_prob(y)
+        with torch.no_grad():
+            trace.compute_log_prob()
+            sites = [s["log_prob"] for s in trace.nodes.values() if s["type"] == "sample"]
+            costs = _particles(untracked(*sites)[0], dims[0]) - _particles([score], dims[0])
+            baseline = others_mean(costs, [0])
+        if baseline is None:
+            return alpha.new_zeros(())
+        baseline = baseline.view(-1, *(1,) * (-dims[0] - 1))
+        return -(score - score.detach()) * baseline
+
+
+def density(
+    log_density: Callable[..., Tensor], num_nodes: int, num_classes: int, site: str = "y"
+) -> Callable[..., Tensor]:
+    r"""
+    A function :math:`\log p^*` as a Pyro program with a site ``y``.
+
+    >>> program = density(lambda y: -y.sum(-1).float(), num_nodes=3, num_classes=2)
+    >>> hood = Neighborhood.grid(1, 3)
+    >>> from pyro_nmm.models import FreeNMM
+    >>> family = MixtureGuide(hood, FreeNMM(hood, 2), program)
+
+    :param log_density: ``(y, *inputs)`` with ``y`` of shape ``(..., N)`` to ``(...)``, in nats.
+    :return: a program ``(*inputs)``; it has no samples of its own.
+    """
+    support = constraints.independent(constraints.integer_interval(0, num_classes - 1), 1)
+
+    def program(*inputs) -> Tensor:
+        y = pyro.sample(site, ImproperUniform(support, Size(), Size([num_nodes])))
+        pyro.factor("log_density", log_density(y, *inputs))
+        return y
+
+    return program
+
+
+def _particles(log_probs: list[Tensor] | tuple[Tensor, ...], dim: int) -> Tensor:
+    """``(P,)``: sums over everything but the particles, which stand at ``dim``."""
+    total = torch.zeros((), device=log_probs[0].device)
+    for log_prob in log_probs:
+        if log_prob.dim() >= -dim:
+            log_prob = log_prob.movedim(dim, 0)
+            log_prob = log_prob.reshape(len(log_prob), -1).sum(1)
+        else:
+            log_prob = log_prob.sum()
+        total = total + log_prob
+    return total

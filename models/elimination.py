@@ -1,0 +1,113 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Sums over all labellings of a pairwise Markov random field, node after node."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Size, Tensor
+
+#: Largest table of the sum-product recursion: a grid of two labels, 18 wide.
+MAX_TABLE = 2**19
+
+
+def eliminate(
+    edges: Tensor, unary: Tensor, pairwise: Tensor, num_draws: int | None = None
+) -> Tensor:
+    r"""
+    :math:`\log Z = \log \sum_y \exp \big( \sum_i u_i(y_i) + \sum_{(i, j)} w_{ij}(y_i, y_j) \big)`,
+    or draws of :math:`y`.
+
+    Nodes enter a table one by one, breadth first, and leave it after their last neighbour has
+    come: a transfer matrix, site by site, on a grid.
+
+    :param Tensor edges: ``(2, P)``.
+    :param Tensor unary: ``(..., N, C)``.
+    :param Tensor pairwise: ``(..., P, C, C)``, first node's label first.
+    :param int num_draws: of exact samples instead of the sum; without batch dimensions.
+    :return: ``(...)``, or ``(num_draws, N)``. Cost: :math:`O(N C^w)` and, for gradients and
+        draws, as much memory; ``w`` is the width of a grid plus one.
+    :raises ValueError: if the table would exceed :data:`MAX_TABLE`.
+    """
+    num_nodes, num_classes = unary.shape[-2:]
+    order, last = _schedule(edges, num_nodes)
+    width = _width(order, last)
+    if num_classes**width > MAX_TABLE:
+        raise ValueError(
+            f"the exact sum needs a table of {num_classes}^{width} entries, past {MAX_TABLE}: use "
+            f"log_potential, which needs no normalizer, or annealed_log_normalizer"
+        )
+    into: list[list[tuple[int, int, bool]]] = [[] for _ in range(num_nodes)]
+    for number, (i, j) in enumerate(edges.T.tolist()):
+        first, second = (i, j) if order[i] < order[j] else (j, i)
+        into[second].append((first, number, first == j))
+    table = unary.new_zeros(torch.broadcast_shapes(unary.shape[:-2], pairwise.shape[:-3]))
+    inside: list[int] = []
+    left: list[tuple[int, list[int], Tensor]] = []
+    batch = table.dim()
+    for node in sorted(range(num_nodes), key=order.__getitem__):
+        inside.append(node)
+        table = table.unsqueeze(-1) + _along(unary[..., node, :], [-1], len(inside))
+        for other, number, flip in into[node]:
+            pair = pairwise[..., number, :, :]
+            dims = [inside.index(other) - len(inside), -1]
+            table = table + _along(pair.mT if flip else pair, dims, len(inside))
+        for gone in [n for n in inside if last[n] == order[node]]:
+            place = inside.index(gone)
+            inside.remove(gone)
+            if num_draws is not None:
+                left.append((gone, list(inside), table.movedim(batch + place, -1)))
+            table = table.logsumexp(batch + place)
+    return table if num_draws is None else _backward(left, num_draws, unary)
+
+
+def _backward(left: list[tuple[int, list[int], Tensor]], num_draws: int, unary: Tensor) -> Tensor:
+    """Nodes in the opposite order, each given those that were in the table when it left."""
+    draws = torch.zeros(num_draws, unary.shape[-2], dtype=torch.long, device=unary.device)
+    for node, inside, table in reversed(left):
+        logits = table[tuple(draws[:, n] for n in inside)]
+        logits = logits.expand(num_draws, -1)
+        draws[:, node] = torch.distributions.Categorical(logits=logits).sample()
+    return draws
+
+
+def _along(value: Tensor, dims: list[int], size: int) -> Tensor:
+    """``value`` with its last dimensions at the negative places ``dims`` of ``size`` ones."""
+    batch = value.shape[: value.dim() - len(dims)]
+    shape = [1] * size
+    for dim, length in zip(dims, value.shape[len(batch) :], strict=True):
+        shape[dim] = length
+    return value.reshape(Size([*batch, *shape]))
+
+
+def _schedule(edges: Tensor, num_nodes: int) -> tuple[list[int], list[int]]:
+    """The place of every node in the order, and the place after which it may leave."""
+    neighbors: list[list[int]] = [[] for _ in range(num_nodes)]
+    for i, j in edges.T.tolist():
+        neighbors[i].append(j)
+        neighbors[j].append(i)
+    order = [-1] * num_nodes
+    count = 0
+    for root in sorted(range(num_nodes), key=lambda n: len(neighbors[n])):
+        if order[root] >= 0:
+            continue
+        order[root], count, queue = count, count + 1, deque([root])
+        while queue:  # Cuthill and McKee: breadth first, nodes of small degree before others
+            for node in sorted(neighbors[queue.popleft()], key=lambda n: len(neighbors[n])):
+                if order[node] < 0:
+                    order[node], count = count, count + 1
+                    queue.append(node)
+    last = [max([order[n], *(order[m] for m in neighbors[n])]) for n in range(num_nodes)]
+    return order, last
+
+
+def _width(order: list[int], last: list[int]) -> int:
+    """Most nodes that stand in the table at once."""
+    change = [0] * (len(order) + 1)
+    for start, end in zip(order, last, strict=True):
+        change[start] += 1
+        change[end + 1] -= 1
+    return int(torch.tensor(change).cumsum(0).max())

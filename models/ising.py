@@ -1,0 +1,263 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Markov random fields of node labels with pairwise interactions: Ising and Potts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from pyro_nmm import NeighborMixture
+from pyro_nmm.distributions.batch import GraphDistribution
+from pyro_nmm.models.elimination import eliminate
+from pyro_nmm.pairwise import expected_interaction
+
+
+class PairwiseMRF(GraphDistribution):
+    r"""
+    A Markov random field of labels with one interaction and a strength for every edge.
+
+    .. math::
+
+        p(y) = \frac1Z p^*(y), \qquad
+        \log p^*(y) = \sum_i u_i(y_i) + \sum_{(i, j)} w_{ij} \, \phi(y_i, y_j)
+
+    A sample holds a label in ``0..C - 1`` for every node. :meth:`log_potential` is
+    :math:`\log p^*`. What needs :math:`Z` (:meth:`log_prob`, :meth:`log_normalizer`,
+    :meth:`marginals`, :meth:`sample`) sums over all labellings by variable elimination, exact
+    for narrow graphs, such as grids of two labels up to 16 wide and any length; it refuses
+    others.
+
+    >>> pair = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.tensor([0.0, 0.0]))
+    >>> pair.log_normalizer()  # log(2 e^0.5 + 2 e^-0.5)
+    tensor(1.5064)
+    >>> pair.log_prob(torch.tensor([1, 1])).exp()
+    tensor(0.3655)
+
+    :param Tensor edges: ``(2, P)`` node ids, every pair once.
+    :param Tensor unary: ``(..., N, C)``, :math:`u_i(k)`, in nats.
+    :param Tensor strength: ``(..., P)``, :math:`w_{ij}`; or ``(...)``, the same for all edges, if
+        of no dimension or of the batch's.
+    :param Tensor interaction: ``(C, C)`` symmetric, :math:`\phi`.
+    :raises ValueError: for wrong shapes, node ids out of range, loops and double edges.
+    """
+
+    def __init__(self, edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
+        _check(edges, unary, strength, interaction)
+        self.edges, self.unary = edges, unary
+        self.strength, self.interaction = strength, interaction
+        self.num_nodes, self.num_classes = unary.shape[-2:]
+        batch_shape = torch.broadcast_shapes(unary.shape[:-2], strength.shape[:-1])
+        super().__init__(batch_shape, Size([self.num_nodes]), validate_args=False)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self):
+        return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
+
+    def log_potential(self, value: Tensor) -> Tensor:
+        r"""
+        :math:`\log p^*(y)`, without the normalizer.
+
+        :param Tensor value: ``(..., N)`` labels.
+        :return: ``(...)``. Cost: :math:`O(N + P)`.
+        """
+        shape = torch.broadcast_shapes(value.shape[:-1], self.unary.shape[:-2])
+        labels = value.expand(*shape, -1).unsqueeze(-1)
+        single = self.unary.expand(*shape, -1, -1).gather(-1, labels).squeeze(-1).sum(-1)
+        first, second = (value.index_select(-1, nodes) for nodes in self.edges)
+        table = self.interaction.flatten()
+        pair = table[first * self.num_classes + second]
+        return single + (self.strength * pair).sum(-1)
+
+    def expected_potential(self, mixture: NeighborMixture) -> Tensor:
+        r"""
+        :math:`E_q[\log p^*(y)]` under a mixture, exactly, from its single and pair marginals.
+
+        :return: a number for each element of the batches. Cost: :math:`O(E C)` and, for each
+            edge, the smaller degree.
+        """
+        single = (self.unary * mixture.marginals()).sum((-2, -1))
+        pair = expected_interaction(
+            mixture.hood, mixture.alpha, mixture.attention, self.edges, self.interaction
+        )
+        return single + (self.strength * pair).sum(-1)
+
+    def local_logits(self, probs: Tensor) -> Tensor:
+        r"""
+        :math:`u_i + \sum_j w_{ij} \phi \, p_j` for every node: the logits of its label given its
+        neighbours' ones, or given independent neighbours of distributions :math:`p_j`.
+
+        :param Tensor probs: ``(..., N, C)``, one-hot or distributions.
+        :return: ``(..., N, C)``. Cost: :math:`O(N C^2 + P C)`.
+        """
+        messages = probs @ self.interaction
+        strength = self.strength.unsqueeze(-1)
+        logits = self.unary.expand(torch.broadcast_shapes(self.unary.shape, probs.shape))
+        for here, there in (self.edges, self.edges.flip(0)):
+            message = strength * messages.index_select(-2, there)
+            logits = logits.index_add(-2, here, message.expand(*logits.shape[:-2], -1, -1))
+        return logits
+
+    def colors(self) -> list[Tensor]:
+        """Sets of nodes without an edge inside, which may be updated at once; greedily few."""
+        neighbors: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        for i, j in self.edges.T.tolist():
+            neighbors[i].append(j)
+            neighbors[j].append(i)
+        color = [-1] * self.num_nodes
+        for node in range(self.num_nodes):
+            taken = {color[n] for n in neighbors[node]}
+            color[node] = next(k for k in range(len(taken) + 1) if k not in taken)
+        numbers = torch.tensor(color, device=self.edges.device)
+        return [(numbers == k).nonzero()[:, 0] for k in range(max(color) + 1)]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Exact; refuses wide graphs."""
+        return self.log_potential(value) - self.log_normalizer()
+
+    def log_normalizer(self) -> Tensor:
+        r"""Exact :math:`\log Z`, differentiable. Cost: see :func:`eliminate`."""
+        return eliminate(self.edges, self.unary, self._tables())
+
+    def marginals(self) -> Tensor:
+        r"""``(..., N, C)``: exact :math:`p(y_i) = \partial \log Z / \partial u_i`."""
+        with torch.enable_grad():
+            unary = self.unary.detach().expand(*self.batch_shape, -1, -1).clone()
+            total = eliminate(self.edges, unary.requires_grad_(), self._tables().detach()).sum()
+        return torch.autograd.grad(total, unary)[0]
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Exact and independent samples."""
+        shape = Size(sample_shape)
+        if self.batch_shape.numel() > 1:
+            raise ValueError(f"sample needs a field without batch, got {self.batch_shape}")
+        unary = self.unary.reshape(self.unary.shape[-2:])
+        pairwise = self._tables().reshape(-1, self.num_classes, self.num_classes)
+        draws = eliminate(self.edges, unary, pairwise, num_draws=shape.numel())
+        return draws.view(shape + self.batch_shape + self.event_shape)
+
+    def _tables(self) -> Tensor:
+        strength = self.strength
+        strength = strength.expand(*strength.shape[:-1], self.edges.shape[1])
+        return strength[..., None, None] * self.interaction
+
+
+def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF:
+    r"""
+    The Ising model of spins :math:`x_i = 2 y_i - 1 \in \{-1, 1\}`.
+
+    .. math::
+
+        \log p^*(x) = \sum_{(i, j)} J_{ij} x_i x_j + \sum_i h_i x_i
+
+    :param Tensor edges: ``(2, P)``, every pair once; for images :func:`grid_edges`.
+    :param Tensor coupling: :math:`J`, a number, ``(P,)``, or with batch dimensions ``(..., 1)``
+        or ``(..., P)``.
+    :param Tensor field: ``(..., N)``, :math:`h`.
+    """
+    unary = torch.stack([-field, field], -1)
+    interaction = field.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
+    return PairwiseMRF(edges, unary, _strength(coupling, field), interaction)
+
+
+def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF:
+    r"""
+    The Potts model.
+
+    .. math::
+
+        \log p^*(y) = \sum_{(i, j)} J_{ij} \, \delta(y_i = y_j) + \sum_i u_i(y_i)
+
+    :param Tensor unary: ``(..., N, C)``. The other parameters are those of :func:`ising`.
+    """
+    interaction = torch.eye(unary.shape[-1], dtype=unary.dtype, device=unary.device)
+    return PairwiseMRF(edges, unary, _strength(coupling, unary), interaction)
+
+
+def denoising(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
+    r"""
+    The posterior of a binary image given a noisy one, Murphy (2012, "Machine Learning: A
+    Probabilistic Perspective", 21.3.2): an Ising prior and Gaussian noise,
+
+    .. math::
+
+        \log p^*(x) = J \sum_{(i, j)} x_i x_j + \sum_i \log \mathcal N(v_i; x_i, \sigma^2)
+
+    >>> denoising(torch.randn(4, 6)).num_nodes
+    24
+
+    :param Tensor image: ``(H, W)`` noisy values :math:`v`, around -1 and 1.
+    """
+    if image.dim() != 2:
+        raise ValueError(f"image must have shape (height, width), got {tuple(image.shape)}")
+    levels = image.new_tensor([-1.0, 1.0])
+    unary = torch.distributions.Normal(levels, sigma).log_prob(image.reshape(-1, 1))
+    interaction = image.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
+    height, width = image.shape
+    edges = grid_edges(height, width, image.device)
+    return PairwiseMRF(edges, unary, image.new_tensor([coupling]), interaction)
+
+
+def grid_edges(height: int, width: int, device=None) -> Tensor:
+    """
+    ``(2, P)``: pairs of pixels side by side, then one above the other, in row-major order.
+
+    >>> grid_edges(2, 2)
+    tensor([[0, 2, 0, 1],
+            [1, 3, 2, 3]])
+    """
+    pixel = torch.arange(height * width, device=device).view(height, width)
+    across = torch.stack([pixel[:, :-1].flatten(), pixel[:, 1:].flatten()])
+    down = torch.stack([pixel[:-1].flatten(), pixel[1:].flatten()])
+    return torch.cat([across, down], 1)
+
+
+def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
+    """
+    ``(N,)``: an order of a grid's pixels for :class:`~pyro_nmm.guides.MixtureGuide`. Every other
+    pixel of every other row comes first, then those in the middle of four of them, then the
+    rest, whose neighbours have all come before.
+
+    >>> coarse_to_fine(3, 3)
+    tensor([0, 2, 6, 8, 4, 1, 3, 5, 7])
+    """
+    pixel = torch.arange(height * width, device=device)
+    odd_row, odd_column = pixel // width % 2, pixel % width % 2
+    rank = torch.where(odd_row == odd_column, odd_row, 2)
+    return torch.argsort(rank, stable=True)
+
+
+def _strength(coupling: Tensor | float, like: Tensor) -> Tensor:
+    strength = torch.as_tensor(coupling, dtype=like.dtype, device=like.device)
+    return strength[None] if strength.dim() == 0 else strength
+
+
+def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
+    if unary.dim() < 2 or unary.shape[-1] < 2:
+        raise ValueError(f"unary must have shape (..., N, C), C >= 2, got {tuple(unary.shape)}")
+    num_nodes, num_classes = unary.shape[-2:]
+    if edges.dim() != 2 or len(edges) != 2 or edges.is_floating_point():
+        raise ValueError(f"edges must be integers of shape (2, P), got {tuple(edges.shape)}")
+    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < num_nodes:
+        raise ValueError(f"edges must hold node ids in 0..{num_nodes - 1}")
+    keys = edges.min(0).values * num_nodes + edges.max(0).values
+    if (edges[0] == edges[1]).any() or len(keys.unique()) < len(keys):
+        raise ValueError(
+            "edges must hold every pair of different nodes once, in one direction: keep "
+            "edge_index[:, edge_index[0] < edge_index[1]] of an undirected graph"
+        )
+    if strength.dim() < 1 or strength.shape[-1] not in (1, edges.shape[1]):
+        raise ValueError(
+            f"strength must have shape (..., {edges.shape[1]}), one number per edge, or (..., 1), "
+            f"got {tuple(strength.shape)}"
+        )
+    if interaction.shape != (num_classes, num_classes) or not interaction.equal(interaction.T):
+        raise ValueError(
+            f"interaction must be a symmetric ({num_classes}, {num_classes}) table, got "
+            f"{tuple(interaction.shape)}"
+        )

@@ -1,0 +1,154 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""
+A lower bound on the entropy of a Neighbor Mixture Model, and its gradient.
+
+Rows draw label and choice in turn, given the counts that earlier rows have left. Summing out
+the label of each row at its own step,
+
+.. math::
+
+    H(y) \;\ge\; E_{p(y, c)} \sum_i h_i, \qquad
+    h_i = H\big(p(y_i \mid y_{<i}, c_{<i})\big),
+
+with equality where choices are certain. A pair of label and choice :math:`(k, j)` of row
+:math:`i` has the probability :math:`\pi_i(j, k) = L_{ij} m_{ijk}`, and leaves one count at
+:math:`(j, k)` for the rows after it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyro_nmm import backend
+from pyro_nmm.counts import Groups, indicator
+from pyro_nmm.credit import later_costs, others_mean
+from pyro_nmm.neighborhood import Neighborhood
+
+#: ``later`` is unbiased; ``horizon`` nearly so, with far less variance. See
+#: :meth:`NeighborMixture.entropy_bound`.
+ESTIMATORS = ("later", "horizon")
+
+
+def entropy_samples(
+    rows: Neighborhood,
+    alpha: Tensor,
+    attention: Tensor,
+    edges: Tensor,
+    labels: Tensor,
+    component: Tensor | None,
+) -> Tensor:
+    r"""
+    :math:`\sum_i h_i` for given draws, with a derivative whose mean is the gradient of the
+    bound.
+
+    .. math::
+
+        \nabla \, \approx \sum_i \nabla h_i + \sum_i \sum_{j, k} \nabla \pi_i(j, k) \, D_i(j, k)
+
+    With ``component``, :math:`D_i(j, k)` is, for the pair that row ``i`` has drawn, the sum of
+    :math:`h` over later rows of its component less its mean over the other draws, divided by
+    :math:`\pi_i(j, k)`: unbiased. Without, it is what one count at :math:`(j, k)` changes in later
+    :math:`h` at first hand, for every pair that could have been drawn.
+
+    :param Neighborhood rows: all rows, in the order of the draw.
+    :param Tensor alpha: ``(N, C)``.
+    :param Tensor attention: ``(num_edges,)``, :math:`L_{ij}` in the order of ``rows``.
+    :param Tensor edges: ``(B, num_rows)`` chosen edges.
+    :param Tensor labels: ``(B, num_rows)``.
+    :param Tensor component: ``(num_rows,)`` from :meth:`Neighborhood.components`.
+    :return: ``(B,)``. Cost: :math:`O(B E C)` with ``component``, else :math:`O(B E C^2)`.
+    """
+    if component is None and backend.compiled and rows.device.type == "cpu":
+        return _Compiled.apply(alpha, attention, rows, edges, labels)
+    if "by_source" not in rows.memo:
+        rows.memo["by_source"] = Groups(rows.source[None], rows.num_nodes)
+    groups = rows.memo["by_source"]
+    concentration = alpha.T.index_select(1, rows.source)  # (C, E), as all that follows
+    classes = torch.arange(len(concentration), device=rows.device)
+    chosen = indicator(edges, rows.num_edges)[:, None]
+    chosen = chosen * (labels.index_select(1, rows.row)[:, None] == classes[:, None])
+    counts = _over_edges(groups.earlier, chosen)
+    above, below = concentration + counts, concentration.sum(0) + counts.sum(1, keepdim=True)
+    mean = above / below
+    probs = rows.sum(attention * mean)
+    bound = _neg_xlogx(probs).sum((1, 2))
+    with torch.no_grad():
+        if component is None:
+            now = attention, mean, above, below, probs.index_select(2, rows.row)
+            credit = _expected_credit(groups, chosen, counts, *now)
+        else:
+            costs = later_costs(component, _neg_xlogx(probs).sum(1))
+            baseline = others_mean(costs, [0])
+            costs = (costs if baseline is None else costs - baseline).to(probs)
+            credit = costs.index_select(1, rows.row)[:, None] * chosen / (attention * mean)
+    score = (attention * mean * credit).sum((1, 2))
+    return bound + score - score.detach()
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, alpha, attention, rows, edges, labels):
+        assert backend.compiled is not None
+        tables = backend.compiled.entropy_and_gradient(rows, alpha, attention, edges, labels)
+        bound, *gradients = tables
+        ctx.save_for_backward(*gradients)
+        return bound
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        to_attention, to_alpha = ctx.saved_tensors
+        return torch.tensordot(grad, to_alpha, 1), grad @ to_attention, None, None, None
+
+
+def _expected_credit(
+    groups: Groups,
+    chosen: Tensor,
+    counts: Tensor,
+    attention: Tensor,
+    mean: Tensor,
+    above: Tensor,
+    below: Tensor,
+    probs: Tensor,
+) -> Tensor:
+    r"""
+    ``(B, C, E)``: what one count at :math:`(j, k)` would change in the :math:`h` of later rows
+    at first hand, for each choice and label that the row of an edge could draw. Its own count is
+    taken out first.
+    """
+    credit = _over_edges(groups.later, _added(attention, mean, below, probs))
+    for k in range(counts.shape[1]):
+        # Rows that chose this edge with label k see later rows without that count. Where nobody
+        # has chosen before, nobody asks: any value will do.
+        there = counts[:, k : k + 1] > 0
+        fewer = above.clone()
+        fewer[:, k : k + 1] -= there.to(fewer)
+        total = below - there.to(below)
+        without = fewer / total
+        changed = probs + attention * (without - mean)
+        later = _over_edges(groups.later, _added(attention, without, total, changed))
+        credit = later.where(chosen[:, k : k + 1].bool(), credit)
+    return credit
+
+
+def _added(attention: Tensor, mean: Tensor, below: Tensor, probs: Tensor) -> Tensor:
+    """``(B, C, E)``: the change of a row's entropy when its edge gets one more count of ``k``."""
+    weight = attention / (below + 1)
+    rest = (probs - weight * mean).clamp(min=0)
+    parts = _neg_xlogx(rest)
+    change = (parts - _neg_xlogx(probs)).sum(1, keepdim=True)
+    return change - parts + _neg_xlogx(rest + weight)
+
+
+def _over_edges(sums, values: Tensor) -> Tensor:
+    """Sums over earlier or later edges of the same source, for each class."""
+    values = values.int() if values.dtype == torch.bool else values
+    return sums(values.flatten(end_dim=1)).view_as(values)
+
+
+def _neg_xlogx(x: Tensor) -> Tensor:
+    return torch.special.entr(x)

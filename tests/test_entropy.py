@@ -1,0 +1,150 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The bound on the entropy against recursion over everything that can be drawn."""
+
+import networkx as nx
+import pytest
+import torch
+from graphs import house, parameters, star, to_hood, two_triangles
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import edge_lists, entropy_bound, of_hood
+
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, backend
+
+GRAPHS = {
+    "pair": lambda: to_hood(nx.path_graph(2)),
+    "square": lambda: Neighborhood.grid(2, 2),
+    "triangles": two_triangles,
+    "star": lambda: star(3),
+}
+
+
+def exact(mix, order):
+    neighbors, attention = edge_lists(mix.hood, mix.logits)
+    return entropy_bound(mix.alpha.detach().numpy(), neighbors, attention, order)
+
+
+def numeric_gradient(hood, log_alpha, logits, order, step=1e-5):
+    """Central differences of the recursion."""
+    flat = torch.cat([log_alpha.flatten(), logits]).detach()
+    gradient = torch.zeros_like(flat)
+
+    def value(point):
+        size = log_alpha.numel()
+        alpha = point[:size].view_as(log_alpha).exp()
+        return exact(NeighborMixture(hood, alpha, point[size:]), order)
+
+    for place in range(len(flat)):
+        delta = torch.zeros_like(flat)
+        delta[place] = step
+        gradient[place] = (value(flat + delta) - value(flat - delta)) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes"),
+    [("pair", 2), ("pair", 3), ("square", 2), ("square", 3), ("triangles", 2), ("star", 2)],
+)
+def test_value(name, num_classes, kernels):
+    hood = GRAPHS[name]()
+    mix = NeighborMixture(hood, *parameters(hood, num_classes))
+    order = torch.randperm(hood.num_nodes)
+    truth = exact(mix, order.tolist())
+    for estimator in ("later", "horizon"):
+        samples = mix.entropy_bound(20_000, estimator, order).detach()
+        assert abs(samples.mean() - truth) < 4 * samples.std() / len(samples) ** 0.5 + 1e-9
+    table = of_hood(hood, mix.alpha, mix.logits).log_prob
+    entropy = -(torch.tensor(table).exp() * torch.tensor(table)).sum()
+    assert truth <= entropy + 1e-9
+
+
+@pytest.mark.parametrize("name", ["square", "star"])
+def test_gradient(name, kernels):
+    hood = GRAPHS[name]()
+    alpha, logits = parameters(hood, 2, scale=1.0)
+    log_alpha = alpha.log().requires_grad_()
+    logits.requires_grad_()
+    order = torch.randperm(hood.num_nodes)
+    truth = numeric_gradient(hood, log_alpha, logits, order.tolist())
+    spread = {}
+    for estimator in ("later", "horizon"):
+        draws = []
+        for _ in range(200):
+            mix = NeighborMixture(hood, log_alpha.exp(), logits)
+            bound = mix.entropy_bound(50, estimator, order).mean()
+            grads = torch.autograd.grad(bound, (log_alpha, logits))
+            draws.append(torch.cat([g.flatten() for g in grads]))
+        draws = torch.stack(draws)
+        mean, error = draws.mean(0), draws.std(0) / len(draws) ** 0.5
+        spread[estimator] = draws.std(0).norm()
+        if estimator == "later":
+            assert ((mean - truth).abs() < 4 * error + 1e-8).all()
+        else:
+            assert (mean - truth).norm() < 0.05 * truth.norm()
+            # What the choices change is a good part of the gradient: without it, this fails.
+            direct = fixed_choices(hood, log_alpha, logits, order)
+            assert (direct - truth).norm() > 2 * (mean - truth).norm()
+    assert spread["horizon"] < spread["later"]
+
+
+def fixed_choices(hood, log_alpha, logits, order):
+    """The gradient that forgets that labels and choices depend on the parameters."""
+    total = 0
+    for _ in range(300):
+        mix = NeighborMixture(hood, log_alpha.exp(), logits)
+        y = mix.sample()
+        choices = OrderedConditional(hood, mix.alpha, mix.logits, y, order=order).sample()
+        counts = torch.zeros_like(mix.alpha)
+        for node in order.tolist():
+            row = slice(hood.ptr[node], hood.ptr[node + 1])
+            above = mix.alpha[hood.source[row]] + counts[hood.source[row]]
+            attention = mix.logits[row].softmax(0)
+            probs = attention @ (above / above.sum(1, keepdim=True))
+            total = total + torch.special.entr(probs).sum() / 300
+            counts[choices[node], y[node]] += 1
+    grads = torch.autograd.grad(total, (log_alpha, logits))
+    return torch.cat([g.flatten() for g in grads])
+
+
+@pytest.mark.skipif(backend.compiled is None, reason="needs numba")
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 9), st.integers(2, 4), st.integers(0, 2**31 - 1))
+def test_compiled_equals_tensor_code(num_nodes, num_classes, seed):
+    torch.manual_seed(seed)
+    hood = to_hood(nx.gnp_random_graph(num_nodes, 0.5, seed=seed))
+    alpha, logits = parameters(hood, num_classes)
+    order, weight = torch.randperm(num_nodes), torch.rand(4)
+    loops, results = backend.compiled, []
+    try:
+        for backend.compiled in (loops, None):
+            torch.manual_seed(seed)
+            leaves = alpha.clone().requires_grad_(), logits.clone().requires_grad_()
+            bound = NeighborMixture(hood, *leaves).entropy_bound(4, order=order)
+            results.append((bound, *torch.autograd.grad(bound @ weight, leaves)))
+    finally:
+        backend.compiled = loops
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_independent_labels_have_their_entropy():
+    hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=5)
+    alpha, logits = parameters(hood, 3)
+    mix = NeighborMixture(hood, alpha, logits)
+    entropy = torch.special.entr(mix.marginals()).sum()
+    torch.testing.assert_close(mix.entropy_bound(3), entropy.expand(3))
+
+
+def test_bad_input():
+    hood = house()
+    mix = NeighborMixture(hood, *parameters(hood, 2))
+    with pytest.raises(ValueError, match="estimator must be one of"):
+        mix.entropy_bound(estimator="em")
+    with pytest.raises(ValueError, match="order"):
+        mix.entropy_bound(order=torch.tensor([0, 0, 1, 2, 3]))
+    with pytest.raises(ValueError, match="num_samples"):
+        mix.entropy_bound(0)
+    with pytest.raises(ValueError, match="without batch"):
+        NeighborMixture(hood, *parameters(hood, 2, batch=(2,))).entropy_bound()

@@ -1,0 +1,283 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The NMM as a variational family: the upper bound on the KL divergence, in both its forms."""
+
+import itertools
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracle import edge_lists, entropy_bound, of_hood
+from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
+from pyro.optim import Adam
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides import MixtureGuide, density, fit_mixture, mean_field
+from pyro_nmm.models import FreeNMM, coarse_to_fine, grid_edges, ising, potts
+
+
+def labellings(num_nodes, num_classes=2):
+    return torch.tensor(list(itertools.product(range(num_classes), repeat=num_nodes)))
+
+
+def rows_of(height, width):
+    """A grid whose pixels attend within their row alone: small enough to enumerate."""
+    pixel = torch.arange(height * width).view(height, width)
+    edges = torch.stack([pixel[:, :-1].flatten(), pixel[:, 1:].flatten()])
+    return Neighborhood(torch.cat([edges, edges.flip(0)], 1), height * width)
+
+
+def free(hood, num_classes=2, scale=1.0):
+    network = FreeNMM(hood, num_classes)
+    with torch.no_grad():
+        network.log_alpha.copy_(scale * torch.randn_like(network.log_alpha))
+        network.logits.copy_(scale * torch.randn_like(network.logits))
+    return network
+
+
+def exact_bound(mix, field, order):
+    neighbors, attention = edge_lists(mix.hood, mix.logits)
+    entropy = entropy_bound(mix.alpha.detach().numpy(), neighbors, attention, order)
+    return -entropy - field.expected_potential(mix).item()
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 2), (2, 2), (3, 3), (3, 4)])
+def test_bound_is_above_the_divergence(height, width):
+    size = height * width
+    small = size <= 4
+    hood = Neighborhood.grid(height, width) if small else rows_of(height, width)
+    everything = labellings(size)
+    for draw in range(10):
+        torch.manual_seed(draw)
+        field = ising(grid_edges(height, width), torch.randn(()), torch.randn(size))
+        with torch.no_grad():
+            mix = NeighborMixture(hood, *free(hood, scale=1.5)(hood))
+        if small:
+            log_q = torch.tensor(of_hood(hood, mix.alpha, mix.logits).log_prob)
+            bound = exact_bound(mix, field, torch.randperm(size).tolist())
+        else:  # rows are independent of each other
+            rows = torch.arange(size).view(height, width)
+            log_q = sum(mix.log_marginal(row, everything[:, row]) for row in rows)
+            bound = -field.expected_potential(mix).item()
+            for row in rows:
+                bound -= row_entropy(mix, row)
+        divergence = (log_q.exp() * (log_q - field.log_potential(everything))).sum().item()
+        assert divergence + field.log_normalizer() >= -1e-9
+        assert bound >= divergence - 1e-9
+        # The estimate has the bound for its mean; orders within small rows are all bounds.
+        if small:
+            samples = mix.entropy_bound(4000, "later", torch.randperm(size))
+            noisy = -samples.mean() - field.expected_potential(mix)
+            assert noisy > divergence - 4 * samples.std() / 4000**0.5
+
+
+def row_entropy(mix, row):
+    neighbors, attention = edge_lists(mix.hood, mix.logits)
+    first = int(row[0])
+    part = [neighbors[i] - first for i in row.tolist()]
+    alpha = mix.alpha[row].numpy()
+    order = torch.randperm(len(row)).tolist()
+    return entropy_bound(alpha, part, [attention[i] for i in row.tolist()], order)
+
+
+def test_identity_attention_is_mean_field():
+    field = ising(grid_edges(3, 3), 0.4, torch.randn(9))
+    alone = Neighborhood(torch.empty(2, 0, dtype=torch.long), 9)
+    marginals, losses = mean_field(field)
+    network = FreeNMM(alone, 2, marginals, epsilon=1e-9)
+    family = MixtureGuide(alone, network, field)
+    elbo = TraceGraph_ELBO()
+    assert abs(elbo.loss(family.model, family.guide) - losses[0].item()) < 1e-5
+    # And it has nothing left to gain.
+    elbo.loss_and_grads(family.model, family.guide)
+    assert network.log_alpha.grad.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("way", ["black box", "later", "horizon"])
+def test_gradients(way):
+    hood, order = Neighborhood.grid(2, 2), torch.tensor([2, 0, 3, 1])
+    field = ising(grid_edges(2, 2), 0.5, torch.randn(4))
+    network = free(hood, scale=0.7)
+    leaves = [network.log_alpha, network.logits]
+
+    def bound():
+        with torch.no_grad():
+            return exact_bound(NeighborMixture(hood, *network(hood)), field, order.tolist())
+
+    truth = []
+    for leaf in leaves:
+        for place in range(leaf.numel()):
+            values = []
+            for step in (1e-5, -1e-5):
+                with torch.no_grad():
+                    leaf.view(-1)[place] += step
+                    values.append(bound())
+                    leaf.view(-1)[place] -= step
+            truth.append((values[0] - values[1]) / 2e-5)
+    truth = torch.tensor(truth)
+
+    if way == "black box":
+        family = MixtureGuide(hood, network, density(field.log_potential, 4, 2), order=order)
+        elbo = TraceGraph_ELBO(num_particles=100, vectorize_particles=True, max_plate_nesting=0)
+    else:
+        family = MixtureGuide(hood, network, field, order=order, estimator=way, num_samples=100)
+        elbo = TraceGraph_ELBO()
+    losses, draws = [], []
+    for _ in range(200):
+        network.zero_grad()
+        losses.append(elbo.loss_and_grads(family.model, family.guide))
+        draws.append(torch.cat([leaf.grad.flatten() for leaf in leaves]))
+    losses, draws = torch.tensor(losses), torch.stack(draws)
+    assert abs(losses.mean() - bound()) < 4 * losses.std() / 200**0.5
+    error = draws.std(0) / 200**0.5
+    if way == "horizon":
+        assert (draws.mean(0) - truth).norm() < 0.05 * truth.norm()
+    else:
+        assert ((draws.mean(0) - truth).abs() < 4 * error + 1e-8).all()
+
+
+def test_particles_are_baselines():
+    hood = Neighborhood.grid(2, 3)
+    field = ising(grid_edges(2, 3), 0.5, torch.full((6,), 1.0))
+    spread = {}
+    for name, offset in (("none", 0.0), ("far", 1e3)):
+        # A constant in log p* changes no gradient, but without a baseline all of its noise.
+        target = density(lambda y, offset=offset: field.log_potential(y) + offset, 6, 2)
+        torch.manual_seed(0)
+        network = free(hood)
+        family = MixtureGuide(hood, network, target, name=name)
+        elbo = TraceGraph_ELBO(num_particles=8, vectorize_particles=True, max_plate_nesting=0)
+        draws = []
+        for _ in range(50):
+            network.zero_grad()
+            elbo.loss_and_grads(family.model, family.guide)
+            draws.append(network.logits.grad.clone())
+        spread[name] = torch.stack(draws).std(0).norm()
+    assert 0.5 < spread["far"] / spread["none"] < 2
+
+
+def larger_program(edges, noisy, closed_form):
+    """A Potts image with unknown coupling, seen through noise."""
+
+    def program():
+        coupling = pyro.sample("coupling", dist.LogNormal(-0.5, 0.5))
+        levels = torch.tensor([-1.0, 0.0, 1.0])
+        prior = potts(edges, coupling[..., None], torch.zeros(9, 3))
+        if closed_form:
+            evidence = dist.Normal(levels, 0.7).log_prob(noisy[:, None])
+            pyro.factor("normalizer", -prior.log_normalizer())
+            return potts(edges, coupling[..., None], evidence)
+        y = pyro.sample("y", prior)
+        return pyro.sample("x", dist.Normal(levels[y], 0.7).to_event(1), obs=noisy)
+
+    return program
+
+
+@pytest.mark.parametrize("closed_form", [True, False])
+def test_inside_a_larger_program(closed_form):
+    edges, hood = grid_edges(3, 3), Neighborhood.grid(3, 3)
+    noisy = torch.tensor([-1.2, -0.4, 0.3, -0.9, -0.8, 0.6, -1.6, 0.1, 1.4])
+    network = FreeNMM(hood, 3, kappa=3.0, gamma=1.0)
+    program = larger_program(edges, noisy, closed_form)
+    family = MixtureGuide(
+        hood, network, program, closed_form=closed_form, order=coarse_to_fine(3, 3)
+    )
+
+    def guide():
+        loc = pyro.param("loc", torch.tensor(-0.5))
+        scale = pyro.param("scale", torch.tensor(0.3), dist.constraints.positive)
+        pyro.sample("coupling", dist.LogNormal(loc, scale))
+        family.guide()
+
+    elbo = TraceGraph_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=0)
+    svi = SVI(family.model, guide, Adam({"lr": 0.05}), elbo)
+    losses = torch.tensor([svi.step() for _ in range(400)])
+    assert losses[-100:].mean() < losses[:20].mean()
+
+    # The truth by quadrature over the coupling and elimination of the labels.
+    grid = torch.linspace(-4, 3, 400)
+    levels = torch.tensor([-1.0, 0.0, 1.0])
+    evidence = dist.Normal(levels, 0.7).log_prob(noisy[:, None])
+    coupling = grid.exp()[:, None]
+    posterior = potts(edges, coupling, evidence)
+    log_weight = dist.Normal(-0.5, 0.5).log_prob(grid) + posterior.log_normalizer()
+    log_weight = log_weight - potts(edges, coupling, torch.zeros(9, 3)).log_normalizer()
+    log_weight = log_weight + math.log(7 / 399)
+    log_evidence = log_weight.logsumexp(0)
+    weight = (log_weight - log_evidence).exp()
+    gap = losses[-100:].mean() + log_evidence
+    error = losses[-100:].std() / 10
+    assert -4 * error < gap < (0.5 if closed_form else 0.8)
+    assert abs(pyro.param("loc") - (weight * grid).sum()) < 0.25
+    marginals = torch.einsum("g,gnc->nc", weight, posterior.marginals())
+    assert (family.mixture().marginals() - marginals).abs().mean() < 0.05
+
+
+def test_closed_form_in_trace_elbo():
+    field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
+    hood = Neighborhood.grid(2, 2)
+    family = MixtureGuide(hood, FreeNMM(hood, 2), field)
+    losses = [Trace_ELBO().loss(family.model, family.guide) for _ in range(200)]
+    assert sum(losses) / 200 > -field.log_normalizer()
+
+
+def test_fit_beats_mean_field():
+    torch.manual_seed(0)
+    field = ising(grid_edges(8, 5), 0.4, 0.5 * torch.randn(40))
+    hood = Neighborhood.grid(8, 5)
+    order = coarse_to_fine(8, 5)
+    network = FreeNMM(hood, 2, field.unary.softmax(-1), kappa=1.0, gamma=0.0)
+    mix, losses = fit_mixture(field, hood, network, order=order, num_steps=200, lr=0.1)
+    with torch.no_grad():
+        samples = mix.entropy_bound(500, "later", order)
+    log_z = field.log_normalizer()
+    bound = log_z - samples.mean() - field.expected_potential(mix)
+    independent = mean_field(field)
+    assert 0 < bound < 0.6 * (independent.losses[0] + log_z)
+    truth = field.marginals()
+    assert (mix.marginals() - truth).abs().mean() < 0.7 * (
+        independent.marginals - truth
+    ).abs().mean()
+    assert len(losses) == 200
+
+
+def test_one_network_for_many_fields():
+    hood = Neighborhood.grid(3, 3)
+
+    class Linear(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(3))
+
+        def forward(self, hood, field):
+            alpha = (self.weight[0] * field.unary + self.weight[1]).exp()
+            return alpha, self.weight[2] * (hood.source == hood.target).to(alpha)
+
+    network, fields = Linear(), {}
+
+    def stream(step):
+        return fields.setdefault(step, ising(grid_edges(3, 3), 0.3, torch.randn(9)))
+
+    mix, _ = fit_mixture(stream, hood, network, num_steps=60, lr=0.1, warmup=0.0)
+    assert len(fields) == 60
+    assert network.weight[0] > 0.3
+    torch.testing.assert_close(mix.alpha, network(hood, fields[59])[0].detach())
+
+
+def test_bad_input():
+    hood = Neighborhood.grid(2, 2)
+    network, elbo = FreeNMM(hood, 2), TraceGraph_ELBO()
+    family = MixtureGuide(hood, network, lambda: pyro.sample("x", dist.Normal(0.0, 1.0)))
+    with pytest.raises(ValueError, match=r"target must have a site 'y'.*\['x'\]"):
+        elbo.loss(family.model, lambda: None)
+    family = MixtureGuide(hood, network, lambda: 3, closed_form=True)
+    with pytest.raises(TypeError, match="must return a PairwiseMRF"):
+        elbo.loss(family.model, family.guide)
+    with pytest.raises(ValueError, match="marginals must have shape"):
+        FreeNMM(hood, 2, torch.ones(4, 3))
+    field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
+    with pytest.raises(ValueError, match="warmup must be in"):
+        fit_mixture(field, hood, network, warmup=2.0)
