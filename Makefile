@@ -1,4 +1,4 @@
-# make demo: environment, installation, both examples, their pictures.
+# make demo: environment, installation, the examples, their pictures.
 # make test: environment, installation, all checks and tests.
 
 PYTHON ?= python3
@@ -11,6 +11,7 @@ STAMP = $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/python examples/karate.py --output output/karate.png
 	$(BIN)/python examples/node_classification.py --output output/digits.png
+	$(BIN)/python examples/ising.py --output output/ising.png
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=95

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Tables and figures of node classification from the results that are committed:
+Tables and figures from the results that are committed:
 
     python benchmarks/report.py                 # prints them
     python benchmarks/report.py --readme README.md --figures docs
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
+import mrf_tables
 from scipy.stats import ttest_rel
 
 RESULTS = Path(__file__).parent / "results"
@@ -273,6 +274,9 @@ def main(args) -> dict[str, str]:
         "on top": on_top(runs["pairs"]),
         "epochs": epochs(args.results.parent / "epochs.json"),
     }
+    fields = mrf_tables.load(args.results.parent / "mrf.jsonl")
+    for name in ("strips", "large", "amortized", "scaling"):
+        tables[name] = getattr(mrf_tables, name)(fields, table)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
     for against in ("backbone", "backbone, temperature", "backbone + agreement, temperature"):

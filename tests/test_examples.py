@@ -13,6 +13,7 @@ import torch
 
 from pyro_nmm.data import digits, planetoid, random_split, select_split
 from pyro_nmm.metrics import log_likelihood
+from pyro_nmm.models import grid_edges, ising
 
 ROOT = Path(__file__).parent.parent
 
@@ -61,6 +62,12 @@ def test_quick_start_of_the_readme(capsys):
     printed = capsys.readouterr().out
     accuracy = float(re.search(r"accuracy ([\d.]+)", printed).group(1))
     assert accuracy > 0.75
+
+
+def test_variational_family_of_the_readme(capsys):
+    exec(compile(BLOCKS[2], "README.md", "exec"), {})
+    independent, joint = re.findall(r"([\d.]+)(?: nats|$)", capsys.readouterr().out, re.MULTILINE)
+    assert 0 < float(joint) < 0.7 * float(independent)
 
 
 @pytest.mark.slow
@@ -118,6 +125,34 @@ def test_benchmark_of_node_classification(tmp_path):
     lines = path.read_text().splitlines()
     assert len(lines) == len(results.rows) > 20
     assert len(benchmark.main(args).rows) == len(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ising(tmp_path):
+    example = load("examples/ising.py")
+    args = example.parser().parse_args(
+        ["--output", str(tmp_path / "ising.png"), "--num-steps", "200", "--width", "30"]
+    )
+    result = example.main(args)
+    assert args.output.stat().st_size > 50_000
+    assert 0 < result["NMM"]["KL"] < 0.7 * result["mean field"]["KL"]
+    assert result["NMM"]["error"] < 0.9 * result["mean field"]["error"]
+
+
+@pytest.mark.slow
+def test_benchmark_of_random_fields(tmp_path):
+    benchmark = load("benchmarks/mrf.py")
+    tasks = ["strips", "letter", "plain", "amortized", "scaling"]
+    path = tmp_path / "mrf.jsonl"
+    args = benchmark.parser().parse_args([*tasks, "--smoke", "--results", str(path)])
+    rows = benchmark.main(args)
+    assert len(rows) == len(path.read_text().splitlines()) == 3 + 1 + 3 + 1 + 2
+    assert len(benchmark.main(args)) == len(rows)
+    for height, width, coupling in ((5, 4, 0.3), (1, 6, 0.5), (6, 1, 0.4), (7, 7, 0.9)):
+        field = ising(grid_edges(height, width), coupling, torch.zeros(height * width).double())
+        log_z = field.log_normalizer().item()
+        assert abs(benchmark.kac_ward(height, width, coupling) - log_z) < 1e-9
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 from graphs import house, parameters, star
 
-from pyro_nmm import NeighborMixture
+from pyro_nmm import NeighborMixture, OrderedConditional
 from pyro_nmm.particles import sequential_monte_carlo
 
 
@@ -78,6 +78,23 @@ def test_conditional():
     assert abs(estimate - exact) < 0.03
     rest = mix.log_likelihood(y, given=given, num_particles=20_000)
     assert abs(rest - (mix.log_prob(y) - mix.log_marginal(first, y[first]))) < 0.03
+
+
+def test_order():
+    """One order: the ordered bound's own draws, and the exact likelihood for its mean."""
+    mix, y = setting()
+    order = torch.tensor([4, 1, 0, 3, 2])
+    runs = torch.stack(
+        [mix.log_likelihood(y, num_particles=1, num_stages=1, order=order) for _ in range(1500)]
+    )
+    q = OrderedConditional(mix.hood, mix.alpha, mix.logits, y, order=order)
+    bound = q.log_labels(q.sample((4000,))).sum(-1)
+    error = (bound.var() / 4000 + runs.var() / 1500) ** 0.5
+    assert abs(runs.mean() - bound.mean()) < 4 * error
+    weights = (runs - mix.log_prob(y)).exp()
+    assert abs(weights.mean() - 1) < 4 * weights.std() / 1500**0.5
+    with pytest.raises(ValueError, match="order"):
+        mix.log_likelihood(y, order=order[:3])
 
 
 def test_labels_of_other_nodes_are_never_read():

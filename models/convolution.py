@@ -1,0 +1,94 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.models.ising import PairwiseMRF, grid_edges
+
+
+class ConvolutionalNMM(nn.Module):
+    r"""
+    Two convolutional networks that read a Markov random field on a grid and give an NMM that
+    approximates it: the paper's NMM-CNN, which amortises inference over many fields.
+
+    .. math::
+
+        \alpha = \exp(\mathrm{conv}_1(X)), \qquad
+        \text{logits}_{ij} = \mathrm{conv}_2(X)_{i, \, j - i}
+
+    each with a layer of ``channels`` filters of ``kernel x kernel``, ReLU and a layer of
+    1 x 1. :math:`X` holds for every pixel the unary terms, the strengths towards the right and
+    below, and the three groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the
+    NMM is best fitted: pixels that come early are what later ones attend to.
+
+    >>> from pyro_nmm.models import ising
+    >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.zeros(30))
+    >>> hood = Neighborhood.grid(5, 6, radius=2)
+    >>> alpha, logits = ConvolutionalNMM(radius=2)(hood, field)
+    >>> alpha.shape, logits.shape == (hood.num_edges,)
+    (torch.Size([30, 2]), True)
+
+    :param int radius: of the windows, as in ``Neighborhood.grid``.
+    :param int num_classes: ``C``.
+    :param int channels: filters of the first layer.
+    :param int kernel: their side, odd.
+    """
+
+    def __init__(
+        self, radius: int, num_classes: int = 2, *, channels: int = 128, kernel: int = 11
+    ) -> None:
+        super().__init__()
+        self.radius, self.num_classes = radius, num_classes
+        side = 2 * radius + 1
+
+        def branch(width: int) -> nn.Sequential:
+            first = nn.Conv2d(num_classes + 5, channels, kernel, padding=kernel // 2)
+            return nn.Sequential(first, nn.ReLU(), nn.Conv2d(channels, width, 1))
+
+        self.labels, self.attention = branch(num_classes), branch(side * side)
+        # Far pixels come in when they are needed: from even windows, large ones end up worse.
+        step = torch.arange(-radius, radius + 1)
+        distance = (step[:, None].square() + step.square()).flatten()
+        with torch.no_grad():
+            self.attention[2].bias.copy_(-0.5 * distance)
+
+    def forward(self, hood: Neighborhood, field: PairwiseMRF) -> tuple[Tensor, Tensor]:
+        """
+        :param Neighborhood hood: windows of a grid, of this radius at most.
+        :param PairwiseMRF field: on :func:`~pyro_nmm.models.grid_edges` of the same grid.
+        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``.
+        """
+        images, width = self._images(field)
+        alpha = self.labels(images).exp()[0].flatten(1).T
+        scores = self.attention(images)[0].flatten(1)
+        rows = torch.div(hood.source, width, rounding_mode="floor")
+        rows = rows - torch.div(hood.target, width, rounding_mode="floor")
+        columns = hood.source % width - hood.target % width
+        if max(rows.abs().max(), columns.abs().max()) > self.radius:
+            raise ValueError(f"hood must have windows of radius {self.radius} at most")
+        window = (rows + self.radius) * (2 * self.radius + 1) + columns + self.radius
+        return alpha, scores[window, hood.target]
+
+    def _images(self, field: PairwiseMRF) -> tuple[Tensor, int]:
+        """``(1, channels, height, width)``, and the width."""
+        edges = field.edges
+        width = int((edges[1] - edges[0]).max())
+        height = field.num_nodes // width
+        if not torch.equal(edges, grid_edges(height, width, edges.device)):
+            raise ValueError("field must have the edges grid_edges(height, width), in their order")
+        shape = height, width
+        unary = (field.unary - field.unary.mean(-1, keepdim=True)).T.reshape(-1, *shape)
+        strength = field.strength.expand(edges.shape[1])
+        towards = unary.new_zeros(2, *shape)
+        across = height * (width - 1)
+        towards[0, :, :-1] = strength[:across].view(height, width - 1)
+        towards[1, :-1] = strength[across:].view(height - 1, width)
+        odd = torch.arange(field.num_nodes, device=edges.device)
+        group = torch.stack([odd // width % 2, odd % width % 2]).view(2, *shape)
+        same, odd_row = group[0] == group[1], group[0] == 1
+        groups = torch.stack([same & ~odd_row, same & odd_row, ~same]).to(unary)
+        return torch.cat([unary, towards, groups])[None], width
