@@ -244,7 +244,7 @@ def amortized(args) -> list[tuple[dict, object]]:
         network = ConvolutionalNMM(radius=1)
         _, seconds = timed(
             fit_mixture, lambda step: draw(1000 + step), hood, network, order=order,
-            num_steps=5 * args.num_steps, num_samples=2, lr=0.01,
+            num_steps=3 * args.num_steps, num_samples=4, lr=0.006,
         )  # fmt: skip
         row: dict = {"train seconds": seconds, "mean field": [], "NMM-CNN": []}
         row["seconds"] = {"mean field": [], "NMM-CNN": []}

@@ -17,13 +17,15 @@ class ConvolutionalNMM(nn.Module):
 
     .. math::
 
-        \alpha = \exp(\mathrm{conv}_1(X)), \qquad
-        \text{logits}_{ij} = \mathrm{conv}_2(X)_{i, \, j - i}
+        \alpha = \exp \big( s(\mathrm{conv}_1(X)) \big), \qquad
+        \text{logits}_{ij} = s(\mathrm{conv}_2(X)_{i, \, j - i}), \qquad
+        s(x) = 6 \tanh(x / 6)
 
     each with a layer of ``channels`` filters of ``kernel x kernel``, ReLU and a layer of
     1 x 1. :math:`X` holds for every pixel the unary terms, the strengths towards the right and
     below, and the three groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the
-    NMM is best fitted: pixels that come early are what later ones attend to.
+    NMM is best fitted: pixels that come early are what later ones attend to. Like other
+    networks here it maps ``(hood, field)`` to ``(alpha, logits)``.
 
     >>> from pyro_nmm.models import ising
     >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.zeros(30))
@@ -53,8 +55,9 @@ class ConvolutionalNMM(nn.Module):
         # Far pixels come in when they are needed: from even windows, large ones end up worse.
         step = torch.arange(-radius, radius + 1)
         distance = (step[:, None].square() + step.square()).flatten()
+        last = self.attention[-1]
         with torch.no_grad():
-            self.attention[2].bias.copy_(-0.5 * distance)
+            last.bias.copy_(-0.5 * distance)  # type: ignore[operator]
 
     def forward(self, hood: Neighborhood, field: PairwiseMRF) -> tuple[Tensor, Tensor]:
         """
@@ -63,8 +66,8 @@ class ConvolutionalNMM(nn.Module):
         :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``.
         """
         images, width = self._images(field)
-        alpha = self.labels(images).exp()[0].flatten(1).T
-        scores = self.attention(images)[0].flatten(1)
+        alpha = _bounded(self.labels(images)).exp()[0].flatten(1).T
+        scores = _bounded(self.attention(images))[0].flatten(1)
         rows = torch.div(hood.source, width, rounding_mode="floor")
         rows = rows - torch.div(hood.target, width, rounding_mode="floor")
         columns = hood.source % width - hood.target % width
@@ -92,3 +95,8 @@ class ConvolutionalNMM(nn.Module):
         same, odd_row = group[0] == group[1], group[0] == 1
         groups = torch.stack([same & ~odd_row, same & odd_row, ~same]).to(unary)
         return torch.cat([unary, towards, groups])[None], width
+
+
+def _bounded(x: Tensor) -> Tensor:
+    """Nearly the identity, between -6 and 6: no outlier among the fields throws the fit off."""
+    return 6 * (x / 6).tanh()

@@ -63,6 +63,18 @@ def test_close_to_double(kernels):
     )
 
 
+@pytest.mark.parametrize("alpha", [1e-3, 1e-2, 1.0, 1e6])
+def test_shared_labels(alpha):
+    """Two labels from one z are equal as often as they should, however small its alpha."""
+    parameters = torch.tensor([[alpha, 3 * alpha]])
+    y = ChosenLabels(parameters, torch.tensor([0, 0])).sample((50_000,))
+    for value, expected in (
+        (y[:, 0].float(), 0.75),
+        (y.prod(-1).float(), 0.75 * (3 * alpha + 1) / (4 * alpha + 1)),
+    ):
+        assert abs(value.mean() - expected) < 4 * (expected * (1 - expected) / 50_000) ** 0.5
+
+
 def test_a_hub_of_degree_ten_thousand(kernels):
     leaves = torch.arange(1, 10_001)
     hub = torch.zeros_like(leaves)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pyro.distributions import Dirichlet
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
@@ -56,9 +55,9 @@ class ChosenLabels(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
-        z = Dirichlet(self.alpha).expand(shape[:-1] + self.alpha.shape[-2:-1]).sample()
+        log_z = _log_dirichlet(self.alpha.expand(*shape[:-1], *self.alpha.shape[-2:]))
         index = self.choices[..., None].expand(*shape, self.num_classes)
-        return torch.distributions.Categorical(z.gather(-2, index)).sample()
+        return torch.distributions.Categorical(logits=log_z.gather(-2, index)).sample()
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
@@ -83,3 +82,13 @@ class ChosenLabels(GraphDistribution):
         log_prob = (above / below).log().sum(-1)
         log_prob = log_prob.expand(shape.numel()).view(shape)
         return track_provenance(log_prob, provenance)
+
+
+def _log_dirichlet(alpha: Tensor) -> Tensor:
+    """
+    Logits of Dirichlet draws. A Gamma variate of small shape underflows, and a Dirichlet whose
+    variates have all done so would be uniform instead of one-hot; its logarithm does not:
+    :math:`G_\\alpha = G_{\\alpha + 1} U^{1 / \\alpha}` in distribution.
+    """
+    gamma = torch._standard_gamma(alpha + 1).log()
+    return gamma + torch.rand_like(gamma).clamp(min=1e-30).log() / alpha
