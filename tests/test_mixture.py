@@ -318,6 +318,6 @@ def test_convolutional_network():
     assert not differs[:, 4:].any()
     with pytest.raises(ValueError, match="radius 1 at most"):
         network(Neighborhood.grid(8, 10, 2), ising(grid_edges(8, 10), 0.4, fields.flatten()))
+    other = ising(grid_edges(8, 10)[:, 1:], 0.4, fields.flatten())
     with pytest.raises(ValueError, match="grid_edges"):
-        other = ising(grid_edges(8, 10)[:, 1:], 0.4, fields.flatten())
         network(hood, other)
