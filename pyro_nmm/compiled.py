@@ -108,13 +108,14 @@ def _entr(x):
 
 
 @compiled
-def _added(weight, mean, probs, change):
+def _added(weight, mean, probs, entropy, change):
     # change[k]: of the entropy of a row, when its edge gets one more count of k.
-    rest = 0.0
+    rest = -entropy
     for k in range(len(probs)):
         left = max(probs[k] - weight * mean[k], 0.0)
-        rest += _entr(left) - _entr(probs[k])
-        change[k] = _entr(left + weight) - _entr(left)
+        without = _entr(left)
+        rest += without
+        change[k] = _entr(left + weight) - without
     for k in range(len(probs)):
         change[k] += rest
 
@@ -128,7 +129,7 @@ def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, 
     num_rows, num_classes = probs.shape
     mean, without = np.empty(num_classes), np.empty(num_classes)
     change, changed = np.empty(num_classes), np.empty(num_classes)
-    gain = np.empty(num_classes)
+    gain, slope = np.empty(num_classes), np.empty(num_classes)
     for b in range(first, last):
         probs[:] = 0
         for i in range(num_rows):
@@ -144,6 +145,10 @@ def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, 
             counts[source[edges[b, i]], labels[b, i]] += 1
         for i in range(num_rows - 1, -1, -1):
             counts[source[edges[b, i]], labels[b, i]] -= 1
+            entropy = 0.0
+            for k in range(num_classes):
+                slope[k] = -1 - np.log(max(probs[i, k], 1e-300))
+                entropy += _entr(probs[i, k])
             for e in range(ptr[i], ptr[i + 1]):
                 j = source[e]
                 base = labels[b, i] + 1 if e == edges[b, i] else 0
@@ -153,21 +158,23 @@ def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, 
                 total = 0.0
                 for k in range(num_classes):
                     mean[k] = (alpha[j, k] + counts[j, k]) / below
-                    gain[k] = credit[j, base, k] - 1 - np.log(max(probs[i, k], 1e-300))
+                    gain[k] = credit[j, base, k] + slope[k]
                     total += mean[k] * gain[k]
                 to_attention[b, e] = total
                 for k in range(num_classes):
                     to_alpha[b, j, k] += attention[e] / below * (gain[k] - total)
-                _added(attention[e] / (below + 1), mean, probs[i], change)
+                _added(attention[e] / (below + 1), mean, probs[i], entropy, change)
                 for k in range(num_classes):
                     credit[j, 0, k] += change[k]
                 for k in range(num_classes):
                     if counts[j, k] == 0:
                         continue
+                    entropy_without = 0.0
                     for m in range(num_classes):
                         without[m] = (alpha[j, m] + counts[j, m] - (m == k)) / (below - 1)
                         changed[m] = probs[i, m] + attention[e] * (without[m] - mean[m])
-                    _added(attention[e] / below, without, changed, change)
+                        entropy_without += _entr(changed[m])
+                    _added(attention[e] / below, without, changed, entropy_without, change)
                     for m in range(num_classes):
                         credit[j, 1 + k, m] += change[m]
         credit[:] = 0
