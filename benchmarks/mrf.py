@@ -270,14 +270,13 @@ def scaling(args) -> list[tuple[dict, object]]:
 
     def run(size):
         call = [sys.executable, __file__, "scaling", "--one-step", str(size)]
-        call += ["--radius", str(args.radius)]
         output = subprocess.run(call, check=True, capture_output=True, text=True).stdout
         return json.loads(output)
 
-    return [({"size": size, "radius": args.radius}, run) for size in sizes]
+    return [({"size": size}, run) for size in sizes]
 
 
-def one_step(size: int, radius: int) -> dict:
+def one_step(size: int, radius: int = 1) -> dict:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     field = ising(grid_edges(size, size), 0.4, torch.zeros(size * size))
     hood, order = Neighborhood.grid(size, size, radius), coarse_to_fine(size, size)
@@ -298,7 +297,7 @@ def main(args) -> list[dict]:
     torch.set_num_threads(args.num_threads)
     pyro.enable_validation(False)
     if args.one_step:
-        print(json.dumps(one_step(args.one_step, args.radius)))
+        print(json.dumps(one_step(args.one_step)))
         return []
     if args.smoke:
         args.num_steps, args.sweeps, args.radius = 4, 4, 1
@@ -311,7 +310,7 @@ def main(args) -> list[dict]:
             if any(key.items() <= row.items() for row in rows):
                 continue
             pyro.set_rng_seed(0)
-            rows.append(key | run(**{k: v for k, v in key.items() if k not in ("task", "radius")}))
+            rows.append(key | run(**{k: v for k, v in key.items() if k != "task"}))
             args.results.parent.mkdir(parents=True, exist_ok=True)
             with args.results.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")

@@ -22,6 +22,7 @@ def strips(rows: list[dict], table: Callable[..., str]) -> str:
         part = [r for r in rows if r["task"] == "strips" and r["coupling"] == coupling]
         divergence = [mean(r[name] for r in part) for name in ("mean field", "NMM bound", "NMM")]
         cells = [f"{value:.2f}" for value in divergence]
+        cells[2] += f" ± {(sum(r['error'] ** 2 for r in part)) ** 0.5 / len(part):.2f}"
         cells.append(f"{max(r['NMM bound'] / r['mean field'] for r in part):.2f}")
         for name in ("mean field", "loopy", "NMM"):
             errors = [r["marginals"][name] for r in part]

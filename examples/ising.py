@@ -122,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--text", default="NMM")
-    parser.add_argument("--height", type=int, default=14, help="pixels; exact sums take up to 16")
+    parser.add_argument("--height", type=int, default=14, help="pixels; exact sums take up to 17")
     parser.add_argument("--width", type=int, default=44)
     parser.add_argument("--coupling", type=float, default=0.45)
     parser.add_argument("--sigma", type=float, default=1.5, help="of the noise")

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import pyro
-import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.agreement import Agreement
-from pyro_nmm.guides.handover import Handover
+from pyro_nmm.guides.handover import Handover, evaluation
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.models.nmm import nmm
 
@@ -92,10 +91,6 @@ class AmortizedNMM(nn.Module):
 
     def mixture(self, *inputs) -> NeighborMixture:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
-        mode = self.training
-        try:
-            with torch.no_grad():
-                alpha, logits = self.eval()(*inputs)
-                return NeighborMixture(self.hood, alpha.detach(), logits.detach())
-        finally:
-            self.train(mode)
+        with evaluation(self):
+            alpha, logits = self(*inputs)
+        return NeighborMixture(self.hood, alpha.detach(), logits.detach())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides.handover import evaluation
 from pyro_nmm.models.ising import PairwiseMRF
 
 
@@ -66,12 +67,12 @@ def fit_mixture(
     losses = []
     for step in progress(range(num_steps)):
         target = field if isinstance(field, PairwiseMRF) else field(step)
+        if target.batch_shape:
+            raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
         if order is None:
             order = torch.cat(target.colors())
         share = min(1.0, (step + 1) / max(warmup * num_steps, 1))
-        target = PairwiseMRF(
-            target.edges, target.unary, share * target.strength, target.interaction
-        )
+        target = target.scaled(share)
         optimizer.zero_grad()
         mixture = NeighborMixture(hood, *network(hood, target), validate_args=False)
         bound = mixture.entropy_bound(num_samples, "horizon", order).mean()
@@ -80,5 +81,6 @@ def fit_mixture(
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-    alpha, logits = network(hood, target)
+    with evaluation(network):
+        alpha, logits = network(hood, target)
     return NeighborMixture(hood, alpha.detach(), logits.detach()), losses

@@ -4,12 +4,27 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyro
 import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
+
+
+@contextmanager
+def evaluation(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, and every part's own mode again afterwards."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        module.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 class Handover:
@@ -31,6 +46,8 @@ class Handover:
         pyro.module(self.name, self.network)
         store = pyro.get_param_store()
         for key, parameter in self.network.named_parameters():
+            if not parameter.requires_grad:
+                continue  # pyro.module leaves out what is not learned
             if store[f"{self.name}$$${key}"].data_ptr() != parameter.data_ptr():
                 raise ValueError(
                     f"Pyro's parameter store already holds another network named {self.name!r}, "

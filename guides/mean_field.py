@@ -69,8 +69,7 @@ def mean_field(
     q = torch.cat([unary.softmax(-1)[None], labels, (4 * noise).softmax(-1)])
     annealed = unary.softmax(-1)[None]
     for share in torch.linspace(0, 1, 101):
-        weaker = PairwiseMRF(field.edges, unary, share * field.strength, field.interaction)
-        annealed = _sweep(weaker, colors, annealed)
+        annealed = _sweep(field.scaled(share.item()), colors, annealed)
     q = torch.cat([q, annealed] if starts is None else [q, annealed, starts.to(q)])
     for _ in range(num_sweeps):
         before, q = q, _sweep(field, colors, q)

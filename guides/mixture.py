@@ -14,8 +14,10 @@ from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm.checks import order_to_rows
 from pyro_nmm.credit import others_mean
-from pyro_nmm.guides.handover import Handover
+from pyro_nmm.entropy import ESTIMATORS
+from pyro_nmm.guides.handover import Handover, evaluation
 from pyro_nmm.models.ising import PairwiseMRF
 from pyro_nmm.tracking import untracked
 
@@ -59,7 +61,9 @@ class MixtureGuide(nn.Module):
 
     Other sites of the program are the caller's to guide: write
     ``def guide(): family.guide(); ...``. Particles that Pyro vectorizes serve as one another's
-    baseline where labels are drawn, so use ``vectorize_particles=True`` there.
+    baseline where labels are drawn, so use ``vectorize_particles=True`` there. The gradient is
+    made for ``TraceGraph_ELBO`` and ``Trace_ELBO``; others, such as ``RenyiELBO``, would be biased
+    by the baseline.
 
     :param Neighborhood hood: The neighbourhoods.
     :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``, called with what ``model``
@@ -95,9 +99,23 @@ class MixtureGuide(nn.Module):
         self.hood, self.network, self.target = hood, network, target
         self.closed_form = closed_form or isinstance(target, PairwiseMRF)
         self.estimator, self.num_samples, self.site = estimator, num_samples, site
-        if order is None and isinstance(target, PairwiseMRF):
-            order = torch.cat(target.colors())
-        self.order = torch.randperm(hood.num_nodes, device=hood.device) if order is None else order
+        if estimator not in ESTIMATORS or num_samples < 1:
+            raise ValueError(
+                f"estimator must be one of {ESTIMATORS} and num_samples at least 1, got "
+                f"{estimator!r} and {num_samples}"
+            )
+        if isinstance(target, PairwiseMRF):
+            if target.num_nodes != hood.num_nodes or target.batch_shape:
+                raise ValueError(
+                    f"target must have the {hood.num_nodes} nodes of hood and no batch dimensions, "
+                    f"got {target.num_nodes} nodes and batch {tuple(target.batch_shape)}"
+                )
+            order = torch.cat(target.colors()) if order is None else order
+        if order is None:
+            order = torch.randperm(hood.num_nodes, device=hood.device)
+        order_to_rows(hood, order)
+        self.order: Tensor
+        self.register_buffer("order", order)
         self._handover = Handover(hood, network, name)
 
     def guide(self, *inputs) -> Tensor | None:
@@ -118,19 +136,16 @@ class MixtureGuide(nn.Module):
             return self._energy(alpha, logits, inputs)
         with poutine.trace() as tracer:
             result = self.target(*inputs)
-            y = self._labels(tracer.trace)
+            y = self._site(tracer.trace, self.site)["value"]
             c = pyro.sample("c", OrderedConditional(self.hood, alpha, logits, y, order=self.order))
         pyro.factor("baseline", self._baseline(tracer.trace, alpha, logits, c, y))
         return result
 
     def mixture(self, *inputs) -> NeighborMixture:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
-        mode = self.training
-        try:
-            alpha, logits = self.eval()._handover.run(inputs)
-            return NeighborMixture(self.hood, alpha.detach(), logits.detach())
-        finally:
-            self.train(mode)
+        with evaluation(self):
+            alpha, logits = self._handover.run(inputs)
+        return NeighborMixture(self.hood, alpha.detach(), logits.detach())
 
     def _energy(self, alpha: Tensor, logits: Tensor, inputs: tuple) -> PairwiseMRF:
         fixed = isinstance(self.target, PairwiseMRF)
@@ -143,13 +158,16 @@ class MixtureGuide(nn.Module):
         pyro.factor("energy", field.expected_potential(mixture))
         return field
 
-    def _labels(self, trace: poutine.Trace) -> Any:
-        if self.site not in trace.nodes:
+    def _site(self, trace: poutine.Trace, name: str) -> Any:
+        """The site of this name, with whatever prefix an outer scope gave it."""
+        found = [node for key, node in trace.nodes.items() if key.rpartition("/")[2] == name]
+        if len(found) != 1:
+            sites = [key for key, node in trace.nodes.items() if node["type"] == "sample"]
             raise ValueError(
-                f"target must have a site {self.site!r} for the labels, or name it with site=; "
-                f"it has {[n for n, s in trace.nodes.items() if s['type'] == 'sample']}"
+                f"target must have one site {name!r} for the labels, or name it with site=; it "
+                f"has {sites}"
             )
-        return trace.nodes[self.site]["value"]
+        return found[0]
 
     def _baseline(
         self, trace: poutine.Trace, alpha: Tensor, logits: Tensor, c: Tensor, y: Tensor
@@ -158,8 +176,9 @@ class MixtureGuide(nn.Module):
         Zero, with the derivative that makes every vectorized particle's cost relative to the
         other ones': they do not depend on its draw.
         """
-        frames = trace.nodes["c"]["cond_indep_stack"]
-        dims = [f.dim or -1 for f in frames if f.name == "num_particles_vectorized"]
+        site = self._site(trace, "c")
+        frames = {f.dim: f.name for f in site["cond_indep_stack"] if f.vectorized}
+        dims = [dim for dim, name in frames.items() if name == "num_particles_vectorized"]
         if not dims or not torch.is_grad_enabled():
             return alpha.new_zeros(())
         (alpha, logits, c, y), _ = untracked(alpha, logits, c, y)
@@ -168,12 +187,16 @@ class MixtureGuide(nn.Module):
         with torch.no_grad():
             trace.compute_log_prob()
             sites = [s["log_prob"] for s in trace.nodes.values() if s["type"] == "sample"]
-            costs = _particles(untracked(*sites)[0], dims[0]) - _particles([score], dims[0])
-            baseline = others_mean(costs, [0])
+            # Costs come with their scales, scores without; a plate's elements have their own.
+            costs = -score * site["scale"]
+            for log_prob in untracked(*sites)[0]:
+                outside = [d for d in range(-log_prob.dim(), 0) if d not in frames]
+                costs = costs + (log_prob.sum(outside, keepdim=True) if outside else log_prob)
+            baseline = others_mean(costs, dims)
         if baseline is None:
             return alpha.new_zeros(())
-        baseline = baseline.view(-1, *(1,) * (-dims[0] - 1))
-        return -(score - score.detach()) * baseline
+        # The factor is scaled like all other sites.
+        return -(score - score.detach()) * baseline / site["scale"]
 
 
 def density(
@@ -194,20 +217,13 @@ def density(
 
     def program(*inputs) -> Tensor:
         y = pyro.sample(site, ImproperUniform(support, Size(), Size([num_nodes])))
-        pyro.factor("log_density", log_density(y, *inputs))
+        log_prob = log_density(y, *inputs)
+        if log_prob.shape != y.shape[:-1]:
+            raise ValueError(
+                f"log_density must return shape {tuple(y.shape[:-1])} for labels of shape "
+                f"{tuple(y.shape)}, one number for each labelling, got {tuple(log_prob.shape)}"
+            )
+        pyro.factor("log_density", log_prob)
         return y
 
     return program
-
-
-def _particles(log_probs: list[Tensor] | tuple[Tensor, ...], dim: int) -> Tensor:
-    """``(P,)``: sums over everything but the particles, which stand at ``dim``."""
-    total = torch.zeros((), device=log_probs[0].device)
-    for log_prob in log_probs:
-        if log_prob.dim() >= -dim:
-            log_prob = log_prob.movedim(dim, 0)
-            log_prob = log_prob.reshape(len(log_prob), -1).sum(1)
-        else:
-            log_prob = log_prob.sum()
-        total = total + log_prob
-    return total

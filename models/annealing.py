@@ -46,6 +46,10 @@ def annealed_log_normalizer(
             f"start must have shape {tuple(field.unary.shape[-2:])} and field no batch, got "
             f"{tuple(start.shape)} and {tuple(field.batch_shape)}"
         )
+    if num_steps < 1 or num_chains < 2:
+        raise ValueError(
+            f"num_steps must be at least 1 and num_chains 2, got {num_steps} and {num_chains}"
+        )
     log_q = start.clamp(min=1e-6).log().log_softmax(-1)
     classes = torch.eye(field.num_classes, dtype=start.dtype, device=start.device)
     y = torch.distributions.Categorical(logits=log_q).sample((num_chains,))

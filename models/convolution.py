@@ -44,6 +44,8 @@ class ConvolutionalNMM(nn.Module):
         self, radius: int, num_classes: int = 2, *, channels: int = 128, kernel: int = 11
     ) -> None:
         super().__init__()
+        if kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd, so that outputs stand on pixels, got {kernel}")
         self.radius, self.num_classes = radius, num_classes
         side = 2 * radius + 1
 
@@ -79,10 +81,15 @@ class ConvolutionalNMM(nn.Module):
     def _images(self, field: PairwiseMRF) -> tuple[Tensor, int]:
         """``(1, channels, height, width)``, and the width."""
         edges = field.edges
-        width = int((edges[1] - edges[0]).max())
+        width = int((edges[1] - edges[0]).max()) if edges.numel() else 1
         height = field.num_nodes // width
-        if not torch.equal(edges, grid_edges(height, width, edges.device)):
-            raise ValueError("field must have the edges grid_edges(height, width), in their order")
+        if width == 1 or not torch.equal(edges, grid_edges(height, width, edges.device)):
+            raise ValueError(
+                "field must have the edges grid_edges(height, width), in their order, with a "
+                "height and width of at least 2"
+            )
+        if field.num_classes != self.num_classes:
+            raise ValueError(f"field must have {self.num_classes} labels, got {field.num_classes}")
         shape = height, width
         unary = (field.unary - field.unary.mean(-1, keepdim=True)).T.reshape(-1, *shape)
         strength = field.strength.expand(edges.shape[1])

@@ -10,7 +10,7 @@ from collections import deque
 import torch
 from torch import Size, Tensor
 
-#: Largest table of the sum-product recursion: a grid of two labels, 18 wide.
+#: Largest table of the sum-product recursion: a grid of two labels, 17 wide.
 MAX_TABLE = 2**19
 
 

@@ -29,7 +29,7 @@ class PairwiseMRF(GraphDistribution):
     A sample holds a label in ``0..C - 1`` for every node. :meth:`log_potential` is
     :math:`\log p^*`. What needs :math:`Z` (:meth:`log_prob`, :meth:`log_normalizer`,
     :meth:`marginals`, :meth:`sample`) sums over all labellings by variable elimination, exact
-    for narrow graphs, such as grids of two labels up to 16 wide and any length; it refuses
+    for narrow graphs, such as grids of two labels up to 17 wide and any length; it refuses
     others.
 
     >>> pair = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.tensor([0.0, 0.0]))
@@ -40,8 +40,7 @@ class PairwiseMRF(GraphDistribution):
 
     :param Tensor edges: ``(2, P)`` node ids, every pair once.
     :param Tensor unary: ``(..., N, C)``, :math:`u_i(k)`, in nats.
-    :param Tensor strength: ``(..., P)``, :math:`w_{ij}`; or ``(...)``, the same for all edges, if
-        of no dimension or of the batch's.
+    :param Tensor strength: ``(..., P)``, :math:`w_{ij}`; or ``(..., 1)``, the same for all edges.
     :param Tensor interaction: ``(C, C)`` symmetric, :math:`\phi`.
     :raises ValueError: for wrong shapes, node ids out of range, loops and double edges.
     """
@@ -65,6 +64,11 @@ class PairwiseMRF(GraphDistribution):
         :param Tensor value: ``(..., N)`` labels.
         :return: ``(...)``. Cost: :math:`O(N + P)`.
         """
+        if value.shape[-1:] != self.event_shape:
+            raise ValueError(
+                f"value must have shape (..., {self.num_nodes}), one label per node, got "
+                f"{tuple(value.shape)}"
+            )
         shape = torch.broadcast_shapes(value.shape[:-1], self.unary.shape[:-2])
         labels = value.expand(*shape, -1).unsqueeze(-1)
         single = self.unary.expand(*shape, -1, -1).gather(-1, labels).squeeze(-1).sum(-1)
@@ -80,6 +84,11 @@ class PairwiseMRF(GraphDistribution):
         :return: a number for each element of the batches. Cost: :math:`O(E C)` and, for each
             edge, the smaller degree.
         """
+        if (mixture.hood.num_nodes, mixture.num_classes) != self.unary.shape[-2:]:
+            raise ValueError(
+                f"mixture must have {self.num_nodes} nodes and {self.num_classes} labels, as the "
+                f"field has, got {mixture.hood.num_nodes} and {mixture.num_classes}"
+            )
         single = (self.unary * mixture.marginals()).sum((-2, -1))
         pair = expected_interaction(
             mixture.hood, mixture.alpha, mixture.attention, self.edges, self.interaction
@@ -96,7 +105,8 @@ class PairwiseMRF(GraphDistribution):
         """
         messages = probs @ self.interaction
         strength = self.strength.unsqueeze(-1)
-        logits = self.unary.expand(torch.broadcast_shapes(self.unary.shape, probs.shape))
+        batch = torch.broadcast_shapes(self.batch_shape, probs.shape[:-2])
+        logits = self.unary.expand(*batch, -1, -1)
         for here, there in (self.edges, self.edges.flip(0)):
             message = strength * messages.index_select(-2, there)
             logits = logits.index_add(-2, here, message.expand(*logits.shape[:-2], -1, -1))
@@ -134,12 +144,20 @@ class PairwiseMRF(GraphDistribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Exact and independent samples."""
         shape = Size(sample_shape)
-        if self.batch_shape.numel() > 1:
-            raise ValueError(f"sample needs a field without batch, got {self.batch_shape}")
+        own = torch.broadcast_shapes(self.unary.shape[:-2], self.strength.shape[:-1])
+        if own.numel() > 1:
+            raise ValueError(f"sample needs a field without batch, got {own}")
+        shape = shape + self.batch_shape
         unary = self.unary.reshape(self.unary.shape[-2:])
         pairwise = self._tables().reshape(-1, self.num_classes, self.num_classes)
         draws = eliminate(self.edges, unary, pairwise, num_draws=shape.numel())
-        return draws.view(shape + self.batch_shape + self.event_shape)
+        return draws.view(shape + self.event_shape)
+
+    def scaled(self, share: float) -> PairwiseMRF:
+        """The field with its interactions multiplied by ``share``, and its unary terms as is."""
+        new = self.expand(self.batch_shape)
+        new.strength = share * self.strength
+        return new
 
     def _tables(self) -> Tensor:
         strength = self.strength
@@ -233,13 +251,22 @@ def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
 
 
 def _strength(coupling: Tensor | float, like: Tensor) -> Tensor:
-    strength = torch.as_tensor(coupling, dtype=like.dtype, device=like.device)
+    # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled coupling.
+    strength = coupling.to(like) if isinstance(coupling, Tensor) else like.new_tensor(coupling)
     return strength[None] if strength.dim() == 0 else strength
 
 
 def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
+    if not unary.is_floating_point():
+        raise ValueError(f"unary terms, or field, must be floating-point, got {unary.dtype}")
     if unary.dim() < 2 or unary.shape[-1] < 2:
         raise ValueError(f"unary must have shape (..., N, C), C >= 2, got {tuple(unary.shape)}")
+    for name, tensor in (("strength", strength), ("interaction", interaction)):
+        if tensor.dtype != unary.dtype or tensor.device != unary.device:
+            raise ValueError(
+                f"{name} must be {unary.dtype} on {unary.device}, as unary, got {tensor.dtype} on "
+                f"{tensor.device}"
+            )
     num_nodes, num_classes = unary.shape[-2:]
     if edges.dim() != 2 or len(edges) != 2 or edges.is_floating_point():
         raise ValueError(f"edges must be integers of shape (2, P), got {tuple(edges.shape)}")

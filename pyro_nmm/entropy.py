@@ -49,10 +49,11 @@ def entropy_samples(
 
         \nabla \, \approx \sum_i \nabla h_i + \sum_i \sum_{j, k} \nabla \pi_i(j, k) \, D_i(j, k)
 
-    With ``component``, :math:`D_i(j, k)` is, for the pair that row ``i`` has drawn, the sum of
-    :math:`h` over later rows of its component less its mean over the other draws, divided by
-    :math:`\pi_i(j, k)`: unbiased. Without, it is what one count at :math:`(j, k)` changes in later
-    :math:`h` at first hand, for every pair that could have been drawn.
+    With ``component``, the second sum is over the pairs that were drawn alone, with
+    :math:`\nabla \log \pi_i` and, for :math:`D_i`, the sum of :math:`h` over later rows of the
+    component less its mean over the other draws: unbiased. Without, :math:`D_i(j, k)` is what one
+    count at :math:`(j, k)` changes in later :math:`h` at first hand, for every pair that could
+    have been drawn.
 
     :param Neighborhood rows: all rows, in the order of the draw.
     :param Tensor alpha: ``(N, C)``.
@@ -76,16 +77,19 @@ def entropy_samples(
     mean = above / below
     probs = rows.sum(attention * mean)
     bound = _neg_xlogx(probs).sum((1, 2))
-    with torch.no_grad():
-        if component is None:
+    joint = attention * mean
+    if component is None:
+        with torch.no_grad():
             now = attention, mean, above, below, probs.index_select(2, rows.row)
             credit = _expected_credit(groups, chosen, counts, *now)
-        else:
+        score = (joint * credit).sum((1, 2))
+    else:
+        with torch.no_grad():
             costs = later_costs(component, _neg_xlogx(probs).sum(1))
             baseline = others_mean(costs, [0])
             costs = (costs if baseline is None else costs - baseline).to(probs)
-            credit = costs.index_select(1, rows.row)[:, None] * chosen / (attention * mean)
-    score = (attention * mean * credit).sum((1, 2))
+        drawn = joint.gather(2, edges[:, None].expand(-1, len(classes), -1))
+        score = (drawn.gather(1, labels[:, None])[:, 0].log() * costs).sum(1)
     return bound + score - score.detach()
 
 

@@ -85,6 +85,8 @@ def expected_interaction(
 
 def _remembered_neighbors(hood: Neighborhood, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`common_neighbors`, kept for a loop that asks for the same pairs at every step."""
+    if pairs.is_inference():
+        return common_neighbors(hood, pairs)
     last = hood.memo.get("common_neighbors")
     if last is None or last[0] is not pairs or last[1] != pairs._version:
         last = hood.memo["common_neighbors"] = pairs, pairs._version, common_neighbors(hood, pairs)

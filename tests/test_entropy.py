@@ -10,6 +10,7 @@ from graphs import house, parameters, star, to_hood, two_triangles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import edge_lists, entropy_bound, of_hood
+from pyro.ops.provenance import get_provenance, track_provenance
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, backend
 
@@ -135,6 +136,26 @@ def test_independent_labels_have_their_entropy():
     mix = NeighborMixture(hood, alpha, logits)
     entropy = torch.special.entr(mix.marginals()).sum()
     torch.testing.assert_close(mix.entropy_bound(3), entropy.expand(3))
+
+
+@pytest.mark.parametrize("estimator", ["later", "horizon"])
+def test_edges_that_are_switched_off(estimator, kernels):
+    hood = house()
+    alpha, logits = parameters(hood, 2)
+    logits[(hood.source != hood.target).nonzero()[::2, 0]] = -torch.inf
+    leaves = alpha.requires_grad_(), logits.requires_grad_()
+    bound = NeighborMixture(hood, *leaves).entropy_bound(4, estimator)
+    bound.sum().backward()
+    assert bound.isfinite().all()
+    assert alpha.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("estimator", ["later", "horizon"])
+def test_provenance(estimator, kernels):
+    hood = house()
+    alpha, logits = parameters(hood, 2)
+    mix = NeighborMixture(hood, track_provenance(alpha, frozenset("k")), logits)
+    assert get_provenance(mix.entropy_bound(3, estimator)) == frozenset("k")
 
 
 def test_bad_input():

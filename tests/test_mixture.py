@@ -11,6 +11,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 from oracle import edge_lists, entropy_bound, of_hood
+from pyro import poutine
+from pyro.contrib.autoname import scope
 from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 from pyro.optim import Adam
 
@@ -166,6 +168,124 @@ def test_particles_are_baselines():
     assert 0.5 < spread["far"] / spread["none"] < 2
 
 
+@pytest.mark.parametrize("around", ["plate", "subsample", "large scale", "small scale"])
+def test_baselines_inside_plates_and_scales(around):
+    """A baseline of the wrong size would have no bias, but noise a hundredfold."""
+    hood = Neighborhood.grid(2, 3)
+    field = ising(grid_edges(2, 3), 0.5, torch.full((6,), 1.0))
+    target = density(lambda y: field.log_potential(y) + 10, 6, 2)
+    torch.manual_seed(0)
+    network = free(hood)
+    family = MixtureGuide(hood, network, target)
+    context = {
+        "plate": lambda: pyro.plate("images", 20, dim=-1),
+        "subsample": lambda: pyro.plate("images", 1000, subsample_size=10, dim=-1),
+        "large scale": lambda: poutine.scale(scale=100.0),
+        "small scale": lambda: poutine.scale(scale=0.01),
+    }[around]
+
+    def inside(program):
+        def run():
+            with context():
+                program()
+
+        return run
+
+    spread = {}
+    for name in ("with", "without"):
+        if name == "without":
+            family._baseline = lambda *args: torch.zeros(())
+        elbo = TraceGraph_ELBO(
+            num_particles=8,
+            vectorize_particles=True,
+            max_plate_nesting=int("scale" not in around),
+        )
+        draws = []
+        for _ in range(40):
+            network.zero_grad()
+            elbo.loss_and_grads(inside(family.model), inside(family.guide))
+            draws.append(network.logits.grad.clone())
+        spread[name] = torch.stack(draws).std(0).norm()
+    assert spread["with"] < spread["without"]
+
+
+def test_discrete_latent_beside_the_closed_form(kernels):
+    """The entropy's factor is charged to a sample that the network reads."""
+    hood, field = Neighborhood.grid(1, 2), ising(grid_edges(1, 2), 0.5, torch.zeros(2))
+    logit = torch.tensor(0.3, requires_grad=True)
+
+    class Switch(torch.nn.Module):
+        def forward(self, hood, k):
+            return (1 + 9 * k) * torch.ones(2, 2), torch.zeros(hood.num_edges)
+
+    def program(k):
+        return field
+
+    family = MixtureGuide(hood, Switch(), program, closed_form=True, num_samples=1)
+
+    def guide():
+        k = pyro.sample("k", dist.Bernoulli(logits=logit))
+        family.guide(k)
+
+    def model():
+        k = pyro.sample("k", dist.Bernoulli(0.5))
+        return family.model(k)
+
+    values = []
+    for k in (0.0, 1.0):
+        mix = NeighborMixture(hood, *Switch()(hood, torch.tensor(k)))
+        values.append(exact_bound(mix, field, family.order.tolist()))
+    p = logit.detach().sigmoid()
+    prior = (p / (1 - p)).log()
+    truth = p * (1 - p) * (values[1] - values[0] + prior)
+    draws = []
+    for _ in range(500):
+        logit.grad = None
+        TraceGraph_ELBO().loss_and_grads(model, guide)
+        draws.append(logit.grad.clone())
+    draws = torch.stack(draws)
+    assert abs(draws.mean() - truth) < 4 * draws.std() / len(draws) ** 0.5
+
+
+@pytest.mark.filterwarnings("ignore:logits was not registered")
+def test_scoped_and_frozen():
+    hood = Neighborhood.grid(2, 2)
+    field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
+    network = FreeNMM(hood, 2)
+    network.logits.requires_grad_(False)
+    family = MixtureGuide(hood, network, density(field.log_potential, 4, 2))
+    elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
+    one, other = scope(prefix="a"), scope(prefix="b")
+    for program in (family.model, one(family.model)):
+        guide = family.guide if program == family.model else one(family.guide)
+        assert elbo.loss_and_grads(program, guide) < 10
+    assert network.log_alpha.grad.abs().sum() > 0
+    second = MixtureGuide(hood, FreeNMM(hood, 2), field, name="second")
+
+    def model():
+        one(family.model)()
+        other(second.model)()
+
+    def guide():
+        one(family.guide)()
+        other(second.guide)()
+
+    assert elbo.loss_and_grads(model, guide) < 20
+
+
+def test_fitted_in_evaluation_mode():
+    hood, field = Neighborhood.grid(2, 2), ising(grid_edges(2, 2), 0.3, torch.zeros(4))
+    network = FreeNMM(hood, 2)
+    network.dropout = torch.nn.Dropout(0.5)
+    plain = network.forward
+    network.forward = lambda hood, *inputs: (network.dropout(plain(hood)[0]) + 0.1, plain(hood)[1])
+    network.dropout.eval()
+    network.dropout.train()
+    mix, _ = fit_mixture(field, hood, network, num_steps=2)
+    torch.testing.assert_close(mix.alpha, network.log_alpha.exp().detach() + 0.1)
+    assert network.dropout.training
+
+
 def larger_program(edges, noisy, closed_form):
     """A Potts image with unknown coupling, seen through noise."""
 
@@ -227,8 +347,9 @@ def test_closed_form_in_trace_elbo():
     field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
     hood = Neighborhood.grid(2, 2)
     family = MixtureGuide(hood, FreeNMM(hood, 2), field)
-    losses = [Trace_ELBO().loss(family.model, family.guide) for _ in range(200)]
-    assert sum(losses) / 200 > -field.log_normalizer()
+    losses = torch.tensor([Trace_ELBO().loss(family.model, family.guide) for _ in range(200)])
+    bound = exact_bound(family.mixture(), field, family.order.tolist())
+    assert abs(losses.mean() - bound) < 4 * losses.std() / 200**0.5
 
 
 def test_fit_beats_mean_field():
@@ -278,11 +399,25 @@ def test_bad_input():
     hood = Neighborhood.grid(2, 2)
     network, elbo = FreeNMM(hood, 2), TraceGraph_ELBO()
     family = MixtureGuide(hood, network, lambda: pyro.sample("x", dist.Normal(0.0, 1.0)))
-    with pytest.raises(ValueError, match=r"target must have a site 'y'.*\['x'\]"):
+    with pytest.raises(ValueError, match=r"target must have one site 'y'.*\['x'\]"):
         elbo.loss(family.model, lambda: None)
     family = MixtureGuide(hood, network, lambda: 3, closed_form=True)
     with pytest.raises(TypeError, match="must return a PairwiseMRF"):
         elbo.loss(family.model, family.guide)
+    with pytest.raises(ValueError, match="estimator must be one of"):
+        MixtureGuide(hood, network, lambda: 3, estimator="em")
+    with pytest.raises(ValueError, match="target must have the 4 nodes of hood"):
+        MixtureGuide(hood, network, ising(grid_edges(3, 3), 0.3, torch.zeros(9)))
+    total = density(lambda y: y.sum().double(), 4, 2)
+    with pytest.raises(ValueError, match="log_density must return shape"):
+        TraceGraph_ELBO(3, vectorize_particles=True, max_plate_nesting=0).loss(
+            MixtureGuide(hood, network, total, name="total").model,
+            MixtureGuide(hood, network, total, name="total").guide,
+        )
+    with pytest.raises(ValueError, match="field must have no batch"):
+        fit_mixture(ising(grid_edges(2, 2), 0.3, torch.zeros(3, 4)), hood, network)
+    with pytest.raises(ValueError, match="kernel must be odd"):
+        ConvolutionalNMM(1, kernel=4)
     with pytest.raises(ValueError, match="marginals must have shape"):
         FreeNMM(hood, 2, torch.ones(4, 3))
     field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))

@@ -8,11 +8,13 @@ import math
 
 import networkx as nx
 import numpy as np
+import pyro
 import pytest
 import torch
 from graphs import parameters, to_hood
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyro.ops.provenance import get_provenance, track_provenance
 from scipy.stats import chisquare
 
 from pyro_nmm import Neighborhood, NeighborMixture
@@ -202,6 +204,26 @@ def test_mean_field(seed, num_nodes, num_classes):
     torch.testing.assert_close(bound, losses[0], rtol=1e-6, atol=1e-6)
 
 
+def test_sampled_couplings_keep_their_provenance():
+    coupling = track_provenance(torch.tensor(0.4, dtype=torch.double), frozenset("J"))
+    field = ising(grid_edges(2, 2), coupling, torch.zeros(4, dtype=torch.float))
+    assert get_provenance(field.log_normalizer()) == frozenset("J")
+    assert get_provenance(field.log_potential(torch.zeros(4, dtype=torch.long))) == frozenset("J")
+
+
+def test_in_a_plate():
+    field = ising(grid_edges(2, 2), 0.3, torch.randn(4))
+    with pyro.plate("images", 3):
+        y = pyro.sample("y", field)
+    assert y.shape == (3, 4)
+    with torch.inference_mode():
+        mix = NeighborMixture(Neighborhood.grid(2, 2), torch.ones(4, 2), torch.zeros(16))
+        assert field.expected_potential(mix).isfinite()
+    strength = torch.randn(3, 1)
+    logits = ising(grid_edges(2, 2), strength, torch.zeros(4)).local_logits(torch.ones(4, 2) / 2)
+    assert logits.shape == (3, 4, 2)
+
+
 def test_bad_input():
     edges, unary = grid_edges(2, 2), torch.zeros(4, 2)
     with pytest.raises(ValueError, match=r"edges must hold every pair .* once"):
@@ -224,7 +246,19 @@ def test_bad_input():
         random_field(0, 3, 2, batch=(2,)).sample()
     with pytest.raises(ValueError, match="image must have shape"):
         denoising(torch.zeros(4))
+    with pytest.raises(ValueError, match="field, must be floating-point"):
+        ising(edges, 0.7, torch.zeros(4, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"interaction must be torch\.float64"):
+        PairwiseMRF(edges, unary, torch.ones(1), torch.eye(2, dtype=torch.float))
     field = potts(edges, 1.0, unary)
+    with pytest.raises(ValueError, match="value must have shape"):
+        field.log_potential(torch.zeros(2, dtype=torch.long))
+    with pytest.raises(ValueError, match="mixture must have 4 nodes"):
+        field.expected_potential(
+            NeighborMixture(Neighborhood.grid(1, 2), torch.ones(2, 2), torch.zeros(4))
+        )
+    with pytest.raises(ValueError, match="num_steps must be at least 1"):
+        annealed_log_normalizer(field, torch.full((4, 2), 0.5), 0)
     with pytest.raises(ValueError, match="start must have shape"):
         annealed_log_normalizer(field, torch.full((3, 2), 0.5))
     with pytest.raises(ValueError, match="starts must have shape"):

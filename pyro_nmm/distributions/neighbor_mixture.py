@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
@@ -31,6 +32,7 @@ from pyro_nmm.pairwise import node_marginals, pair_marginals
 from pyro_nmm.particles import sequential_monte_carlo
 from pyro_nmm.posterior import Posterior, posterior_alpha
 from pyro_nmm.sampling import pick
+from pyro_nmm.tracking import untracked
 
 
 class NeighborMixture(GraphDistribution):
@@ -199,26 +201,28 @@ class NeighborMixture(GraphDistribution):
         :param int num_samples: draws of :math:`(y, c)`; ``"later"`` needs two for a baseline.
         :param str estimator: of the derivative.
         :param Tensor order: ``(N,)`` permutation of the node ids; every one gives a bound.
-            Default ascending: on images, tighter than random ones.
-        :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample; ``"later"`` and
-            the value alone :math:`O(E C)`.
+            Default ascending.
+        :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample, for ``"later"``
+            :math:`O(E C)`.
         """
         self._check_plain("entropy_bound")
         if estimator not in ESTIMATORS:
             raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        (alpha, logits), provenance = untracked(self.alpha, self.logits)
         rows, component = self.hood, None
         if order is not None:
             rows = _in_order(self.hood, order)
-        attention = rows.softmax(self.logits.index_select(-1, rows.edge))
+        attention = rows.softmax(logits.index_select(-1, rows.edge))
         if estimator == "later":
             component = self.hood.components().index_select(0, rows.nodes)
         with torch.no_grad():
             uniforms = torch.rand(num_samples, rows.num_rows, dtype=torch.double).to(rows.device)
             edges = pick(rows, attention.expand(num_samples, -1), uniforms)
-            labels = ChosenLabels(self.alpha, rows.source[edges], validate_args=False).sample()
-        return entropy_samples(rows, self.alpha, attention, edges, labels, component)
+            labels = ChosenLabels(alpha, rows.source[edges], validate_args=False).sample()
+        samples = entropy_samples(rows, alpha, attention, edges, labels, component)
+        return track_provenance(samples, provenance)
 
     @torch.no_grad()
     def log_likelihood(
@@ -354,8 +358,8 @@ class NeighborMixture(GraphDistribution):
 
 def _in_order(hood: Neighborhood, order: Tensor) -> Neighborhood:
     """The rows in an order, kept for a loop that asks for the same one at every step."""
+    rows = order_to_rows(hood, order)
     last = hood.memo.get("order")
-    if last is None or not torch.equal(last[0], order):
-        rows = hood.take(order_to_rows(hood, order))
-        last = hood.memo["order"] = order.clone(), rows
+    if last is None or not torch.equal(last[0], rows):
+        last = hood.memo["order"] = rows.clone(), hood.take(rows)
     return last[1]
