@@ -24,13 +24,46 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyro_nmm import backend
+from pyro_nmm.checks import order_to_rows
 from pyro_nmm.counts import Groups, indicator
 from pyro_nmm.credit import later_costs, others_mean
+from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.sampling import pick
 
 #: ``later`` is unbiased; ``horizon`` nearly so, with far less variance. See
 #: :meth:`NeighborMixture.entropy_bound`.
 ESTIMATORS = ("later", "horizon")
+
+
+def entropy_bound(
+    hood: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    num_samples: int,
+    estimator: str,
+    order: Tensor | None,
+) -> Tensor:
+    """``(num_samples,)``: see :meth:`NeighborMixture.entropy_bound`."""
+    rows = hood if order is None else _in_order(hood, order)
+    attention = rows.softmax(logits.index_select(-1, rows.edge))
+    component = None
+    if estimator == "later":
+        component = hood.components().index_select(0, rows.nodes)
+    with torch.no_grad():
+        uniforms = torch.rand(num_samples, rows.num_rows, dtype=torch.double, device=rows.device)
+        edges = pick(rows, attention.expand(num_samples, -1), uniforms)
+        labels = ChosenLabels(alpha, rows.source[edges], validate_args=False).sample()
+    return entropy_samples(rows, alpha, attention, edges, labels, component)
+
+
+def _in_order(hood: Neighborhood, order: Tensor) -> Neighborhood:
+    """The rows in an order, kept for a loop that asks for the same one at every step."""
+    rows = order_to_rows(hood, order)
+    last = hood.memo.get("order")
+    if last is None or not torch.equal(last[0], rows):
+        last = hood.memo["order"] = rows.clone(), hood.take(rows)
+    return last[1]
 
 
 def entropy_samples(

@@ -24,6 +24,31 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.posterior import posterior_alpha
 
 
+def log_likelihood(
+    hood: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    y: Tensor,
+    observed: Tensor,
+    given: Tensor | None,
+    num_particles: int,
+    num_stages: int | None,
+    order: Tensor | None,
+) -> Tensor:
+    """A number in double precision: see :meth:`NeighborMixture.log_likelihood`."""
+
+    def arranged(mask: Tensor) -> Tensor:
+        nodes = torch.randperm(hood.num_nodes, device=mask.device) if order is None else order
+        return nodes[mask[nodes]]
+
+    first = [] if given is None else list(arranged(given).split(64))
+    after = arranged(observed)
+    size = min(num_stages or math.ceil(len(after) / 64), len(after))
+    stages = [*first, *after.tensor_split(size)]
+    increments = sequential_monte_carlo(hood, alpha, logits, y, stages, num_particles)
+    return increments[len(first) :].sum()
+
+
 @torch.no_grad()
 def sequential_monte_carlo(
     hood: Neighborhood,

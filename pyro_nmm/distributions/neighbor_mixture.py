@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -26,12 +25,11 @@ from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
-from pyro_nmm.entropy import ESTIMATORS, entropy_samples
+from pyro_nmm.entropy import ESTIMATORS, entropy_bound
 from pyro_nmm.neighborhood import Neighborhood, check_mask
 from pyro_nmm.pairwise import node_marginals, pair_marginals
-from pyro_nmm.particles import sequential_monte_carlo
+from pyro_nmm.particles import log_likelihood
 from pyro_nmm.posterior import Posterior, posterior_alpha
-from pyro_nmm.sampling import pick
 from pyro_nmm.tracking import untracked
 
 
@@ -200,10 +198,8 @@ class NeighborMixture(GraphDistribution):
 
         :param int num_samples: draws of :math:`(y, c)`; ``"later"`` needs two for a baseline.
         :param str estimator: of the derivative.
-        :param Tensor order: ``(N,)`` permutation of the node ids; every one gives a bound.
-            Default ascending.
-        :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample, for ``"later"``
-            :math:`O(E C)`.
+        :param Tensor order: ``(N,)`` node ids; every order gives a bound. Default ascending.
+        :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample.
         """
         self._check_plain("entropy_bound")
         if estimator not in ESTIMATORS:
@@ -211,17 +207,7 @@ class NeighborMixture(GraphDistribution):
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         (alpha, logits), provenance = untracked(self.alpha, self.logits)
-        rows, component = self.hood, None
-        if order is not None:
-            rows = _in_order(self.hood, order)
-        attention = rows.softmax(logits.index_select(-1, rows.edge))
-        if estimator == "later":
-            component = self.hood.components().index_select(0, rows.nodes)
-        with torch.no_grad():
-            uniforms = torch.rand(num_samples, rows.num_rows, dtype=torch.double).to(rows.device)
-            edges = pick(rows, attention.expand(num_samples, -1), uniforms)
-            labels = ChosenLabels(alpha, rows.source[edges], validate_args=False).sample()
-        samples = entropy_samples(rows, alpha, attention, edges, labels, component)
+        samples = entropy_bound(self.hood, alpha, logits, num_samples, estimator, order)
         return track_provenance(samples, provenance)
 
     @torch.no_grad()
@@ -275,32 +261,20 @@ class NeighborMixture(GraphDistribution):
                 f"num_particles and num_stages must be at least 1, got {num_particles} and "
                 f"{num_stages}"
             )
-        if observed is None:
-            observed = torch.ones_like(y, dtype=torch.bool) if given is None else ~given
-        first, known = [], torch.zeros_like(observed)
         if given is not None:
             check_mask(given, self.hood, "given")
-            first, known = list(self._arranged(given, order).split(64)), given
-        after = self._arranged(observed, order)
-        if (observed & known).any():
-            node = (observed & known).nonzero()[0].item()
+        if observed is None:
+            observed = torch.ones_like(y, dtype=torch.bool) if given is None else ~given
+        check_mask(observed, self.hood)
+        if given is not None and (observed & given).any():
+            node = (observed & given).nonzero()[0].item()
             raise ValueError(f"observed and given must be disjoint, but both hold node {node}")
-        rows = self.hood.restrict(observed | known)
+        rows = self.hood.restrict(observed if given is None else observed | given)
         check_label_range(rows, y[rows.nodes], self.num_classes)
-        size = min(num_stages or math.ceil(len(after) / 64), len(after))
-        increments = sequential_monte_carlo(
-            self.hood, self.alpha, self.logits, y,
-            [*first, *after.tensor_split(size)], num_particles,
-        )  # fmt: skip
-        return increments[len(first) :].sum().to(self.alpha.dtype)
-
-    def _arranged(self, mask: Tensor, order: Tensor | None) -> Tensor:
-        check_mask(mask, self.hood)
-        if order is None:
-            order = torch.randperm(self.hood.num_nodes, device=mask.device)
-        else:
+        if order is not None:
             order_to_rows(self.hood, order)
-        return order[mask[order]]
+        arguments = y, observed, given, num_particles, num_stages, order
+        return log_likelihood(self.hood, self.alpha, self.logits, *arguments).to(self.alpha.dtype)
 
     def _check_plain(self, method: str) -> None:
         if self.batch_shape:
@@ -354,12 +328,3 @@ class NeighborMixture(GraphDistribution):
         alpha = posterior_alpha(self.alpha, choices, y[rows.nodes])
         mixture = NeighborMixture(self.hood, alpha, self.logits.detach(), validate_args=False)
         return Posterior(mixture, log_weights.log_softmax(0), rows, y)
-
-
-def _in_order(hood: Neighborhood, order: Tensor) -> Neighborhood:
-    """The rows in an order, kept for a loop that asks for the same one at every step."""
-    rows = order_to_rows(hood, order)
-    last = hood.memo.get("order")
-    if last is None or not torch.equal(last[0], rows):
-        last = hood.memo["order"] = rows.clone(), hood.take(rows)
-    return last[1]
