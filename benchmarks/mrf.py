@@ -27,8 +27,7 @@ from pathlib import Path
 import numpy as np
 import pyro
 import torch
-from scipy.sparse import coo_matrix, identity
-from scipy.sparse.linalg import splu
+from kac_ward import kac_ward
 from torch import Tensor
 
 from pyro_nmm import Neighborhood, NeighborMixture
@@ -48,34 +47,6 @@ sys.path.append(str(Path(__file__).parent.parent / "examples"))
 from letters import letters
 
 RESULTS = Path(__file__).parent / "results" / "mrf.jsonl"
-
-
-def kac_ward(height: int, width: int, coupling: float) -> float:
-    r"""
-    Exact :math:`\log Z` of the Ising model on a grid with open boundary and without field
-    (Kac and Ward 1952): :math:`2^N \prod_e \cosh J_e \sqrt{\det(1 - W)}`, where :math:`W` leads
-    from each directed edge to those that follow it, turning by an angle :math:`\varphi`, with
-    :math:`\tanh J \, e^{i \varphi / 2}`.
-    """
-    edges = grid_edges(height, width).numpy()
-    tail, head = np.concatenate([edges, edges[::-1]], 1)
-    step = head - tail
-    angle = np.select([step == 1, step == -1, step == width], [0, np.pi, np.pi / 2], -np.pi / 2)
-    if width == 1:
-        angle = np.where(step > 0, np.pi / 2, -np.pi / 2)
-    out = [[] for _ in range(height * width)]
-    for number, node in enumerate(tail):
-        out[node].append(number)
-    pairs = [(e, f) for e in range(len(tail)) for f in out[head[e]] if head[f] != tail[e]]
-    row, column = np.array(pairs, int).reshape(-1, 2).T
-    turn = (angle[column] - angle[row] + np.pi) % (2 * np.pi) - np.pi
-    weight = coo_matrix(
-        (np.tanh(coupling) * np.exp(0.5j * turn), (row, column)), shape=(len(tail), len(tail))
-    )
-    factors = splu((identity(len(tail), dtype=complex) - weight).tocsc())
-    log_det = np.log(np.abs(factors.U.diagonal())).sum()
-    size = height * width * np.log(2) + edges.shape[1] * np.log(np.cosh(coupling))
-    return float(size + log_det / 2)
 
 
 def loss(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_samples: int, chunk: int):
