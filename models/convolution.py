@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.ising import PairwiseMRF, grid_edges
+from pyro_nmm.models.ising import PairwiseMRF, coarseness, grid_edges
 
 
 class ConvolutionalNMM(nn.Module):
@@ -97,10 +97,8 @@ class ConvolutionalNMM(nn.Module):
         across = height * (width - 1)
         towards[0, :, :-1] = strength[:across].view(height, width - 1)
         towards[1, :-1] = strength[across:].view(height - 1, width)
-        odd = torch.arange(field.num_nodes, device=edges.device)
-        group = torch.stack([odd // width % 2, odd % width % 2]).view(2, *shape)
-        same, odd_row = group[0] == group[1], group[0] == 1
-        groups = torch.stack([same & ~odd_row, same & odd_row, ~same]).to(unary)
+        groups = nn.functional.one_hot(coarseness(*shape, edges.device), 3)
+        groups = groups.T.reshape(3, *shape).to(unary)
         return torch.cat([unary, towards, groups])[None], width
 
 

@@ -83,12 +83,18 @@ def _along(value: Tensor, dims: list[int], size: int) -> Tensor:
     return value.reshape(Size([*batch, *shape]))
 
 
-def _schedule(edges: Tensor, num_nodes: int) -> tuple[list[int], list[int]]:
-    """The place of every node in the order, and the place after which it may leave."""
+def adjacency(edges: Tensor, num_nodes: int) -> list[list[int]]:
+    """The neighbours of every node, of edges ``(2, P)`` that are listed in one direction."""
     neighbors: list[list[int]] = [[] for _ in range(num_nodes)]
     for i, j in edges.T.tolist():
         neighbors[i].append(j)
         neighbors[j].append(i)
+    return neighbors
+
+
+def _schedule(edges: Tensor, num_nodes: int) -> tuple[list[int], list[int]]:
+    """The place of every node in the order, and the place after which it may leave."""
+    neighbors = adjacency(edges, num_nodes)
     order = [-1] * num_nodes
     count = 0
     for root in sorted(range(num_nodes), key=lambda n: len(neighbors[n])):

@@ -13,7 +13,7 @@ from torch.distributions import constraints
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.distributions.batch import GraphDistribution
-from pyro_nmm.models.elimination import eliminate
+from pyro_nmm.models.elimination import adjacency, eliminate
 from pyro_nmm.pairwise import expected_interaction
 
 
@@ -89,9 +89,10 @@ class PairwiseMRF(GraphDistribution):
                 f"mixture must have {self.num_nodes} nodes and {self.num_classes} labels, as the "
                 f"field has, got {mixture.hood.num_nodes} and {mixture.num_classes}"
             )
-        single = (self.unary * mixture.marginals()).sum((-2, -1))
+        marginals = mixture.marginals()
+        single = (self.unary * marginals).sum((-2, -1))
         pair = expected_interaction(
-            mixture.hood, mixture.alpha, mixture.attention, self.edges, self.interaction
+            mixture.hood, mixture.alpha, mixture.attention, marginals, self.edges, self.interaction
         )
         return single + (self.strength * pair).sum(-1)
 
@@ -114,10 +115,7 @@ class PairwiseMRF(GraphDistribution):
 
     def colors(self) -> list[Tensor]:
         """Sets of nodes without an edge inside, which may be updated at once; greedily few."""
-        neighbors: list[list[int]] = [[] for _ in range(self.num_nodes)]
-        for i, j in self.edges.T.tolist():
-            neighbors[i].append(j)
-            neighbors[j].append(i)
+        neighbors = adjacency(self.edges, self.num_nodes)
         color = [-1] * self.num_nodes
         for node in range(self.num_nodes):
             taken = {color[n] for n in neighbors[node]}
@@ -179,8 +177,7 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
     :param Tensor field: ``(..., N)``, :math:`h`.
     """
     unary = torch.stack([-field, field], -1)
-    interaction = field.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
-    return PairwiseMRF(edges, unary, _strength(coupling, field), interaction)
+    return PairwiseMRF(edges, unary, _strength(coupling, field), _spins(field))
 
 
 def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF:
@@ -215,10 +212,9 @@ def denoising(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> Pairw
         raise ValueError(f"image must have shape (height, width), got {tuple(image.shape)}")
     levels = image.new_tensor([-1.0, 1.0])
     unary = torch.distributions.Normal(levels, sigma).log_prob(image.reshape(-1, 1))
-    interaction = image.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
     height, width = image.shape
     edges = grid_edges(height, width, image.device)
-    return PairwiseMRF(edges, unary, image.new_tensor([coupling]), interaction)
+    return PairwiseMRF(edges, unary, _strength(coupling, image), _spins(image))
 
 
 def grid_edges(height: int, width: int, device=None) -> Tensor:
@@ -244,10 +240,19 @@ def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
     >>> coarse_to_fine(3, 3)
     tensor([0, 2, 6, 8, 4, 1, 3, 5, 7])
     """
+    return torch.argsort(coarseness(height, width, device), stable=True)
+
+
+def coarseness(height: int, width: int, device=None) -> Tensor:
+    """``(N,)``: the group of every pixel, 0, 1 or 2, in :func:`coarse_to_fine`."""
     pixel = torch.arange(height * width, device=device)
     odd_row, odd_column = pixel // width % 2, pixel % width % 2
-    rank = torch.where(odd_row == odd_column, odd_row, 2)
-    return torch.argsort(rank, stable=True)
+    return torch.where(odd_row == odd_column, odd_row, 2)
+
+
+def _spins(like: Tensor) -> Tensor:
+    """The product of two spins, as a table of their labels."""
+    return like.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
 
 
 def _strength(coupling: Tensor | float, like: Tensor) -> Tensor:

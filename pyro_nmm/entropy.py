@@ -22,6 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.special import entr
 
 from pyro_nmm import backend
 from pyro_nmm.checks import order_to_rows
@@ -109,7 +110,7 @@ def entropy_samples(
     above, below = concentration + counts, concentration.sum(0) + counts.sum(1, keepdim=True)
     mean = above / below
     probs = rows.sum(attention * mean)
-    bound = _neg_xlogx(probs).sum((1, 2))
+    bound = entr(probs).sum((1, 2))
     joint = attention * mean
     if component is None:
         with torch.no_grad():
@@ -118,7 +119,7 @@ def entropy_samples(
         score = (joint * credit).sum((1, 2))
     else:
         with torch.no_grad():
-            costs = later_costs(component, _neg_xlogx(probs).sum(1))
+            costs = later_costs(component, entr(probs).sum(1))
             baseline = others_mean(costs, [0])
             costs = (costs if baseline is None else costs - baseline).to(probs)
         drawn = joint.gather(2, edges[:, None].expand(-1, len(classes), -1))
@@ -176,16 +177,11 @@ def _added(attention: Tensor, mean: Tensor, below: Tensor, probs: Tensor) -> Ten
     """``(B, C, E)``: the change of a row's entropy when its edge gets one more count of ``k``."""
     weight = attention / (below + 1)
     rest = (probs - weight * mean).clamp(min=0)
-    parts = _neg_xlogx(rest)
-    change = (parts - _neg_xlogx(probs)).sum(1, keepdim=True)
-    return change - parts + _neg_xlogx(rest + weight)
+    parts = entr(rest)
+    change = (parts - entr(probs)).sum(1, keepdim=True)
+    return change - parts + entr(rest + weight)
 
 
 def _over_edges(sums, values: Tensor) -> Tensor:
     """Sums over earlier or later edges of the same source, for each class."""
-    values = values.int() if values.dtype == torch.bool else values
     return sums(values.flatten(end_dim=1)).view_as(values)
-
-
-def _neg_xlogx(x: Tensor) -> Tensor:
-    return torch.special.entr(x)

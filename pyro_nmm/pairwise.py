@@ -55,7 +55,12 @@ def pair_marginals(hood: Neighborhood, alpha: Tensor, attention: Tensor, pairs: 
 
 
 def expected_interaction(
-    hood: Neighborhood, alpha: Tensor, attention: Tensor, pairs: Tensor, interaction: Tensor
+    hood: Neighborhood,
+    alpha: Tensor,
+    attention: Tensor,
+    marginals: Tensor,
+    pairs: Tensor,
+    interaction: Tensor,
 ) -> Tensor:
     r"""
     :math:`E[\phi(y_i, y_j)]` for every pair, without their tables:
@@ -65,11 +70,11 @@ def expected_interaction(
         u_i^\top \phi \, u_j + \sum_{m \in n(i) \cap n(j)} L_{im} L_{jm}
             \frac{\sum_a \phi_{aa} \mu_{ma} - \mu_m^\top \phi \, \mu_m}{A_m + 1}
 
+    :param Tensor marginals: ``(..., N, C)``, :math:`u` of :func:`node_marginals`.
     :param Tensor pairs: ``(2, P)`` node ids, two different nodes each.
     :param Tensor interaction: ``(C, C)``, :math:`\phi`.
     :return: ``(..., P)``. Cost: :math:`O(E C + N C^2)` and, for each pair, the smaller degree.
     """
-    marginals = node_marginals(hood, alpha, attention)
     first, second = (marginals.index_select(-2, nodes) for nodes in pairs)
     total = alpha.sum(-1)
     mean = alpha / total.unsqueeze(-1)

@@ -3,10 +3,17 @@
 
 """Graphs for the tests."""
 
+import itertools
+
 import networkx as nx
 import torch
 
 from pyro_nmm import Neighborhood
+
+
+def labellings(num_nodes, num_classes=2):
+    """``(C^N, N)``: every labelling of some nodes."""
+    return torch.tensor(list(itertools.product(range(num_classes), repeat=num_nodes)))
 
 
 def to_hood(graph, directed=False, generator=None):

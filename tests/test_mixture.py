@@ -3,13 +3,13 @@
 
 """The NMM as a variational family: the upper bound on the KL divergence, in both its forms."""
 
-import itertools
 import math
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from graphs import labellings
 from oracle import edge_lists, entropy_bound, of_hood
 from pyro import poutine
 from pyro.contrib.autoname import scope
@@ -26,10 +26,6 @@ from pyro_nmm.models import (
     ising,
     potts,
 )
-
-
-def labellings(num_nodes, num_classes=2):
-    return torch.tensor(list(itertools.product(range(num_classes), repeat=num_nodes)))
 
 
 def rows_of(height, width):

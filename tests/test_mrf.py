@@ -3,7 +3,6 @@
 
 """Markov random fields against sums over all labellings."""
 
-import itertools
 import math
 
 import networkx as nx
@@ -11,7 +10,7 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from graphs import parameters, to_hood
+from graphs import labellings, parameters, to_hood
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyro.ops.provenance import get_provenance, track_provenance
@@ -28,10 +27,6 @@ from pyro_nmm.models import (
     ising,
     potts,
 )
-
-
-def labellings(num_nodes, num_classes=2):
-    return torch.tensor(list(itertools.product(range(num_classes), repeat=num_nodes)))
 
 
 def random_field(seed, num_nodes, num_classes, batch=()):
