@@ -7,6 +7,7 @@ from pyro_nmm.guides.agreement import Agreement
 from pyro_nmm.guides.amortized import AmortizedNMM
 from pyro_nmm.guides.approximation import fit_mixture
 from pyro_nmm.guides.classification import fit_classifier, fit_nmm
+from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.mean_field import mean_field
 from pyro_nmm.guides.mixture import MixtureGuide, density
 from pyro_nmm.guides.ordered import ordered_guide
@@ -14,6 +15,7 @@ from pyro_nmm.guides.ordered import ordered_guide
 __all__ = [
     "Agreement",
     "AmortizedNMM",
+    "DGLFRMGuide",
     "MixtureGuide",
     "density",
     "fit_classifier",

@@ -13,7 +13,7 @@ from pyro.distributions import ImproperUniform
 from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
-from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
 from pyro_nmm.checks import order_to_rows
 from pyro_nmm.credit import others_mean
 from pyro_nmm.entropy import ESTIMATORS
@@ -80,6 +80,13 @@ class MixtureGuide(nn.Module):
         colors of a ``PairwiseMRF``, else one random order.
     :param str site: name of the program's labels, of event shape ``(N,)``.
     :param str name: of the network's parameters in Pyro's store.
+    :param family: ``(hood, parameters, logits)``, the network's output, to a distribution that
+        nodes take over from their neighbours: a ``NeighborMixture`` of labels, or a
+        :class:`~pyro_nmm.MembershipMixture`.
+    :param bool marginal: Whether choices are summed out, so that there is no site ``c``: for
+        families with a tractable density.
+    :param credit: ``(family, values, *inputs)``, with the values of the target's sites, to zero
+        with a derivative that is added to the bound's; for families whose samples lack theirs.
     """
 
     def __init__(
@@ -94,11 +101,15 @@ class MixtureGuide(nn.Module):
         order: Tensor | None = None,
         site: str = "y",
         name: str = "mixture",
+        family: Callable[[Neighborhood, Tensor, Tensor], Any] = NeighborMixture,
+        marginal: bool = False,
+        credit: Callable[..., Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.hood, self.network, self.target = hood, network, target
         self.closed_form = closed_form or isinstance(target, PairwiseMRF)
         self.estimator, self.num_samples, self.site = estimator, num_samples, site
+        self.family, self.marginal, self.credit = family, marginal, credit
         if estimator not in ESTIMATORS or num_samples < 1:
             raise ValueError(
                 f"estimator must be one of {ESTIMATORS} and num_samples at least 1, got "
@@ -120,43 +131,53 @@ class MixtureGuide(nn.Module):
 
     def guide(self, *inputs) -> Tensor | None:
         """Sites ``c`` and ``y``, or the factor ``entropy``."""
-        alpha, logits = self._handover.give(inputs)
+        parameters, logits = self._handover.give(inputs)
+        family = self.family(self.hood, parameters, logits)
         if self.closed_form:
-            mixture = NeighborMixture(self.hood, alpha, logits)
-            bound = mixture.entropy_bound(self.num_samples, self.estimator, self.order)
+            bound = family.entropy_bound(self.num_samples, self.estimator, self.order)
             pyro.factor("entropy", -bound.mean(), has_rsample=True)
             return None
+        if self.marginal:
+            return pyro.sample(self.site, family)
         c = pyro.sample("c", NeighborChoice(self.hood, logits))
-        return pyro.sample(self.site, ChosenLabels(alpha, c))
+        return pyro.sample(self.site, family.given(c))
 
     def model(self, *inputs) -> Any:
         """The target, with site ``c``; or with the factor ``energy``."""
-        alpha, logits = self._handover.take(inputs)
+        family = self.family(self.hood, *self._handover.take(inputs))
         if self.closed_form:
-            return self._energy(alpha, logits, inputs)
+            return self._energy(family, inputs)
         with poutine.trace() as tracer:
             result = self.target(*inputs)
+            if self.marginal:
+                return self._credited(result, family, tracer.trace, inputs)
             y = self._site(tracer.trace, self.site)["value"]
-            c = pyro.sample("c", OrderedConditional(self.hood, alpha, logits, y, order=self.order))
-        pyro.factor("baseline", self._baseline(tracer.trace, alpha, logits, c, y))
+            c = pyro.sample("c", family.choices(y, order=self.order))
+        pyro.factor("baseline", self._baseline(tracer.trace, family, c, y))
         return result
 
-    def mixture(self, *inputs) -> NeighborMixture:
+    def mixture(self, *inputs) -> Any:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
         with evaluation(self):
-            alpha, logits = self._handover.run(inputs)
-        return NeighborMixture(self.hood, alpha.detach(), logits.detach())
+            parameters, logits = self._handover.run(inputs)
+        return self.family(self.hood, parameters.detach(), logits.detach())
 
-    def _energy(self, alpha: Tensor, logits: Tensor, inputs: tuple) -> PairwiseMRF:
+    def _energy(self, mixture: NeighborMixture, inputs: tuple) -> PairwiseMRF:
         fixed = isinstance(self.target, PairwiseMRF)
         field = self.target if fixed else self.target(*inputs)
         if not isinstance(field, PairwiseMRF):
             raise TypeError(
                 f"with closed_form=True the target must return a PairwiseMRF, got {type(field)}"
             )
-        mixture = NeighborMixture(self.hood, alpha, logits)
         pyro.factor("energy", field.expected_potential(mixture))
         return field
+
+    def _credited(self, result: Any, family: Any, trace: poutine.Trace, inputs: tuple) -> Any:
+        if self.credit is not None and torch.is_grad_enabled():
+            values = {key.rpartition("/")[2]: node["value"] for key, node in trace.nodes.items()
+                      if node["type"] == "sample"}  # fmt: skip
+            pyro.factor("credit", self.credit(family, values, *inputs))
+        return result
 
     def _site(self, trace: poutine.Trace, name: str) -> Any:
         """The site of this name, with whatever prefix an outer scope gave it."""
@@ -169,9 +190,7 @@ class MixtureGuide(nn.Module):
             )
         return found[0]
 
-    def _baseline(
-        self, trace: poutine.Trace, alpha: Tensor, logits: Tensor, c: Tensor, y: Tensor
-    ) -> Tensor:
+    def _baseline(self, trace: poutine.Trace, family: Any, c: Tensor, y: Tensor) -> Tensor:
         """
         Zero, with the derivative that makes every vectorized particle's cost relative to the
         other ones': they do not depend on its draw.
@@ -180,21 +199,23 @@ class MixtureGuide(nn.Module):
         frames = {f.dim: f.name for f in site["cond_indep_stack"] if f.vectorized}
         dims = [dim for dim, name in frames.items() if name == "num_particles_vectorized"]
         if not dims or not torch.is_grad_enabled():
-            return alpha.new_zeros(())
-        (alpha, logits, c, y), _ = untracked(alpha, logits, c, y)
-        choice = NeighborChoice(self.hood, logits, validate_args=False)
-        score = choice.log_prob(c) + ChosenLabels(alpha, c, validate_args=False).log_prob(y)
+            return family.logits.new_zeros(())
+        (c, y), _ = untracked(c, y)
+        choice, given = NeighborChoice(self.hood, family.logits), family.given(c)
+        (choice_log_prob, label_log_prob), _ = untracked(choice.log_prob(c), given.log_prob(y))
+        log_prob = choice_log_prob + label_log_prob
+        score = choice_log_prob if given.has_rsample else log_prob
         with torch.no_grad():
             trace.compute_log_prob()
             sites = [s["log_prob"] for s in trace.nodes.values() if s["type"] == "sample"]
             # Costs come with their scales, scores without; a plate's elements have their own.
-            costs = -score * site["scale"]
+            costs = -log_prob * site["scale"]
             for log_prob in untracked(*sites)[0]:
                 outside = [d for d in range(-log_prob.dim(), 0) if d not in frames]
                 costs = costs + (log_prob.sum(outside, keepdim=True) if outside else log_prob)
             baseline = others_mean(costs, dims)
         if baseline is None:
-            return alpha.new_zeros(())
+            return family.logits.new_zeros(())
         # The factor is scaled like all other sites.
         return -(score - score.detach()) * baseline / site["scale"]
 

@@ -5,6 +5,8 @@
 
 from pyro_nmm.distributions import (
     ChosenLabels,
+    InnerProductGraph,
+    MembershipMixture,
     NeighborChoice,
     NeighborMixture,
     OrderedConditional,
@@ -16,6 +18,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ChosenLabels",
+    "InnerProductGraph",
+    "MembershipMixture",
     "NeighborChoice",
     "NeighborMixture",
     "Neighborhood",

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pyro_nmm.checks import check_label_range, order_to_rows
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.neighborhood import Neighborhood, check_mask
 from pyro_nmm.posterior import posterior_alpha
 
 
@@ -29,13 +30,25 @@ def log_likelihood(
     alpha: Tensor,
     logits: Tensor,
     y: Tensor,
-    observed: Tensor,
+    observed: Tensor | None,
     given: Tensor | None,
     num_particles: int,
     num_stages: int | None,
     order: Tensor | None,
 ) -> Tensor:
     """A number in double precision: see :meth:`NeighborMixture.log_likelihood`."""
+    if given is not None:
+        check_mask(given, hood, "given")
+    if observed is None:
+        observed = torch.ones_like(y, dtype=torch.bool) if given is None else ~given
+    check_mask(observed, hood)
+    if given is not None and (observed & given).any():
+        node = (observed & given).nonzero()[0].item()
+        raise ValueError(f"observed and given must be disjoint, but both hold node {node}")
+    rows = hood.restrict(observed if given is None else observed | given)
+    check_label_range(rows, y[rows.nodes], alpha.shape[-1])
+    if order is not None:
+        order_to_rows(hood, order)
 
     def arranged(mask: Tensor) -> Tensor:
         nodes = torch.randperm(hood.num_nodes, device=mask.device) if order is None else order

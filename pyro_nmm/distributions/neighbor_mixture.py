@@ -19,14 +19,13 @@ from pyro_nmm.checks import (
     check_nodes,
     check_shapes,
     check_values,
-    order_to_rows,
 )
 from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
 from pyro_nmm.entropy import ESTIMATORS, entropy_bound
-from pyro_nmm.neighborhood import Neighborhood, check_mask
+from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.pairwise import node_marginals, pair_marginals
 from pyro_nmm.particles import log_likelihood
 from pyro_nmm.posterior import Posterior, posterior_alpha
@@ -97,8 +96,18 @@ class NeighborMixture(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))[:-1]
-        choices = NeighborChoice(self.hood, self.logits).expand(shape).sample()
-        return ChosenLabels(self.alpha, choices).sample()
+        return self.given(NeighborChoice(self.hood, self.logits).expand(shape).sample()).sample()
+
+    def given(self, c: Tensor) -> ChosenLabels:
+        """:math:`p(y \\mid c)`, given choices ``(..., N)``."""
+        return ChosenLabels(self.alpha, c)
+
+    def choices(
+        self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
+    ) -> OrderedConditional:
+        """:math:`q(c \\mid y)`, which the bound is made of."""
+        arguments = self.hood, self.alpha, self.logits, y, observed, order
+        return OrderedConditional(*arguments, validate_args=self._validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""
@@ -168,9 +177,7 @@ class NeighborMixture(GraphDistribution):
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
         :return: ``(num_samples, ...)``.
         """
-        q = OrderedConditional(
-            self.hood, self.alpha, self.logits, y, observed, validate_args=self._validate_args
-        )
+        q = self.choices(y, observed)
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
         return q.log_labels(q.sample(Size([num_samples]))).sum(-1)
 
@@ -261,18 +268,6 @@ class NeighborMixture(GraphDistribution):
                 f"num_particles and num_stages must be at least 1, got {num_particles} and "
                 f"{num_stages}"
             )
-        if given is not None:
-            check_mask(given, self.hood, "given")
-        if observed is None:
-            observed = torch.ones_like(y, dtype=torch.bool) if given is None else ~given
-        check_mask(observed, self.hood)
-        if given is not None and (observed & given).any():
-            node = (observed & given).nonzero()[0].item()
-            raise ValueError(f"observed and given must be disjoint, but both hold node {node}")
-        rows = self.hood.restrict(observed if given is None else observed | given)
-        check_label_range(rows, y[rows.nodes], self.num_classes)
-        if order is not None:
-            order_to_rows(self.hood, order)
         arguments = y, observed, given, num_particles, num_stages, order
         return log_likelihood(self.hood, self.alpha, self.logits, *arguments).to(self.alpha.dtype)
 
@@ -312,7 +307,7 @@ class NeighborMixture(GraphDistribution):
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         if num_samples is not None:
-            q = OrderedConditional(self.hood, self.alpha, self.logits, y, observed)
+            q = self.choices(y, observed)
             choices = q.sample(Size([num_samples]))
             log_weights = self.alpha.new_zeros(num_samples)
             if weighted:

@@ -1,0 +1,200 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Communities of a graph by a deep latent feature model (Mehta, Carin and Rai, 2019), and the
+prediction of links that were hidden from it: with its original guide, and with an NMM over the
+memberships. By default, who meets whom in Les Misérables.
+
+    python examples/link_prediction.py --output output/links.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import networkx
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer import SVI, TraceMeanField_ELBO
+from pyro.optim import Adam
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import from_networkx, to_dense_adj
+from tqdm import tqdm
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import DGLFRMGuide
+from pyro_nmm.links import LinkSplit, identity, link_graph, link_split
+from pyro_nmm.models import DGLFRM
+
+COLORS = {"original": "#D55E00", "nmm": "#0072B2"}
+NAMES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}
+
+
+def load(args) -> tuple[Data, list[str]]:
+    """A graph, and the names of its nodes."""
+    if args.dataset == "lesmis":
+        graph = networkx.les_miserables_graph()
+        data = from_networkx(networkx.Graph(graph.edges))
+        data.x, data.has_features = identity(len(graph)), False
+        return data, list(networkx.Graph(graph.edges))
+    if args.dataset == "synthetic":
+        with torch.random.fork_rng():
+            pyro.set_rng_seed(0)
+            edge_index = DGLFRM(200, 8, concentration=3.0).model()
+        data = Data(x=identity(200), edge_index=edge_index, num_nodes=200, has_features=False)
+    else:
+        data = link_graph(args.dataset, args.data_root)
+    names = args.data_root and args.data_root / args.dataset / "authors.txt"
+    if names and names.exists():
+        return data, names.read_text().splitlines()
+    return data, [str(i) for i in range(data.num_nodes)]
+
+
+def build(args, data: Data, split: LinkSplit, guide: str) -> DGLFRMGuide:
+    target = DGLFRM(
+        data.num_nodes, args.num_communities, data.num_features * data.has_features,
+        hidden=(args.hidden, args.hidden // 2), concentration=args.concentration,
+    )  # fmt: skip
+    hood = None if guide == "original" else Neighborhood(split.train, data.num_nodes)
+    pair = DGLFRMGuide(
+        target, data.num_features, hood, hidden=args.hidden, dropout=args.dropout, gamma=args.gamma
+    )
+    return pair.to(args.device)
+
+
+def train(
+    pair: DGLFRMGuide,
+    split: LinkSplit,
+    x: Tensor,
+    num_steps: int,
+    lr: float = 0.01,
+    progress: Callable[[range], Iterable[int]] = iter,
+) -> list[float]:
+    """The loss of every step, in nats a pair of nodes."""
+    # Adam's own constant is meant for losses of order one.
+    model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
+    svi = SVI(model, guide, Adam({"lr": lr}), TraceMeanField_ELBO())
+    return [svi.step(split.train, x, split.held_out) for _ in progress(range(num_steps))]
+
+
+def evaluate(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, part: str = "test") -> dict:
+    """Area under the ROC curve and average precision of held-out links, in percent."""
+    true, false = getattr(split, part), getattr(split, part + "_false")
+    logits = pair.link_logits(torch.cat([true, false], 1), split.train, x).cpu()
+    labels = torch.arange(len(logits)) < true.shape[1]
+    return {
+        "AUC": 100 * roc_auc_score(labels, logits),
+        "AP": 100 * average_precision_score(labels, logits),
+    }
+
+
+def main(args) -> dict:
+    data, names = load(args)
+    data = data.to(args.device)
+    split = link_split(data.edge_index, data.num_nodes, args.seed)
+    result, pairs, curves = {}, {}, {}
+    for guide in args.guide:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(args.seed)
+        pairs[guide] = build(args, data, split, guide)
+        start = time.perf_counter()
+        curves[guide] = train(
+            pairs[guide], split, data.x, args.num_steps,
+            progress=lambda steps, name=NAMES[guide]: tqdm(steps, desc=name, unit="step"),
+        )  # fmt: skip
+        seconds = (time.perf_counter() - start) / args.num_steps
+        last = curves[guide][-len(curves[guide]) // 10 :]
+        result[guide] = evaluate(pairs[guide], split, data.x)
+        result[guide] |= {"loss": sum(last) / len(last), "s/step": seconds}
+    print(f"{'':12}" + "".join(f"{name:>10}" for name in result[guide]))
+    for guide, row in result.items():
+        values = zip(row.values(), (2, 2, 4, 4), strict=True)
+        print(f"{NAMES[guide]:12}" + "".join(f"{v:10.{digits}f}" for v, digits in values))
+    links, tested = data.num_edges // 2, split.test.shape[1]
+    print(f"{data.num_nodes} nodes, {links} links, {tested} of them for testing")
+    if args.output:
+        draw(args, data, names, split, pairs, curves)
+    return result
+
+
+def communities(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, num_samples: int = 20) -> Tensor:
+    """``(N, K)``: mean strength of every membership, :math:`b |r|`."""
+    pair.eval()
+    with torch.no_grad():
+        draws = [pair.guide(split.train, x).abs() for _ in range(num_samples)]
+    pair.train()
+    return torch.stack(draws).mean(0)
+
+
+def draw(args, data: Data, names: list[str], split: LinkSplit, pairs: dict, curves: dict) -> None:
+    matplotlib.use("Agg")
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(1, 3, figsize=(14, 5), layout="constrained")
+    strength = communities(list(pairs.values())[-1], split, data.x).cpu()
+    best = strength.argmax(-1)
+    size = torch.bincount(best, minlength=strength.shape[1])
+    # Large communities first, and their most central members first.
+    key = -size[best] * 1e3 + best - strength.max(-1).values / strength.max()
+    order = key.argsort()
+    matrix = to_dense_adj(data.edge_index.cpu(), max_num_nodes=data.num_nodes)[0]
+    axes[0].imshow(matrix[order][:, order], cmap="gray_r", interpolation="nearest")
+    edges = (best[order].diff() != 0).nonzero()[:, 0] + 0.5
+    for edge in edges[:20].tolist():
+        axes[0].axhline(edge, color="#E69F00", lw=0.6)
+        axes[0].axvline(edge, color="#E69F00", lw=0.6)
+    axes[0].set(title="Links, nodes sorted by inferred community", xlabel="node", ylabel="node")
+    for guide, curve in curves.items():
+        smooth = -torch.tensor(curve).unfold(0, min(20, len(curve)), 1).mean(-1)
+        axes[1].plot(range(len(curve) - len(smooth), len(curve)), smooth, label=NAMES[guide],
+                     color=COLORS[guide])  # fmt: skip
+    axes[1].set(title="Evidence lower bound, mean of 20 steps", xlabel="step",
+                ylabel="nats a pair of nodes")  # fmt: skip
+    axes[1].legend(frameon=False, loc="lower right")
+    low = -torch.tensor(list(curves.values())).quantile(0.9).item()
+    axes[1].set_ylim(bottom=low)
+    axes[2].axis("off")
+    axes[2].set_title("Largest communities: members, most central first")
+    top = 1.0
+    for community in size.argsort(descending=True)[:6].tolist():
+        members = [i for i in order.tolist() if best[i] == community][:9]
+        text = ", ".join(names[i] for i in members)
+        more = f" and {int(size[community]) - len(members)} more" * (size[community] > len(members))
+        axes[2].text(0, top, text + more, va="top", wrap=True, transform=axes[2].transAxes)
+        top -= 0.165
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.output, dpi=150)
+    plt.close(figure)
+    print(f"picture: {args.output}")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dataset", default="lesmis", choices=["lesmis", "synthetic", "nips12",
+                        "yeast", "cora", "citeseer", "pubmed"])  # fmt: skip
+    parser.add_argument("--guide", nargs="+", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--num-communities", type=int, default=20)
+    parser.add_argument("--concentration", type=float, default=5.0)
+    parser.add_argument("--gamma", type=float, default=0.0, help="where self-attention starts")
+    parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--dropout", type=float, default=0.5)
+    parser.add_argument("--num-steps", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--output", type=Path, default=Path("output/links.png"))
+    return parser
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())

@@ -1,0 +1,193 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import pyro
+import torch
+from pyro.distributions import Bernoulli, Beta, Normal
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pyro_nmm import InnerProductGraph
+from pyro_nmm.distributions.membership_mixture import RelaxedLogits
+from pyro_nmm.sticks import stick_logits
+
+
+class DGLFRM(nn.Module):
+    r"""
+    The deep generative latent feature relational model (Mehta, Carin and Rai, 2019,
+    "Stochastic Blockmodels meet Graph Neural Networks", ICML), a Pyro program for graphs whose
+    nodes are members of communities:
+
+    .. math::
+
+        v_{ik} &\sim \mathrm{Beta}(a, 1), \quad \pi_{ik} = \prod_{m \le k} v_{im}, \quad
+        b_{ik} \sim \mathrm{Bernoulli}(\pi_{ik}), \quad r_{ik} \sim \mathrm{Normal}(0, 1) \\
+        f_i &= \mathrm{MLP}(b_i \odot r_i), \quad
+        A_{ij} \sim \mathrm{Bernoulli}(\sigma(f_i^\top f_j)), \quad
+        X_i \sim \mathrm{Bernoulli}(\sigma(W (b_i \odot r_i) + w))
+
+    =========  ===========  ==============================================================
+    site       event shape  what it is
+    =========  ===========  ==============================================================
+    ``v``      ``(N, K)``   shares of the sticks
+    ``s``      ``(N, K)``   memberships, relaxed at ``temperature``, :math:`b = \sigma(s)`
+    ``r``      ``(N, K)``   strengths of memberships
+    ``x``      ``(N, F)``   features, zeros and ones, if the model has them
+    ``edges``  a graph      ``edge_index``, see :class:`~pyro_nmm.InnerProductGraph`
+    =========  ===========  ==============================================================
+
+    Without data it samples graphs from the prior:
+
+    >>> target = DGLFRM(num_nodes=6, num_communities=4)
+    >>> target.model().shape[0]  # an edge_index
+    2
+
+    With data, edges weigh as much as other pairs, ones of the features as much as zeros, and the
+    features as much as the graph: the authors' objective, times :math:`N^2`. ``balanced=False``
+    gives the model's own density. Cost: :math:`O(N^2)` time, :math:`O(N (K + F))` memory.
+
+    :param int num_nodes: ``N``.
+    :param int num_communities: ``K``, at most; the sticks switch off what is not needed.
+    :param int num_features: ``F``, or 0 where features are not modelled.
+    :param tuple hidden: widths of the MLP's hidden layer and of :math:`f`.
+    :param float concentration: :math:`a`, of the order of a node's number of communities.
+    :param float temperature: of the relaxed prior of ``s``.
+    :param bool balanced: see above.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_communities: int = 50,
+        num_features: int = 0,
+        *,
+        hidden: tuple[int, int] = (32, 16),
+        concentration: float = 10.0,
+        temperature: float = 0.5,
+        balanced: bool = True,
+    ) -> None:
+        super().__init__()
+        if not min(concentration, temperature) > 0:
+            raise ValueError(
+                f"concentration and temperature must be positive, got {concentration} and "
+                f"{temperature}"
+            )
+        self.num_nodes, self.num_communities = num_nodes, num_communities
+        self.num_features, self.balanced = num_features, balanced
+        self.concentration, self.temperature = concentration, temperature
+        first, second = nn.Linear(num_communities, hidden[0]), nn.Linear(*hidden)
+        self.decoder = nn.Sequential(first, nn.LeakyReLU(0.2), second)
+        self.features = nn.Linear(num_communities, num_features) if num_features else None
+        for layer in filter(None, (first, second, self.features)):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def model(
+        self,
+        edge_index: Tensor | None = None,
+        x: Tensor | None = None,
+        held_out: Tensor | None = None,
+    ) -> Tensor:
+        """
+        :param Tensor edge_index: ``(2, num_edges)``, both directions of every edge.
+        :param Tensor x: ``(N, F)`` zeros and ones, dense or ``torch.sparse_csr``.
+        :param Tensor held_out: ``(2, P)`` pairs that are not looked at.
+        :return: the edges.
+        """
+        pyro.module("dglfrm", self)
+        return self.given(self.sticks(), edge_index, x, held_out)
+
+    def sticks(self) -> Tensor:
+        """Site ``v``."""
+        concentration, one = self._numbers(self.concentration, 1.0)
+        return pyro.sample("v", Beta(concentration, one).expand(self.shape).to_event(2))
+
+    def given(
+        self,
+        v: Tensor,
+        edge_index: Tensor | None = None,
+        x: Tensor | None = None,
+        held_out: Tensor | None = None,
+    ) -> Tensor:
+        """What depends on the sticks: sites ``s``, ``r``, ``x`` and ``edges``."""
+        s = pyro.sample("s", self._prior(v).to_event(2))
+        zero, one = self._numbers(0.0, 1.0)
+        r = pyro.sample("r", Normal(zero, one).expand(self.shape).to_event(2))
+        members = s.sigmoid() * r
+        if self.features is not None and x is not None and self.balanced:
+            pyro.factor("x", self._feature_log_prob(members, x).sum(-1))
+        elif self.features is not None:
+            obs = x if x is None else _dense(x)
+            pyro.sample("x", Bernoulli(logits=self.features(members)).to_event(2), obs=obs)
+        return pyro.sample("edges", self._graph(members, edge_index, held_out), obs=edge_index)
+
+    @torch.no_grad()
+    def swaps(
+        self, v: Tensor, s: Tensor, r: Tensor, others: Tensor, edge_index: Tensor,
+        x: Tensor | None = None, held_out: Tensor | None = None, num_columns: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """
+        What every node alone would change: the log-density of :meth:`given` with the node's
+        row of ``others``, ``(N, K)``, in place of its row of ``s``, minus that with ``s``.
+
+        :param int num_columns: see :meth:`~pyro_nmm.InnerProductGraph.swaps`.
+        :return: ``(N,)``.
+        """
+        prior = self._prior(v)
+        members, swapped = s.sigmoid() * r, others.sigmoid() * r
+        graph = self._graph(members, edge_index, held_out)
+        change = graph.swaps(edge_index, self.decoder(swapped), num_columns)
+        change = change + (prior.log_prob(others) - prior.log_prob(s)).sum(-1)
+        if self.features is not None and x is not None:
+            before, after = (self._feature_log_prob(m, x) for m in (members, swapped))
+            change = change + after - before
+        return change
+
+    def link_logits(self, members: Tensor, pairs: Tensor) -> Tensor:
+        """
+        ``(..., P)``: log-odds of edges.
+
+        :param Tensor members: ``(..., N, K)``, :math:`b \\odot r`.
+        :param Tensor pairs: ``(2, P)``.
+        """
+        return InnerProductGraph(self.decoder(members)).pair_logits(pairs)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(N, K)``."""
+        return self.num_nodes, self.num_communities
+
+    def _prior(self, v: Tensor) -> RelaxedLogits:
+        (temperature,) = self._numbers(self.temperature)
+        return RelaxedLogits(temperature, logits=stick_logits(v))
+
+    def _graph(
+        self, members: Tensor, edge_index: Tensor | None, held_out: Tensor | None
+    ) -> InnerProductGraph:
+        weight = 1.0
+        if self.balanced and edge_index is not None:
+            weight = InnerProductGraph.balance(edge_index, self.num_nodes, loops=True)
+        return InnerProductGraph(self.decoder(members), weight, held_out, loops=self.balanced)
+
+    def _feature_log_prob(self, members: Tensor, x: Tensor) -> Tensor:
+        """``(..., N)``: of every node's features, weighted if ``balanced``."""
+        assert self.features is not None
+        logits, x = self.features(members), _dense(x)
+        if not self.balanced:
+            return Bernoulli(logits=logits).log_prob(x).sum(-1)
+        ones = x.sum()
+        loss = F.binary_cross_entropy_with_logits(
+            logits, x.expand_as(logits), pos_weight=(x.numel() - ones) / ones, reduction="none"
+        )
+        return -loss.sum(-1) * self.num_nodes / self.num_features
+
+    def _numbers(self, *numbers: float) -> tuple[Tensor, ...]:
+        """On the parameters' device, of their dtype."""
+        parameter = next(self.parameters())
+        return tuple(parameter.new_tensor(number) for number in numbers)
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.layout == torch.strided else x.to_dense()

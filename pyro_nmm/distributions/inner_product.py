@@ -1,0 +1,214 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Size, Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributions import constraints
+from torch.nn import functional as F
+
+from pyro_nmm.distributions.batch import GraphDistribution, flatten
+
+#: Numbers of a block of the matrix of all pairs: it stays in the cache.
+BLOCK = 2**20
+
+
+class InnerProductGraph(GraphDistribution):
+    r"""
+    A random undirected graph whose edges are independent given a vector for every node.
+
+    .. math::
+
+        A_{ij} \sim \mathrm{Bernoulli}\big(\sigma(f_i^\top f_j)\big), \qquad i < j, \qquad
+        \log p(A) = \sum_{i < j} w A_{ij} \log \sigma(f_i^\top f_j)
+                    + (1 - A_{ij}) \log \sigma(-f_i^\top f_j)
+
+    A sample is a graph, as PyG has it: an ``edge_index`` of shape ``(2, num_edges)`` with both
+    directions of every edge. With :math:`w = 1` the density is exact; sparse graphs are often
+    fitted with the weight that makes edges and other pairs count alike, :meth:`balance`, as Kipf
+    and Welling (2016, "Variational Graph Auto-Encoders") do. ``loops`` counts each node's pair
+    with itself as half an edge of that likelihood, as they do too.
+
+    >>> graph = InnerProductGraph(torch.ones(3, 2))
+    >>> edge_index = torch.tensor([[0, 1], [1, 0]])
+    >>> graph.log_prob(edge_index)  # log s(2) + 2 log s(-2)
+    tensor(-4.3808)
+    >>> graph.sample().shape[0]
+    2
+
+    All pairs are summed, in blocks: :math:`O(N^2 D)` time and :math:`O(N D)` memory, also for the
+    gradient, which is computed along with the value.
+
+    :param Tensor factors: ``(..., N, D)``, :math:`f`.
+    :param float weight: :math:`w`, of edges.
+    :param Tensor held_out: ``(2, P)`` pairs that the density leaves out, edges or not, in any
+        direction.
+    :param bool loops: Whether nodes' pairs with themselves count, as edges.
+    """
+
+    def __init__(
+        self,
+        factors: Tensor,
+        weight: float = 1.0,
+        held_out: Tensor | None = None,
+        *,
+        loops: bool = False,
+        validate_args=None,
+    ) -> None:
+        if factors.dim() < 2:
+            raise ValueError(f"factors must have shape (..., N, D), got {tuple(factors.shape)}")
+        if not weight > 0:
+            raise ValueError(f"weight must be positive, got {weight}")
+        self.factors, self.weight, self.loops = factors, weight, loops
+        self.num_nodes = factors.shape[-2]
+        # Graphs differ in their number of edges, which no event shape can tell.
+        super().__init__(factors.shape[:-2], Size([2, 0]), validate_args=validate_args)
+        self.held_out = None
+        if held_out is not None:
+            self._check(held_out, "held_out")
+            self.held_out = held_out.sort(0).values.unique(dim=1)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=2)
+    def support(self):
+        nodes = constraints.integer_interval(0, self.num_nodes - 1)
+        return constraints.independent(nodes, 2)
+
+    @staticmethod
+    def balance(edge_index: Tensor, num_nodes: int, loops: bool = False) -> float:
+        """The weight with which edges and other pairs count alike."""
+        edges = edge_index.shape[1] + loops * num_nodes
+        if not 0 < edges < num_nodes**2:
+            raise ValueError(f"edge_index must hold some but not all pairs, got {edges} entries")
+        return (num_nodes**2 - edges) / edges
+
+    def pair_logits(self, pairs: Tensor) -> Tensor:
+        """``(..., P)``: log-odds of an edge for every pair of ``(2, P)``."""
+        return torch.mul(*(self.factors.index_select(-2, nodes) for nodes in pairs)).sum(-1)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """One graph; graphs differ in their number of edges, so several are no tensor."""
+        if self._extended_shape(Size(sample_shape))[:-2].numel() != 1:
+            raise NotImplementedError(
+                "graphs of a batch differ in their number of edges: sample them one by one"
+            )
+        factors = self.factors.reshape(-1, *self.factors.shape[-2:])[0]
+        found = []
+        for start, rows, columns in _blocks(factors):
+            probs = (rows @ columns.T).sigmoid()
+            found.append(torch.bernoulli(probs).triu(1).nonzero().T + start)
+        pairs = torch.cat(found, 1)
+        return torch.cat([pairs, pairs.flip(0)], 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """
+        :param Tensor value: ``(2, num_edges)``, both directions of every edge; loops are ignored.
+        """
+        self._check(value, "edge_index")
+        edges = value[:, value[0] < value[1]]
+        if 2 * edges.shape[1] != int((value[0] != value[1]).sum()):
+            raise ValueError(
+                "edge_index must hold both directions of every edge: use PyG's to_undirected"
+            )
+        if self.held_out is not None:
+            edges = edges[:, ~torch.isin(self._number(edges), self._number(self.held_out))]
+        x = self.pair_logits(edges)
+        flat = flatten(self.factors, self.factors.shape[:-2], 2)
+        pairs = torch.stack([_AllPairs.apply(f) for f in flat]).view(self.factors.shape[:-2])
+        own = self.factors.square().sum(-1)
+        loops = F.softplus(own)
+        if self.loops:
+            loops = loops + self.weight * F.logsigmoid(own)
+        log_prob = (self.weight * F.logsigmoid(x) + F.softplus(x)).sum(-1) - pairs
+        if self.held_out is not None:
+            log_prob = log_prob + F.softplus(self.pair_logits(self.held_out)).sum(-1)
+        return log_prob + 0.5 * loops.sum(-1)
+
+    @torch.no_grad()
+    def swaps(self, value: Tensor, others: Tensor, num_columns: int | None = None) -> Tensor:
+        r"""
+        What every node alone would change: ``log_prob(value)`` with :math:`f_i` replaced by
+        another vector :math:`g_i`, minus ``log_prob(value)``. Without gradient.
+
+        :param Tensor others: ``(N, D)``, :math:`g`.
+        :param int num_columns: estimates it from that many random nodes' pairs and all edges,
+            without bias, at :math:`O(N D)` each. Default all.
+        :return: ``(N,)``.
+        """
+        columns, scale = torch.arange(self.num_nodes, device=value.device), 1.0
+        if num_columns is not None and num_columns < self.num_nodes:
+            columns = torch.randperm(self.num_nodes, device=value.device)[:num_columns]
+            scale = self.num_nodes / num_columns
+        edges = value[:, value[0] != value[1]]
+        held_out = self.held_out
+        if held_out is not None:
+            held_out = torch.cat([held_out, held_out.flip(0)], 1)
+            edges = edges[:, ~torch.isin(self._number(edges), self._number(held_out))]
+        result = []
+        for own in (self.factors, others):
+            total = torch.zeros_like(own[:, 0])
+            chosen = self.factors[columns]
+            size = max(1, BLOCK // len(columns))
+            for rows, part in zip(own.split(size), total.split(size), strict=True):
+                part -= scale * F.softplus(rows @ chosen.T).sum(1)
+            total[columns] += scale * F.softplus((own[columns] * chosen).sum(1))
+            x = (own.index_select(0, edges[0]) * self.factors.index_select(0, edges[1])).sum(1)
+            total.index_add_(0, edges[0], self.weight * F.logsigmoid(x) + F.softplus(x))
+            if held_out is not None:
+                x = (
+                    own.index_select(0, held_out[0]) * self.factors.index_select(0, held_out[1])
+                ).sum(1)
+                total.index_add_(0, held_out[0], F.softplus(x))
+            if self.loops:
+                total += 0.5 * self.weight * F.logsigmoid(own.square().sum(1))
+            result.append(total)
+        return result[1] - result[0]
+
+    def _number(self, pairs: Tensor) -> Tensor:
+        return pairs[0] * self.num_nodes + pairs[1]
+
+    def _check(self, pairs: Tensor, name: str) -> None:
+        if pairs.dim() != 2 or len(pairs) != 2:
+            raise ValueError(f"{name} must have shape (2, P), got {tuple(pairs.shape)}")
+        if self._validate_args and pairs.numel():
+            low, high = pairs.aminmax()
+            if low < 0 or high >= self.num_nodes:
+                raise ValueError(f"{name} must hold node ids in 0..{self.num_nodes - 1}")
+
+
+def _blocks(factors: Tensor):
+    """Rows of all pairs i <= j: the first node, those rows and the columns from there on."""
+    size = max(1, BLOCK // len(factors))
+    for start in range(0, len(factors), size):
+        yield start, factors[start : start + size], factors[start:]
+
+
+class _AllPairs(torch.autograd.Function):
+    r""":math:`\sum_{i < j} \log(1 + e^{f_i^\top f_j}) + \frac12 \sum_i` of the same with i = j."""
+
+    @staticmethod
+    def forward(ctx, factors: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.double, device=factors.device)
+        grad = torch.zeros_like(factors)
+        for start, rows, columns in _blocks(factors):
+            x = rows @ columns.T
+            part = F.softplus(x)
+            # Pairs within the block stand there twice.
+            part[:, : len(rows)] *= 0.5
+            total += part.sum(dtype=torch.double)
+            x.sigmoid_()
+            x[:, : len(rows)] *= 0.5
+            grad[start : start + len(rows)] += x @ columns
+            grad[start:] += x.T @ rows
+        ctx.save_for_backward(grad)
+        return total.to(factors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream: Tensor):
+        (grad,) = ctx.saved_tensors
+        return upstream * grad

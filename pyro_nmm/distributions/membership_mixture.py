@@ -1,0 +1,199 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from pyro.distributions import Independent
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.ops.provenance import track_provenance
+from torch import Size, Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributions import constraints
+from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
+from torch.nn import functional as F
+
+from pyro_nmm.checks import check_shapes, check_values
+from pyro_nmm.distributions.batch import GraphDistribution
+from pyro_nmm.distributions.neighbor_choice import NeighborChoice
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.tracking import untracked
+
+#: How a sample's derivative follows the attention.
+ESTIMATORS = ("pathwise", "linear", "detached")
+
+
+class RelaxedLogits(LogitRelaxedBernoulli, TorchDistributionMixin):
+    """PyTorch's log-odds of relaxed Bernoulli variables, for Pyro."""
+
+    has_rsample = True  # which PyTorch forgot to say
+
+
+class MembershipMixture(GraphDistribution):
+    r"""
+    Relaxed binary vectors of nodes, each drawn with the log-odds of a chosen neighbour.
+
+    .. math::
+
+        c_i \sim \mathrm{Categorical}(L_i), \qquad
+        s_{ik} \sim \mathrm{Logistic}(\lambda_{c_i k} / \tau, 1 / \tau), \qquad
+        b_{ik} = \sigma(s_{ik})
+
+    the concrete relaxation, at temperature :math:`\tau`, of :math:`b_{ik} \sim
+    \mathrm{Bernoulli}(\sigma(\lambda_{c_i k}))`: rounded, :math:`b` has exactly that
+    distribution. Samples are the log-odds :math:`s`, of event shape ``(N, K)``. Given
+    :math:`\lambda`, nodes are independent and the sum over choices is tractable:
+
+    .. math::
+
+        \log p(s) = \sum_i \log \sum_{j \in n(i)} L_{ij}
+            \prod_k \mathrm{Logistic}(s_{ik}; \lambda_{jk} / \tau, 1 / \tau)
+
+    **Gradient.** Samples carry derivatives, so no score is needed. Those towards
+    :math:`\lambda` are exact: each neighbour moves a sample by its posterior share of it. Those
+    towards the attention are, with ``estimator="pathwise"``, a flow of probability from one
+    component to another one: unbiased, but its variance grows with every dimension in which
+    neighbours differ, so that it serves for a few communities alone. ``"linear"`` takes the loss
+    to be linear between neighbours, :math:`\partial s_i / \partial L_{ij} = \lambda_j / \tau`:
+    biased, but of little variance. ``"detached"`` leaves them out, for callers that add them.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    >>> mixture = MembershipMixture(hood, torch.randn(2, 5), torch.zeros(hood.num_edges))
+    >>> s = mixture.rsample()
+    >>> s.shape, mixture.log_prob(s).shape
+    (torch.Size([2, 5]), torch.Size([]))
+
+    Cost: :math:`O(E K)` a sample, a ``log_prob`` and a gradient.
+
+    :param Neighborhood hood: The neighbourhoods.
+    :param Tensor log_odds: ``(..., N, K)``, :math:`\lambda`.
+    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
+    :param float temperature: :math:`\tau`.
+    :param str estimator: of the derivative towards the attention.
+    """
+
+    has_rsample = True
+    support = constraints.independent(constraints.real, 2)
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        log_odds: Tensor,
+        logits: Tensor,
+        temperature: float = 1.0,
+        estimator: str = "linear",
+        *,
+        validate_args=None,
+    ) -> None:
+        check_shapes(hood, None, logits)
+        if log_odds.dim() < 2 or log_odds.shape[-2] != hood.num_nodes:
+            raise ValueError(
+                f"log_odds must have shape (..., {hood.num_nodes}, K), one row per node, got "
+                f"{tuple(log_odds.shape)}"
+            )
+        if not temperature > 0 or estimator not in ESTIMATORS:
+            raise ValueError(
+                f"temperature must be positive and estimator one of {ESTIMATORS}, got "
+                f"{temperature} and {estimator!r}"
+            )
+        self.hood, self.log_odds, self.logits = hood, log_odds, logits
+        self.temperature, self.estimator = temperature, estimator
+        batch_shape = torch.broadcast_shapes(log_odds.shape[:-2], logits.shape[:-1])
+        event_shape = Size([hood.num_rows, log_odds.shape[-1]])
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+        if self._validate_args:
+            check_values(None, logits, hood)
+
+    def given(self, c: Tensor) -> Independent:
+        """The distribution of ``s`` given choices ``(..., N)``."""
+        batch = torch.broadcast_shapes(self.log_odds.shape[:-2], c.shape[:-1])
+        index = c[..., None].expand(*batch, -1, self.log_odds.shape[-1])
+        chosen = self.log_odds.expand(*batch, -1, -1).gather(-2, index)
+        return RelaxedLogits(chosen.new_tensor(self.temperature), logits=chosen).to_event(2)
+
+    def choices(self, value: Tensor, order: Tensor | None = None) -> NeighborChoice:
+        """The choices given ``s``: independent, so that there is no need for an ``order``."""
+        scores = self.logits + self._log_densities(value, self.log_odds).sum(-1)
+        return NeighborChoice(self.hood, scores, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        return self.node_log_prob(value).sum(-1)
+
+    def node_log_prob(self, value: Tensor) -> Tensor:
+        """``(..., N)``: the log-density of every node's vector."""
+        (log_odds, logits, value), provenance = untracked(self.log_odds, self.logits, value)
+        log_joint = self.hood.log_softmax(logits) + self._log_densities(value, log_odds).sum(-1)
+        # p(s_i) = p(c_i, s_i) / p(c_i | s_i), whatever the choice: the first.
+        log_prob = log_joint - self.hood.log_softmax(log_joint)
+        return track_provenance(log_prob.index_select(-1, self.hood.ptr[:-1]), provenance)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        batch = self._extended_shape(Size(sample_shape))[:-2]
+        with torch.no_grad():
+            choice = NeighborChoice(self.hood, self.logits, validate_args=False)
+            value = self.given(choice.expand(batch).sample()).sample()
+        log_odds = self.log_odds.expand(*batch, -1, -1)
+        attention = self.hood.softmax(self.logits).expand(*batch, -1)
+        return _Moving.apply(value, log_odds, attention, self)
+
+    def _log_densities(self, value: Tensor, log_odds: Tensor) -> Tensor:
+        """``(..., E, K)``: of each row's vector under each of its neighbours' log-odds."""
+        own = self.temperature * value
+        return self._log_density(self._gap(log_odds, own))
+
+    def _gap(self, log_odds: Tensor, own: Tensor) -> Tensor:
+        """``(..., E, K)``: the neighbour's minus the node's own."""
+        hood = self.hood
+        return log_odds.index_select(-2, hood.source) - own.index_select(-2, hood.row)
+
+    def _log_density(self, gap: Tensor) -> Tensor:
+        return gap - 2 * F.softplus(gap) + math.log(self.temperature)
+
+
+class _Moving(torch.autograd.Function):
+    """
+    The samples, with derivatives of a flow that moves them as the mixture changes: a field ``v``
+    with ``dq + div(q v) = 0`` (Jankowiak and Obermeyer, 2018, "Pathwise Derivatives Beyond the
+    Reparameterization Trick").
+    """
+
+    @staticmethod
+    def forward(ctx, value: Tensor, log_odds: Tensor, attention: Tensor, mixture) -> Tensor:
+        ctx.mixture = mixture
+        ctx.save_for_backward(value, log_odds, attention)
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream: Tensor):
+        value, log_odds, attention = ctx.saved_tensors
+        mixture, hood = ctx.mixture, ctx.mixture.hood
+        upstream = upstream / mixture.temperature
+        g = upstream.index_select(-2, hood.row)
+        gap = mixture._gap(log_odds, mixture.temperature * value)
+        terms = mixture._log_density(gap)
+        log_joint = attention.log() + terms.sum(-1)
+        log_posterior = hood.log_softmax(log_joint)
+        grad_odds = torch.zeros_like(log_odds)
+        grad_odds.index_add_(-2, hood.source, log_posterior.exp()[..., None] * g)
+        if mixture.estimator == "detached":
+            return None, grad_odds, None, None
+        if mixture.estimator == "linear":
+            moved = log_odds.index_select(-2, hood.source)
+        else:
+            # Weight goes from a component to one at the mean log-odds, dimension by dimension:
+            # those before k have gone already, those after have not.
+            mean = hood.sum((attention[..., None] * log_odds.index_select(-2, hood.source)).mT).mT
+            mean_gap = (mean - mixture.temperature * value).index_select(-2, hood.row)
+            before = mixture._log_density(mean_gap)
+            before = before.cumsum(-1) - before
+            after = terms.flip(-1).cumsum(-1).flip(-1) - terms
+            ratio = before + after - (log_joint - log_posterior)[..., None]
+            change = mean_gap.neg().sigmoid() - gap.neg().sigmoid()
+            moved = mixture.temperature * ratio.clamp(max=80).exp() * change
+        return None, grad_odds, (moved * g).sum(-1), None

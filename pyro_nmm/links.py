@@ -1,0 +1,127 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Data sets and splits for link prediction."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pyro.util import get_rng_state, set_rng_seed, set_rng_state
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.transforms import RandomLinkSplit
+from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
+
+from pyro_nmm.data import PLANETOID, planetoid
+
+
+class LinkSplit(NamedTuple):
+    """
+    Edges ``(2, num_edges)`` to train on, in both directions, and pairs ``(2, P)`` in one
+    direction whose edges are held out: true ones and as many false ones.
+    """
+
+    train: Tensor
+    val: Tensor
+    val_false: Tensor
+    test: Tensor
+    test_false: Tensor
+
+    @property
+    def held_out(self) -> Tensor:
+        """``(2, P)``: all pairs that training must not look at."""
+        return torch.cat(self[1:], 1)
+
+
+def link_split(
+    edge_index: Tensor, num_nodes: int, seed: int, val: float = 0.05, test: float = 0.1
+) -> LinkSplit:
+    """
+    A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, the published
+    protocol's 85, 5 and 10 percent by default. Self-loops and duplicates are dropped.
+
+    >>> edge_index = torch.tensor([range(20), range(1, 21)])
+    >>> split = link_split(edge_index, num_nodes=21, seed=0)
+    >>> split.train.shape, split.val.shape, split.test_false.shape
+    (torch.Size([2, 34]), torch.Size([2, 1]), torch.Size([2, 2]))
+    """
+    edge_index = to_undirected(remove_self_loops(edge_index)[0], num_nodes=num_nodes)
+    transform = RandomLinkSplit(val, test, is_undirected=True, add_negative_train_samples=False)
+    # It draws from three generators, PyTorch's, NumPy's and Python's.
+    state = get_rng_state()
+    set_rng_seed(seed)
+    try:
+        parts = transform(Data(edge_index=edge_index, num_nodes=num_nodes))
+    finally:
+        set_rng_state(state)
+    held = []
+    for part in parts[1:]:
+        labels = part.edge_label.bool()
+        held += [part.edge_label_index[:, labels], part.edge_label_index[:, ~labels]]
+    return LinkSplit(parts[0].edge_index, *held)
+
+
+def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
+    """
+    A split that others have published, from an ``.npz`` file of arrays ``(n, 2)``:
+    ``train_edges``, ``val_edges``, ``val_edges_false``, ``test_edges`` and ``test_edges_false``.
+    """
+    with np.load(path) as file:
+        names = ("train_edges", "val_edges", "val_edges_false", "test_edges", "test_edges_false")
+        missing = [name for name in names if name not in file]
+        if missing:
+            raise ValueError(f"path: {path} has no array {missing[0]!r}; it needs {names}")
+        train, *held = (torch.from_numpy(file[name].astype("int64").T.copy()) for name in names)
+    return LinkSplit(to_undirected(train, num_nodes=num_nodes), *held)
+
+
+def link_graph(name: str, root: str | Path | None = None) -> Data:
+    """
+    A graph without labels: ``edge_index`` and binary features ``x`` in ``torch.sparse_csr``, the
+    identity where the graph has none (then ``num_features`` of a model of them should be 0).
+
+    :param str name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``, see
+        :func:`~pyro_nmm.data.planetoid`; ``"nips12"`` or ``"yeast"``, from ``root``.
+    :param root: a folder with ``nips12/nips12.mat`` (co-authors at NIPS 0 to 12) and
+        ``yeast/yeast.mat`` (interactions of proteins, from Pajek), or what ``planetoid`` takes.
+    """
+    if name in PLANETOID:
+        data = planetoid(name, root)
+        x = data.x if data.x.layout != torch.strided else data.x.to_sparse_csr()
+        ones = (x.values() > 0).to(x.dtype)
+        x = _csr(x.crow_indices(), x.col_indices(), ones, x.shape)
+        return Data(x=x, edge_index=remove_self_loops(data.edge_index)[0],
+                    num_nodes=data.num_nodes, has_features=True)  # fmt: skip
+    files = {"nips12": ("nips12/nips12.mat", "B"), "yeast": ("yeast/yeast.mat", "Problem")}
+    if name not in files:
+        raise ValueError(f"name must be one of {(*PLANETOID, *files)}, got {name!r}")
+    file, key = files[name]
+    if root is None or not (Path(root) / file).exists():
+        raise FileNotFoundError(f"{name} needs root=, a folder that holds {file}; got {root}")
+    from scipy.io import loadmat
+
+    content = loadmat(Path(root) / file, squeeze_me=True, struct_as_record=False)[key]
+    matrix = content.A if name == "yeast" else content
+    if isinstance(matrix, np.ndarray):
+        edge_index = torch.from_numpy(np.stack(matrix.nonzero()))
+    else:
+        edge_index = from_scipy_sparse_matrix(matrix)[0]
+    size = matrix.shape[0]
+    edge_index = to_undirected(remove_self_loops(edge_index)[0].long(), num_nodes=size)
+    return Data(x=identity(size), edge_index=edge_index, num_nodes=size, has_features=False)
+
+
+def identity(size: int) -> Tensor:
+    """``(N, N)`` in ``torch.sparse_csr``: features of a graph without any."""
+    return _csr(torch.arange(size + 1), torch.arange(size), torch.ones(size), (size, size))
+
+
+def _csr(rows: Tensor, columns: Tensor, values: Tensor, shape) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
