@@ -61,7 +61,7 @@ def load(args) -> tuple[Data, list[str]]:
 
 def build(args, data: Data, split: LinkSplit, guide: str) -> DGLFRMGuide:
     target = DGLFRM(
-        data.num_nodes, args.num_communities, data.num_features * data.has_features,
+        data.num_nodes, args.num_communities, data.num_features if data.has_features else 0,
         hidden=(args.hidden, args.hidden // 2), concentration=args.concentration,
     )  # fmt: skip
     hood = None if guide == "original" else Neighborhood(split.train, data.num_nodes)
@@ -99,8 +99,8 @@ def evaluate(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, part: str = "test")
 
 def main(args) -> dict:
     data, names = load(args)
-    data = data.to(args.device)
     split = link_split(data.edge_index, data.num_nodes, args.seed)
+    data, split = data.to(args.device), LinkSplit(*(pairs.to(args.device) for pairs in split))
     result, pairs, curves = {}, {}, {}
     for guide in args.guide:
         pyro.clear_param_store()

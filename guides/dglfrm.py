@@ -8,19 +8,22 @@ import functools
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import Kumaraswamy, Normal
+from pyro.distributions import Normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyro_nmm import MembershipMixture, Neighborhood
-from pyro_nmm.distributions.membership_mixture import RelaxedLogits
-from pyro_nmm.guides.handover import evaluation
+from pyro_nmm.distributions.inner_product import observed_edges
+from pyro_nmm.distributions.membership_mixture import ESTIMATORS, relaxed_logits
+from pyro_nmm.guides.handover import Handover, evaluation
 from pyro_nmm.guides.mixture import MixtureGuide
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.networks import attention_scores
-from pyro_nmm.sticks import stick_logits
+from pyro_nmm.models.registration import register
+from pyro_nmm.sticks import StickShares, stick_logits
 
 
 class DGLFRMGuide(nn.Module):
@@ -39,7 +42,7 @@ class DGLFRMGuide(nn.Module):
     where in the original :math:`c_i = i`; given ``hood``, :math:`c_i` is a neighbour, chosen by
     attention :math:`L_{ij} \propto \exp(\omega^2 \cos(u_i, u_j) + \gamma \delta(i = j))`, and
     summed out unless ``marginal=False``. Then the guide has a site ``c``, as the model gets one:
-    use :meth:`model`, which is the target itself otherwise.
+    use :meth:`model`.
 
     >>> from pyro.infer import SVI, TraceMeanField_ELBO
     >>> from pyro.optim import Adam
@@ -52,9 +55,10 @@ class DGLFRMGuide(nn.Module):
     >>> pair.link_logits(torch.tensor([[0, 0], [1, 9]]), data.edge_index, data.x).shape
     torch.Size([2])
 
-    Sites ``v``, ``s`` and ``r`` have event shape ``(N, K)``, ``c`` has ``(N,)``. Any ELBO of Pyro's
-    will do; ``TraceMeanField_ELBO`` takes the divergences of ``v`` and ``r`` in
-    closed form.
+    Sites ``v``, ``s`` and ``r`` have event shape ``(N, K)``, ``c`` has ``(N,)``. ``Trace_ELBO`` and
+    ``TraceMeanField_ELBO`` will do, which takes the divergences of ``v`` and ``r`` in closed form;
+    with a site ``c`` use ``TraceGraph_ELBO``. Scale or mask all sites alike: ``"local"`` below
+    knows of no others.
 
     :param DGLFRM target: the model.
     :param int num_features: of the network's input, columns of ``x``.
@@ -68,7 +72,10 @@ class DGLFRMGuide(nn.Module):
     :param str estimator: of the derivative towards the attention, see
         :class:`~pyro_nmm.MembershipMixture`; or ``"local"``, which is unbiased too: every node's
         memberships are drawn twice, and the two compared while all other nodes stay.
-    :param int num_columns: of the other nodes that ``"local"`` looks at, drawn at random.
+        It takes particles one by one.
+    :param int num_columns: of the other nodes that ``"local"`` looks at, drawn at random; ``None``
+        for all.
+    :param str name: of the parameters in Pyro's store.
     """
 
     def __init__(
@@ -85,8 +92,17 @@ class DGLFRMGuide(nn.Module):
         marginal: bool = True,
         estimator: str = "local",
         num_columns: int | None = 512,
+        name: str = "dglfrm_guide",
     ) -> None:
         super().__init__()
+        if estimator not in (*ESTIMATORS[:2], "local"):
+            raise ValueError(
+                f"estimator must be one of {(*ESTIMATORS[:2], 'local')}, got {estimator!r}"
+            )
+        if not temperature > 0 or (num_columns is not None and num_columns < 1):
+            raise ValueError(
+                f"temperature and num_columns must be positive, got {temperature} and {num_columns}"
+            )
         if hood is not None and hood.num_nodes != target.num_nodes:
             raise ValueError(
                 f"hood must have the {target.num_nodes} nodes of target, got {hood.num_nodes}"
@@ -102,8 +118,10 @@ class DGLFRMGuide(nn.Module):
             )  # fmt: skip
             self.memberships = MixtureGuide(
                 hood, self.encoder, self._rest, site="s", family=family, marginal=marginal,
-                name="encoder", credit=self._credit if estimator == "local" else None,
+                name=name, credit=self._credit if marginal and estimator == "local" else None,
             )  # fmt: skip
+        else:
+            self._handover = Handover(None, self.encoder, name)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
         """
@@ -112,24 +130,29 @@ class DGLFRMGuide(nn.Module):
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
         :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; without any, the
             identity.
-        :param Tensor held_out: ``(2, P)`` pairs whose edges are not looked at.
+        :param Tensor held_out: ``(2, P)`` pairs that the likelihood does not look at; neither
+            ``edge_index`` nor ``hood`` may hold them as edges.
         :return: ``(..., N, K)``, :math:`b \\odot r`.
         """
+        if held_out is not None and pyro.settings.get("validate_distributions_pyro"):
+            edges = [observed_edges(edge_index, self.target.num_nodes, h) for h in (None, held_out)]
+            if edges[0].shape != edges[1].shape:
+                raise ValueError(
+                    "edge_index must not hold pairs of held_out: the network would see them"
+                )
         a, b = self.encoder.sticks(self.target.concentration)
-        v = pyro.sample("v", Kumaraswamy(a, b).expand(self.target.shape).to_event(2))
+        v = pyro.sample("v", StickShares(a, b).expand(self.target.shape).to_event(2))
         if self.hood is None:
-            pyro.module("encoder", self.encoder)
-            odds, _ = self.encoder(None, v, edge_index, x)
-            temperature = odds.new_tensor(self.temperature)
-            s = pyro.sample("s", RelaxedLogits(temperature, logits=odds).to_event(2))
+            odds, _ = self._handover.run((v, edge_index, x))
+            s = pyro.sample("s", relaxed_logits(odds, self.temperature).to_event(2))
         else:
             s = self.memberships.guide(v, edge_index, x, held_out)
-        r = pyro.sample("r", Normal(*self.encoder.strengths).to_event(2))
+        r = pyro.sample("r", Normal(*self.encoder.take_strengths()).to_event(2))
         return s.sigmoid() * r
 
     def model(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
         """The target, with the site ``c`` that the guide has."""
-        pyro.module("dglfrm", self.target)
+        register(self.target.name, self.target)
         v = self.target.sticks()
         rest = self._rest if self.hood is None else self.memberships.model
         return rest(v, edge_index, x, held_out)
@@ -141,7 +164,9 @@ class DGLFRMGuide(nn.Module):
         ``(P,)``: log-odds of edges between pairs ``(2, P)``, a mean over draws of whole
         memberships, :math:`b` rounded.
         """
-        with evaluation(self), pyro.validation_enabled(False):
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        with evaluation(self):
             total = self.encoder.log_sticks.new_zeros(pairs.shape[1])
             for _ in range(num_samples):
                 nodes: dict = poutine.trace(self.guide).get_trace(edge_index, x).nodes
@@ -187,29 +212,42 @@ class _Encoder(nn.Module):
         self, num_features: int, hidden: int, widths: list[int], dropout: float, gamma: float
     ) -> None:
         super().__init__()
-        first = GCNConv(num_features, hidden, bias=False, cached=True)
+        first = GCNConv(num_features, hidden, bias=False, normalize=False)
         self.first, self.dropout = RandomInput(first, dropout), dropout
-        self.heads = nn.ModuleList(GCNConv(hidden, w, bias=False, cached=True) for w in widths)
+        self.heads = nn.ModuleList(GCNConv(hidden, w, bias=False, normalize=False) for w in widths)
         self.log_sticks = nn.Parameter(torch.zeros(2, widths[0]))
         if len(widths) > 3:
             self.omega = nn.Parameter(torch.ones(()))
             self.gamma = nn.Parameter(torch.tensor(float(gamma)))
-        #: Means and scales of the strengths, of the last run.
-        self.strengths: tuple[Tensor, Tensor]
+        self._strengths: tuple[Tensor, Tensor] | None = None
+        self._graph: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def sticks(self, concentration: float) -> Tensor:
         """``(2, K)``: the parameters of ``v``; they start at the prior's."""
         prior = self.log_sticks.new_tensor([[concentration], [1.0]])
-        return F.softplus(self.log_sticks + prior.expm1().log())
+        return F.softplus(self.log_sticks + prior + (-(-prior).expm1()).log())
+
+    def take_strengths(self) -> tuple[Tensor, Tensor]:
+        """Means and scales of the strengths, from the run before."""
+        strengths, self._strengths = self._strengths, None
+        assert strengths is not None
+        return strengths
+
+    def _normalized(self, edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """Edges with self-loops and the weights of a graph convolution, once for each graph."""
+        if self._graph is None or self._graph[0] is not edge_index:
+            weight = self.log_sticks.new_ones(edge_index.shape[1])
+            self._graph = edge_index, gcn_norm(edge_index, weight, num_nodes)
+        return self._graph[1]
 
     def forward(
         self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_
     ) -> tuple[Tensor, Tensor | None]:
-        h = F.leaky_relu(self.first(x, edge_index), 0.2)
-        outputs = [head(F.dropout(h, self.dropout, self.training), edge_index)
-                   for head in self.heads]  # fmt: skip
+        graph = self._normalized(edge_index, len(x))
+        h = F.leaky_relu(self.first(x, *graph), 0.2)
+        outputs = [head(F.dropout(h, self.dropout, self.training), *graph) for head in self.heads]
         mean, log_scale, odds = outputs[:3]
-        self.strengths = mean, log_scale.exp()
+        self._strengths = mean, log_scale.exp()
         odds = odds + stick_logits(v)
         if hood is None:
             return odds, None

@@ -7,11 +7,11 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pyro
 import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.models.registration import register
 
 
 @contextmanager
@@ -37,23 +37,13 @@ class Handover:
         registered with Pyro under ``name``.
     """
 
-    def __init__(self, hood: Neighborhood, network: nn.Module, name: str) -> None:
+    def __init__(self, hood: Neighborhood | None, network: nn.Module, name: str) -> None:
         self.hood, self.network, self.name = hood, network, name
         self._kept: tuple | None = None
 
     def run(self, inputs: tuple) -> tuple[Tensor, Tensor]:
         """``alpha`` and ``logits``."""
-        pyro.module(self.name, self.network)
-        store = pyro.get_param_store()
-        for key, parameter in self.network.named_parameters():
-            if not parameter.requires_grad:
-                continue  # pyro.module leaves out what is not learned
-            if store[f"{self.name}$$${key}"].data_ptr() != parameter.data_ptr():
-                raise ValueError(
-                    f"Pyro's parameter store already holds another network named {self.name!r}, "
-                    f"so this one would not learn: call pyro.clear_param_store() first, or "
-                    f"give each program its own name="
-                )
+        register(self.name, self.network)
         return self.network(self.hood, *inputs)
 
     def give(self, inputs: tuple) -> tuple[Tensor, Tensor]:

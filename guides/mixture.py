@@ -115,6 +115,13 @@ class MixtureGuide(nn.Module):
                 f"estimator must be one of {ESTIMATORS} and num_samples at least 1, got "
                 f"{estimator!r} and {num_samples}"
             )
+        if (self.closed_form and (marginal or family is not NeighborMixture)) or (
+            credit is not None and not marginal
+        ):
+            raise ValueError(
+                "marginal, credit and another family are for targets with a site, not in closed "
+                "form, and credit goes with marginal=True"
+            )
         if isinstance(target, PairwiseMRF):
             if target.num_nodes != hood.num_nodes or target.batch_shape:
                 raise ValueError(

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import pyro
 import torch
+from pyro import poutine
 from pyro.distributions import Bernoulli, Beta, Normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import InnerProductGraph
-from pyro_nmm.distributions.membership_mixture import RelaxedLogits
+from pyro_nmm.distributions.inner_product import observed_edges
+from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
+from pyro_nmm.models.registration import register
 from pyro_nmm.sticks import stick_logits
 
 
@@ -45,8 +48,9 @@ class DGLFRM(nn.Module):
     2
 
     With data, edges weigh as much as other pairs, ones of the features as much as zeros, and the
-    features as much as the graph: the authors' objective, times :math:`N^2`. ``balanced=False``
-    gives the model's own density. Cost: :math:`O(N^2)` time, :math:`O(N (K + F))` memory.
+    features as much as the graph, which makes the bound the authors' objective, times
+    :math:`-N^2`. ``balanced=False`` gives the model's own density. Cost: :math:`O(N^2)` time,
+    :math:`O(N (K + F))` memory.
 
     :param int num_nodes: ``N``.
     :param int num_communities: ``K``, at most; the sticks switch off what is not needed.
@@ -55,6 +59,7 @@ class DGLFRM(nn.Module):
     :param float concentration: :math:`a`, of the order of a node's number of communities.
     :param float temperature: of the relaxed prior of ``s``.
     :param bool balanced: see above.
+    :param str name: of the parameters in Pyro's store.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class DGLFRM(nn.Module):
         concentration: float = 10.0,
         temperature: float = 0.5,
         balanced: bool = True,
+        name: str = "dglfrm",
     ) -> None:
         super().__init__()
         if not min(concentration, temperature) > 0:
@@ -75,7 +81,7 @@ class DGLFRM(nn.Module):
                 f"{temperature}"
             )
         self.num_nodes, self.num_communities = num_nodes, num_communities
-        self.num_features, self.balanced = num_features, balanced
+        self.num_features, self.balanced, self.name = num_features, balanced, name
         self.concentration, self.temperature = concentration, temperature
         first, second = nn.Linear(num_communities, hidden[0]), nn.Linear(*hidden)
         self.decoder = nn.Sequential(first, nn.LeakyReLU(0.2), second)
@@ -93,10 +99,10 @@ class DGLFRM(nn.Module):
         """
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every edge.
         :param Tensor x: ``(N, F)`` zeros and ones, dense or ``torch.sparse_csr``.
-        :param Tensor held_out: ``(2, P)`` pairs that are not looked at.
+        :param Tensor held_out: ``(2, P)`` pairs that are not looked at, in any direction.
         :return: the edges.
         """
-        pyro.module("dglfrm", self)
+        register(self.name, self)
         return self.given(self.sticks(), edge_index, x, held_out)
 
     def sticks(self) -> Tensor:
@@ -112,6 +118,7 @@ class DGLFRM(nn.Module):
         held_out: Tensor | None = None,
     ) -> Tensor:
         """What depends on the sticks: sites ``s``, ``r``, ``x`` and ``edges``."""
+        self._check_features(x)
         s = pyro.sample("s", self._prior(v).to_event(2))
         zero, one = self._numbers(0.0, 1.0)
         r = pyro.sample("r", Normal(zero, one).expand(self.shape).to_event(2))
@@ -121,7 +128,9 @@ class DGLFRM(nn.Module):
         elif self.features is not None:
             obs = x if x is None else _dense(x)
             pyro.sample("x", Bernoulli(logits=self.features(members)).to_event(2), obs=obs)
-        return pyro.sample("edges", self._graph(members, edge_index, held_out), obs=edge_index)
+        graph, scale = self._graph(members, edge_index, held_out)
+        with poutine.scale(scale=scale):
+            return pyro.sample("edges", graph, obs=edge_index)
 
     @torch.no_grad()
     def swaps(
@@ -137,8 +146,8 @@ class DGLFRM(nn.Module):
         """
         prior = self._prior(v)
         members, swapped = s.sigmoid() * r, others.sigmoid() * r
-        graph = self._graph(members, edge_index, held_out)
-        change = graph.swaps(edge_index, self.decoder(swapped), num_columns)
+        graph, scale = self._graph(members, edge_index, held_out)
+        change = scale * graph.swaps(edge_index, self.decoder(swapped), num_columns)
         change = change + (prior.log_prob(others) - prior.log_prob(s)).sum(-1)
         if self.features is not None and x is not None:
             before, after = (self._feature_log_prob(m, x) for m in (members, swapped))
@@ -160,16 +169,33 @@ class DGLFRM(nn.Module):
         return self.num_nodes, self.num_communities
 
     def _prior(self, v: Tensor) -> RelaxedLogits:
-        (temperature,) = self._numbers(self.temperature)
-        return RelaxedLogits(temperature, logits=stick_logits(v))
+        return relaxed_logits(stick_logits(v), self.temperature)
 
     def _graph(
         self, members: Tensor, edge_index: Tensor | None, held_out: Tensor | None
-    ) -> InnerProductGraph:
-        weight = 1.0
+    ) -> tuple[InnerProductGraph, float]:
+        """The distribution of the edges, and the scale of its density."""
+        weight = scale = 1.0
         if self.balanced and edge_index is not None:
-            weight = InnerProductGraph.balance(edge_index, self.num_nodes, loops=True)
-        return InnerProductGraph(self.decoder(members), weight, held_out, loops=self.balanced)
+            size, hidden = self.num_nodes, 0 if held_out is None else held_out.shape[1]
+            weight = InnerProductGraph.balance(edge_index, size, held_out, loops=True)
+            entries = 2 * observed_edges(edge_index, size, held_out).shape[1] + size
+            scale = size**2 / (size**2 - entries) * size**2 / (size**2 - hidden)
+        factors = self.decoder(members)
+        return InnerProductGraph(factors, weight, held_out, loops=self.balanced), scale
+
+    def _check_features(self, x: Tensor | None) -> None:
+        if x is None:
+            return
+        shape = self.num_nodes, self.num_features
+        if x.shape != shape or not self.num_features:
+            raise ValueError(
+                f"x must have shape (num_nodes, num_features) = {shape}, got {tuple(x.shape)}"
+            )
+        if pyro.settings.get("validate_distributions_pyro"):
+            values = x if x.layout == torch.strided else x.values()
+            if not ((values == 0) | (values == 1)).all() or not values.any():
+                raise ValueError("x must hold zeros and ones, not only zeros: for counts, (x > 0)")
 
     def _feature_log_prob(self, members: Tensor, x: Tensor) -> Tensor:
         """``(..., N)``: of every node's features, weighted if ``balanced``."""

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pyro.util import get_rng_state, set_rng_seed, set_rng_state
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import RandomLinkSplit
@@ -43,27 +42,46 @@ def link_split(
 ) -> LinkSplit:
     """
     A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, the published
-    protocol's 85, 5 and 10 percent by default. Self-loops and duplicates are dropped.
+    protocol's 85, 5 and 10 percent by default, with as many different pairs without an edge.
+    Self-loops and duplicates are dropped. The parts lie on the CPU.
 
     >>> edge_index = torch.tensor([range(20), range(1, 21)])
     >>> split = link_split(edge_index, num_nodes=21, seed=0)
     >>> split.train.shape, split.val.shape, split.test_false.shape
     (torch.Size([2, 34]), torch.Size([2, 1]), torch.Size([2, 2]))
     """
-    edge_index = to_undirected(remove_self_loops(edge_index)[0], num_nodes=num_nodes)
-    transform = RandomLinkSplit(val, test, is_undirected=True, add_negative_train_samples=False)
-    # It draws from three generators, PyTorch's, NumPy's and Python's.
-    state = get_rng_state()
-    set_rng_seed(seed)
-    try:
+    edge_index = to_undirected(remove_self_loops(edge_index.cpu())[0], num_nodes=num_nodes)
+    transform = RandomLinkSplit(val, test, is_undirected=True, add_negative_train_samples=False,
+                                neg_sampling_ratio=0.0)  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
         parts = transform(Data(edge_index=edge_index, num_nodes=num_nodes))
-    finally:
-        set_rng_state(state)
-    held = []
-    for part in parts[1:]:
-        labels = part.edge_label.bool()
-        held += [part.edge_label_index[:, labels], part.edge_label_index[:, ~labels]]
-    return LinkSplit(parts[0].edge_index, *held)
+        held = [part.edge_label_index for part in parts[1:]]
+        false = _false_pairs(edge_index, num_nodes, sum(pairs.shape[1] for pairs in held))
+    if min(pairs.shape[1] for pairs in held) < 1:
+        raise ValueError(
+            f"val and test must hold out an edge at least, got {val} and {test} of "
+            f"{edge_index.shape[1] // 2} edges"
+        )
+    others = false.split([pairs.shape[1] for pairs in held], 1)
+    return LinkSplit(parts[0].edge_index, held[0], others[0], held[1], others[1])
+
+
+def _false_pairs(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
+    """``(2, count)`` different pairs without an edge, in random order."""
+    edges = edge_index[0] * num_nodes + edge_index[1]
+    free = num_nodes * (num_nodes - 1) // 2 - edge_index.shape[1] // 2
+    if free < count:
+        raise ValueError(
+            f"val and test need {count} pairs without an edge, but the graph has {free}"
+        )
+    found = torch.zeros(0, dtype=torch.long)
+    while len(found) < count:
+        low, high = torch.randint(num_nodes, (2, 2 * count)).sort(0).values
+        number = (low * num_nodes + high)[low < high]
+        found = torch.cat([found, number[~torch.isin(number, edges)]]).unique()
+    found = found[torch.randperm(len(found))[:count]]
+    return torch.stack([found // num_nodes, found % num_nodes])
 
 
 def published_split(path: str | Path, num_nodes: int) -> LinkSplit:

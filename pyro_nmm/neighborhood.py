@@ -159,10 +159,18 @@ class Neighborhood:
         :param Tensor logits: ``(..., num_edges)``.
         :return: ``(..., num_edges)``.
         """
+        top, total = self._shifted_sum(logits)
+        return logits - top.index_select(-1, self.row) - total.log().index_select(-1, self.row)
+
+    def logsumexp(self, logits: Tensor) -> Tensor:
+        """``(..., num_rows)``: the logarithm of the sum of ``exp(logits)`` over each row."""
+        top, total = self._shifted_sum(logits)
+        return top + total.log()
+
+    def _shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Every row's largest entry, and the sum of ``exp(logits)`` over it relative to that."""
         top = segment(logits.detach().movedim(-1, 0), self.ptr, reduce="max").movedim(0, -1)
-        shifted = logits - top.index_select(-1, self.row)
-        total = scatter(shifted.exp(), self.row, dim=-1, dim_size=self.num_rows, reduce="sum")
-        return shifted - total.log().index_select(-1, self.row)
+        return top, self.sum((logits - top.index_select(-1, self.row)).exp())
 
     def softmax(self, logits: Tensor) -> Tensor:
         r"""

@@ -6,8 +6,32 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-from torch.distributions import Beta, Kumaraswamy, register_kl
+from pyro.distributions import Kumaraswamy
+from torch import Size, Tensor
+from torch.distributions import Beta, register_kl
+
+
+class StickShares(Kumaraswamy):
+    """
+    Kumaraswamy variables whose draws never round to 0 or 1, so that they, their densities and
+    all derivatives are finite in single precision.
+    """
+
+    def rsample(self, sample_shape=()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
+        a, b = self.concentration1, self.concentration0
+        info = torch.finfo(a.dtype)
+        u = torch.rand(shape, dtype=a.dtype, device=a.device).clamp(info.eps, 1 - info.eps)
+        # v = (1 - u^(1/b))^(1/a)
+        v = ((-(u.log() / b).expm1()).log() / a).exp()
+        return v.clamp(info.tiny, 1 - info.eps)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        a, b = self.concentration1, self.concentration0
+        log_v = value.log()
+        return (a * b).log() + (a - 1) * log_v + (b - 1) * (-(a * log_v).expm1()).log()
 
 
 def stick_logits(v: Tensor) -> Tensor:
@@ -21,13 +45,13 @@ def stick_logits(v: Tensor) -> Tensor:
     :param Tensor v: ``(..., K)`` shares in [0, 1].
     :return: ``(..., K)``, finite also where a share rounds to 0 or 1.
     """
-    eps = torch.finfo(v.dtype).eps
-    log_pi = v.clamp(min=eps, max=1 - eps).log().cumsum(-1)
+    info = torch.finfo(v.dtype)
+    log_pi = v.clamp(info.tiny, 1 - info.eps).log().cumsum(-1)
     return log_pi - (-log_pi.expm1()).log()
 
 
-@register_kl(Kumaraswamy, Beta)
-def _kl_kumaraswamy_beta(p: Kumaraswamy, q: Beta) -> Tensor:
+@register_kl(torch.distributions.Kumaraswamy, Beta)
+def _kl_kumaraswamy_beta(p: torch.distributions.Kumaraswamy, q: Beta) -> Tensor:
     """In closed form for Beta(alpha, 1), the prior of the sticks (Nalisnick and Smyth, 2017)."""
     if not (q.concentration0 == 1).all():
         raise NotImplementedError("in closed form for Beta(alpha, 1) alone")

@@ -3,6 +3,8 @@
 
 """The latent feature model of graphs and its two guides."""
 
+import copy
+
 import pyro
 import pytest
 import torch
@@ -11,14 +13,16 @@ from pyro.distributions import Beta, Kumaraswamy
 from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from pyro.optim import Adam
 from scipy.integrate import quad
+from scipy.stats import kstest
 from torch.distributions import kl_divergence
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_undirected
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import DGLFRMGuide
 from pyro_nmm.models import DGLFRM
-from pyro_nmm.sticks import stick_logits
+from pyro_nmm.sticks import StickShares, stick_logits
 
 NUM_NODES, NUM_FEATURES, NUM_COMMUNITIES = 6, 5, 3
 
@@ -64,6 +68,7 @@ def test_prior_graphs():
     """More concentrated sticks leave more memberships; features come along."""
     sizes = []
     for concentration in (1.0, 30.0):
+        pyro.clear_param_store()
         model = DGLFRM(20, 8, 5, concentration=concentration)
         trace = poutine.trace(model.model).get_trace()
         assert trace.nodes["x"]["value"].shape == (20, 5)
@@ -91,39 +96,49 @@ def test_attention_to_oneself_is_the_original():
 
 
 def gradient(pair, elbo, num_steps, names):
-    """Mean and standard error of the derivatives towards some of the encoder's parameters."""
+    """
+    Mean and standard error of derivatives, towards some of the encoder's parameters and the
+    decoder's last ones.
+    """
     data, found = graph(), []
-    parameters = dict(pair.encoder.named_parameters())
+    parameters = dict(pair.encoder.named_parameters()) | {"bias": pair.target.decoder[2].bias}
     for _ in range(num_steps):
         pair.zero_grad()
         elbo.loss_and_grads(pair.model, pair.guide, *data)
-        found.append(torch.cat([parameters[name].grad.flatten() for name in names]))
+        found.append(torch.cat([parameters[name].grad.flatten() for name in [*names, "bias"]]))
     found = torch.stack(found)
     return found.mean(0), found.std(0) / num_steps**0.5
 
 
 @pytest.mark.slow
-def test_local_estimator():
-    """It agrees with the pathwise one, which is tested by enumeration, on the whole model."""
+def test_estimators_agree():
+    """
+    On the whole model, with the pathwise one, which is tested by enumeration: ``"local"``, and a
+    site ``c`` under ``TraceGraph_ELBO``, for the encoder and the decoder.
+    """
     names = ["gamma", "omega", "heads.3.lin.weight", "log_sticks"]
     state, results = None, []
-    for estimator, num_columns in (("pathwise", None), ("local", None), ("local", 3)):
+    for options in ({"estimator": "pathwise"}, {"num_columns": None}, {"num_columns": 3},
+                    {"marginal": False}):  # fmt: skip
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        pair = make("nmm", NUM_FEATURES, estimator=estimator, num_columns=num_columns, width=2)
+        pair = make("nmm", NUM_FEATURES, width=2, **options)
         state = state or pair.state_dict()
         pair.load_state_dict(state)
         pair.eval()
-        results.append(gradient(pair, TraceMeanField_ELBO(), 400, names))
+        elbo = TraceMeanField_ELBO() if options.get("marginal", True) else TraceGraph_ELBO()
+        results.append(gradient(pair, elbo, 300, names))
     for mean, error in results[1:]:
         z = (mean - results[0][0]) / (error.square() + results[0][1].square()).sqrt()
-        assert z.abs().max() < 4
-        assert (mean[:2].abs() / error[:2]).max() > 5  # there is something to estimate
+        assert z.abs().max() < 4.5  # about 70 numbers each
+    mean, error = results[1]
+    assert (mean[:2].abs() / error[:2]).max() > 2.5  # there is something to estimate
+    assert (mean[-3:].abs() / error[-3:]).max() > 5
 
 
 def test_bounds_agree():
     """Every ELBO of Pyro's has the same mean, with choices summed out and with a site c."""
-    losses = []
+    losses, data = [], graph()
     for marginal, elbo in (
         (True, TraceMeanField_ELBO()), (True, Trace_ELBO()), (False, TraceGraph_ELBO())
     ):  # fmt: skip
@@ -131,11 +146,121 @@ def test_bounds_agree():
         pyro.set_rng_seed(0)
         pair = make("nmm", NUM_FEATURES, marginal=marginal).eval()
         with torch.no_grad():
-            draws = [elbo.loss(pair.model, pair.guide, *graph()) for _ in range(300)]
-        draws = torch.tensor(draws)
+            draws = torch.tensor([elbo.loss(pair.model, pair.guide, *data) for _ in range(300)])
         losses.append((draws.mean(), draws.var() / len(draws)))
     for mean, variance in losses[1:]:
         assert abs(mean - losses[0][0]) < 4 * (variance + losses[0][1]).sqrt()
+
+
+def test_objective():
+    """The authors' loss, written out, at given v, s and r: times N^2, without its divergences."""
+    edge_index, x, held_out = graph()
+    pair, size = make("original", NUM_FEATURES), NUM_NODES
+    draw = poutine.trace(pair.guide).get_trace(edge_index, x, held_out)
+    model = poutine.trace(poutine.replay(pair.model, draw)).get_trace(edge_index, x, held_out)
+    model.compute_log_prob()
+    members = draw.nodes["s"]["value"].sigmoid() * draw.nodes["r"]["value"]
+    factors = pair.target.decoder(members)
+    labels, mask = torch.eye(size), torch.ones(size, size)
+    labels[tuple(edge_index)] = 1
+    for i, j in held_out.T:
+        mask[i, j] = mask[j, i] = 0  # the authors' code hides (i, j) alone
+    assert not (labels * (1 - mask)).any()
+    weight = (size**2 - labels.sum()) / labels.sum()
+    norm = size**2 / (2 * (size**2 - labels.sum()))
+    cross = binary_cross_entropy_with_logits(
+        factors @ factors.T, labels, pos_weight=weight, reduction="none"
+    )
+    loss = norm * (cross * mask).sum() / (size**2 - held_out.shape[1])
+    ones = x.sum()
+    features = binary_cross_entropy_with_logits(
+        pair.target.features(members), x, pos_weight=(x.numel() - ones) / ones
+    )
+    found = model.nodes["edges"]["log_prob_sum"], model.nodes["x"]["log_prob_sum"]
+    assert torch.allclose(torch.stack(found), -(size**2) * torch.stack([loss, features]))
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_swaps(balanced):
+    """Against the density of the whole program, one node at a time."""
+    edge_index, x, held_out = graph()
+    target = DGLFRM(NUM_NODES, NUM_COMMUNITIES, NUM_FEATURES, balanced=balanced)
+    v, s, others = torch.rand(6, 3), torch.randn(6, 3), torch.randn(6, 3)
+    r = torch.randn(6, 3)
+
+    def log_density(s):
+        program = poutine.condition(target.given, {"s": s, "r": r})
+        return poutine.trace(program).get_trace(v, edge_index, x, held_out).log_prob_sum()
+
+    expected = []
+    for node in range(NUM_NODES):
+        swapped = s.clone()
+        swapped[node] = others[node]
+        expected.append(log_density(swapped) - log_density(s))
+    found = target.swaps(v, s, r, others, edge_index, x, held_out)
+    assert torch.allclose(found, torch.stack(expected))
+
+
+def test_single_precision():
+    """Extreme sticks and memberships stay finite, and so do their gradients."""
+    torch.set_default_dtype(torch.float)
+    for a, b in ((0.3, 5.0), (40.0, 0.3), (10.0, 1.0), (100.0, 100.0)):
+        a, b = torch.tensor(a, requires_grad=True), torch.tensor(b, requires_grad=True)
+        sticks = StickShares(a, b).expand((2000, 100))
+        v = sticks.rsample()
+        total = stick_logits(v).sum() + sticks.log_prob(v).sum()
+        assert total.isfinite()
+        assert all(grad.isfinite() for grad in torch.autograd.grad(total, [a, b]))
+    target = DGLFRM(4, 3, concentration=120.0)
+    assert DGLFRMGuide(target, 2).encoder.sticks(120.0)[:, 0].tolist() == pytest.approx([120.0, 1])
+
+
+def test_shares_of_sticks():
+    a, b = torch.tensor([0.5, 2.0, 12.0]), torch.tensor([2.0, 0.4, 1.0])
+    v = StickShares(a, b).sample((5000,))
+    for column, (p, q) in enumerate(zip(a.tolist(), b.tolist(), strict=True)):
+        cdf = lambda x, p=p, q=q: 1 - (1 - x**p) ** q  # noqa: E731
+        assert kstest(v[:, column].numpy(), cdf).pvalue > 1e-3
+    values = torch.rand(7, 3)
+    assert torch.allclose(StickShares(a, b).log_prob(values), Kumaraswamy(a, b).log_prob(values))
+
+
+def test_held_out_edges_must_not_be_in_the_graph():
+    edge_index, x, held_out = graph()
+    pair = make("original")
+    with pytest.raises(ValueError, match="edge_index must not hold pairs of held_out"):
+        pair.guide(edge_index, x, torch.cat([held_out, edge_index[:, :1]], 1))
+
+
+def test_held_out_pairs_are_not_looked_at():
+    """In the model they may be edges or not: value and gradients are the same bit for bit."""
+    edge_index, held_out = graph()[0], torch.tensor([[0, 5, 1], [3, 2, 4]])
+    marked = to_undirected(torch.cat([edge_index, held_out], 1))
+    target = DGLFRM(NUM_NODES, NUM_COMMUNITIES)
+    results = {}
+    for name, edges, hidden in (("plain", edge_index, held_out), ("marked", marked, held_out),
+                                ("seen", marked, None)):  # fmt: skip
+        pyro.set_rng_seed(0)
+        loss = poutine.trace(target.model).get_trace(edges, None, hidden).log_prob_sum()
+        results[name] = [loss, *torch.autograd.grad(loss, list(target.parameters()))]
+    same, seen = (
+        [torch.equal(a, b) for a, b in zip(results["plain"], results[name], strict=True)]
+        for name in ("marked", "seen")
+    )
+    assert all(same)
+    assert not any(seen)
+
+
+def test_another_graph_is_another_graph():
+    """Nothing of the first call's graph is kept for the second."""
+    edge_index, x, _ = graph()
+    pair, pairs = make("original"), torch.tensor([[0, 1], [3, 5]])
+    found = []
+    for edges in (edge_index, edge_index[:, :2], edge_index):
+        pyro.set_rng_seed(0)
+        found.append(pair.link_logits(pairs, edges, x))
+    assert torch.equal(found[0], found[2])
+    assert not torch.allclose(found[0], found[1])
 
 
 @pytest.mark.parametrize("kind", ["original", "nmm"])
@@ -157,6 +282,8 @@ def test_learns(kind):
     better = (logits[linked][:, None] > logits[~linked]).double().mean()
     assert better > 0.7
     assert pair.training
+    copied = copy.deepcopy(pair)  # to keep the best one, say
+    assert torch.equal(copied.encoder.log_sticks, pair.encoder.log_sticks)
 
 
 def test_bad_input():
@@ -164,6 +291,23 @@ def test_bad_input():
         DGLFRM(5, 3, concentration=0.0)
     with pytest.raises(ValueError, match="hood must have the 5 nodes of target, got 6"):
         DGLFRMGuide(DGLFRM(5, 3), 4, Neighborhood(graph()[0], 6))
+    with pytest.raises(ValueError, match="estimator must be one of"):
+        make("nmm", estimator="locale")
+    with pytest.raises(ValueError, match="temperature and num_columns must be positive"):
+        make("nmm", num_columns=0)
+    edge_index, x, _ = graph()
+    model = DGLFRM(NUM_NODES, 3, NUM_FEATURES).model
+    with pytest.raises(ValueError, match=r"x must have shape .* = \(6, 5\), got \(6, 4\)"):
+        model(edge_index, x[:, :4])
+    with pytest.raises(ValueError, match="x must hold zeros and ones"):
+        model(edge_index, x / 3)
+    with pytest.raises(ValueError, match="num_samples must be at least 1"):
+        make("nmm").link_logits(edge_index, edge_index, x, num_samples=0)
+    first, second = make("original"), make("original")
+    first.guide(edge_index, x)
+    with pytest.raises(ValueError, match="already holds another network named 'dglfrm_guide'"):
+        second.guide(edge_index, x)
+    pyro.clear_param_store()
     pair = make("nmm")
     vectorized = TraceMeanField_ELBO(num_particles=2, vectorize_particles=True, max_plate_nesting=0)
     with pytest.raises(NotImplementedError, match="vectorize_particles=False"):

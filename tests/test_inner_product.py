@@ -109,9 +109,28 @@ def test_swaps(blocks, loops):
 
 
 def test_balance():
-    _, edge_index, _ = problem()
-    assert InnerProductGraph.balance(edge_index, 11) == pytest.approx((121 - 14) / 14)
-    assert InnerProductGraph.balance(edge_index, 11, loops=True) == pytest.approx(96 / 25)
+    _, edge_index, held_out = problem()
+    balance = InnerProductGraph.balance
+    assert balance(edge_index, 11) == pytest.approx((121 - 14) / 14)
+    assert balance(edge_index, 11, loops=True) == pytest.approx(96 / 25)
+    assert balance(edge_index, 11, held_out) == pytest.approx((121 - 10) / 10)
+
+
+def test_edges_are_a_set():
+    """Repetitions, loops and small integers change nothing; nor do they among held-out pairs."""
+    factors, edge_index, held_out = problem()
+    loops = torch.tensor([[3, 4], [3, 4]])
+    expected = InnerProductGraph(factors, 4.0, held_out).log_prob(edge_index)
+    untidy = torch.cat([edge_index, loops, edge_index[:, :4]], 1).int()
+    untidy_held_out = torch.cat([held_out.flip(0), loops, held_out], 1).int()
+    assert torch.equal(InnerProductGraph(factors, 4.0, untidy_held_out).log_prob(untidy), expected)
+
+
+def test_expanded():
+    factors, edge_index, _ = problem()
+    graph = InnerProductGraph(factors)
+    expanded = graph.expand([5]).log_prob(edge_index)
+    assert torch.equal(expanded, graph.log_prob(edge_index).expand(5))
 
 
 def test_bad_input():
@@ -126,6 +145,10 @@ def test_bad_input():
         InnerProductGraph(factors, 1.0, held_out + 9)
     with pytest.raises(ValueError, match="both directions of every edge: use PyG's to_undirected"):
         InnerProductGraph(factors).log_prob(edge_index[:, :5])
+    with pytest.raises(ValueError, match="both directions"):
+        InnerProductGraph(factors).log_prob(torch.tensor([[0, 3], [1, 2]]))
+    with pytest.raises(ValueError, match=r"others must have the shape \(N, D\) of factors"):
+        InnerProductGraph(factors).swaps(edge_index, factors[:5])
     with pytest.raises(ValueError, match="some but not all pairs"):
         InnerProductGraph.balance(edge_index[:, :0], 11)
     with pytest.raises(NotImplementedError, match="one by one"):

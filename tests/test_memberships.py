@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributions import constraints
 
 from pyro_nmm import MembershipMixture, NeighborChoice, Neighborhood
+from pyro_nmm.distributions.membership_mixture import relaxed_logits
 from pyro_nmm.exact import enumerate_choices
 from pyro_nmm.guides import MixtureGuide
 
@@ -68,6 +69,43 @@ def test_batches():
     assert s.shape == (2, 5, 3, 4, 2)
     single = MembershipMixture(hood, log_odds, logits)
     assert torch.allclose(batched.log_prob(s), single.log_prob(s))
+
+
+def test_expanded():
+    mix = mixture()
+    s = mix.sample()
+    assert torch.equal(mix.expand([5]).log_prob(s), mix.log_prob(s).expand(5))
+
+
+@pytest.mark.parametrize("estimator", ["pathwise", "linear", "detached"])
+@pytest.mark.parametrize("off", [-torch.inf, -1000.0])
+def test_edges_that_are_switched_off(estimator, off):
+    """They might as well not be there."""
+    hood, log_odds, logits = problem()
+    gone = torch.zeros(hood.num_edges, dtype=torch.bool)
+    gone[[0, 4]] = True  # the first one of its row, and another
+    logits = logits.detach().masked_fill(gone, off).requires_grad_()
+    mix = MembershipMixture(hood, log_odds, logits, TEMPERATURE, estimator)
+    rest = Neighborhood(torch.stack([hood.source, hood.target])[:, ~gone], 4)
+    if rest.num_edges == hood.num_edges:  # self-loops come back: keep them apart
+        pytest.skip("only self-loops were switched off")
+    s = mix.rsample()
+    grads = torch.autograd.grad(mix.log_prob(s), [log_odds, logits])
+    assert mix.log_prob(s).isfinite()
+    assert all(grad.isfinite().all() for grad in grads)
+    assert (grads[1][gone] == 0).all()
+
+
+def test_single_precision():
+    """Draws follow their density, however sure they are."""
+    odds = torch.tensor([-110.0, -40.0, 0.0, 40.0, 110.0], dtype=torch.float).requires_grad_()
+    dist = relaxed_logits(odds, 0.5)
+    s = dist.rsample((4001,))
+    assert torch.allclose(s.median(0).values, 2 * odds, atol=0.3)
+    log_prob = dist.log_prob(torch.full((5,), 15.0))
+    assert log_prob.isfinite().all()
+    for value in (s.sum(), log_prob.sum()):
+        assert torch.autograd.grad(value, odds, retain_graph=True)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("num_communities", [2, 3])

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
 from torch.nn import functional as F
 
 from pyro_nmm.distributions.batch import GraphDistribution, flatten
+from pyro_nmm.tracking import untracked
 
 #: Numbers of a block of the matrix of all pairs: it stays in the cache.
 BLOCK = 2**20
@@ -29,9 +31,9 @@ class InnerProductGraph(GraphDistribution):
 
     A sample is a graph, as PyG has it: an ``edge_index`` of shape ``(2, num_edges)`` with both
     directions of every edge. With :math:`w = 1` the density is exact; sparse graphs are often
-    fitted with the weight that makes edges and other pairs count alike, :meth:`balance`, as Kipf
-    and Welling (2016, "Variational Graph Auto-Encoders") do. ``loops`` counts each node's pair
-    with itself as half an edge of that likelihood, as they do too.
+    fitted with a weight of :meth:`balance`, as Kipf and Welling (2016, "Variational Graph
+    Auto-Encoders") do. ``loops`` counts each node's pair with itself as half an edge, as theirs
+    does too.
 
     >>> graph = InnerProductGraph(torch.ones(3, 2))
     >>> edge_index = torch.tensor([[0, 1], [1, 0]])
@@ -65,12 +67,11 @@ class InnerProductGraph(GraphDistribution):
             raise ValueError(f"weight must be positive, got {weight}")
         self.factors, self.weight, self.loops = factors, weight, loops
         self.num_nodes = factors.shape[-2]
-        # Graphs differ in their number of edges, which no event shape can tell.
-        super().__init__(factors.shape[:-2], Size([2, 0]), validate_args=validate_args)
         self.held_out = None
         if held_out is not None:
-            self._check(held_out, "held_out")
-            self.held_out = held_out.sort(0).values.unique(dim=1)
+            self.held_out = undirected_pairs(held_out, self.num_nodes, "held_out")
+        # Graphs differ in their number of edges, which no event shape can tell.
+        super().__init__(factors.shape[:-2], Size([2, 0]), validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
@@ -78,9 +79,11 @@ class InnerProductGraph(GraphDistribution):
         return constraints.independent(nodes, 2)
 
     @staticmethod
-    def balance(edge_index: Tensor, num_nodes: int, loops: bool = False) -> float:
+    def balance(
+        edge_index: Tensor, num_nodes: int, held_out: Tensor | None = None, loops: bool = False
+    ) -> float:
         """The weight with which edges and other pairs count alike."""
-        edges = edge_index.shape[1] + loops * num_nodes
+        edges = 2 * observed_edges(edge_index, num_nodes, held_out).shape[1] + loops * num_nodes
         if not 0 < edges < num_nodes**2:
             raise ValueError(f"edge_index must hold some but not all pairs, got {edges} entries")
         return (num_nodes**2 - edges) / edges
@@ -96,7 +99,8 @@ class InnerProductGraph(GraphDistribution):
             raise NotImplementedError(
                 "graphs of a batch differ in their number of edges: sample them one by one"
             )
-        factors = self.factors.reshape(-1, *self.factors.shape[-2:])[0]
+        (factors,), _ = untracked(self.factors)
+        factors = factors.reshape(-1, *factors.shape[-2:])[0]
         found = []
         for start, rows, columns in _blocks(factors):
             probs = (rows @ columns.T).sigmoid()
@@ -106,27 +110,27 @@ class InnerProductGraph(GraphDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """
-        :param Tensor value: ``(2, num_edges)``, both directions of every edge; loops are ignored.
+        :param Tensor value: ``(2, num_edges)``, both directions of every edge. Self-loops and
+            repetitions are ignored.
         """
-        self._check(value, "edge_index")
-        edges = value[:, value[0] < value[1]]
-        if 2 * edges.shape[1] != int((value[0] != value[1]).sum()):
-            raise ValueError(
-                "edge_index must hold both directions of every edge: use PyG's to_undirected"
-            )
-        if self.held_out is not None:
-            edges = edges[:, ~torch.isin(self._number(edges), self._number(self.held_out))]
-        x = self.pair_logits(edges)
-        flat = flatten(self.factors, self.factors.shape[:-2], 2)
-        pairs = torch.stack([_AllPairs.apply(f) for f in flat]).view(self.factors.shape[:-2])
-        own = self.factors.square().sum(-1)
+        (factors,), provenance = untracked(self.factors)
+        edges = observed_edges(value, self.num_nodes, self.held_out)
+
+        def logits(pairs: Tensor) -> Tensor:
+            return torch.mul(*(factors.index_select(-2, nodes) for nodes in pairs)).sum(-1)
+
+        x = logits(edges)
+        flat = flatten(factors, factors.shape[:-2], 2)
+        pairs = torch.stack([_AllPairs.apply(f) for f in flat]).view(factors.shape[:-2])
+        own = factors.square().sum(-1)
         loops = F.softplus(own)
         if self.loops:
             loops = loops + self.weight * F.logsigmoid(own)
         log_prob = (self.weight * F.logsigmoid(x) + F.softplus(x)).sum(-1) - pairs
         if self.held_out is not None:
-            log_prob = log_prob + F.softplus(self.pair_logits(self.held_out)).sum(-1)
-        return log_prob + 0.5 * loops.sum(-1)
+            log_prob = log_prob + F.softplus(logits(self.held_out)).sum(-1)
+        log_prob = log_prob + 0.5 * loops.sum(-1)
+        return track_provenance(log_prob.expand(self.batch_shape), provenance)
 
     @torch.no_grad()
     def swaps(self, value: Tensor, others: Tensor, num_columns: int | None = None) -> Tensor:
@@ -139,45 +143,62 @@ class InnerProductGraph(GraphDistribution):
             without bias, at :math:`O(N D)` each. Default all.
         :return: ``(N,)``.
         """
+        (factors, others), _ = untracked(self.factors, others)
+        if factors.dim() > 2 or others.shape != factors.shape:
+            raise ValueError(
+                f"others must have the shape (N, D) of factors, without batch, got "
+                f"{tuple(others.shape)} and {tuple(factors.shape)}"
+            )
         columns, scale = torch.arange(self.num_nodes, device=value.device), 1.0
         if num_columns is not None and num_columns < self.num_nodes:
             columns = torch.randperm(self.num_nodes, device=value.device)[:num_columns]
             scale = self.num_nodes / num_columns
-        edges = value[:, value[0] != value[1]]
-        held_out = self.held_out
-        if held_out is not None:
-            held_out = torch.cat([held_out, held_out.flip(0)], 1)
-            edges = edges[:, ~torch.isin(self._number(edges), self._number(held_out))]
-        result = []
-        for own in (self.factors, others):
-            total = torch.zeros_like(own[:, 0])
-            chosen = self.factors[columns]
-            size = max(1, BLOCK // len(columns))
-            for rows, part in zip(own.split(size), total.split(size), strict=True):
-                part -= scale * F.softplus(rows @ chosen.T).sum(1)
+        edges = observed_edges(value, self.num_nodes, self.held_out)
+        both = torch.cat([edges, edges.flip(0)], 1)
+        hidden = both[:, :0]
+        if self.held_out is not None:
+            hidden = torch.cat([self.held_out, self.held_out.flip(0)], 1)
+        chosen, size = factors[columns], max(1, BLOCK // len(columns))
+
+        def score(own: Tensor) -> Tensor:
+            """Of every node's own pairs, all others being at ``factors``."""
+            rows = own.split(size)
+            total = -scale * torch.cat([F.softplus(row @ chosen.T).sum(1) for row in rows])
             total[columns] += scale * F.softplus((own[columns] * chosen).sum(1))
-            x = (own.index_select(0, edges[0]) * self.factors.index_select(0, edges[1])).sum(1)
-            total.index_add_(0, edges[0], self.weight * F.logsigmoid(x) + F.softplus(x))
-            if held_out is not None:
-                x = (
-                    own.index_select(0, held_out[0]) * self.factors.index_select(0, held_out[1])
-                ).sum(1)
-                total.index_add_(0, held_out[0], F.softplus(x))
+            x, y = ((own[i] * factors[j]).sum(1) for i, j in (both, hidden))
+            total.index_add_(0, both[0], self.weight * F.logsigmoid(x) + F.softplus(x))
+            total.index_add_(0, hidden[0], F.softplus(y))
             if self.loops:
                 total += 0.5 * self.weight * F.logsigmoid(own.square().sum(1))
-            result.append(total)
-        return result[1] - result[0]
+            return total
 
-    def _number(self, pairs: Tensor) -> Tensor:
-        return pairs[0] * self.num_nodes + pairs[1]
+        return score(others) - score(factors)
 
-    def _check(self, pairs: Tensor, name: str) -> None:
-        if pairs.dim() != 2 or len(pairs) != 2:
-            raise ValueError(f"{name} must have shape (2, P), got {tuple(pairs.shape)}")
-        if self._validate_args and pairs.numel():
-            low, high = pairs.aminmax()
-            if low < 0 or high >= self.num_nodes:
-                raise ValueError(f"{name} must hold node ids in 0..{self.num_nodes - 1}")
+
+def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
+    """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
+    if pairs.dim() != 2 or len(pairs) != 2:
+        raise ValueError(f"{name} must have shape (2, P), got {tuple(pairs.shape)}")
+    if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < num_nodes:
+        raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}")
+    low, high = pairs.long().sort(0).values
+    number = (low * num_nodes + high)[low != high].unique()
+    return torch.stack([number // num_nodes, number % num_nodes])
+
+
+def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) -> Tensor:
+    """``(2, E)``: as :func:`undirected_pairs`, the edges that are not held out."""
+    edges = undirected_pairs(edge_index, num_nodes, "edge_index")
+    low, high = edge_index.long()
+    forward = (low * num_nodes + high)[low < high].unique()
+    if 2 * edges.shape[1] != len(forward) + len((high * num_nodes + low)[high < low].unique()):
+        raise ValueError(
+            "edge_index must hold both directions of every edge: use PyG's to_undirected"
+        )
+    if held_out is None:
+        return edges
+    hidden = undirected_pairs(held_out, num_nodes, "held_out")
+    return edges[:, ~torch.isin(*(pairs[0] * num_nodes + pairs[1] for pairs in (edges, hidden)))]
 
 
 def _blocks(factors: Tensor):

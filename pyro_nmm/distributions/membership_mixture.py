@@ -7,13 +7,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-from pyro.distributions import Independent
-from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.distributions import Independent, Logistic
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
-from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.nn import functional as F
 
 from pyro_nmm.checks import check_shapes, check_values
@@ -26,10 +24,19 @@ from pyro_nmm.tracking import untracked
 ESTIMATORS = ("pathwise", "linear", "detached")
 
 
-class RelaxedLogits(LogitRelaxedBernoulli, TorchDistributionMixin):
-    """PyTorch's log-odds of relaxed Bernoulli variables, for Pyro."""
+class RelaxedLogits(Logistic):
+    """Logistic variables whose draws are finite in single precision too."""
 
-    has_rsample = True  # which PyTorch forgot to say
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
+        info = torch.finfo(self.loc.dtype)
+        u = torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device)
+        return self.loc + self.scale * u.clamp(info.eps, 1 - info.eps).logit()
+
+
+def relaxed_logits(log_odds: Tensor, temperature: float) -> RelaxedLogits:
+    """The log-odds of relaxed Bernoulli variables (Maddison, Mnih and Teh, 2017)."""
+    return RelaxedLogits(log_odds / temperature, 1 / temperature)
 
 
 class MembershipMixture(GraphDistribution):
@@ -112,7 +119,7 @@ class MembershipMixture(GraphDistribution):
         batch = torch.broadcast_shapes(self.log_odds.shape[:-2], c.shape[:-1])
         index = c[..., None].expand(*batch, -1, self.log_odds.shape[-1])
         chosen = self.log_odds.expand(*batch, -1, -1).gather(-2, index)
-        return RelaxedLogits(chosen.new_tensor(self.temperature), logits=chosen).to_event(2)
+        return relaxed_logits(chosen, self.temperature).to_event(2)
 
     def choices(self, value: Tensor, order: Tensor | None = None) -> NeighborChoice:
         """The choices given ``s``: independent, so that there is no need for an ``order``."""
@@ -128,18 +135,19 @@ class MembershipMixture(GraphDistribution):
         """``(..., N)``: the log-density of every node's vector."""
         (log_odds, logits, value), provenance = untracked(self.log_odds, self.logits, value)
         log_joint = self.hood.log_softmax(logits) + self._log_densities(value, log_odds).sum(-1)
-        # p(s_i) = p(c_i, s_i) / p(c_i | s_i), whatever the choice: the first.
-        log_prob = log_joint - self.hood.log_softmax(log_joint)
-        return track_provenance(log_prob.index_select(-1, self.hood.ptr[:-1]), provenance)
+        log_prob = self.hood.logsumexp(log_joint)
+        shape = torch.broadcast_shapes(log_prob.shape[:-1], self.batch_shape)
+        return track_provenance(log_prob.expand(*shape, -1), provenance)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         batch = self._extended_shape(Size(sample_shape))[:-2]
+        (log_odds, logits), provenance = untracked(self.log_odds, self.logits)
         with torch.no_grad():
-            choice = NeighborChoice(self.hood, self.logits, validate_args=False)
-            value = self.given(choice.expand(batch).sample()).sample()
-        log_odds = self.log_odds.expand(*batch, -1, -1)
-        attention = self.hood.softmax(self.logits).expand(*batch, -1)
-        return _Moving.apply(value, log_odds, attention, self)
+            choice = NeighborChoice(self.hood, logits, validate_args=False)
+            value, _ = untracked(self.given(choice.expand(batch).sample()).sample())
+        log_attention = self.hood.log_softmax(logits).expand(*batch, -1)
+        value = _Moving.apply(*value, log_odds.expand(*batch, -1, -1), log_attention, self)
+        return track_provenance(value, provenance)
 
     def _log_densities(self, value: Tensor, log_odds: Tensor) -> Tensor:
         """``(..., E, K)``: of each row's vector under each of its neighbours' log-odds."""
@@ -163,26 +171,27 @@ class _Moving(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, value: Tensor, log_odds: Tensor, attention: Tensor, mixture) -> Tensor:
+    def forward(ctx, value: Tensor, log_odds: Tensor, log_attention: Tensor, mixture) -> Tensor:
         ctx.mixture = mixture
-        ctx.save_for_backward(value, log_odds, attention)
+        ctx.save_for_backward(value, log_odds, log_attention)
         return value.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, upstream: Tensor):
-        value, log_odds, attention = ctx.saved_tensors
+        value, log_odds, log_attention = ctx.saved_tensors
         mixture, hood = ctx.mixture, ctx.mixture.hood
         upstream = upstream / mixture.temperature
         g = upstream.index_select(-2, hood.row)
         gap = mixture._gap(log_odds, mixture.temperature * value)
         terms = mixture._log_density(gap)
-        log_joint = attention.log() + terms.sum(-1)
+        log_joint = log_attention + terms.sum(-1)
         log_posterior = hood.log_softmax(log_joint)
         grad_odds = torch.zeros_like(log_odds)
         grad_odds.index_add_(-2, hood.source, log_posterior.exp()[..., None] * g)
         if mixture.estimator == "detached":
             return None, grad_odds, None, None
+        attention = log_attention.exp()
         if mixture.estimator == "linear":
             moved = log_odds.index_select(-2, hood.source)
         else:
@@ -193,7 +202,9 @@ class _Moving(torch.autograd.Function):
             before = mixture._log_density(mean_gap)
             before = before.cumsum(-1) - before
             after = terms.flip(-1).cumsum(-1).flip(-1) - terms
-            ratio = before + after - (log_joint - log_posterior)[..., None]
+            log_q = hood.logsumexp(log_joint).index_select(-1, hood.row)
+            ratio = before + after - log_q[..., None]
             change = mean_gap.neg().sigmoid() - gap.neg().sigmoid()
             moved = mixture.temperature * ratio.clamp(max=80).exp() * change
-        return None, grad_odds, (moved * g).sum(-1), None
+        # Towards the attention itself, and from there to its logarithm.
+        return None, grad_odds, attention * (moved * g).sum(-1), None

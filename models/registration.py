@@ -1,0 +1,25 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import pyro
+from torch import nn
+
+
+def register(name: str, module: nn.Module) -> None:
+    """
+    ``pyro.module``, and an error where Pyro's store holds another module's parameters under this
+    name: those would be learned in place of this one's.
+    """
+    pyro.module(name, module)
+    store = pyro.get_param_store()
+    for key, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue  # pyro.module leaves out what is not learned
+        if store[f"{name}$$${key}"].data_ptr() != parameter.data_ptr():
+            raise ValueError(
+                f"Pyro's parameter store already holds another network named {name!r}, "
+                f"so this one would not learn: call pyro.clear_param_store() first, or "
+                f"give each program its own name="
+            )
