@@ -95,13 +95,13 @@ def fit_free(
             network.log_alpha.copy_(other.alpha.log())
             network.logits.copy_(other.logits)
         starts.append((network, 0.0, 0.2 * args.lr))
-    found = []
+    count, found = max(4, 2**15 // field.num_nodes), []
     for network, warmup, lr in starts:
         mix, _ = fit_mixture(
             field, hood, network, order=order, num_steps=args.num_steps,
             num_samples=args.num_samples, lr=lr, warmup=warmup,
         )  # fmt: skip
-        found.append((loss(mix, field, order, 32, 4)[0], mix))
+        found.append((loss(mix, field, order, 8 * count, count)[0], mix))
     return min(found, key=lambda f: f[0])[1]
 
 

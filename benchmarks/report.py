@@ -224,12 +224,19 @@ def sizes_figure(runs: Runs, path: Path) -> None:
                 key = {"dataset": dataset, "backbone": kind, "method": method}
                 points = {r: runs.get("test.accuracy", ratio=r, **key)
                           for r in (0.1, 0.2, 0.3, 0.4, 0.5)}  # fmt: skip
-                points = {r: v for r, v in points.items() if v}
-                axis.plot(list(points), [100 * mean(v) for v in points.values()], style,
-                          marker="o", ms=4, color=COLORS[kind],
-                          label=name if method == "backbone" else f"NMM-{name}")  # fmt: skip
+                points = {r: v for r, v in points.items() if len(v) > 1}
+                if not points:
+                    continue
+                errors = [
+                    100 * statistics.stdev(v.values()) / len(v) ** 0.5 for v in points.values()
+                ]
+                axis.errorbar(list(points), [100 * mean(v) for v in points.values()], errors,
+                              ls=style, marker="o", ms=4, capsize=2, color=COLORS[kind],
+                              label=name if method == "backbone" else f"NMM-{name} + agreement",
+                              )  # fmt: skip
         axis.set(xlabel="share of training nodes", ylabel="test accuracy, %",
-                 title=GRAPHS[dataset])  # fmt: skip
+                 title=f"{GRAPHS[dataset]}, ± one standard error")  # fmt: skip
+        axis.set_xticks([0.1, 0.2, 0.3, 0.4, 0.5])
     axes[0][0].legend(frameon=False, fontsize=8)
     figure.savefig(path / "training_size.png", dpi=150)
     plt.close(figure)
