@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import InnerProductGraph
-from pyro_nmm.distributions.inner_product import observed_edges
 from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
 from pyro_nmm.models.registration import register
 from pyro_nmm.sticks import stick_logits
@@ -179,8 +178,8 @@ class DGLFRM(nn.Module):
         if self.balanced and edge_index is not None:
             size, hidden = self.num_nodes, 0 if held_out is None else held_out.shape[1]
             weight = InnerProductGraph.balance(edge_index, size, held_out, loops=True)
-            entries = 2 * observed_edges(edge_index, size, held_out).shape[1] + size
-            scale = size**2 / (size**2 - entries) * size**2 / (size**2 - hidden)
+            # N^2 / (N^2 - entries of edges), and N^2 / pairs that are looked at.
+            scale = (1 + 1 / weight) * size**2 / (size**2 - hidden)
         factors = self.decoder(members)
         return InnerProductGraph(factors, weight, held_out, loops=self.balanced), scale
 

@@ -90,7 +90,7 @@ class InnerProductGraph(GraphDistribution):
 
     def pair_logits(self, pairs: Tensor) -> Tensor:
         """``(..., P)``: log-odds of an edge for every pair of ``(2, P)``."""
-        return torch.mul(*(self.factors.index_select(-2, nodes) for nodes in pairs)).sum(-1)
+        return _inner(self.factors, pairs)
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -115,11 +115,7 @@ class InnerProductGraph(GraphDistribution):
         """
         (factors,), provenance = untracked(self.factors)
         edges = observed_edges(value, self.num_nodes, self.held_out)
-
-        def logits(pairs: Tensor) -> Tensor:
-            return torch.mul(*(factors.index_select(-2, nodes) for nodes in pairs)).sum(-1)
-
-        x = logits(edges)
+        x = _inner(factors, edges)
         flat = flatten(factors, factors.shape[:-2], 2)
         pairs = torch.stack([_AllPairs.apply(f) for f in flat]).view(factors.shape[:-2])
         own = factors.square().sum(-1)
@@ -128,7 +124,7 @@ class InnerProductGraph(GraphDistribution):
             loops = loops + self.weight * F.logsigmoid(own)
         log_prob = (self.weight * F.logsigmoid(x) + F.softplus(x)).sum(-1) - pairs
         if self.held_out is not None:
-            log_prob = log_prob + F.softplus(logits(self.held_out)).sum(-1)
+            log_prob = log_prob + F.softplus(_inner(factors, self.held_out)).sum(-1)
         log_prob = log_prob + 0.5 * loops.sum(-1)
         return track_provenance(log_prob.expand(self.batch_shape), provenance)
 
@@ -199,6 +195,11 @@ def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) 
         return edges
     hidden = undirected_pairs(held_out, num_nodes, "held_out")
     return edges[:, ~torch.isin(*(pairs[0] * num_nodes + pairs[1] for pairs in (edges, hidden)))]
+
+
+def _inner(factors: Tensor, pairs: Tensor) -> Tensor:
+    """``(..., P)``: inner products of pairs of rows."""
+    return torch.mul(*(factors.index_select(-2, nodes) for nodes in pairs)).sum(-1)
 
 
 def _blocks(factors: Tensor):
