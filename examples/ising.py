@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 import pyro
 import torch
 from letters import letters
+from pictures import save
 from torch import Tensor
 from tqdm import tqdm
 
@@ -104,10 +105,7 @@ def draw(args, clean: Tensor, noisy: Tensor, marginals: dict[str, Tensor],
     axis.set(xlabel="step", ylabel="KL divergence, nats", ylim=(0, None))
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.output, dpi=150)
-    plt.close(figure)
-    print(f"picture: {args.output}")
+    save(figure, args.output)
 
 
 def show(axis, image: Tensor, title: str, **style):

@@ -20,6 +20,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import networkx as nx
 import pyro
+from pictures import save
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from torch_geometric.datasets import KarateClub
@@ -127,10 +128,7 @@ def draw(args, data, mix, posterior, curve) -> None:
         "Posterior marginals (pies) and attention above 0.15 (arrows, to the neighbour)"
     )
     right.axis("off")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.output, dpi=150)
-    plt.close(figure)
-    print(f"picture: {args.output}")
+    save(figure, args.output)
 
 
 def parser() -> argparse.ArgumentParser:

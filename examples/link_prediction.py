@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import networkx
 import pyro
 import torch
+from pictures import save
 from pyro import poutine
 from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.optim import Adam
@@ -170,10 +171,7 @@ def draw(args, data: Data, names: list[str], split: LinkSplit, pairs: dict, curv
         more = f" and {int(size[community]) - len(members)} more" * (size[community] > len(members))
         axes[2].text(0, top, text + more, va="top", wrap=True, transform=axes[2].transAxes)
         top -= 0.165
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.output, dpi=150)
-    plt.close(figure)
-    print(f"picture: {args.output}")
+    save(figure, args.output)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
+from pictures import save
 from torch import Tensor
 
 COLORS = ("#E69F00", "#0072B2")
@@ -37,10 +38,7 @@ def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
     if node is None:
         node = uncertain_node(data, mix, *probs.values())
     neighbourhood(axes[2], data, mix, list(probs.values())[1], node)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.output, dpi=150)
-    plt.close(figure)
-    print(f"picture: {args.output}")
+    save(figure, args.output)
 
 
 def reliability(axis, probs: Tensor, y: Tensor, color: str, label: str, bins: int = 10) -> None:
