@@ -11,14 +11,17 @@ from pyro import poutine
 from pyro.distributions import Normal
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch_geometric.index import index2ptr
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import sort_edge_index
 
 from pyro_nmm import MembershipMixture, Neighborhood
 from pyro_nmm.distributions.inner_product import observed_edges
 from pyro_nmm.distributions.membership_mixture import ESTIMATORS, relaxed_logits
 from pyro_nmm.guides.handover import Handover, evaluation
 from pyro_nmm.guides.mixture import MixtureGuide
+from pyro_nmm.links import sparse_csr
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.networks import attention_scores
@@ -73,8 +76,8 @@ class DGLFRMGuide(nn.Module):
         :class:`~pyro_nmm.MembershipMixture`; or ``"local"``, which is unbiased too: every node's
         memberships are drawn twice, and the two compared while all other nodes stay.
         It takes particles one by one.
-    :param int num_columns: of the other nodes that ``"local"`` looks at, drawn at random; ``None``
-        for all.
+    :param int num_columns: of the other nodes and of the features that ``"local"`` looks at, drawn
+        at random; ``None`` for all.
     :param str name: of the parameters in Pyro's store.
     """
 
@@ -198,10 +201,11 @@ class DGLFRMGuide(nn.Module):
             others = family.sample()
             gain = self.target.swaps(v, s, r, others, edge_index, self._modelled(x), held_out,
                                      self.num_columns)  # fmt: skip
-            gain = gain - family.node_log_prob(others) + family.node_log_prob(s)
             hood = family.hood
-            before, after = (hood.softmax(family.choices(t).logits) for t in (s, others))
-            credit = 0.5 * gain.index_select(0, hood.row) * (after - before)
+            before, after = (family.choices(t).logits for t in (s, others))
+            gain = gain + hood.logsumexp(before) - hood.logsumexp(after)
+            change = hood.softmax(after) - hood.softmax(before)
+            credit = 0.5 * gain.index_select(0, hood.row) * change
         return (credit * (family.logits - family.logits.detach())).sum()
 
 
@@ -220,7 +224,7 @@ class _Encoder(nn.Module):
             self.omega = nn.Parameter(torch.ones(()))
             self.gamma = nn.Parameter(torch.tensor(float(gamma)))
         self._strengths: tuple[Tensor, Tensor] | None = None
-        self._graph: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        self._graph: tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None = None
 
     def sticks(self, concentration: float) -> Tensor:
         """``(2, K)``: the parameters of ``v``; they start at the prior's."""
@@ -233,19 +237,21 @@ class _Encoder(nn.Module):
         assert strengths is not None
         return strengths
 
-    def _normalized(self, edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """Edges with self-loops and the weights of a graph convolution, once for each graph."""
+    def _normalized(self, edge_index: Tensor, num_nodes: int) -> Tensor:
+        """A graph convolution's matrix, once for each graph."""
         if self._graph is None or self._graph[0] is not edge_index:
             weight = self.log_sticks.new_ones(edge_index.shape[1])
-            self._graph = edge_index, gcn_norm(edge_index, weight, num_nodes)
-        return self._graph[1]
+            edges, weight = gcn_norm(edge_index, weight, num_nodes)
+            (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)
+            self._graph = edge_index, (index2ptr(target, num_nodes), source, weight)
+        return sparse_csr(*self._graph[1], (num_nodes, num_nodes))
 
     def forward(
         self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_
     ) -> tuple[Tensor, Tensor | None]:
         graph = self._normalized(edge_index, len(x))
-        h = F.leaky_relu(self.first(x, *graph), 0.2)
-        outputs = [head(F.dropout(h, self.dropout, self.training), *graph) for head in self.heads]
+        h = F.leaky_relu(self.first(x, graph), 0.2)
+        outputs = [head(F.dropout(h, self.dropout, self.training), graph) for head in self.heads]
         mean, log_scale, odds = outputs[:3]
         self._strengths = mean, log_scale.exp()
         odds = odds + stick_logits(v)

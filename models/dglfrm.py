@@ -6,14 +6,14 @@ from __future__ import annotations
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import Bernoulli, Beta, Normal
+from pyro.distributions import Bernoulli, Normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import InnerProductGraph
 from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
 from pyro_nmm.models.registration import register
-from pyro_nmm.sticks import stick_logits
+from pyro_nmm.sticks import StickShares, stick_logits
 
 
 class DGLFRM(nn.Module):
@@ -106,8 +106,9 @@ class DGLFRM(nn.Module):
 
     def sticks(self) -> Tensor:
         """Site ``v``."""
-        concentration, one = self._numbers(self.concentration, 1.0)
-        return pyro.sample("v", Beta(concentration, one).expand(self.shape).to_event(2))
+        # Beta(a, 1), whose density here has no Gamma function to compute.
+        prior = StickShares(*self._numbers(self.concentration, 1.0))
+        return pyro.sample("v", prior.expand(self.shape).to_event(2))
 
     def given(
         self,
@@ -140,7 +141,8 @@ class DGLFRM(nn.Module):
         What every node alone would change: the log-density of :meth:`given` with the node's
         row of ``others``, ``(N, K)``, in place of its row of ``s``, minus that with ``s``.
 
-        :param int num_columns: see :meth:`~pyro_nmm.InnerProductGraph.swaps`.
+        :param int num_columns: estimates it from that many random other nodes and features, see
+            :meth:`~pyro_nmm.InnerProductGraph.swaps`.
         :return: ``(N,)``.
         """
         prior = self._prior(v)
@@ -149,7 +151,10 @@ class DGLFRM(nn.Module):
         change = scale * graph.swaps(edge_index, self.decoder(swapped), num_columns)
         change = change + (prior.log_prob(others) - prior.log_prob(s)).sum(-1)
         if self.features is not None and x is not None:
-            before, after = (self._feature_log_prob(m, x) for m in (members, swapped))
+            columns = None
+            if num_columns is not None and num_columns < self.num_features:
+                columns = torch.randperm(self.num_features, device=x.device)[:num_columns]
+            before, after = (self._feature_log_prob(m, x, columns) for m in (members, swapped))
             change = change + after - before
         return change
 
@@ -196,17 +201,28 @@ class DGLFRM(nn.Module):
             if not ((values == 0) | (values == 1)).all() or not values.any():
                 raise ValueError("x must hold zeros and ones, not only zeros: for counts, (x > 0)")
 
-    def _feature_log_prob(self, members: Tensor, x: Tensor) -> Tensor:
-        """``(..., N)``: of every node's features, weighted if ``balanced``."""
+    def _feature_log_prob(
+        self, members: Tensor, x: Tensor, columns: Tensor | None = None
+    ) -> Tensor:
+        """``(..., N)``: of every node's features, weighted if ``balanced``; or of some of them."""
         assert self.features is not None
-        logits, x = self.features(members), _dense(x)
-        if not self.balanced:
-            return Bernoulli(logits=logits).log_prob(x).sum(-1)
-        ones = x.sum()
-        loss = F.binary_cross_entropy_with_logits(
-            logits, x.expand_as(logits), pos_weight=(x.numel() - ones) / ones, reduction="none"
-        )
-        return -loss.sum(-1) * self.num_nodes / self.num_features
+        rows, features = _ones(x)
+        weight, scale = 1.0, 1.0
+        if self.balanced:
+            weight, scale = (x.numel() - len(rows)) / len(rows), self.num_nodes / self.num_features
+        layer, width = self.features, self.num_features
+        if columns is None:
+            logits = layer(members)
+        else:
+            logits = F.linear(members, layer.weight[columns], layer.bias[columns])
+            place = features.new_full((width,), -1)
+            place[columns] = torch.arange(len(columns), device=columns.device)
+            rows, features = rows[place[features] >= 0], place[features]
+            features = features[features >= 0]
+            scale, width = scale * width / len(columns), len(columns)
+        ones = logits.flatten(-2).index_select(-1, rows * width + features)
+        gain = weight * F.logsigmoid(ones) + F.softplus(ones)
+        return scale * (-F.softplus(logits).sum(-1)).index_add(-1, rows, gain)
 
     def _numbers(self, *numbers: float) -> tuple[Tensor, ...]:
         """On the parameters' device, of their dtype."""
@@ -216,3 +232,13 @@ class DGLFRM(nn.Module):
 
 def _dense(x: Tensor) -> Tensor:
     return x if x.layout == torch.strided else x.to_dense()
+
+
+def _ones(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the ones."""
+    if x.layout == torch.strided:
+        rows, columns = x.nonzero().T
+        return rows, columns
+    rows = torch.arange(len(x), device=x.device).repeat_interleave(x.crow_indices().diff())
+    kept = x.values() != 0
+    return rows[kept], x.col_indices()[kept]

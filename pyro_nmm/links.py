@@ -112,7 +112,7 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
         data = planetoid(name, root)
         x = data.x if data.x.layout != torch.strided else data.x.to_sparse_csr()
         ones = (x.values() > 0).to(x.dtype)
-        x = _csr(x.crow_indices(), x.col_indices(), ones, x.shape)
+        x = sparse_csr(x.crow_indices(), x.col_indices(), ones, x.shape)
         return Data(x=x, edge_index=remove_self_loops(data.edge_index)[0],
                     num_nodes=data.num_nodes, has_features=True)  # fmt: skip
     files = {"nips12": ("nips12/nips12.mat", "B"), "yeast": ("yeast/yeast.mat", "Problem")}
@@ -136,10 +136,11 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
 
 def identity(size: int) -> Tensor:
     """``(N, N)`` in ``torch.sparse_csr``: features of a graph without any."""
-    return _csr(torch.arange(size + 1), torch.arange(size), torch.ones(size), (size, size))
+    return sparse_csr(torch.arange(size + 1), torch.arange(size), torch.ones(size), (size, size))
 
 
-def _csr(rows: Tensor, columns: Tensor, values: Tensor, shape) -> Tensor:
+def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A matrix in ``torch.sparse_csr``, without the warning that its layout is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from pyro.distributions import Kumaraswamy
 from torch import Size, Tensor
-from torch.distributions import Beta, register_kl
+from torch.distributions import register_kl
 
 
 class StickShares(Kumaraswamy):
@@ -50,12 +50,23 @@ def stick_logits(v: Tensor) -> Tensor:
     return log_pi - (-log_pi.expm1()).log()
 
 
-@register_kl(torch.distributions.Kumaraswamy, Beta)
-def _kl_kumaraswamy_beta(p: torch.distributions.Kumaraswamy, q: Beta) -> Tensor:
-    """In closed form for Beta(alpha, 1), the prior of the sticks (Nalisnick and Smyth, 2017)."""
-    if not (q.concentration0 == 1).all():
-        raise NotImplementedError("in closed form for Beta(alpha, 1) alone")
-    a, b, alpha = p.concentration1, p.concentration0, q.concentration1
+@register_kl(torch.distributions.Kumaraswamy, torch.distributions.Kumaraswamy)
+def _kl_kumaraswamy_beta(
+    p: torch.distributions.Kumaraswamy, q: torch.distributions.Kumaraswamy
+) -> Tensor:
+    """Where ``q`` is Beta(alpha, 1), the prior of the sticks (Nalisnick and Smyth, 2017)."""
+    parameters = p.concentration1, p.concentration0, q.concentration1, q.concentration0
+    a, b, alpha, one = (_distinct(parameter) for parameter in parameters)
+    if not (one == 1).all():
+        raise NotImplementedError("in closed form for Kumaraswamy(alpha, 1) = Beta(alpha, 1) alone")
     euler = -torch.digamma(torch.ones((), dtype=a.dtype, device=a.device))
     share = (a - alpha) / a * (-euler - torch.digamma(b) - 1 / b)
-    return share + (a * b).log() - alpha.log() - (b - 1) / b
+    divergence = share + (a * b).log() - alpha.log() - (b - 1) / b
+    return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
+
+
+def _distinct(x: Tensor) -> Tensor:
+    """One of the elements that ``expand`` repeats along a dimension."""
+    for dim, stride in enumerate(x.stride()):
+        x = x.narrow(dim, 0, 1) if stride == 0 and x.shape[dim] else x
+    return x

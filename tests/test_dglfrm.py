@@ -44,13 +44,15 @@ def make(kind, num_features=0, **options):
 
 @pytest.mark.parametrize(("a", "b", "prior"), [(2.0, 0.7, 3.0), (0.6, 2.5, 0.8), (4.0, 1.3, 5.0)])
 def test_divergence_of_sticks(a, b, prior):
-    p, q = Kumaraswamy(torch.tensor(a), torch.tensor(b)), Beta(torch.tensor(prior), 1.0)
+    p, q = Kumaraswamy(torch.tensor(a), torch.tensor(b)), StickShares(torch.tensor(prior), 1.0)
 
     def integrand(v):
         v = torch.tensor(v)
         log_p = p.log_prob(v)
-        return (log_p.exp() * (log_p - q.log_prob(v))).item()
+        return (log_p.exp() * (log_p - Beta(prior, 1.0).log_prob(v))).item()
 
+    v = torch.tensor([0.1, 0.9])
+    assert torch.allclose(q.log_prob(v), Beta(prior, 1.0).log_prob(v))
     assert kl_divergence(p, q).item() == pytest.approx(quad(integrand, 0, 1)[0], abs=1e-6)
 
 
@@ -182,7 +184,7 @@ def test_objective():
 
 @pytest.mark.parametrize("balanced", [True, False])
 def test_swaps(balanced):
-    """Against the density of the whole program, one node at a time."""
+    """Against the density of the whole program, one node at a time; on average with few columns."""
     edge_index, x, held_out = graph()
     target = DGLFRM(NUM_NODES, NUM_COMMUNITIES, NUM_FEATURES, balanced=balanced)
     v, s, others = torch.rand(6, 3), torch.randn(6, 3), torch.randn(6, 3)
@@ -197,8 +199,12 @@ def test_swaps(balanced):
         swapped = s.clone()
         swapped[node] = others[node]
         expected.append(log_density(swapped) - log_density(s))
-    found = target.swaps(v, s, r, others, edge_index, x, held_out)
-    assert torch.allclose(found, torch.stack(expected))
+    expected, inputs = torch.stack(expected), (v, s, r, others, edge_index)
+    for features in (x, x.to_sparse_csr()):
+        assert torch.allclose(target.swaps(*inputs, features, held_out), expected)
+    draws = torch.stack([target.swaps(*inputs, x, held_out, 2) for _ in range(2000)])
+    z = (draws.mean(0) - expected) / (draws.std(0) / len(draws) ** 0.5)
+    assert z.abs().max() < 4
 
 
 def test_single_precision():
@@ -249,6 +255,18 @@ def test_held_out_pairs_are_not_looked_at():
     )
     assert all(same)
     assert not any(seen)
+
+
+def test_encoder():
+    """Against PyG's own graph convolutions."""
+    (edge_index, x, _), encoder = graph(), make("original").encoder.eval()
+    v = torch.rand(NUM_NODES, NUM_COMMUNITIES)
+    odds, _ = encoder(None, v, edge_index, x.to_sparse_csr())
+    layers = [encoder.first.network, encoder.heads[2]]
+    for layer in layers:
+        layer.normalize = layer.add_self_loops = True
+    hidden = torch.nn.functional.leaky_relu(layers[0](x, edge_index), 0.2)
+    assert torch.allclose(odds, layers[1](hidden, edge_index) + stick_logits(v))
 
 
 def test_another_graph_is_another_graph():

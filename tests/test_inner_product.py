@@ -126,6 +126,18 @@ def test_edges_are_a_set():
     assert torch.equal(InnerProductGraph(factors, 4.0, untidy_held_out).log_prob(untidy), expected)
 
 
+def test_edges_that_change_are_read_again():
+    graph, edge_index = InnerProductGraph(torch.randn(4, 2)), torch.tensor([[0, 1], [1, 0]])
+    before = graph.log_prob(edge_index)
+    assert torch.equal(graph.log_prob(edge_index), before)
+    edge_index += 1
+    after = graph.log_prob(edge_index)
+    assert torch.equal(after, graph.log_prob(edge_index.clone()))
+    assert not after.equal(before)
+    with torch.inference_mode():
+        assert torch.equal(graph.log_prob(edge_index.clone()), after)
+
+
 def test_expanded():
     factors, edge_index, _ = problem()
     graph = InnerProductGraph(factors)
