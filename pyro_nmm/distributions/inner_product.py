@@ -235,14 +235,13 @@ class _AllPairs(torch.autograd.Function):
         grad = torch.zeros_like(factors)
         for start, rows, columns in _blocks(factors):
             x = rows @ columns.T
-            part = F.softplus(x)
+            p = x.sigmoid()
             # Pairs within the block stand there twice.
-            part[:, : len(rows)] *= 0.5
-            total += part.sum(dtype=torch.double)
-            x.sigmoid_()
-            x[:, : len(rows)] *= 0.5
-            grad[start : start + len(rows)] += x @ columns
-            grad[start:] += x.T @ rows
+            x_own, p_own = x[:, : len(rows)], p[:, : len(rows)]
+            total += _softplus_sum(x, p) - 0.5 * _softplus_sum(x_own, p_own)
+            p_own *= 0.5
+            grad[start : start + len(rows)] += p @ columns
+            grad[start:] += p.T @ rows
         ctx.save_for_backward(grad)
         return total.to(factors)
 
@@ -251,3 +250,13 @@ class _AllPairs(torch.autograd.Function):
     def backward(ctx, upstream: Tensor):
         (grad,) = ctx.saved_tensors
         return upstream * grad
+
+
+def _softplus_sum(x: Tensor, p: Tensor) -> Tensor:
+    r"""
+    Sum of :math:`\log(1 + e^x) = \max(x, 0) - \log \max(p, 1 - p)` with :math:`p = \sigma(x)`, with
+    few logarithms: products of 64 factors that are at least a half do not underflow.
+    """
+    factors = (p - 0.5).abs_().add_(0.5)
+    logs = [part.prod(0).log().sum(dtype=torch.double) for part in factors.split(64)]
+    return x.relu().sum(1).sum(dtype=torch.double) - torch.stack(logs).sum()
