@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib
@@ -22,9 +21,6 @@ import networkx
 import pyro
 import torch
 from pictures import save
-from pyro import poutine
-from pyro.infer import SVI, TraceMeanField_ELBO
-from pyro.optim import Adam
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 from torch_geometric.data import Data
@@ -32,7 +28,7 @@ from torch_geometric.utils import from_networkx, to_dense_adj
 from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides import DGLFRMGuide
+from pyro_nmm.guides import DGLFRMGuide, fit_links
 from pyro_nmm.links import LinkSplit, identity, link_graph, link_split
 from pyro_nmm.models import DGLFRM
 
@@ -72,21 +68,6 @@ def build(args, data: Data, split: LinkSplit, guide: str) -> DGLFRMGuide:
     return pair.to(args.device)
 
 
-def train(
-    pair: DGLFRMGuide,
-    split: LinkSplit,
-    x: Tensor,
-    num_steps: int,
-    lr: float = 0.01,
-    progress: Callable[[range], Iterable[int]] = iter,
-) -> list[float]:
-    """The loss of every step, in nats a pair of nodes."""
-    # Adam's own constant is meant for losses of order one.
-    model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
-    svi = SVI(model, guide, Adam({"lr": lr}), TraceMeanField_ELBO())
-    return [svi.step(split.train, x, split.held_out) for _ in progress(range(num_steps))]
-
-
 def evaluate(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, part: str = "test") -> dict:
     """Area under the ROC curve and average precision of held-out links, in percent."""
     true, false = getattr(split, part), getattr(split, part + "_false")
@@ -108,8 +89,8 @@ def main(args) -> dict:
         pyro.set_rng_seed(args.seed)
         pairs[guide] = build(args, data, split, guide)
         start = time.perf_counter()
-        curves[guide] = train(
-            pairs[guide], split, data.x, args.num_steps,
+        curves[guide] = fit_links(
+            pairs[guide], split, data.x, num_steps=args.num_steps,
             progress=lambda steps, name=NAMES[guide]: tqdm(steps, desc=name, unit="step"),
         )  # fmt: skip
         seconds = (time.perf_counter() - start) / args.num_steps

@@ -8,6 +8,7 @@ from pyro_nmm.guides.amortized import AmortizedNMM
 from pyro_nmm.guides.approximation import fit_mixture
 from pyro_nmm.guides.classification import fit_classifier, fit_nmm
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
+from pyro_nmm.guides.link_prediction import fit_links
 from pyro_nmm.guides.mean_field import mean_field
 from pyro_nmm.guides.mixture import MixtureGuide, density
 from pyro_nmm.guides.ordered import ordered_guide
@@ -19,6 +20,7 @@ __all__ = [
     "MixtureGuide",
     "density",
     "fit_classifier",
+    "fit_links",
     "fit_mixture",
     "fit_nmm",
     "mean_field",

@@ -156,6 +156,21 @@ def test_benchmark_of_random_fields(tmp_path):
 
 
 @pytest.mark.slow
+def test_benchmark_of_link_prediction(tmp_path):
+    benchmark, tables = load("benchmarks/link_prediction.py"), load("benchmarks/link_tables.py")
+    report = load("benchmarks/report.py")
+    tasks, path = ["reproduce", "search", "compare", "cost"], tmp_path / "links.jsonl"
+    args = benchmark.parser().parse_args([*tasks, "--smoke", "--results", str(path)])
+    rows = benchmark.main(args).rows
+    assert len(rows) == len(path.read_text().splitlines()) == 6 + 4 + 6 + 1
+    assert len(benchmark.main(args).rows) == len(rows)
+    for name in ("links", "bounds", "reproduced", "link_cost"):
+        assert getattr(tables, name)(rows, report.table).count("\n") > 1
+    tables.bound_figure(rows, tmp_path)
+    assert (tmp_path / "link_bound.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
 def test_smaller_benchmarks(tmp_path):
     epochs, tightness = load("benchmarks/epochs.py"), load("benchmarks/tightness.py")
     args = epochs.parser().parse_args(["--smoke", "--results", str(tmp_path / "epochs.json")])
