@@ -12,6 +12,7 @@ memberships. By default, who meets whom in Les Misérables.
 from __future__ import annotations
 
 import argparse
+import textwrap
 import time
 from pathlib import Path
 
@@ -20,9 +21,12 @@ import matplotlib.pyplot as plt
 import networkx
 import pyro
 import torch
+from matplotlib.patches import Rectangle
 from pictures import save
+from sklearn.cluster import KMeans
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
+from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.utils import from_networkx, to_dense_adj
 from tqdm import tqdm
@@ -108,31 +112,39 @@ def main(args) -> dict:
     return result
 
 
-def communities(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, num_samples: int = 20) -> Tensor:
-    """``(N, K)``: mean strength of every membership, :math:`b |r|`."""
+def communities(
+    pair: DGLFRMGuide, split: LinkSplit, x: Tensor, number: int = 6, num_samples: int = 50
+) -> tuple[Tensor, Tensor]:
+    """
+    A community for every node, largest first, and how well the node fits it: clusters of the
+    vectors whose inner products are the links' log-odds.
+    """
     pair.eval()
     with torch.no_grad():
-        draws = [pair.guide(split.train, x).abs() for _ in range(num_samples)]
+        draws = [pair.target.decoder(pair.guide(split.train, x)) for _ in range(num_samples)]
     pair.train()
-    return torch.stack(draws).mean(0)
+    factors = F.normalize(torch.stack(draws).mean(0), dim=-1).cpu()
+    clusters = KMeans(min(number, len(x)), n_init=10, random_state=0).fit(factors.numpy())
+    label = torch.from_numpy(clusters.labels_).long()
+    fit = (factors * torch.from_numpy(clusters.cluster_centers_)[label]).sum(-1)
+    rank = label.bincount().argsort(descending=True).argsort()
+    return rank[label], fit
 
 
 def draw(args, data: Data, names: list[str], split: LinkSplit, pairs: dict, curves: dict) -> None:
     matplotlib.use("Agg")
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(1, 3, figsize=(14, 5), layout="constrained")
-    strength = communities(list(pairs.values())[-1], split, data.x).cpu()
-    best = strength.argmax(-1)
-    size = torch.bincount(best, minlength=strength.shape[1])
-    # Large communities first, and their most central members first.
-    key = -size[best] * 1e3 + best - strength.max(-1).values / strength.max()
-    order = key.argsort()
+    community, fit = communities(list(pairs.values())[-1], split, data.x)
+    order = (2 * community - fit / fit.abs().max()).argsort()
     matrix = to_dense_adj(data.edge_index.cpu(), max_num_nodes=data.num_nodes)[0]
     axes[0].imshow(matrix[order][:, order], cmap="gray_r", interpolation="nearest")
-    edges = (best[order].diff() != 0).nonzero()[:, 0] + 0.5
-    for edge in edges[:20].tolist():
-        axes[0].axhline(edge, color="#E69F00", lw=0.6)
-        axes[0].axvline(edge, color="#E69F00", lw=0.6)
+    sizes, start = community.bincount().tolist(), 0
+    for number, size in enumerate(sizes):
+        box = Rectangle((start - 0.5, start - 0.5), size, size, fill=False, ec="#E69F00", lw=1.5)
+        axes[0].add_patch(box)
+        axes[0].text(start + size, start, f"{number + 1}", color="#B45F06", weight="bold", va="top")
+        start += size
     axes[0].set(title="Links, nodes sorted by inferred community", xlabel="node", ylabel="node")
     for guide, curve in curves.items():
         smooth = -torch.tensor(curve).unfold(0, min(20, len(curve)), 1).mean(-1)
@@ -141,17 +153,14 @@ def draw(args, data: Data, names: list[str], split: LinkSplit, pairs: dict, curv
     axes[1].set(title="Evidence lower bound, mean of 20 steps", xlabel="step",
                 ylabel="nats a pair of nodes")  # fmt: skip
     axes[1].legend(frameon=False, loc="lower right")
-    low = -torch.tensor(list(curves.values())).quantile(0.9).item()
-    axes[1].set_ylim(bottom=low)
+    axes[1].set_ylim(bottom=-torch.tensor(list(curves.values())).quantile(0.9).item())
     axes[2].axis("off")
-    axes[2].set_title("Largest communities: members, most central first")
-    top = 1.0
-    for community in size.argsort(descending=True)[:6].tolist():
-        members = [i for i in order.tolist() if best[i] == community][:9]
-        text = ", ".join(names[i] for i in members)
-        more = f" and {int(size[community]) - len(members)} more" * (size[community] > len(members))
-        axes[2].text(0, top, text + more, va="top", wrap=True, transform=axes[2].transAxes)
-        top -= 0.165
+    axes[2].set_title("Communities: members, the most typical ones first", loc="left")
+    for number, size in enumerate(sizes):
+        members = [names[i] for i in order.tolist() if community[i] == number][:12]
+        more = f" and {size - len(members)} more" * (size > len(members))
+        text = textwrap.fill(f"{number + 1}: {', '.join(members)}{more}", 62)
+        axes[2].text(0, 1 - number / len(sizes), text, va="top", transform=axes[2].transAxes)
     save(figure, args.output)
 
 
@@ -166,7 +175,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--concentration", type=float, default=5.0)
     parser.add_argument("--gamma", type=float, default=0.0, help="where self-attention starts")
     parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--dropout", type=float, default=0.5)
+    parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--num-steps", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
