@@ -74,8 +74,8 @@ class DGLFRMGuide(nn.Module):
     :param bool marginal: Whether choices are summed out.
     :param str estimator: of the derivative towards the attention, see
         :class:`~pyro_nmm.MembershipMixture`; or ``"local"``, which is unbiased too: every node's
-        memberships are drawn twice, and the two compared while all other nodes stay.
-        It takes particles one by one.
+        memberships are drawn twice, and the two compared while all other nodes stay; in half of
+        the steps, at random, with twice the weight. It takes particles one by one.
     :param int num_columns: of the other nodes and of the features that ``"local"`` looks at, drawn
         at random; ``None`` for all.
     :param str name: of the parameters in Pyro's store.
@@ -94,7 +94,7 @@ class DGLFRMGuide(nn.Module):
         gamma: float = 0.0,
         marginal: bool = True,
         estimator: str = "local",
-        num_columns: int | None = 512,
+        num_columns: int | None = 128,
         name: str = "dglfrm_guide",
     ) -> None:
         super().__init__()
@@ -189,14 +189,16 @@ class DGLFRMGuide(nn.Module):
     ) -> Tensor:  # fmt: skip
         """
         Zero, with the bound's derivative towards the attention: every node's score at two draws
-        of its memberships, times half of what the bound gains from one to the other while all
-        other nodes stay.
+        of its memberships, times what the bound gains from one to the other while all other
+        nodes stay.
         """
         s, r = values["s"], values["r"]
         if s.dim() > 2:
             raise NotImplementedError(
                 "estimator='local' takes particles one by one: vectorize_particles=False"
             )
+        if torch.rand(()) < 0.5:
+            return s.new_zeros(())
         with torch.no_grad():
             others = family.sample()
             gain = self.target.swaps(v, s, r, others, edge_index, self._modelled(x), held_out,
@@ -205,7 +207,8 @@ class DGLFRMGuide(nn.Module):
             before, after = (family.choices(t).logits for t in (s, others))
             gain = gain + hood.logsumexp(before) - hood.logsumexp(after)
             change = hood.softmax(after) - hood.softmax(before)
-            credit = 0.5 * gain.index_select(0, hood.row) * change
+            # Half, as both draws stand for either one, and twice, as every other step has none.
+            credit = gain.index_select(0, hood.row) * change
         return (credit * (family.logits - family.logits.detach())).sum()
 
 

@@ -47,5 +47,5 @@ def fit_links(
     """
     # Adam's own constant is meant for losses of order one.
     model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
-    svi = SVI(model, guide, Adam({"lr": lr}), TraceMeanField_ELBO())
-    return [svi.step(split.train, x, split.held_out) for _ in progress(range(num_steps))]
+    svi, held_out = SVI(model, guide, Adam({"lr": lr}), TraceMeanField_ELBO()), split.held_out
+    return [svi.step(split.train, x, held_out) for _ in progress(range(num_steps))]

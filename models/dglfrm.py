@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import InnerProductGraph
+from pyro_nmm.distributions.inner_product import once
 from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
 from pyro_nmm.models.registration import register
 from pyro_nmm.sticks import StickShares, stick_logits
@@ -154,8 +155,8 @@ class DGLFRM(nn.Module):
             columns = None
             if num_columns is not None and num_columns < self.num_features:
                 columns = torch.randperm(self.num_features, device=x.device)[:num_columns]
-            before, after = (self._feature_log_prob(m, x, columns) for m in (members, swapped))
-            change = change + after - before
+            both = self._feature_log_prob(torch.stack([members, swapped]), x, columns)
+            change = change + both[1] - both[0]
         return change
 
     def link_logits(self, members: Tensor, pairs: Tensor) -> Tensor:
@@ -234,11 +235,10 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.layout == torch.strided else x.to_dense()
 
 
-def _ones(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the ones."""
+@once
+def _ones(x: Tensor) -> Tensor:
+    """``(2, number)``: rows and columns of the ones."""
     if x.layout == torch.strided:
-        rows, columns = x.nonzero().T
-        return rows, columns
+        return x.nonzero().T
     rows = torch.arange(len(x), device=x.device).repeat_interleave(x.crow_indices().diff())
-    kept = x.values() != 0
-    return rows[kept], x.col_indices()[kept]
+    return torch.stack([rows, x.col_indices()])[:, x.values() != 0]

@@ -162,7 +162,7 @@ def test_benchmark_of_link_prediction(tmp_path):
     tasks, path = ["reproduce", "search", "compare", "cost"], tmp_path / "links.jsonl"
     args = benchmark.parser().parse_args([*tasks, "--smoke", "--results", str(path)])
     rows = benchmark.main(args).rows
-    assert len(rows) == len(path.read_text().splitlines()) == 6 + 4 + 6 + 1
+    assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 2) + 6 + 1
     assert len(benchmark.main(args).rows) == len(rows)
     for name in ("links", "bounds", "reproduced", "link_cost"):
         assert getattr(tables, name)(rows, report.table).count("\n") > 1

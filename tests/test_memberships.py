@@ -46,8 +46,7 @@ def test_density_sums_to_one():
     cell = (line[1] - line[0]) ** 2
     # The other nodes' densities are those of the typical value, so they divide out.
     whole = mix.log_prob(values).exp().sum(1) * cell
-    log_joint = mix.hood.log_softmax(mix.logits) + mix._log_densities(typical, mix.log_odds).sum(-1)
-    single = mix.hood.sum(log_joint.exp())
+    single = mix.node_log_prob(typical).exp()
     assert torch.allclose(whole, single.prod() / single, rtol=1e-6)
 
 

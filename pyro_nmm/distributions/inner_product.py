@@ -172,7 +172,7 @@ class InnerProductGraph(GraphDistribution):
         return score(others) - score(factors)
 
 
-def _once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Not again for the same, unchanged tensors: sorting edges takes a tenth of a step."""
     remembered = functools.lru_cache(maxsize=4)(lambda _, *arguments: function(*arguments))
 
@@ -186,7 +186,7 @@ def _once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-@_once
+@once
 def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
     """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
     if pairs.dim() != 2 or len(pairs) != 2:
@@ -198,7 +198,7 @@ def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
     return torch.stack([number // num_nodes, number % num_nodes])
 
 
-@_once
+@once
 def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) -> Tensor:
     """``(2, E)``: as :func:`undirected_pairs`, the edges that are not held out."""
     edges = undirected_pairs(edge_index, num_nodes, "edge_index")

@@ -123,7 +123,7 @@ class MembershipMixture(GraphDistribution):
 
     def choices(self, value: Tensor, order: Tensor | None = None) -> NeighborChoice:
         """The choices given ``s``: independent, so that there is no need for an ``order``."""
-        scores = self.logits + self._log_densities(value, self.log_odds).sum(-1)
+        scores = self.logits + self._log_densities(value, self.log_odds)
         return NeighborChoice(self.hood, scores, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class MembershipMixture(GraphDistribution):
     def node_log_prob(self, value: Tensor) -> Tensor:
         """``(..., N)``: the log-density of every node's vector."""
         (log_odds, logits, value), provenance = untracked(self.log_odds, self.logits, value)
-        log_joint = self.hood.log_softmax(logits) + self._log_densities(value, log_odds).sum(-1)
+        log_joint = self.hood.log_softmax(logits) + self._log_densities(value, log_odds)
         log_prob = self.hood.logsumexp(log_joint)
         shape = torch.broadcast_shapes(log_prob.shape[:-1], self.batch_shape)
         return track_provenance(log_prob.expand(*shape, -1), provenance)
@@ -150,17 +150,18 @@ class MembershipMixture(GraphDistribution):
         return track_provenance(value, provenance)
 
     def _log_densities(self, value: Tensor, log_odds: Tensor) -> Tensor:
-        """``(..., E, K)``: of each row's vector under each of its neighbours' log-odds."""
-        own = self.temperature * value
-        return self._log_density(self._gap(log_odds, own))
+        """``(..., E)``: of each row's vector under each of its neighbours' log-odds."""
+        own, hood = self.temperature * value, self.hood
+        # What is linear in the gap is summed before there is one for every edge.
+        linear = log_odds.sum(-1).index_select(-1, hood.source)
+        linear = linear - own.sum(-1).index_select(-1, hood.row)
+        curved = F.softplus(self._gap(log_odds, own)).sum(-1)
+        return linear - 2 * curved + own.shape[-1] * math.log(self.temperature)
 
     def _gap(self, log_odds: Tensor, own: Tensor) -> Tensor:
         """``(..., E, K)``: the neighbour's minus the node's own."""
         hood = self.hood
         return log_odds.index_select(-2, hood.source) - own.index_select(-2, hood.row)
-
-    def _log_density(self, gap: Tensor) -> Tensor:
-        return gap - 2 * F.softplus(gap) + math.log(self.temperature)
 
 
 class _Moving(torch.autograd.Function):
@@ -183,9 +184,7 @@ class _Moving(torch.autograd.Function):
         mixture, hood = ctx.mixture, ctx.mixture.hood
         upstream = upstream / mixture.temperature
         g = upstream.index_select(-2, hood.row)
-        gap = mixture._gap(log_odds, mixture.temperature * value)
-        terms = mixture._log_density(gap)
-        log_joint = log_attention + terms.sum(-1)
+        log_joint = log_attention + mixture._log_densities(value, log_odds)
         log_posterior = hood.log_softmax(log_joint)
         grad_odds = torch.zeros_like(log_odds)
         grad_odds.index_add_(-2, hood.source, log_posterior.exp()[..., None] * g)
@@ -199,7 +198,9 @@ class _Moving(torch.autograd.Function):
             # those before k have gone already, those after have not.
             mean = hood.sum((attention[..., None] * log_odds.index_select(-2, hood.source)).mT).mT
             mean_gap = (mean - mixture.temperature * value).index_select(-2, hood.row)
-            before = mixture._log_density(mean_gap)
+            gap = mixture._gap(log_odds, mixture.temperature * value)
+            constant = math.log(mixture.temperature)
+            before, terms = (x - 2 * F.softplus(x) + constant for x in (mean_gap, gap))
             before = before.cumsum(-1) - before
             after = terms.flip(-1).cumsum(-1).flip(-1) - terms
             log_q = hood.logsumexp(log_joint).index_select(-1, hood.row)
