@@ -4,15 +4,16 @@
 """
 Link prediction with DGLFRM, its original guide and the NMM's: the paper's table 5 and figure 5.
 
-    python benchmarks/link_prediction.py reproduce search compare cost --data-root FOLDER
+    python benchmarks/link_prediction.py reproduce search compare memberships cost --data-root F
 
 Tasks: ``reproduce`` (the original guide on the authors' splits of Cora, with their settings),
 ``search`` (the model's and the network's settings by the original guide's average precision on
 validation links, then the NMM's estimator by its bound), ``compare`` (both guides, the same
-settings, paired random splits), ``cost`` (seconds and memory of a step). FOLDER holds
-``nips12/nips12.mat``, ``yeast/yeast.mat``, ``linkpred_splits/cora/split_0.npz`` and what PyG's
-Planetoid needs. Each fit appends one line to ``--results``, and what is there already is not run
-again, so a run may be interrupted. ``benchmarks/report.py`` makes the tables and the figure.
+settings, paired random splits), ``memberships`` (links predicted with other nodes' memberships),
+``cost`` (seconds and memory of a step). F holds ``nips12/nips12.mat``, ``yeast/yeast.mat``,
+``linkpred_splits/cora/split_0.npz`` and what PyG's Planetoid needs. Each fit appends one line to
+``--results``, and what is there already is not run again, so a run may be interrupted.
+``benchmarks/report.py`` makes the tables and the figure.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from pathlib import Path
 import pyro
 import torch
 from graphs import citation_like
+from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from sklearn.metrics import average_precision_score, roc_auc_score
 from speed import PeakMemory
 from torch_geometric.data import Data
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import NeighborChoice, Neighborhood
 from pyro_nmm.guides import DGLFRMGuide, fit_links
 from pyro_nmm.links import LinkSplit, identity, link_graph, link_split, published_split
 from pyro_nmm.models import DGLFRM
@@ -202,6 +204,38 @@ def compare(args, results: Results, dataset: str) -> None:
         results.add(**key, **row)
 
 
+@torch.no_grad()
+def memberships(args, results: Results, dataset: str) -> None:
+    """
+    What the memberships say of the links: average precision of the original guide, fitted, with
+    every node's own memberships, with those of a random neighbour or itself, and of any node.
+    """
+    data = load(args, dataset)
+    for seed in range(args.num_searched):
+        key = {"task": "memberships", "dataset": dataset, "seed": seed}
+        if results.has(**key):
+            continue
+        split = link_split(data.edge_index, data.num_nodes, seed)
+        with torch.enable_grad():
+            pair, _ = fit(args, data, split, "original", results.chosen(dataset, "original"), seed)
+        pair.eval()
+        hood = Neighborhood(split.train, data.num_nodes)
+        neighbors = NeighborChoice(hood, torch.zeros(hood.num_edges, device=hood.device))
+        everyone = torch.arange(data.num_nodes, device=hood.device)
+        donors = {"own": lambda own=everyone: own, "a neighbour's": neighbors.sample,
+                  "anyone's": lambda own=everyone: own[torch.randperm(len(own))]}  # fmt: skip
+        tested, found = torch.cat([split.test, split.test_false], 1), {}
+        labels = torch.arange(tested.shape[1]) < split.test.shape[1]
+        for name, draw in donors.items():
+            logits = torch.zeros(tested.shape[1])
+            for _ in range(args.num_samples):
+                sites = poutine.trace(pair.guide).get_trace(split.train, data.x).nodes
+                members = (sites["s"]["value"][draw()] > 0) * sites["r"]["value"]
+                logits += pair.target.link_logits(members, tested).cpu()
+            found[name] = 100 * float(average_precision_score(labels, logits))
+        results.add(**key, AP=found)
+
+
 def cost(args, results: Results, dataset: str) -> None:
     """Seconds of a step, the guides in turn, and the process's peak memory under each."""
     if results.has(task="cost", dataset=dataset):
@@ -231,7 +265,8 @@ def cost(args, results: Results, dataset: str) -> None:
                 settings=settings)  # fmt: skip
 
 
-TASKS = {"reproduce": reproduce, "search": search, "compare": compare, "cost": cost}
+TASKS = {"reproduce": reproduce, "search": search, "compare": compare,
+         "memberships": memberships, "cost": cost}  # fmt: skip
 
 
 def main(args) -> Results:

@@ -94,6 +94,17 @@ def reproduced(rows: list[dict], table: Callable[..., str]) -> str:
     return table(head, lines)
 
 
+def memberships(rows: list[dict], table: Callable[..., str]) -> str:
+    """Mean over splits of what is left with other nodes' memberships."""
+    lines = []
+    for dataset, name in GRAPHS.items():
+        part = [r["AP"] for r in rows if r["task"] == "memberships" and r["dataset"] == dataset]
+        if part:
+            lines.append([name, *(f"{mean(r[whose] for r in part):.2f}" for whose in part[0])])
+    head = ["AP, DGLFRM", "own memberships", "a neighbour's", "anyone's"]
+    return table(head, lines)
+
+
 def link_cost(rows: list[dict], table: Callable[..., str]) -> str:
     lines = []
     for dataset, name in GRAPHS.items():

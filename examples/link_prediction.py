@@ -48,6 +48,7 @@ def load(args) -> tuple[Data, list[str]]:
         data.x, data.has_features = identity(len(graph)), False
         return data, list(networkx.Graph(graph.edges))
     if args.dataset == "synthetic":
+        pyro.clear_param_store()
         with torch.random.fork_rng():
             pyro.set_rng_seed(0)
             edge_index = DGLFRM(200, 8, concentration=3.0).model()

@@ -156,15 +156,31 @@ def test_benchmark_of_random_fields(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_link_prediction(tmp_path):
+    example = load("examples/link_prediction.py")
+    args = example.parser().parse_args(["--output", str(tmp_path / "links.png")])
+    args.num_steps = 150
+    result = example.main(args)
+    assert args.output.stat().st_size > 50_000
+    for row in result.values():
+        assert row["AP"] > 75
+        assert row["loss"] < 0.75
+    args = example.parser().parse_args(["--dataset", "synthetic", "--num-steps", "2"])
+    args.output = None
+    assert example.main(args).keys() == {"original", "nmm"}
+
+
+@pytest.mark.slow
 def test_benchmark_of_link_prediction(tmp_path):
     benchmark, tables = load("benchmarks/link_prediction.py"), load("benchmarks/link_tables.py")
     report = load("benchmarks/report.py")
-    tasks, path = ["reproduce", "search", "compare", "cost"], tmp_path / "links.jsonl"
+    tasks, path = list(benchmark.TASKS), tmp_path / "links.jsonl"
     args = benchmark.parser().parse_args([*tasks, "--smoke", "--results", str(path)])
     rows = benchmark.main(args).rows
-    assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 2) + 6 + 1
+    assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 2) + 6 + 1 + 1
     assert len(benchmark.main(args).rows) == len(rows)
-    for name in ("links", "bounds", "reproduced", "link_cost"):
+    for name in ("links", "bounds", "reproduced", "memberships", "link_cost"):
         assert getattr(tables, name)(rows, report.table).count("\n") > 1
     tables.bound_figure(rows, tmp_path)
     assert (tmp_path / "link_bound.png").stat().st_size > 10_000

@@ -13,10 +13,17 @@ from oracle import of_hood
 from pyro.infer import TraceGraph_ELBO
 from test_ordered_conditional import random_case
 
-from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import (
+    InnerProductGraph,
+    MembershipMixture,
+    Neighborhood,
+    NeighborMixture,
+    OrderedConditional,
+)
 from pyro_nmm.data import digits, random_split
-from pyro_nmm.guides import Agreement, fit_nmm, ordered_guide
-from pyro_nmm.models import NMMNetwork, StackedNMM, nmm
+from pyro_nmm.guides import Agreement, DGLFRMGuide, fit_links, fit_nmm, ordered_guide
+from pyro_nmm.links import LinkSplit, link_split
+from pyro_nmm.models import DGLFRM, NMMNetwork, StackedNMM, nmm
 from pyro_nmm.models.backbones import gcn
 
 pytestmark = pytest.mark.gpu
@@ -113,3 +120,34 @@ def test_node_classification_trains(tmp_path):
                      checkpoint=tmp_path / "nmm.pt")  # fmt: skip
     hit = mix.condition(data.y, data.train_mask, 32).predict() == data.y
     assert hit[data.test_mask].double().mean() > 0.9
+
+
+def test_links_and_memberships():
+    graph = nx.barabasi_albert_graph(200, 3, seed=0)
+    hood, edge_index = to_hood(graph), torch.tensor(list(nx.DiGraph(graph).edges)).T
+    factors, s = torch.randn(200, 4), torch.randn(200, 5)
+    log_odds, logits = torch.randn(200, 5), torch.randn(hood.num_edges)
+    results = []
+    for device in ("cpu", "cuda"):
+        move = [t.detach().to(device).requires_grad_() for t in (factors, log_odds, logits)]
+        links = InnerProductGraph(move[0], 3.0, edge_index[:, :2].to(device), loops=True)
+        mixture = MembershipMixture(hood.to(device), *move[1:])
+        edges = edge_index.to(device)
+        value = links.log_prob(edges) + mixture.log_prob(s.to(device))
+        swaps = links.swaps(edges, 2 * move[0].detach())
+        results.append([value, swaps, *torch.autograd.grad(value, move)])
+        assert mixture.rsample().device.type == links.sample().device.type == device
+    for here, there in zip(*results, strict=True):
+        torch.testing.assert_close(there.cpu(), here, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("guide", ["original", "nmm"])
+def test_dglfrm(guide):
+    edge_index = torch.tensor(list(nx.barabasi_albert_graph(60, 3, seed=0).edges)).T
+    split = LinkSplit(*(pairs.cuda() for pairs in link_split(edge_index, 60, seed=0)))
+    x = torch.eye(60).cuda()
+    hood = None if guide == "original" else Neighborhood(split.train, 60)
+    pair = DGLFRMGuide(DGLFRM(60, 8, 60), 60, hood, name=guide).cuda()
+    losses = fit_links(pair, split, x, num_steps=30)
+    assert losses[-1] < losses[0]
+    assert pair.link_logits(split.test, split.train, x).device.type == "cuda"
