@@ -23,9 +23,13 @@ def fit_links(
     lr: float = 0.01,
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> list[float]:
-    """
+    r"""
     Fits a latent feature model and its guide to the training edges of a split, as Mehta, Carin and
     Rai (2019) do: Adam at a constant rate, the last iterate. No step looks at held-out pairs.
+
+    .. math::
+
+        \min_\theta \; -\frac{1}{N^2} E_q \left[ \log \frac{p(v, b, r, A, X)}{q(v, b, r)} \right]
 
     >>> import torch
     >>> from torch_geometric.datasets import KarateClub

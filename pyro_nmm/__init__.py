@@ -3,6 +3,7 @@
 
 """The Neighbor Mixture Model: correlated node labels in Pyro."""
 
+from pyro_nmm.concentrations import GaussianConcentrations
 from pyro_nmm.distributions import (
     ChosenLabels,
     InnerProductGraph,
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ChosenLabels",
+    "GaussianConcentrations",
     "InnerProductGraph",
     "MembershipMixture",
     "NeighborChoice",

@@ -8,12 +8,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_nmm.concentrations import GaussianConcentrations
 from pyro_nmm.neighborhood import Neighborhood
 
 
-def check_shapes(hood: Neighborhood, alpha: Tensor | None, logits: Tensor | None) -> None:
+def check_shapes(
+    hood: Neighborhood, alpha: Tensor | GaussianConcentrations | None, logits: Tensor | None
+) -> None:
     """Shapes, dtypes and devices of the parameters; always on, because it costs nothing."""
-    if alpha is not None:
+    if isinstance(alpha, GaussianConcentrations):
+        _check_device("alpha.mean", alpha.mean, hood)
+        if alpha.mean.shape[-1] != hood.num_nodes:
+            raise ValueError(
+                f"alpha.mean must have shape (..., {hood.num_nodes}), one number per node, got "
+                f"{tuple(alpha.mean.shape)}"
+            )
+    elif alpha is not None:
         _check_float("alpha", alpha, hood)
         if alpha.dim() < 2 or alpha.shape[-2] != hood.num_nodes or alpha.shape[-1] < 2:
             raise ValueError(
@@ -28,6 +38,8 @@ def check_shapes(hood: Neighborhood, alpha: Tensor | None, logits: Tensor | None
                 f"(self-loops included, in the order of hood.source and hood.target), "
                 f"got {tuple(logits.shape)}"
             )
+    if isinstance(alpha, GaussianConcentrations):
+        alpha = alpha.mean
     if alpha is not None and logits is not None and alpha.dtype != logits.dtype:
         raise ValueError(
             f"alpha and logits must have the same dtype, got {alpha.dtype} and {logits.dtype}"
@@ -44,9 +56,18 @@ def check_all_rows(hood: Neighborhood) -> None:
 
 
 def check_values(
-    alpha: Tensor | None, logits: Tensor | None, hood: Neighborhood | None = None
+    alpha: Tensor | GaussianConcentrations | None,
+    logits: Tensor | None,
+    hood: Neighborhood | None = None,
 ) -> None:
     """Values of the parameters; follows ``validate_args``, because it reads the data."""
+    if isinstance(alpha, GaussianConcentrations):
+        for name in ("width", "scale"):
+            if not (getattr(alpha, name) > 0).all():
+                raise ValueError(f"alpha.{name} must be positive: pass it through softplus or exp")
+        if not alpha.mean.isfinite().all():
+            raise ValueError("alpha.mean must be finite")
+        alpha = None
     if alpha is not None and not (alpha > 0).all():
         where = (~(alpha > 0)).nonzero()[0].tolist()
         raise ValueError(

@@ -20,6 +20,7 @@ from pyro_nmm.checks import (
     check_values,
     order_to_rows,
 )
+from pyro_nmm.concentrations import GaussianConcentrations, at_labels
 from pyro_nmm.counts import earlier_choices
 from pyro_nmm.credit import ESTIMATORS, horizon_costs, later_costs, others_mean
 from pyro_nmm.distributions.batch import GraphDistribution, flatten
@@ -81,7 +82,8 @@ class OrderedConditional(GraphDistribution):
     edges into observed nodes; both without a loop over nodes.
 
     :param Neighborhood hood: The neighbourhoods.
-    :param Tensor alpha: ``(..., N, C)`` positive concentrations.
+    :param alpha: ``(..., N, C)`` positive concentrations; or
+        :class:`~pyro_nmm.GaussianConcentrations`, for many ordered labels.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param Tensor y: ``(..., N)`` integer labels; unobserved entries are never read.
     :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
@@ -94,7 +96,7 @@ class OrderedConditional(GraphDistribution):
     def __init__(
         self,
         hood: Neighborhood,
-        alpha: Tensor,
+        alpha: Tensor | GaussianConcentrations,
         logits: Tensor,
         y: Tensor,
         observed: Tensor | None = None,
@@ -142,14 +144,12 @@ class OrderedConditional(GraphDistribution):
         # Kept with its graph: sample() comes first and runs without gradients.
         with torch.enable_grad():
             rows = self.rows
-            label = rows.source * self.num_classes + self.labels.index_select(-1, rows.row)
-            alpha = self.alpha.flatten(-2)
-            if label.dim() == 1:
-                alpha = alpha.index_select(-1, label)
+            label = self.labels.index_select(-1, rows.row)
+            if isinstance(self.alpha, GaussianConcentrations):
+                alpha, totals = self.alpha.at(rows.source, label), self.alpha.totals()
             else:
-                batch = torch.broadcast_shapes(alpha.shape[:-1], label.shape[:-1])
-                alpha = alpha.expand(*batch, -1).gather(-1, label.expand(*batch, -1))
-            total = self.alpha.sum(-1).index_select(-1, rows.source)
+                alpha, totals = at_labels(self.alpha, rows.source, label), self.alpha.sum(-1)
+            total = totals.index_select(-1, rows.source)
             logits = self.logits.index_select(-1, rows.edge)
             return EdgeTerms(rows.log_softmax(logits), alpha, total)
 

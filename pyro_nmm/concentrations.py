@@ -1,0 +1,142 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Concentrations of many ordered labels, given by a mean instead of a table."""
+
+from __future__ import annotations
+
+import torch
+from torch import Size, Tensor
+from torch.autograd.function import once_differentiable
+
+#: Labels that are summed at once.
+CHUNK = 16
+
+
+class GaussianConcentrations:
+    r"""
+    Concentrations :math:`\alpha` for ordered labels such as grey levels, highest around a mean:
+
+    .. math::
+
+        \alpha_{ik} = s_i \exp\left(-\frac{(k - u_i)^2}{\sigma_i^2}\right) + \epsilon,
+        \qquad k = 0, \dots, C - 1
+
+    as in the paper's appendix C; the floor :math:`\epsilon` is ours, without which a label far from
+    all means would have probability zero in floating point. It stands wherever
+    :class:`~pyro_nmm.OrderedConditional` takes ``alpha``: the bound needs concentrations at
+    observed labels and their sums over all labels alone, so no table ``(N, C)`` is made.
+
+    >>> alpha = GaussianConcentrations(torch.tensor([3.0, 200.0]), width=10.0)
+    >>> alpha.shape
+    torch.Size([2, 256])
+    >>> alpha.expected()  # at 3, labels below 0 are missing
+    tensor([  9.0991, 198.9678])
+
+    Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients.
+
+    :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels; any real number.
+    :param width: :math:`\sigma`, positive: a number or a tensor that broadcasts to ``mean``.
+    :param scale: :math:`s`, positive, as ``width``. With :math:`\sigma` it makes
+        :math:`A_i \approx s_i \sigma_i \sqrt\pi`, how many labels of neighbours outweigh the mean.
+    :param int num_classes: ``C``.
+    :param float floor: :math:`\epsilon`.
+    """
+
+    def __init__(
+        self,
+        mean: Tensor,
+        width: Tensor | float,
+        scale: Tensor | float = 1.0,
+        num_classes: int = 256,
+        floor: float = 1e-3,
+    ) -> None:
+        if not isinstance(mean, Tensor) or not mean.is_floating_point() or mean.dim() < 1:
+            got = tuple(mean.shape) if isinstance(mean, Tensor) else type(mean)
+            raise ValueError(f"mean must be a floating-point tensor of shape (..., N), got {got}")
+        if num_classes < 2 or not floor >= 0:
+            raise ValueError(
+                f"num_classes must be at least 2 and floor not negative, got {num_classes} and "
+                f"{floor}"
+            )
+        self.mean, self.num_classes, self.floor = mean, num_classes, floor
+        self.width, self.scale = (torch.as_tensor(t).to(mean) for t in (width, scale))
+        for name, value in (("width", self.width), ("scale", self.scale)):
+            if torch.broadcast_shapes(value.shape, mean.shape) != mean.shape:
+                raise ValueError(
+                    f"{name} must broadcast to mean's shape {tuple(mean.shape)}, got "
+                    f"{tuple(value.shape)}"
+                )
+
+    @property
+    def shape(self) -> Size:
+        """``(..., N, C)``, as of a table."""
+        return Size((*self.mean.shape, self.num_classes))
+
+    def at(self, nodes: Tensor, labels: Tensor) -> Tensor:
+        """``(..., E)``: of nodes ``(E,)`` at labels ``(..., E)``."""
+        mean, width, scale = (
+            t.expand(self.mean.shape).index_select(-1, nodes)
+            for t in (self.mean, self.width, self.scale)
+        )
+        return scale * (-((labels - mean) / width).square()).exp() + self.floor
+
+    def totals(self) -> Tensor:
+        """``(..., N)``: :math:`A_i`."""
+        bumps = _Total.apply(self.mean, self.width, self.num_classes)
+        return self.scale * bumps + self.floor * self.num_classes
+
+    @torch.no_grad()
+    def expected(self) -> Tensor:
+        r"""``(..., N)``: the mean label under :math:`\alpha_i / A_i`. Without gradient."""
+        bumps, first, _ = _sums(self.mean, self.width, self.num_classes)
+        rest = self.floor * self.num_classes
+        total = self.scale * bumps + rest
+        above = self.scale * (first + self.mean * bumps) + rest * (self.num_classes - 1) / 2
+        return above / total
+
+    def table(self) -> Tensor:
+        """``(..., N, C)``: written out."""
+        labels = torch.arange(self.num_classes, device=self.mean.device)
+        width, scale = (t.expand(self.mean.shape)[..., None] for t in (self.width, self.scale))
+        return scale * (-((labels - self.mean[..., None]) / width).square()).exp() + self.floor
+
+
+def at_labels(alpha: Tensor, nodes: Tensor, labels: Tensor) -> Tensor:
+    """``(..., E)``: a table ``(..., N, C)`` at ``nodes`` ``(E,)`` and ``labels`` ``(..., E)``."""
+    index, alpha = nodes * alpha.shape[-1] + labels, alpha.flatten(-2)
+    if index.dim() == 1:
+        return alpha.index_select(-1, index)
+    batch = torch.broadcast_shapes(alpha.shape[:-1], index.shape[:-1])
+    return alpha.expand(*batch, -1).gather(-1, index.expand(*batch, -1))
+
+
+@torch.no_grad()
+def _sums(mean: Tensor, width: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Of :math:`f_k = \exp(-(k - u)^2 / \sigma^2)`, of :math:`(k - u) f_k` and of its square's."""
+    zero = torch.zeros_like(mean)
+    totals = [zero, zero, zero]
+    for labels in torch.arange(num_classes, device=mean.device).split(CHUNK):
+        gap = labels - mean[..., None]
+        bumps = (-(gap / width.expand(mean.shape)[..., None]).square()).exp()
+        parts = bumps, gap * bumps, gap.square() * bumps
+        totals = [total + part.sum(-1) for total, part in zip(totals, parts, strict=True)]
+    return totals[0], totals[1], totals[2]
+
+
+class _Total(torch.autograd.Function):
+    """The sum over all labels; what its gradient needs is summed along with it."""
+
+    @staticmethod
+    def forward(ctx, mean: Tensor, width: Tensor, num_classes: int) -> Tensor:
+        total, first, second = _sums(mean, width, num_classes)
+        ctx.save_for_backward(first, second, width)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream: Tensor):
+        first, second, width = ctx.saved_tensors
+        to_mean = upstream * 2 * first / width.square()
+        to_width = upstream * 2 * second / width.pow(3)
+        return to_mean, to_width.sum_to_size(width.shape), None

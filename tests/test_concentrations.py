@@ -1,0 +1,120 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Concentrations given by a mean, against the table that they stand for."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyro_nmm import GaussianConcentrations, Neighborhood, NeighborMixture, OrderedConditional
+
+
+def parameters(*shape, num_classes=4):
+    mean = (num_classes * torch.rand(*shape)).requires_grad_()
+    width = (0.5 + torch.rand(())).requires_grad_()
+    scale = (0.5 + torch.rand(shape[-1])).requires_grad_()
+    return mean, width, scale
+
+
+@given(
+    st.floats(-40, 300), st.floats(0.3, 60), st.floats(0.01, 50), st.sampled_from([2, 17, 40, 256])
+)
+def test_sums(mean, width, scale, num_classes):
+    alpha = GaussianConcentrations(torch.tensor([mean]).double(), width, scale, num_classes)
+    table = alpha.table()
+    assert table.shape == alpha.shape
+    torch.testing.assert_close(alpha.totals(), table.sum(-1), rtol=1e-12, atol=0)
+    labels = torch.arange(num_classes, dtype=torch.double)
+    expected = (table * labels).sum(-1) / table.sum(-1)
+    torch.testing.assert_close(alpha.expected(), expected, rtol=1e-9, atol=1e-9)
+    at = alpha.at(torch.zeros(num_classes, dtype=torch.long), labels.long())
+    assert torch.equal(at, table[0])
+
+
+def test_gradients():
+    mean, width, scale = parameters(2, 5)
+
+    def totals(mean, width, scale):
+        return GaussianConcentrations(mean, width, scale, 7).totals()
+
+    assert torch.autograd.gradcheck(totals, (mean, width, scale))
+    widths = (0.5 + torch.rand(2, 1)).requires_grad_()
+    assert torch.autograd.gradcheck(totals, (mean, widths, scale))
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_conditional_of_a_table(batch):
+    """Draws, densities, bounds and gradients are those of the table."""
+    hood = Neighborhood.grid(2, 3)
+    mean, width, scale = parameters(*batch, 6)
+    logits = torch.randn(hood.num_edges, requires_grad=True)
+    y, order = torch.randint(4, (*batch, 6)), torch.randperm(6)
+    alpha = GaussianConcentrations(mean, width, scale, num_classes=4)
+    inputs = (mean, width, scale, logits)
+    results, c = [], None
+    for given_alpha in (alpha, alpha.table()):
+        q = OrderedConditional(hood, given_alpha, logits, y, order=order)
+        torch.manual_seed(0)
+        draw = q.sample((5,))
+        c = draw if c is None else c
+        assert torch.equal(draw, c)
+        surrogate = OrderedConditional(hood, given_alpha, logits, y, None, order, "em").surrogate(c)
+        results.append([q.log_prob(c), q.log_labels(c), surrogate])
+        results[-1] += torch.autograd.grad(surrogate.sum(), inputs)
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_bound_of_a_patch():
+    """2 x 3 pixels of 4 grey levels, all choices and all images enumerated."""
+    hood = Neighborhood.grid(2, 3)
+    mean, width, scale = (t.detach() for t in parameters(6))
+    alpha, logits = GaussianConcentrations(mean, width, scale, 4), torch.randn(hood.num_edges)
+    mixture = NeighborMixture(hood, alpha.table(), logits)
+    y = torch.tensor([0, 1, 1, 3, 2, 1])
+    q = OrderedConditional(hood, alpha, logits, y, order=torch.arange(6))
+    choices = torch.cartesian_prod(*(hood.source[hood.ptr[i] : hood.ptr[i + 1]] for i in range(6)))
+    log_q, log_labels = q.log_prob(choices), q.log_labels(choices).sum(-1)
+    assert log_q.exp().sum().item() == pytest.approx(1)
+    exact = mixture.log_prob(y)
+    assert (log_q + log_labels).logsumexp(0).item() == pytest.approx(exact.item())
+    bound = (log_q.exp() * log_labels).sum()
+    assert bound < exact
+    draws = q.log_labels(q.sample((4000,))).sum(-1)
+    assert abs(draws.mean() - bound) < 4 * draws.std() / 4000**0.5
+
+
+def test_single_precision():
+    mean = torch.tensor([0.0, 100.0, 255.0]).float().requires_grad_()
+    alpha = GaussianConcentrations(mean, 1.0, 1e-2)
+    hood = Neighborhood.grid(1, 3)
+    q = OrderedConditional(
+        hood, alpha, torch.zeros(hood.num_edges).float(), torch.tensor([255, 0, 0])
+    )
+    bound = q.log_labels(q.sample()).sum()
+    assert bound.isfinite()
+    assert torch.autograd.grad(bound, mean)[0].isfinite().all()
+
+
+def test_bad_input():
+    mean, hood, y = torch.zeros(4), Neighborhood.grid(2, 2), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(ValueError, match="mean must be a floating-point tensor"):
+        GaussianConcentrations(torch.zeros(4, dtype=torch.long), 1.0)
+    with pytest.raises(ValueError, match="num_classes must be at least 2"):
+        GaussianConcentrations(mean, 1.0, num_classes=1)
+    with pytest.raises(ValueError, match=r"width must broadcast to mean's shape \(4,\)"):
+        GaussianConcentrations(mean, torch.ones(2, 1))
+    logits = torch.zeros(hood.num_edges)
+    with pytest.raises(ValueError, match=r"alpha.mean must have shape \(..., 4\)"):
+        OrderedConditional(hood, GaussianConcentrations(mean[:3], 1.0), logits, y)
+    with pytest.raises(ValueError, match=r"alpha\.width must be positive"):
+        OrderedConditional(hood, GaussianConcentrations(mean, 0.0), logits, y)
+    with pytest.raises(ValueError, match=r"alpha\.mean must be finite"):
+        OrderedConditional(hood, GaussianConcentrations(mean / 0, 1.0), logits, y)
+    with pytest.raises(ValueError, match="same dtype"):
+        OrderedConditional(hood, GaussianConcentrations(mean.float(), 1.0), logits, y)
+    alpha = GaussianConcentrations(mean, 1.0, num_classes=4)
+    with pytest.raises(ValueError, match="label 4 at node 1"):
+        OrderedConditional(hood, alpha, logits, torch.tensor([0, 4, 0, 0]))
