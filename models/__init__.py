@@ -5,6 +5,7 @@
 
 from pyro_nmm.models.annealing import annealed_log_normalizer
 from pyro_nmm.models.convolution import ConvolutionalNMM
+from pyro_nmm.models.denoiser import Denoiser, UNet
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.free import FreeNMM
 from pyro_nmm.models.ising import PairwiseMRF, coarse_to_fine, denoising, grid_edges, ising, potts
@@ -15,10 +16,12 @@ from pyro_nmm.models.stacked import StackedNMM
 __all__ = [
     "DGLFRM",
     "ConvolutionalNMM",
+    "Denoiser",
     "FreeNMM",
     "NMMNetwork",
     "PairwiseMRF",
     "StackedNMM",
+    "UNet",
     "annealed_log_normalizer",
     "coarse_to_fine",
     "denoising",

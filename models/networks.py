@@ -25,12 +25,12 @@ def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor
     :math:`\text{scale} \cdot v_i^\top v_j / (\|v_i\| \|v_j\|) + \gamma \, \delta(i = j)` for
     every edge.
 
-    :param Tensor v: ``(N, H)``.
-    :return: ``(num_edges,)`` in the order of ``hood``.
+    :param Tensor v: ``(..., N, H)``.
+    :return: ``(..., num_edges)`` in the order of ``hood``.
     """
     v = F.normalize(v, dim=-1)
     # index_select, whose gradient is summed in one order: a seed reproduces a run.
-    ends = (v.index_select(0, nodes) for nodes in (hood.target, hood.source))
+    ends = (v.index_select(-2, nodes) for nodes in (hood.target, hood.source))
     return scale * torch.mul(*ends).sum(-1) + gamma * (hood.target == hood.source)
 
 

@@ -1,0 +1,159 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pyro_nmm import GaussianConcentrations, Neighborhood
+from pyro_nmm.models.networks import attention_scores
+
+
+class UNet(nn.Module):
+    r"""
+    The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
+    ReLU, ``depth`` times max-pooling, nearest-neighbour upsampling and skip connections. It
+    predicts what is to be added to its input:
+
+    .. math::
+
+        \hat x = X + g_\theta(X)
+
+    >>> network = UNet(width=8, depth=2)
+    >>> image, features = network(torch.rand(1, 3, 10, 13))
+    >>> image.shape, features.shape
+    (torch.Size([1, 3, 10, 13]), torch.Size([1, 5, 10, 13]))
+
+    Any size will do: images are extended to multiples of :math:`2^\text{depth}` by repeating
+    their last pixels.
+
+    :param int channels: of images ``(B, channels, H, W)``, in units of one.
+    :param int width: filters; twice as many on the way up, :math:`\tfrac23` of them for the
+        features of the second-to-last layer.
+    :param int depth: how often the sides are halved.
+    """
+
+    def __init__(self, channels: int = 3, width: int = 48, depth: int = 5) -> None:
+        super().__init__()
+        if min(channels, width, depth) < 1:
+            raise ValueError(
+                f"channels, width and depth must be positive, got {channels}, {width} and {depth}"
+            )
+        self.depth, self.num_features = depth, max(1, 2 * width // 3)
+        self.first = _convolution(channels, width)
+        self.down = nn.ModuleList(_convolution(width, width) for _ in range(depth + 1))
+        self.up, below = nn.ModuleList(), width
+        for _ in range(depth - 1):
+            layers = _convolution(below + width, 2 * width), _convolution(2 * width, 2 * width)
+            self.up.append(nn.Sequential(*layers))
+            below = 2 * width
+        layers = (
+            _convolution(below + channels, max(1, 4 * width // 3)),
+            _convolution(max(1, 4 * width // 3), self.num_features),
+        )
+        self.up.append(nn.Sequential(*layers))
+        self.last = nn.Conv2d(self.num_features, channels, 3, padding=1)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        :param Tensor image: ``(B, channels, H, W)``.
+        :return: ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before.
+        """
+        height, width = image.shape[-2:]
+        block = 2**self.depth
+        extended = F.pad(image, (0, -width % block, 0, -height % block), mode="replicate")
+        skips, x = [extended], self.first(extended)
+        for level, layer in enumerate(self.down):
+            x = layer(x)
+            if level < self.depth:
+                x = F.max_pool2d(x, 2)
+                skips.append(x)
+        skips.pop()
+        for layer in self.up:
+            x = layer(torch.cat([F.interpolate(x, scale_factor=2), skips.pop()], 1))
+        features = x[..., :height, :width]
+        return image + self.last(x)[..., :height, :width], features
+
+
+class Denoiser(nn.Module):
+    r"""
+    An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
+    the U-Net's image :math:`u` and a two-layer network's vectors :math:`v` from its features,
+
+    .. math::
+
+        \alpha_{ik} = s \exp\left(-\frac{(k - u_i)^2}{\sigma^2}\right) + \epsilon, \qquad
+        \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
+                             + \gamma \, \delta(i = j)
+
+    Color channels are a batch dimension, and share the attention.
+
+    >>> network = Denoiser(UNet(width=8, depth=2))
+    >>> hood = Neighborhood.grid(6, 7)
+    >>> alpha, logits = network(hood, 255 * torch.rand(2, 3, 6, 7))
+    >>> alpha.shape, logits.shape == (2, 1, hood.num_edges)
+    (torch.Size([2, 3, 42, 256]), True)
+
+    :param UNet unet: the network; images in units of ``num_classes - 1``.
+    :param int width: of the vectors :math:`v`.
+    :param float sigma: where :math:`\sigma` starts, in grey levels; learned.
+    :param float scale: where :math:`s` starts; learned.
+    :param float gamma: :math:`\gamma`.
+    :param int num_classes: ``C``, grey levels.
+    :param float floor: :math:`\epsilon`.
+    """
+
+    def __init__(
+        self,
+        unet: UNet,
+        *,
+        width: int = 16,
+        sigma: float = 15.0,
+        scale: float = 1.0,
+        gamma: float = 5.0,
+        num_classes: int = 256,
+        floor: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        self.unet, self.num_classes, self.floor = unet, num_classes, floor
+        features = unet.num_features
+        self.attention = nn.Sequential(
+            nn.Conv2d(features, features, 1), nn.LeakyReLU(0.1), nn.Conv2d(features, width, 1)
+        )
+        self.log_sigma = nn.Parameter(torch.tensor(float(sigma)).log())
+        self.log_scale = nn.Parameter(torch.tensor(float(scale)).log())
+        self.omega = nn.Parameter(torch.ones(()))
+        self.gamma: Tensor
+        self.register_buffer("gamma", torch.tensor(float(gamma)))
+
+    def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[GaussianConcentrations, Tensor]:
+        """
+        :param Tensor noisy: ``(B, channels, H, W)``, in grey levels.
+        :return: ``alpha`` of shape ``(B, channels, H W, C)``, not written out, and ``logits``
+            ``(B, 1, num_edges)``.
+        """
+        if noisy.dim() != 4 or noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:
+            raise ValueError(
+                f"noisy must have shape (B, channels, H, W) with H W = {hood.num_nodes} pixels, as "
+                f"hood has, got {tuple(noisy.shape)}"
+            )
+        top = self.num_classes - 1
+        image, features = self.unet(noisy / top)
+        mean = top * image.flatten(2)
+        vectors = self.attention(features).flatten(2).mT
+        logits = attention_scores(hood, vectors, self.omega.square(), self.gamma)[:, None]
+        sigma, scale = self.log_sigma.exp(), self.log_scale.exp()
+        alpha = GaussianConcentrations(mean, sigma, scale, self.num_classes, self.floor)
+        return alpha, logits
+
+
+def _convolution(channels: int, filters: int) -> nn.Sequential:
+    layer = nn.Conv2d(channels, filters, 3, padding=1)
+    nn.init.kaiming_normal_(layer.weight, a=0.1)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(layer, nn.LeakyReLU(0.1))
