@@ -90,7 +90,8 @@ class Denoiser(nn.Module):
         \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
                              + \gamma \, \delta(i = j)
 
-    Color channels are a batch dimension, and share the attention.
+    It maps ``(hood, noisy)`` with images ``(B, channels, H, W)`` to ``alpha`` and ``logits``. Color
+    channels are a batch dimension, and share the attention.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
     >>> hood = Neighborhood.grid(6, 7)
