@@ -92,7 +92,7 @@ class PairwiseMRF(GraphDistribution):
         marginals = mixture.marginals()
         single = (self.unary * marginals).sum((-2, -1))
         pair = expected_interaction(
-            mixture.hood, mixture.alpha, mixture.attention, marginals, self.edges, self.interaction
+            mixture.hood, mixture.table, mixture.attention, marginals, self.edges, self.interaction
         )
         return single + (self.strength * pair).sum(-1)
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_nmm.concentrations import GaussianConcentrations
+from pyro_nmm.concentrations import Concentrations, GaussianConcentrations
 from pyro_nmm.neighborhood import Neighborhood
 
 
-def check_shapes(
-    hood: Neighborhood, alpha: Tensor | GaussianConcentrations | None, logits: Tensor | None
-) -> None:
+def check_shapes(hood: Neighborhood, alpha: Concentrations | None, logits: Tensor | None) -> None:
     """Shapes, dtypes and devices of the parameters; always on, because it costs nothing."""
     if isinstance(alpha, GaussianConcentrations):
         _check_device("alpha.mean", alpha.mean, hood)
@@ -56,7 +54,7 @@ def check_all_rows(hood: Neighborhood) -> None:
 
 
 def check_values(
-    alpha: Tensor | GaussianConcentrations | None,
+    alpha: Concentrations | None,
     logits: Tensor | None,
     hood: Neighborhood | None = None,
 ) -> None:

@@ -102,6 +102,15 @@ class GaussianConcentrations:
         return scale * (-((labels - self.mean[..., None]) / width).square()).exp() + self.floor
 
 
+#: What stands for alpha.
+Concentrations = Tensor | GaussianConcentrations
+
+
+def written_out(alpha: Concentrations) -> Tensor:
+    """``(..., N, C)``."""
+    return alpha.table() if isinstance(alpha, GaussianConcentrations) else alpha
+
+
 def at_labels(alpha: Tensor, nodes: Tensor, labels: Tensor) -> Tensor:
     """``(..., E)``: a table ``(..., N, C)`` at ``nodes`` ``(E,)`` and ``labels`` ``(..., E)``."""
     index, alpha = nodes * alpha.shape[-1] + labels, alpha.flatten(-2)

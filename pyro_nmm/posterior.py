@@ -73,7 +73,7 @@ class Posterior:
     def marginals(self) -> Tensor:
         """``(N, C)``: the distribution of every node's label. Cost: :math:`O(T N C + E C)`."""
         # Linear in the components' means, so the mixture is merged before it is spread.
-        alpha = self.mixture.alpha
+        alpha = self.mixture.table
         mean = self._mean(alpha / alpha.sum(-1, keepdim=True))
         marginals = node_marginals(self.hood, mean, self.mixture.attention)
         known = one_hot(self.labels, self.num_classes).to(marginals.dtype)
@@ -90,7 +90,7 @@ class Posterior:
         check_nodes(self.hood, pairs, name="pairs")
         # Some components at a time, so that memory does not grow with their number.
         block = max(1, MAX_NUMBERS // 8 // (pairs.shape[1] * self.num_classes**2 + 1))
-        alpha, attention = self.mixture.alpha, self.mixture.attention
+        alpha, attention = self.mixture.table, self.mixture.attention
         parts = zip(self.log_weights.exp().split(block), alpha.split(block), strict=True)
         table = torch.stack(
             [

@@ -32,7 +32,7 @@ def predict_in_turn(posterior: Posterior, order: Tensor, generator=None) -> Tens
     :param Tensor order: ``(n,)`` unobserved node ids.
     :return: ``(n,)`` labels in that order.
     """
-    hood, alpha = posterior.hood, posterior.mixture.alpha
+    hood, alpha = posterior.hood, posterior.mixture.table
     rows = hood.take(order)
     attention = posterior.mixture.attention[rows.edge]
     total = alpha.sum(-1).index_select(-1, rows.source)

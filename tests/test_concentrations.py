@@ -86,6 +86,36 @@ def test_bound_of_a_patch():
     assert abs(draws.mean() - bound) < 4 * draws.std() / 4000**0.5
 
 
+def test_mixture_of_a_patch():
+    """Every query is that of the table."""
+    hood = Neighborhood.grid(2, 3)
+    alpha, logits = GaussianConcentrations(*parameters(6), 4), torch.randn(hood.num_edges)
+    ours, theirs = (
+        NeighborMixture(hood, alpha, logits),
+        NeighborMixture(hood, alpha.table(), logits),
+    )
+    y, pairs = torch.tensor([0, 1, 1, 3, 2, 1]), torch.tensor([[0, 2], [1, 5]])
+    observed = torch.tensor([True, True, False, False, True, False])
+    for query in (
+        lambda mixture: mixture.marginals(),
+        lambda mixture: mixture.pairwise(pairs),
+        lambda mixture: mixture.log_prob(y),
+        lambda mixture: mixture.sample((3,)),
+        lambda mixture: mixture.elbo(y, observed, 3),
+        lambda mixture: mixture.entropy_bound(2),
+        lambda mixture: mixture.log_likelihood(y),
+        lambda mixture: mixture.condition(y, observed).marginals(),
+        lambda mixture: mixture.condition(y, observed, 4).pairwise(pairs),
+    ):
+        results = []
+        for mixture in (ours, theirs):
+            torch.manual_seed(0)
+            results.append(query(mixture))
+        torch.testing.assert_close(*results)
+    images = torch.cartesian_prod(*[torch.arange(4)] * 6)
+    assert ours.log_prob(images).exp().sum().item() == pytest.approx(1)
+
+
 def test_single_precision():
     mean = torch.tensor([0.0, 100.0, 255.0]).float().requires_grad_()
     alpha = GaussianConcentrations(mean, 1.0, 1e-2)

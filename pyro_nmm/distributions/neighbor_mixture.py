@@ -20,6 +20,7 @@ from pyro_nmm.checks import (
     check_shapes,
     check_values,
 )
+from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
@@ -68,17 +69,17 @@ class NeighborMixture(GraphDistribution):
     with Neighbor Mixture Models", AISTATS.
 
     :param Neighborhood hood: The neighbourhoods of all nodes.
-    :param Tensor alpha: ``(..., N, C)`` positive concentrations.
+    :param alpha: ``(..., N, C)`` positive concentrations; or
+        :class:`~pyro_nmm.GaussianConcentrations`, which all but :meth:`elbo` write out.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     """
 
     def __init__(
-        self, hood: Neighborhood, alpha: Tensor, logits: Tensor, *, validate_args=None
+        self, hood: Neighborhood, alpha: Concentrations, logits: Tensor, *, validate_args=None
     ) -> None:
         check_shapes(hood, alpha, logits)
         check_all_rows(hood)
-        self.hood, self.alpha, self.logits = hood, alpha, logits
-        self.num_classes = alpha.shape[-1]
+        self.hood, self.alpha, self.logits, self.num_classes = hood, alpha, logits, alpha.shape[-1]
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1])
         super().__init__(batch_shape, Size([hood.num_nodes]), validate_args=validate_args)
         if self._validate_args:
@@ -93,6 +94,11 @@ class NeighborMixture(GraphDistribution):
         r"""``(..., num_edges)``: :math:`L_{ij}`."""
         return self.hood.softmax(self.logits)
 
+    @lazy_property
+    def table(self) -> Tensor:
+        """``(..., N, C)``: :math:`\\alpha`, written out."""
+        return written_out(self.alpha)
+
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))[:-1]
@@ -100,7 +106,7 @@ class NeighborMixture(GraphDistribution):
 
     def given(self, c: Tensor) -> ChosenLabels:
         """:math:`p(y \\mid c)`, given choices ``(..., N)``."""
-        return ChosenLabels(self.alpha, c)
+        return ChosenLabels(self.table, c)
 
     def choices(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
@@ -140,10 +146,10 @@ class NeighborMixture(GraphDistribution):
         logits = self.logits[..., rows.edge]
         if self.batch_shape.numel() == 1:
             flat = labels.reshape(-1, rows.num_rows)
-            log_prob = exact.log_marginal(rows, self.alpha, logits, flat)
+            log_prob = exact.log_marginal(rows, self.table, logits, flat)
             return log_prob.reshape(labels.shape[:-1]).expand(shape)
         batch = shape[len(shape) - len(self.batch_shape) :]
-        alpha = self.alpha.expand(*batch, -1, -1).flatten(end_dim=-3)
+        alpha = self.table.expand(*batch, -1, -1).flatten(end_dim=-3)
         logits = logits.expand(*batch, -1).flatten(end_dim=-2)
         labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
         columns = zip(alpha, logits, labels.unbind(1), strict=True)
@@ -151,7 +157,7 @@ class NeighborMixture(GraphDistribution):
 
     def marginals(self) -> Tensor:
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
-        marginals = node_marginals(self.hood, self.alpha, self.attention)
+        marginals = node_marginals(self.hood, self.table, self.attention)
         return marginals.expand(*self.batch_shape, -1, -1)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
@@ -162,7 +168,7 @@ class NeighborMixture(GraphDistribution):
         :return: ``(..., P, C, C)``, first node's label first.
         """
         check_nodes(self.hood, pairs, name="pairs")
-        tables = pair_marginals(self.hood, self.alpha, self.attention, pairs)
+        tables = pair_marginals(self.hood, self.table, self.attention, pairs)
         return tables.expand(*self.batch_shape, -1, -1, -1)
 
     def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
@@ -213,7 +219,7 @@ class NeighborMixture(GraphDistribution):
             raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-        (alpha, logits), provenance = untracked(self.alpha, self.logits)
+        (alpha, logits), provenance = untracked(self.table, self.logits)
         samples = entropy_bound(self.hood, alpha, logits, num_samples, estimator, order)
         return track_provenance(samples, provenance)
 
@@ -268,8 +274,8 @@ class NeighborMixture(GraphDistribution):
                 f"num_particles and num_stages must be at least 1, got {num_particles} and "
                 f"{num_stages}"
             )
-        arguments = y, observed, given, num_particles, num_stages, order
-        return log_likelihood(self.hood, self.alpha, self.logits, *arguments).to(self.alpha.dtype)
+        model, arguments = (self.hood, self.table, self.logits), (y, observed, given)
+        return log_likelihood(*model, *arguments, num_particles, num_stages, order).to(self.logits)
 
     def _check_plain(self, method: str) -> None:
         if self.batch_shape:
@@ -309,17 +315,16 @@ class NeighborMixture(GraphDistribution):
         if num_samples is not None:
             q = self.choices(y, observed)
             choices = q.sample(Size([num_samples]))
-            log_weights = self.alpha.new_zeros(num_samples)
+            log_weights = self.table.new_zeros(num_samples)
             if weighted:
                 log_weights = q.log_labels(choices).sum(-1)
             rows = q.observed_rows
         else:
             rows = self.hood.restrict(observed)
-            check_label_range(rows, y[rows.nodes], self.num_classes)
-            exact.check_size(rows, self.alpha.numel())
-            choices, log_weights = exact.log_posterior(
-                rows, self.alpha, self.logits[rows.edge], y[rows.nodes]
-            )
-        alpha = posterior_alpha(self.alpha, choices, y[rows.nodes])
+            labels, logits = y[rows.nodes], self.logits[rows.edge]
+            check_label_range(rows, labels, self.num_classes)
+            exact.check_size(rows, self.table.numel())
+            choices, log_weights = exact.log_posterior(rows, self.table, logits, labels)
+        alpha = posterior_alpha(self.table, choices, y[rows.nodes])
         mixture = NeighborMixture(self.hood, alpha, self.logits.detach(), validate_args=False)
         return Posterior(mixture, log_weights.log_softmax(0), rows, y)

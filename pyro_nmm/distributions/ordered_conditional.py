@@ -20,7 +20,7 @@ from pyro_nmm.checks import (
     check_values,
     order_to_rows,
 )
-from pyro_nmm.concentrations import GaussianConcentrations, at_labels
+from pyro_nmm.concentrations import Concentrations, GaussianConcentrations, at_labels
 from pyro_nmm.counts import earlier_choices
 from pyro_nmm.credit import ESTIMATORS, horizon_costs, later_costs, others_mean
 from pyro_nmm.distributions.batch import GraphDistribution, flatten
@@ -96,7 +96,7 @@ class OrderedConditional(GraphDistribution):
     def __init__(
         self,
         hood: Neighborhood,
-        alpha: Tensor | GaussianConcentrations,
+        alpha: Concentrations,
         logits: Tensor,
         y: Tensor,
         observed: Tensor | None = None,
