@@ -7,6 +7,7 @@ from pyro_nmm.guides.agreement import Agreement
 from pyro_nmm.guides.amortized import AmortizedNMM
 from pyro_nmm.guides.approximation import fit_mixture
 from pyro_nmm.guides.classification import fit_classifier, fit_nmm
+from pyro_nmm.guides.denoising import fit_denoiser
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.link_prediction import fit_links
 from pyro_nmm.guides.mean_field import mean_field
@@ -20,6 +21,7 @@ __all__ = [
     "MixtureGuide",
     "density",
     "fit_classifier",
+    "fit_denoiser",
     "fit_links",
     "fit_mixture",
     "fit_nmm",

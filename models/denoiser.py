@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import GaussianConcentrations, Neighborhood
 from pyro_nmm.models.networks import attention_scores
+
+#: Pixels whose distributions are written out at once.
+STRIP = 2048
 
 
 class UNet(nn.Module):
@@ -117,7 +122,7 @@ class Denoiser(nn.Module):
         scale: float = 1.0,
         gamma: float = 5.0,
         num_classes: int = 256,
-        floor: float = 1e-3,
+        floor: float = 1e-5,
     ) -> None:
         super().__init__()
         self.unet, self.num_classes, self.floor = unet, num_classes, floor
@@ -150,6 +155,64 @@ class Denoiser(nn.Module):
         sigma, scale = self.log_sigma.exp(), self.log_scale.exp()
         alpha = GaussianConcentrations(mean, sigma, scale, self.num_classes, self.floor)
         return alpha, logits
+
+
+class Prediction(NamedTuple):
+    """
+    Every pixel's own distribution, each ``(B, channels, H, W)`` in grey levels: its mean, and the
+    ends of an interval.
+    """
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+
+
+@torch.no_grad()
+def predict_pixels(
+    hood: Neighborhood,
+    alpha: GaussianConcentrations,
+    logits: Tensor,
+    size: tuple[int, int],
+    level: float = 0.9,
+) -> Prediction:
+    r"""
+    What an NMM over pixels says of each of them alone,
+
+    .. math::
+
+        p(y_i = k) = \sum_{j \in n(i)} L_{ij} \frac{\alpha_{jk}}{A_j},
+
+    in strips, so that no table of all pixels and labels is made. The interval is the narrowest
+    with at most half of ``1 - level`` on each side.
+
+    >>> hood = Neighborhood.grid(1, 2)
+    >>> alpha = GaussianConcentrations(torch.tensor([[[50.0, 60.0]]]), width=10.0, floor=0.0)
+    >>> mean, low, high = predict_pixels(hood, alpha, torch.zeros(1, 1, 4), (1, 2))
+    >>> mean.round(), low, high
+    (tensor([[[[55., 55.]]]]), tensor([[[[41., 41.]]]]), tensor([[[[69., 69.]]]]))
+
+    :param alpha: of shape ``(B, channels, H W, C)``.
+    :param Tensor logits: ``(B, 1, num_edges)`` or ``(B, channels, num_edges)``.
+    :param tuple size: ``(H, W)``.
+    :param float level: of the interval.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    attention, found = hood.softmax(logits), []
+    tail, labels = (1 - level) / 2, torch.arange(alpha.num_classes, device=hood.device)
+    for rows in torch.arange(hood.num_nodes, device=hood.device).split(STRIP):
+        part = hood.take(rows)
+        sources, place = part.source.unique(return_inverse=True)
+        table = alpha.take(sources).table()
+        table /= table.sum(-1, keepdim=True)
+        weighted = attention[..., part.edge, None] * table.index_select(-2, place)
+        probs = part.sum(weighted.mT).mT
+        below = probs.cumsum(-1)
+        low = (below <= tail).sum(-1)
+        high = (below < 1 - tail).sum(-1).clamp(max=alpha.num_classes - 1)
+        found.append(torch.stack([(probs * labels).sum(-1), low.to(probs), high.to(probs)]))
+    return Prediction(*torch.cat(found, -1).unflatten(-1, size))
 
 
 def _convolution(channels: int, filters: int) -> nn.Sequential:

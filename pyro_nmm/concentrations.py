@@ -31,7 +31,7 @@ class GaussianConcentrations:
     >>> alpha.shape
     torch.Size([2, 256])
     >>> alpha.expected()  # at 3, labels below 0 are missing
-    tensor([  9.0991, 198.9678])
+    tensor([  6.6454, 199.9895])
 
     Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients.
 
@@ -49,7 +49,7 @@ class GaussianConcentrations:
         width: Tensor | float,
         scale: Tensor | float = 1.0,
         num_classes: int = 256,
-        floor: float = 1e-3,
+        floor: float = 1e-5,
     ) -> None:
         if not isinstance(mean, Tensor) or not mean.is_floating_point() or mean.dim() < 1:
             got = tuple(mean.shape) if isinstance(mean, Tensor) else type(mean)
@@ -75,11 +75,13 @@ class GaussianConcentrations:
 
     def at(self, nodes: Tensor, labels: Tensor) -> Tensor:
         """``(..., E)``: of nodes ``(E,)`` at labels ``(..., E)``."""
-        mean, width, scale = (
-            t.expand(self.mean.shape).index_select(-1, nodes)
-            for t in (self.mean, self.width, self.scale)
-        )
+        mean, width, scale = self._of(nodes)
         return scale * (-((labels - mean) / width).square()).exp() + self.floor
+
+    def take(self, nodes: Tensor) -> GaussianConcentrations:
+        """Those of nodes ``(n,)`` alone."""
+        mean, width, scale = self._of(nodes)
+        return GaussianConcentrations(mean, width, scale, self.num_classes, self.floor)
 
     def totals(self) -> Tensor:
         """``(..., N)``: :math:`A_i`."""
@@ -100,6 +102,10 @@ class GaussianConcentrations:
         labels = torch.arange(self.num_classes, device=self.mean.device)
         width, scale = (t.expand(self.mean.shape)[..., None] for t in (self.width, self.scale))
         return scale * (-((labels - self.mean[..., None]) / width).square()).exp() + self.floor
+
+    def _of(self, nodes: Tensor) -> list[Tensor]:
+        parameters = (self.mean, self.width, self.scale)
+        return [t.expand(self.mean.shape).index_select(-1, nodes) for t in parameters]
 
 
 #: What stands for alpha.

@@ -69,7 +69,7 @@ def train(
         module.load_state_dict(state["module"])
         optimizer.load_state_dict(state["optimizer"])
         best, scores = state["best"], [tuple(score) for score in state["scores"]]
-        _set_generators(state["generators"])
+        set_generators(state["generators"])
     for epoch in progress(range(len(scores), num_epochs)):
         if epoch - _best_epoch(scores) > patience:
             break
@@ -94,7 +94,7 @@ def train(
                 "optimizer": optimizer.state_dict(),
                 "best": best,
                 "scores": scores,
-                "generators": _generators(),
+                "generators": generators(),
             }
             save_checkpoint(state, checkpoint)
     module.load_state_dict(best)
@@ -106,12 +106,12 @@ def _best_epoch(scores: list[tuple[float, ...]]) -> int:
     return max(range(len(scores)), key=lambda e: (scores[e], -e), default=0)
 
 
-def _generators() -> list:
+def generators() -> list:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return [torch.get_rng_state(), *cuda]
 
 
-def _set_generators(states: list) -> None:
+def set_generators(states: list) -> None:
     torch.set_rng_state(states[0])
     if len(states) > 1 and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states[1:])

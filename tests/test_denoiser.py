@@ -6,8 +6,10 @@
 import pytest
 import torch
 
-from pyro_nmm import Neighborhood, OrderedConditional
-from pyro_nmm.models import Denoiser, UNet
+from pyro_nmm import GaussianConcentrations, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm.guides import fit_denoiser
+from pyro_nmm.images import image_folder, random_patches
+from pyro_nmm.models import Denoiser, UNet, predict_pixels
 from pyro_nmm.models.networks import attention_scores
 
 
@@ -74,3 +76,86 @@ def test_bad_input():
     network = Denoiser(UNet(width=6, depth=1))
     with pytest.raises(ValueError, match=r"H W = 12 pixels, as hood has, got \(1, 3, 4, 4\)"):
         network(Neighborhood.grid(3, 4), torch.zeros(1, 3, 4, 4))
+
+
+def test_predictions_are_those_of_the_table():
+    hood = Neighborhood.grid(4, 5)
+    mean, logits = 16 * torch.rand(2, 3, 20), torch.randn(2, 1, hood.num_edges)
+    alpha = GaussianConcentrations(mean, 2.0 + torch.rand(20), 1.5, num_classes=16)
+    marginals = NeighborMixture(hood, alpha.table(), logits).marginals()
+    assert torch.allclose(NeighborMixture(hood, alpha, logits).marginals(), marginals)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyro_nmm.models.denoiser.STRIP", 7)
+        found = predict_pixels(hood, alpha, logits, (4, 5), level=0.8)
+    expected = (marginals * torch.arange(16)).sum(-1)
+    assert torch.allclose(found.mean.flatten(2), expected)
+    low, high = (end.flatten(2).long()[..., None] for end in found[1:])
+    labels = torch.arange(16)
+    below = (marginals * (labels < low)).sum(-1)
+    above = (marginals * (labels > high)).sum(-1)
+    assert below.max() <= 0.1
+    assert above.max() <= 0.1 + 1e-9
+    # One label less on either side would be too many.
+    assert ((marginals * (labels <= low)).sum(-1) > 0.1).all()
+    assert ((marginals * (labels >= high)).sum(-1) > 0.1 - 1e-9).all()
+    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        predict_pixels(hood, alpha, logits, (4, 5), level=90)
+
+
+@pytest.mark.parametrize("kind", ["unet", "nmm"])
+def test_training_resumes(kind, tmp_path):
+    """Interrupted and called again, it ends with the same parameters."""
+
+    def run(**options):
+        torch.manual_seed(0)
+        network = UNet(channels=1, width=6, depth=1)
+        network = network if kind == "unet" else Denoiser(network)
+        images = [torch.arange(144).view(1, 12, 12)]
+        losses = fit_denoiser(network, lambda: random_patches(images, 2, 8), num_steps=9, **options)
+        return losses, network.state_dict()
+
+    class Interruption(Exception):
+        pass
+
+    def until(steps):
+        for step in steps:
+            if step == 6:
+                raise Interruption
+            yield step
+
+    whole, end = run()
+    options = {"checkpoint": tmp_path / "run.pt", "save_every": 4}
+    with pytest.raises(Interruption):
+        run(**options, progress=until)
+    losses, resumed = run(**options)
+    assert losses == whole
+    assert all(torch.equal(end[name], resumed[name]) for name in end)
+    with pytest.raises(ValueError, match="made for num_steps=9, not 5"):
+        fit_denoiser(UNet(1, 6, 1), list, num_steps=5, checkpoint=tmp_path / "run.pt")
+    with pytest.raises(ValueError, match="num_steps must be positive"):
+        fit_denoiser(UNet(1, 6, 1), list, num_steps=0)
+
+
+def test_patches():
+    image = torch.arange(30 * 40).view(1, 30, 40)
+    patches = random_patches([image, image], 200, 5)
+    assert patches.shape == (200, 1, 5, 5)
+    steps = {(p[0, 0, 1] - p[0, 0, 0]).item() for p in patches}
+    assert steps == {1, -1, 40, -40}  # turned by all quarters
+    assert len({p.min().item() for p in patches}) > 100
+    with pytest.raises(ValueError, match="at least 31 pixels"):
+        random_patches([image], 1, 31)
+
+
+def test_image_folder(tmp_path):
+    from PIL import Image
+
+    with pytest.raises(FileNotFoundError, match=r"has no \.png or \.jpg files"):
+        image_folder(tmp_path)
+    Image.new("RGB", (7, 5), (1, 2, 3)).save(tmp_path / "b.png")
+    Image.new("L", (4, 3), 9).save(tmp_path / "a.PNG")
+    images = image_folder(tmp_path)
+    assert list(images) == ["a", "b"]
+    assert images["b"].shape == (3, 5, 7)
+    assert images["b"][:, 0, 0].tolist() == [1, 2, 3]
+    assert (images["a"] == 9).all()

@@ -172,6 +172,17 @@ def test_link_prediction(tmp_path):
 
 
 @pytest.mark.slow
+def test_denoising(tmp_path):
+    example = load("examples/denoising.py")
+    small = ["--num-steps", "80", "--width", "8", "--depth", "1", "--crop", "64", "--lr", "0.003"]
+    args = example.parser().parse_args([*small, "--output", str(tmp_path / "denoising.png")])
+    result = example.main(args)
+    assert args.output.stat().st_size > 50_000
+    assert result["U-Net"]["PSNR"] > result["noisy"]["PSNR"] + 1
+    assert 0.5 < result["NMM"]["coverage"] < 1
+
+
+@pytest.mark.slow
 def test_benchmark_of_link_prediction(tmp_path):
     benchmark, tables = load("benchmarks/link_prediction.py"), load("benchmarks/link_tables.py")
     report = load("benchmarks/report.py")

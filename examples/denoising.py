@@ -1,0 +1,140 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Denoising photographs: a U-Net, and an NMM over all pixels on the same U-Net, which knows besides
+how sure it is. By default it learns from patches of one of scikit-learn's two photographs, and
+takes the noise out of the other.
+
+    python examples/denoising.py --output output/denoising.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pyro
+import torch
+from pictures import save
+from torch import Tensor
+from torchmetrics.functional.image import peak_signal_noise_ratio
+from tqdm import tqdm
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import fit_denoiser
+from pyro_nmm.images import image_folder, photographs, random_patches
+from pyro_nmm.models import Denoiser, UNet, predict_pixels
+
+
+def load(args) -> tuple[list[Tensor], Tensor]:
+    """Images to learn from, and one to take the noise out of."""
+    if args.data_root is None:
+        images = photographs()
+        train, test = [images["china"]], images["flower"]
+    else:
+        train = list(image_folder(args.data_root / "bsds300/images/train").values())
+        test = next(iter(image_folder(args.data_root / "kodak24").values()))
+    side = args.crop or max(test.shape)
+    top, left = (max(0, (extent - side) // 2) for extent in test.shape[-2:])
+    return train, test[:, top : top + side, left : left + side]
+
+
+def psnr(image: Tensor, clean: Tensor) -> float:
+    """Peak signal-to-noise ratio in decibels, of values clipped to grey levels."""
+    ratio = peak_signal_noise_ratio(image.clamp(0, 255), clean.float(), data_range=(0.0, 255.0))
+    return ratio.item()
+
+
+@torch.no_grad()
+def denoise(network: UNet | Denoiser, noisy: Tensor, level: float = 0.9) -> dict[str, Tensor]:
+    """Images ``(channels, H, W)``: the mean, and of an NMM the interval and self-attention."""
+    if isinstance(network, UNet):
+        return {"mean": 255 * network(noisy[None] / 255)[0][0]}
+    size = noisy.shape[-2], noisy.shape[-1]
+    hood = Neighborhood.grid(*size, device=noisy.device)
+    alpha, logits = network(hood, noisy[None])
+    mean, low, high = predict_pixels(hood, alpha, logits, size, level)
+    own = hood.softmax(logits)[0, 0][hood.source == hood.target].view(size)
+    return {"mean": mean[0], "low": low[0], "high": high[0], "own": own}
+
+
+def main(args) -> dict:
+    train, clean = load(args)
+    train, clean = [image.to(args.device) for image in train], clean.to(args.device)
+    networks: dict[str, UNet | Denoiser] = {}
+    result: dict[str, dict] = {}
+    pyro.set_rng_seed(args.seed)
+    noisy = clean + args.noise * torch.randn(clean.shape).to(args.device)
+    for name in ("U-Net", "NMM"):
+        pyro.set_rng_seed(args.seed)
+        unet = UNet(width=args.width, depth=args.depth)
+        networks[name] = (unet if name == "U-Net" else Denoiser(unet)).to(args.device)
+        start, path = time.perf_counter(), args.checkpoint
+        fit_denoiser(
+            networks[name], lambda: random_patches(train, args.batch_size), lr=args.lr,
+            num_steps=args.num_steps, checkpoint=path and path.with_suffix(f".{name}.pt"),
+            progress=lambda steps, name=name: tqdm(steps, desc=name, unit="step"),
+        )  # fmt: skip
+        result[name] = {"seconds": time.perf_counter() - start}
+    shown = {"noisy": noisy} | {n: denoise(networks[n], noisy)["mean"] for n in networks}
+    prediction = denoise(networks["NMM"], noisy)
+    inside = (clean >= prediction["low"]) & (clean <= prediction["high"])
+    print(f"{'':8}{'PSNR, dB':>10}{'seconds':>10}")
+    for name, image in shown.items():
+        result.setdefault(name, {})["PSNR"] = psnr(image, clean)
+        seconds = f"{result[name]['seconds']:10.1f}" if "seconds" in result[name] else ""
+        print(f"{name:8}{result[name]['PSNR']:10.2f}{seconds}")
+    result["NMM"]["coverage"] = inside.float().mean().item()
+    print(f"{100 * result['NMM']['coverage']:.1f} % of values lie in the NMM's 90 % intervals")
+    if args.output:
+        draw(args, clean, shown, prediction["own"], result)
+    return result
+
+
+def draw(args, clean: Tensor, shown: dict, own: Tensor, result: dict) -> None:
+    matplotlib.use("Agg")
+    plt.rcParams.update({"font.size": 9})
+    figure, axes = plt.subplots(1, 5, figsize=(16, 3.8), layout="constrained")
+    for axis, (name, image) in zip(axes, ({"clean": clean} | shown).items(), strict=False):
+        axis.imshow((image / 255).clamp(0, 1).permute(1, 2, 0).cpu().numpy())
+        ratio = (
+            f"\n{result[name]['PSNR']:.2f} dB"
+            if name in result
+            else f"\nnoise of sd {args.noise:g}"
+        )
+        axis.set_title(name)
+        axis.set_xlabel(ratio.strip())
+    picture = axes[4].imshow(own.cpu().numpy(), cmap="viridis", vmin=0, vmax=1)
+    axes[4].set_title("attention to the pixel itself")
+    figure.colorbar(picture, ax=axes[4], shrink=0.8)
+    for axis in axes:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    save(figure, args.output)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--noise", type=float, default=25.0, help="standard deviation at the test")
+    parser.add_argument("--crop", type=int, default=256, help="side of the test image; 0: all")
+    parser.add_argument("--width", type=int, default=24)
+    parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--num-steps", type=int, default=500)
+    parser.add_argument("--checkpoint", type=Path, help="resumes from there")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data-root", type=Path, help="with bsds300/images/train and kodak24")
+    parser.add_argument("--output", type=Path, default=Path("output/denoising.png"))
+    return parser
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())

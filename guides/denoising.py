@@ -1,0 +1,102 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pyro_nmm import Neighborhood, OrderedConditional
+from pyro_nmm.models.denoiser import Denoiser, UNet
+from pyro_nmm.training import generators, load_checkpoint, save_checkpoint, set_generators
+
+
+def fit_denoiser(
+    network: UNet | Denoiser,
+    draw: Callable[[], Tensor],
+    *,
+    num_steps: int = 1000,
+    lr: float = 3e-4,
+    max_noise: float = 50.0,
+    estimator: str = "horizon",
+    checkpoint: Path | None = None,
+    save_every: int = 100,
+    progress: Callable[[range], Iterable[int]] = iter,
+) -> list[float]:
+    r"""
+    Fits a denoiser to clean patches, to which Gaussian noise is added whose standard deviation is
+    uniform in 0 to ``max_noise``, one for each patch. A U-Net minimises the squared error; an NMM
+    maximises its bound on the clean labels :math:`y` of noisy ones :math:`X`,
+
+    .. math::
+
+        \max_\theta \; E_{q(c \mid y)} \sum_i \log p_\theta(y_i \mid y_{<i}, c_{<i}, X),
+
+    by :meth:`~pyro_nmm.OrderedConditional.surrogate`, which is what Pyro's ``TraceGraph_ELBO``
+    makes of it. Adam; over the second half its rate falls to zero.
+
+    >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
+    >>> network = Denoiser(UNet(width=6, depth=1))
+    >>> losses = fit_denoiser(network, lambda: patches, num_steps=3)
+
+    :param network: the U-Net alone, or with an NMM on it.
+    :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels, all of one size.
+    :param float max_noise: in grey levels.
+    :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
+    :param Path checkpoint: where to save, every ``save_every`` steps, and to go on from.
+    :param progress: wraps the range of steps, for example ``tqdm``.
+    :return: every step's loss: the mean squared error in grey levels squared, or the negative
+        bound in nats a pixel and channel. The network is in evaluation mode.
+    """
+    if num_steps < 1 or not max_noise >= 0:
+        raise ValueError(
+            f"num_steps must be positive and max_noise not negative, got {num_steps} and "
+            f"{max_noise}"
+        )
+    optimizer = torch.optim.Adam(network.parameters(), lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, 2 * (1 - step / num_steps))
+    )
+    losses: list[float] = []
+    if checkpoint is not None and (state := load_checkpoint(checkpoint)) is not None:
+        if state["num_steps"] != num_steps:
+            raise ValueError(
+                f"checkpoint {checkpoint} was made for num_steps={state['num_steps']}, not "
+                f"{num_steps}: remove it or give another path"
+            )
+        for part, name in ((network, "network"), (optimizer, "optimizer"), (schedule, "schedule")):
+            part.load_state_dict(state[name])
+        losses = state["losses"]
+        set_generators(state["generators"])
+    network.train()
+    hood: Neighborhood | None = None
+    for _ in progress(range(len(losses), num_steps)):
+        clean = draw()
+        noise = max_noise * torch.rand(len(clean), 1, 1, 1, device=clean.device)
+        noisy = clean + noise * torch.randn(clean.shape, device=clean.device)
+        optimizer.zero_grad()
+        if isinstance(network, UNet):
+            loss = F.mse_loss(255 * network(noisy / 255)[0], clean.to(noisy))
+            loss.backward()
+        else:
+            if hood is None:
+                hood = Neighborhood.grid(*clean.shape[-2:], device=clean.device)
+            q = OrderedConditional(hood, *network(hood, noisy), clean.flatten(2),
+                                   estimator=estimator, validate_args=False)  # fmt: skip
+            c, size = q.sample(), clean.numel()
+            (-q.surrogate(c).sum() / size).backward()
+            loss = -q.log_labels(c).detach().sum() / size
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        if checkpoint is not None and len(losses) % save_every == 0:
+            state = {"num_steps": num_steps, "network": network.state_dict(),
+                     "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
+                     "losses": losses, "generators": generators()}  # fmt: skip
+            save_checkpoint(state, checkpoint)
+    network.eval()
+    return losses

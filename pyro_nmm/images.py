@@ -1,0 +1,67 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Images for denoising, as integer grey levels ``(channels, H, W)`` in 0..255."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def photographs() -> dict[str, Tensor]:
+    """
+    The two sample photographs that ship inside scikit-learn, 427 x 640 pixels.
+
+    >>> {name: tuple(image.shape) for name, image in photographs().items()}
+    {'china': (3, 427, 640), 'flower': (3, 427, 640)}
+    """
+    from sklearn.datasets import load_sample_images
+
+    data = load_sample_images()
+    return {
+        Path(name).stem: torch.from_numpy(np.array(image)).permute(2, 0, 1).long()
+        for name, image in zip(data.filenames, data.images, strict=True)
+    }
+
+
+def image_folder(path: str | Path) -> dict[str, Tensor]:
+    """All ``.png`` and ``.jpg`` images of a folder, by their names without ending, sorted."""
+    from PIL import Image
+
+    files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in (".png", ".jpg"))
+    if not files:
+        raise FileNotFoundError(f"path: {path} has no .png or .jpg files")
+    images = {}
+    for file in files:
+        with Image.open(file) as image:
+            pixels = torch.from_numpy(np.array(image.convert("RGB")))
+        images[file.stem] = pixels.permute(2, 0, 1).long()
+    return images
+
+
+def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Tensor:
+    """
+    ``(number, channels, size, size)``: patches of random images at random places, turned by
+    quarters and mirrored at random.
+
+    >>> random_patches([torch.zeros(3, 40, 50, dtype=torch.long)], number=4).shape
+    torch.Size([4, 3, 32, 32])
+
+    :param images: each ``(channels, H, W)``, ``H`` and ``W`` at least ``size``.
+    """
+    if min(min(image.shape[-2:]) for image in images) < size:
+        raise ValueError(f"images must be at least {size} pixels high and wide")
+    patches = []
+    for _ in range(number):
+        image = images[int(torch.randint(len(images), ()))]
+        top, left = (int(torch.randint(side - size + 1, ())) for side in image.shape[-2:])
+        patch = image[:, top : top + size, left : left + size]
+        turns, mirrored = int(torch.randint(4, ())), int(torch.randint(2, ()))
+        patch = patch.rot90(turns, (1, 2))
+        patches.append(patch.flip(2) if mirrored else patch)
+    return torch.stack(patches)
