@@ -12,6 +12,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/karate.py --output output/karate.png
 	$(BIN)/python examples/node_classification.py --output output/digits.png
 	$(BIN)/python examples/ising.py --output output/ising.png
+	$(BIN)/python examples/link_prediction.py --output output/links.png
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=95

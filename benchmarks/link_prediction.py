@@ -165,10 +165,10 @@ def reproduce(args, results: Results, dataset: str) -> None:
         if results.has(**key):
             continue
         if args.smoke:
-            split = link_split(data.edge_index, data.num_nodes, number)
+            split = link_split(data.edge_index, data.num_nodes, number).to(args.device)
         else:
             path = args.data_root / "linkpred_splits" / dataset / f"split_{number}.npz"
-            split = published_split(path, data.num_nodes)
+            split = published_split(path, data.num_nodes).to(args.device)
         pair, row = fit(args, data, split, "original", candidates(dataset)[0], seed)
         results.add(**key, **row, test=scores(pair, data, split, "test", 15))
 
@@ -186,7 +186,7 @@ def search(args, results: Results, dataset: str) -> None:
         for trial, seed in itertools.product(range(len(trials)), range(args.num_searched)):
             key = {"task": "search", "dataset": dataset, "guide": guide, "trial": trial}
             if not results.has(**key, seed=seed):
-                split = link_split(data.edge_index, data.num_nodes, seed)
+                split = link_split(data.edge_index, data.num_nodes, seed).to(args.device)
                 pair, row = fit(args, data, split, guide, trials[trial], seed)
                 val = scores(pair, data, split, "val", args.num_samples)
                 del row["curve"]
@@ -200,7 +200,7 @@ def compare(args, results: Results, dataset: str) -> None:
         key = {"task": "compare", "dataset": dataset, "guide": guide, "seed": seed}
         if results.has(**key):
             continue
-        split = link_split(data.edge_index, data.num_nodes, seed)
+        split = link_split(data.edge_index, data.num_nodes, seed).to(args.device)
         settings = results.chosen(dataset, guide)
         pair, row = fit(args, data, split, guide, settings, seed)
         row |= {part: scores(pair, data, split, part, args.num_samples) for part in ("val", "test")}
@@ -218,7 +218,7 @@ def memberships(args, results: Results, dataset: str) -> None:
         key = {"task": "memberships", "dataset": dataset, "seed": seed}
         if results.has(**key):
             continue
-        split = link_split(data.edge_index, data.num_nodes, seed)
+        split = link_split(data.edge_index, data.num_nodes, seed).to(args.device)
         with torch.enable_grad():
             pair, _ = fit(args, data, split, "original", results.chosen(dataset, "original"), seed)
         pair.eval()
@@ -244,7 +244,7 @@ def cost(args, results: Results, dataset: str) -> None:
     if results.has(task="cost", dataset=dataset):
         return
     data = load(args, dataset)
-    split = link_split(data.edge_index, data.num_nodes, 0)
+    split = link_split(data.edge_index, data.num_nodes, 0).to(args.device)
     settings = results.chosen(dataset, "nmm")
     # The NMM's steps differ: every other one, at random, compares neighbours.
     block = 2 if args.smoke else 10

@@ -37,7 +37,7 @@ def difference(values: list[tuple[float, float]], digits: int) -> str:
     """Mean of NMM minus original, and the p-value of a paired t-test."""
     theirs, ours = zip(*values, strict=True)
     p = ttest_rel(ours, theirs).pvalue
-    mark = f"p = {p:.3f}" if p >= 0.001 else "p < .001"
+    mark = "p < .001" if p < 0.001 else f"p = {p:.3f}"
     return f"{mean(ours) - mean(theirs):+.{digits}f} ({mark})"
 
 

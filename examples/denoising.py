@@ -77,11 +77,13 @@ def main(args) -> dict:
         fit_denoiser(
             networks[name], lambda: random_patches(train, args.batch_size), lr=args.lr,
             num_steps=args.num_steps, checkpoint=path and path.with_suffix(f".{name}.pt"),
+            settings=f"{args.seed} {args.batch_size} {args.data_root}",
             progress=lambda steps, name=name: tqdm(steps, desc=name, unit="step"),
         )  # fmt: skip
         result[name] = {"seconds": time.perf_counter() - start}
-    shown = {"noisy": noisy} | {n: denoise(networks[n], noisy)["mean"] for n in networks}
-    prediction = denoise(networks["NMM"], noisy)
+    predictions = {name: denoise(network, noisy) for name, network in networks.items()}
+    shown = {"noisy": noisy} | {name: p["mean"] for name, p in predictions.items()}
+    prediction = predictions["NMM"]
     inside = (clean >= prediction["low"]) & (clean <= prediction["high"])
     print(f"{'':8}{'PSNR, dB':>10}{'seconds':>10}")
     for name, image in shown.items():

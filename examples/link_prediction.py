@@ -87,7 +87,7 @@ def evaluate(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, part: str = "test")
 def main(args) -> dict:
     data, names = load(args)
     split = link_split(data.edge_index, data.num_nodes, args.seed)
-    data, split = data.to(args.device), LinkSplit(*(pairs.to(args.device) for pairs in split))
+    data, split = data.to(args.device), split.to(args.device)
     result, pairs, curves = {}, {}, {}
     for guide in args.guide:
         pyro.clear_param_store()

@@ -25,6 +25,7 @@ def fit_denoiser(
     estimator: str = "horizon",
     checkpoint: Path | None = None,
     save_every: int = 100,
+    settings: str = "",
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> list[float]:
     r"""
@@ -48,6 +49,7 @@ def fit_denoiser(
     :param float max_noise: in grey levels.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
     :param Path checkpoint: where to save, every ``save_every`` steps, and to go on from.
+    :param str settings: what the run depends on besides; resuming under others is an error.
     :param progress: wraps the range of steps, for example ``tqdm``.
     :return: every step's loss: the mean squared error in grey levels squared, or the negative
         bound in nats a pixel and channel. The network is in evaluation mode.
@@ -62,11 +64,12 @@ def fit_denoiser(
         optimizer, lambda step: min(1.0, 2 * (1 - step / num_steps))
     )
     losses: list[float] = []
+    settings = f"{num_steps=} {lr=} {max_noise=} {estimator=} {settings}"
     if checkpoint is not None and (state := load_checkpoint(checkpoint)) is not None:
-        if state["num_steps"] != num_steps:
+        if state["settings"] != settings:
             raise ValueError(
-                f"checkpoint {checkpoint} was made for num_steps={state['num_steps']}, not "
-                f"{num_steps}: remove it or give another path"
+                f"checkpoint {checkpoint} was made with settings {state['settings']!r}, not "
+                f"{settings!r}: remove it or give another path"
             )
         for part, name in ((network, "network"), (optimizer, "optimizer"), (schedule, "schedule")):
             part.load_state_dict(state[name])
@@ -86,15 +89,17 @@ def fit_denoiser(
             if hood is None:
                 hood = Neighborhood.grid(*clean.shape[-2:], device=clean.device)
             q = OrderedConditional(hood, *network(hood, noisy), clean.flatten(2),
-                                   estimator=estimator, validate_args=False)  # fmt: skip
+                                   estimator=estimator, validate_args=not losses)  # fmt: skip
             c, size = q.sample(), clean.numel()
             (-q.surrogate(c).sum() / size).backward()
-            loss = -q.log_labels(c).detach().sum() / size
+            with torch.no_grad():
+                loss = -q.log_labels(c).sum() / size
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-        if checkpoint is not None and len(losses) % save_every == 0:
-            state = {"num_steps": num_steps, "network": network.state_dict(),
+        last = len(losses) == num_steps
+        if checkpoint is not None and (last or len(losses) % save_every == 0):
+            state = {"settings": settings, "network": network.state_dict(),
                      "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
                      "losses": losses, "generators": generators()}  # fmt: skip
             save_checkpoint(state, checkpoint)

@@ -227,7 +227,7 @@ class _Encoder(nn.Module):
             self.omega = nn.Parameter(torch.ones(()))
             self.gamma = nn.Parameter(torch.tensor(float(gamma)))
         self._strengths: tuple[Tensor, Tensor] | None = None
-        self._graph: tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None = None
+        self._graph: tuple[tuple, tuple[Tensor, Tensor, Tensor]] | None = None
 
     def sticks(self, concentration: float) -> Tensor:
         """``(2, K)``: the parameters of ``v``; they start at the prior's."""
@@ -242,12 +242,14 @@ class _Encoder(nn.Module):
 
     def _normalized(self, edge_index: Tensor, num_nodes: int) -> Tensor:
         """A graph convolution's matrix, once for each graph."""
-        if self._graph is None or self._graph[0] is not edge_index:
-            weight = self.log_sticks.new_ones(edge_index.shape[1])
+        weight = self.log_sticks.new_ones(edge_index.shape[1])
+        key = edge_index, edge_index._version, num_nodes, weight.dtype, weight.device
+        kept = self._graph
+        if kept is None or kept[0][0] is not edge_index or kept[0][1:] != key[1:]:
             edges, weight = gcn_norm(edge_index, weight, num_nodes)
             (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)
-            self._graph = edge_index, (index2ptr(target, num_nodes), source, weight)
-        return sparse_csr(*self._graph[1], (num_nodes, num_nodes))
+            kept = self._graph = key, (index2ptr(target, num_nodes), source, weight)
+        return sparse_csr(*kept[1], (num_nodes, num_nodes))
 
     def forward(
         self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_

@@ -49,6 +49,9 @@ def fit_links(
     :param progress: wraps the steps' numbers, for example ``tqdm``.
     :return: every step's loss, the negative bound in nats a pair of nodes, as noisy as one draw.
     """
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be positive, got {num_steps}")
+    pair.train()
     # Adam's own constant is meant for losses of order one.
     model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
     svi, held_out = SVI(model, guide, Adam({"lr": lr}), TraceMeanField_ELBO()), split.held_out

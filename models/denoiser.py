@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import GaussianConcentrations, Neighborhood
+from pyro_nmm.checks import check_shapes
 from pyro_nmm.models.networks import attention_scores
 
 #: Pixels whose distributions are written out at once.
@@ -187,7 +188,7 @@ def predict_pixels(
     with at most half of ``1 - level`` on each side.
 
     >>> hood = Neighborhood.grid(1, 2)
-    >>> alpha = GaussianConcentrations(torch.tensor([[[50.0, 60.0]]]), width=10.0, floor=0.0)
+    >>> alpha = GaussianConcentrations(torch.tensor([[[50.0, 60.0]]]), width=10.0)
     >>> mean, low, high = predict_pixels(hood, alpha, torch.zeros(1, 1, 4), (1, 2))
     >>> mean.round(), low, high
     (tensor([[[[55., 55.]]]]), tensor([[[[41., 41.]]]]), tensor([[[[69., 69.]]]]))
@@ -197,6 +198,9 @@ def predict_pixels(
     :param tuple size: ``(H, W)``.
     :param float level: of the interval.
     """
+    check_shapes(hood, alpha, logits)
+    if size[0] * size[1] != hood.num_nodes:
+        raise ValueError(f"size must be that of hood's {hood.num_nodes} pixels, got {size}")
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
     attention, found = hood.softmax(logits), []
@@ -208,9 +212,8 @@ def predict_pixels(
         table /= table.sum(-1, keepdim=True)
         weighted = attention[..., part.edge, None] * table.index_select(-2, place)
         probs = part.sum(weighted.mT).mT
-        below = probs.cumsum(-1)
-        low = (below <= tail).sum(-1)
-        high = (below < 1 - tail).sum(-1).clamp(max=alpha.num_classes - 1)
+        low = (probs.cumsum(-1) <= tail).sum(-1)
+        high = alpha.num_classes - 1 - (probs.flip(-1).cumsum(-1) <= tail).sum(-1)
         found.append(torch.stack([(probs * labels).sum(-1), low.to(probs), high.to(probs)]))
     return Prediction(*torch.cat(found, -1).unflatten(-1, size))
 

@@ -184,7 +184,8 @@ class DGLFRM(nn.Module):
         if self.balanced and edge_index is not None:
             size, hidden = self.num_nodes, 0 if held_out is None else held_out.shape[1]
             weight = InnerProductGraph.balance(edge_index, size, held_out, loops=True)
-            # N^2 / (N^2 - entries of edges), and N^2 / pairs that are looked at.
+            # N^2 / (N^2 - entries of edges), and N^2 / entries that are looked at: to the authors
+            # a held-out pair is one entry, though neither of its two is looked at here.
             scale = (1 + 1 / weight) * size**2 / (size**2 - hidden)
         factors = self.decoder(members)
         return InnerProductGraph(factors, weight, held_out, loops=self.balanced), scale

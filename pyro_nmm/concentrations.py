@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import torch
+from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
+
+from pyro_nmm.tracking import untracked
 
 #: Labels that are summed at once.
 CHUNK = 16
@@ -40,7 +43,7 @@ class GaussianConcentrations:
     :param scale: :math:`s`, positive, as ``width``. With :math:`\sigma` it makes
         :math:`A_i \approx s_i \sigma_i \sqrt\pi`, how many labels of neighbours outweigh the mean.
     :param int num_classes: ``C``.
-    :param float floor: :math:`\epsilon`.
+    :param float floor: :math:`\epsilon`, positive.
     """
 
     def __init__(
@@ -54,15 +57,17 @@ class GaussianConcentrations:
         if not isinstance(mean, Tensor) or not mean.is_floating_point() or mean.dim() < 1:
             got = tuple(mean.shape) if isinstance(mean, Tensor) else type(mean)
             raise ValueError(f"mean must be a floating-point tensor of shape (..., N), got {got}")
-        if num_classes < 2 or not floor >= 0:
+        if num_classes < 2 or not floor > 0:
             raise ValueError(
-                f"num_classes must be at least 2 and floor not negative, got {num_classes} and "
-                f"{floor}"
+                f"num_classes must be at least 2 and floor positive, got {num_classes} and {floor}"
             )
         self.mean, self.num_classes, self.floor = mean, num_classes, floor
-        self.width, self.scale = (torch.as_tensor(t).to(mean) for t in (width, scale))
+        self.width, self.scale = (
+            torch.as_tensor(t, dtype=mean.dtype, device=mean.device) for t in (width, scale)
+        )
         for name, value in (("width", self.width), ("scale", self.scale)):
-            if torch.broadcast_shapes(value.shape, mean.shape) != mean.shape:
+            sizes = zip(reversed(value.shape), reversed(mean.shape), strict=False)
+            if value.dim() > mean.dim() or any(size not in (1, full) for size, full in sizes):
                 raise ValueError(
                     f"{name} must broadcast to mean's shape {tuple(mean.shape)}, got "
                     f"{tuple(value.shape)}"
@@ -85,13 +90,14 @@ class GaussianConcentrations:
 
     def totals(self) -> Tensor:
         """``(..., N)``: :math:`A_i`."""
-        bumps = _Total.apply(self.mean, self.width, self.num_classes)
+        (mean, width), provenance = untracked(self.mean, self.width)
+        bumps = track_provenance(_Total.apply(mean, width, self.num_classes), provenance)
         return self.scale * bumps + self.floor * self.num_classes
 
     @torch.no_grad()
     def expected(self) -> Tensor:
         r"""``(..., N)``: the mean label under :math:`\alpha_i / A_i`. Without gradient."""
-        bumps, first, _ = _sums(self.mean, self.width, self.num_classes)
+        bumps, first, _ = _sums(*untracked(self.mean, self.width)[0], self.num_classes)
         rest = self.floor * self.num_classes
         total = self.scale * bumps + rest
         above = self.scale * (first + self.mean * bumps) + rest * (self.num_classes - 1) / 2

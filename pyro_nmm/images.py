@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+ENDINGS = (".png", ".jpg", ".jpeg")
+
 
 def photographs() -> dict[str, Tensor]:
     """
@@ -30,17 +32,17 @@ def photographs() -> dict[str, Tensor]:
 
 
 def image_folder(path: str | Path) -> dict[str, Tensor]:
-    """All ``.png`` and ``.jpg`` images of a folder, by their names without ending, sorted."""
+    """All ``.png`` and ``.jpg`` images of a folder, by their names, sorted."""
     from PIL import Image
 
-    files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in (".png", ".jpg"))
+    files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in ENDINGS)
     if not files:
         raise FileNotFoundError(f"path: {path} has no .png or .jpg files")
     images = {}
     for file in files:
         with Image.open(file) as image:
             pixels = torch.from_numpy(np.array(image.convert("RGB")))
-        images[file.stem] = pixels.permute(2, 0, 1).long()
+        images[file.name] = pixels.permute(2, 0, 1).long()
     return images
 
 
@@ -54,6 +56,8 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
 
     :param images: each ``(channels, H, W)``, ``H`` and ``W`` at least ``size``.
     """
+    if number < 1 or not images:
+        raise ValueError(f"number must be positive and images not empty, got {number} of {images}")
     if min(min(image.shape[-2:]) for image in images) < size:
         raise ValueError(f"images must be at least {size} pixels high and wide")
     patches = []

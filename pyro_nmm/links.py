@@ -31,6 +31,10 @@ class LinkSplit(NamedTuple):
     test: Tensor
     test_false: Tensor
 
+    def to(self, device) -> LinkSplit:
+        """All parts on another device."""
+        return LinkSplit(*(pairs.to(device) for pairs in self))
+
     @property
     def held_out(self) -> Tensor:
         """``(2, P)``: all pairs that training must not look at."""

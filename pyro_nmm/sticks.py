@@ -30,7 +30,7 @@ class StickShares(Kumaraswamy):
         if self._validate_args:
             self._validate_sample(value)
         a, b = self.concentration1, self.concentration0
-        log_v = value.log()
+        log_v = value.clamp(max=1 - torch.finfo(value.dtype).eps).log()
         return (a * b).log() + (a - 1) * log_v + (b - 1) * (-(a * log_v).expm1()).log()
 
 
@@ -51,9 +51,7 @@ def stick_logits(v: Tensor) -> Tensor:
 
 
 @register_kl(torch.distributions.Kumaraswamy, torch.distributions.Kumaraswamy)
-def _kl_kumaraswamy_beta(
-    p: torch.distributions.Kumaraswamy, q: torch.distributions.Kumaraswamy
-) -> Tensor:
+def _kl_from_beta(p: torch.distributions.Kumaraswamy, q: torch.distributions.Kumaraswamy) -> Tensor:
     """Where ``q`` is Beta(alpha, 1), the prior of the sticks (Nalisnick and Smyth, 2017)."""
     parameters = p.concentration1, p.concentration0, q.concentration1, q.concentration0
     a, b, alpha, one = (_distinct(parameter) for parameter in parameters)

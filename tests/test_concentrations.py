@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pyro.ops.provenance import get_provenance, track_provenance
 
 from pyro_nmm import GaussianConcentrations, Neighborhood, NeighborMixture, OrderedConditional
 
@@ -116,6 +117,20 @@ def test_mixture_of_a_patch():
     assert ours.log_prob(images).exp().sum().item() == pytest.approx(1)
 
 
+def test_gradients_of_a_latent_mean():
+    """As Pyro tracks it: nothing of the gradient is lost."""
+    hood, y = Neighborhood.grid(1, 3), torch.tensor([1, 0, 3])
+    mean, c = torch.tensor([1.0, 2.0, 3.0], requires_grad=True), torch.tensor([0, 1, 1])
+    results = []
+    for write in (lambda alpha: alpha, lambda alpha: alpha.table()):
+        tracked = track_provenance(mean, frozenset({"mean"}))
+        alpha = write(GaussianConcentrations(tracked, 1.5, num_classes=4))
+        q = OrderedConditional(hood, alpha, torch.zeros(hood.num_edges), y, order=torch.arange(3))
+        results.append(torch.autograd.grad(q.log_labels(c).sum(), mean)[0])
+        assert get_provenance(q.log_prob(c)) == {"mean"}
+    assert torch.allclose(*results)
+
+
 def test_single_precision():
     mean = torch.tensor([0.0, 100.0, 255.0]).float().requires_grad_()
     alpha = GaussianConcentrations(mean, 1.0, 1e-2)
@@ -134,8 +149,9 @@ def test_bad_input():
         GaussianConcentrations(torch.zeros(4, dtype=torch.long), 1.0)
     with pytest.raises(ValueError, match="num_classes must be at least 2"):
         GaussianConcentrations(mean, 1.0, num_classes=1)
-    with pytest.raises(ValueError, match=r"width must broadcast to mean's shape \(4,\)"):
-        GaussianConcentrations(mean, torch.ones(2, 1))
+    for width in (torch.ones(2, 1), torch.ones(3)):
+        with pytest.raises(ValueError, match=r"width must broadcast to mean's shape \(4,\)"):
+            GaussianConcentrations(mean, width)
     logits = torch.zeros(hood.num_edges)
     with pytest.raises(ValueError, match=r"alpha.mean must have shape \(..., 4\)"):
         OrderedConditional(hood, GaussianConcentrations(mean[:3], 1.0), logits, y)

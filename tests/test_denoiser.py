@@ -17,9 +17,11 @@ from pyro_nmm.models.networks import attention_scores
 def test_unet_takes_any_size(size):
     network = UNet(channels=2, width=6, depth=3)
     image = torch.rand(2, 2, *size)
-    result, features = network(image)
-    assert torch.equal(result, image)  # before any training nothing is added
-    assert features.shape == (2, 4, *size)
+    assert torch.equal(network(image)[0], image)  # before any training nothing is added
+    torch.nn.init.normal_(network.last.weight)
+    extended = torch.nn.functional.pad(image, (0, -size[1] % 8, 0, -size[0] % 8), mode="replicate")
+    for found, whole in zip(network(image), network(extended), strict=True):
+        assert torch.equal(found, whole[..., : size[0], : size[1]])
 
 
 def test_unet_is_one_of_lehtinen():
@@ -100,6 +102,8 @@ def test_predictions_are_those_of_the_table():
     assert ((marginals * (labels >= high)).sum(-1) > 0.1 - 1e-9).all()
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
         predict_pixels(hood, alpha, logits, (4, 5), level=90)
+    with pytest.raises(ValueError, match="size must be that of hood's 20 pixels"):
+        predict_pixels(hood, alpha, logits, (5, 5))
 
 
 @pytest.mark.parametrize("kind", ["unet", "nmm"])
@@ -130,7 +134,7 @@ def test_training_resumes(kind, tmp_path):
     losses, resumed = run(**options)
     assert losses == whole
     assert all(torch.equal(end[name], resumed[name]) for name in end)
-    with pytest.raises(ValueError, match="made for num_steps=9, not 5"):
+    with pytest.raises(ValueError, match=r"num_steps=9 .* not .*num_steps=5"):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=5, checkpoint=tmp_path / "run.pt")
     with pytest.raises(ValueError, match="num_steps must be positive"):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=0)
@@ -143,6 +147,8 @@ def test_patches():
     steps = {(p[0, 0, 1] - p[0, 0, 0]).item() for p in patches}
     assert steps == {1, -1, 40, -40}  # turned by all quarters
     assert len({p.min().item() for p in patches}) > 100
+    with pytest.raises(ValueError, match="number must be positive and images not empty"):
+        random_patches([], 1)
     with pytest.raises(ValueError, match="at least 31 pixels"):
         random_patches([image], 1, 31)
 
@@ -155,7 +161,7 @@ def test_image_folder(tmp_path):
     Image.new("RGB", (7, 5), (1, 2, 3)).save(tmp_path / "b.png")
     Image.new("L", (4, 3), 9).save(tmp_path / "a.PNG")
     images = image_folder(tmp_path)
-    assert list(images) == ["a", "b"]
-    assert images["b"].shape == (3, 5, 7)
-    assert images["b"][:, 0, 0].tolist() == [1, 2, 3]
-    assert (images["a"] == 9).all()
+    assert list(images) == ["a.PNG", "b.png"]
+    assert images["b.png"].shape == (3, 5, 7)
+    assert images["b.png"][:, 0, 0].tolist() == [1, 2, 3]
+    assert (images["a.PNG"] == 9).all()

@@ -279,6 +279,9 @@ def test_another_graph_is_another_graph():
         found.append(pair.link_logits(pairs, edges, x))
     assert torch.equal(found[0], found[2])
     assert not torch.allclose(found[0], found[1])
+    edge_index[:] = edge_index[:, [2, 3] * (edge_index.shape[1] // 2)]  # in place
+    pyro.set_rng_seed(0)
+    assert not torch.allclose(pair.link_logits(pairs, edge_index, x), found[0])
 
 
 @pytest.mark.parametrize("kind", ["original", "nmm"])

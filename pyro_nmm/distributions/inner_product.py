@@ -70,7 +70,7 @@ class InnerProductGraph(GraphDistribution):
         self.num_nodes = factors.shape[-2]
         self.held_out = None
         if held_out is not None:
-            self.held_out = undirected_pairs(held_out, self.num_nodes, "held_out")
+            self.held_out = undirected_pairs(held_out, self.num_nodes, "held_out").clone()
         # Graphs differ in their number of edges, which no event shape can tell.
         super().__init__(factors.shape[:-2], Size([2, 0]), validate_args=validate_args)
 
@@ -173,7 +173,10 @@ class InnerProductGraph(GraphDistribution):
 
 
 def once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Not again for the same, unchanged tensors: sorting edges takes a tenth of a step."""
+    """
+    Not again for the same tensors, unless torch has changed them: sorting edges takes a tenth of
+    a step. Results are not to be written to.
+    """
     remembered = functools.lru_cache(maxsize=4)(lambda _, *arguments: function(*arguments))
 
     @functools.wraps(function)
