@@ -18,6 +18,7 @@ import re
 import statistics
 from pathlib import Path
 
+import link_tables
 import matplotlib
 import matplotlib.pyplot as plt
 import mrf_tables
@@ -284,6 +285,9 @@ def main(args) -> dict[str, str]:
     fields = mrf_tables.load(args.results.parent / "mrf.jsonl")
     for name in ("strips", "large", "amortized", "scaling"):
         tables[name] = getattr(mrf_tables, name)(fields, table)
+    graphs = mrf_tables.load(args.results.parent / "link_prediction.jsonl")
+    for name in ("links", "bounds", "reproduced", "memberships", "link_cost"):
+        tables[name.replace("_", " ")] = getattr(link_tables, name)(graphs, table)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
     for against in ("backbone", "backbone, temperature", "backbone + agreement, temperature"):
@@ -299,6 +303,7 @@ def main(args) -> dict[str, str]:
         args.figures.mkdir(parents=True, exist_ok=True)
         sizes_figure(runs["sizes"], args.figures)
         convergence_figure(runs["accuracy"], args.figures)
+        link_tables.bound_figure(graphs, args.figures)
     return tables
 
 
