@@ -87,9 +87,12 @@ def fit_denoiser(
             loss.backward()
         else:
             if hood is None:
-                hood = Neighborhood.grid(*clean.shape[-2:], device=clean.device)
-            q = OrderedConditional(hood, *network(hood, noisy), clean.flatten(2),
-                                   estimator=estimator, validate_args=not losses)  # fmt: skip
+                height, width = clean.shape[-2:]
+                hood = Neighborhood.grid(height, width, device=clean.device)
+            alpha, logits = network(hood, noisy)
+            y = clean.flatten(2)
+            q = OrderedConditional(hood, alpha, logits, y, estimator=estimator,
+                                   validate_args=not losses)  # fmt: skip
             c, size = q.sample(), clean.numel()
             (-q.surrogate(c).sum() / size).backward()
             with torch.no_grad():

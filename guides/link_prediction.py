@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import torch
 from pyro import poutine
 from pyro.infer import SVI, TraceMeanField_ELBO
-from pyro.optim import Adam
+from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
@@ -54,5 +55,6 @@ def fit_links(
     pair.train()
     # Adam's own constant is meant for losses of order one.
     model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
-    svi, held_out = SVI(model, guide, Adam({"lr": lr}), TraceMeanField_ELBO()), split.held_out
+    optimizer, held_out = PyroOptim(torch.optim.Adam, {"lr": lr}), split.held_out
+    svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
     return [svi.step(split.train, x, held_out) for _ in progress(range(num_steps))]

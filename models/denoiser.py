@@ -61,8 +61,8 @@ class UNet(nn.Module):
         )
         self.up.append(nn.Sequential(*layers))
         self.last = nn.Conv2d(self.num_features, channels, 3, padding=1)
-        nn.init.zeros_(self.last.weight)
-        nn.init.zeros_(self.last.bias)
+        for parameter in self.last.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """

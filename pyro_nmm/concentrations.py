@@ -97,7 +97,8 @@ class GaussianConcentrations:
     @torch.no_grad()
     def expected(self) -> Tensor:
         r"""``(..., N)``: the mean label under :math:`\alpha_i / A_i`. Without gradient."""
-        bumps, first, _ = _sums(*untracked(self.mean, self.width)[0], self.num_classes)
+        (mean, width), _ = untracked(self.mean, self.width)
+        bumps, first, _ = _sums(mean, width, self.num_classes)
         rest = self.floor * self.num_classes
         total = self.scale * bumps + rest
         above = self.scale * (first + self.mean * bumps) + rest * (self.num_classes - 1) / 2
