@@ -28,12 +28,12 @@ from pathlib import Path
 
 import pyro
 import torch
-from graphs import citation_like
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from sklearn.metrics import average_precision_score, roc_auc_score
 from speed import PeakMemory
 from torch_geometric.data import Data
+from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import NeighborChoice, Neighborhood
 from pyro_nmm.guides import DGLFRMGuide, fit_links
@@ -97,8 +97,8 @@ class Results:
 
 def load(args, dataset: str) -> Data:
     if args.smoke:
-        data = Data(edge_index=citation_like(60, 150), num_nodes=60, has_features=False)
-        data.x = identity(60)
+        graph = KarateClub()[0]
+        data = Data(x=identity(34), edge_index=graph.edge_index, num_nodes=34, has_features=False)
     else:
         data = link_graph(dataset, args.data_root)
     return data.to(args.device)
@@ -299,7 +299,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--smoke", action="store_true", help="seconds, on a small random graph")
+    parser.add_argument("--smoke", action="store_true", help="seconds, on the karate club")
     return parser
 
 
