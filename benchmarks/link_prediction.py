@@ -37,6 +37,7 @@ from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import NeighborChoice, Neighborhood
 from pyro_nmm.guides import DGLFRMGuide, fit_links
+from pyro_nmm.guides.handover import evaluation
 from pyro_nmm.links import LinkSplit, identity, link_graph, link_split, published_split
 from pyro_nmm.models import DGLFRM
 
@@ -133,13 +134,11 @@ def scores(pair: DGLFRMGuide, data: Data, split: LinkSplit, part: str, num_sampl
     }
 
 
-@torch.no_grad()
 def loss(pair: DGLFRMGuide, data: Data, split: LinkSplit, num_draws: int = 20) -> float:
     """The negative bound in nats a pair of nodes, without the network's dropout."""
-    pair.eval()
     inputs = pair.model, pair.guide, split.train, data.x, split.held_out
-    draws = [TraceMeanField_ELBO().loss(*inputs) for _ in range(num_draws)]
-    pair.train()
+    with evaluation(pair):
+        draws = [TraceMeanField_ELBO().loss(*inputs) for _ in range(num_draws)]
     return statistics.mean(draws) / data.num_nodes**2
 
 

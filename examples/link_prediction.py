@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import DGLFRMGuide, fit_links
+from pyro_nmm.guides.handover import evaluation
 from pyro_nmm.links import LinkSplit, identity, link_graph, link_split
 from pyro_nmm.models import DGLFRM
 
@@ -120,10 +121,8 @@ def communities(
     A community for every node, largest first, and how well the node fits it: clusters of the
     vectors whose inner products are the links' log-odds.
     """
-    pair.eval()
-    with torch.no_grad():
+    with evaluation(pair):
         draws = [pair.target.decoder(pair.guide(split.train, x)) for _ in range(num_samples)]
-    pair.train()
     factors = F.normalize(torch.stack(draws).mean(0), dim=-1).cpu()
     clusters = KMeans(min(number, len(x)), n_init=10, random_state=0).fit(factors.numpy())
     label = torch.from_numpy(clusters.labels_).long()

@@ -25,7 +25,7 @@ def test_unet_takes_any_size(size):
 
 
 def test_unet_is_one_of_lehtinen():
-    """Filters of every layer, and the number of parameters, of the paper's appendix."""
+    """Filters and inputs of every layer, as in the paper's appendix."""
     network = UNet()
     filters = [m.out_channels for m in network.modules() if isinstance(m, torch.nn.Conv2d)]
     assert filters == [48] * 7 + [96] * 8 + [64, 32, 3]

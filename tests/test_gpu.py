@@ -22,7 +22,7 @@ from pyro_nmm import (
 )
 from pyro_nmm.data import digits, random_split
 from pyro_nmm.guides import Agreement, DGLFRMGuide, fit_links, fit_nmm, ordered_guide
-from pyro_nmm.links import LinkSplit, link_split
+from pyro_nmm.links import link_split
 from pyro_nmm.models import DGLFRM, NMMNetwork, StackedNMM, nmm
 from pyro_nmm.models.backbones import gcn
 
@@ -144,7 +144,7 @@ def test_links_and_memberships():
 @pytest.mark.parametrize("guide", ["original", "nmm"])
 def test_dglfrm(guide):
     edge_index = torch.tensor(list(nx.barabasi_albert_graph(60, 3, seed=0).edges)).T
-    split = LinkSplit(*(pairs.cuda() for pairs in link_split(edge_index, 60, seed=0)))
+    split = link_split(edge_index, 60, seed=0).to("cuda")
     x = torch.eye(60).cuda()
     hood = None if guide == "original" else Neighborhood(split.train, 60)
     pair = DGLFRMGuide(DGLFRM(60, 8, 60), 60, hood, name=guide).cuda()
