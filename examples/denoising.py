@@ -103,9 +103,9 @@ def draw(args, clean: Tensor, shown: dict, own: Tensor, result: dict) -> None:
     figure, axes = plt.subplots(1, 5, figsize=(16, 3.8), layout="constrained")
     for axis, (name, image) in zip(axes, ({"clean": clean} | shown).items(), strict=False):
         axis.imshow((image / 255).clamp(0, 1).permute(1, 2, 0).cpu().numpy())
-        axis.set_title(name)
-        noise = f"noise of sd {args.noise:g}"
-        axis.set_xlabel(f"{result[name]['PSNR']:.2f} dB" if name in result else noise)
+        axis.set_title(f"noisy, sd {args.noise:g}" if name == "noisy" else name)
+        if name in result:
+            axis.set_xlabel(f"{result[name]['PSNR']:.2f} dB")
     picture = axes[4].imshow(own.cpu().numpy(), cmap="viridis", vmin=0, vmax=1)
     axes[4].set_title("attention to the pixel itself")
     figure.colorbar(picture, ax=axes[4], shrink=0.8)
