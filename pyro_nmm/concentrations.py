@@ -10,6 +10,7 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 
+from pyro_nmm import backend
 from pyro_nmm.tracking import untracked
 
 #: Labels that are summed at once.
@@ -36,7 +37,8 @@ class GaussianConcentrations:
     >>> alpha.expected()  # at 3, labels below 0 are missing
     tensor([  6.6454, 199.9895])
 
-    Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients.
+    Cost: :math:`O(N C)` time for the sums, of which the compiled ones skip labels far from the mean;
+    :math:`O(N)` memory, also with gradients.
 
     :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels; any real number.
     :param width: :math:`\sigma`, positive: a number or a tensor that broadcasts to ``mean``.
@@ -111,8 +113,10 @@ class GaussianConcentrations:
         return scale * (-((labels - self.mean[..., None]) / width).square()).exp() + self.floor
 
     def _of(self, nodes: Tensor) -> list[Tensor]:
-        parameters = (self.mean, self.width, self.scale)
-        return [t.expand(self.mean.shape).index_select(-1, nodes) for t in parameters]
+        # A number for all nodes stays one.
+        varying = (t.dim() > 0 and t.shape[-1] > 1 for t in (self.width, self.scale))
+        parameters = zip((self.mean, self.width, self.scale), (True, *varying), strict=True)
+        return [t.index_select(-1, nodes) if varies else t for t, varies in parameters]
 
 
 #: What stands for alpha.
@@ -136,6 +140,8 @@ def at_labels(alpha: Tensor, nodes: Tensor, labels: Tensor) -> Tensor:
 @torch.no_grad()
 def _sums(mean: Tensor, width: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
     r"""Of :math:`f_k = \exp(-(k - u)^2 / \sigma^2)`, of :math:`(k - u) f_k` and of its square's."""
+    if backend.compiled is not None and mean.device.type == "cpu":
+        return backend.compiled.gaussian_sums(mean, width.expand(mean.shape), num_classes)
     zero = torch.zeros_like(mean)
     totals = [zero, zero, zero]
     for labels in torch.arange(num_classes, device=mean.device).split(CHUNK):

@@ -5,11 +5,17 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyro.ops.provenance import get_provenance, track_provenance
 
-from pyro_nmm import GaussianConcentrations, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import (
+    GaussianConcentrations,
+    Neighborhood,
+    NeighborMixture,
+    OrderedConditional,
+    backend,
+)
 
 
 def parameters(*shape, num_classes=4):
@@ -19,10 +25,21 @@ def parameters(*shape, num_classes=4):
     return mean, width, scale
 
 
+@pytest.mark.parametrize("loops", [True, False])
+@settings(deadline=None)  # the first call compiles
 @given(
-    st.floats(-40, 300), st.floats(0.3, 60), st.floats(0.01, 50), st.sampled_from([2, 17, 40, 256])
+    mean=st.floats(-40, 300),
+    width=st.floats(0.05, 60),
+    scale=st.floats(0.01, 50),
+    num_classes=st.sampled_from([2, 17, 40, 256]),
 )
-def test_sums(mean, width, scale, num_classes):
+def test_sums(loops, mean, width, scale, num_classes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "compiled", backend.compiled if loops else None)
+        check_sums(mean, width, scale, num_classes)
+
+
+def check_sums(mean, width, scale, num_classes):
     alpha = GaussianConcentrations(torch.tensor([mean]).double(), width, scale, num_classes)
     table = alpha.table()
     assert table.shape == alpha.shape
@@ -34,7 +51,7 @@ def test_sums(mean, width, scale, num_classes):
     assert torch.equal(at, table[0])
 
 
-def test_gradients():
+def test_gradients(kernels):
     mean, width, scale = parameters(2, 5)
 
     def totals(mean, width, scale):
