@@ -8,7 +8,7 @@ import torch
 from pyro.distributions import Categorical, Dirichlet
 from torch import Tensor
 
-from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
+from pyro_nmm import ChosenLabels, GaussianConcentrations, NeighborChoice, Neighborhood
 from pyro_nmm.checks import (
     check_all_rows,
     check_label_range,
@@ -16,11 +16,12 @@ from pyro_nmm.checks import (
     check_shapes,
     check_values,
 )
+from pyro_nmm.concentrations import Concentrations
 
 
 def nmm(
     hood: Neighborhood,
-    alpha: Tensor,
+    alpha: Concentrations,
     logits: Tensor,
     y: Tensor | None = None,
     observed: Tensor | None = None,
@@ -61,7 +62,8 @@ def nmm(
     Cost: :math:`O(N C + E)`.
 
     :param Neighborhood hood: The neighbourhoods.
-    :param Tensor alpha: ``(..., N, C)`` positive concentrations.
+    :param alpha: ``(..., N, C)`` positive concentrations; or, with ``collapsed``,
+        :class:`~pyro_nmm.GaussianConcentrations`.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param Tensor y: ``(..., N)`` labels, never read where ``observed`` is false.
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.
@@ -83,6 +85,8 @@ def nmm(
     if collapsed:
         c = pyro.sample("c", choice)
         return pyro.sample("y", ChosenLabels(alpha, c), obs=obs)
+    if isinstance(alpha, GaussianConcentrations):
+        raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
     z = pyro.sample("z", Dirichlet(alpha).to_event(1))
     c = pyro.sample("c", choice)
     # Batch shapes differ where one of the two sites is given from outside.

@@ -164,9 +164,10 @@ def check_nodes(hood: Neighborhood, nodes: Tensor, name: str = "nodes") -> None:
         raise ValueError("nodes must be distinct: a node has one label only")
 
 
-def check_choices(alpha: Tensor, choices: Tensor) -> None:
+def check_choices(alpha: Concentrations, choices: Tensor) -> None:
     """Concentrations ``(..., N, C)`` and node ids ``(..., n)`` that choose among them."""
-    if not isinstance(alpha, Tensor) or not alpha.is_floating_point() or alpha.dim() < 2:
+    good = isinstance(alpha, Tensor) and alpha.is_floating_point() and alpha.dim() >= 2
+    if not good and not isinstance(alpha, GaussianConcentrations):
         shape = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha)
         raise ValueError(f"alpha must be a floating-point tensor of shape (..., N, C), got {shape}")
     if not isinstance(choices, Tensor) or choices.dtype != torch.long or choices.dim() < 1:

@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from pyro_nmm import backend
 from pyro_nmm.tracking import untracked
 
-#: Labels that are summed at once.
-CHUNK = 16
+#: Labels that are summed at once, and nodes whose labels are written out at once.
+CHUNK, STRIP = 16, 4096
 
 
 class GaussianConcentrations:
@@ -37,8 +37,8 @@ class GaussianConcentrations:
     >>> alpha.expected()  # at 3, labels below 0 are missing
     tensor([  6.6454, 199.9895])
 
-    Cost: :math:`O(N C)` time for the sums, of which the compiled ones skip labels far from the mean;
-    :math:`O(N)` memory, also with gradients.
+    Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients. Compiled
+    loops skip labels far from the mean.
 
     :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels; any real number.
     :param width: :math:`\sigma`, positive: a number or a tensor that broadcasts to ``mean``.
@@ -81,7 +81,7 @@ class GaussianConcentrations:
         return Size((*self.mean.shape, self.num_classes))
 
     def at(self, nodes: Tensor, labels: Tensor) -> Tensor:
-        """``(..., E)``: of nodes ``(E,)`` at labels ``(..., E)``."""
+        """``(..., E)``: of nodes ``(..., E)`` at labels ``(..., E)``."""
         mean, width, scale = self._of(nodes)
         return scale * (-((labels - mean) / width).square()).exp() + self.floor
 
@@ -106,6 +106,22 @@ class GaussianConcentrations:
         above = self.scale * (first + self.mean * bumps) + rest * (self.num_classes - 1) / 2
         return above / total
 
+    @torch.no_grad()
+    def draw(self, nodes: Tensor) -> Tensor:
+        r"""
+        ``(..., n)``: one label of each of nodes ``(..., n)``, independent, with probabilities
+        :math:`\alpha_{ik} / A_i`. Cost: :math:`O(n C)` time, :math:`O(n)` memory.
+        """
+        shape = torch.broadcast_shapes(nodes.shape, (*self.mean.shape[:-1], nodes.shape[-1]))
+        strips = zip(
+            *(t.expand(shape).flatten().split(STRIP) for t in self._of(nodes)), strict=True
+        )
+        drawn = []
+        for mean, width, scale in strips:
+            strip = GaussianConcentrations(mean, width, scale, self.num_classes, self.floor)
+            drawn.append(strip.table().multinomial(1))
+        return torch.cat(drawn).view(shape)
+
     def table(self) -> Tensor:
         """``(..., N, C)``: written out."""
         labels = torch.arange(self.num_classes, device=self.mean.device)
@@ -116,7 +132,7 @@ class GaussianConcentrations:
         # A number for all nodes stays one.
         varying = (t.dim() > 0 and t.shape[-1] > 1 for t in (self.width, self.scale))
         parameters = zip((self.mean, self.width, self.scale), (True, *varying), strict=True)
-        return [t.index_select(-1, nodes) if varies else t for t, varies in parameters]
+        return [gather(t, nodes) if varies else t for t, varies in parameters]
 
 
 #: What stands for alpha.
@@ -128,13 +144,26 @@ def written_out(alpha: Concentrations) -> Tensor:
     return alpha.table() if isinstance(alpha, GaussianConcentrations) else alpha
 
 
-def at_labels(alpha: Tensor, nodes: Tensor, labels: Tensor) -> Tensor:
-    """``(..., E)``: a table ``(..., N, C)`` at ``nodes`` ``(E,)`` and ``labels`` ``(..., E)``."""
-    index, alpha = nodes * alpha.shape[-1] + labels, alpha.flatten(-2)
+def at_labels(alpha: Concentrations, nodes: Tensor, labels: Tensor) -> Tensor:
+    """``(..., E)``: of nodes ``(..., E)`` at labels ``(..., E)``."""
+    if isinstance(alpha, GaussianConcentrations):
+        return alpha.at(nodes, labels)
+    return gather(alpha.flatten(-2), nodes * alpha.shape[-1] + labels)
+
+
+def totals(alpha: Concentrations) -> Tensor:
+    """``(..., N)``: :math:`A_i`."""
+    return alpha.totals() if isinstance(alpha, GaussianConcentrations) else alpha.sum(-1)
+
+
+def gather(values: Tensor, index: Tensor) -> Tensor:
+    """``(..., E)``: of values ``(..., K)`` those at ``(..., E)``, batch by batch."""
     if index.dim() == 1:
-        return alpha.index_select(-1, index)
-    batch = torch.broadcast_shapes(alpha.shape[:-1], index.shape[:-1])
-    return alpha.expand(*batch, -1).gather(-1, index.expand(*batch, -1))
+        return values.index_select(-1, index)
+    if values.dim() == 1:
+        return values.index_select(0, index.flatten()).view_as(index)
+    batch = torch.broadcast_shapes(values.shape[:-1], index.shape[:-1])
+    return values.expand(*batch, -1).gather(-1, index.expand(*batch, -1))
 
 
 @torch.no_grad()

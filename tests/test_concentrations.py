@@ -3,19 +3,23 @@
 
 """Concentrations given by a mean, against the table that they stand for."""
 
+import pyro
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyro.ops.provenance import get_provenance, track_provenance
+from scipy.stats import chisquare
 
 from pyro_nmm import (
+    ChosenLabels,
     GaussianConcentrations,
     Neighborhood,
     NeighborMixture,
     OrderedConditional,
     backend,
 )
+from pyro_nmm.models import nmm
 
 
 def parameters(*shape, num_classes=4):
@@ -118,7 +122,6 @@ def test_mixture_of_a_patch():
         lambda mixture: mixture.marginals(),
         lambda mixture: mixture.pairwise(pairs),
         lambda mixture: mixture.log_prob(y),
-        lambda mixture: mixture.sample((3,)),
         lambda mixture: mixture.elbo(y, observed, 3),
         lambda mixture: mixture.entropy_bound(2),
         lambda mixture: mixture.log_likelihood(y),
@@ -132,6 +135,52 @@ def test_mixture_of_a_patch():
         torch.testing.assert_close(*results)
     images = torch.cartesian_prod(*[torch.arange(4)] * 6)
     assert ours.log_prob(images).exp().sum().item() == pytest.approx(1)
+
+
+def test_labels_given_choices():
+    """Draws from urns and densities, of all labels of four nodes, are those of the table."""
+    mean, width, scale = parameters(2, 3, num_classes=3)
+    alpha = GaussianConcentrations(mean, width, scale, num_classes=3)
+    choices = torch.tensor([[0, 0, 0, 2], [1, 0, 1, 0]])
+    ours, theirs = ChosenLabels(alpha, choices), ChosenLabels(alpha.table(), choices)
+    labels = torch.cartesian_prod(*[torch.arange(3)] * 4)[:, None]
+    log_probs = ours.log_prob(labels), theirs.log_prob(labels)
+    torch.testing.assert_close(*log_probs)
+    grads = [torch.autograd.grad(t[5].sum(), (mean, width, scale)) for t in log_probs]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+    draws = ours.sample((20_000,))
+    assert draws.shape == (20_000, 2, 4)
+    state = (draws * torch.tensor([27, 9, 3, 1])).sum(-1)
+    for column, log_prob in zip(state.T, log_probs[0].T, strict=True):
+        expected = 20_000 * log_prob.exp().detach()
+        counts = torch.bincount(column, minlength=81)
+        assert chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-4
+
+
+def test_labels_of_a_strip(monkeypatch):
+    """Strips change nothing but memory; rare labels of the floor are drawn too."""
+    alpha = GaussianConcentrations(torch.tensor([1.0, 6.0]), 1.0, num_classes=8, floor=0.05)
+    nodes = torch.arange(2).repeat(20_000)
+    monkeypatch.setattr("pyro_nmm.concentrations.STRIP", 7001)
+    draws = alpha.draw(nodes).view(-1, 2)
+    for node, probs in enumerate(alpha.table() / alpha.totals()[:, None]):
+        counts = torch.bincount(draws[:, node], minlength=8)
+        assert chisquare(counts.numpy(), (20_000 * probs).numpy()).pvalue > 1e-4
+
+
+def test_program():
+    """The collapsed program takes them, and its density is that of the table."""
+    hood, logits = Neighborhood.grid(2, 3), torch.randn(14 + 6 + 8)
+    alpha = GaussianConcentrations(*parameters(6), 4)
+    assert logits.shape == (hood.num_edges,)
+    trace = pyro.poutine.trace(nmm).get_trace(hood, alpha, logits, collapsed=True)
+    sites = {name: trace.nodes[name]["value"] for name in ("c", "y")}
+    replayed = pyro.condition(nmm, sites)
+    other = pyro.poutine.trace(replayed).get_trace(hood, alpha.table(), logits, collapsed=True)
+    torch.testing.assert_close(trace.log_prob_sum(), other.log_prob_sum())
+    with pytest.raises(ValueError, match=r"pass alpha\.table\(\), or collapsed=True"):
+        nmm(hood, alpha, logits)
 
 
 def test_gradients_of_a_latent_mean():

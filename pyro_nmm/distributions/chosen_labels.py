@@ -11,9 +11,17 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.checks import check_choices, check_values
+from pyro_nmm.concentrations import (
+    Concentrations,
+    GaussianConcentrations,
+    at_labels,
+    gather,
+    totals,
+)
 from pyro_nmm.counts import ranks
-from pyro_nmm.distributions.batch import GraphDistribution, flatten
+from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.tracking import untracked
+from pyro_nmm.urn import draw_from_urns
 
 
 class ChosenLabels(GraphDistribution):
@@ -36,12 +44,13 @@ class ChosenLabels(GraphDistribution):
 
     Cost: :math:`O(n \log n)` for ``n`` labels.
 
-    :param Tensor alpha: ``(..., N, C)`` positive concentrations.
+    :param alpha: ``(..., N, C)`` positive concentrations; or
+        :class:`~pyro_nmm.GaussianConcentrations`, which are never written out.
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
     """
 
-    def __init__(self, alpha: Tensor, choices: Tensor, *, validate_args=None) -> None:
-        check_choices(*untracked(alpha, choices)[0])
+    def __init__(self, alpha: Concentrations, choices: Tensor, *, validate_args=None) -> None:
+        check_choices(alpha, untracked(choices)[0][0])
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], choices.shape[:-1])
         self.alpha, self.choices, self.num_classes = alpha, choices, alpha.shape[-1]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
@@ -55,6 +64,8 @@ class ChosenLabels(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
+        if isinstance(self.alpha, GaussianConcentrations):
+            return draw_from_urns(self.alpha, self.choices.expand(shape))
         log_z = _log_dirichlet(self.alpha.expand(*shape[:-1], *self.alpha.shape[-2:]))
         index = self.choices[..., None].expand(*shape, self.num_classes)
         return torch.distributions.Categorical(logits=log_z.gather(-2, index)).sample()
@@ -62,25 +73,15 @@ class ChosenLabels(GraphDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        (alpha, choices, value), provenance = untracked(self.alpha, self.choices, value)
-        num_nodes, num_classes = alpha.shape[-2:]
+        (choices, value), provenance = untracked(self.choices, value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        labels = flatten(value, shape)
-        if len(labels) == 1:
-            choices = flatten(choices, shape)
-        else:
-            choices = choices.expand(shape + self.event_shape).reshape(-1, *self.event_shape)
         # Labels are exchangeable: an urn that takes them in the order of their nodes will do.
-        same, every = ranks(choices, labels, num_nodes, num_classes)
-        alpha = flatten(alpha, shape, 2)
-        node = choices
-        if len(alpha) > 1:
-            node = choices + num_nodes * torch.arange(len(alpha), device=choices.device)[:, None]
-        label = node * num_classes + labels
-        above = alpha.flatten().index_select(0, label.flatten()).view_as(label) + same
-        below = alpha.sum(-1).flatten().index_select(0, node.flatten()).view_as(node) + every
-        log_prob = (above / below).log().sum(-1)
-        log_prob = log_prob.expand(shape.numel()).view(shape)
+        pairs = torch.broadcast_tensors(choices, value)
+        flat = (t.reshape(-1, *self.event_shape) for t in pairs)
+        same, every = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))
+        above = at_labels(self.alpha, *pairs) + same
+        below = gather(totals(self.alpha), choices) + every
+        log_prob = (above / below).log().sum(-1).expand(shape)
         return track_provenance(log_prob, provenance)
 
 

@@ -106,7 +106,7 @@ class NeighborMixture(GraphDistribution):
 
     def given(self, c: Tensor) -> ChosenLabels:
         """:math:`p(y \\mid c)`, given choices ``(..., N)``."""
-        return ChosenLabels(self.table, c)
+        return ChosenLabels(self.alpha, c)
 
     def choices(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None

@@ -20,7 +20,7 @@ from pyro_nmm.checks import (
     check_values,
     order_to_rows,
 )
-from pyro_nmm.concentrations import Concentrations, GaussianConcentrations, at_labels
+from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.counts import earlier_choices
 from pyro_nmm.credit import ESTIMATORS, horizon_costs, later_costs, others_mean
 from pyro_nmm.distributions.batch import GraphDistribution, flatten
@@ -145,11 +145,8 @@ class OrderedConditional(GraphDistribution):
         with torch.enable_grad():
             rows = self.rows
             label = self.labels.index_select(-1, rows.row)
-            if isinstance(self.alpha, GaussianConcentrations):
-                alpha, totals = self.alpha.at(rows.source, label), self.alpha.totals()
-            else:
-                alpha, totals = at_labels(self.alpha, rows.source, label), self.alpha.sum(-1)
-            total = totals.index_select(-1, rows.source)
+            alpha = at_labels(self.alpha, rows.source, label)
+            total = totals(self.alpha).index_select(-1, rows.source)
             logits = self.logits.index_select(-1, rows.edge)
             return EdgeTerms(rows.log_softmax(logits), alpha, total)
 
