@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import GaussianConcentrations, Neighborhood
-from pyro_nmm.checks import check_shapes
+from pyro_nmm.checks import check_labels, check_shapes
 from pyro_nmm.models.networks import attention_scores
 
 #: Pixels whose distributions are written out at once.
@@ -161,7 +161,7 @@ class Denoiser(nn.Module):
 class Prediction(NamedTuple):
     """
     Every pixel's own distribution, each ``(B, channels, H, W)`` in grey levels: its mean, and the
-    ends of an interval.
+    ends of an interval, which are no whole numbers.
     """
 
     mean: Tensor
@@ -184,14 +184,15 @@ def predict_pixels(
 
         p(y_i = k) = \sum_{j \in n(i)} L_{ij} \frac{\alpha_{jk}}{A_j},
 
-    in strips, so that no table of all pixels and labels is made. The interval is the narrowest
-    with at most half of ``1 - level`` on each side.
+    in strips, so that no table of all pixels and labels is made. For the ends of the interval,
+    with half of ``1 - level`` beyond each, a label ``k`` is spread over ``k - 0.5`` to ``k + 0.5``:
+    whole numbers would have to cover more than ``level``.
 
     >>> hood = Neighborhood.grid(1, 2)
     >>> alpha = GaussianConcentrations(torch.tensor([[[50.0, 60.0]]]), width=10.0)
     >>> mean, low, high = predict_pixels(hood, alpha, torch.zeros(1, 1, 4), (1, 2))
-    >>> mean.round(), low, high
-    (tensor([[[[55., 55.]]]]), tensor([[[[41., 41.]]]]), tensor([[[[69., 69.]]]]))
+    >>> mean[0, 0], low[0, 0], high[0, 0]
+    (tensor([[55.0105, 55.0105]]), tensor([[40.7894, 40.7894]]), tensor([[69.2168, 69.2168]]))
 
     :param alpha: of shape ``(B, channels, H W, C)``.
     :param Tensor logits: ``(B, 1, num_edges)`` or ``(B, channels, num_edges)``.
@@ -212,10 +213,41 @@ def predict_pixels(
         table /= table.sum(-1, keepdim=True)
         weighted = attention[..., part.edge, None] * table.index_select(-2, place)
         probs = part.sum(weighted.mT).mT
-        low = (probs.cumsum(-1) <= tail).sum(-1)
-        high = alpha.num_classes - 1 - (probs.flip(-1).cumsum(-1) <= tail).sum(-1)
-        found.append(torch.stack([(probs * labels).sum(-1), low.to(probs), high.to(probs)]))
+        ends = _quantiles(probs, torch.tensor([tail, 1 - tail]).to(probs))
+        found.append(torch.stack([(probs * labels).sum(-1), *ends.unbind(-1)]))
     return Prediction(*torch.cat(found, -1).unflatten(-1, size))
+
+
+def pixel_log_probs(
+    hood: Neighborhood, alpha: GaussianConcentrations, logits: Tensor, y: Tensor
+) -> Tensor:
+    r"""
+    ``(..., N)``: :math:`\log p(y_i) = \log \sum_{j \in n(i)} L_{ij} \alpha_{j y_i} / A_j` of every
+    pixel alone, in nats. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
+
+    >>> hood = Neighborhood.grid(1, 2)
+    >>> alpha = GaussianConcentrations(torch.tensor([50.0, 60.0]), width=10.0)
+    >>> pixel_log_probs(hood, alpha, torch.zeros(4), torch.tensor([50, 50]))
+    tensor([-3.2548, -3.2548])
+
+    :param alpha: of shape ``(..., N, C)``.
+    :param Tensor logits: ``(..., num_edges)``.
+    :param Tensor y: ``(..., N)`` labels.
+    """
+    check_shapes(hood, alpha, logits)
+    check_labels(hood, y, hood.num_nodes)
+    probs = alpha.at(hood.source, y.index_select(-1, hood.row))
+    probs = probs / alpha.totals().index_select(-1, hood.source)
+    return hood.sum(hood.softmax(logits) * probs).log()
+
+
+def _quantiles(probs: Tensor, levels: Tensor) -> Tensor:
+    """``(..., Q)``: of labels ``(..., C)``, each spread over one unit, at levels ``(Q,)``."""
+    below = probs.cumsum(-1)
+    levels = levels.expand(*probs.shape[:-1], -1).contiguous()
+    label = torch.searchsorted(below, levels).clamp(max=probs.shape[-1] - 1)
+    part = 1 - (below.gather(-1, label) - levels) / probs.gather(-1, label)
+    return label - 0.5 + part.clamp(0, 1)
 
 
 def _convolution(channels: int, filters: int) -> nn.Sequential:

@@ -9,7 +9,7 @@ import torch
 from pyro_nmm import GaussianConcentrations, Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import fit_denoiser
 from pyro_nmm.images import image_folder, random_patches
-from pyro_nmm.models import Denoiser, UNet, predict_pixels
+from pyro_nmm.models import Denoiser, UNet, pixel_log_probs, predict_pixels
 from pyro_nmm.models.networks import attention_scores
 
 
@@ -89,17 +89,17 @@ def test_predictions_are_those_of_the_table():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyro_nmm.models.denoiser.STRIP", 7)
         found = predict_pixels(hood, alpha, logits, (4, 5), level=0.8)
+    y = torch.randint(16, (2, 3, 20))
+    own = marginals.gather(-1, y[..., None])[..., 0].log()
+    torch.testing.assert_close(pixel_log_probs(hood, alpha, logits, y), own)
     expected = (marginals * torch.arange(16)).sum(-1)
     assert torch.allclose(found.mean.flatten(2), expected)
-    low, high = (end.flatten(2).long()[..., None] for end in found[1:])
+    low, high = (end.flatten(2)[..., None] for end in found[1:])
     labels = torch.arange(16)
-    below = (marginals * (labels < low)).sum(-1)
-    above = (marginals * (labels > high)).sum(-1)
-    assert below.max() <= 0.1
-    assert above.max() <= 0.1 + 1e-9
-    # One label less on either side would be too many.
-    assert ((marginals * (labels <= low)).sum(-1) > 0.1).all()
-    assert ((marginals * (labels >= high)).sum(-1) > 0.1 - 1e-9).all()
+    below = (marginals * (low - labels + 0.5).clamp(0, 1)).sum(-1)
+    above = (marginals * (labels + 0.5 - high).clamp(0, 1)).sum(-1)
+    for mass in (below, above):
+        torch.testing.assert_close(mass, torch.full_like(mass, 0.1))
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
         predict_pixels(hood, alpha, logits, (4, 5), level=90)
     with pytest.raises(ValueError, match="size must be that of hood's 20 pixels"):
