@@ -21,7 +21,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from pyro_nmm.models import Denoiser, UNet, pixel_log_probs, predict_pixels
 
 RESULTS = Path(__file__).parent / "results" / "denoising.jsonl"
 METHODS = ("U-Net", "NMM")
+Watch = Callable[[UNet | Denoiser, int], None]
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
 NOISE, KEPT, CROP = 25.0, 20, 128
 
@@ -86,13 +87,6 @@ def noisy(image: Tensor, seed: int) -> Tensor:
     return image + NOISE * noise.to(image.device)
 
 
-def build(args, method: str, seed: int) -> UNet | Denoiser:
-    """Both start from the same weights."""
-    pyro.set_rng_seed(seed)
-    unet = UNet(width=args.width, depth=args.depth)
-    return (unet if method == "U-Net" else Denoiser(unet)).to(args.device)
-
-
 def estimate(network: UNet | Denoiser, image: Tensor) -> Tensor:
     """The mean, which either network gives for its estimate; images ``(channels, H, W)``."""
     with torch.no_grad():
@@ -122,46 +116,58 @@ def log_gaussian(mean: Tensor, clean: Tensor, width: float) -> float:
     return (upper - lower).clamp(min=1e-12).log().mean().item()
 
 
-def path(args, method: str, seed: int) -> Path:
-    return args.checkpoints / f"{method}.{seed}.pt"
+def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch | None = None):
+    """
+    Fits, goes on, or loads what has been fitted: a U-Net; or one whose patches count by the
+    logarithms of their errors, with an NMM on top for the last fifth of the steps.
+    """
+    pyro.set_rng_seed(seed)  # both methods start from the same weights
+    unet = UNet(width=args.width, depth=args.depth).to(args.device)
+    refining = args.num_steps // 5
+
+    def fit(network: UNet | Denoiser, part: str, first: int, last: int, loss: str = "squared"):
+        def watched(steps: range) -> Iterator[int]:
+            for step in (*steps, last - first):
+                if watch is not None and step:
+                    watch(network, first + step)
+                if step < last - first:
+                    yield step
+
+        fit_denoiser(
+            network, partial(random_patches, images, args.batch_size), lr=args.lr, loss=loss,
+            num_steps=last - first, checkpoint=args.checkpoints / f"{part}.{seed}.pt",
+            settings=f"{seed} {args.width} {args.depth} {args.batch_size}", progress=watched,
+        )  # fmt: skip
+        return network
+
+    if method == "U-Net":
+        return fit(unet, method, 0, args.num_steps)
+    fit(unet, "trunk", 0, args.num_steps - refining, loss="log")
+    network = Denoiser(unet.requires_grad_(False)).to(args.device)
+    return fit(network, method, args.num_steps - refining, args.num_steps)
 
 
 def train(args, results: Results) -> None:
     images, crops = learnt_and_kept(args)
     noised = [noisy(crop, i) for i, crop in enumerate(crops)]
     for seed, method in itertools.product(range(args.num_seeds), args.methods):
-        network = build(args, method, seed)
 
-        def watched(steps: range, network=network, method=method, seed=seed) -> Iterator[int]:
-            for step in (*steps, args.num_steps):
-                key = {"task": "train", "method": method, "seed": seed, "step": step}
-                if step and step % args.watch_every == 0 and not results.has(**key):
-                    found = [
-                        psnr(estimate(network, x), y) for x, y in zip(noised, crops, strict=True)
-                    ]
-                    results.add(**key, PSNR=statistics.mean(found))
-                if step < args.num_steps:
-                    yield step
+        def watch(network, step: int, method=method, seed=seed) -> None:
+            key = {"task": "train", "method": method, "seed": seed, "step": step}
+            if step % args.watch_every == 0 and not results.has(**key):
+                pairs = zip(noised, crops, strict=True)
+                found = [psnr(estimate(network, x), y) for x, y in pairs]
+                results.add(**key, PSNR=statistics.mean(found))
 
-        fit(args, network, method, seed, images, watched)
-
-
-def fit(args, network, method: str, seed: int, images: list[Tensor], progress=iter) -> None:
-    """Trains, or goes on, or loads what has been trained."""
-    fit_denoiser(
-        network, partial(random_patches, images, args.batch_size), lr=args.lr,
-        num_steps=args.num_steps, checkpoint=path(args, method, seed), progress=progress,
-        settings=f"{seed} {args.width} {args.depth} {args.batch_size}",
-    )  # fmt: skip
+        learn(args, method, seed, images, watch)
 
 
 def test(args, results: Results) -> None:
     _, crops = learnt_and_kept(args)
     for seed, method in itertools.product(range(args.num_seeds), args.methods):
-        network = build(args, method, seed)
-        if not path(args, method, seed).exists():
-            raise ValueError(f"--checkpoints: {path(args, method, seed)} is missing, train first")
-        fit(args, network, method, seed, [])
+        if not (args.checkpoints / f"{method}.{seed}.pt").exists():
+            raise ValueError(f"--checkpoints has no {method}.{seed}.pt: run the task train first")
+        network = learn(args, method, seed, [])
         width = 0.0
         if method == "U-Net":
             pairs = [(estimate(network, noisy(y, i)), y) for i, y in enumerate(crops)]
@@ -193,7 +199,8 @@ def cost(args, results: Results) -> None:
     patches = random_patches(list(photographs().values()), args.batch_size).to(args.device)
     steps, memory, seconds = {}, {}, {method: [] for method in METHODS}
     for method in METHODS:
-        network = build(args, method, 0)
+        unet = UNet(width=args.width, depth=args.depth).to(args.device)
+        network = unet if method == "U-Net" else Denoiser(unet).to(args.device)
         steps[method] = partial(fit_denoiser, network, lambda: patches, num_steps=1, lr=args.lr)
         steps[method]()
         watcher = PeakMemory()
@@ -218,7 +225,7 @@ TASKS = {"train": train, "test": test, "cost": cost}
 def main(args) -> Results:
     torch.set_num_threads(args.num_threads)
     if args.smoke:
-        args.num_steps, args.watch_every, args.num_seeds = 4, 2, 1
+        args.num_steps, args.watch_every, args.num_seeds = 5, 2, 1
         args.width, args.depth, args.batch_size = 6, 1, 2
     results = Results(args.results)
     for task in args.tasks:

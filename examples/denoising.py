@@ -62,6 +62,29 @@ def denoise(network: UNet | Denoiser, noisy: Tensor, level: float = 0.9) -> dict
     return {"mean": mean[0], "low": low[0], "high": high[0], "own": own}
 
 
+def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
+    """A U-Net; or one with an NMM on top of it, for which the last fifth of the steps is kept."""
+    refining = max(1, args.num_steps // 5)
+
+    def fit(network: UNet | Denoiser, part: str, num_steps: int, loss: str = "squared") -> None:
+        fit_denoiser(
+            network, lambda: random_patches(train, args.batch_size), lr=args.lr, loss=loss,
+            num_steps=num_steps,
+            checkpoint=args.checkpoint and args.checkpoint.with_suffix(f".{part}.pt"),
+            settings=f"{args.seed} {args.batch_size} {args.data_root}",
+            progress=lambda steps: tqdm(steps, desc=part, unit="step"),
+        )  # fmt: skip
+
+    unet = UNet(width=args.width, depth=args.depth).to(args.device)
+    if name == "U-Net":
+        fit(unet, name, args.num_steps)
+        return unet
+    fit(unet, "trunk", max(1, args.num_steps - refining), loss="log")
+    network = Denoiser(unet.requires_grad_(False)).to(args.device)
+    fit(network, name, refining)
+    return network
+
+
 def main(args) -> dict:
     train, clean = load(args)
     train, clean = [image.to(args.device) for image in train], clean.to(args.device)
@@ -71,15 +94,8 @@ def main(args) -> dict:
     noisy = clean + args.noise * torch.randn(clean.shape).to(args.device)
     for name in ("U-Net", "NMM"):
         pyro.set_rng_seed(args.seed)
-        unet = UNet(width=args.width, depth=args.depth)
-        networks[name] = (unet if name == "U-Net" else Denoiser(unet)).to(args.device)
-        start, path = time.perf_counter(), args.checkpoint
-        fit_denoiser(
-            networks[name], lambda: random_patches(train, args.batch_size), lr=args.lr,
-            num_steps=args.num_steps, checkpoint=path and path.with_suffix(f".{name}.pt"),
-            settings=f"{args.seed} {args.batch_size} {args.data_root}",
-            progress=lambda steps, name=name: tqdm(steps, desc=name, unit="step"),
-        )  # fmt: skip
+        start = time.perf_counter()
+        networks[name] = learn(args, name, train)
         result[name] = {"seconds": time.perf_counter() - start}
     predictions = {name: denoise(network, noisy) for name, network in networks.items()}
     shown = {"noisy": noisy} | {name: p["mean"] for name, p in predictions.items()}
@@ -93,22 +109,26 @@ def main(args) -> dict:
     result["NMM"]["coverage"] = inside.float().mean().item()
     print(f"{100 * result['NMM']['coverage']:.1f} % of values lie in the NMM's 90 % intervals")
     if args.output:
-        draw(args, clean, shown, prediction["own"], result)
+        extra = {"90 % interval, grey levels": (prediction["high"] - prediction["low"]).mean(0),
+                 "attention to the pixel itself": prediction["own"]}  # fmt: skip
+        draw(args, clean, shown, extra, result)
     return result
 
 
-def draw(args, clean: Tensor, shown: dict, own: Tensor, result: dict) -> None:
+def draw(args, clean: Tensor, shown: dict, extra: dict, result: dict) -> None:
     matplotlib.use("Agg")
     plt.rcParams.update({"font.size": 9})
-    figure, axes = plt.subplots(1, 5, figsize=(16, 3.8), layout="constrained")
+    figure, axes = plt.subplots(2, 3, figsize=(10.5, 7.2), layout="constrained")
+    axes = axes.T.flatten()
     for axis, (name, image) in zip(axes, ({"clean": clean} | shown).items(), strict=False):
         axis.imshow((image / 255).clamp(0, 1).permute(1, 2, 0).cpu().numpy())
         axis.set_title(f"noisy, sd {args.noise:g}" if name == "noisy" else name)
         if name in result:
             axis.set_xlabel(f"{result[name]['PSNR']:.2f} dB")
-    picture = axes[4].imshow(own.cpu().numpy(), cmap="viridis", vmin=0, vmax=1)
-    axes[4].set_title("attention to the pixel itself")
-    figure.colorbar(picture, ax=axes[4], shrink=0.8)
+    for axis, (name, values), top in zip(axes[4:], extra.items(), (None, 1), strict=True):
+        picture = axis.imshow(values.cpu().numpy(), cmap="viridis", vmin=0, vmax=top)
+        axis.set_title(name)
+        figure.colorbar(picture, ax=axis, shrink=0.8)
     for axis in axes:
         axis.set_xticks([])
         axis.set_yticks([])

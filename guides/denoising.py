@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood, OrderedConditional
 from pyro_nmm.models.denoiser import Denoiser, UNet
 from pyro_nmm.training import generators, load_checkpoint, save_checkpoint, set_generators
+
+LOSSES = ("squared", "log")
 
 
 def fit_denoiser(
@@ -22,7 +23,8 @@ def fit_denoiser(
     num_steps: int = 1000,
     lr: float = 3e-4,
     max_noise: float = 50.0,
-    estimator: str = "horizon",
+    loss: str = "squared",
+    estimator: str = "em",
     checkpoint: Path | None = None,
     save_every: int = 100,
     settings: str = "",
@@ -30,15 +32,24 @@ def fit_denoiser(
 ) -> list[float]:
     r"""
     Fits a denoiser to clean patches, to which Gaussian noise is added whose standard deviation is
-    uniform in 0 to ``max_noise``, one for each patch. A U-Net minimises the squared error; an NMM
-    maximises its bound on the clean labels :math:`y` of noisy ones :math:`X`,
+    uniform in 0 to ``max_noise``, one for each patch. A U-Net minimises the mean over patches of
+    the squared error, or of its logarithm, which is the likelihood of a Gaussian whose width is
+    each patch's own best,
+
+    .. math::
+
+        \min_\theta \; \sum_b e_b \quad \text{or} \quad \min_\theta \; \sum_b \log (e_b + 2^2),
+        \qquad e_b = \frac1N \sum_{i \in b} (u_i - y_i)^2 ;
+
+    an NMM maximises its bound on the clean labels :math:`y` of noisy ones :math:`X`,
 
     .. math::
 
         \max_\theta \; E_{q(c \mid y)} \sum_i \log p_\theta(y_i \mid y_{<i}, c_{<i}, X),
 
     by :meth:`~pyro_nmm.OrderedConditional.surrogate`, which is what Pyro's ``TraceGraph_ELBO``
-    makes of it. Adam; over the second half its rate falls to zero.
+    makes of it. Parameters that need no gradient stay as they are. Adam, whose rate falls to zero,
+    and is ten times as large for single numbers, which have a longer way than weights.
 
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> network = Denoiser(UNet(width=6, depth=1))
@@ -47,24 +58,28 @@ def fit_denoiser(
     :param network: the U-Net alone, or with an NMM on it.
     :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels, all of one size.
     :param float max_noise: in grey levels.
+    :param str loss: of a U-Net, ``"squared"`` or ``"log"``.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
     :param Path checkpoint: where to save, every ``save_every`` steps, and to go on from.
     :param str settings: what the run depends on besides; resuming under others is an error.
     :param progress: wraps the range of steps, for example ``tqdm``.
-    :return: every step's loss: the mean squared error in grey levels squared, or the negative
-        bound in nats a pixel and channel. The network is in evaluation mode.
+    :return: every step's loss: the mean squared error in grey levels squared, or its logarithm, or
+        the negative bound in nats a pixel and channel. The network is in evaluation mode.
     """
     if num_steps < 1 or not max_noise >= 0:
         raise ValueError(
             f"num_steps must be positive and max_noise not negative, got {num_steps} and "
             f"{max_noise}"
         )
-    optimizer = torch.optim.Adam(network.parameters(), lr)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, 2 * (1 - step / num_steps))
-    )
+    if loss not in LOSSES:
+        raise ValueError(f"loss must be one of {LOSSES}, got {loss!r}")
+    learned = [p for p in network.parameters() if p.requires_grad]
+    numbers, weights = ([p for p in learned if (p.dim() == 0) == one] for one in (True, False))
+    groups: list[dict] = [{"params": weights}, {"params": numbers, "lr": 10 * lr}]
+    optimizer = torch.optim.Adam(groups if numbers else weights, lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_steps)
     losses: list[float] = []
-    settings = f"{num_steps=} {lr=} {max_noise=} {estimator=} {settings}"
+    settings = f"{num_steps=} {lr=} {max_noise=} {loss=} {estimator=} {settings}"
     if checkpoint is not None and (state := load_checkpoint(checkpoint)) is not None:
         if state["settings"] != settings:
             raise ValueError(
@@ -83,8 +98,9 @@ def fit_denoiser(
         noisy = clean + noise * torch.randn(clean.shape, device=clean.device)
         optimizer.zero_grad()
         if isinstance(network, UNet):
-            loss = F.mse_loss(255 * network(noisy / 255)[0], clean.to(noisy))
-            loss.backward()
+            errors = (255 * network(noisy / 255)[0] - clean).square().flatten(1).mean(1)
+            value = (errors if loss == "squared" else (errors + 4).log()).mean()
+            value.backward()
         else:
             if hood is None:
                 height, width = clean.shape[-2:]
@@ -96,10 +112,10 @@ def fit_denoiser(
             c, size = q.sample(), clean.numel()
             (-q.surrogate(c).sum() / size).backward()
             with torch.no_grad():
-                loss = -q.log_labels(c).sum() / size
+                value = -q.log_labels(c).sum() / size
         optimizer.step()
         schedule.step()
-        losses.append(loss.item())
+        losses.append(value.item())
         last = len(losses) == num_steps
         if checkpoint is not None and (last or len(losses) % save_every == 0):
             state = {"settings": settings, "network": network.state_dict(),

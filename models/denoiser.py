@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pyro_nmm import GaussianConcentrations, Neighborhood
+from pyro_nmm import LogisticConcentrations, Neighborhood
 from pyro_nmm.checks import check_labels, check_shapes
+from pyro_nmm.concentrations import OrderedConcentrations
 from pyro_nmm.models.networks import attention_scores
 
 #: Pixels whose distributions are written out at once.
@@ -88,16 +89,18 @@ class UNet(nn.Module):
 class Denoiser(nn.Module):
     r"""
     An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
-    the U-Net's image :math:`u` and a two-layer network's vectors :math:`v` from its features,
+    the U-Net's image :math:`u` and, by two-layer networks from its features, vectors :math:`v` and
+    widths :math:`\sigma`,
 
     .. math::
 
-        \alpha_{ik} = s \exp\left(-\frac{(k - u_i)^2}{\sigma^2}\right) + \epsilon, \qquad
+        \alpha_i = \text{LogisticConcentrations}(u_i, \sigma_i, s), \qquad
         \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
-                             + \gamma \, \delta(i = j)
+                             + \gamma \, \delta(i = j) .
 
-    It maps ``(hood, noisy)`` with images ``(B, channels, H, W)`` to ``alpha`` and ``logits``. Color
-    channels are a batch dimension, and share the attention.
+    The paper has :class:`~pyro_nmm.GaussianConcentrations` of one width. It maps ``(hood, noisy)``
+    with images ``(B, channels, H, W)`` to ``alpha`` and ``logits``. Color channels are a batch
+    dimension, and share the attention.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
     >>> hood = Neighborhood.grid(6, 7)
@@ -105,13 +108,14 @@ class Denoiser(nn.Module):
     >>> alpha.shape, logits.shape == (2, 1, hood.num_edges)
     (torch.Size([2, 3, 42, 256]), True)
 
-    :param UNet unet: the network; images in units of ``num_classes - 1``.
+    :param UNet unet: the network; images in units of ``num_classes - 1``. One that has been fitted
+        may be frozen by ``unet.requires_grad_(False)``: what remains is learned on top of it.
     :param int width: of the vectors :math:`v`.
-    :param float sigma: where :math:`\sigma` starts, in grey levels; learned.
+    :param float sigma: where :math:`\sigma` starts, in grey levels.
     :param float scale: where :math:`s` starts; learned.
     :param float gamma: :math:`\gamma`.
     :param int num_classes: ``C``, grey levels.
-    :param float floor: :math:`\epsilon`.
+    :param float floor: of the concentrations.
     """
 
     def __init__(
@@ -119,25 +123,25 @@ class Denoiser(nn.Module):
         unet: UNet,
         *,
         width: int = 16,
-        sigma: float = 15.0,
-        scale: float = 1.0,
+        sigma: float = 5.0,
+        scale: float = 20.0,
         gamma: float = 5.0,
         num_classes: int = 256,
         floor: float = 1e-5,
     ) -> None:
         super().__init__()
         self.unet, self.num_classes, self.floor = unet, num_classes, floor
-        features = unet.num_features
-        self.attention = nn.Sequential(
-            nn.Conv2d(features, features, 1), nn.LeakyReLU(0.1), nn.Conv2d(features, width, 1)
-        )
+        self.attention = _branch(unet.num_features, width)
+        self.spread = _branch(unet.num_features, unet.last.out_channels)
+        for parameter in self.spread[-1].parameters():
+            nn.init.zeros_(parameter)
         self.log_sigma = nn.Parameter(torch.tensor(float(sigma)).log())
         self.log_scale = nn.Parameter(torch.tensor(float(scale)).log())
         self.omega = nn.Parameter(torch.ones(()))
         self.gamma: Tensor
         self.register_buffer("gamma", torch.tensor(float(gamma)))
 
-    def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[GaussianConcentrations, Tensor]:
+    def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[LogisticConcentrations, Tensor]:
         """
         :param Tensor noisy: ``(B, channels, H, W)``, in grey levels.
         :return: ``alpha`` of shape ``(B, channels, H W, C)``, not written out, and ``logits``
@@ -150,11 +154,12 @@ class Denoiser(nn.Module):
             )
         top = self.num_classes - 1
         image, features = self.unet(noisy / top)
-        mean = top * image.flatten(2)
         vectors = self.attention(features).flatten(2).mT
         logits = attention_scores(hood, vectors, self.omega.square(), self.gamma)[:, None]
-        sigma, scale = self.log_sigma.exp(), self.log_scale.exp()
-        alpha = GaussianConcentrations(mean, sigma, scale, self.num_classes, self.floor)
+        sigma = (self.log_sigma + self.spread(features).flatten(2)).exp()
+        alpha = LogisticConcentrations(
+            top * image.flatten(2), sigma, self.log_scale.exp(), self.num_classes, self.floor
+        )
         return alpha, logits
 
 
@@ -172,7 +177,7 @@ class Prediction(NamedTuple):
 @torch.no_grad()
 def predict_pixels(
     hood: Neighborhood,
-    alpha: GaussianConcentrations,
+    alpha: OrderedConcentrations,
     logits: Tensor,
     size: tuple[int, int],
     level: float = 0.9,
@@ -189,7 +194,7 @@ def predict_pixels(
     whole numbers would have to cover more than ``level``.
 
     >>> hood = Neighborhood.grid(1, 2)
-    >>> alpha = GaussianConcentrations(torch.tensor([[[50.0, 60.0]]]), width=10.0)
+    >>> alpha = LogisticConcentrations(torch.tensor([[[50.0, 60.0]]]), width=5.0)
     >>> mean, low, high = predict_pixels(hood, alpha, torch.zeros(1, 1, 4), (1, 2))
     >>> mean[0, 0], low[0, 0], high[0, 0]
     (tensor([[55.0105, 55.0105]]), tensor([[40.7894, 40.7894]]), tensor([[69.2168, 69.2168]]))
@@ -219,14 +224,14 @@ def predict_pixels(
 
 
 def pixel_log_probs(
-    hood: Neighborhood, alpha: GaussianConcentrations, logits: Tensor, y: Tensor
+    hood: Neighborhood, alpha: OrderedConcentrations, logits: Tensor, y: Tensor
 ) -> Tensor:
     r"""
     ``(..., N)``: :math:`\log p(y_i) = \log \sum_{j \in n(i)} L_{ij} \alpha_{j y_i} / A_j` of every
     pixel alone, in nats. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
 
     >>> hood = Neighborhood.grid(1, 2)
-    >>> alpha = GaussianConcentrations(torch.tensor([50.0, 60.0]), width=10.0)
+    >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
     >>> pixel_log_probs(hood, alpha, torch.zeros(4), torch.tensor([50, 50]))
     tensor([-3.2548, -3.2548])
 
@@ -248,6 +253,11 @@ def _quantiles(probs: Tensor, levels: Tensor) -> Tensor:
     label = torch.searchsorted(below, levels).clamp(max=probs.shape[-1] - 1)
     part = 1 - (below.gather(-1, label) - levels) / probs.gather(-1, label)
     return label - 0.5 + part.clamp(0, 1)
+
+
+def _branch(features: int, channels: int) -> nn.Sequential:
+    hidden = nn.Conv2d(features, features, 1)
+    return nn.Sequential(hidden, nn.LeakyReLU(0.1), nn.Conv2d(features, channels, 1))
 
 
 def _convolution(channels: int, filters: int) -> nn.Sequential:

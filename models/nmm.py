@@ -8,7 +8,7 @@ import torch
 from pyro.distributions import Categorical, Dirichlet
 from torch import Tensor
 
-from pyro_nmm import ChosenLabels, GaussianConcentrations, NeighborChoice, Neighborhood
+from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.checks import (
     check_all_rows,
     check_label_range,
@@ -16,7 +16,7 @@ from pyro_nmm.checks import (
     check_shapes,
     check_values,
 )
-from pyro_nmm.concentrations import Concentrations
+from pyro_nmm.concentrations import Concentrations, OrderedConcentrations
 
 
 def nmm(
@@ -63,7 +63,7 @@ def nmm(
 
     :param Neighborhood hood: The neighbourhoods.
     :param alpha: ``(..., N, C)`` positive concentrations; or, with ``collapsed``,
-        :class:`~pyro_nmm.GaussianConcentrations`.
+        :class:`~pyro_nmm.LogisticConcentrations`.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param Tensor y: ``(..., N)`` labels, never read where ``observed`` is false.
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.
@@ -85,7 +85,7 @@ def nmm(
     if collapsed:
         c = pyro.sample("c", choice)
         return pyro.sample("y", ChosenLabels(alpha, c), obs=obs)
-    if isinstance(alpha, GaussianConcentrations):
+    if isinstance(alpha, OrderedConcentrations):
         raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
     z = pyro.sample("z", Dirichlet(alpha).to_event(1))
     c = pyro.sample("c", choice)

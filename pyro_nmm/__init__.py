@@ -3,7 +3,6 @@
 
 """The Neighbor Mixture Model: correlated node labels in Pyro."""
 
-from pyro_nmm.concentrations import GaussianConcentrations
 from pyro_nmm.distributions import (
     ChosenLabels,
     InnerProductGraph,
@@ -12,6 +11,8 @@ from pyro_nmm.distributions import (
     NeighborMixture,
     OrderedConditional,
 )
+from pyro_nmm.gaussian import GaussianConcentrations
+from pyro_nmm.logistic import LogisticConcentrations
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.posterior import Posterior
 
@@ -21,6 +22,7 @@ __all__ = [
     "ChosenLabels",
     "GaussianConcentrations",
     "InnerProductGraph",
+    "LogisticConcentrations",
     "MembershipMixture",
     "NeighborChoice",
     "NeighborMixture",

@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_nmm.concentrations import Concentrations, GaussianConcentrations
+from pyro_nmm.concentrations import Concentrations, OrderedConcentrations
 from pyro_nmm.neighborhood import Neighborhood
 
 
 def check_shapes(hood: Neighborhood, alpha: Concentrations | None, logits: Tensor | None) -> None:
     """Shapes, dtypes and devices of the parameters; always on, because it costs nothing."""
-    if isinstance(alpha, GaussianConcentrations):
+    if isinstance(alpha, OrderedConcentrations):
         _check_device("alpha.mean", alpha.mean, hood)
         if alpha.mean.shape[-1] != hood.num_nodes:
             raise ValueError(
@@ -36,7 +36,7 @@ def check_shapes(hood: Neighborhood, alpha: Concentrations | None, logits: Tenso
                 f"(self-loops included, in the order of hood.source and hood.target), "
                 f"got {tuple(logits.shape)}"
             )
-    if isinstance(alpha, GaussianConcentrations):
+    if isinstance(alpha, OrderedConcentrations):
         alpha = alpha.mean
     if alpha is not None and logits is not None and alpha.dtype != logits.dtype:
         raise ValueError(
@@ -59,7 +59,7 @@ def check_values(
     hood: Neighborhood | None = None,
 ) -> None:
     """Values of the parameters; follows ``validate_args``, because it reads the data."""
-    if isinstance(alpha, GaussianConcentrations):
+    if isinstance(alpha, OrderedConcentrations):
         for name in ("width", "scale"):
             if not (getattr(alpha, name) > 0).all():
                 raise ValueError(f"alpha.{name} must be positive: pass it through softplus or exp")
@@ -167,7 +167,7 @@ def check_nodes(hood: Neighborhood, nodes: Tensor, name: str = "nodes") -> None:
 def check_choices(alpha: Concentrations, choices: Tensor) -> None:
     """Concentrations ``(..., N, C)`` and node ids ``(..., n)`` that choose among them."""
     good = isinstance(alpha, Tensor) and alpha.is_floating_point() and alpha.dim() >= 2
-    if not good and not isinstance(alpha, GaussianConcentrations):
+    if not good and not isinstance(alpha, OrderedConcentrations):
         shape = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha)
         raise ValueError(f"alpha must be a floating-point tensor of shape (..., N, C), got {shape}")
     if not isinstance(choices, Tensor) or choices.dtype != torch.long or choices.dim() < 1:

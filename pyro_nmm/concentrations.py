@@ -1,51 +1,29 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Concentrations of many ordered labels, given by a mean instead of a table."""
+"""Concentrations of many ordered labels, given by means instead of a table."""
 
 from __future__ import annotations
 
 import torch
-from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
-from torch.autograd.function import once_differentiable
 
-from pyro_nmm import backend
-from pyro_nmm.tracking import untracked
-
-#: Labels that are summed at once, and nodes whose labels are written out at once.
-CHUNK, STRIP = 16, 4096
+#: Nodes whose labels are written out at once.
+STRIP = 4096
 
 
-class GaussianConcentrations:
+class OrderedConcentrations:
     r"""
-    Concentrations :math:`\alpha` for ordered labels such as grey levels, highest around a mean:
+    What :class:`GaussianConcentrations` and :class:`LogisticConcentrations` share: concentrations
+    of labels ``0..C - 1`` around a mean, on a floor without which a label far from all means would
+    have probability zero in floating point,
 
     .. math::
 
-        \alpha_{ik} = s_i \exp\left(-\frac{(k - u_i)^2}{\sigma_i^2}\right) + \epsilon,
-        \qquad k = 0, \dots, C - 1
+        \alpha_{ik} = s_i \, g\left(k; u_i, \sigma_i\right) + \epsilon .
 
-    as in the paper's appendix C; the floor :math:`\epsilon` is ours, without which a label far from
-    all means would have probability zero in floating point. It stands wherever
-    :class:`~pyro_nmm.OrderedConditional` takes ``alpha``: the bound needs concentrations at
-    observed labels and their sums over all labels alone, so no table ``(N, C)`` is made.
-
-    >>> alpha = GaussianConcentrations(torch.tensor([3.0, 200.0]), width=10.0)
-    >>> alpha.shape
-    torch.Size([2, 256])
-    >>> alpha.expected()  # at 3, labels below 0 are missing
-    tensor([  6.6454, 199.9895])
-
-    Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients. Compiled
-    loops skip labels far from the mean.
-
-    :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels; any real number.
-    :param width: :math:`\sigma`, positive: a number or a tensor that broadcasts to ``mean``.
-    :param scale: :math:`s`, positive, as ``width``. With :math:`\sigma` it makes
-        :math:`A_i \approx s_i \sigma_i \sqrt\pi`, how many labels of neighbours outweigh the mean.
-    :param int num_classes: ``C``.
-    :param float floor: :math:`\epsilon`, positive.
+    They stand wherever ``alpha`` of shape ``(..., N, C)`` does. The bound needs them at observed
+    labels, and their sums over all labels, alone: no table ``(N, C)`` is made for it.
     """
 
     def __init__(
@@ -83,28 +61,20 @@ class GaussianConcentrations:
     def at(self, nodes: Tensor, labels: Tensor) -> Tensor:
         """``(..., E)``: of nodes ``(..., E)`` at labels ``(..., E)``."""
         mean, width, scale = self._of(nodes)
-        return scale * (-((labels - mean) / width).square()).exp() + self.floor
+        return scale * self.peak(labels, mean, width) + self.floor
 
-    def take(self, nodes: Tensor) -> GaussianConcentrations:
+    def take(self, nodes: Tensor) -> OrderedConcentrations:
         """Those of nodes ``(n,)`` alone."""
         mean, width, scale = self._of(nodes)
-        return GaussianConcentrations(mean, width, scale, self.num_classes, self.floor)
+        return type(self)(mean, width, scale, self.num_classes, self.floor)
+
+    def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
+        """:math:`g`, which broadcasts."""
+        raise NotImplementedError
 
     def totals(self) -> Tensor:
         """``(..., N)``: :math:`A_i`."""
-        (mean, width), provenance = untracked(self.mean, self.width)
-        bumps = track_provenance(_Total.apply(mean, width, self.num_classes), provenance)
-        return self.scale * bumps + self.floor * self.num_classes
-
-    @torch.no_grad()
-    def expected(self) -> Tensor:
-        r"""``(..., N)``: the mean label under :math:`\alpha_i / A_i`. Without gradient."""
-        (mean, width), _ = untracked(self.mean, self.width)
-        bumps, first, _ = _sums(mean, width, self.num_classes)
-        rest = self.floor * self.num_classes
-        total = self.scale * bumps + rest
-        above = self.scale * (first + self.mean * bumps) + rest * (self.num_classes - 1) / 2
-        return above / total
+        raise NotImplementedError
 
     @torch.no_grad()
     def draw(self, nodes: Tensor) -> Tensor:
@@ -118,7 +88,7 @@ class GaussianConcentrations:
         )
         drawn = []
         for mean, width, scale in strips:
-            strip = GaussianConcentrations(mean, width, scale, self.num_classes, self.floor)
+            strip = type(self)(mean, width, scale, self.num_classes, self.floor)
             drawn.append(strip.table().multinomial(1))
         return torch.cat(drawn).view(shape)
 
@@ -126,7 +96,7 @@ class GaussianConcentrations:
         """``(..., N, C)``: written out."""
         labels = torch.arange(self.num_classes, device=self.mean.device)
         width, scale = (t.expand(self.mean.shape)[..., None] for t in (self.width, self.scale))
-        return scale * (-((labels - self.mean[..., None]) / width).square()).exp() + self.floor
+        return scale * self.peak(labels, self.mean[..., None], width) + self.floor
 
     def _of(self, nodes: Tensor) -> list[Tensor]:
         # A number for all nodes stays one.
@@ -136,24 +106,24 @@ class GaussianConcentrations:
 
 
 #: What stands for alpha.
-Concentrations = Tensor | GaussianConcentrations
+Concentrations = Tensor | OrderedConcentrations
 
 
 def written_out(alpha: Concentrations) -> Tensor:
     """``(..., N, C)``."""
-    return alpha.table() if isinstance(alpha, GaussianConcentrations) else alpha
+    return alpha.table() if isinstance(alpha, OrderedConcentrations) else alpha
 
 
 def at_labels(alpha: Concentrations, nodes: Tensor, labels: Tensor) -> Tensor:
     """``(..., E)``: of nodes ``(..., E)`` at labels ``(..., E)``."""
-    if isinstance(alpha, GaussianConcentrations):
+    if isinstance(alpha, OrderedConcentrations):
         return alpha.at(nodes, labels)
     return gather(alpha.flatten(-2), nodes * alpha.shape[-1] + labels)
 
 
 def totals(alpha: Concentrations) -> Tensor:
     """``(..., N)``: :math:`A_i`."""
-    return alpha.totals() if isinstance(alpha, GaussianConcentrations) else alpha.sum(-1)
+    return alpha.totals() if isinstance(alpha, OrderedConcentrations) else alpha.sum(-1)
 
 
 def gather(values: Tensor, index: Tensor) -> Tensor:
@@ -164,36 +134,3 @@ def gather(values: Tensor, index: Tensor) -> Tensor:
         return values.index_select(0, index.flatten()).view_as(index)
     batch = torch.broadcast_shapes(values.shape[:-1], index.shape[:-1])
     return values.expand(*batch, -1).gather(-1, index.expand(*batch, -1))
-
-
-@torch.no_grad()
-def _sums(mean: Tensor, width: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Of :math:`f_k = \exp(-(k - u)^2 / \sigma^2)`, of :math:`(k - u) f_k` and of its square's."""
-    if backend.compiled is not None and mean.device.type == "cpu":
-        return backend.compiled.gaussian_sums(mean, width.expand(mean.shape), num_classes)
-    zero = torch.zeros_like(mean)
-    totals = [zero, zero, zero]
-    for labels in torch.arange(num_classes, device=mean.device).split(CHUNK):
-        gap = labels - mean[..., None]
-        bumps = (-(gap / width.expand(mean.shape)[..., None]).square()).exp()
-        parts = bumps, gap * bumps, gap.square() * bumps
-        totals = [total + part.sum(-1) for total, part in zip(totals, parts, strict=True)]
-    return totals[0], totals[1], totals[2]
-
-
-class _Total(torch.autograd.Function):
-    """The sum over all labels; what its gradient needs is summed along with it."""
-
-    @staticmethod
-    def forward(ctx, mean: Tensor, width: Tensor, num_classes: int) -> Tensor:
-        total, first, second = _sums(mean, width, num_classes)
-        ctx.save_for_backward(first, second, width)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, upstream: Tensor):
-        first, second, width = ctx.saved_tensors
-        to_mean = upstream * 2 * first / width.square()
-        to_width = upstream * 2 * second / width.pow(3)
-        return to_mean, to_width.sum_to_size(width.shape), None

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_nmm.concentrations import GaussianConcentrations, gather
+from pyro_nmm.concentrations import OrderedConcentrations, gather
 from pyro_nmm.counts import Groups
 
 
 @torch.no_grad()
-def draw_from_urns(alpha: GaussianConcentrations, choices: Tensor) -> Tensor:
+def draw_from_urns(alpha: OrderedConcentrations, choices: Tensor) -> Tensor:
     r"""
     A draw of :math:`p(y \mid c)` without any label distribution: the entry of rank :math:`t`
     among those that chose :math:`j`, counted from zero,

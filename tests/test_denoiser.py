@@ -3,10 +3,12 @@
 
 """An NMM over pixels on a U-Net."""
 
+import math
+
 import pytest
 import torch
 
-from pyro_nmm import GaussianConcentrations, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import LogisticConcentrations, Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import fit_denoiser
 from pyro_nmm.images import image_folder, random_patches
 from pyro_nmm.models import Denoiser, UNet, pixel_log_probs, predict_pixels
@@ -83,7 +85,7 @@ def test_bad_input():
 def test_predictions_are_those_of_the_table():
     hood = Neighborhood.grid(4, 5)
     mean, logits = 16 * torch.rand(2, 3, 20), torch.randn(2, 1, hood.num_edges)
-    alpha = GaussianConcentrations(mean, 2.0 + torch.rand(20), 1.5, num_classes=16)
+    alpha = LogisticConcentrations(mean, 2.0 + torch.rand(20), 1.5, num_classes=16)
     marginals = NeighborMixture(hood, alpha.table(), logits).marginals()
     assert torch.allclose(NeighborMixture(hood, alpha, logits).marginals(), marginals)
     with pytest.MonkeyPatch.context() as patch:
@@ -138,6 +140,35 @@ def test_training_resumes(kind, tmp_path):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=5, checkpoint=tmp_path / "run.pt")
     with pytest.raises(ValueError, match="num_steps must be positive"):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=0)
+
+
+def test_on_top_of_a_frozen_network():
+    """What needs no gradient stays; the rest moves, single numbers faster."""
+    torch.manual_seed(0)
+    images = [torch.arange(144).view(1, 12, 12)]
+    network = Denoiser(UNet(channels=1, width=6, depth=1))
+    network.unet.requires_grad_(False)
+    before = {name: value.clone() for name, value in network.named_parameters()}
+    fit_denoiser(network, lambda: random_patches(images, 2, 8), num_steps=3)
+    for name, value in network.named_parameters():
+        assert torch.equal(value, before[name]) == name.startswith("unet"), name
+    assert (network.log_sigma - before["log_sigma"]).abs() > 3e-3
+
+
+def test_losses_of_a_unet():
+    """Before any training the estimate is the noisy patch."""
+    patch = torch.zeros(1, 1, 4, 4, dtype=torch.long)
+    draws = {}
+    for loss in ("squared", "log"):
+        torch.manual_seed(0)
+        draws[loss] = fit_denoiser(UNet(1, 6, 1), lambda: patch, num_steps=1, loss=loss)[0]
+    assert draws["log"] == pytest.approx(math.log(draws["squared"] + 4))
+    torch.manual_seed(0)
+    UNet(1, 6, 1)
+    noise = 50 * torch.rand(1) * torch.randn(1, 1, 4, 4)
+    assert draws["squared"] == pytest.approx(noise.square().mean().item())
+    with pytest.raises(ValueError, match="loss must be one of"):
+        fit_denoiser(UNet(1, 6, 1), lambda: patch, loss="absolute")
 
 
 def test_patches():

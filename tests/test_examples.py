@@ -174,12 +174,28 @@ def test_link_prediction(tmp_path):
 @pytest.mark.slow
 def test_denoising(tmp_path):
     example = load("examples/denoising.py")
-    small = ["--num-steps", "80", "--width", "8", "--depth", "1", "--crop", "64", "--lr", "0.003"]
+    small = ["--num-steps", "120", "--width", "8", "--depth", "1", "--crop", "64", "--lr", "0.003"]
     args = example.parser().parse_args([*small, "--output", str(tmp_path / "denoising.png")])
     result = example.main(args)
     assert args.output.stat().st_size > 50_000
     assert result["U-Net"]["PSNR"] > result["noisy"]["PSNR"] + 1
     assert 0.5 < result["NMM"]["coverage"] < 1
+
+
+@pytest.mark.slow
+def test_benchmark_of_denoising(tmp_path):
+    benchmark = load("benchmarks/denoising.py")
+    path, places = tmp_path / "images.jsonl", ["--checkpoints", str(tmp_path)]
+    tasks = [*benchmark.TASKS, "--smoke", "--results", str(path), *places]
+    args = benchmark.parser().parse_args(tasks)
+    rows = benchmark.main(args).rows
+    assert len(rows) == len(path.read_text().splitlines()) == 2 * 2 + 2 * 2 * 2 + 1
+    assert len(benchmark.main(args).rows) == len(rows)
+    tested = [row for row in rows if row["task"] == "test"]
+    assert all(row["log p"] > -7 and 18 < row["PSNR"] < 25 for row in tested)
+    with pytest.raises(ValueError, match=r"no U-Net\.0\.pt: run the task train first"):
+        args = ["test", "--smoke", "--results", str(path), "--checkpoints", str(tmp_path / "none")]
+        benchmark.main(benchmark.parser().parse_args(args))
 
 
 @pytest.mark.slow

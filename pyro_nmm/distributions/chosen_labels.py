@@ -13,7 +13,7 @@ from torch.distributions import constraints
 from pyro_nmm.checks import check_choices, check_values
 from pyro_nmm.concentrations import (
     Concentrations,
-    GaussianConcentrations,
+    OrderedConcentrations,
     at_labels,
     gather,
     totals,
@@ -45,7 +45,7 @@ class ChosenLabels(GraphDistribution):
     Cost: :math:`O(n \log n)` for ``n`` labels.
 
     :param alpha: ``(..., N, C)`` positive concentrations; or
-        :class:`~pyro_nmm.GaussianConcentrations`, which are never written out.
+        :class:`~pyro_nmm.LogisticConcentrations`, which are never written out.
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
     """
 
@@ -64,7 +64,7 @@ class ChosenLabels(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
-        if isinstance(self.alpha, GaussianConcentrations):
+        if isinstance(self.alpha, OrderedConcentrations):
             return draw_from_urns(self.alpha, self.choices.expand(shape))
         log_z = _log_dirichlet(self.alpha.expand(*shape[:-1], *self.alpha.shape[-2:]))
         index = self.choices[..., None].expand(*shape, self.num_classes)

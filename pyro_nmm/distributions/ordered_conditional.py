@@ -83,7 +83,7 @@ class OrderedConditional(GraphDistribution):
 
     :param Neighborhood hood: The neighbourhoods.
     :param alpha: ``(..., N, C)`` positive concentrations; or
-        :class:`~pyro_nmm.GaussianConcentrations`, for many ordered labels.
+        :class:`~pyro_nmm.LogisticConcentrations`, for many ordered labels.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param Tensor y: ``(..., N)`` integer labels; unobserved entries are never read.
     :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
