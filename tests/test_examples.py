@@ -193,9 +193,9 @@ def test_benchmark_of_denoising(tmp_path):
     assert len(benchmark.main(args).rows) == len(rows)
     tested = [row for row in rows if row["task"] == "test"]
     assert all(row["log p"] > -7 and 18 < row["PSNR"] < 25 for row in tested)
+    args.tasks, args.checkpoints = ["test"], tmp_path / "none"
     with pytest.raises(ValueError, match=r"no U-Net\.0\.pt: run the task train first"):
-        args = ["test", "--smoke", "--results", str(path), "--checkpoints", str(tmp_path / "none")]
-        benchmark.main(benchmark.parser().parse_args(args))
+        benchmark.main(args)
 
 
 @pytest.mark.slow
