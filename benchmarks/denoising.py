@@ -134,8 +134,9 @@ def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch | Non
                     yield step
 
         fit_denoiser(
-            network, partial(random_patches, images, args.batch_size), lr=args.lr, loss=loss,
-            num_steps=last - first, checkpoint=args.checkpoints / f"{part}.{seed}.pt",
+            network, partial(random_patches, images, args.batch_size), lr=args.lr,
+            unet_rate=0.2, loss=loss, num_steps=last - first,
+            checkpoint=args.checkpoints / f"{part}.{seed}.pt",
             settings=f"{seed} {args.width} {args.depth} {args.batch_size}", progress=watched,
         )  # fmt: skip
         return network
@@ -143,7 +144,7 @@ def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch | Non
     if method == "U-Net":
         return fit(unet, method, 0, args.num_steps)
     fit(unet, "trunk", 0, args.num_steps - refining, loss="log")
-    network = Denoiser(unet.requires_grad_(False)).to(args.device)
+    network = Denoiser(unet).to(args.device)
     return fit(network, method, args.num_steps - refining, args.num_steps)
 
 

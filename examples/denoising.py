@@ -68,8 +68,8 @@ def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
 
     def fit(network: UNet | Denoiser, part: str, num_steps: int, loss: str = "squared") -> None:
         fit_denoiser(
-            network, lambda: random_patches(train, args.batch_size), lr=args.lr, loss=loss,
-            num_steps=num_steps,
+            network, lambda: random_patches(train, args.batch_size), lr=args.lr,
+            unet_rate=0.2, loss=loss, num_steps=num_steps,
             checkpoint=args.checkpoint and args.checkpoint.with_suffix(f".{part}.pt"),
             settings=f"{args.seed} {args.batch_size} {args.data_root}",
             progress=lambda steps: tqdm(steps, desc=part, unit="step"),
@@ -80,7 +80,7 @@ def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
         fit(unet, name, args.num_steps)
         return unet
     fit(unet, "trunk", max(1, args.num_steps - refining), loss="log")
-    network = Denoiser(unet.requires_grad_(False)).to(args.device)
+    network = Denoiser(unet).to(args.device)
     fit(network, name, refining)
     return network
 
@@ -126,6 +126,7 @@ def draw(args, clean: Tensor, shown: dict, extra: dict, result: dict) -> None:
         if name in result:
             axis.set_xlabel(f"{result[name]['PSNR']:.2f} dB")
     for axis, (name, values), top in zip(axes[4:], extra.items(), (None, 1), strict=True):
+        top = top or values.quantile(0.995).item()
         picture = axis.imshow(values.cpu().numpy(), cmap="viridis", vmin=0, vmax=top)
         axis.set_title(name)
         figure.colorbar(picture, ax=axis, shrink=0.8)
@@ -145,7 +146,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--num-steps", type=int, default=500)
+    parser.add_argument("--num-steps", type=int, default=1500)
     parser.add_argument("--checkpoint", type=Path, help="resumes from there")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")

@@ -21,7 +21,8 @@ def fit_denoiser(
     draw: Callable[[], Tensor],
     *,
     num_steps: int = 1000,
-    lr: float = 3e-4,
+    lr: float = 1e-3,
+    unet_rate: float = 1.0,
     max_noise: float = 50.0,
     loss: str = "squared",
     estimator: str = "em",
@@ -49,7 +50,7 @@ def fit_denoiser(
 
     by :meth:`~pyro_nmm.OrderedConditional.surrogate`, which is what Pyro's ``TraceGraph_ELBO``
     makes of it. Parameters that need no gradient stay as they are. Adam, whose rate falls to zero,
-    and is ten times as large for single numbers, which have a longer way than weights.
+    and is ten times as large for an NMM's single numbers, which have a longer way than weights.
 
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> network = Denoiser(UNet(width=6, depth=1))
@@ -57,6 +58,8 @@ def fit_denoiser(
 
     :param network: the U-Net alone, or with an NMM on it.
     :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels, all of one size.
+    :param float unet_rate: times ``lr`` is the rate of the U-Net under an NMM; below one for a
+        U-Net that has been fitted before.
     :param float max_noise: in grey levels.
     :param str loss: of a U-Net, ``"squared"`` or ``"log"``.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
@@ -73,13 +76,16 @@ def fit_denoiser(
         )
     if loss not in LOSSES:
         raise ValueError(f"loss must be one of {LOSSES}, got {loss!r}")
-    learned = [p for p in network.parameters() if p.requires_grad]
-    numbers, weights = ([p for p in learned if (p.dim() == 0) == one] for one in (True, False))
-    groups: list[dict] = [{"params": weights}, {"params": numbers, "lr": 10 * lr}]
-    optimizer = torch.optim.Adam(groups if numbers else weights, lr)
+    groups: list[dict] = [{"params": list(network.parameters())}]
+    if isinstance(network, Denoiser):
+        added = [p for name, p in network.named_parameters() if not name.startswith("unet.")]
+        groups = [{"params": list(network.unet.parameters()), "lr": unet_rate * lr},
+                  {"params": [p for p in added if p.dim() > 0]},
+                  {"params": [p for p in added if p.dim() == 0], "lr": 10 * lr}]  # fmt: skip
+    optimizer = torch.optim.Adam(groups, lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_steps)
     losses: list[float] = []
-    settings = f"{num_steps=} {lr=} {max_noise=} {loss=} {estimator=} {settings}"
+    settings = f"{num_steps=} {lr=} {unet_rate=} {max_noise=} {loss=} {estimator=} {settings}"
     if checkpoint is not None and (state := load_checkpoint(checkpoint)) is not None:
         if state["settings"] != settings:
             raise ValueError(

@@ -98,7 +98,8 @@ class Denoiser(nn.Module):
         \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
                              + \gamma \, \delta(i = j) .
 
-    The paper has :class:`~pyro_nmm.GaussianConcentrations` of one width. It maps ``(hood, noisy)``
+    The paper has :class:`~pyro_nmm.GaussianConcentrations` of one width and :math:`\gamma = 5`.
+    It maps ``(hood, noisy)``
     with images ``(B, channels, H, W)`` to ``alpha`` and ``logits``. Color channels are a batch
     dimension, and share the attention.
 
@@ -109,11 +110,12 @@ class Denoiser(nn.Module):
     (torch.Size([2, 3, 42, 256]), True)
 
     :param UNet unet: the network; images in units of ``num_classes - 1``. One that has been fitted
-        may be frozen by ``unet.requires_grad_(False)``: what remains is learned on top of it.
+        before is a good start, and may be frozen by ``unet.requires_grad_(False)``.
     :param int width: of the vectors :math:`v`.
     :param float sigma: where :math:`\sigma` starts, in grey levels.
     :param float scale: where :math:`s` starts; learned.
-    :param float gamma: :math:`\gamma`.
+    :param float omega: where :math:`\omega` starts; learned.
+    :param float gamma: where :math:`\gamma` starts; learned.
     :param int num_classes: ``C``, grey levels.
     :param float floor: of the concentrations.
     """
@@ -125,7 +127,8 @@ class Denoiser(nn.Module):
         width: int = 16,
         sigma: float = 5.0,
         scale: float = 20.0,
-        gamma: float = 5.0,
+        omega: float = 2.0,
+        gamma: float = 2.0,
         num_classes: int = 256,
         floor: float = 1e-5,
     ) -> None:
@@ -137,9 +140,8 @@ class Denoiser(nn.Module):
             nn.init.zeros_(parameter)
         self.log_sigma = nn.Parameter(torch.tensor(float(sigma)).log())
         self.log_scale = nn.Parameter(torch.tensor(float(scale)).log())
-        self.omega = nn.Parameter(torch.ones(()))
-        self.gamma: Tensor
-        self.register_buffer("gamma", torch.tensor(float(gamma)))
+        self.omega = nn.Parameter(torch.tensor(float(omega)))
+        self.gamma = nn.Parameter(torch.tensor(float(gamma)))
 
     def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[LogisticConcentrations, Tensor]:
         """

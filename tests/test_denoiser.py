@@ -155,6 +155,17 @@ def test_on_top_of_a_frozen_network():
     assert (network.log_sigma - before["log_sigma"]).abs() > 3e-3
 
 
+def test_slower_network_below():
+    """The first step of Adam is the rate itself."""
+    torch.manual_seed(0)
+    network = Denoiser(UNet(channels=1, width=6, depth=1))
+    images, before = [torch.arange(144).view(1, 12, 12)], network.unet.last.bias.clone()
+    number = network.log_sigma.clone()
+    fit_denoiser(network, lambda: random_patches(images, 2, 8), num_steps=1, lr=0.01, unet_rate=0.1)
+    assert (network.unet.last.bias - before).abs().item() == pytest.approx(0.001, rel=1e-3)
+    assert (network.log_sigma - number).abs().item() == pytest.approx(0.1, rel=1e-3)
+
+
 def test_losses_of_a_unet():
     """Before any training the estimate is the noisy patch."""
     patch = torch.zeros(1, 1, 4, 4, dtype=torch.long)
