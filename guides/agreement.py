@@ -29,7 +29,7 @@ class Agreement(nn.Module):
     >>> agreement = Agreement(num_nodes=1, num_classes=2, temperature=0.5, warmup=0)
     >>> probs = torch.tensor([[0.6, 0.4]])
     >>> agreement(probs, probs)
-    tensor(0.0184)
+    tensor(0.0183)
 
     The memory is a buffer, so a checkpoint's ``state_dict`` holds it.
 

@@ -99,9 +99,8 @@ class Denoiser(nn.Module):
                              + \gamma \, \delta(i = j) .
 
     The paper has :class:`~pyro_nmm.GaussianConcentrations` of one width and :math:`\gamma = 5`.
-    It maps ``(hood, noisy)``
-    with images ``(B, channels, H, W)`` to ``alpha`` and ``logits``. Color channels are a batch
-    dimension, and share the attention.
+    The network maps ``(hood, noisy)`` with images ``(B, channels, H, W)`` to ``alpha`` and
+    ``logits``. Color channels are a batch dimension, and share the attention.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
     >>> hood = Neighborhood.grid(6, 7)
@@ -199,7 +198,7 @@ def predict_pixels(
     >>> alpha = LogisticConcentrations(torch.tensor([[[50.0, 60.0]]]), width=5.0)
     >>> mean, low, high = predict_pixels(hood, alpha, torch.zeros(1, 1, 4), (1, 2))
     >>> mean[0, 0], low[0, 0], high[0, 0]
-    (tensor([[55.0105, 55.0105]]), tensor([[40.7894, 40.7894]]), tensor([[69.2168, 69.2168]]))
+    (tensor([[55.1853, 55.1853]]), tensor([[38.2154, 38.2154]]), tensor([[71.9486, 71.9486]]))
 
     :param alpha: of shape ``(B, channels, H W, C)``.
     :param Tensor logits: ``(B, 1, num_edges)`` or ``(B, channels, num_edges)``.
@@ -235,7 +234,7 @@ def pixel_log_probs(
     >>> hood = Neighborhood.grid(1, 2)
     >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
     >>> pixel_log_probs(hood, alpha, torch.zeros(4), torch.tensor([50, 50]))
-    tensor([-3.2548, -3.2548])
+    tensor([-3.3409, -3.3409])
 
     :param alpha: of shape ``(..., N, C)``.
     :param Tensor logits: ``(..., num_edges)``.

@@ -13,8 +13,12 @@ import pytest
 import torch
 
 import pyro_nmm
+import pyro_nmm.guides
+import pyro_nmm.models
 
-MODULES = [m.name for m in pkgutil.walk_packages(pyro_nmm.__path__, "pyro_nmm.")]
+# Named one by one: an editable installation has them in folders of their own.
+PACKAGES = pyro_nmm, pyro_nmm.distributions, pyro_nmm.models, pyro_nmm.guides
+MODULES = [m.name for p in PACKAGES for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")]
 MODULES = [m for m in MODULES if not m.endswith(".compiled") or pyro_nmm.backend.compiled]
 
 

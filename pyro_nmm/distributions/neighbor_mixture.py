@@ -70,7 +70,7 @@ class NeighborMixture(GraphDistribution):
 
     :param Neighborhood hood: The neighbourhoods of all nodes.
     :param alpha: ``(..., N, C)`` positive concentrations; or
-        :class:`~pyro_nmm.LogisticConcentrations`, which only :meth:`elbo` leaves unwritten.
+        :class:`~pyro_nmm.LogisticConcentrations`; :meth:`elbo` and :meth:`sample` write no table.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     """
 
