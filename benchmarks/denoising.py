@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Denoising with a U-Net, and with an NMM over pixels on the same U-Net: the paper's table 3.
+Denoising with a U-Net, and with an NMM over pixels on the same U-Net (the paper's section 5.2).
 
     python benchmarks/denoising.py train test cost --data-root F
 
@@ -11,14 +11,13 @@ Tasks: ``train`` (both networks, the same patches of BSD300's training images an
 standard deviation 25) and ``cost`` (seconds and memory of a step). F holds
 ``bsds300/images/{train,test}`` and ``kodak24``. Training saves to ``--checkpoints`` and goes on
 from there; ``--results`` gets a line for each point of the curves and for each image, and what is
-there already is not run again. ``benchmarks/report.py`` makes the tables and the figure.
+there already is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from pathlib import Path
 
 import pyro
 import torch
+from records import Records
 from speed import PeakMemory
 from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
@@ -41,25 +41,6 @@ METHODS = ("U-Net", "NMM")
 Watch = Callable[[UNet | Denoiser, int], None]
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
 NOISE, KEPT, CROP = 25.0, 20, 128
-
-
-class Results:
-    """Lines of a file, one for each measurement."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.rows = [json.loads(line) for line in lines]
-
-    def has(self, **key) -> bool:
-        return any(key.items() <= row.items() for row in self.rows)
-
-    def add(self, **row) -> None:
-        self.rows.append(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(row, flush=True)
 
 
 def load(args, folder: str) -> dict[str, Tensor]:
@@ -148,7 +129,7 @@ def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch | Non
     return fit(network, method, args.num_steps - refining, args.num_steps)
 
 
-def train(args, results: Results) -> None:
+def train(args, results: Records) -> None:
     images, crops = learnt_and_kept(args)
     noised = [noisy(crop, i) for i, crop in enumerate(crops)]
     for seed, method in itertools.product(range(args.num_seeds), args.methods):
@@ -163,7 +144,7 @@ def train(args, results: Results) -> None:
         learn(args, method, seed, images, watch)
 
 
-def test(args, results: Results) -> None:
+def test(args, results: Records) -> None:
     _, crops = learnt_and_kept(args)
     for seed, method in itertools.product(range(args.num_seeds), args.methods):
         if not (args.checkpoints / f"{method}.{seed}.pt").exists():
@@ -193,7 +174,7 @@ def test(args, results: Results) -> None:
                 results.add(**key, PSNR=psnr(mean, clean), **row)
 
 
-def cost(args, results: Results) -> None:
+def cost(args, results: Records) -> None:
     """Seconds of a step, the networks in turn, and the process's peak memory under each."""
     if results.has(task="cost"):
         return
@@ -223,12 +204,12 @@ def cost(args, results: Results) -> None:
 TASKS = {"train": train, "test": test, "cost": cost}
 
 
-def main(args) -> Results:
+def main(args) -> Records:
     torch.set_num_threads(args.num_threads)
     if args.smoke:
         args.num_steps, args.watch_every, args.num_seeds = 5, 2, 1
         args.width, args.depth, args.batch_size = 6, 1, 2
-    results = Results(args.results)
+    results = Records(args.results)
     for task in args.tasks:
         TASKS[task](args, results)
     return results

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from functools import partial
@@ -30,6 +29,7 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
+from records import Records
 from sklearn.metrics import average_precision_score, roc_auc_score
 from speed import PeakMemory
 from torch_geometric.data import Data
@@ -60,23 +60,8 @@ def candidates(dataset: str) -> list[dict]:
     return [first | change for change in changes]
 
 
-class Results:
+class Results(Records):
     """Lines of a file, one for each fit."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.rows = [json.loads(line) for line in lines]
-
-    def has(self, **key) -> bool:
-        return any(key.items() <= row.items() for row in self.rows)
-
-    def add(self, **row) -> None:
-        self.rows.append(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print({k: v for k, v in row.items() if k != "curve"}, flush=True)
 
     def chosen(self, dataset: str, guide: str) -> dict:
         """The best settings, by their mean over the splits of the search; PubMed has Cora's."""

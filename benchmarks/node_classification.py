@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import time
 from pathlib import Path
 
 import pyro
 import torch
+from records import Records
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -171,31 +171,16 @@ def evaluate(model, data, pairs=None, joint=False) -> dict:
     return result
 
 
-class Results:
-    """Lines of JSON; a key tells what has been run."""
+class Results(Records):
+    """A key tells what has been run."""
 
     FIELDS = ("task", "dataset", "backbone", "method", "ratio", "trial", "seed")
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.rows = path, []
-        if path.exists():
-            text = path.read_text()
-            whole = text[: text.rfind("\n") + 1]  # without a line that was cut short
-            if whole != text:
-                path.write_text(whole)
-            self.rows = [json.loads(line) for line in whole.splitlines()]
-
-    def has(self, **key) -> bool:
-        return any(all(row.get(k) == v for k, v in key.items()) for row in self.rows)
-
-    def add(self, **row) -> None:
-        self.rows.append(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+    def line(self, row: dict) -> str:
         keys = [str(row[f]) for f in self.FIELDS if f in row]
-        print(*keys, f"accuracy {row['test']['accuracy']:.4f}  nll {row['test']['nll']:.4f}",
-              *[f"{n} {row[n]:.4f}" for n in ("joint", "conditional") if n in row])  # fmt: skip
+        scores = f"accuracy {row['test']['accuracy']:.4f}  nll {row['test']['nll']:.4f}"
+        more = [f"{n} {row[n]:.4f}" for n in ("joint", "conditional") if n in row]
+        return " ".join([*keys, scores, *more])
 
     def chosen(self, dataset: str, backbone: str, method: str) -> dict:
         """The settings of the best mean validation accuracy, then likelihood."""
