@@ -8,7 +8,7 @@ Link prediction with DGLFRM, its original guide and the NMM's: the paper's table
 
 Tasks: ``reproduce`` (the original guide on the authors' splits of Cora, with their settings),
 ``search`` (the model's and the network's settings by the original guide's average precision on
-validation links, then the NMM's estimator by its bound), ``compare`` (both guides, the same
+validation links, then the NMM's estimator and start by its bound), ``compare`` (both guides, same
 settings, paired random splits), ``memberships`` (links predicted with other nodes' memberships),
 ``cost`` (seconds and memory of a step). F holds ``nips12/nips12.mat``, ``yeast/yeast.mat``,
 ``linkpred_splits/cora/split_0.npz`` and what PyG's Planetoid needs. Each fit appends one line to
@@ -47,7 +47,8 @@ GUIDES = ("original", "nmm")
 #: The authors' settings (nikhil-dce/SBM-meet-GNN, run_expr.sh); Yeast's as those of NIPS12.
 CITATIONS = {"hidden": 32, "decoder": [32, 16], "num_communities": 50, "concentration": 10.0}
 NETWORKS = {"hidden": 128, "decoder": [64, 32], "num_communities": 100, "concentration": 40.0}
-ESTIMATORS = ("local", "linear")
+#: Of the NMM: estimators, and attention that starts uniform or mostly at the node itself.
+CHOICES = ({"estimator": "local"}, {"estimator": "linear"}, {"estimator": "local", "gamma": 3.0})
 
 
 def candidates(dataset: str) -> list[dict]:
@@ -101,7 +102,7 @@ def build(data: Data, split: LinkSplit, guide: str, settings: dict, seed: int) -
         name=f"{guide} model",
     )  # fmt: skip
     hood = None if guide == "original" else Neighborhood(split.train, data.num_nodes)
-    options = {} if guide == "original" else {"estimator": settings["estimator"]}
+    options = {name: settings[name] for name in ("estimator", "gamma") if name in settings}
     return DGLFRMGuide(
         target, data.num_features, hood, hidden=settings["hidden"], dropout=settings["dropout"],
         name=f"{guide} guide", **options,
@@ -166,7 +167,7 @@ def search(args, results: Results, dataset: str) -> None:
             trials = candidates(dataset)[: args.num_trials]
         else:
             shared = results.chosen(dataset, "original")
-            trials = [shared | {"estimator": estimator} for estimator in ESTIMATORS]
+            trials = [shared | choice for choice in CHOICES]
         for trial, seed in itertools.product(range(len(trials)), range(args.num_searched)):
             key = {"task": "search", "dataset": dataset, "guide": guide, "trial": trial}
             if not results.has(**key, seed=seed):

@@ -18,6 +18,7 @@ import re
 import statistics
 from pathlib import Path
 
+import denoise_tables
 import link_tables
 import matplotlib
 import matplotlib.pyplot as plt
@@ -288,6 +289,9 @@ def main(args) -> dict[str, str]:
     graphs = mrf_tables.load(args.results.parent / "link_prediction.jsonl")
     for name in ("links", "bounds", "reproduced", "memberships", "link_cost"):
         tables[name.replace("_", " ")] = getattr(link_tables, name)(graphs, table)
+    images = mrf_tables.load(args.results.parent / "denoising.jsonl")
+    for name in ("denoised", "denoising_cost"):
+        tables[name.replace("_", " ")] = getattr(denoise_tables, name)(images, table)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
     for against in ("backbone", "backbone, temperature", "backbone + agreement, temperature"):
@@ -304,6 +308,7 @@ def main(args) -> dict[str, str]:
         sizes_figure(runs["sizes"], args.figures)
         convergence_figure(runs["accuracy"], args.figures)
         link_tables.bound_figure(graphs, args.figures)
+        denoise_tables.curves_figure(images, args.figures)
     return tables
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from pyro_nmm import LogisticConcentrations, Neighborhood
 from pyro_nmm.checks import check_labels, check_shapes
 from pyro_nmm.concentrations import OrderedConcentrations
+from pyro_nmm.links import sparse_csr
 from pyro_nmm.models.networks import attention_scores
 
 #: Pixels whose distributions are written out at once.
@@ -217,8 +218,11 @@ def predict_pixels(
         sources, place = part.source.unique(return_inverse=True)
         table = alpha.take(sources).table()
         table /= table.sum(-1, keepdim=True)
-        weighted = attention[..., part.edge, None] * table.index_select(-2, place)
-        probs = part.sum(weighted.mT).mT
+        weights = attention[..., part.edge].expand(*table.shape[:-2], -1)
+        pairs = zip(weights.flatten(0, -2), table.flatten(0, -3), strict=True)
+        strip = len(rows), len(sources)
+        mixed = [sparse_csr(part.ptr, place, w, strip) @ each for w, each in pairs]
+        probs = torch.stack(mixed).view(*table.shape[:-2], len(rows), -1)
         ends = _quantiles(probs, torch.tensor([tail, 1 - tail]).to(probs))
         found.append(torch.stack([(probs * labels).sum(-1), *ends.unbind(-1)]))
     return Prediction(*torch.cat(found, -1).unflatten(-1, size))

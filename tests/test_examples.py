@@ -184,15 +184,20 @@ def test_denoising(tmp_path):
 
 @pytest.mark.slow
 def test_benchmark_of_denoising(tmp_path):
-    benchmark = load("benchmarks/denoising.py")
+    benchmark, tables = load("benchmarks/denoising.py"), load("benchmarks/denoise_tables.py")
+    report = load("benchmarks/report.py")
     path, places = tmp_path / "images.jsonl", ["--checkpoints", str(tmp_path)]
     tasks = [*benchmark.TASKS, "--smoke", "--results", str(path), *places]
     args = benchmark.parser().parse_args(tasks)
     rows = benchmark.main(args).rows
-    assert len(rows) == len(path.read_text().splitlines()) == 2 * 2 + 2 * 2 * 2 + 1
+    assert len(rows) == len(path.read_text().splitlines()) == 3 * 2 + 3 * 2 * 2 + 1
     assert len(benchmark.main(args).rows) == len(rows)
     tested = [row for row in rows if row["task"] == "test"]
     assert all(row["log p"] > -7 and 18 < row["PSNR"] < 30 for row in tested)
+    assert tables.denoised(rows, report.table).count("\n") == 1 + 2 * 3
+    assert tables.denoising_cost(rows, report.table).count("\n") == 2
+    tables.curves_figure(rows, tmp_path)
+    assert (tmp_path / "denoising_steps.png").stat().st_size > 10_000
     args.tasks, args.checkpoints = ["test"], tmp_path / "none"
     with pytest.raises(ValueError, match=r"no U-Net\.0\.pt: run the task train first"):
         benchmark.main(args)
@@ -205,7 +210,7 @@ def test_benchmark_of_link_prediction(tmp_path):
     tasks, path = list(benchmark.TASKS), tmp_path / "links.jsonl"
     args = benchmark.parser().parse_args([*tasks, "--smoke", "--results", str(path)])
     rows = benchmark.main(args).rows
-    assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 2) + 6 + 1 + 1
+    assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 3) + 6 + 1 + 1
     assert len(benchmark.main(args).rows) == len(rows)
     for name in ("links", "bounds", "reproduced", "memberships", "link_cost"):
         assert getattr(tables, name)(rows, report.table).count("\n") > 1
