@@ -6,12 +6,13 @@ Denoising with a U-Net, and with an NMM over pixels on the same U-Net (the paper
 
     python benchmarks/denoising.py train test cost --data-root F
 
-Tasks: ``train`` (all methods, the same patches of BSD300's training images and the same noise;
-20 of the images are kept for validation), ``test`` (BSD300's test images and Kodak24, noise of
-standard deviation 25) and ``cost`` (seconds and memory of a step). F holds
-``bsds300/images/{train,test}`` and ``kodak24``. Training saves to ``--checkpoints`` and goes on
-from there; ``--results`` gets a line for each point of the curves and for each image, and what is
-there already is not run again. ``benchmarks/report.py`` makes the tables and the figure.
+Tasks: ``train`` (all methods, from the same weights, on patches of BSD300's training images that
+are drawn alike; 20 of the images are kept for validation), ``test`` (BSD300's test images and
+Kodak24, with the same noise of standard deviation 25 for all) and ``cost`` (seconds and memory of a
+step). F holds ``bsds300/images/{train,test}`` and ``kodak24``. Training saves to ``--checkpoints``
+and goes on from there; ``--results`` gets a line for each point of the curves and for each image,
+and what is there already is not run again. ``benchmarks/report.py`` makes the tables and the
+figure.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from statistics import NormalDist
 
 import pyro
 import torch
 from records import Records
 from speed import PeakMemory
 from torch import Tensor
+from torch.special import log_ndtr
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import LogisticConcentrations, Neighborhood
 from pyro_nmm.guides import fit_denoiser
 from pyro_nmm.images import image_folder, photographs, random_patches
-from pyro_nmm.models import Denoiser, UNet, pixel_log_probs, predict_pixels
+from pyro_nmm.models import Denoiser, Prediction, UNet, pixel_log_probs, predict_pixels
 
 RESULTS = Path(__file__).parent / "results" / "denoising.jsonl"
-METHODS = {"U-Net": "squared", "U-Net-log": "log", "NMM": None}
-Watch = Callable[[UNet | Denoiser, int], None]
+METHODS = ("U-Net", "U-Net-log", "NMM")
+Watch = Callable[[UNet | Denoiser, str, int], None]
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
 NOISE, KEPT, CROP = 25.0, 20, 128
 
@@ -77,6 +79,12 @@ def estimate(network: UNet | Denoiser, image: Tensor) -> Tensor:
         return predict(network, image)[0].mean[0]
 
 
+def settings(args) -> dict:
+    """What the rows of training and test depend on."""
+    names = ("num_steps", "width", "depth", "batch_size", "lr")
+    return {name: getattr(args, name) for name in names}
+
+
 @torch.no_grad()
 def predict(network: Denoiser, image: Tensor):
     """Every pixel's distribution, and what it follows from."""
@@ -93,41 +101,59 @@ def psnr(image: Tensor, clean: Tensor) -> float:
 
 def log_gaussian(mean: Tensor, clean: Tensor, width: float) -> float:
     """Nats a value: of a Gaussian's mass on one grey level, tails at 0 and 255."""
-    upper = torch.special.ndtr((clean + 0.5 - mean) / width).where(clean < 255, 1.0)
-    lower = torch.special.ndtr((clean - 0.5 - mean) / width).where(clean > 0, 0.0)
-    return (upper - lower).clamp(min=1e-12).log().mean().item()
+    gap = (clean - mean).double()
+    near, far = (log_ndtr((half - gap.abs()) / width) for half in (0.5, -0.5))
+    mass = near + (-torch.expm1(far - near)).log()
+    mass = torch.where(clean == 0, log_ndtr((0.5 + gap) / width), mass)
+    return torch.where(clean == 255, log_ndtr((0.5 - gap) / width), mass).mean().item()
+
+
+def log_logistic(mean: Tensor, clean: Tensor, width: float) -> float:
+    """The same of a logistic distribution, with the floor that the NMM has."""
+    alpha = LogisticConcentrations(mean.flatten().double(), width, scale=20.0)
+    probs = alpha.at(torch.arange(mean.numel(), device=mean.device), clean.flatten())
+    return (probs / alpha.totals()).log().mean().item()
+
+
+DENSITIES = {"log p": log_gaussian, "log p, logistic": log_logistic}
 
 
 def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch | None = None):
     """
-    Fits, goes on, or loads what has been fitted: a U-Net, by its squared error or by the logarithm
-    of each patch's; or the latter with an NMM on top for the last fifth of the steps.
+    Fits, goes on, or loads what has been fitted: a U-Net by its squared error; or one by the
+    logarithm of each patch's ("trunk"), which for the last fifth of the steps goes on at a fifth
+    of the rate, alone or with an NMM on top.
     """
-    pyro.set_rng_seed(seed)  # both methods start from the same weights
+    pyro.set_rng_seed(seed)  # all methods start from the same weights
     unet = UNet(width=args.width, depth=args.depth).to(args.device)
     refining = args.num_steps // 5
 
-    def fit(network: UNet | Denoiser, part: str, first: int, last: int, loss: str = "squared"):
+    def fit(network: UNet | Denoiser, part: str, first: int, last: int, lr: float, loss: str):
+        path = args.checkpoints / f"{part}.{seed}.pt"
+
         def watched(steps: range) -> Iterator[int]:
+            if steps and not images:
+                raise ValueError(f"--checkpoints: {path} is not at its end, run the task train")
             for step in (*steps, last - first):
                 if watch is not None and step:
-                    watch(network, first + step)
+                    watch(network, part, first + step)
                 if step < last - first:
                     yield step
 
         fit_denoiser(
-            network, partial(random_patches, images, args.batch_size), lr=args.lr,
-            unet_rate=0.2, loss=loss, num_steps=last - first,
-            checkpoint=args.checkpoints / f"{part}.{seed}.pt",
+            network, partial(random_patches, images, args.batch_size), lr=lr,
+            unet_rate=0.2, loss=loss, num_steps=last - first, checkpoint=path,
             settings=f"{seed} {args.width} {args.depth} {args.batch_size}", progress=watched,
         )  # fmt: skip
         return network
 
-    if loss := METHODS[method]:
-        return fit(unet, method, 0, args.num_steps, loss)
-    fit(unet, "trunk", 0, args.num_steps - refining, loss="log")
-    network = Denoiser(unet).to(args.device)
-    return fit(network, method, args.num_steps - refining, args.num_steps)
+    if method == "U-Net":
+        return fit(unet, method, 0, args.num_steps, args.lr, "squared")
+    half_way = args.num_steps - refining, args.num_steps
+    fit(unet, "trunk", 0, half_way[0], args.lr, "log")
+    if method == "U-Net-log":
+        return fit(unet, method, *half_way, 0.2 * args.lr, "log")
+    return fit(Denoiser(unet).to(args.device), method, *half_way, args.lr, "squared")
 
 
 def train(args, results: Records) -> None:
@@ -135,8 +161,9 @@ def train(args, results: Records) -> None:
     noised = [noisy(crop, i) for i, crop in enumerate(crops)]
     for seed, method in itertools.product(range(args.num_seeds), args.methods):
 
-        def watch(network, step: int, method=method, seed=seed) -> None:
-            key = {"task": "train", "method": method, "seed": seed, "step": step}
+        def watch(network, part: str, step: int, seed=seed) -> None:
+            key = {"task": "train", "method": part, "seed": seed, "step": step,
+                   "settings": settings(args)}  # fmt: skip
             if step % args.watch_every == 0 and not results.has(**key):
                 pairs = zip(noised, crops, strict=True)
                 found = [psnr(estimate(network, x), y) for x, y in pairs]
@@ -148,59 +175,71 @@ def train(args, results: Records) -> None:
 def test(args, results: Records) -> None:
     _, crops = learnt_and_kept(args)
     for seed, method in itertools.product(range(args.num_seeds), args.methods):
-        if not (args.checkpoints / f"{method}.{seed}.pt").exists():
-            raise ValueError(f"--checkpoints has no {method}.{seed}.pt: run the task train first")
         network = learn(args, method, seed, [])
-        width = 0.0
         if isinstance(network, UNet):
             pairs = [(estimate(network, noisy(y, i)), y) for i, y in enumerate(crops)]
-            widths = torch.logspace(0, 1.5, 61).tolist()
-            width = max(widths, key=lambda w: sum(log_gaussian(x, y, w) for x, y in pairs))
+            half = torch.cat([(x - y).abs().flatten() for x, y in pairs]).quantile(0.9).item()
+            widths = {}
+            for name, density in DENSITIES.items():
+                quality = partial(mean_over, pairs, density)
+                widths[name] = max(torch.logspace(0, 1.5, 61).tolist(), key=quality)
         for dataset, folder in FOLDERS.items():
             for number, (name, image) in enumerate(load(args, folder).items()):
                 key = {"task": "test", "dataset": dataset, "method": method, "seed": seed,
-                       "image": name}  # fmt: skip
+                       "image": name, "settings": settings(args)}  # fmt: skip
                 if results.has(**key):
                     continue
                 clean = image.to(args.device)
                 x = noisy(clean, 1000 + number)
                 if isinstance(network, UNet):
                     mean = estimate(network, x)
-                    inside = (mean - clean).abs() <= -NormalDist().inv_cdf(0.05) * width
-                    row = {"width": width, "log p": log_gaussian(mean, clean, width)}
+                    found = Prediction(mean, mean - half, mean + half)
+                    row = {k: f(mean, clean, widths[k]) for k, f in DENSITIES.items()}
                 else:
-                    (means, low, high), law = predict(network, x)
-                    mean, inside = means[0], (clean >= low[0]) & (clean <= high[0])
+                    found, law = predict(network, x)
+                    found = Prediction(*(t[0] for t in found))
                     row = {"log p": pixel_log_probs(*law, clean.flatten(1)).mean().item()}
-                row["coverage"] = inside.float().mean().item()
-                results.add(**key, PSNR=psnr(mean, clean), **row)
+                row["coverage"] = found.coverage(clean).item()
+                row["length"] = (found.high - found.low).mean().item()
+                results.add(**key, PSNR=psnr(found.mean, clean), **row)
+
+
+def mean_over(pairs: list[tuple[Tensor, Tensor]], density: Callable, width: float) -> float:
+    return statistics.mean(density(x, y, width) for x, y in pairs)
 
 
 def cost(args, results: Records) -> None:
     """Seconds of a step, the networks in turn, and the process's peak memory under each."""
-    if results.has(task="cost"):
+    key = {"task": "cost", "settings": settings(args)}
+    if results.has(**key):
         return
     patches = random_patches(list(photographs().values()), args.batch_size).to(args.device)
-    steps, memory, seconds = {}, {}, {method: [] for method in ("U-Net", "NMM")}
-    for method in seconds:
+    runs, memory, seconds = {}, {}, {method: [] for method in ("U-Net", "NMM")}
+    for method in seconds:  # the NMM's after the U-Net's, and with it in memory
         unet = UNet(width=args.width, depth=args.depth).to(args.device)
         network = unet if method == "U-Net" else Denoiser(unet).to(args.device)
-        steps[method] = partial(fit_denoiser, network, lambda: patches, num_steps=1, lr=args.lr)
-        steps[method]()
+        runs[method] = partial(fit_denoiser, network, lambda: patches, num_steps=7, lr=args.lr)
+        runs[method]()
         watcher = PeakMemory()
-        for _ in range(3):
-            steps[method]()
+        runs[method]()
         watcher.done.set()
         memory[method] = watcher.peak / 2**20
-    for _ in range(3 if args.smoke else 25):
-        for method, step in steps.items():
-            start = time.perf_counter()
-            step()
-            seconds[method].append(time.perf_counter() - start)
+    for _ in range(1 if args.smoke else 6):
+        for method, run in runs.items():
+            marks: list[float] = []
+            run(progress=partial(clocked, marks))
+            seconds[method].append(statistics.median(b - a for a, b in pairwise(marks[2:])))
     ratio = statistics.median(b / a for a, b in zip(*seconds.values(), strict=True))
     medians = {method: statistics.median(times) for method, times in seconds.items()}
-    results.add(task="cost", ratio=ratio, MiB=memory, seconds=medians, width=args.width,
-                depth=args.depth, patches=args.batch_size)  # fmt: skip
+    results.add(**key, ratio=ratio, MiB=memory, seconds=medians)
+
+
+def clocked(marks: list[float], steps: range) -> Iterator[int]:
+    """When each step starts, and the last one ends."""
+    for step in steps:
+        marks.append(time.perf_counter())
+        yield step
+    marks.append(time.perf_counter())
 
 
 TASKS = {"train": train, "test": test, "cost": cost}
@@ -209,7 +248,7 @@ TASKS = {"train": train, "test": test, "cost": cost}
 def main(args) -> Records:
     torch.set_num_threads(args.num_threads)
     if args.smoke:
-        args.num_steps, args.watch_every, args.num_seeds = 5, 2, 1
+        args.num_steps, args.watch_every, args.num_seeds = 5, 1, 1
         args.width, args.depth, args.batch_size = 6, 1, 2
     results = Records(args.results)
     for task in args.tasks:
@@ -222,7 +261,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tasks", nargs="+", choices=TASKS)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--num-seeds", type=int, default=1)
     parser.add_argument("--num-steps", type=int, default=10_000)
     parser.add_argument("--watch-every", type=int, default=1000, help="steps between validations")

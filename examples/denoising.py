@@ -27,7 +27,7 @@ from tqdm import tqdm
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import fit_denoiser
 from pyro_nmm.images import image_folder, photographs, random_patches
-from pyro_nmm.models import Denoiser, UNet, predict_pixels
+from pyro_nmm.models import Denoiser, Prediction, UNet, predict_pixels
 
 
 def load(args) -> tuple[list[Tensor], Tensor]:
@@ -45,8 +45,7 @@ def load(args) -> tuple[list[Tensor], Tensor]:
 
 def psnr(image: Tensor, clean: Tensor) -> float:
     """Peak signal-to-noise ratio in decibels, of values clipped to grey levels."""
-    ratio = peak_signal_noise_ratio(image.clamp(0, 255), clean.float(), data_range=(0.0, 255.0))
-    return ratio.item()
+    return peak_signal_noise_ratio(image, clean.float(), data_range=(0.0, 255.0)).item()
 
 
 @torch.no_grad()
@@ -57,9 +56,9 @@ def denoise(network: UNet | Denoiser, noisy: Tensor, level: float = 0.9) -> dict
     size = noisy.shape[-2], noisy.shape[-1]
     hood = Neighborhood.grid(*size, device=noisy.device)
     alpha, logits = network(hood, noisy[None])
-    mean, low, high = predict_pixels(hood, alpha, logits, size, level)
+    found = predict_pixels(hood, alpha, logits, size, level)
     own = hood.softmax(logits)[0, 0][hood.source == hood.target].view(size)
-    return {"mean": mean[0], "low": low[0], "high": high[0], "own": own}
+    return {name: value[0] for name, value in found._asdict().items()} | {"own": own}
 
 
 def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
@@ -71,7 +70,7 @@ def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
             network, lambda: random_patches(train, args.batch_size), lr=args.lr,
             unet_rate=0.2, loss=loss, num_steps=num_steps,
             checkpoint=args.checkpoint and args.checkpoint.with_suffix(f".{part}.pt"),
-            settings=f"{args.seed} {args.batch_size} {args.data_root}",
+            settings=f"{args.seed} {args.batch_size} {args.width} {args.depth} {args.data_root}",
             progress=lambda steps: tqdm(steps, desc=part, unit="step"),
         )  # fmt: skip
 
@@ -100,13 +99,13 @@ def main(args) -> dict:
     predictions = {name: denoise(network, noisy) for name, network in networks.items()}
     shown = {"noisy": noisy} | {name: p["mean"] for name, p in predictions.items()}
     prediction = predictions["NMM"]
-    inside = (clean >= prediction["low"]) & (clean <= prediction["high"])
+    intervals = Prediction(*(prediction[name] for name in Prediction._fields))
     print(f"{'':8}{'PSNR, dB':>10}{'seconds':>10}")
     for name, image in shown.items():
         result.setdefault(name, {})["PSNR"] = psnr(image, clean)
         seconds = f"{result[name]['seconds']:10.1f}" if "seconds" in result[name] else ""
         print(f"{name:8}{result[name]['PSNR']:10.2f}{seconds}")
-    result["NMM"]["coverage"] = inside.float().mean().item()
+    result["NMM"]["coverage"] = intervals.coverage(clean).item()
     print(f"{100 * result['NMM']['coverage']:.1f} % of values lie in the NMM's 90 % intervals")
     if args.output:
         extra = {"90 % interval, grey levels": (prediction["high"] - prediction["low"]).mean(0),

@@ -57,7 +57,8 @@ def fit_denoiser(
     >>> losses = fit_denoiser(network, lambda: patches, num_steps=3)
 
     :param network: the U-Net alone, or with an NMM on it.
-    :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels, all of one size.
+    :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels, all of one size;
+        a U-Net's unit is 255 of them.
     :param float unet_rate: times ``lr`` is the rate of the U-Net under an NMM; below one for a
         U-Net that has been fitted before.
     :param float max_noise: in grey levels.
@@ -100,6 +101,11 @@ def fit_denoiser(
     hood: Neighborhood | None = None
     for _ in progress(range(len(losses), num_steps)):
         clean = draw()
+        if clean.dim() != 4 or clean.is_floating_point():
+            raise ValueError(
+                f"draw must give integer grey levels of shape (B, channels, H, W), got "
+                f"{clean.dtype} of shape {tuple(clean.shape)}"
+            )
         noise = max_noise * torch.rand(len(clean), 1, 1, 1, device=clean.device)
         noisy = clean + noise * torch.randn(clean.shape, device=clean.device)
         optimizer.zero_grad()

@@ -5,7 +5,13 @@
 
 from pyro_nmm.models.annealing import annealed_log_normalizer
 from pyro_nmm.models.convolution import ConvolutionalNMM
-from pyro_nmm.models.denoiser import Denoiser, UNet, pixel_log_probs, predict_pixels
+from pyro_nmm.models.denoiser import (
+    Denoiser,
+    Prediction,
+    UNet,
+    pixel_log_probs,
+    predict_pixels,
+)
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.free import FreeNMM
 from pyro_nmm.models.ising import PairwiseMRF, coarse_to_fine, denoising, grid_edges, ising, potts
@@ -20,6 +26,7 @@ __all__ = [
     "FreeNMM",
     "NMMNetwork",
     "PairwiseMRF",
+    "Prediction",
     "StackedNMM",
     "UNet",
     "annealed_log_normalizer",

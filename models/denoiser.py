@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import LogisticConcentrations, Neighborhood
-from pyro_nmm.checks import check_labels, check_shapes
-from pyro_nmm.concentrations import OrderedConcentrations
+from pyro_nmm.checks import check_label_range, check_labels, check_shapes
+from pyro_nmm.concentrations import Concentrations, OrderedConcentrations, at_labels, totals
 from pyro_nmm.links import sparse_csr
 from pyro_nmm.models.networks import attention_scores
 
@@ -175,6 +175,19 @@ class Prediction(NamedTuple):
     low: Tensor
     high: Tensor
 
+    def coverage(self, y: Tensor) -> Tensor:
+        r"""
+        The share of labels ``(B, channels, H, W)`` that lie in their intervals, where a label
+        ``k`` on an end counts by how much of ``k - 0.5`` to ``k + 0.5`` is inside. Labels that
+        follow their distributions are covered as often as the interval's ``level`` says.
+
+        >>> low, high = torch.tensor([3.25, 0.0, 5.0]), torch.tensor([4.5, 9.0, 7.0])
+        >>> Prediction((low + high) / 2, low, high).coverage(torch.tensor([3, 4, 8]))
+        tensor(0.4167)
+        """
+        inside = torch.minimum(y + 0.5, self.high) - torch.maximum(y - 0.5, self.low)
+        return inside.clamp(0, 1).mean()
+
 
 @torch.no_grad()
 def predict_pixels(
@@ -193,7 +206,7 @@ def predict_pixels(
 
     in strips, so that no table of all pixels and labels is made. For the ends of the interval,
     with half of ``1 - level`` beyond each, a label ``k`` is spread over ``k - 0.5`` to ``k + 0.5``:
-    whole numbers would have to cover more than ``level``.
+    whole numbers would have to cover more than ``level``; see :meth:`Prediction.coverage`.
 
     >>> hood = Neighborhood.grid(1, 2)
     >>> alpha = LogisticConcentrations(torch.tensor([[[50.0, 60.0]]]), width=5.0)
@@ -207,6 +220,11 @@ def predict_pixels(
     :param float level: of the interval.
     """
     check_shapes(hood, alpha, logits)
+    if not isinstance(alpha, OrderedConcentrations) or len(alpha.shape) != 4:
+        raise ValueError(
+            f"alpha must be ordered concentrations of shape (B, channels, H W, C), got "
+            f"{type(alpha).__name__} of shape {tuple(alpha.shape)}"
+        )
     if size[0] * size[1] != hood.num_nodes:
         raise ValueError(f"size must be that of hood's {hood.num_nodes} pixels, got {size}")
     if not 0 < level < 1:
@@ -228,9 +246,7 @@ def predict_pixels(
     return Prediction(*torch.cat(found, -1).unflatten(-1, size))
 
 
-def pixel_log_probs(
-    hood: Neighborhood, alpha: OrderedConcentrations, logits: Tensor, y: Tensor
-) -> Tensor:
+def pixel_log_probs(hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor) -> Tensor:
     r"""
     ``(..., N)``: :math:`\log p(y_i) = \log \sum_{j \in n(i)} L_{ij} \alpha_{j y_i} / A_j` of every
     pixel alone, in nats. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
@@ -246,8 +262,9 @@ def pixel_log_probs(
     """
     check_shapes(hood, alpha, logits)
     check_labels(hood, y, hood.num_nodes)
-    probs = alpha.at(hood.source, y.index_select(-1, hood.row))
-    probs = probs / alpha.totals().index_select(-1, hood.source)
+    check_label_range(hood, y, alpha.shape[-1])
+    probs = at_labels(alpha, hood.source, y.index_select(-1, hood.row))
+    probs = probs / totals(alpha).index_select(-1, hood.source)
     return hood.sum(hood.softmax(logits) * probs).log()
 
 

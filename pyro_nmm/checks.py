@@ -61,8 +61,11 @@ def check_values(
     """Values of the parameters; follows ``validate_args``, because it reads the data."""
     if isinstance(alpha, OrderedConcentrations):
         for name in ("width", "scale"):
-            if not (getattr(alpha, name) > 0).all():
-                raise ValueError(f"alpha.{name} must be positive: pass it through softplus or exp")
+            value = getattr(alpha, name)
+            if not ((value > 0) & value.isfinite()).all():
+                raise ValueError(
+                    f"alpha.{name} must be positive and finite: pass it through softplus or exp"
+                )
         if not alpha.mean.isfinite().all():
             raise ValueError("alpha.mean must be finite")
         alpha = None

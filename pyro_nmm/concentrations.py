@@ -23,7 +23,8 @@ class OrderedConcentrations:
         \alpha_{ik} = s_i \, g\left(k; u_i, \sigma_i\right) + \epsilon .
 
     They stand wherever ``alpha`` of shape ``(..., N, C)`` does. The bound needs them at observed
-    labels, and their sums over all labels, alone: no table ``(N, C)`` is made for it.
+    labels, and their sums over all labels, alone: no table of them is made for it. (The compiled
+    loops hold counts of choices by label, ``(N, C + 1)`` small numbers for each thread.)
     """
 
     def __init__(

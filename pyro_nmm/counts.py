@@ -43,12 +43,15 @@ class Groups:
         self.batch = len(key)
         offset = num_keys * torch.arange(len(key), device=key.device)
         key = (key + offset[:, None]).flatten()
-        _, self.order = torch.sort(key, stable=True)
+        sorted_key, self.order = torch.sort(key, stable=True)
         place = torch.arange(len(key), device=key.device)
         self.rank = torch.empty_like(place).scatter_(0, self.order, place)
-        end = torch.bincount(key, minlength=self.batch * num_keys).cumsum(0)
-        self.last = end.index_select(0, key) - 1
-        self.first = torch.nn.functional.pad(end, (1, -1)).index_select(0, key)
+        # From the borders of the groups: a count of every key would need memory for all keys.
+        _, group, sizes = sorted_key.unique_consecutive(return_inverse=True, return_counts=True)
+        end = sizes.cumsum(0)
+        group = group.index_select(0, self.rank)
+        self.last = end.index_select(0, group) - 1
+        self.first = (end - sizes).index_select(0, group)
 
     def earlier(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries before each one in its group."""

@@ -56,8 +56,11 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
 
     :param images: each ``(channels, H, W)``, ``H`` and ``W`` at least ``size``.
     """
-    if number < 1 or not images:
-        raise ValueError(f"number must be positive and images not empty, got {number} of {images}")
+    if min(number, size) < 1 or not images:
+        raise ValueError(
+            f"number and size must be positive and images not empty, got {number} patches of "
+            f"size {size} from {len(images)} images"
+        )
     if min(min(image.shape[-2:]) for image in images) < size:
         raise ValueError(f"images must be at least {size} pixels high and wide")
     patches = []

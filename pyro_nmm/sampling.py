@@ -82,8 +82,13 @@ def draw_by_sweeps(
 
     Cost: :math:`O(B E)` a sweep; at most one sweep more than a block has levels.
     """
-    keys = rows.source, rows.source * num_classes + labels.index_select(1, rows.row)
-    sizes = rows.num_nodes, rows.num_nodes * num_classes
+    by_label = rows.source * num_classes + labels.index_select(1, rows.row)
+    keys, sizes = (rows.source, by_label), (rows.num_nodes, rows.num_nodes * num_classes)
+    if sizes[1] > rows.num_edges:  # many labels: a place for each that occurs at a node
+        offset = sizes[1] * torch.arange(len(labels), device=rows.device)[:, None]
+        _, places = (by_label + offset).unique(return_inverse=True)
+        places = places - places.amin(1, keepdim=True)
+        keys, sizes = (rows.source, places), (rows.num_nodes, int(places.max()) + 1)
     tables = [torch.zeros(len(uniforms), n, dtype=torch.int32, device=rows.device) for n in sizes]
     attention, parts = terms.log_attention.double().exp(), []
     size = BLOCK.get(rows.device.type, rows.num_rows)

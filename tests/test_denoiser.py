@@ -106,6 +106,24 @@ def test_predictions_are_those_of_the_table():
         predict_pixels(hood, alpha, logits, (4, 5), level=90)
     with pytest.raises(ValueError, match="size must be that of hood's 20 pixels"):
         predict_pixels(hood, alpha, logits, (5, 5))
+    with pytest.raises(ValueError, match="alpha must be ordered concentrations of shape"):
+        predict_pixels(hood, alpha.table(), logits, (4, 5))
+    torch.testing.assert_close(pixel_log_probs(hood, alpha.table(), logits, y), own)
+    with pytest.raises(ValueError, match=r"y holds label 16 at node 0, but alpha has"):
+        pixel_log_probs(hood, alpha, logits, torch.full_like(y, 16))
+
+
+@pytest.mark.parametrize("mean", [5.0, 14.8, 17.0])
+@pytest.mark.parametrize("width", [0.2, 2.0])
+def test_coverage_of_what_follows_the_model(mean, width):
+    """Also where an interval ends within a label, and beyond the last one."""
+    hood = Neighborhood.grid(4, 5)
+    logits = torch.zeros(1, 1, hood.num_edges)
+    alpha = LogisticConcentrations(torch.full((1, 1, 20), mean), width, num_classes=16)
+    found = predict_pixels(hood, alpha, logits, (4, 5), level=0.8)
+    probs = NeighborMixture(hood, alpha, logits).marginals()[0, 0, 0]
+    covered = [found.coverage(torch.full((1, 1, 4, 5), k)) for k in range(16)]
+    torch.testing.assert_close(probs @ torch.stack(covered), torch.tensor(0.8))
 
 
 @pytest.mark.parametrize("kind", ["unet", "nmm"])
@@ -140,6 +158,9 @@ def test_training_resumes(kind, tmp_path):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=5, checkpoint=tmp_path / "run.pt")
     with pytest.raises(ValueError, match="num_steps must be positive"):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=0)
+    for wrong in (torch.zeros(1, 8, 8, dtype=torch.long), torch.rand(1, 1, 8, 8)):
+        with pytest.raises(ValueError, match="draw must give integer grey levels of shape"):
+            fit_denoiser(UNet(1, 6, 1), lambda wrong=wrong: wrong, num_steps=1)
 
 
 def test_on_top_of_a_frozen_network():
@@ -186,10 +207,12 @@ def test_patches():
     image = torch.arange(30 * 40).view(1, 30, 40)
     patches = random_patches([image, image], 200, 5)
     assert patches.shape == (200, 1, 5, 5)
-    steps = {(p[0, 0, 1] - p[0, 0, 0]).item() for p in patches}
-    assert steps == {1, -1, 40, -40}  # turned by all quarters
+    corners = [p[0, :2, :2].tolist() for p in patches]
+    steps = {(a[1] - a[0], b[0] - a[0]) for a, b in corners}
+    turned = {(x * s, y * t) for x, y in ((1, 40), (40, 1)) for s in (1, -1) for t in (1, -1)}
+    assert steps == turned  # by all quarters, and mirrored
     assert len({p.min().item() for p in patches}) > 100
-    with pytest.raises(ValueError, match="number must be positive and images not empty"):
+    with pytest.raises(ValueError, match="number and size must be positive and images not"):
         random_patches([], 1)
     with pytest.raises(ValueError, match="at least 31 pixels"):
         random_patches([image], 1, 31)

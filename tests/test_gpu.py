@@ -3,6 +3,7 @@
 
 """The same on a CUDA device: exactness, draws and gradients against the CPU."""
 
+import math
 from functools import partial
 
 import networkx as nx
@@ -21,9 +22,26 @@ from pyro_nmm import (
     OrderedConditional,
 )
 from pyro_nmm.data import digits, random_split
-from pyro_nmm.guides import Agreement, DGLFRMGuide, fit_links, fit_nmm, ordered_guide
+from pyro_nmm.guides import (
+    Agreement,
+    DGLFRMGuide,
+    fit_denoiser,
+    fit_links,
+    fit_nmm,
+    ordered_guide,
+)
+from pyro_nmm.images import random_patches
 from pyro_nmm.links import link_split
-from pyro_nmm.models import DGLFRM, NMMNetwork, StackedNMM, nmm
+from pyro_nmm.models import (
+    DGLFRM,
+    Denoiser,
+    NMMNetwork,
+    StackedNMM,
+    UNet,
+    nmm,
+    pixel_log_probs,
+    predict_pixels,
+)
 from pyro_nmm.models.backbones import gcn
 
 pytestmark = pytest.mark.gpu
@@ -151,3 +169,20 @@ def test_dglfrm(guide):
     losses = fit_links(pair, split, x, num_steps=30)
     assert losses[-1] < losses[0]
     assert pair.link_logits(split.test, split.train, x).device.type == "cuda"
+
+
+def test_denoiser():
+    image = torch.arange(144).view(1, 12, 12)
+    network = Denoiser(UNet(channels=1, width=6, depth=1)).cuda()
+    losses = fit_denoiser(network, lambda: random_patches([image.cuda()], 2, 8), num_steps=3)
+    assert all(map(math.isfinite, losses))
+    found = {}
+    for device in ("cuda", "cpu"):
+        hood, noisy = Neighborhood.grid(12, 12, device=device), 1.0 * image[None].to(device)
+        alpha, logits = network.to(device)(hood, noisy)
+        parts = predict_pixels(hood, alpha, logits, (12, 12))
+        own = pixel_log_probs(hood, alpha, logits, image.flatten(1)[None].to(device))
+        found[device] = [t.cpu() for t in (*parts, own)]
+        assert NeighborMixture(hood, alpha, logits).sample().device.type == device
+    for there, here in zip(*found.values(), strict=True):
+        torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-2)

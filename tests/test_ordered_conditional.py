@@ -107,16 +107,17 @@ def test_same_uniforms_same_choices_as_one_by_one(kernels, seed, kind):
 
 
 @pytest.mark.skipif(backend.compiled is None, reason="needs numba")
-def test_sweeps_and_loop_agree_on_a_graph_with_hubs():
+@pytest.mark.parametrize("num_classes", [4, 50])  # fewer and more counts than edges
+def test_sweeps_and_loop_agree_on_a_graph_with_hubs(num_classes):
     graph = nx.barabasi_albert_graph(3000, 3, seed=0)
     hood = to_hood(graph)
     for scale in (0.01, 1.0, 100.0):
-        alpha, logits = parameters(hood, 4)
-        q = OrderedConditional(hood, scale * alpha, logits, torch.randint(4, (3000,)))
+        alpha, logits = parameters(hood, num_classes)
+        q = OrderedConditional(hood, scale * alpha, logits, torch.randint(num_classes, (3000,)))
         terms, labels = q._flat(torch.Size([2]))
         uniforms = torch.rand(2, 3000)
-        one = draw_by_sweeps(q.rows, terms, labels, 4, uniforms)
-        two = backend.compiled.draw_choices(q.rows, terms, labels, 4, uniforms)
+        one = draw_by_sweeps(q.rows, terms, labels, num_classes, uniforms)
+        two = backend.compiled.draw_choices(q.rows, terms, labels, num_classes, uniforms)
         assert all(map(torch.equal, one, two))
 
 
