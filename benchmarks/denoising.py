@@ -43,7 +43,7 @@ RESULTS = Path(__file__).parent / "results" / "denoising.jsonl"
 METHODS = ("U-Net", "U-Net-log", "NMM")
 Watch = Callable[[UNet | Denoiser, str, int], None]
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
-NOISE, KEPT, CROP = 25.0, 20, 128
+NOISE, KEPT, CROP, PATCH = 25.0, 20, 128, 32
 
 
 def load(args, folder: str) -> dict[str, Tensor]:
@@ -121,14 +121,15 @@ DENSITIES = {"log p": log_gaussian, "log p, logistic": log_logistic}
 def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch | None = None):
     """
     Fits, goes on, or loads what has been fitted: a U-Net by its squared error; or one by the
-    logarithm of each patch's ("trunk"), which for the last fifth of the steps goes on at a fifth
-    of the rate, alone or with an NMM on top.
+    logarithm of each patch's ("trunk"), and for the last fifth of the steps alone or with an NMM
+    on top. The U-Net's rate falls along the same line in all.
     """
     pyro.set_rng_seed(seed)  # all methods start from the same weights
-    unet = UNet(width=args.width, depth=args.depth).to(args.device)
-    refining = args.num_steps // 5
+    unet = UNet(width=args.width, depth=args.depth, tile=PATCH).to(args.device)
+    start = args.num_steps - args.num_steps // 5
 
-    def fit(network: UNet | Denoiser, part: str, first: int, last: int, lr: float, loss: str):
+    def fit(network: UNet | Denoiser, part: str, steps: tuple[int, int], **options):
+        first, last = steps
         path = args.checkpoints / f"{part}.{seed}.pt"
 
         def watched(steps: range) -> Iterator[int]:
@@ -141,19 +142,20 @@ def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch | Non
                     yield step
 
         fit_denoiser(
-            network, partial(random_patches, images, args.batch_size), lr=lr,
-            unet_rate=0.2, loss=loss, num_steps=last - first, checkpoint=path,
+            network, partial(random_patches, images, args.batch_size, PATCH),
+            num_steps=last - first, checkpoint=path,
             settings=f"{seed} {args.width} {args.depth} {args.batch_size}", progress=watched,
+            **options,
         )  # fmt: skip
         return network
 
     if method == "U-Net":
-        return fit(unet, method, 0, args.num_steps, args.lr, "squared")
-    half_way = args.num_steps - refining, args.num_steps
-    fit(unet, "trunk", 0, half_way[0], args.lr, "log")
+        return fit(unet, method, (0, args.num_steps), lr=args.lr)
+    fit(unet, "trunk", (0, start), lr=args.lr, last_rate=0.2, loss="log")
+    rest = start, args.num_steps
     if method == "U-Net-log":
-        return fit(unet, method, *half_way, 0.2 * args.lr, "log")
-    return fit(Denoiser(unet).to(args.device), method, *half_way, args.lr, "squared")
+        return fit(unet, method, rest, lr=0.2 * args.lr, loss="log")
+    return fit(Denoiser(unet).to(args.device), method, rest, lr=args.lr, unet_rate=0.2)
 
 
 def train(args, results: Records) -> None:
@@ -216,7 +218,7 @@ def cost(args, results: Records) -> None:
     patches = random_patches(list(photographs().values()), args.batch_size).to(args.device)
     runs, memory, seconds = {}, {}, {method: [] for method in ("U-Net", "NMM")}
     for method in seconds:  # the NMM's after the U-Net's, and with it in memory
-        unet = UNet(width=args.width, depth=args.depth).to(args.device)
+        unet = UNet(width=args.width, depth=args.depth, tile=PATCH).to(args.device)
         network = unet if method == "U-Net" else Denoiser(unet).to(args.device)
         runs[method] = partial(fit_denoiser, network, lambda: patches, num_steps=7, lr=args.lr)
         runs[method]()

@@ -65,22 +65,22 @@ def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
     """A U-Net; or one with an NMM on top of it, for which the last fifth of the steps is kept."""
     refining = max(1, args.num_steps // 5)
 
-    def fit(network: UNet | Denoiser, part: str, num_steps: int, loss: str = "squared") -> None:
+    def fit(network: UNet | Denoiser, part: str, num_steps: int, **options) -> None:
         fit_denoiser(
             network, lambda: random_patches(train, args.batch_size), lr=args.lr,
-            unet_rate=0.2, loss=loss, num_steps=num_steps,
+            num_steps=num_steps, **options,
             checkpoint=args.checkpoint and args.checkpoint.with_suffix(f".{part}.pt"),
             settings=f"{args.seed} {args.batch_size} {args.width} {args.depth} {args.data_root}",
             progress=lambda steps: tqdm(steps, desc=part, unit="step"),
         )  # fmt: skip
 
-    unet = UNet(width=args.width, depth=args.depth).to(args.device)
+    unet = UNet(width=args.width, depth=args.depth, tile=32).to(args.device)
     if name == "U-Net":
         fit(unet, name, args.num_steps)
         return unet
-    fit(unet, "trunk", max(1, args.num_steps - refining), loss="log")
+    fit(unet, "trunk", max(1, args.num_steps - refining), loss="log", last_rate=0.2)
     network = Denoiser(unet).to(args.device)
-    fit(network, name, refining)
+    fit(network, name, refining, unet_rate=0.2)
     return network
 
 

@@ -22,10 +22,12 @@ def fit_denoiser(
     *,
     num_steps: int = 1000,
     lr: float = 1e-3,
+    last_rate: float = 0.0,
     unet_rate: float = 1.0,
     max_noise: float = 50.0,
     loss: str = "squared",
     estimator: str = "em",
+    mean_weight: float = 0.5,
     checkpoint: Path | None = None,
     save_every: int = 100,
     settings: str = "",
@@ -40,17 +42,22 @@ def fit_denoiser(
     .. math::
 
         \min_\theta \; \sum_b e_b \quad \text{or} \quad \min_\theta \; \sum_b \log (e_b + 2^2),
-        \qquad e_b = \frac1N \sum_{i \in b} (u_i - y_i)^2 ;
+        \qquad e_b = \frac1N \sum_{i \in b} (u_i - y_i)^2
 
-    an NMM maximises its bound on the clean labels :math:`y` of noisy ones :math:`X`,
+    of :math:`B` patches of :math:`N` values; an NMM maximises its bound on the clean labels
+    :math:`y` of noisy ones :math:`X`, and with a weight :math:`w`, of which one half stands for
+    the likelihood, the same about the mean that it predicts,
 
     .. math::
 
-        \max_\theta \; E_{q(c \mid y)} \sum_i \log p_\theta(y_i \mid y_{<i}, c_{<i}, X),
+        \max_\theta \; \frac1{B N} E_{q(c \mid y)} \sum_i \log p_\theta(y_i \mid y_{<i}, c_{<i}, X)
+        - \frac{w}{B} \sum_b \log (e_b + 2^2), \qquad
+        e_b = \frac1N \sum_{i \in b} \Bigl(\sum_j L_{ij} u_j - y_i\Bigr)^2 ,
 
-    by :meth:`~pyro_nmm.OrderedConditional.surrogate`, which is what Pyro's ``TraceGraph_ELBO``
-    makes of it. Parameters that need no gradient stay as they are. Adam, whose rate falls to zero,
-    and is ten times as large for an NMM's single numbers, which have a longer way than weights.
+    the first by :meth:`~pyro_nmm.OrderedConditional.surrogate`, which is what Pyro's
+    ``TraceGraph_ELBO`` makes of it. Parameters that need no gradient stay as they are. Adam, whose
+    rate falls linearly, and is ten times as large for an NMM's single numbers, which have a longer
+    way than weights.
 
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> network = Denoiser(UNet(width=6, depth=1))
@@ -59,11 +66,14 @@ def fit_denoiser(
     :param network: the U-Net alone, or with an NMM on it.
     :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels, all of one size;
         a U-Net's unit is 255 of them.
+    :param float last_rate: times ``lr``, what the rate falls to: zero, or more for a fit that
+        another one carries on.
     :param float unet_rate: times ``lr`` is the rate of the U-Net under an NMM; below one for a
         U-Net that has been fitted before.
     :param float max_noise: in grey levels.
     :param str loss: of a U-Net, ``"squared"`` or ``"log"``.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
+    :param float mean_weight: :math:`w`; zero for the bound alone.
     :param Path checkpoint: where to save, every ``save_every`` steps, and to go on from.
     :param str settings: what the run depends on besides; resuming under others is an error.
     :param progress: wraps the range of steps, for example ``tqdm``.
@@ -75,6 +85,11 @@ def fit_denoiser(
             f"num_steps must be positive and max_noise not negative, got {num_steps} and "
             f"{max_noise}"
         )
+    if not 0 <= last_rate <= 1 or not mean_weight >= 0:
+        raise ValueError(
+            f"last_rate must lie in 0..1 and mean_weight not be negative, got {last_rate} and "
+            f"{mean_weight}"
+        )
     if loss not in LOSSES:
         raise ValueError(f"loss must be one of {LOSSES}, got {loss!r}")
     groups: list[dict] = [{"params": list(network.parameters())}]
@@ -84,9 +99,13 @@ def fit_denoiser(
                   {"params": [p for p in added if p.dim() > 0]},
                   {"params": [p for p in added if p.dim() == 0], "lr": 10 * lr}]  # fmt: skip
     optimizer = torch.optim.Adam(groups, lr)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_steps)
+    fall = (1 - last_rate) / num_steps
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - fall * step)
     losses: list[float] = []
-    settings = f"{num_steps=} {lr=} {unet_rate=} {max_noise=} {loss=} {estimator=} {settings}"
+    settings = (
+        f"{num_steps=} {lr=} {last_rate=} {unet_rate=} {max_noise=} {loss=} {estimator=} "
+        f"{mean_weight=} {settings}"
+    )
     if checkpoint is not None and (state := load_checkpoint(checkpoint)) is not None:
         if state["settings"] != settings:
             raise ValueError(
@@ -122,7 +141,8 @@ def fit_denoiser(
             q = OrderedConditional(hood, alpha, logits, y, estimator=estimator,
                                    validate_args=not losses)  # fmt: skip
             c, size = q.sample(), clean.numel()
-            (-q.surrogate(c).sum() / size).backward()
+            about_mean = (mean_errors(hood, alpha.mean, logits, y) + 4).log().mean()
+            (mean_weight * about_mean - q.surrogate(c).sum() / size).backward()
             with torch.no_grad():
                 value = -q.log_labels(c).sum() / size
         optimizer.step()
@@ -136,3 +156,9 @@ def fit_denoiser(
             save_checkpoint(state, checkpoint)
     network.eval()
     return losses
+
+
+def mean_errors(hood: Neighborhood, mean: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+    """``(B,)``: mean squares of what labels ``(B, ..., N)`` are off an NMM's means."""
+    means = hood.sum(hood.softmax(logits) * mean.index_select(-1, hood.source))
+    return (means - y).square().flatten(1).mean(1)

@@ -10,6 +10,7 @@ import torch
 
 from pyro_nmm import LogisticConcentrations, Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import fit_denoiser
+from pyro_nmm.guides.denoising import mean_errors
 from pyro_nmm.images import image_folder, random_patches
 from pyro_nmm.models import Denoiser, UNet, pixel_log_probs, predict_pixels
 from pyro_nmm.models.networks import attention_scores
@@ -24,6 +25,30 @@ def test_unet_takes_any_size(size):
     extended = torch.nn.functional.pad(image, (0, -size[1] % 8, 0, -size[0] % 8), mode="replicate")
     for found, whole in zip(network(image), network(extended), strict=True):
         assert torch.equal(found, whole[..., : size[0], : size[1]])
+
+
+def test_larger_images_in_tiles():
+    """Every inner quarter is what its tile alone gives; at the border the tile's border."""
+    network = UNet(channels=1, width=6, depth=2, tile=8)
+    torch.nn.init.normal_(network.last.weight)
+    image = torch.rand(2, 1, 13, 21)
+    found = network(image)
+    small = network(image[..., :8, :8])
+    narrow = network(image[..., :5, :])
+    network.tile = None
+    for tile, inner, within in (
+        ((2, 6), (slice(4, 8), slice(8, 12)), (slice(2, 6), slice(2, 6))),
+        ((0, 0), (slice(0, 4), slice(0, 4)), (slice(0, 4), slice(0, 4))),
+        ((5, 13), (slice(12, 13), slice(20, 21)), (slice(7, 8), slice(7, 8))),
+    ):
+        alone = network(image[..., tile[0] : tile[0] + 8, tile[1] : tile[1] + 8])
+        for part, expected in zip(found, alone, strict=True):
+            torch.testing.assert_close(part[..., *inner], expected[..., *within])
+    assert torch.equal(small[0], network(image[..., :8, :8])[0])
+    assert [part.shape[-2:] for part in found] == [(13, 21)] * 2
+    assert [part.shape[-2:] for part in narrow] == [(5, 21)] * 2
+    with pytest.raises(ValueError, match="tile must be a positive multiple of 4, got 30"):
+        UNet(tile=30)
 
 
 def test_unet_is_one_of_lehtinen():
@@ -185,6 +210,30 @@ def test_slower_network_below():
     fit_denoiser(network, lambda: random_patches(images, 2, 8), num_steps=1, lr=0.01, unet_rate=0.1)
     assert (network.unet.last.bias - before).abs().item() == pytest.approx(0.001, rel=1e-3)
     assert (network.log_sigma - number).abs().item() == pytest.approx(0.1, rel=1e-3)
+
+
+def test_error_of_the_mean():
+    hood = Neighborhood.grid(3, 4)
+    mean, logits = torch.rand(2, 3, 12), torch.randn(2, 1, hood.num_edges)
+    y, attention = torch.randint(3, (2, 3, 12)), torch.zeros(2, 12, 12)
+    attention[:, hood.target, hood.source] = hood.softmax(logits)[:, 0]
+    expected = (torch.einsum("bij,bcj->bci", attention, mean) - y).square().mean((1, 2))
+    torch.testing.assert_close(mean_errors(hood, mean, logits, y), expected)
+
+
+def test_weight_of_the_mean():
+    """On a flat image, averages are closer: where only attention moves, it spreads faster."""
+    patch, gamma = torch.full((4, 1, 8, 8), 128), {}
+    for weight in (0.0, 20.0):
+        torch.manual_seed(0)
+        network = Denoiser(UNet(channels=1, width=6, depth=1), gamma=5.0)
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(name == "gamma")
+        fit_denoiser(network, lambda: patch, num_steps=20, lr=0.01, mean_weight=weight)
+        gamma[weight] = network.gamma.item()
+    assert gamma[20.0] < gamma[0.0] - 0.02
+    with pytest.raises(ValueError, match="and mean_weight not be negative"):
+        fit_denoiser(network, lambda: patch, mean_weight=-1.0)
 
 
 def test_losses_of_a_unet():
