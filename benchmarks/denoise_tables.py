@@ -27,7 +27,9 @@ def tested(rows: list[dict], dataset: str) -> dict[str, dict[tuple, dict]]:
     for row in rows:
         if row["task"] == "test" and row["dataset"] == dataset:
             found.setdefault(row["method"], {})[row["seed"], row["image"]] = row
-    shared = set.intersection(*(set(part) for part in found.values())) if found else set()
+    if "U-Net" not in found:  # nothing to compare with
+        return {}
+    shared = set.intersection(*(set(part) for part in found.values()))
     return {m: {k: part[k] for k in part if k in shared} for m, part in found.items()}
 
 
