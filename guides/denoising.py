@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import Neighborhood, OrderedConditional
-from pyro_nmm.models.denoiser import Denoiser, UNet
+from pyro_nmm.models.denoiser import Denoiser
+from pyro_nmm.models.unet import UNet
 from pyro_nmm.training import generators, load_checkpoint, save_checkpoint, set_generators
 
 LOSSES = ("squared", "log")

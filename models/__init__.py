@@ -8,7 +8,6 @@ from pyro_nmm.models.convolution import ConvolutionalNMM
 from pyro_nmm.models.denoiser import (
     Denoiser,
     Prediction,
-    UNet,
     pixel_log_probs,
     predict_pixels,
 )
@@ -18,6 +17,7 @@ from pyro_nmm.models.ising import PairwiseMRF, coarse_to_fine, denoising, grid_e
 from pyro_nmm.models.networks import NMMNetwork
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.models.stacked import StackedNMM
+from pyro_nmm.models.unet import UNet
 
 __all__ = [
     "DGLFRM",

@@ -7,115 +7,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pyro_nmm import LogisticConcentrations, Neighborhood
 from pyro_nmm.checks import check_label_range, check_labels, check_shapes
 from pyro_nmm.concentrations import Concentrations, OrderedConcentrations, at_labels, totals
 from pyro_nmm.links import sparse_csr
 from pyro_nmm.models.networks import attention_scores
+from pyro_nmm.models.unet import UNet
 
 #: Pixels whose distributions are written out at once.
 STRIP = 2048
-
-
-class UNet(nn.Module):
-    r"""
-    The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
-    ReLU, ``depth`` times max-pooling, nearest-neighbour upsampling and skip connections. It
-    predicts what is to be added to its input:
-
-    .. math::
-
-        \hat x = X + g_\theta(X)
-
-    >>> network = UNet(width=8, depth=2)
-    >>> image, features = network(torch.rand(1, 3, 10, 13))
-    >>> image.shape, features.shape
-    (torch.Size([1, 3, 10, 13]), torch.Size([1, 5, 10, 13]))
-
-    Any size will do: images are extended to multiples of :math:`2^\text{depth}` by repeating
-    their last pixels. Fitted to small patches, the network knows no surroundings but zeros, and
-    weights of the lowest levels that would look further have learned nothing: give ``tile``.
-
-    :param int channels: of images ``(B, channels, H, W)``, in units of one.
-    :param int width: filters; twice as many on the way up, :math:`\tfrac23` of them for the
-        features of the second-to-last layer.
-    :param int depth: how often the sides are halved.
-    :param int tile: the side of the patches that it is fitted to. Larger images are taken in
-        tiles of that side, of which the inner quarter counts: four times the work.
-    """
-
-    def __init__(
-        self, channels: int = 3, width: int = 48, depth: int = 5, tile: int | None = None
-    ) -> None:
-        super().__init__()
-        if min(channels, width, depth) < 1:
-            raise ValueError(
-                f"channels, width and depth must be positive, got {channels}, {width} and {depth}"
-            )
-        if tile is not None and (tile < 4 or tile % 4):
-            raise ValueError(f"tile must be a positive multiple of 4, got {tile}")
-        self.depth, self.tile, self.num_features = depth, tile, max(1, 2 * width // 3)
-        self.first = _convolution(channels, width)
-        self.down = nn.ModuleList(_convolution(width, width) for _ in range(depth + 1))
-        self.up, below = nn.ModuleList(), width
-        for _ in range(depth - 1):
-            layers = _convolution(below + width, 2 * width), _convolution(2 * width, 2 * width)
-            self.up.append(nn.Sequential(*layers))
-            below = 2 * width
-        layers = (
-            _convolution(below + channels, max(1, 4 * width // 3)),
-            _convolution(max(1, 4 * width // 3), self.num_features),
-        )
-        self.up.append(nn.Sequential(*layers))
-        self.last = nn.Conv2d(self.num_features, channels, 3, padding=1)
-        for parameter in self.last.parameters():
-            nn.init.zeros_(parameter)
-
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        :param Tensor image: ``(B, channels, H, W)``.
-        :return: ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before.
-        """
-        height, width = image.shape[-2:]
-        if self.tile is not None and max(height, width) > self.tile:
-            return self._in_tiles(image, self.tile)
-        block = 2**self.depth
-        extended = F.pad(image, (0, -width % block, 0, -height % block), mode="replicate")
-        skips, x = [extended], self.first(extended)
-        for level, layer in enumerate(self.down):
-            x = layer(x)
-            if level < self.depth:
-                x = F.max_pool2d(x, 2)
-                skips.append(x)
-        skips.pop()
-        for layer in self.up:
-            x = layer(torch.cat([F.interpolate(x, scale_factor=2), skips.pop()], 1))
-        features = x[..., :height, :width]
-        return image + self.last(x)[..., :height, :width], features
-
-    def _in_tiles(self, image: Tensor, tile: int) -> tuple[Tensor, Tensor]:
-        inner, rows = tile // 2, []
-
-        def cuts(side: int) -> list[tuple[int, int, int]]:
-            """Where the inner parts start and end, and where their tiles start."""
-            last = max(side - tile, 0)
-            return [(a, min(a + inner, side), min(max(a - tile // 4, 0), last))
-                    for a in range(0, side, inner)]  # fmt: skip
-
-        lefts = cuts(image.shape[-1])
-        for top, bottom, start in cuts(image.shape[-2]):
-            tiles = [image[..., start : start + tile, left : left + tile] for _, _, left in lefts]
-            inside = slice(top - start, bottom - start)
-            found = [part.chunk(len(lefts)) for part in self(torch.cat(tiles))]
-            rows.append([
-                torch.cat([t[..., inside, a - left : b - left]
-                           for t, (a, b, left) in zip(part, lefts, strict=True)], -1)
-                for part in found
-            ])  # fmt: skip
-        whole, features = (torch.cat(part, -2) for part in zip(*rows, strict=True))
-        return whole, features
 
 
 class Denoiser(nn.Module):
@@ -197,9 +98,19 @@ class Denoiser(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """
-    Every pixel's own distribution, each ``(B, channels, H, W)`` in grey levels: its mean, and the
-    ends of an interval, which are no whole numbers.
+    r"""
+    Every pixel's own distribution, each ``(B, channels, H, W)`` in grey levels: its mean
+
+    .. math::
+
+        \sum_k k \, p(y_i = k)
+
+    and the ends of an interval, which are no whole numbers. :func:`predict_pixels` makes it.
+
+    >>> low, high = torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 10.0)
+    >>> found = Prediction((low + high) / 2, low, high)
+    >>> found.coverage(torch.tensor([[[[0, 5], [12, 10]]]]))
+    tensor(0.5000)
     """
 
     mean: Tensor
@@ -311,11 +222,3 @@ def _quantiles(probs: Tensor, levels: Tensor) -> Tensor:
 def _branch(features: int, channels: int) -> nn.Sequential:
     hidden = nn.Conv2d(features, features, 1)
     return nn.Sequential(hidden, nn.LeakyReLU(0.1), nn.Conv2d(features, channels, 1))
-
-
-def _convolution(channels: int, filters: int) -> nn.Sequential:
-    layer = nn.Conv2d(channels, filters, 3, padding=1)
-    nn.init.kaiming_normal_(layer.weight, a=0.1)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return nn.Sequential(layer, nn.LeakyReLU(0.1))
