@@ -4,13 +4,15 @@
 """
 Link prediction with DGLFRM, its original guide and the NMM's: the paper's table 5 and figure 5.
 
-    python benchmarks/link_prediction.py reproduce search compare memberships cost --data-root F
+    python benchmarks/link_prediction.py \\
+        reproduce search compare memberships katz cost --data-root F
 
 Tasks: ``reproduce`` (the original guide on the authors' splits of Cora, with their settings),
 ``search`` (the model's and the network's settings by the original guide's average precision on
 validation links, then the NMM's estimator and start by its bound), ``compare`` (both guides, same
 settings, paired random splits), ``memberships`` (links predicted with other nodes' memberships),
-``cost`` (seconds and memory of a step). F holds ``nips12/nips12.mat``, ``yeast/yeast.mat``,
+``katz`` (links predicted by counting walks, on the same splits) and ``cost`` (seconds and memory of
+a step). F holds ``nips12/nips12.mat``, ``yeast/yeast.mat``,
 ``linkpred_splits/cora/split_0.npz`` and what PyG's Planetoid needs. Each fit appends one line to
 ``--results``, and what is there already is not run again, so a run may be interrupted.
 ``benchmarks/report.py`` makes the tables and the figure.
@@ -27,11 +29,13 @@ from pathlib import Path
 
 import pyro
 import torch
+from katz import katz_index, walks
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from records import Records
 from sklearn.metrics import average_precision_score, roc_auc_score
 from speed import PeakMemory
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
 
@@ -112,12 +116,15 @@ def build(data: Data, split: LinkSplit, guide: str, settings: dict, seed: int) -
 def scores(pair: DGLFRMGuide, data: Data, split: LinkSplit, part: str, num_samples: int) -> dict:
     """In percent."""
     true, false = getattr(split, part), getattr(split, part + "_false")
-    logits = pair.link_logits(torch.cat([true, false], 1), split.train, data.x, num_samples).cpu()
-    labels = torch.arange(len(logits)) < true.shape[1]
-    return {
-        "AP": 100 * float(average_precision_score(labels, logits)),
-        "AUC": 100 * float(roc_auc_score(labels, logits)),
-    }
+    logits = pair.link_logits(torch.cat([true, false], 1), split.train, data.x, num_samples)
+    return precision(logits.cpu(), true.shape[1])
+
+
+def precision(ranks: Tensor, count: int) -> dict:
+    """In percent; the first ``count`` of the ranked pairs are links."""
+    labels = torch.arange(len(ranks)) < count
+    return {"AP": 100 * float(average_precision_score(labels, ranks)),
+            "AUC": 100 * float(roc_auc_score(labels, ranks))}  # fmt: skip
 
 
 def loss(pair: DGLFRMGuide, data: Data, split: LinkSplit, num_draws: int = 20) -> float:
@@ -178,10 +185,14 @@ def search(args, results: Results, dataset: str) -> None:
                 results.add(**key, seed=seed, **row, val=val)
 
 
+def compared(args, dataset: str) -> range:
+    """The splits of both guides, each of them a seed."""
+    return range(min(args.num_splits, 5) if dataset == "pubmed" else args.num_splits)
+
+
 def compare(args, results: Results, dataset: str) -> None:
     data = load(args, dataset)
-    number = min(args.num_splits, 5) if dataset == "pubmed" else args.num_splits
-    for seed, guide in itertools.product(range(number), GUIDES):
+    for seed, guide in itertools.product(compared(args, dataset), GUIDES):
         key = {"task": "compare", "dataset": dataset, "guide": guide, "seed": seed}
         if results.has(**key):
             continue
@@ -213,15 +224,33 @@ def memberships(args, results: Results, dataset: str) -> None:
         donors = {"own": lambda own=everyone: own, "a neighbour's": neighbors.sample,
                   "anyone's": lambda own=everyone: own[torch.randperm(len(own))]}  # fmt: skip
         tested, found = torch.cat([split.test, split.test_false], 1), {}
-        labels = torch.arange(tested.shape[1]) < split.test.shape[1]
         for name, draw in donors.items():
             logits = torch.zeros(tested.shape[1])
             for _ in range(args.num_samples):
                 sites = poutine.trace(pair.guide).get_trace(split.train, data.x).nodes
                 members = (sites["s"]["value"][draw()] > 0) * sites["r"]["value"]
                 logits += pair.target.link_logits(members, tested).cpu()
-            found[name] = 100 * float(average_precision_score(labels, logits))
+            found[name] = precision(logits, split.test.shape[1])["AP"]
         results.add(**key, AP=found)
+
+
+def katz(args, results: Results, dataset: str) -> None:
+    """A reference without any model: Katz's index, its discount chosen on validation links."""
+    data = load(args, dataset)
+    for seed in compared(args, dataset):
+        key = {"task": "katz", "dataset": dataset, "seed": seed}
+        if results.has(**key):
+            continue
+        split, count = link_split(data.edge_index, data.num_nodes, seed).to(args.device), {}
+        for part, true, false in (("val", *split[1:3]), ("test", *split[3:5])):
+            count[part] = walks(split.train, data.num_nodes, torch.cat([true, false], 1)).cpu()
+
+        def score(part: str, discount: float, count=count, split=split) -> dict:
+            return precision(katz_index(count[part], discount), getattr(split, part).shape[1])
+
+        best = max((0.1, 0.03, 0.01, 0.003, 0.001), key=lambda d: score("val", d)["AP"])
+        sizes = [split.train.shape[1] // 2, split.val.shape[1], split.test.shape[1]]
+        results.add(**key, discount=best, sizes=sizes, test=score("test", best))
 
 
 def cost(args, results: Results, dataset: str) -> None:
@@ -254,7 +283,7 @@ def cost(args, results: Results, dataset: str) -> None:
 
 
 TASKS = {"reproduce": reproduce, "search": search, "compare": compare,
-         "memberships": memberships, "cost": cost}  # fmt: skip
+         "memberships": memberships, "katz": katz, "cost": cost}  # fmt: skip
 
 
 def main(args) -> Results:

@@ -287,7 +287,7 @@ def main(args) -> dict[str, str]:
     for name in ("strips", "large", "amortized", "scaling"):
         tables[name] = getattr(mrf_tables, name)(fields, table)
     graphs = mrf_tables.load(args.results.parent / "link_prediction.jsonl")
-    for name in ("links", "bounds", "reproduced", "memberships", "link_cost"):
+    for name in ("links", "against_paper", "bounds", "reproduced", "memberships", "link_cost"):
         tables[name.replace("_", " ")] = getattr(link_tables, name)(graphs, table)
     images = mrf_tables.load(args.results.parent / "denoising.jsonl")
     for name in ("denoised", "denoising_cost"):

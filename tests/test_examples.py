@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import scipy.stats
 import torch
+from torch_geometric.datasets import KarateClub
+from torch_geometric.utils import to_dense_adj
 
 from pyro_nmm.data import digits, planetoid, random_split, select_split
 from pyro_nmm.metrics import log_likelihood
@@ -246,12 +248,26 @@ def test_benchmark_of_link_prediction(tmp_path):
     tasks, path = list(benchmark.TASKS), tmp_path / "links.jsonl"
     args = benchmark.parser().parse_args([*tasks, "--smoke", "--results", str(path)])
     rows = benchmark.main(args).rows
-    assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 3) + 6 + 1 + 1
+    assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 3) + 6 + 1 + 3 + 1
     assert len(benchmark.main(args).rows) == len(rows)
-    for name in ("links", "bounds", "reproduced", "memberships", "link_cost"):
+    for name in ("links", "against_paper", "bounds", "reproduced", "memberships", "link_cost"):
         assert getattr(tables, name)(rows, report.table).count("\n") > 1
     tables.bound_figure(rows, tmp_path)
     assert (tmp_path / "link_bound.png").stat().st_size > 10_000
+
+
+def test_katz_counts_walks():
+    """Against powers of the adjacency matrix, with more pairs than one block."""
+    katz, edge_index = load("benchmarks/katz.py"), KarateClub()[0].edge_index
+    graph = to_dense_adj(edge_index)[0].double()
+    powers = torch.stack([graph.matrix_power(n) for n in range(1, 5)])
+    pairs = torch.cartesian_prod(torch.arange(34), torch.arange(34)).T
+    counts = katz.walks(edge_index, 34, pairs, longest=4)
+    assert torch.equal(counts, powers.flatten(1))
+    whole = torch.linalg.inv(torch.eye(34) - 0.001 * graph) - torch.eye(34)
+    torch.testing.assert_close(
+        katz.katz_index(counts, 0.001), whole.flatten(), rtol=1e-4, atol=1e-9
+    )
 
 
 @pytest.mark.slow
