@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
@@ -114,9 +115,9 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
     """
     if name in PLANETOID:
         data = planetoid(name, root)
-        x = data.x if data.x.layout != torch.strided else data.x.to_sparse_csr()
-        ones = (x.values() > 0).to(x.dtype)
-        x = sparse_csr(x.crow_indices(), x.col_indices(), ones, x.shape)
+        rows, columns = (data.x.to_dense() > 0).nonzero(as_tuple=True)
+        pointers = index2ptr(rows, data.num_nodes)
+        x = sparse_csr(pointers, columns, torch.ones(len(rows)), tuple(data.x.shape))
         return Data(x=x, edge_index=remove_self_loops(data.edge_index)[0],
                     num_nodes=data.num_nodes, has_features=True)  # fmt: skip
     files = {"nips12": ("nips12/nips12.mat", "B"), "yeast": ("yeast/yeast.mat", "Problem")}
