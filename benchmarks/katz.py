@@ -3,8 +3,8 @@
 
 """
 The index of Katz (1953, "A new status index derived from sociometric analysis", Psychometrika),
-which predicts links without fitting anything: the number of walks from one node to the other, each
-step at a discount. Here of walks of up to ``longest`` steps.
+which predicts links without a model: the number of walks from one node to the other, each step at a
+discount. Here of walks of up to ``longest`` steps.
 """
 
 from __future__ import annotations

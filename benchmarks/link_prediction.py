@@ -10,9 +10,9 @@ Link prediction with DGLFRM, its original guide and the NMM's: the paper's table
 Tasks: ``reproduce`` (the original guide on the authors' splits of Cora, with their settings),
 ``search`` (the model's and the network's settings by the original guide's average precision on
 validation links, then the NMM's estimator and start by its bound), ``compare`` (both guides, same
-settings, paired random splits), ``memberships`` (links predicted with other nodes' memberships),
-``katz`` (links predicted by counting walks, on the same splits) and ``cost`` (seconds and memory of
-a step). F holds ``nips12/nips12.mat``, ``yeast/yeast.mat``,
+settings, paired random splits, others than those of the search), ``memberships`` (links predicted
+with other nodes' memberships), ``katz`` (links predicted by counting walks, on the same splits) and
+``cost`` (seconds and memory of a step). F holds ``nips12/nips12.mat``, ``yeast/yeast.mat``,
 ``linkpred_splits/cora/split_0.npz`` and what PyG's Planetoid needs. Each fit appends one line to
 ``--results``, and what is there already is not run again, so a run may be interrupted.
 ``benchmarks/report.py`` makes the tables and the figure.
@@ -186,18 +186,20 @@ def search(args, results: Results, dataset: str) -> None:
 
 
 def compared(args, dataset: str) -> range:
-    """The splits of both guides, each of them a seed."""
-    return range(min(args.num_splits, 5) if dataset == "pubmed" else args.num_splits)
+    """Seeds of splits on which no settings were chosen; PubMed's were on Cora."""
+    if dataset == "pubmed":
+        return range(min(args.num_splits, 5))
+    return range(args.num_searched, args.num_searched + args.num_splits)
 
 
 def compare(args, results: Results, dataset: str) -> None:
     data = load(args, dataset)
     for seed, guide in itertools.product(compared(args, dataset), GUIDES):
         key = {"task": "compare", "dataset": dataset, "guide": guide, "seed": seed}
-        if results.has(**key):
+        settings = results.chosen(dataset, guide)
+        if results.has(**key, settings=settings):
             continue
         split = link_split(data.edge_index, data.num_nodes, seed).to(args.device)
-        settings = results.chosen(dataset, guide)
         pair, row = fit(args, data, split, guide, settings, seed)
         row |= {part: scores(pair, data, split, part, args.num_samples) for part in ("val", "test")}
         results.add(**key, **row)

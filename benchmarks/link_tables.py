@@ -29,8 +29,10 @@ AUTHORS = {0: (92.79, 93.14), 1: (92.63, 93.48)}
 
 
 def pairs(rows: list[dict], dataset: str) -> list[tuple[dict, dict]]:
-    """Rows of both guides on the same split."""
-    part = [r for r in rows if r["task"] == "compare" and r["dataset"] == dataset]
+    """Rows of both guides on the same split, unless settings were chosen on it."""
+    rows = [r for r in rows if r["dataset"] == dataset]
+    searched = {r["seed"] for r in rows if r["task"] == "search"}
+    part = [r for r in rows if r["task"] == "compare" and r["seed"] not in searched]
     found = {(r["guide"], r["seed"]): r for r in part}
     seeds = sorted(s for g, s in found if g == "original" and ("nmm", s) in found)
     return [(found["original", s], found["nmm", s]) for s in seeds]
@@ -69,7 +71,9 @@ def against_paper(rows: list[dict], table: Callable[..., str]) -> str:
     lines = []
     for dataset, name in GRAPHS.items():
         both = pairs(rows, dataset)
+        seeds = {pair[0]["seed"] for pair in both}
         reference = [r for r in rows if r["task"] == "katz" and r["dataset"] == dataset]
+        reference = [r for r in reference if r["seed"] in seeds]
         if len(both) < 3 or not reference:
             continue
         cells = [" / ".join(map(str, reference[0]["sizes"])), SIZES[dataset]]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -65,8 +66,8 @@ def fit_denoiser(
     >>> losses = fit_denoiser(network, lambda: patches, num_steps=3)
 
     :param network: the U-Net alone, or with an NMM on it.
-    :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels, all of one size;
-        a U-Net's unit is 255 of them.
+    :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels; a U-Net's unit
+        is 255 of them.
     :param float last_rate: times ``lr``, what the rate falls to: zero, or more for a fit that
         another one carries on.
     :param float unet_rate: times ``lr`` is the rate of the U-Net under an NMM; below one for a
@@ -81,10 +82,10 @@ def fit_denoiser(
     :return: every step's loss: the mean squared error in grey levels squared, or its logarithm, or
         the negative bound in nats a pixel and channel. The network is in evaluation mode.
     """
-    if num_steps < 1 or not max_noise >= 0:
+    if min(num_steps, save_every) < 1 or not 0 <= max_noise < math.inf:
         raise ValueError(
-            f"num_steps must be positive and max_noise not negative, got {num_steps} and "
-            f"{max_noise}"
+            f"num_steps and save_every must be positive and max_noise not negative, got "
+            f"{num_steps}, {save_every} and {max_noise}"
         )
     if not 0 <= last_rate <= 1 or not mean_weight >= 0:
         raise ValueError(
@@ -119,6 +120,7 @@ def fit_denoiser(
         set_generators(state["generators"])
     network.train()
     hood: Neighborhood | None = None
+    size: tuple[int, ...] = ()
     for _ in progress(range(len(losses), num_steps)):
         clean = draw()
         if clean.dim() != 4 or clean.is_floating_point():
@@ -134,18 +136,18 @@ def fit_denoiser(
             value = (errors if loss == "squared" else (errors + 4).log()).mean()
             value.backward()
         else:
-            if hood is None:
-                height, width = clean.shape[-2:]
+            if hood is None or size != clean.shape[-2:]:
+                size = height, width = clean.shape[-2:]
                 hood = Neighborhood.grid(height, width, device=clean.device)
             alpha, logits = network(hood, noisy)
             y = clean.flatten(2)
             q = OrderedConditional(hood, alpha, logits, y, estimator=estimator,
                                    validate_args=not losses)  # fmt: skip
-            c, size = q.sample(), clean.numel()
+            c, number = q.sample(), clean.numel()
             about_mean = (mean_errors(hood, alpha.mean, logits, y) + 4).log().mean()
-            (mean_weight * about_mean - q.surrogate(c).sum() / size).backward()
+            (mean_weight * about_mean - q.surrogate(c).sum() / number).backward()
             with torch.no_grad():
-                value = -q.log_labels(c).sum() / size
+                value = -q.log_labels(c).sum() / number
         optimizer.step()
         schedule.step()
         losses.append(value.item())

@@ -65,6 +65,13 @@ class Denoiser(nn.Module):
         floor: float = 1e-5,
     ) -> None:
         super().__init__()
+        for name, value in (("sigma", sigma), ("scale", scale), ("floor", floor)):
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if num_classes < 2 or width < 1:
+            raise ValueError(
+                f"num_classes must be at least 2 and width positive, got {num_classes} and {width}"
+            )
         self.unet, self.num_classes, self.floor = unet, num_classes, floor
         self.attention = _branch(unet.num_features, width)
         self.spread = _branch(unet.num_features, unet.last.out_channels)

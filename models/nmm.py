@@ -63,7 +63,7 @@ def nmm(
 
     :param Neighborhood hood: The neighbourhoods.
     :param alpha: ``(..., N, C)`` positive concentrations; or, with ``collapsed``,
-        :class:`~pyro_nmm.LogisticConcentrations`.
+        :class:`~pyro_nmm.GaussianConcentrations` or :class:`~pyro_nmm.LogisticConcentrations`.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param Tensor y: ``(..., N)`` labels, never read where ``observed`` is false.
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.

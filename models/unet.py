@@ -11,8 +11,8 @@ from torch.nn import functional as F
 class UNet(nn.Module):
     r"""
     The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
-    ReLU, ``depth`` times max-pooling, nearest-neighbour upsampling and skip connections. It
-    predicts what is to be added to its input:
+    ReLU, ``depth`` times max-pooling, nearest-neighbour upsampling and skip connections. Unlike
+    theirs, it predicts what is to be added to its input:
 
     .. math::
 
@@ -67,6 +67,11 @@ class UNet(nn.Module):
         :param Tensor image: ``(B, channels, H, W)``.
         :return: ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before.
         """
+        if image.dim() != 4 or image.shape[1] != self.last.out_channels:
+            raise ValueError(
+                f"image must have shape (B, {self.last.out_channels}, H, W), got "
+                f"{tuple(image.shape)}"
+            )
         height, width = image.shape[-2:]
         if self.tile is not None and max(height, width) > self.tile:
             return self._in_tiles(image, self.tile)

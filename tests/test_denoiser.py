@@ -181,11 +181,38 @@ def test_training_resumes(kind, tmp_path):
     assert all(torch.equal(end[name], resumed[name]) for name in end)
     with pytest.raises(ValueError, match=r"num_steps=9 .* not .*num_steps=5"):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=5, checkpoint=tmp_path / "run.pt")
-    with pytest.raises(ValueError, match="num_steps must be positive"):
+    with pytest.raises(ValueError, match="num_steps and save_every must be positive"):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=0)
     for wrong in (torch.zeros(1, 8, 8, dtype=torch.long), torch.rand(1, 1, 8, 8)):
         with pytest.raises(ValueError, match="draw must give integer grey levels of shape"):
             fit_denoiser(UNet(1, 6, 1), lambda wrong=wrong: wrong, num_steps=1)
+
+
+def test_patches_may_change_their_shape(monkeypatch):
+    """Even to another one of as many pixels, which is another grid."""
+    made, grid = [], Neighborhood.grid
+    monkeypatch.setattr(
+        Neighborhood, "grid", lambda *size, **options: made.append(size) or grid(*size, **options)
+    )
+    shapes = iter([(8, 8), (8, 8), (4, 16)])
+    network = Denoiser(UNet(channels=1, width=6, depth=1))
+    fit_denoiser(network, lambda: torch.zeros(2, 1, *next(shapes)).long(), num_steps=3)
+    assert made == [(8, 8), (4, 16)]
+
+
+def test_numbers_that_cannot_be():
+    unet = UNet(channels=1, width=6, depth=1)
+    for name in ("sigma", "scale", "floor"):
+        with pytest.raises(ValueError, match=f"{name} must be positive, got -1"):
+            Denoiser(unet, **{name: -1})
+    with pytest.raises(ValueError, match="num_classes must be at least 2 and width positive"):
+        Denoiser(unet, num_classes=1)
+    for wrong in (torch.rand(1, 8, 8), torch.rand(1, 3, 8, 8)):
+        with pytest.raises(ValueError, match=r"image must have shape \(B, 1, H, W\), got"):
+            unet(wrong)
+    for options in ({"save_every": 0}, {"max_noise": math.inf}):
+        with pytest.raises(ValueError, match="save_every must be positive and max_noise not"):
+            fit_denoiser(unet, lambda: torch.zeros(1, 1, 8, 8).long(), **options)
 
 
 def test_on_top_of_a_frozen_network():

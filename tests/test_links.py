@@ -80,8 +80,7 @@ def test_graphs_that_are_not_there(tmp_path):
     [("nips12", 2037, 3134, 2037), ("yeast", 2361, 6646, 2361), ("cora", 2708, 5278, 1433)],
 )
 def test_graphs(name, nodes, edges, features, request):
-    root = request.config.getoption("--data-root")
-    data = link_graph(name, root if features == nodes else f"{root}/planetoid")
+    data = link_graph(name, request.config.getoption("--data-root"))
     assert (data.num_nodes, data.num_edges) == (nodes, 2 * edges)
     assert data.x.shape == (nodes, features)
     assert (data.x.values() == 1).all()

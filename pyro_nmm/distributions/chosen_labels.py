@@ -45,7 +45,8 @@ class ChosenLabels(GraphDistribution):
     Cost: :math:`O(n \log n)` for ``n`` labels.
 
     :param alpha: ``(..., N, C)`` positive concentrations; or
-        :class:`~pyro_nmm.LogisticConcentrations`, which are never written out.
+        :class:`~pyro_nmm.GaussianConcentrations` or :class:`~pyro_nmm.LogisticConcentrations`,
+        which are never written out.
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
     """
 
