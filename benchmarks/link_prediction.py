@@ -115,9 +115,14 @@ def build(data: Data, split: LinkSplit, guide: str, settings: dict, seed: int) -
 
 def scores(pair: DGLFRMGuide, data: Data, split: LinkSplit, part: str, num_samples: int) -> dict:
     """In percent."""
+    tested, count = held_out(split, part)
+    return precision(pair.link_logits(tested, split.train, data.x, num_samples).cpu(), count)
+
+
+def held_out(split: LinkSplit, part: str) -> tuple[Tensor, int]:
+    """Pairs ``(2, P)`` of ``"val"`` or ``"test"``, links first, and how many links."""
     true, false = getattr(split, part), getattr(split, part + "_false")
-    logits = pair.link_logits(torch.cat([true, false], 1), split.train, data.x, num_samples)
-    return precision(logits.cpu(), true.shape[1])
+    return torch.cat([true, false], 1), true.shape[1]
 
 
 def precision(ranks: Tensor, count: int) -> dict:
@@ -225,14 +230,14 @@ def memberships(args, results: Results, dataset: str) -> None:
         everyone = torch.arange(data.num_nodes, device=hood.device)
         donors = {"own": lambda own=everyone: own, "a neighbour's": neighbors.sample,
                   "anyone's": lambda own=everyone: own[torch.randperm(len(own))]}  # fmt: skip
-        tested, found = torch.cat([split.test, split.test_false], 1), {}
+        (tested, count), found = held_out(split, "test"), {}
         for name, draw in donors.items():
             logits = torch.zeros(tested.shape[1])
             for _ in range(args.num_samples):
                 sites = poutine.trace(pair.guide).get_trace(split.train, data.x).nodes
                 members = (sites["s"]["value"][draw()] > 0) * sites["r"]["value"]
                 logits += pair.target.link_logits(members, tested).cpu()
-            found[name] = precision(logits, split.test.shape[1])["AP"]
+            found[name] = precision(logits, count)["AP"]
         results.add(**key, AP=found)
 
 
@@ -243,15 +248,17 @@ def katz(args, results: Results, dataset: str) -> None:
         key = {"task": "katz", "dataset": dataset, "seed": seed}
         if results.has(**key):
             continue
-        split, count = link_split(data.edge_index, data.num_nodes, seed).to(args.device), {}
-        for part, true, false in (("val", *split[1:3]), ("test", *split[3:5])):
-            count[part] = walks(split.train, data.num_nodes, torch.cat([true, false], 1)).cpu()
+        split = link_split(data.edge_index, data.num_nodes, seed).to(args.device)
+        counted = {}
+        for part in ("val", "test"):
+            tested, count = held_out(split, part)
+            counted[part] = walks(split.train, data.num_nodes, tested).cpu(), count
 
-        def score(part: str, discount: float, count=count, split=split) -> dict:
-            return precision(katz_index(count[part], discount), getattr(split, part).shape[1])
+        def score(part: str, discount: float, counted=counted) -> dict:
+            return precision(katz_index(counted[part][0], discount), counted[part][1])
 
         best = max((0.1, 0.03, 0.01, 0.003, 0.001), key=lambda d: score("val", d)["AP"])
-        sizes = [split.train.shape[1] // 2, split.val.shape[1], split.test.shape[1]]
+        sizes = [split.train.shape[1] // 2, counted["val"][1], counted["test"][1]]
         results.add(**key, discount=best, sizes=sizes, test=score("test", best))
 
 

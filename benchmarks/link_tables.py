@@ -72,8 +72,8 @@ def against_paper(rows: list[dict], table: Callable[..., str]) -> str:
     for dataset, name in GRAPHS.items():
         both = pairs(rows, dataset)
         seeds = {pair[0]["seed"] for pair in both}
-        reference = [r for r in rows if r["task"] == "katz" and r["dataset"] == dataset]
-        reference = [r for r in reference if r["seed"] in seeds]
+        reference = [r for r in rows if r["task"] == "katz"
+                     and r["dataset"] == dataset and r["seed"] in seeds]  # fmt: skip
         if len(both) < 3 or not reference:
             continue
         cells = [" / ".join(map(str, reference[0]["sizes"])), SIZES[dataset]]
