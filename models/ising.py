@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborMixture
+from pyro_nmm.checks import as_labels
 from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.models.elimination import adjacency, eliminate
 from pyro_nmm.pairwise import expected_interaction
+from pyro_nmm.tracking import untracked
 
 
 class PairwiseMRF(GraphDistribution):
@@ -64,6 +67,7 @@ class PairwiseMRF(GraphDistribution):
         :param Tensor value: ``(..., N)`` labels.
         :return: ``(...)``. Cost: :math:`O(N + P)`.
         """
+        value = as_labels("value", value)
         if value.shape[-1:] != self.event_shape:
             raise ValueError(
                 f"value must have shape (..., {self.num_nodes}), one label per node, got "
@@ -146,10 +150,11 @@ class PairwiseMRF(GraphDistribution):
         if own.numel() > 1:
             raise ValueError(f"sample needs a field without batch, got {own}")
         shape = shape + self.batch_shape
-        unary = self.unary.reshape(self.unary.shape[-2:])
-        pairwise = self._tables().reshape(-1, self.num_classes, self.num_classes)
+        (unary, pairwise), provenance = untracked(self.unary, self._tables())
+        unary = unary.reshape(unary.shape[-2:])
+        pairwise = pairwise.reshape(-1, self.num_classes, self.num_classes)
         draws = eliminate(self.edges, unary, pairwise, num_draws=shape.numel())
-        return draws.view(shape + self.event_shape)
+        return track_provenance(draws.view(shape + self.event_shape), provenance)
 
     def scaled(self, share: float) -> PairwiseMRF:
         """The field with its interactions multiplied by ``share``, and its unary terms as is."""

@@ -69,7 +69,7 @@ def nmm(
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.
     :return: ``(..., n)`` the labels of the rows.
     """
-    check_shapes(hood, alpha, logits)
+    alpha, logits = check_shapes(hood, alpha, logits)
     check_all_rows(hood)
     validate = pyro.settings.get("validate_distributions_pyro")
     if validate:
@@ -77,8 +77,7 @@ def nmm(
     rows = hood.restrict(observed)
     obs = None
     if y is not None:
-        check_labels(hood, y, hood.num_nodes)
-        obs = y.index_select(-1, rows.nodes)
+        obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
         if validate:
             check_label_range(rows, obs, alpha.shape[-1])
     choice = NeighborChoice(rows, logits.index_select(-1, rows.edge))

@@ -8,12 +8,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_nmm.concentrations import Concentrations, OrderedConcentrations
+from pyro_nmm.concentrations import Concentrations, OrderedConcentrations, in_single
 from pyro_nmm.neighborhood import Neighborhood
 
 
-def check_shapes(hood: Neighborhood, alpha: Concentrations | None, logits: Tensor | None) -> None:
-    """Shapes, dtypes and devices of the parameters; always on, because it costs nothing."""
+def check_shapes(
+    hood: Neighborhood, alpha: Concentrations, logits: Tensor
+) -> tuple[Concentrations, Tensor]:
+    """
+    Shapes, dtypes and devices of the parameters; always on, because it costs nothing.
+
+    :return: the parameters, those of half precision in single precision.
+    """
+    alpha, logits = check_alpha(hood, alpha), check_logits(hood, logits)
+    dtype = alpha.mean.dtype if isinstance(alpha, OrderedConcentrations) else alpha.dtype
+    if dtype != logits.dtype:
+        raise ValueError(
+            f"alpha and logits must have the same dtype, got {dtype} and {logits.dtype}"
+        )
+    return alpha, logits
+
+
+def check_alpha(hood: Neighborhood, alpha: Concentrations) -> Concentrations:
+    """The concentrations; see :func:`check_shapes`."""
     if isinstance(alpha, OrderedConcentrations):
         _check_device("alpha.mean", alpha.mean, hood)
         if alpha.mean.shape[-1] != hood.num_nodes:
@@ -21,27 +38,26 @@ def check_shapes(hood: Neighborhood, alpha: Concentrations | None, logits: Tenso
                 f"alpha.mean must have shape (..., {hood.num_nodes}), one number per node, got "
                 f"{tuple(alpha.mean.shape)}"
             )
-    elif alpha is not None:
-        _check_float("alpha", alpha, hood)
-        if alpha.dim() < 2 or alpha.shape[-2] != hood.num_nodes or alpha.shape[-1] < 2:
-            raise ValueError(
-                f"alpha must have shape (..., {hood.num_nodes}, C), one row per node and "
-                f"C >= 2 labels, got {tuple(alpha.shape)}"
-            )
-    if logits is not None:
-        _check_float("logits", logits, hood)
-        if logits.dim() < 1 or logits.shape[-1] != hood.num_edges:
-            raise ValueError(
-                f"logits must have shape (..., {hood.num_edges}), one score per edge of hood "
-                f"(self-loops included, in the order of hood.source and hood.target), "
-                f"got {tuple(logits.shape)}"
-            )
-    if isinstance(alpha, OrderedConcentrations):
-        alpha = alpha.mean
-    if alpha is not None and logits is not None and alpha.dtype != logits.dtype:
+        return alpha
+    _check_float("alpha", alpha, hood)
+    if alpha.dim() < 2 or alpha.shape[-2] != hood.num_nodes or alpha.shape[-1] < 2:
         raise ValueError(
-            f"alpha and logits must have the same dtype, got {alpha.dtype} and {logits.dtype}"
+            f"alpha must have shape (..., {hood.num_nodes}, C), one row per node and "
+            f"C >= 2 labels, got {tuple(alpha.shape)}"
         )
+    return in_single(alpha)
+
+
+def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
+    """The attention's scores; see :func:`check_shapes`."""
+    _check_float("logits", logits, hood)
+    if logits.dim() < 1 or logits.shape[-1] != hood.num_edges:
+        raise ValueError(
+            f"logits must have shape (..., {hood.num_edges}), one score per edge of hood "
+            f"(self-loops included, in the order of hood.source and hood.target), "
+            f"got {tuple(logits.shape)}"
+        )
+    return in_single(logits)
 
 
 def check_all_rows(hood: Neighborhood) -> None:
@@ -88,25 +104,36 @@ def check_values(
             raise ValueError(f"logits of node {node} are all -inf: leave at least one finite")
 
 
-def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> None:
-    """Shape, dtype and device of labels."""
-    if (
-        not isinstance(y, Tensor)
-        or y.is_floating_point()
-        or y.is_complex()
-        or y.dtype == torch.bool
-    ):
-        got = y.dtype if isinstance(y, Tensor) else type(y)
-        raise ValueError(f"y must hold integer labels (torch.long), got {got}")
+def as_labels(name: str, value: Tensor) -> Tensor:
+    """
+    Labels of any integer type as ``torch.long``: comparisons of small types wrap around, so that
+    ``uint8`` labels would all lie beyond 256 classes.
+    """
+    good = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+    if not good or value.dtype == torch.bool:
+        got = value.dtype if isinstance(value, Tensor) else type(value)
+        raise ValueError(f"{name} must hold integer labels (torch.long), got {got}")
+    return value.long()
+
+
+def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
+    """
+    Shape, dtype and device of labels.
+
+    :return: the labels as ``torch.long``.
+    """
+    y = as_labels("y", y)
     if y.dim() < 1 or y.shape[-1] != num_nodes:
         raise ValueError(
             f"y must have shape (..., {num_nodes}), one label per node, got {tuple(y.shape)}"
         )
     _check_device("y", y, hood)
+    return y
 
 
 def check_label_range(rows: Neighborhood, labels: Tensor, num_classes: int) -> None:
     """Labels ``(..., num_rows)`` of the observed nodes; the others are never read."""
+    labels = as_labels("y", labels)
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
         where = wrong.nonzero()[0]
@@ -167,8 +194,12 @@ def check_nodes(hood: Neighborhood, nodes: Tensor, name: str = "nodes") -> None:
         raise ValueError("nodes must be distinct: a node has one label only")
 
 
-def check_choices(alpha: Concentrations, choices: Tensor) -> None:
-    """Concentrations ``(..., N, C)`` and node ids ``(..., n)`` that choose among them."""
+def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
+    """
+    Concentrations ``(..., N, C)`` and node ids ``(..., n)`` that choose among them.
+
+    :return: the concentrations, those of half precision in single precision.
+    """
     good = isinstance(alpha, Tensor) and alpha.is_floating_point() and alpha.dim() >= 2
     if not good and not isinstance(alpha, OrderedConcentrations):
         shape = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha)
@@ -181,3 +212,4 @@ def check_choices(alpha: Concentrations, choices: Tensor) -> None:
         raise ValueError(
             f"choices holds node id {int(bad)}, but alpha has nodes 0..{alpha.shape[-2] - 1}"
         )
+    return alpha if isinstance(alpha, OrderedConcentrations) else in_single(alpha)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import torch
+from pyro.ops.provenance import extract_provenance
 from torch import Size, Tensor
 
 #: Nodes whose labels are written out at once.
@@ -42,9 +43,13 @@ class OrderedConcentrations:
             raise ValueError(
                 f"num_classes must be at least 2 and floor positive, got {num_classes} and {floor}"
             )
+        mean = in_single(mean)
         self.mean, self.num_classes, self.floor = mean, num_classes, floor
+        # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled width.
+        like = {"dtype": mean.dtype, "device": mean.device}
         self.width, self.scale = (
-            torch.as_tensor(t, dtype=mean.dtype, device=mean.device) for t in (width, scale)
+            t.to(**like) if isinstance(t, Tensor) else torch.tensor(t, **like)
+            for t in (width, scale)
         )
         for name, value in (("width", self.width), ("scale", self.scale)):
             sizes = zip(reversed(value.shape), reversed(mean.shape), strict=False)
@@ -106,8 +111,22 @@ class OrderedConcentrations:
         return [gather(t, nodes) if varies else t for t, varies in parameters]
 
 
+@extract_provenance.register(OrderedConcentrations)
+def _extract_provenance(alpha: OrderedConcentrations) -> tuple[OrderedConcentrations, frozenset]:
+    parameters, provenance = extract_provenance((alpha.mean, alpha.width, alpha.scale))
+    return type(alpha)(*parameters, alpha.num_classes, alpha.floor), provenance
+
+
 #: What stands for alpha.
 Concentrations = Tensor | OrderedConcentrations
+
+
+def in_single(parameter: Tensor) -> Tensor:
+    """
+    A tensor of half precision, as networks give under ``autocast``, in single precision: counts
+    beyond 256 would be lost in ``bfloat16``. Others as they are.
+    """
+    return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter
 
 
 def written_out(alpha: Concentrations) -> Tensor:

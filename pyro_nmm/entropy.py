@@ -99,9 +99,7 @@ def entropy_samples(
     """
     if component is None and backend.compiled and rows.device.type == "cpu":
         return _Compiled.apply(alpha, attention, rows, edges, labels)
-    if "by_source" not in rows.memo:
-        rows.memo["by_source"] = Groups(rows.source[None], rows.num_nodes)
-    groups = rows.memo["by_source"]
+    groups = Groups(rows.source[None], rows.num_nodes)
     concentration = alpha.T.index_select(1, rows.source)  # (C, E), as all that follows
     classes = torch.arange(len(concentration), device=rows.device)
     chosen = indicator(edges, rows.num_edges)[:, None]
@@ -124,7 +122,8 @@ def entropy_samples(
             costs = (costs if baseline is None else costs - baseline).to(probs)
         drawn = joint.gather(2, edges[:, None].expand(-1, len(classes), -1))
         score = (drawn.gather(1, labels[:, None])[:, 0].log() * costs).sum(1)
-    return bound + score - score.detach()
+    # The score may be larger by far than the bound: first of all it has to be taken from itself.
+    return bound + (score - score.detach())
 
 
 class _Compiled(torch.autograd.Function):

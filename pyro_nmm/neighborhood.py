@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
+from pyro_nmm.caching import derived
 
 
 class Neighborhood:
@@ -49,6 +50,8 @@ class Neighborhood:
     edge: Tensor  #: ``(num_edges,)`` index of the edge in the graph's own edge list
     within: Tensor  #: ``(num_edges,)`` index of the edge in the rows it was taken from
 
+    # Neighbourhoods are kept and shared: made inside of inference mode, they serve training too.
+    @torch.inference_mode(False)
     def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
         _check_edge_index(edge_index, num_nodes)
         loops = torch.arange(num_nodes, device=edge_index.device).expand(2, -1)
@@ -63,13 +66,12 @@ class Neighborhood:
         self.row = torch.repeat_interleave(ptr.diff(), output_size=len(source))
         self.edge = torch.arange(len(source), device=source.device) if edge is None else edge
         self._restricted: tuple[Tensor, Neighborhood] | None = None
-        self._components: Tensor | None = None
-        self._found: tuple[Tensor, Tensor] | None = None
         #: Tables that other modules derive from the rows alone, kept as long as the rows.
         self.memo: dict = {}
         return self
 
     @classmethod
+    @torch.inference_mode(False)
     def grid(cls, height: int, width: int, radius: int = 1, device=None) -> Neighborhood:
         r"""
         Pixels of a ``height x width`` image in row-major order, each with the square
@@ -80,10 +82,11 @@ class Neighborhood:
                 [6, 9, 6],
                 [4, 6, 4]])
         """
-        if height < 1 or width < 1 or radius < 0:
+        sizes = (height, width, radius)
+        if not all(isinstance(n, int) for n in sizes) or min(height, width) < 1 or radius < 0:
             raise ValueError(
-                f"grid needs height >= 1, width >= 1 and radius >= 0, "
-                f"got {height}, {width}, {radius}"
+                f"grid needs height >= 1, width >= 1 and radius >= 0, integers, "
+                f"got {height!r}, {width!r}, {radius!r}"
             )
         step = torch.arange(-radius, radius + 1, device=device)
         down, right = torch.meshgrid(step, step, indexing="ij")
@@ -103,12 +106,14 @@ class Neighborhood:
     def device(self) -> torch.device:
         return self.source.device
 
+    @torch.inference_mode(False)
     def to(self, device) -> Neighborhood:
         """The same neighbourhoods on another device."""
         hood = type(self).__new__(type(self))
         tensors = (t.to(device) for t in (self.nodes, self.ptr, self.source, self.edge))
         return hood._fill(self.num_nodes, *tensors)
 
+    @torch.inference_mode(False)
     def take(self, rows: Tensor) -> Neighborhood:
         """
         The given rows in the given order, as a :class:`Neighborhood` of ``len(rows)`` rows.
@@ -196,18 +201,12 @@ class Neighborhood:
         :param Tensor choices: ``(B, num_rows)`` node ids.
         :return: ``(B, num_rows)`` edges, ``-1`` where the chosen node is no neighbour.
         """
-        if self._found is not None and torch.equal(self._found[0], choices):
-            return self._found[1]
         if backend.compiled and self.device.type == "cpu":
             return backend.compiled.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.
         hit = choices.index_select(-1, self.row) == self.source
         number = torch.arange(1, self.num_edges + 1, device=self.device)
         return self.sum(hit * number) - 1
-
-    def remember(self, choices: Tensor, edges: Tensor) -> None:
-        """Answer :meth:`find` for a draw whose edges are known: model and guide both ask."""
-        self._found = choices, edges
 
     def components(self) -> Tensor:
         """
@@ -216,15 +215,17 @@ class Neighborhood:
 
         Cost: :math:`O(E)` for each of about :math:`\\log N` passes, once.
         """
-        if self._components is None:
-            label, old = torch.arange(self.num_rows, device=self.device), None
-            while old is None or not torch.equal(label, old):
-                old = label
-                least = scatter(label[self.row], self.source, dim_size=self.num_nodes, reduce="min")
-                label = scatter(least[self.source], self.row, dim_size=self.num_rows, reduce="min")
-                label = label[label]
-            self._components = label
         return self._components
+
+    @derived
+    def _components(self) -> Tensor:
+        label, old = torch.arange(self.num_rows, device=self.device), None
+        while old is None or not torch.equal(label, old):
+            old = label
+            least = scatter(label[self.row], self.source, dim_size=self.num_nodes, reduce="min")
+            label = scatter(least[self.source], self.row, dim_size=self.num_rows, reduce="min")
+            label = label[label]
+        return label
 
     def __repr__(self) -> str:
         return (
@@ -240,9 +241,16 @@ def _pointers(degree: Tensor) -> Tensor:
 def _check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
     if not isinstance(num_nodes, int) or num_nodes < 1:
         raise ValueError(f"num_nodes must be a positive integer, got {num_nodes!r}")
+    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
+        raise ValueError(
+            "edge_index must hold pairs of node ids, got a sparse matrix: take its entries with "
+            "PyG's to_edge_index(adj)[0], whose rows are sources"
+        )
     if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or len(edge_index) != 2:
         got = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index)
         raise ValueError(f"edge_index must be a tensor of shape (2, num_edges), got {got}")
+    if edge_index.is_meta:
+        raise ValueError("edge_index is on the meta device and holds no node ids")
     if edge_index.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"edge_index must hold integers (torch.long), got {edge_index.dtype}")
     if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:

@@ -94,7 +94,9 @@ def _remembered_neighbors(hood: Neighborhood, pairs: Tensor) -> tuple[Tensor, Te
         return common_neighbors(hood, pairs)
     last = hood.memo.get("common_neighbors")
     if last is None or last[0] is not pairs or last[1] != pairs._version:
-        last = hood.memo["common_neighbors"] = pairs, pairs._version, common_neighbors(hood, pairs)
+        with torch.inference_mode(False):  # what is kept must serve a training step too
+            found = common_neighbors(hood, pairs)
+        last = hood.memo["common_neighbors"] = pairs, pairs._version, found
     return last[2]
 
 

@@ -31,6 +31,32 @@ class GraphDistribution(TorchDistribution):
 
     arg_constraints: dict = {}  # checked in the constructors, with messages that name the fix
 
+    def __init__(self, batch_shape: Size, event_shape: Size, *, validate_args=None) -> None:
+        if torch.jit.is_tracing():
+            raise NotImplementedError(
+                f"{type(self).__name__} cannot be traced by torch.jit: draws and counts depend on "
+                f"the data, and a trace would repeat those of its example; use TraceGraph_ELBO "
+                f"instead of JitTraceGraph_ELBO"
+            )
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+
+    def _labels(self, value: Tensor) -> Tensor:
+        """
+        A value of labels as ``torch.long``, as ``Categorical`` takes it: integers of any type, or
+        whole numbers. Small types come first, because their comparisons wrap around.
+        """
+        value = value if value.is_floating_point() else value.long()
+        if self._validate_args:
+            self._validate_sample(value)
+        return value.long()
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        raise NotImplementedError(
+            f"{type(self).__name__} has too many values to enumerate in Pyro: use "
+            f"TraceGraph_ELBO, which draws them; or NeighborMixture.log_prob and condition, exact "
+            f"sums for small graphs"
+        )
+
     def expand(self, batch_shape, _instance=None):
         new = self._get_checked_instance(type(self), _instance)
         new.__dict__.update(self.__dict__)

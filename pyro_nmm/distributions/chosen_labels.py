@@ -51,7 +51,7 @@ class ChosenLabels(GraphDistribution):
     """
 
     def __init__(self, alpha: Concentrations, choices: Tensor, *, validate_args=None) -> None:
-        check_choices(alpha, untracked(choices)[0][0])
+        alpha = check_choices(alpha, untracked(choices)[0][0])
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], choices.shape[:-1])
         self.alpha, self.choices, self.num_classes = alpha, choices, alpha.shape[-1]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
@@ -65,16 +65,16 @@ class ChosenLabels(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
-        if isinstance(self.alpha, OrderedConcentrations):
-            return draw_from_urns(self.alpha, self.choices.expand(shape))
-        log_z = _log_dirichlet(self.alpha.expand(*shape[:-1], *self.alpha.shape[-2:]))
-        index = self.choices[..., None].expand(*shape, self.num_classes)
-        return torch.distributions.Categorical(logits=log_z.gather(-2, index)).sample()
+        (alpha, choices), provenance = untracked(self.alpha, self.choices)
+        if isinstance(alpha, OrderedConcentrations):
+            return track_provenance(draw_from_urns(alpha, choices.expand(shape)), provenance)
+        log_z = _log_dirichlet(alpha.expand(*shape[:-1], *alpha.shape[-2:]))
+        index = choices[..., None].expand(*shape, self.num_classes)
+        value = torch.distributions.Categorical(logits=log_z.gather(-2, index)).sample()
+        return track_provenance(value, provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
-        (choices, value), provenance = untracked(self.choices, value)
+        (choices, value), provenance = untracked(self.choices, self._labels(value))
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         # Labels are exchangeable: an urn that takes them in the order of their nodes will do.
         pairs = torch.broadcast_tensors(choices, value)

@@ -100,21 +100,21 @@ class InnerProductGraph(GraphDistribution):
             raise NotImplementedError(
                 "graphs of a batch differ in their number of edges: sample them one by one"
             )
-        (factors,), _ = untracked(self.factors)
+        (factors,), provenance = untracked(self.factors)
         factors = factors.reshape(-1, *factors.shape[-2:])[0]
         found = []
         for start, rows, columns in _blocks(factors):
             probs = (rows @ columns.T).sigmoid()
             found.append(torch.bernoulli(probs).triu(1).nonzero().T + start)
         pairs = torch.cat(found, 1)
-        return torch.cat([pairs, pairs.flip(0)], 1)
+        return track_provenance(torch.cat([pairs, pairs.flip(0)], 1), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """
         :param Tensor value: ``(2, num_edges)``, both directions of every edge. Self-loops and
             repetitions are ignored.
         """
-        (factors,), provenance = untracked(self.factors)
+        (factors, value), provenance = untracked(self.factors, value)
         edges = observed_edges(value, self.num_nodes, self.held_out)
         x = _inner(factors, edges)
         flat = flatten(factors, factors.shape[:-2], 2)

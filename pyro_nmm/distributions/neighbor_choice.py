@@ -9,9 +9,9 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import lazy_property
 
-from pyro_nmm.checks import check_shapes, check_values
+from pyro_nmm.caching import derived
+from pyro_nmm.checks import check_logits, check_values
 from pyro_nmm.distributions.batch import GraphDistribution, flatten
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.sampling import pick
@@ -55,8 +55,7 @@ class NeighborChoice(GraphDistribution):
     """
 
     def __init__(self, hood: Neighborhood, logits: Tensor, *, validate_args=None) -> None:
-        check_shapes(hood, None, logits)
-        self.hood, self.logits = hood, logits
+        self.hood, self.logits = hood, (logits := check_logits(hood, logits))
         super().__init__(logits.shape[:-1], Size([hood.num_rows]), validate_args=validate_args)
         if self._validate_args:
             check_values(None, logits, hood)
@@ -65,7 +64,7 @@ class NeighborChoice(GraphDistribution):
     def support(self):
         return _Neighbors(self.hood)
 
-    @lazy_property
+    @derived
     def log_attention(self) -> Tensor:
         r"""``(..., num_edges)``: :math:`\log L_{ij}`."""
         return self.hood.log_softmax(self.logits)
@@ -73,10 +72,11 @@ class NeighborChoice(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
-        attention = flatten(self.hood.softmax(self.logits), shape[:-1])
+        (logits,), provenance = untracked(self.logits)
+        attention = flatten(self.hood.softmax(logits), shape[:-1])
         uniforms = torch.rand(shape, dtype=torch.double, device=self.hood.device)
         edges = pick(self.hood, attention, uniforms.view(-1, self.hood.num_rows))
-        return self.hood.source[edges].view(shape)
+        return track_provenance(self.hood.source[edges].view(shape), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:

@@ -9,9 +9,9 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import lazy_property
 
 from pyro_nmm import exact
+from pyro_nmm.caching import derived
 from pyro_nmm.checks import (
     check_all_rows,
     check_label_range,
@@ -77,7 +77,7 @@ class NeighborMixture(GraphDistribution):
     def __init__(
         self, hood: Neighborhood, alpha: Concentrations, logits: Tensor, *, validate_args=None
     ) -> None:
-        check_shapes(hood, alpha, logits)
+        alpha, logits = check_shapes(hood, alpha, logits)
         check_all_rows(hood)
         self.hood, self.alpha, self.logits, self.num_classes = hood, alpha, logits, alpha.shape[-1]
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1])
@@ -89,12 +89,12 @@ class NeighborMixture(GraphDistribution):
     def support(self):
         return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
 
-    @lazy_property
+    @derived
     def attention(self) -> Tensor:
         r"""``(..., num_edges)``: :math:`L_{ij}`."""
         return self.hood.softmax(self.logits)
 
-    @lazy_property
+    @derived
     def table(self) -> Tensor:
         """``(..., N, C)``: :math:`\\alpha`, written out."""
         return written_out(self.alpha)
@@ -122,9 +122,7 @@ class NeighborMixture(GraphDistribution):
         :param Tensor value: ``(..., N)`` labels.
         :raises ValueError: on graphs that are too large, naming :meth:`elbo`.
         """
-        if self._validate_args:
-            self._validate_sample(value)
-        return self._log_marginal(self.hood, value)
+        return self._log_marginal(self.hood, self._labels(value))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""
@@ -136,7 +134,7 @@ class NeighborMixture(GraphDistribution):
         """
         check_nodes(self.hood, nodes)
         rows = self.hood.take(nodes)
-        check_labels(self.hood, labels, len(nodes))
+        labels = check_labels(self.hood, labels, len(nodes))
         if self._validate_args:
             check_label_range(rows, labels, self.num_classes)
         return self._log_marginal(rows, labels)
@@ -217,8 +215,11 @@ class NeighborMixture(GraphDistribution):
         self._check_plain("entropy_bound")
         if estimator not in ESTIMATORS:
             raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        if num_samples < (2 if estimator == "later" else 1):
+            raise ValueError(
+                f"num_samples must be at least 1, and 2 for estimator='later', whose draws are one "
+                f"another's baseline; got {num_samples}"
+            )
         (alpha, logits), provenance = untracked(self.table, self.logits)
         samples = entropy_bound(self.hood, alpha, logits, num_samples, estimator, order)
         return track_provenance(samples, provenance)

@@ -10,8 +10,8 @@ from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import lazy_property
 
+from pyro_nmm.caching import derived
 from pyro_nmm.checks import (
     check_all_rows,
     check_label_range,
@@ -105,9 +105,9 @@ class OrderedConditional(GraphDistribution):
         *,
         validate_args=None,
     ) -> None:
-        check_shapes(hood, alpha, logits)
+        alpha, logits = check_shapes(hood, alpha, logits)
         check_all_rows(hood)
-        check_labels(hood, y, hood.num_nodes)
+        y = check_labels(hood, y, hood.num_nodes)
         if estimator not in ESTIMATORS:
             raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
         self.observed_rows = hood.restrict(observed)
@@ -139,16 +139,14 @@ class OrderedConditional(GraphDistribution):
         """``(n,)`` observed node ids in the order of the draw."""
         return self.rows.nodes
 
-    @lazy_property
+    @derived
     def _edge_terms(self) -> EdgeTerms:
-        # Kept with its graph: sample() comes first and runs without gradients.
-        with torch.enable_grad():
-            rows = self.rows
-            label = self.labels.index_select(-1, rows.row)
-            alpha = at_labels(self.alpha, rows.source, label)
-            total = totals(self.alpha).index_select(-1, rows.source)
-            logits = self.logits.index_select(-1, rows.edge)
-            return EdgeTerms(rows.log_softmax(logits), alpha, total)
+        rows = self.rows
+        label = self.labels.index_select(-1, rows.row)
+        alpha = at_labels(self.alpha, rows.source, label)
+        total = totals(self.alpha).index_select(-1, rows.source)
+        logits = self.logits.index_select(-1, rows.edge)
+        return EdgeTerms(rows.log_softmax(logits), alpha, total)
 
     def _flat(self, shape: Size) -> tuple[EdgeTerms, Tensor]:
         terms = EdgeTerms(*(flatten(t, shape) for t in self._edge_terms))
@@ -162,6 +160,7 @@ class OrderedConditional(GraphDistribution):
         terms, (labels,) = EdgeTerms(*untracked(*terms)[0]), untracked(labels)[0]
         return draw_choices(self.rows, terms, labels, self.num_classes, uniforms)
 
+    @torch.inference_mode(False)  # the draw is kept, and a training step may ask for it
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
@@ -169,19 +168,18 @@ class OrderedConditional(GraphDistribution):
         edges = draw.edges.index_select(1, self._row_of).flatten()
         edges = self.rows.within.index_select(0, edges).view_as(draw.edges)
         value = self.observed_rows.source.index_select(0, edges.flatten()).view_as(edges)
-        # The log-probabilities of model and guide are asked for this very value next. A copy,
-        # because the caller may write into what is returned.
-        kept = value.clone()
-        self._last = kept, draw
-        self.observed_rows.remember(kept, edges)
-        return value.view(shape)
+        # Its log-probability is asked for next. A copy, because the caller may write into what is
+        # returned.
+        self._last = value.clone(), draw
+        _, provenance = untracked(self.alpha, self.logits, self.labels)
+        return track_provenance(value.view(shape), provenance)
 
     def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
         """The draw that yields ``value``, and a mask of the choices that are no neighbours."""
         value = flatten(value, shape)
         # The draw may have been made before an expand, for another batch.
-        last = self._last if self._last and len(self._last[0]) == shape.numel() else None
-        if last is not None and torch.equal(last[0], value):
+        last = self._last
+        if last is not None and len(last[0]) == shape.numel() and torch.equal(last[0], value):
             return last[1], None
         value = value.expand(shape.numel(), -1).index_select(1, self._position)
         edges = self.rows.find(value)
@@ -229,7 +227,9 @@ class OrderedConditional(GraphDistribution):
             excess = label.sum(-1, keepdim=True)
             if self.estimator != "em":
                 excess = excess - self._charge(draw, label)
-            entropy = log_prob + (log_choice * excess).sum(-1)
+            variate = (log_choice * excess).sum(-1)
+            # Zero with a derivative: some losses take the entropy term's value for the bound's.
+            entropy = log_prob + (variate - variate.detach())
         parts = (track_provenance(part, provenance) for part in (log_prob, log_prob, entropy))
         return ScoreParts(*parts)
 

@@ -1,0 +1,53 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What surrounds a program whose nodes are one event, and would count that event several times."""
+
+from __future__ import annotations
+
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import get_plates
+from torch import Size, Tensor
+
+#: Plates that Pyro makes for copies of a whole program.
+COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_predictive_samples")
+
+
+class OneEvent(Messenger):
+    """
+    Refuses ``poutine.scale`` and ``poutine.mask`` with an entry for every node: the nodes' labels
+    have one joint log-probability, which broadcasting would count once for each entry.
+    """
+
+    def _pyro_post_sample(self, msg) -> None:
+        batch = msg["fn"].batch_shape
+        for kind in ("scale", "mask"):
+            value = msg[kind]
+            shape = value.shape if isinstance(value, Tensor) else Size()
+            if torch.broadcast_shapes(shape, batch) != batch:
+                raise ValueError(
+                    f"poutine.{kind} of shape {tuple(shape)} around site {msg['name']!r} of batch "
+                    f"shape {tuple(batch)} would count the joint log-probability of all nodes once "
+                    f"for each of its entries: leave nodes out with observed=, or give one number"
+                )
+
+
+def check_plates(batch_shape: Size) -> None:
+    """
+    Refuses plates in which nothing differs: all nodes' labels would be counted once for each of
+    the plate's elements.
+
+    :param Size batch_shape: of the parameters and the observed labels together.
+    """
+    for frame in get_plates():
+        if not frame.vectorized or frame.name in COPIES or frame.size == 1:
+            continue
+        if -frame.dim > len(batch_shape) or batch_shape[frame.dim] == 1:
+            raise ValueError(
+                f"plate {frame.name!r} of size {frame.size} surrounds one labelling of all nodes, "
+                f"whose joint log-probability would be counted {frame.size} times. Nodes are one "
+                f"event: use no plate over nodes, observed= to leave some out, and "
+                f"poutine.scale(scale=...) for a batch of graphs in one. For independent fields, "
+                f"give y, alpha or logits a batch dimension for the plate"
+            )

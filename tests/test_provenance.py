@@ -1,0 +1,255 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Samplers below a discrete parent: what a sample depends on is charged with what follows from it.
+Without its provenance TraceGraph_ELBO leaves those costs out, silently.
+"""
+
+import itertools
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from graphs import labellings, parameters, star
+from pyro.infer import Trace_ELBO, TraceGraph_ELBO
+from pyro.ops.provenance import get_provenance, track_provenance
+from torch_geometric.utils import to_undirected
+
+from pyro_nmm import (
+    ChosenLabels,
+    GaussianConcentrations,
+    InnerProductGraph,
+    LogisticConcentrations,
+    MembershipMixture,
+    NeighborChoice,
+    NeighborMixture,
+    OrderedConditional,
+)
+from pyro_nmm.distributions.batch import GraphDistribution
+from pyro_nmm.exact import enumerate_choices
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import grid_edges, ising, nmm
+from pyro_nmm.sticks import StickShares
+
+HOOD = star(2)
+LABELS = torch.tensor([1, 0, 1])
+CHOICES = torch.tensor([0, 0, 2])
+PAIRS = torch.tensor([[0, 0, 1], [1, 2, 2]])
+
+
+def choices():
+    return HOOD.source[enumerate_choices(HOOD)]
+
+
+def graphs():
+    """Every graph of three nodes."""
+    for present in itertools.product([False, True], repeat=3):
+        yield to_undirected(PAIRS[:, torch.tensor(present)], num_nodes=3)
+
+
+def shifted(x, *shape):
+    """Parameters that depend on ``x``, of any batch shape."""
+    base = torch.linspace(-3, 3, torch.Size(shape).numel()).view(shape)
+    return base * (1 - 2 * x).reshape(*x.shape, *[1] * len(shape))
+
+
+def ordered(kind, x):
+    x = x[..., None]
+    scale = 2 + 3 * x
+    alpha = kind(torch.tensor([0.5, 0.0, 1.0]) + x, width=0.5 + x, scale=scale, num_classes=3)
+    return ChosenLabels(alpha, CHOICES)
+
+
+#: Distributions of a sampled 0 or 1, and every value that they take.
+SAMPLERS = {
+    "choices": (lambda x: NeighborChoice(HOOD, shifted(x, HOOD.num_edges)), choices),
+    "choices given labels, alpha": (
+        lambda x: OrderedConditional(HOOD, (3 * shifted(x, 3, 2)).exp(), torch.zeros(7), LABELS,
+                                     order=torch.arange(3)),
+        choices,
+    ),
+    "choices given labels, attention": (
+        lambda x: OrderedConditional(HOOD, torch.ones(3, 2), shifted(x, HOOD.num_edges), LABELS,
+                                     order=torch.arange(3)),
+        choices,
+    ),
+    "choices given sampled labels": (
+        lambda x: OrderedConditional(HOOD, shifted(torch.zeros(()), 3, 2).exp(), torch.zeros(7),
+                                     (LABELS * x[..., None]).long(), order=torch.arange(3)),
+        choices,
+    ),
+    "labels given choices": (
+        lambda x: ChosenLabels(shifted(x, 3, 2).exp(), CHOICES), lambda: labellings(3)
+    ),
+    "labels given sampled choices": (
+        lambda x: ChosenLabels(torch.tensor([[9.0, 1.0], [1.0, 9.0], [1.0, 5.0]]),
+                               (torch.tensor([1, 1, 2]) * x[..., None]).long()),
+        lambda: labellings(3),
+    ),
+    "grey levels, Gaussian": (partial(ordered, GaussianConcentrations), lambda: labellings(3, 3)),
+    "grey levels, logistic": (partial(ordered, LogisticConcentrations), lambda: labellings(3, 3)),
+    "mixture": (
+        lambda x: NeighborMixture(HOOD, (3 * shifted(x, 3, 2)).exp(), shifted(x, HOOD.num_edges)),
+        lambda: labellings(3),
+    ),
+    "field": (
+        lambda x: ising(grid_edges(1, 3), (0.1 + 0.4 * x)[..., None], 0.4 - x[..., None] + shifted(x, 3)),
+        lambda: labellings(3),
+    ),
+    "graph": (lambda x: InnerProductGraph(shifted(x, 3, 2) * (0.1 + x)), graphs),
+}  # fmt: skip
+
+
+class Utility(GraphDistribution):
+    """A density of the model that does not know of the parent."""
+
+    def __init__(self, like, cost):
+        self.cost = cost
+        super().__init__(torch.Size(), like.event_shape, validate_args=False)
+
+    def log_prob(self, value):
+        return self.cost(value)
+
+
+def gradient_of(make, cost, rate, elbo, steps):
+    """Gradients of the bound towards the log-odds of the parent, which is all that is learned."""
+
+    def guide():
+        x = pyro.sample("x", dist.Bernoulli(logits=rate))
+        pyro.sample("v", make(x))
+
+    def model():
+        pyro.sample("x", dist.Bernoulli(logits=torch.tensor(0.2)))
+        pyro.sample("v", Utility(make(torch.tensor(0.0)), cost))
+
+    grads = []
+    for _ in range(steps):
+        rate.grad = None
+        elbo.loss_and_grads(model, guide)
+        grads.append(rate.grad.clone())
+    return torch.stack(grads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_gradient_of_a_discrete_parent(name):
+    make, values = SAMPLERS[name]
+    laws = [make(torch.tensor(x)) for x in (0.0, 1.0)]
+
+    def cost(value):
+        """What tells one value of the parent from the other, and knows of the sample alone."""
+        return 4.0 * (laws[1].log_prob(value) > laws[0].log_prob(value)).double()
+
+    rate = torch.tensor(0.4, requires_grad=True)
+
+    def bound_given(x):
+        terms = [(laws[int(x)].log_prob(v), cost(v)) for v in values()]
+        log_prob, gain = (torch.stack(t) for t in zip(*terms, strict=True))
+        assert log_prob.exp().sum().item() == pytest.approx(1)
+        return (log_prob.exp() * gain).sum(), -(log_prob.exp() * log_prob).sum()
+
+    parents = dist.Bernoulli(logits=torch.tensor(0.2)), dist.Bernoulli(logits=rate)
+    loss = charged = 0.0
+    for x in (0.0, 1.0):
+        prior, own = (parent.log_prob(torch.tensor(x)) for parent in parents)
+        gain, entropy = bound_given(x)
+        loss = loss - own.exp() * (prior - own + entropy + gain)
+        charged = charged - own.exp() * gain
+    exact = torch.autograd.grad(loss, rate, retain_graph=True)[0]
+    through_the_sample = torch.autograd.grad(charged, rate)[0]
+    if name in ("graph", "field", "mixture"):  # which take values one at a time
+        grads = gradient_of(make, cost, rate, TraceGraph_ELBO(), 600)
+    else:
+        elbo = TraceGraph_ELBO(100, max_plate_nesting=0, vectorize_particles=True)
+        grads = gradient_of(make, cost, rate, elbo, 20)
+    error = grads.std() / len(grads) ** 0.5
+    assert through_the_sample.abs() > 6 * error  # what would be missing without provenance
+    assert (grads.mean() - exact).abs() < 4 * error, (grads.mean(), exact, error)
+
+
+def tracked(name, value):
+    return track_provenance(value, frozenset([name]))
+
+
+def test_every_parameter_leaves_its_trace():
+    alpha, logits = parameters(HOOD, 2)
+    table = tracked("alpha", alpha)
+    attention, y = tracked("logits", logits), tracked("y", LABELS)
+    c = tracked("c", CHOICES)
+    numbers = [tracked(name, torch.ones(3)) for name in ("mean", "width", "scale")]
+    found = {
+        NeighborChoice(HOOD, attention): {"logits"},
+        OrderedConditional(HOOD, table, attention, y): {"alpha", "logits", "y"},
+        ChosenLabels(table, c): {"alpha", "c"},
+        NeighborMixture(HOOD, table, attention): {"alpha", "logits"},
+        InnerProductGraph(tracked("f", torch.randn(3, 2))): {"f"},
+        MembershipMixture(HOOD, tracked("odds", torch.randn(3, 2)), attention): {"odds", "logits"},
+        StickShares(tracked("a", torch.ones(2)), tracked("b", torch.ones(2))): {"a", "b"},
+        ising(grid_edges(1, 3), tracked("J", torch.tensor(0.3)), tracked("h", torch.ones(3))): {
+            "J",
+            "h",
+        },
+    }
+    for kind in (GaussianConcentrations, LogisticConcentrations):
+        found[ChosenLabels(kind(*numbers), c)] = {"mean", "width", "scale", "c"}
+        law = OrderedConditional(HOOD, kind(*numbers, num_classes=2), attention, y)
+        found[law] = {"mean", "width", "scale", "logits", "y"}
+    for law, names in found.items():
+        assert get_provenance(law.sample()) == names, law
+        if law.has_rsample:
+            assert get_provenance(law.rsample()) == names, law
+    mixture = MembershipMixture(HOOD, torch.randn(3, 2), logits)
+    choice = mixture.choices(tracked("s", mixture.sample()))
+    assert get_provenance(choice.sample()) == {"s"}
+    for kind in (GaussianConcentrations, LogisticConcentrations):
+        for place, name in enumerate(("mean", "width", "scale")):
+            plain = [torch.ones(3)] * 3
+            plain[place] = numbers[place]
+            law = ChosenLabels(kind(*plain), CHOICES)
+            assert get_provenance(law.log_prob(torch.tensor([1, 2, 3]))) == {name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("particles", [1, 50])
+def test_latent_labels_above_the_ordered_guide(particles):
+    """A factorised guide of the labels, whose choice of c has its own cost."""
+    alpha, logits = parameters(HOOD, 2, scale=1.0)
+    odds = torch.tensor([0.3, -0.5, 0.8], requires_grad=True)
+    hint = torch.tensor([1.0, -2.0, 0.5])
+
+    def model():
+        y = nmm(HOOD, alpha, logits, collapsed=True)
+        law = dist.Normal(y.to(hint.dtype), 1.0).to_event(1)
+        pyro.sample("w", law, obs=hint)
+
+    def guide():
+        law = dist.Bernoulli(logits=pyro.param("odds", odds))
+        y = pyro.sample("y", law.to_event(1))
+        ordered_guide(HOOD, alpha, logits, y.long(), collapsed=True)
+
+    def exact():
+        every, loss = choices(), 0.0
+        for y in labellings(3):
+            own = dist.Bernoulli(logits=odds).log_prob(y.to(odds.dtype)).sum()
+            bounds = []
+            for order in itertools.permutations(range(3)):
+                q = OrderedConditional(HOOD, alpha, logits, y, order=torch.tensor(order))
+                bounds.append((q.log_prob(every).exp() * q.log_labels(every).sum(-1)).sum())
+            evidence = dist.Normal(y.to(hint.dtype), 1.0).log_prob(hint).sum()
+            loss = loss - own.exp() * (torch.stack(bounds).mean() + evidence - own)
+        return torch.autograd.grad(loss, odds)[0]
+
+    for kind in (TraceGraph_ELBO, Trace_ELBO):
+        elbo = kind(particles, vectorize_particles=particles > 1, max_plate_nesting=0)
+        grads = []
+        for _ in range(40 if particles > 1 else 300):
+            odds.grad = None
+            elbo.loss_and_grads(model, guide)
+            grads.append(odds.grad.clone())
+        grads = torch.stack(grads)
+        error = grads.std(0) / len(grads) ** 0.5
+        scores = (grads.mean(0) - exact()) / error
+        assert scores.abs().max() < 4, (kind, scores)
