@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
@@ -27,6 +28,19 @@ def evaluation(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
+class _NoSites(Messenger):
+    """Refuses sample sites: the model takes over the guide's output, and would lack their prior."""
+
+    def _pyro_sample(self, msg) -> None:
+        raise ValueError(
+            f"network has a sample site {msg['name']!r}, which would be drawn from its prior in "
+            f"the guide and be missing in the model. For random weights write the two programs "
+            f"out: def model(): nmm(hood, *network(hood, x), y, observed), and a guide that draws "
+            f"the weights from an autoguide of poutine.block(model, hide=['z', 'c', 'y']), runs "
+            f"poutine.condition(network, data=weights) and ends in ordered_guide"
+        )
+
+
 class Handover:
     """
     A network that runs once for a pair of guide and model, so that both see the same dropout
@@ -44,7 +58,8 @@ class Handover:
     def run(self, inputs: tuple) -> tuple[Tensor, Tensor]:
         """``alpha`` and ``logits``."""
         register(self.name, self.network)
-        return self.network(self.hood, *inputs)
+        with _NoSites():
+            return self.network(self.hood, *inputs)
 
     def give(self, inputs: tuple) -> tuple[Tensor, Tensor]:
         """Runs the network in the guide, and keeps its output."""

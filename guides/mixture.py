@@ -158,7 +158,9 @@ class MixtureGuide(nn.Module):
             result = self.target(*inputs)
             if self.marginal:
                 return self._credited(result, family, tracer.trace, inputs)
-            y = self._site(tracer.trace, self.site)["value"]
+            labels = self._site(tracer.trace, self.site)
+            y = labels["value"]
+            self._check_support(labels["fn"].support, y)
             c = pyro.sample("c", family.choices(y, order=self.order))
         pyro.factor("baseline", self._baseline(tracer.trace, family, c, y))
         return result
@@ -185,6 +187,13 @@ class MixtureGuide(nn.Module):
                       if node["type"] == "sample"}  # fmt: skip
             pyro.factor("credit", self.credit(family, values, *inputs))
         return result
+
+    def _check_support(self, support: Any, y: Tensor) -> None:
+        if support.is_discrete and not support.check(untracked(y)[0][0]).all():
+            raise ValueError(
+                f"network gives {int(y.max()) + 1} or more labels, but target's site {self.site!r} "
+                f"takes {support}: give both the same num_classes"
+            )
 
     def _site(self, trace: poutine.Trace, name: str) -> Any:
         """The site of this name, with whatever prefix an outer scope gave it."""

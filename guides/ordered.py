@@ -8,6 +8,7 @@ from pyro.distributions import Dirichlet
 from torch import Tensor
 
 from pyro_nmm import Neighborhood, OrderedConditional
+from pyro_nmm.models.whole import OneEvent
 from pyro_nmm.posterior import posterior_alpha
 
 
@@ -63,7 +64,8 @@ def ordered_guide(
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
     q = OrderedConditional(hood, alpha, logits, y, observed, estimator=estimator)
-    c = pyro.sample("c", q)
-    if not collapsed:
-        labels = y.index_select(-1, q.observed_rows.nodes).expand(c.shape)
-        pyro.sample("z", Dirichlet(posterior_alpha(alpha, c, labels)).to_event(1))
+    with OneEvent(q.observed_rows.num_rows):
+        c = pyro.sample("c", q)
+        if not collapsed:
+            labels = y.index_select(-1, q.observed_rows.nodes).expand(c.shape)
+            pyro.sample("z", Dirichlet(posterior_alpha(q.alpha, c, labels)).to_event(1))

@@ -17,6 +17,7 @@ from pyro_nmm.checks import (
     check_values,
 )
 from pyro_nmm.concentrations import Concentrations, OrderedConcentrations
+from pyro_nmm.models.whole import OneEvent, check_plates
 
 
 def nmm(
@@ -49,7 +50,10 @@ def nmm(
     for the ``n`` rows where ``observed`` is true, in ascending node id. Leaving the other
     rows out is exact: they are marginalised. Nodes are event dimensions, not a plate, so
     the program may stand in any plate of the caller's: each slice is then a label field
-    with choices of its own.
+    with choices of its own. What would count one labelling several times is an error: a plate in
+    which neither parameters nor labels differ, and a ``poutine.mask`` or ``poutine.scale`` with an
+    entry for every node. To leave nodes out give ``observed``; to weigh a batch of graphs, joined
+    into one, as a part of all graphs, ``poutine.scale`` with a number.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.
@@ -80,7 +84,17 @@ def nmm(
         obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
         if validate:
             check_label_range(rows, obs, alpha.shape[-1])
+    if obs is not None:
+        shapes = alpha.shape[:-2], logits.shape[:-1], obs.shape[:-1]
+        check_plates(torch.broadcast_shapes(*shapes))
     choice = NeighborChoice(rows, logits.index_select(-1, rows.edge))
+    with OneEvent(rows.num_rows):
+        return _sites(alpha, choice, obs, collapsed)
+
+
+def _sites(
+    alpha: Concentrations, choice: NeighborChoice, obs: Tensor | None, collapsed: bool
+) -> Tensor:
     if collapsed:
         c = pyro.sample("c", choice)
         return pyro.sample("y", ChosenLabels(alpha, c), obs=obs)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import get_plates
 from torch import Size, Tensor
@@ -16,20 +15,37 @@ COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_pr
 
 class OneEvent(Messenger):
     """
-    Refuses ``poutine.scale`` and ``poutine.mask`` with an entry for every node: the nodes' labels
-    have one joint log-probability, which broadcasting would count once for each entry.
+    Around the sites of ``n`` nodes. Refuses ``poutine.scale`` and ``poutine.mask`` with an entry
+    for every node: the nodes' labels have one joint log-probability, which broadcasting would count
+    once for each entry. Refuses choices and labels of other nodes, as a guide of another
+    ``observed`` gives them.
     """
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self.num_rows = num_rows
 
     def _pyro_post_sample(self, msg) -> None:
         batch = msg["fn"].batch_shape
         for kind in ("scale", "mask"):
             value = msg[kind]
             shape = value.shape if isinstance(value, Tensor) else Size()
-            if torch.broadcast_shapes(shape, batch) != batch:
+            if len(shape) > len(batch) or any(
+                size not in (1, own)
+                for size, own in zip(reversed(shape), reversed(batch), strict=False)
+            ):
                 raise ValueError(
                     f"poutine.{kind} of shape {tuple(shape)} around site {msg['name']!r} of batch "
                     f"shape {tuple(batch)} would count the joint log-probability of all nodes once "
                     f"for each of its entries: leave nodes out with observed=, or give one number"
+                )
+        if msg["name"].rpartition("/")[2] in ("c", "y") and msg["value"] is not None:
+            size = msg["value"].shape[-1]
+            if size != self.num_rows:
+                raise ValueError(
+                    f"site {msg['name']!r} has {size} nodes from the guide, but observed selects "
+                    f"{self.num_rows} here: give model and guide the same mask; for labels given "
+                    f"others use NeighborMixture.condition"
                 )
 
 

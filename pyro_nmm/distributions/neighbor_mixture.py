@@ -181,6 +181,8 @@ class NeighborMixture(GraphDistribution):
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
         :return: ``(num_samples, ...)``.
         """
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         q = self.choices(y, observed)
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
         return q.log_labels(q.sample(Size([num_samples]))).sum(-1)

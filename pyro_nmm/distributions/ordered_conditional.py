@@ -69,6 +69,10 @@ class OrderedConditional(GraphDistribution):
     ``"joint"``    the whole bound: textbook REINFORCE                      none
     =============  =======================================================  =========
 
+    Of Pyro's other losses, ``Trace_ELBO`` gives the same gradient for programs with no other sites
+    above ``c``; ``RenyiELBO`` takes ``"joint"`` alone, and raises an empty ``NotImplementedError``
+    for the rest; ``TraceMeanField_ELBO`` is for reparameterised sites and has no score of ``c``.
+
     "The other draws" are the rest of the batch: particles that Pyro vectorizes share one
     order. Where there are none, one more draw is made for the baseline alone.
 
@@ -218,7 +222,7 @@ class OrderedConditional(GraphDistribution):
         (plain,), provenance = untracked(value)
         draw, log_label, log_choice = self._evaluate(plain)
         log_prob = log_choice.sum(-1)
-        entropy = log_prob
+        entropy: Tensor | int = 0  # as stock distributions have it
         if self.estimator != "joint":
             # TraceGraph_ELBO adds score * cost with the whole bound as its cost. The score
             # of a node has mean zero given the past, so any cost that its choice does not
@@ -250,7 +254,7 @@ class OrderedConditional(GraphDistribution):
         if self.estimator == "em":
             return bound
         if self.estimator == "joint":
-            return bound + log_choice.sum(-1) * bound.detach()
+            return bound + log_choice.sum(-1) * (bound.detach() + 1)
         return bound + (log_choice * self._charge(draw, log_label.detach())).sum(-1)
 
     @torch.no_grad()
