@@ -8,6 +8,7 @@ from pyro.distributions import Dirichlet
 from torch import Tensor
 
 from pyro_nmm import Neighborhood, OrderedConditional
+from pyro_nmm.concentrations import written_out
 from pyro_nmm.models.whole import OneEvent
 from pyro_nmm.posterior import posterior_alpha
 
@@ -67,5 +68,6 @@ def ordered_guide(
     with OneEvent(q.observed_rows.num_rows):
         c = pyro.sample("c", q)
         if not collapsed:
+            table = written_out(q.alpha)
             labels = y.index_select(-1, q.observed_rows.nodes).expand(c.shape)
-            pyro.sample("z", Dirichlet(posterior_alpha(q.alpha, c, labels)).to_event(1))
+            pyro.sample("z", Dirichlet(posterior_alpha(table, c, labels)).to_event(1))

@@ -267,6 +267,10 @@ def _strength(coupling: Tensor | float, like: Tensor) -> Tensor:
 
 
 def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
+    given = {"edges": edges, "unary": unary, "strength": strength, "interaction": interaction}
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(value)}: use torch.as_tensor")
     if not unary.is_floating_point():
         raise ValueError(f"unary terms, or field, must be floating-point, got {unary.dtype}")
     if unary.dim() < 2 or unary.shape[-1] < 2:

@@ -57,7 +57,7 @@ def check_plates(batch_shape: Size) -> None:
     :param Size batch_shape: of the parameters and the observed labels together.
     """
     for frame in get_plates():
-        if not frame.vectorized or frame.name in COPIES or frame.size == 1:
+        if frame.dim is None or frame.name in COPIES or frame.size == 1:
             continue
         if -frame.dim > len(batch_shape) or batch_shape[frame.dim] == 1:
             raise ValueError(

@@ -39,7 +39,7 @@ def check_alpha(hood: Neighborhood, alpha: Concentrations) -> Concentrations:
                 f"{tuple(alpha.mean.shape)}"
             )
         return alpha
-    _check_float("alpha", alpha, hood)
+    check_float("alpha", alpha, hood)
     if alpha.dim() < 2 or alpha.shape[-2] != hood.num_nodes or alpha.shape[-1] < 2:
         raise ValueError(
             f"alpha must have shape (..., {hood.num_nodes}, C), one row per node and "
@@ -50,7 +50,7 @@ def check_alpha(hood: Neighborhood, alpha: Concentrations) -> Concentrations:
 
 def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
     """The attention's scores; see :func:`check_shapes`."""
-    _check_float("logits", logits, hood)
+    check_float("logits", logits, hood)
     if logits.dim() < 1 or logits.shape[-1] != hood.num_edges:
         raise ValueError(
             f"logits must have shape (..., {hood.num_edges}), one score per edge of hood "
@@ -161,7 +161,8 @@ def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:
     return torch.searchsorted(rows.nodes, order)
 
 
-def _check_float(name: str, value: Tensor, hood: Neighborhood) -> None:
+def check_float(name: str, value: Tensor, hood: Neighborhood) -> None:
+    """A floating-point tensor on the graph's device."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         got = value.dtype if isinstance(value, Tensor) else type(value)
         raise ValueError(f"{name} must be a floating-point tensor, got {got}")

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pyro.ops.provenance import extract_provenance
 from torch import Size, Tensor
@@ -46,9 +48,10 @@ class OrderedConcentrations:
         mean = in_single(mean)
         self.mean, self.num_classes, self.floor = mean, num_classes, floor
         # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled width.
-        like = {"dtype": mean.dtype, "device": mean.device}
         self.width, self.scale = (
-            t.to(**like) if isinstance(t, Tensor) else torch.tensor(t, **like)
+            (t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.double)).to(
+                mean.device, mean.dtype
+            )
             for t in (width, scale)
         )
         for name, value in (("width", self.width), ("scale", self.scale)):
@@ -113,8 +116,9 @@ class OrderedConcentrations:
 
 @extract_provenance.register(OrderedConcentrations)
 def _extract_provenance(alpha: OrderedConcentrations) -> tuple[OrderedConcentrations, frozenset]:
-    parameters, provenance = extract_provenance((alpha.mean, alpha.width, alpha.scale))
-    return type(alpha)(*parameters, alpha.num_classes, alpha.floor), provenance
+    plain: Any
+    plain, provenance = extract_provenance((alpha.mean, alpha.width, alpha.scale))
+    return type(alpha)(*plain, alpha.num_classes, alpha.floor), provenance
 
 
 #: What stands for alpha.

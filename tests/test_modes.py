@@ -25,10 +25,18 @@ from pyro.infer import (
 from pyro.nn import PyroModule, PyroSample
 
 import pyro_nmm
-from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import (
+    ChosenLabels,
+    InnerProductGraph,
+    MembershipMixture,
+    NeighborChoice,
+    Neighborhood,
+    NeighborMixture,
+    OrderedConditional,
+)
 from pyro_nmm.exact import enumerate_choices
 from pyro_nmm.guides import AmortizedNMM, MixtureGuide, density, ordered_guide
-from pyro_nmm.models import FreeNMM, grid_edges, ising, nmm
+from pyro_nmm.models import FreeNMM, PairwiseMRF, grid_edges, ising, nmm
 
 Y = torch.tensor([0, 1, 1, 0, 1])
 
@@ -339,6 +347,16 @@ def test_more_bad_input():
         NeighborMixture(hood, alpha, None)
     with pytest.raises(ValueError, match=r"alpha must be a floating-point tensor, got .*ndarray"):
         NeighborMixture(hood, alpha.numpy(), logits)
+    numbers = alpha.numpy()
+    with pytest.raises(ValueError, match=r"factors must be a floating-point tensor, got .*ndarray"):
+        InnerProductGraph(numbers)
+    with pytest.raises(ValueError, match=r"log_odds must be a floating-point tensor, got .*ndarr"):
+        MembershipMixture(hood, numbers, logits)
+    field = ising(grid_edges(1, 5), 0.3, torch.zeros(5))
+    for name in ("edges", "unary", "strength", "interaction"):
+        given = {n: getattr(field, n) for n in ("edges", "unary", "strength", "interaction")}
+        with pytest.raises(ValueError, match=rf"{name} must be a tensor, got .*ndarray"):
+            PairwiseMRF(**given | {name: numbers})
     for sizes in ((3.0, 3), (3, 3.5), (3, 3, 1.0)):
         with pytest.raises(ValueError, match=r"grid needs .* integers"):
             Neighborhood.grid(*sizes)

@@ -62,6 +62,9 @@ class InnerProductGraph(GraphDistribution):
         loops: bool = False,
         validate_args=None,
     ) -> None:
+        if not isinstance(factors, Tensor) or not factors.is_floating_point():
+            got = factors.dtype if isinstance(factors, Tensor) else type(factors)
+            raise ValueError(f"factors must be a floating-point tensor, got {got}")
         if factors.dim() < 2:
             raise ValueError(f"factors must have shape (..., N, D), got {tuple(factors.shape)}")
         if not weight > 0:

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
 from torch.nn import functional as F
 
-from pyro_nmm.checks import check_logits, check_values
+from pyro_nmm.checks import check_float, check_logits, check_values
 from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.neighborhood import Neighborhood
@@ -96,6 +96,7 @@ class MembershipMixture(GraphDistribution):
         validate_args=None,
     ) -> None:
         logits = check_logits(hood, logits)
+        check_float("log_odds", log_odds, hood)
         if log_odds.dim() < 2 or log_odds.shape[-2] != hood.num_nodes:
             raise ValueError(
                 f"log_odds must have shape (..., {hood.num_nodes}, K), one row per node, got "
