@@ -118,7 +118,8 @@ class OrderedConcentrations:
 def _extract_provenance(alpha: OrderedConcentrations) -> tuple[OrderedConcentrations, frozenset]:
     plain: Any
     plain, provenance = extract_provenance((alpha.mean, alpha.width, alpha.scale))
-    return type(alpha)(*plain, alpha.num_classes, alpha.floor), provenance
+    mean, width, scale = plain
+    return type(alpha)(mean, width, scale, alpha.num_classes, alpha.floor), provenance
 
 
 #: What stands for alpha.
