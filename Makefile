@@ -1,12 +1,16 @@
 # make demo: environment, installation, the examples, their pictures.
 # make test: environment, installation, all checks and tests.
+# make floor: the quick tests with the lowest versions that pyproject.toml allows, in an environment of
+# its own (several GB, for the oldest torch comes with CUDA).
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+CONSTRAINTS = constraints.txt
+FLOOR ?= build/floor
 
-.PHONY: demo test lint benchmarks clean
+.PHONY: demo test quick floor lint benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/karate.py --output output/karate.png
@@ -17,6 +21,12 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=95
 
+quick: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+floor:
+	$(MAKE) quick VENV=$(FLOOR) CONSTRAINTS=floor.txt
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -26,10 +36,10 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/gradient_variance.py
 	$(BIN)/python benchmarks/speed.py
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip --constraint constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fast,examples,test]'
+	$(BIN)/python -m pip install --quiet --upgrade pip --constraint $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[fast,examples,test]'
 	touch $@
 
 clean:

@@ -4,12 +4,25 @@
 """
 ``compiled`` is the module of compiled CPU loops, or ``None`` without numba (the ``fast``
 extra). Set it to ``None`` to run the tensor code on the CPU as well.
+
+A numba that is installed but fails gives a ``RuntimeWarning``, because the tensor code that
+stands in for its loops takes about ten times as long.
 """
 
+import warnings
 from types import ModuleType
 
 compiled: ModuleType | None
 try:
     from pyro_nmm import compiled  # type: ignore[no-redef]
-except ImportError:
+except Exception as error:  # a broken numba raises anything: SystemError, OSError, ...
     compiled = None
+    if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
+        warnings.warn(
+            "numba is installed, but the compiled loops do not load "
+            f"({type(error).__name__}: {error}). Everything runs in PyTorch instead, on a CPU "
+            "about ten times slower. Install versions of numba and numpy that fit "
+            "(pip install --upgrade numba), or uninstall numba.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -4,13 +4,19 @@
 """The built wheel and sdist, away from the checkout."""
 
 import ast
+import importlib.metadata
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,19 +36,69 @@ def built(tmp_path_factory):
     return out
 
 
+def held(sdist):
+    with tarfile.open(sdist) as archive:
+        files = [member.name.split("/", 1)[-1] for member in archive if member.isfile()]
+    made = {"PKG-INFO", "setup.cfg"}
+    return {name for name in files if name not in made and "egg-info/" not in name}
+
+
 @pytest.mark.slow
-def test_sdist_holds_the_sources(built):
+def test_sdist_holds_what_its_tests_need(built):
     (path,) = built.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
-        names = [name.split("/", 1)[-1] for name in archive.getnames()]
-    for wanted in (
-        "models/nmm.py",
-        "guides/ordered.py",
-        "pyro_nmm/py.typed",
+    assert held(path) >= {
+        ".ci/run",
+        "CHANGELOG.md",
         "LICENSE",
+        "Makefile",
         "README.md",
-    ):
-        assert wanted in names
+        "benchmarks/results/mrf.jsonl",
+        "constraints.txt",
+        "docs/ising.png",
+        "examples/karate.py",
+        "floor.txt",
+        "guides/ordered.py",
+        "models/nmm.py",
+        "pyro_nmm/py.typed",
+        "tests/conftest.py",
+        "tests/oracle.py",
+    }
+
+
+@pytest.mark.slow
+def test_sdist_holds_every_tracked_file_and_no_ignored_one(built):
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout")
+    (path,) = built.glob("*.tar.gz")
+
+    def listed(*options):
+        return set(run("git", "ls-files", *options, cwd=ROOT).splitlines())
+
+    assert listed() - listed("--deleted") <= held(path)
+    assert held(path) <= listed("--cached", "--others", "--exclude-standard")
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def requirements(extras):
+    """What an installation with these extras asks for."""
+    lines = PROJECT["dependencies"] + [
+        line for extra in extras for line in PROJECT["optional-dependencies"][extra]
+    ]
+    return [Requirement(line) for line in lines]
+
+
+def test_floor_is_the_lower_bound_of_every_requirement():
+    stated = {}
+    for requirement in requirements(PROJECT["optional-dependencies"]):
+        (bound,) = requirement.specifier
+        assert bound.operator == ">=", requirement
+        version = Version(bound.version)
+        assert stated.setdefault(canonicalize_name(requirement.name), version) == version
+    lines = [line for line in (ROOT / "floor.txt").read_text().splitlines() if line[0] != "#"]
+    floor = dict(line.split("==") for line in lines)
+    assert {canonicalize_name(name): Version(number) for name, number in floor.items()} == stated
 
 
 @pytest.mark.slow
@@ -83,6 +139,55 @@ def test_types_of_the_installed_wheel(built, tmp_path):
     environment = {"MYPYPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     out = run(*command, cwd=tmp_path, env=environment)
     assert 'Revealed type is "int"' in out or "builtins.int" in out
+
+
+def installed(requirements):
+    """The distributions that these requirements bring, and those that they bring in turn."""
+    found, waiting = {}, list(requirements)
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        waiting += map(Requirement, found[name].requires or [])
+    return found.values()
+
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+# What the README's first block leaves to its reader, a graph and a classifier.
+GIVEN = """
+import torch
+from torch_geometric.datasets import KarateClub
+
+data = KarateClub()[0]
+data.val_mask, data.test_mask = ~data.train_mask, ~data.train_mask
+model = lambda x, edge_index: 3 * torch.randn(34, 4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_readme_needs_no_more_than_it_says(built, tmp_path, number):
+    """
+    The code runs, for a few steps, with the wheel and its runtime dependencies; a block that
+    needs an extra says so.
+    """
+    code = re.sub(r"(range\(|num_steps=)\d+", r"\g<1>2", BLOCKS[number])
+    extras = re.findall(r"# pip install '\.\[(\w+)\]'", code)
+    (wheel,) = built.glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    for distribution in installed(requirements(extras)):
+        tops = {file.parts[0] for file in distribution.files}
+        for top in tops - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(distribution.locate_file(top))
+    script = tmp_path / "script.py"
+    script.write_text(GIVEN * (number == 0) + code)
+    environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    run(sys.executable, "-S", "-W", "error::RuntimeWarning", script, cwd=tmp_path, env=environment)
 
 
 def imported(path):

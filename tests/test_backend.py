@@ -1,0 +1,80 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The compiled loops are left out in silence without numba, and with a warning if it is broken."""
+
+import os
+import runpy
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import pyro_nmm
+from pyro_nmm import backend
+
+BROKEN = {
+    "raise ImportError('Numba needs NumPy 2.3 or less')": "ImportError: Numba needs NumPy 2.3",
+    "import a_missing_llvmlite": "ModuleNotFoundError: No module named 'a_missing_llvmlite'",
+    "raise SystemError('initialization failed')": "SystemError: initialization failed",
+    "raise OSError('libllvmlite.so: no such file')": "OSError: libllvmlite.so",
+    "": "AttributeError: module 'numba' has no attribute 'njit'",
+}
+
+
+@pytest.fixture
+def imported(monkeypatch, tmp_path):
+    """The backend, imported afresh with another numba or with none, and its warnings."""
+
+    def run(numba):
+        if numba is not None:
+            (tmp_path / "numba.py").write_text(numba)
+            monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(sys.modules, "numba", None)
+        if numba is not None:
+            del sys.modules["numba"]
+        monkeypatch.delitem(sys.modules, "pyro_nmm.compiled", raising=False)
+        monkeypatch.delattr(pyro_nmm, "compiled", raising=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            return runpy.run_path(backend.__file__)["compiled"], caught
+
+    return run
+
+
+@pytest.mark.parametrize("numba", BROKEN)
+def test_broken_numba_warns(numba, imported):
+    compiled, (warning,) = imported(numba)
+    assert compiled is None
+    assert warning.category is RuntimeWarning
+    assert BROKEN[numba] in str(warning.message)
+    assert "ten times slower" in str(warning.message)
+    assert "pip install --upgrade numba" in str(warning.message)
+
+
+def test_absent_numba_is_silent(imported):
+    compiled, caught = imported(None)
+    assert compiled is None
+    assert not caught
+
+
+def test_library_with_a_broken_numba(tmp_path):
+    """One warning in a new process, and draws work."""
+    (tmp_path / "numba.py").write_text("raise SystemError('initialization failed')")
+    script = """
+import torch
+from pyro_nmm import Neighborhood, NeighborMixture, backend
+hood = Neighborhood.grid(2, 2)
+mix = NeighborMixture(hood, torch.ones(4, 2), torch.zeros(hood.num_edges))
+print(backend.compiled, mix.sample().shape[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "None 4\n", done.stderr
+    assert done.stderr.count("RuntimeWarning: numba is installed, but") == 1
