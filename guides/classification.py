@@ -141,7 +141,6 @@ def fit_nmm(
 
         >>> from pyro_nmm.data import digits, random_split
         >>> from pyro_nmm.models import NMMNetwork
-    from pyro_nmm.node_data import checked, contents, labels_in
         >>> from pyro_nmm.models.backbones import gcn
         >>> data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
         >>> hood = Neighborhood(data.edge_index, data.num_nodes)
