@@ -130,39 +130,39 @@ def fit_nmm(
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[NeighborMixture, Scores]:
     r"""
-        The bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
-        ``eq-learn-obj``, early stopping on the validation nodes' :math:`p(y_i \mid y_\tau)`.
+    The bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
+    ``eq-learn-obj``, early stopping on the validation nodes' :math:`p(y_i \mid y_\tau)`.
 
-        .. math::
+    .. math::
 
-            \min_\theta \; -\frac1{|\tau|} E_{q(c \mid y_\tau)} \left[
-                \log \frac{p_\theta(y_\tau, c)}{q_\theta(c \mid y_\tau)} \right]
-                \; + \text{penalty}
+        \min_\theta \; -\frac1{|\tau|} E_{q(c \mid y_\tau)} \left[
+            \log \frac{p_\theta(y_\tau, c)}{q_\theta(c \mid y_\tau)} \right]
+            \; + \text{penalty}
 
-        >>> from pyro_nmm.data import digits, random_split
-        >>> from pyro_nmm.models import NMMNetwork
-        >>> from pyro_nmm.models.backbones import gcn
-        >>> data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
-        >>> hood = Neighborhood(data.edge_index, data.num_nodes)
-        >>> network = NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10)
-        >>> mix, curve = fit_nmm(network, data, hood, agreement=Agreement(1797, 10), num_epochs=5)
-        >>> posterior = mix.condition(data.y, data.train_mask, num_samples=64)
-        >>> posterior.marginals().shape
-        torch.Size([1797, 10])
+    >>> from pyro_nmm.data import digits, random_split
+    >>> from pyro_nmm.models import NMMNetwork
+    >>> from pyro_nmm.models.backbones import gcn
+    >>> data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
+    >>> hood = Neighborhood(data.edge_index, data.num_nodes)
+    >>> network = NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10)
+    >>> mix, curve = fit_nmm(network, data, hood, agreement=Agreement(1797, 10), num_epochs=5)
+    >>> posterior = mix.condition(data.y, data.train_mask, num_samples=64)
+    >>> posterior.marginals().shape
+    torch.Size([1797, 10])
 
-        Inside a larger Pyro program, :class:`~pyro_nmm.guides.AmortizedNMM` does the same.
+    Inside a larger Pyro program, :class:`~pyro_nmm.guides.AmortizedNMM` does the same.
 
-        :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
-            :class:`~pyro_nmm.models.NMMNetwork`.
-        :param Neighborhood hood: of ``data.edge_index``.
-        :param Agreement agreement: lets unlabelled nodes teach too, with their posteriors.
-        :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
-        :param int num_particles: draws of :math:`q(c \mid y)` a step.
-        :param int num_samples: draws of the posterior, for validation.
-        :return: the mixture of the best epoch, over ``(N,)`` labels, and the two validation scores
-            of every epoch, ``criterion`` first.
+    :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
+        :class:`~pyro_nmm.models.NMMNetwork`.
+    :param Neighborhood hood: of ``data.edge_index``.
+    :param Agreement agreement: lets unlabelled nodes teach too, with their posteriors.
+    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
+    :param int num_particles: draws of :math:`q(c \mid y)` a step.
+    :param int num_samples: draws of the posterior, for validation.
+    :return: the mixture of the best epoch, over ``(N,)`` labels, and the two validation scores
+        of every epoch, ``criterion`` first.
 
-        The other parameters are those of :func:`fit_classifier`.
+    The other parameters are those of :func:`fit_classifier`.
     """
     data = _prepared(data, lr, weight_decay, criterion)
     check_integers(1, num_particles=num_particles, num_samples=num_samples)
