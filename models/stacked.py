@@ -160,9 +160,9 @@ class StackedNMM(nn.Module):
     @torch.no_grad()
     def _finite(self) -> bool:
         """Whether alpha and logits are, and alpha positive."""
-        scale, kappa, floor, gamma, similarity = self.parameters()
-        numbers = torch.stack([scale.exp(), kappa.exp(), floor.exp(), gamma, similarity])
-        return bool(numbers.isfinite().all() and (numbers[:3] > 0).all())
+        positive = torch.stack([self.log_scale, self.log_kappa, self.log_floor]).exp()
+        others = torch.stack([self.gamma, self.similarity])
+        return bool((positive > 0).all() and torch.cat([positive, others]).isfinite().all())
 
     @torch.no_grad()
     def _start(self, scores: Tensor, y: Tensor, held_out: Tensor) -> dict:

@@ -100,9 +100,10 @@ def test_labels_that_are_no_integers(run, dtype):
         run(changed(y=ring().y[:, None]))
 
 
+@BOTH
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
-def test_small_integers_are_labels(dtype):
-    assert classify(changed(y=ring().y.to(dtype)))[1] == classify(ring())[1]
+def test_small_integers_are_labels(run, dtype):
+    assert run(changed(y=ring().y.to(dtype)))[1] == run(ring())[1]
 
 
 @BOTH
