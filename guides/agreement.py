@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import NeighborMixture
+from pyro_nmm.checks import check_integers
 
 
 class Agreement(nn.Module):
@@ -55,11 +58,15 @@ class Agreement(nn.Module):
         warmup: int = 50,
     ) -> None:
         super().__init__()
-        if not 0 < temperature <= 1 or not 0 <= memory < 1:
-            raise ValueError(
-                f"temperature must be in (0, 1] and memory in [0, 1), got {temperature} and "
-                f"{memory}"
-            )
+        check_integers(1, num_nodes=num_nodes)
+        check_integers(2, num_classes=num_classes)
+        check_integers(0, warmup=warmup)
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"weight must be finite and not negative, got {weight}")
+        if not 0 < temperature <= 1:
+            raise ValueError(f"temperature must be in (0, 1], got {temperature}")
+        if not 0 <= memory < 1:
+            raise ValueError(f"memory must be in [0, 1), got {memory}")
         self.weight, self.temperature = weight, temperature
         self.memory, self.warmup = memory, warmup
         self.register_buffer("past", torch.zeros(num_nodes, num_classes))
@@ -73,10 +80,11 @@ class Agreement(nn.Module):
         :param Tensor teacher: ``(N, C)``, taken as constant.
         :return: a number.
         """
-        if teacher.shape != self.past.shape:
-            raise ValueError(
-                f"teacher must have shape {tuple(self.past.shape)}, got {tuple(teacher.shape)}"
-            )
+        for name, value in (("teacher", teacher), ("probs", probs)):
+            if value.shape != self.past.shape:
+                raise ValueError(
+                    f"{name} must have shape {tuple(self.past.shape)}, got {tuple(value.shape)}"
+                )
         with torch.no_grad():
             self.calls += 1
             self.past.lerp_(teacher.to(self.past), 1 - self.memory)

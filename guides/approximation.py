@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.checks import check_integers, check_positive
 from pyro_nmm.guides.handover import evaluation
 from pyro_nmm.models.ising import PairwiseMRF
+from pyro_nmm.training import check_loss, check_weights
 
 
 def fit_mixture(
@@ -57,9 +59,17 @@ def fit_mixture(
     :param progress: wraps the range of steps, for example ``tqdm``.
     :return: the mixture for the last step's target, and the loss of every step, in nats. Cost: a
         step :math:`O(E C^2)` a sample.
+    :raises ValueError: for numbers that cannot be, another number of nodes or labels than the
+        target's, and a loss that is not finite.
     """
-    if not 0 <= warmup <= 1 or num_steps < 1:
-        raise ValueError(f"warmup must be in [0, 1] and num_steps positive, got {warmup=}")
+    check_integers(1, num_steps=num_steps, num_samples=num_samples)
+    check_positive(lr=lr)
+    if not 0 <= warmup <= 1:
+        raise ValueError(f"warmup must be in [0, 1], got {warmup}")
+    if not isinstance(field, PairwiseMRF) and not callable(field):
+        raise ValueError(
+            f"field must be a PairwiseMRF or a function that makes one, got {type(field)}"
+        )
     optimizer = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: max(min(1.0, 2 - 2 * step / num_steps), 1e-3)
@@ -69,6 +79,8 @@ def fit_mixture(
         target = field if isinstance(field, PairwiseMRF) else field(step)
         if target.batch_shape:
             raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
+        if target.num_nodes != hood.num_nodes:
+            raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
         if order is None:
             order = torch.cat(target.colors())
         share = min(1.0, (step + 1) / max(warmup * num_steps, 1))
@@ -78,9 +90,11 @@ def fit_mixture(
         bound = mixture.entropy_bound(num_samples, "horizon", order).mean()
         loss = -bound - target.expected_potential(mixture)
         loss.backward()
+        check_loss(loss.item(), f"step {step}")
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
+    check_weights(network, f"step {num_steps - 1}")
     with evaluation(network):
         alpha, logits = network(hood, target)
     return NeighborMixture(hood, alpha.detach(), logits.detach()), losses

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm.checks import check_integers, check_positive
 from pyro_nmm.guides.agreement import Agreement
 from pyro_nmm.metrics import log_likelihood
 from pyro_nmm.models import NMMNetwork
+from pyro_nmm.node_data import checked, contents, labels_in
 from pyro_nmm.training import train
 
 Scores = list[tuple[float, ...]]
@@ -46,24 +48,27 @@ def fit_classifier(
             \log \mathrm{softmax}(f_\theta(X)_i)_{y_i} \; + \text{penalty}
 
     :param nn.Module network: ``(x, edge_index) -> (N, C)``.
-    :param Data data: with ``x``, ``edge_index``, ``y`` and boolean masks ``(N,)``
-        ``train_mask`` and ``val_mask``.
+    :param Data data: with ``x``, ``edge_index``, integer labels ``y`` ``(N,)``, read in the masks
+        only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
     :param Agreement agreement: lets unlabelled nodes teach too, here with the classifier's own
         predictions.
     :param float weight_decay: on the first layer alone, as Kipf and Welling (2017) have it.
     :param str criterion: of early stopping, ``"accuracy"`` or ``"likelihood"``; the other one
         tells equals apart.
-    :param Path checkpoint: see :func:`~pyro_nmm.training.train`, as ``progress``.
+    :param Path checkpoint: see :func:`~pyro_nmm.training.train`, as ``progress``. It knows the
+        data and the network that it was made with.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first.
+    :raises ValueError: for data that lack something, masks that overlap, labels that the network
+        has no column for, and checkpoints of another run.
     """
-    _check(data)
+    data = _prepared(data, lr, weight_decay, criterion)
     inputs = (data.x, data.edge_index)
-    modules = nn.ModuleList([network, agreement] if agreement is not None else [network])
 
     def backward() -> float:
         out = network(*inputs)
-        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        y = labels_in(data, "train_mask", out.shape[-1])
+        loss = F.cross_entropy(out[data.train_mask], y)
         if agreement is not None:
             probs = out.softmax(-1)
             loss = loss + agreement(probs, probs.detach())
@@ -72,10 +77,10 @@ def fit_classifier(
 
     optimizer = torch.optim.Adam(_groups(network, [network], weight_decay), lr=lr)
     scores = train(
-        modules, optimizer, backward,
+        _together(network, agreement), optimizer, backward,
         lambda: _quality(network(*inputs).softmax(-1), data, criterion),
         num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
-        settings=f"{lr=} {weight_decay=} {criterion=} {_describe(network, agreement, data)}",
+        settings=contents(data) | {"criterion": criterion},
     )  # fmt: skip
     with torch.no_grad():
         return network(*inputs), scores
@@ -99,6 +104,7 @@ def nmm_loss(
     """
     known = {"y": data.y, "observed": data.train_mask}
     alpha, logits = network(hood, data.x, data.edge_index)
+    labels_in(data, "train_mask", alpha.shape[-1])
     q = OrderedConditional(hood, alpha, logits, **known, estimator=estimator)
     loss = -q.surrogate(q.sample(Size([num_particles]))).mean() / len(q.order)
     if agreement is not None:
@@ -158,8 +164,10 @@ def fit_nmm(
 
     The other parameters are those of :func:`fit_classifier`.
     """
-    _check(data)
-    modules = nn.ModuleList([network, agreement] if agreement is not None else [network])
+    data = _prepared(data, lr, weight_decay, criterion)
+    check_integers(1, num_particles=num_particles, num_samples=num_samples)
+    if hood.num_nodes != data.num_nodes:
+        raise ValueError(f"hood has {hood.num_nodes} nodes, but data {data.num_nodes}")
     inputs, known = (data.x, data.edge_index), {"y": data.y, "observed": data.train_mask}
 
     def backward() -> float:
@@ -178,40 +186,36 @@ def fit_nmm(
         backbones = [b for b in (network.labels, network.attention) if b is not None]
     optimizer = torch.optim.Adam(_groups(network, backbones, weight_decay), lr=lr)
     scores = train(
-        modules, optimizer, backward, validate,
+        _together(network, agreement), optimizer, backward, validate,
         num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
-        settings=f"{lr=} {weight_decay=} {criterion=} {estimator=} {num_particles=} "
-                 f"{num_samples=} {_describe(network, agreement, data)}",
+        settings=contents(data) | {
+            "hood": (hood.num_nodes, hood.ptr, hood.source), "criterion": criterion,
+            "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
+        },
     )  # fmt: skip
     with torch.no_grad():
         return NeighborMixture(hood, *network(hood, *inputs)), scores
 
 
-def _describe(network: nn.Module, agreement: Agreement | None, data: Data) -> str:
-    """What a checkpoint must share with the run that resumes it, besides numbers."""
-    digest = hashlib.sha256()
-    known = data.train_mask | data.val_mask
-    for part in (data.edge_index, data.train_mask, data.val_mask, data.y[known]):
-        digest.update(part.cpu().numpy().tobytes())
-    return f"{network!r} {agreement!r} data={digest.hexdigest()[:16]}"
+def _together(network: nn.Module, agreement: Agreement | None) -> nn.ModuleDict:
+    """What a checkpoint must hold."""
+    agreeing = {} if agreement is None else {"agreement": agreement}
+    return nn.ModuleDict({"network": network} | agreeing)
 
 
-def _check(data: Data) -> None:
-    for name in ("train_mask", "val_mask"):
-        mask = data[name]
-        if mask.dtype != torch.bool or mask.shape != (data.num_nodes,) or not mask.any():
-            raise ValueError(
-                f"data.{name} must be a boolean mask of shape ({data.num_nodes},) that selects at "
-                f"least one node, got {mask.dtype} of shape {tuple(mask.shape)}; masks of shape "
-                f"(N, splits) go through pyro_nmm.data.select_split"
-            )
+def _prepared(data: Data, lr: float, weight_decay: float, criterion: str) -> Data:
+    check_positive(lr=lr)
+    if not 0 <= weight_decay < math.inf:
+        raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
+    if criterion not in ("accuracy", "likelihood"):
+        raise ValueError(f"criterion must be 'accuracy' or 'likelihood', got {criterion!r}")
+    return checked(data)
 
 
 def _quality(probs: Tensor, data: Data, criterion: str) -> tuple[float, float]:
     """Validation accuracy and log-likelihood, the criterion first."""
-    if criterion not in ("accuracy", "likelihood"):
-        raise ValueError(f"criterion must be 'accuracy' or 'likelihood', got {criterion!r}")
-    probs, y = probs[data.val_mask], data.y[data.val_mask]
+    y = labels_in(data, "val_mask", probs.shape[-1])
+    probs = probs[data.val_mask]
     accuracy = (probs.argmax(-1) == y).double().mean().item()
     likelihood = log_likelihood(probs.clamp(min=1e-12), y).item()
     return (accuracy, likelihood) if criterion == "accuracy" else (likelihood, accuracy)

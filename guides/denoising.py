@@ -11,9 +11,18 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import Neighborhood, OrderedConditional
+from pyro_nmm.checks import check_integers, check_positive
+from pyro_nmm.fingerprint import fingerprint
 from pyro_nmm.models.denoiser import Denoiser
 from pyro_nmm.models.unet import UNet
-from pyro_nmm.training import generators, load_checkpoint, save_checkpoint, set_generators
+from pyro_nmm.training import (
+    check_loss,
+    check_weights,
+    generators,
+    resume,
+    save_checkpoint,
+    set_generators,
+)
 
 LOSSES = ("squared", "log")
 
@@ -66,8 +75,8 @@ def fit_denoiser(
     >>> losses = fit_denoiser(network, lambda: patches, num_steps=3)
 
     :param network: the U-Net alone, or with an NMM on it.
-    :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels; a U-Net's unit
-        is 255 of them.
+    :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels of any type, from
+        zero; a U-Net's unit is 255 of them, an NMM's labels end at ``num_classes - 1``.
     :param float last_rate: times ``lr``, what the rate falls to: zero, or more for a fit that
         another one carries on.
     :param float unet_rate: times ``lr`` is the rate of the U-Net under an NMM; below one for a
@@ -76,22 +85,25 @@ def fit_denoiser(
     :param str loss: of a U-Net, ``"squared"`` or ``"log"``.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
     :param float mean_weight: :math:`w`; zero for the bound alone.
-    :param Path checkpoint: where to save, every ``save_every`` steps, and to go on from.
-    :param str settings: what the run depends on besides; resuming under others is an error.
+    :param Path checkpoint: where to save, every ``save_every`` steps and at the end, and to go on
+        from. It knows these numbers, the seed, and the network with the weights that it had at the
+        call: resuming with others is an error, as in :func:`~pyro_nmm.training.train`.
+    :param str settings: what the run depends on besides. ``draw`` is a function, so that its images
+        and its sizes are not known: name them here.
     :param progress: wraps the range of steps, for example ``tqdm``.
     :return: every step's loss: the mean squared error in grey levels squared, or its logarithm, or
         the negative bound in nats a pixel and channel. The network is in evaluation mode.
+    :raises ValueError: for numbers and patches that cannot be, a loss that is not finite, weights
+        that are NaN, which are not saved, and a checkpoint of another run.
     """
-    if min(num_steps, save_every) < 1 or not 0 <= max_noise < math.inf:
-        raise ValueError(
-            f"num_steps and save_every must be positive and max_noise not negative, got "
-            f"{num_steps}, {save_every} and {max_noise}"
-        )
-    if not 0 <= last_rate <= 1 or not mean_weight >= 0:
-        raise ValueError(
-            f"last_rate must lie in 0..1 and mean_weight not be negative, got {last_rate} and "
-            f"{mean_weight}"
-        )
+    check_integers(1, num_steps=num_steps, save_every=save_every)
+    check_positive(lr=lr)
+    others = {"max_noise": max_noise, "mean_weight": mean_weight, "unet_rate": unet_rate}
+    for name, amount in others.items():
+        if not 0 <= amount < math.inf:
+            raise ValueError(f"{name} must be finite and not negative, got {amount}")
+    if not 0 <= last_rate <= 1:
+        raise ValueError(f"last_rate must lie in 0..1, got {last_rate}")
     if loss not in LOSSES:
         raise ValueError(f"loss must be one of {LOSSES}, got {loss!r}")
     groups: list[dict] = [{"params": list(network.parameters())}]
@@ -104,30 +116,23 @@ def fit_denoiser(
     fall = (1 - last_rate) / num_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - fall * step)
     losses: list[float] = []
-    settings = (
-        f"{num_steps=} {lr=} {last_rate=} {unet_rate=} {max_noise=} {loss=} {estimator=} "
-        f"{mean_weight=} {settings}"
-    )
-    if checkpoint is not None and (state := load_checkpoint(checkpoint)) is not None:
-        if state["settings"] != settings:
-            raise ValueError(
-                f"checkpoint {checkpoint} was made with settings {state['settings']!r}, not "
-                f"{settings!r}: remove it or give another path"
-            )
-        for part, name in ((network, "network"), (optimizer, "optimizer"), (schedule, "schedule")):
-            part.load_state_dict(state[name])
-        losses = state["losses"]
-        set_generators(state["generators"])
+    here: dict[str, str] = {}
+    if checkpoint is not None:
+        named = {"settings": settings, "num_steps": num_steps, "last_rate": last_rate,
+                 "max_noise": max_noise, "loss": loss, "estimator": estimator,
+                 "mean_weight": mean_weight}  # fmt: skip
+        here = fingerprint(network, optimizer, named)
+        if (state := resume(checkpoint, here)) is not None:
+            network.load_state_dict(state["network"])
+            optimizer.load_state_dict(state["optimizer"])
+            schedule.load_state_dict(state["schedule"])
+            losses = state["losses"]
+            set_generators(state["generators"])
     network.train()
     hood: Neighborhood | None = None
     size: tuple[int, ...] = ()
-    for _ in progress(range(len(losses), num_steps)):
-        clean = draw()
-        if clean.dim() != 4 or clean.is_floating_point():
-            raise ValueError(
-                f"draw must give integer grey levels of shape (B, channels, H, W), got "
-                f"{clean.dtype} of shape {tuple(clean.shape)}"
-            )
+    for step in progress(range(len(losses), num_steps)):
+        clean = _grey_levels(draw(), step, getattr(network, "num_classes", None))
         noise = max_noise * torch.rand(len(clean), 1, 1, 1, device=clean.device)
         noisy = clean + noise * torch.randn(clean.shape, device=clean.device)
         optimizer.zero_grad()
@@ -142,23 +147,42 @@ def fit_denoiser(
             alpha, logits = network(hood, noisy)
             y = clean.flatten(2)
             q = OrderedConditional(hood, alpha, logits, y, estimator=estimator,
-                                   validate_args=not losses)  # fmt: skip
+                                   validate_args=step == 0)  # fmt: skip
             c, number = q.sample(), clean.numel()
             about_mean = (mean_errors(hood, alpha.mean, logits, y) + 4).log().mean()
             (mean_weight * about_mean - q.surrogate(c).sum() / number).backward()
             with torch.no_grad():
                 value = -q.log_labels(c).sum() / number
+        check_loss(value.item(), f"step {step}")
         optimizer.step()
         schedule.step()
         losses.append(value.item())
-        last = len(losses) == num_steps
-        if checkpoint is not None and (last or len(losses) % save_every == 0):
-            state = {"settings": settings, "network": network.state_dict(),
+        due = len(losses) % save_every == 0 or len(losses) == num_steps
+        if due:
+            check_weights(network, f"step {step}")
+        if due and checkpoint is not None:
+            state = {"settings": here, "network": network.state_dict(),
                      "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
                      "losses": losses, "generators": generators()}  # fmt: skip
             save_checkpoint(state, checkpoint)
     network.eval()
     return losses
+
+
+def _grey_levels(clean: Tensor, step: int, num_classes: int | None) -> Tensor:
+    """Patches as ``torch.long``, whatever integers they were."""
+    good = isinstance(clean, Tensor) and clean.dim() == 4 and clean.numel() and not clean.is_meta
+    if not good or clean.is_floating_point() or clean.is_complex() or clean.dtype == torch.bool:
+        got = type(clean)
+        found = f"{clean.dtype} of shape {tuple(clean.shape)}" if isinstance(clean, Tensor) else got
+        raise ValueError(
+            f"draw must give integer grey levels of shape (B, channels, H, W), got {found}"
+        )
+    low, high = clean.min().item(), clean.max().item()
+    if low < 0 or (num_classes is not None and high >= num_classes):
+        top = "" if num_classes is None else f": they must lie in 0..{num_classes - 1}"
+        raise ValueError(f"draw gave grey level {low if low < 0 else high} in step {step}{top}")
+    return clean.long()
 
 
 def mean_errors(hood: Neighborhood, mean: Tensor, logits: Tensor, y: Tensor) -> Tensor:

@@ -11,8 +11,10 @@ from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
+from pyro_nmm.checks import check_integers, check_positive
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.links import LinkSplit
+from pyro_nmm.training import check_loss
 
 
 def fit_links(
@@ -46,15 +48,29 @@ def fit_links(
     :param DGLFRMGuide pair: model and guide.
     :param LinkSplit split: see :func:`~pyro_nmm.links.link_split`.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
-    :param float lr: Adam's.
+    :param float lr: Adam's, positive.
     :param progress: wraps the steps' numbers, for example ``tqdm``.
     :return: every step's loss, the negative bound in nats a pair of nodes, as noisy as one draw.
+    :raises ValueError: for numbers that cannot be, ``x`` of another shape, and a loss that is not
+        finite.
     """
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be positive, got {num_steps}")
+    check_integers(1, num_steps=num_steps)
+    check_positive(lr=lr)
+    if not isinstance(x, Tensor) or x.is_meta:
+        got = "meta tensor" if isinstance(x, Tensor) else type(x)
+        raise ValueError(f"x must be a tensor with values, got {got}")
+    if x.dim() != 2 or len(x) != pair.target.num_nodes:
+        raise ValueError(
+            f"x must have shape ({pair.target.num_nodes}, F), one row per node, got "
+            f"{tuple(x.shape)}"
+        )
     pair.train()
     # Adam's own constant is meant for losses of order one.
     model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
     optimizer, held_out = PyroOptim(torch.optim.Adam, {"lr": lr}), split.held_out
     svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
-    return [svi.step(split.train, x, held_out) for _ in progress(range(num_steps))]
+    losses: list[float] = []
+    for step in progress(range(num_steps)):
+        losses.append(svi.step(split.train, x, held_out))
+        check_loss(losses[-1], f"step {step}")
+    return losses

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_nmm.checks import check_integers
 from pyro_nmm.models.ising import PairwiseMRF
 
 
@@ -50,7 +51,7 @@ def mean_field(
     Nodes without an edge between them are updated together, which is coordinate ascent still.
 
     :param PairwiseMRF field: without batch dimensions.
-    :param Tensor starts: ``(S, N, C)`` further starts.
+    :param Tensor starts: ``(S, N, C)`` further starts, probabilities.
     :param int num_random: random starts.
     :param int num_sweeps: at most.
     :param float tolerance: largest change of a probability in the last sweep.
@@ -59,9 +60,18 @@ def mean_field(
     """
     if field.batch_shape:
         raise ValueError(f"field must have no batch dimensions, got {field.batch_shape}")
+    check_integers(1, num_sweeps=num_sweeps)
+    check_integers(0, num_random=num_random)
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance must not be negative, got {tolerance}")
     shape = field.num_nodes, field.num_classes
-    if starts is not None and starts.shape[1:] != shape:
-        raise ValueError(f"starts must have shape (S, {shape[0]}, {shape[1]}), got {starts.shape}")
+    if starts is not None:
+        good = isinstance(starts, Tensor) and starts.is_floating_point() and starts.dim() == 3
+        if not good or starts.shape[1:] != shape or not (starts >= 0).all():
+            got = tuple(starts.shape) if isinstance(starts, Tensor) else type(starts)
+            raise ValueError(
+                f"starts must hold probabilities of shape (S, {shape[0]}, {shape[1]}), got {got}"
+            )
     unary = field.unary
     labels = torch.eye(shape[1], dtype=unary.dtype, device=unary.device)[:, None].expand(-1, *shape)
     noise = torch.randn(num_random, *shape, dtype=unary.dtype, device=unary.device)

@@ -34,6 +34,11 @@ def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor
     return scale * torch.mul(*ends).sum(-1) + gamma * (hood.target == hood.source)
 
 
+def widened(value: Tensor) -> Tensor:
+    """Single precision instead of a half: what follows adds up counts and probabilities."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
 class NMMNetwork(nn.Module):
     r"""
     Graph neural networks as the parameters of an NMM, the paper's equation
@@ -99,7 +104,8 @@ class NMMNetwork(nn.Module):
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
         """
-        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``.
+        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``, of the
+            backbones' type, at least single precision.
         """
         u = self.labels(*inputs)
         if self.attention is None:
@@ -113,5 +119,7 @@ class NMMNetwork(nn.Module):
                 f"{self.num_classes}, but alpha would have shape {tuple(u.shape)} and "
                 f"attention vectors {tuple(v.shape)}"
             )
+        # An alpha of half a type's digits cannot count, so a narrow network's output is widened.
+        u, v = (widened(value) for value in (u, v))
         alpha = LINKS[self.link](u) + self.floor
         return alpha, attention_scores(hood, v, self.omega.square(), self.gamma)

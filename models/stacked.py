@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
 from torch import Size, Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
-from pyro_nmm.checks import check_label_range, check_labels
+from pyro_nmm.checks import check_integers, check_label_range, check_labels, check_positive
 from pyro_nmm.metrics import temperature_scaling
-from pyro_nmm.models.networks import attention_scores
+from pyro_nmm.models.networks import attention_scores, widened
 from pyro_nmm.neighborhood import check_mask
 
 #: Weak normal priors on four of the five numbers: mean and standard deviation. Some hundred
@@ -83,9 +84,11 @@ class StackedNMM(nn.Module):
     def forward(self, hood: Neighborhood, scores: Tensor) -> tuple[Tensor, Tensor]:
         """
         :param Tensor scores: ``(N, C)`` the classifier's logits.
-        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``.
+        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``, of the
+            scores' type, at least single precision.
         """
         _check_scores(hood, scores)
+        scores = widened(scores)
         probs = (self.log_scale.exp() * scores).softmax(-1)
         alpha = self.log_kappa.exp() * probs + self.log_floor.exp()
         return alpha, attention_scores(hood, probs, self.similarity, self.gamma)
@@ -114,34 +117,52 @@ class StackedNMM(nn.Module):
         :param Tensor held_out: ``(N,)`` boolean mask of nodes that it did not learn from, for
             example the validation nodes.
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2.
+        :param float lr: Adam's, positive.
         :return: the module itself.
-        :raises ValueError: for wrong shapes, and for masks that overlap or select nothing.
+        :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
+            ``lr`` at which the fit diverges; the module is then as it was before.
 
-        Cost: :math:`O(T E_\tau + E C)` a step, :math:`E_\tau` the edges into the two masks.
+        Cost: :math:`O(T E_\tau + E_\tau C)` a step, :math:`E_\tau` the edges into the two masks;
+        and :math:`O(N C)` once.
         """
-        _check(hood, scores, y, train, held_out, num_samples)
-        scores = scores.detach()
-        self.to(scores)
-        prior = self._start(scores, y, held_out)
-        observed = train | held_out
+        check_integers(1, num_steps=num_steps)
+        check_integers(2, num_samples=num_samples)
+        check_positive(lr=lr)
+        _check(hood, scores, y, train, held_out)
+        scores = widened(scores.detach())
+        fitted = copy.deepcopy(self).to(scores)
+        prior = fitted._start(scores, y, held_out)
+        # No label that is read depends on other nodes than those the observed may choose.
+        hood, nodes = _sources(hood, train | held_out)
+        scores, y, train, held_out = (t[nodes] for t in (scores, y, train, held_out))
         first, last = (mask.nonzero()[:, 0] for mask in (train, held_out))
-        optimizer = torch.optim.Adam(self.parameters(), lr=lr, betas=(0.9, 0.99))
+        optimizer = torch.optim.Adam(fitted.parameters(), lr=lr, betas=(0.9, 0.99))
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min(1.0, 2 - 2 * step / num_steps)
         )
         for _ in range(num_steps):
             optimizer.zero_grad()
-            alpha, logits = self(hood, scores)
+            alpha, logits = fitted(hood, scores)
             order = torch.cat([nodes[torch.randperm(len(nodes), device=nodes.device)]
                                for nodes in (first, last)])  # fmt: skip
             q = OrderedConditional(
-                hood, alpha, logits, y, observed, order=order, validate_args=False
+                hood, alpha, logits, y, train | held_out, order=order, validate_args=False
             )
-            loss = -self._log_prior(prior) - _surrogate(q, len(first), num_samples)
+            loss = -fitted._log_prior(prior) - _surrogate(q, len(first), num_samples)
             (loss / len(last)).backward()
             optimizer.step()
             schedule.step()
+            if not fitted._finite():
+                raise ValueError(f"{lr=} is too large: the five numbers are no longer finite")
+        self.to(scores).load_state_dict(fitted.state_dict())
         return self
+
+    @torch.no_grad()
+    def _finite(self) -> bool:
+        """Whether alpha and logits are, and alpha positive."""
+        positive = torch.stack([self.log_scale, self.log_kappa, self.log_floor]).exp()
+        others = torch.stack([self.gamma, self.similarity])
+        return bool((positive > 0).all() and torch.cat([positive, others]).isfinite().all())
 
     @torch.no_grad()
     def _start(self, scores: Tensor, y: Tensor, held_out: Tensor) -> dict:
@@ -185,7 +206,21 @@ def _surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tenso
     return (bound + q.log_prob(choices) * (bound - others).detach()).mean()
 
 
+def _sources(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor]:
+    """
+    The rows of the observed nodes as a graph of its own, over the nodes that they may choose, and
+    these nodes, in ascending order. The others of them have a self-loop alone.
+    """
+    rows = hood.restrict(observed)
+    nodes, source = rows.source.unique(return_inverse=True)
+    edges = torch.stack([source, torch.searchsorted(nodes, rows.target)])
+    return Neighborhood(edges, len(nodes)), nodes
+
+
 def _check_scores(hood: Neighborhood, scores: Tensor) -> None:
+    if not isinstance(scores, Tensor) or scores.is_meta:
+        got = "one on the meta device" if isinstance(scores, Tensor) else type(scores)
+        raise ValueError(f"scores must be a tensor with values, got {got}; see torch.from_numpy")
     if scores.dim() != 2 or len(scores) != hood.num_nodes or scores.shape[1] < 2:
         raise ValueError(
             f"scores must have shape ({hood.num_nodes}, C), one row of logits per node and "
@@ -193,7 +228,7 @@ def _check_scores(hood: Neighborhood, scores: Tensor) -> None:
         )
 
 
-def _check(hood, scores, y, train, held_out, num_samples) -> None:
+def _check(hood, scores, y, train, held_out) -> None:
     _check_scores(hood, scores)
     if not scores.is_floating_point() or not scores.isfinite().all():
         bad = (~scores.isfinite()).sum().item() if scores.is_floating_point() else scores.dtype
@@ -202,8 +237,6 @@ def _check(hood, scores, y, train, held_out, num_samples) -> None:
             + (" entries that are not" if scores.is_floating_point() else "")
         )
     check_labels(hood, y, hood.num_nodes)
-    if num_samples < 2:
-        raise ValueError(f"num_samples must be at least 2, got {num_samples}")
     for name, mask in (("train", train), ("held_out", held_out)):
         check_mask(mask, hood, name)
     if (train & held_out).any():

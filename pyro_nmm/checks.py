@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -58,6 +61,20 @@ def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
             f"got {tuple(logits.shape)}"
         )
     return in_single(logits)
+
+
+def check_integers(least: int, **values: int) -> None:
+    """Numbers of steps, samples and the like, by the arguments' names."""
+    for name, value in values.items():
+        if not isinstance(value, Integral) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
+
+
+def check_positive(**values: float) -> None:
+    """Rates and the like, by the arguments' names."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
 def check_all_rows(hood: Neighborhood) -> None:

@@ -15,6 +15,8 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
+from pyro_nmm.node_data import check_edge_index, entry
+
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
 
@@ -62,7 +64,7 @@ def random_split(data: Data, train: float, val: float, test: float, seed: int) -
 
     :param float train: share of the nodes, as ``val`` and ``test``.
     """
-    size = data.num_nodes
+    device, size = entry(data, "y").device, data.num_nodes
     parts = {"test": round(test * size), "val": round(val * size), "train": round(train * size)}
     if min(parts.values()) < 1 or sum(parts.values()) > size:
         raise ValueError(
@@ -73,7 +75,7 @@ def random_split(data: Data, train: float, val: float, test: float, seed: int) -
     data = data.clone()
     for name, nodes in zip(parts, order.split([*parts.values(), size - sum(parts.values())]),
                            strict=False):  # fmt: skip
-        data[name + "_mask"] = index_to_mask(nodes, size).to(data.y.device)
+        data[name + "_mask"] = index_to_mask(nodes, size).to(device)
     return data
 
 
@@ -84,7 +86,7 @@ def select_split(data: Data, split: int = 0) -> Data:
     """
     data = data.clone()
     for name in ("train_mask", "val_mask", "test_mask"):
-        mask: Tensor = data[name]
+        mask = entry(data, name)
         if mask.dim() == 2:
             if not 0 <= split < mask.shape[1]:
                 raise ValueError(f"split must be in 0..{mask.shape[1] - 1}, got {split}")
@@ -102,5 +104,9 @@ def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
     :param Tensor edge_index: ``(2, num_edges)``.
     :param Tensor mask: ``(N,)`` boolean.
     """
+    check_edge_index(edge_index, "edge_index")
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask)
+        raise ValueError(f"mask must be a boolean mask (torch.bool), got {got}")
     pairs = edge_index.sort(0).values
     return pairs[:, mask[pairs].all(0) & (pairs[0] < pairs[1])].unique(dim=1)

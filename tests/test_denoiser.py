@@ -179,9 +179,9 @@ def test_training_resumes(kind, tmp_path):
     losses, resumed = run(**options)
     assert losses == whole
     assert all(torch.equal(end[name], resumed[name]) for name in end)
-    with pytest.raises(ValueError, match=r"num_steps=9 .* not .*num_steps=5"):
+    with pytest.raises(ValueError, match=r"num_steps \(9 there, 5 here\)"):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=5, checkpoint=tmp_path / "run.pt")
-    with pytest.raises(ValueError, match="num_steps and save_every must be positive"):
+    with pytest.raises(ValueError, match="num_steps must be an integer of at least 1"):
         fit_denoiser(UNet(1, 6, 1), list, num_steps=0)
     for wrong in (torch.zeros(1, 8, 8, dtype=torch.long), torch.rand(1, 1, 8, 8)):
         with pytest.raises(ValueError, match="draw must give integer grey levels of shape"):
@@ -210,9 +210,6 @@ def test_numbers_that_cannot_be():
     for wrong in (torch.rand(1, 8, 8), torch.rand(1, 3, 8, 8)):
         with pytest.raises(ValueError, match=r"image must have shape \(B, 1, H, W\), got"):
             unet(wrong)
-    for options in ({"save_every": 0}, {"max_noise": math.inf}):
-        with pytest.raises(ValueError, match="save_every must be positive and max_noise not"):
-            fit_denoiser(unet, lambda: torch.zeros(1, 1, 8, 8).long(), **options)
 
 
 def test_on_top_of_a_frozen_network():
@@ -259,7 +256,7 @@ def test_weight_of_the_mean():
         fit_denoiser(network, lambda: patch, num_steps=20, lr=0.01, mean_weight=weight)
         gamma[weight] = network.gamma.item()
     assert gamma[20.0] < gamma[0.0] - 0.02
-    with pytest.raises(ValueError, match="and mean_weight not be negative"):
+    with pytest.raises(ValueError, match="mean_weight must be finite and not negative"):
         fit_denoiser(network, lambda: patch, mean_weight=-1.0)
 
 

@@ -4,6 +4,7 @@
 """The NMM on top of a trained classifier: five numbers from held-out nodes."""
 
 import itertools
+import re
 
 import networkx as nx
 import pyro
@@ -13,7 +14,7 @@ from graphs import house, to_hood
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 
-from pyro_nmm import NeighborMixture, OrderedConditional
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.metrics import temperature_scaling
 from pyro_nmm.models import StackedNMM
@@ -185,6 +186,105 @@ def test_is_a_network_for_svi():
     assert "log_kappa" in " ".join(pyro.get_param_store().keys())
 
 
+def few_labels(seed=0):
+    """A graph of 60 nodes of which 14 are labelled, and the scores of a classifier."""
+    torch.manual_seed(seed)
+    hood = to_hood(nx.watts_strogatz_graph(60, 6, 0.3, seed=seed))
+    scores, y, order = torch.randn(60, 3), torch.randint(3, (60,)), torch.randperm(60)
+    train, held_out = torch.zeros(2, 60, dtype=torch.bool)
+    train[order[:5]], held_out[order[5:14]] = True, True
+    return hood, scores, y, train, held_out
+
+
+def fit_on_all_edges(hood, scores, y, train, held_out, num_steps, num_samples=8, lr=0.1):
+    """The fit as its docstring has it, without leaving out any node."""
+    stacked = StackedNMM().to(scores)
+    prior, observed = stacked._start(scores, y, held_out), train | held_out
+    optimizer = torch.optim.Adam(stacked.parameters(), lr=lr, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, 2 - 2 * step / num_steps)
+    )
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        parts = [mask.nonzero()[:, 0] for mask in (train, held_out)]
+        order = torch.cat([nodes[torch.randperm(len(nodes))] for nodes in parts])
+        q = OrderedConditional(hood, *stacked(hood, scores), y, observed, order=order)
+        loss = -stacked._log_prior(prior) - _surrogate(q, int(train.sum()), num_samples)
+        (loss / held_out.sum()).backward()
+        optimizer.step()
+        schedule.step()
+    return stacked
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fit_leaves_out_what_it_does_not_need(seed, kernels):
+    """Nodes that no labelled node may choose: the same draws, the same numbers."""
+    problem = few_labels(seed)
+    torch.manual_seed(7)
+    expected = fit_on_all_edges(*problem, num_steps=40)
+    torch.manual_seed(7)
+    found = StackedNMM().fit(*problem, num_steps=40)
+    for name in NAMES:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+
+
+def test_cost_of_a_step_does_not_depend_on_other_edges(monkeypatch):
+    """Attention is computed for edges into labelled nodes, and one of each of their sources."""
+    seen, forward = [], StackedNMM.forward
+    monkeypatch.setattr(
+        StackedNMM,
+        "forward",
+        lambda self, hood, scores: (
+            seen.append((hood.num_edges, len(scores))) or forward(self, hood, scores)
+        ),
+    )
+    hood, scores, y, train, held_out = few_labels()
+    rows = hood.restrict(train | held_out)
+    sources = len(rows.source.unique())
+    StackedNMM().fit(hood, scores, y, train, held_out, num_steps=3)
+    assert max(seen) == min(seen) == (rows.num_edges + sources - 14, sources)
+    unlabelled = (~(train | held_out)).nonzero()[:, 0]
+    more = torch.cartesian_prod(torch.arange(60), unlabelled).T
+    dense = Neighborhood(torch.cat([torch.stack([hood.source, hood.target]), more], 1), 60)
+    assert dense.num_edges > 5 * hood.num_edges
+    StackedNMM().fit(dense, scores, y, train, held_out, num_steps=3)
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("lr", [1e3, 1e30])
+def test_fit_that_diverges_leaves_the_module_alone(lr):
+    problem, stacked = few_labels(), StackedNMM().double()
+    stacked.fit(*problem, num_steps=3)
+    before = [p.clone() for p in stacked.parameters()]
+    with pytest.raises(
+        ValueError, match=rf"lr={re.escape(str(lr))} is too large.* no longer finite"
+    ):
+        stacked.fit(*problem, lr=lr)
+    assert all(map(torch.equal, stacked.parameters(), before))
+    assert stacked.mixture(*problem[:2]).marginals().isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_scores(dtype):
+    """They are computed with in single precision."""
+    hood, scores, *labels = few_labels()
+    fits = []
+    for value in (scores.to(dtype), scores.to(dtype).float()):
+        torch.manual_seed(0)
+        fits.append(StackedNMM().fit(hood, value, *labels, num_steps=5))
+    assert repr(fits[0]) == repr(fits[1])
+    mixture = fits[0].mixture(hood, scores.to(dtype))
+    assert mixture.alpha.dtype == mixture.logits.dtype == torch.float
+
+
+def test_scores_that_are_no_tensors():
+    hood, scores, *labels = few_labels()
+    with pytest.raises(ValueError, match=r"scores must be a tensor .*ndarray.*from_numpy"):
+        StackedNMM().fit(hood, scores.numpy(), *labels)
+    with pytest.raises(ValueError, match=r"scores must be a tensor .*meta"):
+        StackedNMM().fit(hood, scores.to("meta"), *labels)
+
+
 def test_repr_states_the_fit():
     assert "temperature=1.000, kappa=2.718, floor=0.0067" in repr(StackedNMM())
 
@@ -203,7 +303,7 @@ def test_bad_input():
         fit(held_out=held_out.long())
     with pytest.raises(ValueError, match="train selects no node"):
         fit(train=torch.zeros(5, dtype=torch.bool))
-    with pytest.raises(ValueError, match="num_samples must be at least 2"):
+    with pytest.raises(ValueError, match="num_samples must be an integer of at least 2"):
         fit(num_samples=1)
     with pytest.raises(ValueError, match="finite floating-point logits, got 10 entries"):
         fit(scores=torch.full((5, 2), torch.nan))

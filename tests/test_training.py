@@ -137,7 +137,7 @@ def test_no_readable_checkpoint_is_an_error(tmp_path):
 def test_other_settings_are_an_error(tmp_path):
     path = tmp_path / "run.pt"
     run(path, num_epochs=6, settings="lr=1")
-    with pytest.raises(ValueError, match="was made with settings 'lr=1', not 'lr=2'"):
+    with pytest.raises(ValueError, match=r"settings \('lr=1' there, 'lr=2' here\)"):
         run(path, settings="lr=2")
 
 

@@ -1,0 +1,92 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What node classification asks of PyG's data: features, edges, labels and two masks."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+
+def contents(data: Data) -> dict[str, object]:
+    """What a run depends on, by name; labels outside the masks are never read."""
+    names = ("x", "edge_index", "train_mask", "val_mask")
+    known = data.train_mask | data.val_mask
+    found = {f"data.{name}": data.get(name) for name in names}
+    return found | {"data.y": data.y[known]}
+
+
+def checked(data: Data) -> Data:
+    """The data themselves, with labels of ``torch.long``."""
+    if data.x is not None:
+        entry(data, "x")
+    check_edge_index(entry(data, "edge_index"), "data.edge_index")
+    size = data.num_nodes
+    for name in ("train_mask", "val_mask"):
+        mask = entry(data, name)
+        if mask.dtype != torch.bool or mask.shape != (size,) or not mask.any():
+            raise ValueError(
+                f"data.{name} must be a boolean mask of shape ({size},) that selects at "
+                f"least one node, got {mask.dtype} of shape {tuple(mask.shape)}; masks of shape "
+                f"(N, splits) go through pyro_nmm.data.select_split"
+            )
+    both = data.train_mask & data.val_mask
+    if both.any():
+        raise ValueError(
+            f"data.train_mask and data.val_mask both hold node {both.nonzero()[0].item()}: its "
+            f"label is known, so that it cannot validate; masks must be disjoint"
+        )
+    y = entry(data, "y")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"data.y must hold integer labels (torch.long), got {y.dtype}")
+    if y.shape != (size,):
+        raise ValueError(
+            f"data.y must have shape ({size},), one label per node, got {tuple(y.shape)}"
+        )
+    data = copy.copy(data)
+    data.y = y.long()
+    return data
+
+
+def check_edge_index(edge_index: Tensor, name: str) -> None:
+    """Whether it is a list of pairs, and no sparse matrix."""
+    if edge_index.layout != torch.strided or edge_index.dim() != 2 or len(edge_index) != 2:
+        raise ValueError(
+            f"{name} must have shape (2, num_edges), got {edge_index.layout} of shape "
+            f"{tuple(edge_index.shape)}: to_edge_index of torch_geometric.utils takes a sparse "
+            f"matrix apart"
+        )
+
+
+def entry(data: Data, name: str) -> Tensor:
+    """What the data have under a name: a tensor with values."""
+    value = data.get(name)
+    if value is None:
+        hint = ": to_edge_index of torch_geometric.utils makes one of adj_t.t()"
+        found = hint if name == "edge_index" and "adj_t" in data else ""
+        raise ValueError(f"data has no {name}{found}")
+    if not isinstance(value, Tensor):
+        hint = ": torch.from_numpy makes one" if isinstance(value, np.ndarray) else ""
+        raise ValueError(f"data.{name} must be a tensor, got {type(value)}{hint}")
+    if value.is_meta:
+        raise ValueError(f"data.{name} is on the meta device, which holds no values")
+    return value
+
+
+def labels_in(data: Data, mask: str, num_classes: int) -> Tensor:
+    """Labels of the mask's nodes, for all of which a network with so many columns is made."""
+    y = data.y[data[mask]].long()
+    wrong = (y < 0) | (y >= num_classes)
+    if wrong.any():
+        node = data[mask].nonzero()[wrong][0].item()
+        raise ValueError(
+            f"data.y holds label {data.y[node].item()} at node {node} of data.{mask}, but the "
+            f"network has labels 0..{num_classes - 1}: take the node out of the mask, or give the "
+            f"network more columns"
+        )
+    return y
