@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.concentrations import in_single
 
 #: Positive links for ``alpha``. ``softplus`` is the steadiest, ``square`` grows faster, and
 #: ``exp`` makes alpha's direction the softmax that the backbone alone would have.
@@ -32,11 +33,6 @@ def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor
     # index_select, whose gradient is summed in one order: a seed reproduces a run.
     ends = (v.index_select(-2, nodes) for nodes in (hood.target, hood.source))
     return scale * torch.mul(*ends).sum(-1) + gamma * (hood.target == hood.source)
-
-
-def widened(value: Tensor) -> Tensor:
-    """Single precision instead of a half: what follows adds up counts and probabilities."""
-    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
 class NMMNetwork(nn.Module):
@@ -120,6 +116,6 @@ class NMMNetwork(nn.Module):
                 f"attention vectors {tuple(v.shape)}"
             )
         # An alpha of half a type's digits cannot count, so a narrow network's output is widened.
-        u, v = (widened(value) for value in (u, v))
+        u, v = (in_single(value) for value in (u, v))
         alpha = LINKS[self.link](u) + self.floor
         return alpha, attention_scores(hood, v, self.omega.square(), self.gamma)

@@ -11,8 +11,9 @@ from torch import Size, Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.checks import check_integers, check_label_range, check_labels, check_positive
+from pyro_nmm.concentrations import in_single
 from pyro_nmm.metrics import temperature_scaling
-from pyro_nmm.models.networks import attention_scores, widened
+from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.neighborhood import check_mask
 
 #: Weak normal priors on four of the five numbers: mean and standard deviation. Some hundred
@@ -88,7 +89,7 @@ class StackedNMM(nn.Module):
             scores' type, at least single precision.
         """
         _check_scores(hood, scores)
-        scores = widened(scores)
+        scores = in_single(scores)
         probs = (self.log_scale.exp() * scores).softmax(-1)
         alpha = self.log_kappa.exp() * probs + self.log_floor.exp()
         return alpha, attention_scores(hood, probs, self.similarity, self.gamma)
@@ -129,7 +130,7 @@ class StackedNMM(nn.Module):
         check_integers(2, num_samples=num_samples)
         check_positive(lr=lr)
         _check(hood, scores, y, train, held_out)
-        scores = widened(scores.detach())
+        scores = in_single(scores.detach())
         fitted = copy.deepcopy(self).to(scores)
         prior = fitted._start(scores, y, held_out)
         # No label that is read depends on other nodes than those the observed may choose.
