@@ -10,8 +10,8 @@ import torch
 from graphs import house, parameters, to_hood
 from oracle import of_hood
 
-from pyro_nmm import NeighborMixture, OrderedConditional
-from pyro_nmm.posterior import posterior_alpha
+from pyro_nmm import NeighborMixture, OrderedConditional, blocks
+from pyro_nmm.counts import posterior_alpha
 from pyro_nmm.sequential import predict_in_turn
 
 
@@ -77,9 +77,9 @@ def test_counts_of_choices():
 
 def one_by_one(post, order, uniforms):
     """The sequential rule as a plain loop over nodes."""
-    alpha = post.mixture.alpha.clone()
     hood, weights = post.hood, post.log_weights.exp()
-    attention = post.mixture.attention
+    alpha = post.components.concentrations(torch.arange(hood.num_nodes))
+    attention = hood.softmax(post.logits)
     labels = []
     for place, i in enumerate(order.tolist()):
         row = slice(hood.ptr[i], hood.ptr[i + 1])
@@ -96,7 +96,7 @@ def one_by_one(post, order, uniforms):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_sequential_prediction_is_the_loop_over_nodes(seed):
+def test_sequential_prediction_is_the_loop_over_nodes(kernels, seed):
     torch.manual_seed(seed)
     hood = to_hood(nx.barabasi_albert_graph(25, 2, seed=seed))
     mix = NeighborMixture(hood, *parameters(hood, 3, scale=2.0))
@@ -147,12 +147,10 @@ def test_sequential_prediction_uses_earlier_ones():
 
 def test_pairs_in_blocks(monkeypatch):
     """One component at a time gives what all at once give."""
-    from pyro_nmm import posterior
-
     mix, y, observed = setting()
     torch.manual_seed(3)
     post = mix.condition(y, observed, 7, weighted=True)
     pairs = torch.tensor([[2, 0, 4], [4, 2, 4]])
     whole = post.pairwise(pairs)
-    monkeypatch.setattr(posterior, "MAX_NUMBERS", 8)
+    monkeypatch.setattr(blocks, "NUMBERS", 8)
     torch.testing.assert_close(post.pairwise(pairs), whole)
