@@ -30,6 +30,24 @@ def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:
     return small._fill(len(sources), rows.nodes, rows.ptr, place, rows.edge), sources
 
 
+def consecutive(rows: Neighborhood, first: int, last: int) -> tuple[Neighborhood, slice]:
+    """
+    Rows ``first..last - 1``, and their edges. Cost: linear in these edges, which
+    :meth:`Neighborhood.take` is not: it looks at the size of every row.
+    """
+    ptr = rows.ptr[first : last + 1]
+    span = slice(*ptr[[0, -1]].tolist())
+    part = Neighborhood.__new__(Neighborhood)
+    part._fill(
+        rows.num_nodes,
+        rows.nodes[first:last],
+        ptr - span.start,
+        rows.source[span],
+        rows.edge[span],
+    )
+    return part, span
+
+
 class Places:
     """
     Keys that occur, each with a place in a table.

@@ -236,7 +236,7 @@ class Posterior:
             new = rows.source[pick(rows, attention, uniforms)]
             labels = draw_from_urns(self.components.alpha, torch.cat([old, new], 1), known)
             value[part, free] = labels[:, len(known) :]
-        return value.view(*shape, -1)
+        return value.view(*shape, self.hood.num_nodes)
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""

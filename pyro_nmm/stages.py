@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm.compact import Places, compact
+from pyro_nmm.compact import Places, compact, consecutive
 from pyro_nmm.concentrations import Concentrations, at_labels, chosen_rows, totals
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.predictive import predictive
@@ -104,17 +104,17 @@ class Stages:
         choices. Cost: linear in the edges of these rows.
         """
         device = self.labels.device
-        start, end = self.rows.ptr[[first, last]].tolist()
-        rows, _ = compact(self.rows.take(torch.arange(first, last, device=device)))
-        terms = EdgeTerms(*(term[:, start:end] for term in self._terms))
+        part, span = consecutive(self.rows, first, last)
+        rows, _ = compact(part)
+        terms = EdgeTerms(*(term[:, span] for term in self._terms))
         if counts is not None:
-            same = counts.same_label.index_select(1, self._by_label.place[start:end])
-            every = counts.any_label.index_select(1, self.rows.source[start:end])
+            same = counts.same_label.index_select(1, self._by_label.place[span])
+            every = counts.any_label.index_select(1, self.rows.source[span])
             terms = EdgeTerms(terms.log_attention, terms.alpha + same, terms.total + every)
         size = (num_particles, last - first)
         uniforms = torch.rand(size, dtype=torch.double, device=device)
         draw = draw_choices(rows, terms, self.labels[None, first:last], self.num_classes, uniforms)
-        return Stage(rows, terms, draw, draw.edges + start)
+        return Stage(rows, terms, draw, draw.edges + span.start)
 
     def choices(self, edges: Tensor) -> Tensor:
         """The node ids that edges lead to."""

@@ -8,7 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Work(TorchDispatchMode):
-    """``total`` numbers written, and those of the ``largest`` tensor; views count too."""
+    """
+    ``total`` numbers written, and those of the ``largest`` tensor. What an operation writes into
+    one of its arguments is as much as it reads from the others.
+    """
 
     def __init__(self):
         super().__init__()
@@ -17,8 +20,12 @@ class Work(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for value in result if isinstance(result, (tuple, list)) else [result]:
-            # What is expanded writes nothing.
-            if isinstance(value, torch.Tensor) and 0 not in value.stride():
+            if not isinstance(value, torch.Tensor) or value._is_view():
+                continue
+            in_place = [a for a in args if isinstance(a, torch.Tensor) and a is not value]
+            if len(in_place) < sum(isinstance(a, torch.Tensor) for a in args):
+                self.total += max((a.numel() for a in in_place), default=value.numel())
+            else:
                 self.total += value.numel()
                 self.largest = max(self.largest, value.numel())
         return result
