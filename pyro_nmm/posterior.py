@@ -37,6 +37,7 @@ class Posterior:
     concentrations are made where a query needs them, some components at a time. Observed nodes
     keep their label with probability one. A posterior is not differentiable.
 
+    >>> from pyro_nmm import NeighborMixture
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
     >>> posterior = mix.condition(torch.tensor([1, -1]), torch.tensor([True, False]))
@@ -128,7 +129,7 @@ class Posterior:
     def _check_agreement(self, y: Tensor, observed: Tensor) -> None:
         wrong = observed & self.observed & (y != self.labels)
         if wrong.any():
-            node = wrong.nonzero()[0].item()
+            node = int(wrong.nonzero()[0])
             raise ValueError(
                 f"y holds label {y[node].item()} at node {node}, which is known to have label "
                 f"{self.labels[node].item()}: mask that node out with observed"
@@ -199,7 +200,8 @@ class Posterior:
         check_nodes(self.hood, pairs, name="pairs")
         size, weights, tables = self.num_classes, self.components.weights, []
         for some in blocks(pairs.shape[1], size**2):
-            near, table, mean = PairRows(self.hood, pairs[:, some]), 0.0, 0.0
+            near = PairRows(self.hood, pairs[:, some])
+            table, mean = (self.components.alpha.new_zeros(()) for _ in range(2))
             attention = near.rows.softmax(self.logits.index_select(0, near.rows.edge))
             for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
                 alpha = self.components.concentrations(near.sources, part)

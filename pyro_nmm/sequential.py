@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm import backend
-from pyro_nmm.blocks import NUMBERS
+from pyro_nmm import backend, blocks
 from pyro_nmm.compact import Places, compact
 from pyro_nmm.counts import Groups, indicator
 from pyro_nmm.neighborhood import Neighborhood
@@ -52,8 +51,8 @@ def predict_in_turn(posterior: Posterior, order: Tensor, generator=None) -> Tens
     alpha, num_classes = components.alpha[sources], posterior.num_classes
     shape = len(components), len(order)
     uniforms = torch.rand(shape, dtype=torch.double, device=order.device, generator=generator)
-    kind = {"dtype": torch.int32, "device": order.device}
-    counts = torch.zeros(len(sources), len(components), num_classes + 1, **kind)
+    size = len(sources), len(components), num_classes + 1
+    counts = torch.zeros(size, dtype=torch.int32, device=order.device)
     _count(counts, *_known(components, sources))
     course = Course(rows, attention, alpha, components.weights, uniforms, counts)
     if backend.compiled and order.device.type == "cpu":
@@ -89,7 +88,7 @@ def predict_by_sweeps(course: Course) -> Tensor:
     first, parts = 0, []
     while first < rows.num_rows:
         # As many rows as a temporary has room for, and one at least.
-        edges = rows.ptr[first] + NUMBERS // (num_components * size)
+        edges = rows.ptr[first] + blocks.NUMBERS // (num_components * size)
         last = int(torch.searchsorted(rows.ptr, edges, right=True)) - 1
         last = min(max(last, first + 1), first + limit, rows.num_rows)
         labels, places = _settle(course, torch.arange(first, last, device=rows.device))

@@ -79,8 +79,8 @@ class Stages:
 
     def no_counts(self, num_particles: int) -> Counts:
         sizes = len(self._by_label.keys), len(self.sources)
-        kind = {"dtype": torch.int32, "device": self.labels.device}
-        return Counts(*(torch.zeros(num_particles, size, **kind) for size in sizes))
+        none = torch.zeros((), dtype=torch.int32, device=self.labels.device)
+        return Counts(*(none.new_zeros(num_particles, size) for size in sizes))
 
     def counts(self, choices: Tensor, labels: Tensor) -> Counts:
         """
