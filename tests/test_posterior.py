@@ -146,11 +146,61 @@ def test_sequential_prediction_uses_earlier_ones():
 
 
 def test_pairs_in_blocks(monkeypatch):
-    """One component at a time gives what all at once give."""
+    """Some components, pairs and edges at a time give what all at once give."""
     mix, y, observed = setting()
     torch.manual_seed(3)
     post = mix.condition(y, observed, 7, weighted=True)
     pairs = torch.tensor([[2, 0, 4], [4, 2, 4]])
-    whole = post.pairwise(pairs)
+    queries = (
+        lambda: post.pairwise(pairs),
+        post.marginals,
+        lambda: post.log_marginal(torch.tensor([2, 4]), y[[2, 4]]),
+        lambda: mix.pairwise(pairs),
+        mix.marginals,
+    )
+    whole = [query() for query in queries]
     monkeypatch.setattr(blocks, "NUMBERS", 8)
-    torch.testing.assert_close(post.pairwise(pairs), whole)
+    for query, expected in zip(queries, whole, strict=True):
+        torch.testing.assert_close(query(), expected)
+    torch.manual_seed(3)
+    again = mix.condition(y, observed, 7, weighted=True)
+    assert torch.equal(again.components.choices, post.components.choices)
+
+
+def test_gradients_in_blocks(monkeypatch):
+    """Of closed forms, through what blocks write in place."""
+    mix, _, _ = setting()
+    monkeypatch.setattr(blocks, "NUMBERS", 8)
+    pairs = torch.tensor([[2, 0, 4], [4, 2, 4]])
+
+    def query(alpha, logits):
+        mixture = NeighborMixture(mix.hood, alpha.exp(), logits)
+        return mixture.pairwise(pairs), mixture.marginals()
+
+    inputs = [t.detach().requires_grad_() for t in (mix.alpha.log(), mix.logits)]
+    torch.autograd.gradcheck(query, inputs)
+
+
+def test_what_a_posterior_keeps():
+    """Concentrations of some nodes, in their order, are the prior's and the choices' counts."""
+    mix, y, observed = setting()
+    post = mix.condition(y, observed, 6)
+    nodes = torch.tensor([3, 0, 4])
+    parts = post.components
+    dense = posterior_alpha(mix.alpha, parts.choices, parts.labels.expand_as(parts.choices))
+    torch.testing.assert_close(parts.concentrations(nodes), dense[:, nodes])
+    torch.testing.assert_close(parts.concentrations(nodes, slice(2, 4)), dense[2:4, nodes])
+    mean = (dense / dense.sum(-1, keepdim=True)).mean(0)
+    torch.testing.assert_close(parts.mean(), mean)
+
+
+def test_means_where_everybody_chose():
+    """In float32, with hardly any concentration: no weight is left over for the prior."""
+    hood = to_hood(nx.star_graph(30))
+    logits = 30.0 * (hood.source == 0).float()
+    mix = NeighborMixture(hood, torch.full((31, 3), 1e-4).float(), logits)
+    y = torch.arange(31) % 2
+    post = mix.condition(y, torch.arange(31) > 0, 50)
+    assert (post.components.choices == 0).all()
+    exact = (1e-4 + torch.tensor([15.0, 15.0, 0.0])) / (30 + 3e-4)
+    torch.testing.assert_close(post.components.mean()[0], exact.float(), rtol=1e-5, atol=0)
