@@ -308,6 +308,8 @@ class NeighborMixture(GraphDistribution):
         :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`,
             which makes the result exact as ``T`` grows; equal weights, the paper's choice,
             vary less at small ``T``.
+        :return: the posterior, which takes more labels later (:meth:`Posterior.condition`).
+            Cost: :math:`O(T E_\tau)`, :math:`E_\tau` the edges into the observed nodes.
         :raises ValueError: if the mixture has batch dimensions, or ``num_samples`` is
             ``None`` and the set is too large.
         """
