@@ -10,8 +10,10 @@ milliseconds a step more.
 2. One whole step of the bound (order, draw, evaluation, gradient to alpha and logits, under
    TraceGraph_ELBO) against one training step of a GCN on the same graph.
 3. Time and peak memory of a step as the graph grows, each size in a process of its own.
+4. Time and peak memory of every query on a million nodes, likewise (``benchmarks/scale.py``).
 
     python benchmarks/speed.py
+    python benchmarks/speed.py --tables 4 --threads 2 --scale-nodes 20000
     python benchmarks/speed.py --device cuda
 """
 
@@ -21,14 +23,15 @@ import argparse
 import json
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import graphs
-import psutil
 import pyro
+import scale
 import torch
+from peak import PeakMemory
 from pyro.infer import TraceGraph_ELBO
 from torch_geometric.nn import GCN
 
@@ -147,20 +150,6 @@ def steps(args):
                 )
 
 
-class PeakMemory(threading.Thread):
-    """Largest memory of this process while it runs, read every two milliseconds."""
-
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.process, self.done = psutil.Process(), threading.Event()
-        self.start_bytes = self.peak = self.process.memory_info().rss
-        self.start()
-
-    def run(self):
-        while not self.done.wait(0.002):
-            self.peak = max(self.peak, self.process.memory_info().rss)
-
-
 def one_size(args):
     """A line of table 3, in a process of its own."""
     num_links = args.one_size // 2
@@ -170,8 +159,7 @@ def one_size(args):
     _, hood, alpha, logits, y = problem(num_links // 5, num_links, args.device)
     step = partial(nmm_step, hood, alpha, logits, y, None, 1, "later")
     (seconds,) = median_seconds(args.device, 3, step)
-    memory.done.set()
-    peak, above = memory.peak, memory.peak - memory.start_bytes
+    peak, above = memory.stop(), memory.peak - memory.start_bytes
     if args.device == "cuda":
         peak = above = torch.cuda.max_memory_allocated()
     print(json.dumps([hood.num_nodes, hood.num_edges, seconds, peak, above]))
@@ -203,9 +191,12 @@ def main(args):
     pyro.enable_validation(False)
     if args.one_size:
         return one_size(args)
+    if args.one_query:
+        query, *sizes = args.one_query
+        return print(json.dumps(scale.one_query(query, *map(int, sizes))))
     print(f"device {args.device}, {args.threads} thread(s), numba {'on' if COMPILED else 'off'}")
     for table in args.tables:
-        {1: sampling, 2: steps, 3: growth}[table](args)
+        {1: sampling, 2: steps, 3: growth, 4: scale.table}[table](args)
 
 
 if __name__ == "__main__":
@@ -215,6 +206,10 @@ if __name__ == "__main__":
     parser.add_argument("--particles", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
-    parser.add_argument("--tables", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--tables", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--scale-nodes", type=int, default=10**6, help="size of table 4")
+    parser.add_argument("--queries", nargs="+", choices=scale.QUERIES, help="of table 4; all")
+    parser.add_argument("--results", type=Path, help="lines of JSON that table 4 is added to")
+    parser.add_argument("--one-query", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--one-size", type=int, default=0, help=argparse.SUPPRESS)
     main(parser.parse_args())

@@ -11,6 +11,8 @@ import torch
 from pyro.ops.provenance import extract_provenance
 from torch import Size, Tensor
 
+from pyro_nmm.blocks import blocks
+
 #: Nodes whose labels are written out at once.
 STRIP = 4096
 
@@ -144,6 +146,27 @@ def at_labels(alpha: Concentrations, nodes: Tensor, labels: Tensor) -> Tensor:
     if isinstance(alpha, OrderedConcentrations):
         return alpha.at(nodes, labels)
     return gather(alpha.flatten(-2), nodes * alpha.shape[-1] + labels)
+
+
+def chosen_rows(alpha: Concentrations, nodes: Tensor) -> Concentrations:
+    """Those of nodes ``(n,)`` alone."""
+    if isinstance(alpha, OrderedConcentrations):
+        return alpha.take(nodes)
+    return alpha.index_select(-2, nodes)
+
+
+def draw_labels(alpha: Concentrations, nodes: Tensor) -> Tensor:
+    r"""
+    ``(..., n)``: one label of each of nodes ``(..., n)``, independent, with probabilities
+    :math:`\alpha_{ik} / A_i` of concentrations without batch dimensions.
+    """
+    if isinstance(alpha, OrderedConcentrations):
+        return alpha.draw(nodes)
+    flat = nodes.flatten()
+    labels = torch.empty_like(flat)
+    for part in blocks(len(flat), alpha.shape[-1]):
+        labels[part] = alpha.index_select(0, flat[part]).multinomial(1)[:, 0]
+    return labels.view_as(nodes)
 
 
 def totals(alpha: Concentrations) -> Tensor:

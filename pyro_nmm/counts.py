@@ -105,3 +105,20 @@ def indicator(edges: Tensor, num_edges: int) -> Tensor:
     """``(B, num_edges)`` int32, one at the chosen edges ``(B, num_rows)``."""
     zeros = torch.zeros(len(edges), num_edges, dtype=torch.int32, device=edges.device)
     return zeros.scatter_(1, edges, 1)
+
+
+def posterior_alpha(alpha: Tensor, choices: Tensor, labels: Tensor) -> Tensor:
+    r"""
+    :math:`\alpha + s(c, y)`: the concentrations of :math:`p(z \mid c, y)`, by conjugacy.
+
+    :param Tensor alpha: ``(..., N, C)``.
+    :param Tensor choices: ``(..., n)`` node ids.
+    :param Tensor labels: ``(..., n)`` labels.
+    :return: ``(..., N, C)``.
+    """
+    num_nodes, num_classes = alpha.shape[-2:]
+    index = choices * num_classes + labels
+    ones = torch.ones_like(index, dtype=alpha.dtype)
+    empty = alpha.new_zeros(*index.shape[:-1], num_nodes * num_classes)
+    counts = empty.scatter_add(-1, index, ones)
+    return alpha + counts.unflatten(-1, (num_nodes, num_classes))

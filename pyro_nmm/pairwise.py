@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_nmm.blocks import blocks
+from pyro_nmm.compact import compact
 from pyro_nmm.neighborhood import Neighborhood
 
 
@@ -17,16 +19,26 @@ def node_marginals(hood: Neighborhood, alpha: Tensor, attention: Tensor) -> Tens
 
     :param Tensor alpha: ``(..., N, C)``.
     :param Tensor attention: ``(..., num_edges)``, :math:`L_{ij}`.
-    :return: ``(..., num_rows, C)``. Cost: :math:`O(E C)`.
+    :return: ``(..., num_rows, C)``. Cost: :math:`O(E C)`, with the edges in blocks.
     """
-    mean = alpha / alpha.sum(-1, keepdim=True)
-    messages = attention.unsqueeze(-1) * mean.index_select(-2, hood.source)
-    size = (*messages.shape[:-2], hood.num_rows, messages.shape[-1])
-    return messages.new_zeros(size).index_add(-2, hood.row, messages)
+    return spread(hood, alpha / alpha.sum(-1, keepdim=True), attention)
 
 
-def pair_marginals(hood: Neighborhood, alpha: Tensor, attention: Tensor, pairs: Tensor) -> Tensor:
+def spread(hood: Neighborhood, mean: Tensor, attention: Tensor) -> Tensor:
+    """:func:`node_marginals` from the sources' means ``(..., N, C)``."""
+    batch = torch.broadcast_shapes(mean.shape[:-2], attention.shape[:-1])
+    marginals = mean.new_zeros(*batch, hood.num_rows, mean.shape[-1])
+    for part in blocks(hood.num_edges, batch.numel() * mean.shape[-1]):
+        messages = attention[..., part, None] * mean.index_select(-2, hood.source[part])
+        marginals = marginals.index_add_(-2, hood.row[part], messages)
+    return marginals
+
+
+class PairRows:
     r"""
+    What the joint distributions of some pairs need of a graph: the rows of their nodes, the
+    sources of these rows, and the common neighbours. Cost: linear in the edges of the rows.
+
     .. math::
 
         p(y_i = a, y_j = b) = u_{ia} u_{jb} + \sum_{m \in n(i) \cap n(j)}
@@ -36,22 +48,69 @@ def pair_marginals(hood: Neighborhood, alpha: Tensor, attention: Tensor, pairs: 
     (A_m + 1)` and :math:`\mu_m = \alpha_m / A_m`. A node paired with itself has the diagonal
     table of its own marginal.
 
-    :param Tensor pairs: ``(2, P)`` node ids; ``hood`` must hold all nodes' rows.
-    :return: ``(..., P, C, C)``. Cost: :math:`O(E C)` and, for each pair, the smaller degree.
+    :param Neighborhood hood: all nodes' rows.
+    :param Tensor pairs: ``(2, P)`` node ids.
     """
-    marginals = node_marginals(hood, alpha, attention)
-    first, second = (marginals.index_select(-2, nodes) for nodes in pairs)
-    table = first.unsqueeze(-1) * second.unsqueeze(-2)
 
-    pair, edge_i, edge_j = common_neighbors(hood, pairs)
-    node = hood.source[edge_i]
-    concentration = alpha.index_select(-2, node)
-    total = concentration.sum(-1, keepdim=True)
-    mean = concentration / total
-    both = (attention[..., edge_i] * attention[..., edge_j]).unsqueeze(-1) / (total + 1)
-    table = table.index_add(-3, pair, torch.diag_embed(both * mean))
-    table = table.index_add(-3, pair, -(both * mean).unsqueeze(-1) * mean.unsqueeze(-2))
-    return torch.where((pairs[0] == pairs[1])[:, None, None], torch.diag_embed(first), table)
+    nodes: Tensor  #: ``(R,)`` node ids of the pairs
+    pairs: Tensor  #: ``(2, P)`` the pairs, as places in ``nodes``
+    rows: Neighborhood  #: their rows, whose sources are places in ``sources``
+    sources: Tensor  #: ``(M,)`` node ids
+
+    def __init__(self, hood: Neighborhood, pairs: Tensor) -> None:
+        self.nodes, self.pairs = pairs.unique(return_inverse=True)
+        self.rows, self.sources = compact(hood.take(self.nodes))
+        self.common = common_neighbors(self.rows, self.pairs)
+
+    def numbers(self, num_classes: int) -> int:
+        """How many numbers :meth:`tables` holds for each batch entry, edges aside."""
+        sizes = len(self.nodes) + len(self.sources), self.pairs.shape[1] * num_classes
+        return sum(sizes) * num_classes
+
+    def marginals(self, alpha: Tensor, attention: Tensor) -> Tensor:
+        """``(..., R, C)``, see :func:`node_marginals`; arguments as :meth:`tables`."""
+        return node_marginals(self.rows, alpha, attention)
+
+    def tables(self, alpha: Tensor, attention: Tensor, marginals: Tensor) -> Tensor:
+        """
+        :param Tensor alpha: ``(..., M, C)`` of ``sources``.
+        :param Tensor attention: ``(..., num_edges)`` of ``rows``.
+        :param Tensor marginals: ``(..., R, C)`` of ``nodes``.
+        :return: ``(..., P, C, C)``.
+        """
+        first, second = (marginals.index_select(-2, places) for places in self.pairs)
+        table = first.unsqueeze(-1) * second.unsqueeze(-2)
+        each = table[..., 0, :, :].numel()
+        for part in blocks(len(self.common[0]), each):
+            pair, edge_i, edge_j = (found[part] for found in self.common)
+            concentration = alpha.index_select(-2, self.rows.source[edge_i])
+            total = concentration.sum(-1, keepdim=True)
+            mean = concentration / total
+            both = (attention[..., edge_i] * attention[..., edge_j]).unsqueeze(-1) / (total + 1)
+            shared = -(both * mean).unsqueeze(-1) * mean.unsqueeze(-2)
+            shared.diagonal(dim1=-2, dim2=-1).add_(both * mean)
+            table = table.index_add_(-3, pair, shared)
+        same = (self.pairs[0] == self.pairs[1])[:, None, None]
+        return torch.where(same, torch.diag_embed(first), table)
+
+
+def pair_marginals(hood: Neighborhood, alpha: Tensor, logits: Tensor, pairs: Tensor) -> Tensor:
+    """
+    Joint distributions of pairs of labels, see :class:`PairRows`.
+
+    :param Tensor alpha: ``(..., N, C)``.
+    :param Tensor logits: ``(..., num_edges)``.
+    :param Tensor pairs: ``(2, P)`` node ids.
+    :return: ``(..., P, C, C)``. Cost: linear in the edges of the pairs' rows.
+    """
+    tables = []
+    batch = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1])
+    for part in blocks(pairs.shape[1], batch.numel() * alpha.shape[-1] ** 2):
+        near = PairRows(hood, pairs[:, part])
+        own = alpha.index_select(-2, near.sources)
+        attention = near.rows.softmax(logits.index_select(-1, near.rows.edge))
+        tables.append(near.tables(own, attention, near.marginals(own, attention)))
+    return torch.cat(tables, -3)
 
 
 def expected_interaction(
@@ -100,18 +159,22 @@ def _remembered_neighbors(hood: Neighborhood, pairs: Tensor) -> tuple[Tensor, Te
     return last[2]
 
 
-def common_neighbors(hood: Neighborhood, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def common_neighbors(rows: Neighborhood, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
-    Every node that is a neighbour of both nodes of a pair, as the triple: number of the
-    pair, edge to its first node, edge to its second node.
+    Every source that both rows of a pair have, as the triple: number of the pair, edge of its
+    first row, edge of its second row.
+
+    :param Tensor pairs: ``(2, P)`` row numbers. Cost: :math:`O(E)` for the edges of ``rows``
+        and :math:`O(\\log E)` for each edge of the smaller row of a pair.
     """
-    degree = hood.ptr.diff()
+    degree = rows.ptr.diff()
     swap = degree[pairs[0]] > degree[pairs[1]]
     small, large = pairs.flip(0).where(swap, pairs)
-    rows = hood.take(small)
-    wanted = large[rows.row] * hood.num_nodes + rows.source
-    keys = hood.row * hood.num_nodes + hood.source
+    near = rows.take(small)
+    wanted = large[near.row] * rows.num_nodes + near.source
+    # Rows come one after the other and their sources ascend, so the keys are sorted.
+    keys = rows.row * rows.num_nodes + rows.source
     found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
     hit = keys[found] == wanted
-    pair, edge, other = rows.row[hit], rows.edge[hit], found[hit]
+    pair, edge, other = near.row[hit], near.within[hit], found[hit]
     return pair, other.where(swap[pair], edge), edge.where(swap[pair], other)

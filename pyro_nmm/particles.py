@@ -17,17 +17,18 @@ import math
 from collections.abc import Sequence
 
 import torch
+from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
 from pyro_nmm.checks import check_label_range, order_to_rows
-from pyro_nmm.distributions.ordered_conditional import OrderedConditional
+from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.neighborhood import Neighborhood, check_mask
-from pyro_nmm.posterior import posterior_alpha
+from pyro_nmm.stages import Counts, Stages
 
 
 def log_likelihood(
     hood: Neighborhood,
-    alpha: Tensor,
+    alpha: Concentrations,
     logits: Tensor,
     y: Tensor,
     observed: Tensor | None,
@@ -65,7 +66,7 @@ def log_likelihood(
 @torch.no_grad()
 def sequential_monte_carlo(
     hood: Neighborhood,
-    alpha: Tensor,
+    alpha: Concentrations,
     logits: Tensor,
     y: Tensor,
     stages: Sequence[Tensor],
@@ -79,10 +80,9 @@ def sequential_monte_carlo(
             \prod_{i \in t} e^{f_i^{(p)}}
 
     for stages ``t`` of nodes and normalised weights :math:`\bar w` of the particles ``p``. By
-    conjugacy a particle is its concentrations :math:`\alpha + s`, so a stage is an
-    :class:`~pyro_nmm.OrderedConditional` with one ``alpha`` per particle.
+    conjugacy a particle is its counts :math:`s`, kept at the neighbours that occur.
 
-    :param Tensor alpha: ``(N, C)``.
+    :param alpha: ``(N, C)``.
     :param Tensor logits: ``(num_edges,)``.
     :param Tensor y: ``(N,)`` labels, read at the nodes of the stages.
     :param stages: node ids of each stage in the order of the draw, disjoint.
@@ -91,25 +91,41 @@ def sequential_monte_carlo(
     :return: ``(len(stages),)`` double. The product of their exponentials, over all stages
         from the first, is unbiased for :math:`p(y)`.
 
-    Cost: :math:`O(P (E + N C))` for each stage, and memory of :math:`O(P N C)`.
+    Cost: :math:`O(P E)` and memory of :math:`O(P E)`, ``E`` the edges into the stages' nodes;
+    the choices that are exchanged by resampling go back to where all particles have one
+    ancestor, which are as many stages as a multiple of ``P``.
     """
-    alpha = alpha.expand(num_particles, *alpha.shape)
-    log_weights = alpha.new_zeros(num_particles, dtype=torch.double) - math.log(num_particles)
-    increments = []
-    for nodes in stages:
-        observed = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
-        observed[nodes] = True
-        q = OrderedConditional(hood, alpha, logits, y, observed, order=nodes, validate_args=False)
-        choices = q.sample()
-        weighted = log_weights + q.log_labels(choices).double().sum(-1)
+    nodes = torch.cat(list(stages))
+    draws = Stages(hood.take(nodes), alpha, logits, y.index_select(0, nodes))
+    counts, recent = draws.no_counts(num_particles), []
+    log_weights = logits.new_zeros(num_particles, dtype=torch.double) - math.log(num_particles)
+    increments, last = [], 0
+    for size in map(len, stages):
+        first, last = last, last + size
+        stage = draws.draw(counts, first, last, num_particles)
+        weighted = log_weights + stage.log_labels().double().sum(-1)
         increments.append(weighted.logsumexp(0))
         log_weights = weighted - increments[-1]
-        labels = y.index_select(0, q.observed_rows.nodes).expand_as(choices)
-        alpha = posterior_alpha(alpha, choices, labels)
+        draws.add(counts, stage.edges)
+        recent.append(stage.edges)
         if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * num_particles, 1)):
-            alpha = alpha.index_select(0, _systematic(log_weights))
+            recent = [_exchange(draws, counts, torch.cat(recent, 1), _systematic(log_weights))]
             log_weights = torch.full_like(log_weights, -math.log(num_particles))
-    return torch.stack(increments)
+    return track_provenance(torch.stack(increments), draws.provenance)
+
+
+def _exchange(draws: Stages, counts: Counts, edges: Tensor, parents: Tensor) -> Tensor:
+    """
+    Turn every particle into a copy of its parent: take its own recent choices ``(P, n)`` out of
+    its counts and put the parent's in. Earlier choices are the same in all particles.
+
+    :return: ``(P, m)``: the choices from the first one on in which the particles differ now.
+    """
+    copied = edges.index_select(0, parents)
+    draws.add(counts, edges, -1)
+    draws.add(counts, copied)
+    differs = (copied != copied[:1]).any(0).nonzero()
+    return copied[:, int(differs[0]) if len(differs) else copied.shape[1] :]
 
 
 def _systematic(log_weights: Tensor) -> Tensor:

@@ -3,106 +3,242 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
+from torch import Size, Tensor
 
+from pyro_nmm import exact
+from pyro_nmm.blocks import blocks
 from pyro_nmm.checks import check_label_range, check_labels, check_nodes
-from pyro_nmm.exact import MAX_CHOICES, MAX_NUMBERS, enumerate_labels
-from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.pairwise import node_marginals, pair_marginals
+from pyro_nmm.compact import compact
+from pyro_nmm.components import Components
+from pyro_nmm.counts import posterior_alpha as posterior_alpha
+from pyro_nmm.neighborhood import Neighborhood, check_mask
+from pyro_nmm.pairwise import PairRows, spread
+from pyro_nmm.sampling import pick
 from pyro_nmm.sequential import predict_in_turn
-
-if TYPE_CHECKING:
-    from pyro_nmm.distributions.neighbor_mixture import NeighborMixture
-
-
-def posterior_alpha(alpha: Tensor, choices: Tensor, labels: Tensor) -> Tensor:
-    r"""
-    :math:`\alpha + s(c, y)`: the concentrations of :math:`p(z \mid c, y)`, by conjugacy.
-
-    :param Tensor alpha: ``(..., N, C)``.
-    :param Tensor choices: ``(..., n)`` node ids.
-    :param Tensor labels: ``(..., n)`` labels.
-    :return: ``(..., N, C)``.
-    """
-    num_nodes, num_classes = alpha.shape[-2:]
-    index = choices * num_classes + labels
-    ones = torch.ones_like(index, dtype=alpha.dtype)
-    empty = alpha.new_zeros(*index.shape[:-1], num_nodes * num_classes)
-    counts = empty.scatter_add(-1, index, ones)
-    return alpha + counts.unflatten(-1, (num_nodes, num_classes))
+from pyro_nmm.stages import Stages
+from pyro_nmm.urn import draw_from_urns
 
 
 class Posterior:
     r"""
     :math:`p(y \mid y_\tau)`, section 3.6 of the paper: a weighted mixture over choices
-    :math:`c_\tau`. Given these, :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j)`, so each
-    component is a :class:`NeighborMixture` over the unobserved labels and every query is a
-    weighted mean of its closed forms. Made by :meth:`NeighborMixture.condition`.
+    :math:`c_\tau`, made by :meth:`NeighborMixture.condition`.
 
-    Observed nodes keep their label with probability one.
+    .. math::
 
-    :param NeighborMixture mixture: batch shape ``(T,)``, one component for each sample.
-    :param Tensor log_weights: ``(T,)`` normalised.
-    :param Neighborhood observed_rows: the rows of :math:`\tau`.
-    :param Tensor y: ``(N,)`` labels, read at observed nodes only.
+        p(y \mid y_\tau) \approx \sum_t w_t \, p(y \mid c_\tau^{(t)}, y_\tau), \qquad
+        z_j \mid c_\tau^{(t)}, y_\tau \sim \mathrm{Dirichlet}(\alpha_j + s_j^{(t)})
+
+    Given choices, an NMM stays one, so every query is a weighted mean of closed forms. Only
+    nodes that somebody chose differ from the prior: what is kept are the choices, and
+    concentrations are made where a query needs them, some components at a time. Observed nodes
+    keep their label with probability one. A posterior is not differentiable.
+
+    >>> from pyro_nmm import NeighborMixture
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
+    >>> posterior = mix.condition(torch.tensor([1, -1]), torch.tensor([True, False]))
+    >>> posterior.marginals()
+    tensor([[0.0000, 1.0000],
+            [0.4167, 0.5833]])
+
+    :param Neighborhood hood: the neighbourhoods of all nodes.
+    :param Tensor logits: ``(num_edges,)`` attention scores.
+    :param Components components: the choices and labels of the observed nodes.
+    :param bool is_exact: whether the components are all choices there are.
+    :param bool weighted: whether weights are probabilities of labels, or all equal.
     """
 
     def __init__(
         self,
-        mixture: NeighborMixture,
-        log_weights: Tensor,
-        observed_rows: Neighborhood,
-        y: Tensor,
+        hood: Neighborhood,
+        logits: Tensor,
+        components: Components,
+        *,
+        is_exact: bool = False,
+        weighted: bool = True,
     ) -> None:
-        self.mixture, self.log_weights, self.hood = mixture, log_weights, mixture.hood
-        self.num_classes = mixture.num_classes
-        nodes = observed_rows.nodes
-        self.observed = torch.zeros(self.hood.num_nodes, dtype=torch.bool, device=y.device)
-        self.observed[nodes] = True
-        # Zero stands for "not known": an unobserved entry of y is never read.
+        self.hood, self.logits, self.components = hood, logits, components
+        self.num_classes, self.nodes = components.alpha.shape[-1], components.nodes
+        self.is_exact, self.weighted = is_exact, weighted
+        self.observed = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
+        self.observed[self.nodes] = True
+        # Zero stands for "not known".
         self.labels = torch.zeros_like(self.observed, dtype=torch.long)
-        self.labels[nodes] = y[nodes].long()
+        self.labels[self.nodes] = components.labels
 
-    def _mean(self, values: Tensor) -> Tensor:
-        return torch.tensordot(self.log_weights.exp(), values, 1)
+    @property
+    def log_weights(self) -> Tensor:
+        """``(T,)``: :math:`\\log w_t`, normalised."""
+        return self.components.log_weights
+
+    @torch.no_grad()
+    def condition(
+        self,
+        y: Tensor,
+        observed: Tensor | None = None,
+        num_samples: int | None = None,
+        weighted: bool | None = None,
+    ) -> Posterior:
+        r"""
+        The posterior given more labels :math:`y_\rho` too. Every component goes on to draw the
+        choices of the new nodes given its own,
+
+        .. math::
+
+            c_\rho^{(t)} \sim q(c_\rho \mid y_\rho, c_\tau^{(t)}, y_\tau), \qquad
+            w_t \leftarrow w_t \prod_{i \in \rho} p(y_i \mid y_{<i}, c_{<i}^{(t)}) ,
+
+        so that the result becomes exact as ``T`` grows. Equal weights, the paper's choice, stay
+        equal. An exact posterior stays exact, by a sum over all choices of both sets.
+
+        :param Tensor y: ``(N,)`` labels, read where ``observed`` only.
+        :param Tensor observed: ``(N,)`` boolean mask, default all nodes. Nodes that are known
+            already must keep their label.
+        :param int num_samples: Go on with so many components, drawn by their weight: the way to
+            add many labels to an exact posterior. Default: with every component once.
+        :param bool weighted: Whether weights change as above. Default: unless they are equal.
+        :return: a new posterior. Cost: :math:`O(T E_\rho)`, :math:`E_\rho` the edges into the
+            new nodes.
+        :raises ValueError: for a label that contradicts a known one, and if an exact sum would
+            be too large.
+        """
+        check_labels(self.hood, y, self.hood.num_nodes)
+        if y.dim() != 1:
+            raise ValueError(f"condition needs one labelling y of shape (N,), got {tuple(y.shape)}")
+        if num_samples is not None and num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        if observed is not None:
+            check_mask(observed, self.hood)
+        else:
+            observed = torch.ones_like(self.observed)
+        self._check_agreement(y, observed)
+        nodes = (observed & ~self.observed).nonzero()[:, 0]
+        labels = y[nodes].long()
+        check_label_range(self.hood.take(nodes), labels, self.num_classes)
+        if len(nodes) == 0 and num_samples is None:
+            return self
+        if self.is_exact and num_samples is None:
+            return self._enumerated(nodes, labels)
+        weighted = self.weighted if weighted is None else weighted
+        return self._continued(nodes, labels, num_samples, weighted)
+
+    def _check_agreement(self, y: Tensor, observed: Tensor) -> None:
+        wrong = observed & self.observed & (y != self.labels)
+        if wrong.any():
+            node = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"y holds label {y[node].item()} at node {node}, which is known to have label "
+                f"{self.labels[node].item()}: mask that node out with observed"
+            )
+
+    def _enumerated(self, nodes: Tensor, labels: Tensor) -> Posterior:
+        old = self.components
+        nodes, order = torch.cat([old.nodes, nodes]).sort()
+        labels = torch.cat([old.labels, labels])[order]
+        rows, sources = compact(self.hood.take(nodes))
+        exact.check_size(rows, rows.num_rows)
+        logits = self.logits.index_select(0, rows.edge)
+        choices, log_weights = exact.log_posterior(rows, old.alpha[sources], logits, labels)
+        all_choices = Components(old.alpha, nodes, labels, sources[choices], log_weights)
+        return Posterior(self.hood, self.logits, all_choices, is_exact=True)
+
+    def _continued(
+        self, nodes: Tensor, labels: Tensor, num_samples: int | None, weighted: bool
+    ) -> Posterior:
+        old = self.components
+        choices, log_weights = old.choices, old.log_weights
+        if num_samples is not None:
+            choices = choices[old.drawn(num_samples)]
+            log_weights = log_weights.new_zeros(num_samples)
+        order = torch.randperm(len(nodes), device=nodes.device)
+        rows = self.hood.take(nodes[order])
+        stages = Stages(rows, old.alpha, self.logits, labels[order])
+        drawn, gains = [], []
+        for part in blocks(len(choices), 4 * rows.num_edges + len(old.nodes)):
+            counts = stages.counts(choices[part], old.labels) if len(old.nodes) else None
+            stage = stages.draw(counts, 0, rows.num_rows, len(choices[part]))
+            drawn.append(stages.choices(stage.edges)[:, order.argsort()])
+            if weighted:
+                gains.append(stage.log_labels().sum(-1))
+        choices = torch.cat([choices, torch.cat(drawn)], 1)
+        nodes, labels = torch.cat([old.nodes, nodes]), torch.cat([old.labels, labels])
+        log_weights = log_weights + torch.cat(gains) if weighted else log_weights
+        new = Components(old.alpha, nodes, labels, choices, log_weights)
+        return Posterior(self.hood, self.logits, new, weighted=weighted)
+
+    def _marginals(self, rows: Neighborhood) -> Tensor:
+        attention = rows.softmax(self.logits.index_select(0, rows.edge))
+        # Linear in the components' means, so the mixture is merged before it is spread.
+        return self._fix(rows.nodes, spread(rows, self.components.mean(), attention))
+
+    def _fix(self, nodes: Tensor, marginals: Tensor) -> Tensor:
+        """Marginals ``(K, C)`` of nodes, with those of observed ones replaced."""
+        known = self.observed[nodes].nonzero()[:, 0]
+        marginals[known] = 0
+        marginals[known, self.labels[nodes[known]]] = 1
+        return marginals
 
     def marginals(self) -> Tensor:
-        """``(N, C)``: the distribution of every node's label. Cost: :math:`O(T N C + E C)`."""
-        # Linear in the components' means, so the mixture is merged before it is spread.
-        alpha = self.mixture.table
-        mean = self._mean(alpha / alpha.sum(-1, keepdim=True))
-        marginals = node_marginals(self.hood, mean, self.mixture.attention)
-        known = one_hot(self.labels, self.num_classes).to(marginals.dtype)
-        return known.where(self.observed[:, None], marginals)
+        r"""
+        ``(N, C)``: the distribution of every node's label. Cost:
+        :math:`O(T n \log(T n) + E C)` for ``n`` observed nodes.
+        """
+        return self._marginals(self.hood)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """
         Joint distributions of pairs of labels.
 
         :param Tensor pairs: ``(2, P)`` node ids.
-        :return: ``(P, C, C)``. Cost: :math:`O(T E C)` and :math:`O(T C^2)` for each common
-            neighbour of a pair.
+        :return: ``(P, C, C)``. Cost, of each component: linear in the edges into the pairs'
+            nodes and in ``n``, and :math:`O(C^2)` for each pair and each common neighbour.
         """
         check_nodes(self.hood, pairs, name="pairs")
-        # Some components at a time, so that memory does not grow with their number.
-        block = max(1, MAX_NUMBERS // 8 // (pairs.shape[1] * self.num_classes**2 + 1))
-        alpha, attention = self.mixture.table, self.mixture.attention
-        parts = zip(self.log_weights.exp().split(block), alpha.split(block), strict=True)
-        table = torch.stack(
-            [
-                torch.tensordot(weight, pair_marginals(self.hood, part, attention, pairs), 1)
-                for weight, part in parts
-            ]
-        ).sum(0)
-        first, second = self.marginals()[pairs]
-        fixed = self.observed[pairs].any(0)[:, None, None]
-        product = first[:, :, None] * second[:, None, :]
-        same = (pairs[0] == pairs[1])[:, None, None]
-        return product.where(fixed & ~same, torch.diag_embed(first).where(same, table))
+        size, weights, tables = self.num_classes, self.components.weights, []
+        for some in blocks(pairs.shape[1], size**2):
+            near = PairRows(self.hood, pairs[:, some])
+            table, mean = (self.components.alpha.new_zeros(()) for _ in range(2))
+            attention = near.rows.softmax(self.logits.index_select(0, near.rows.edge))
+            for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
+                alpha = self.components.concentrations(near.sources, part)
+                own = near.marginals(alpha, attention)
+                parts = near.tables(alpha, attention, own)
+                table = table + torch.tensordot(weights[part], parts, 1)
+                mean = mean + torch.tensordot(weights[part], own, 1)
+            first, second = self._fix(near.nodes, mean)[near.pairs]
+            fixed = self.observed[near.nodes][near.pairs].any(0)[:, None, None]
+            product = first[:, :, None] * second[:, None, :]
+            same = (near.pairs[0] == near.pairs[1])[:, None, None]
+            table = torch.diag_embed(first).where(same, table)
+            tables.append(product.where(fixed & ~same, table))
+        return torch.cat(tables)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        r"""
+        Joint draws of all labels; observed nodes keep theirs. A component is drawn by its
+        weight, then every other node's choice, then labels from the urns that the observed
+        choices have filled. Exact where the posterior is.
+
+        :return: ``(*sample_shape, N)``. Cost: :math:`O(E + N (C + \log N))` a draw.
+        """
+        shape = Size(sample_shape)
+        component = self.components.drawn(shape.numel())
+        free = (~self.observed).nonzero()[:, 0]
+        value = self.labels.expand(len(component), -1).clone()
+        rows, known = self.hood.take(free), self.components.labels
+        attention = rows.softmax(self.logits.index_select(0, rows.edge))[None]
+        for part in blocks(len(component) if len(free) else 0, 4 * rows.num_edges):
+            old = self.components.choices[component[part]]
+            uniforms = attention.new_empty(len(old), len(free), dtype=torch.double).uniform_()
+            new = rows.source[pick(rows, attention, uniforms)]
+            labels = draw_from_urns(self.components.alpha, torch.cat([old, new], 1), known)
+            value[part, free] = labels[:, len(known) :]
+        return value.view(*shape, self.hood.num_nodes)
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""
@@ -117,12 +253,21 @@ class Posterior:
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         known = self.observed[nodes]
         agrees = (labels == self.labels[nodes]) | ~known
-        if known.all():
-            log_prob = self.log_weights.new_zeros(labels.shape[:-1])
-        else:
-            free = self.mixture.log_marginal(nodes[~known], labels[..., None, :][..., ~known])
-            log_prob = (free + self.log_weights).logsumexp(-1)
+        log_prob = self.log_weights.new_zeros(labels.shape[:-1])
+        if not known.all():
+            free = labels[..., ~known].reshape(-1, int((~known).sum()))
+            log_prob = self._log_marginal(nodes[~known], free).view_as(log_prob)
         return log_prob.masked_fill(~agrees.all(-1), -torch.inf)
+
+    def _log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
+        rows, sources = compact(self.hood.take(nodes))
+        logits, parts = self.logits.index_select(0, rows.edge), []
+        numbers = max(exact.check_size(rows), len(labels), len(sources) * self.num_classes)
+        for part in blocks(len(self.components), numbers + len(self.nodes)):
+            alpha = self.components.concentrations(sources, part)
+            log_prob = exact.log_marginal(rows, alpha, logits, labels)
+            parts.append((log_prob + self.log_weights[part, None]).logsumexp(0))
+        return torch.stack(parts).logsumexp(0)
 
     def predict(
         self, nodes: Tensor | None = None, method: str = "marginal", generator=None
@@ -150,11 +295,11 @@ class Posterior:
         free = wanted[~self.observed[wanted]]
         labels = self.labels.clone()
         if method == "marginal":
-            labels[free] = self.marginals()[free].argmax(-1)
+            labels[free] = self._marginals(self.hood.take(free)).argmax(-1)
         elif method == "joint" and len(free):
             labels[free] = self._joint_mode(free)
         elif method == "sequential" and len(free):
-            certainty = self.marginals()[free].max(-1).values
+            certainty = self._marginals(self.hood.take(free)).max(-1).values
             order = free[certainty.argsort(descending=True, stable=True)]
             labels[order] = predict_in_turn(self, order, generator)
         elif method not in ("joint", "sequential"):
@@ -163,10 +308,10 @@ class Posterior:
         return labels[wanted]
 
     def _joint_mode(self, nodes: Tensor) -> Tensor:
-        if self.num_classes ** len(nodes) > MAX_CHOICES:
+        if self.num_classes ** len(nodes) > exact.MAX_CHOICES:
             raise ValueError(
                 f"method='joint' would compare {self.num_classes}^{len(nodes)} labellings of "
                 f"nodes: use method='sequential', or fewer nodes"
             )
-        labels = enumerate_labels(len(nodes), self.num_classes, nodes.device)
+        labels = exact.enumerate_labels(len(nodes), self.num_classes, nodes.device)
         return labels[self.log_marginal(nodes, labels).argmax()]

@@ -5,16 +5,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_nmm import backend, blocks
+from pyro_nmm.compact import Places, compact
 from pyro_nmm.counts import Groups, indicator
-from pyro_nmm.sampling import pick
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.sampling import BLOCK, pick
 
 if TYPE_CHECKING:
     from pyro_nmm.posterior import Posterior
+
+
+class Course(NamedTuple):
+    """What predictions in turn start from; the sources of ``rows`` are numbered ``0..M - 1``."""
+
+    rows: Neighborhood  #: in the order of the predictions
+    attention: Tensor  #: ``(rows.num_edges,)``
+    alpha: Tensor  #: ``(M, C)``
+    weights: Tensor  #: ``(T,)``
+    uniforms: Tensor  #: ``(T, rows.num_rows)`` float64
+    counts: Tensor  #: ``(M, T, C + 1)`` int32, by label and at all; predictions are added
 
 
 @torch.no_grad()
@@ -24,37 +38,86 @@ def predict_in_turn(posterior: Posterior, order: Tensor, generator=None) -> Tens
     order, node ``i`` takes the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and each of
     the ``T`` samples draws a choice for it, which changes what later nodes see.
 
-    As in :mod:`pyro_nmm.sampling`, the loop over nodes is the fixed point of doing all
-    nodes at once, and is reached after at most as many sweeps as there are levels of
-    dependent nodes. Cost: :math:`O(T E C)` a sweep, ``E`` the edges into ``order``.
+    Cost: :math:`O(T E C)`, ``E`` the edges into ``order``, and memory of :math:`O(T M C)`
+    for ``M`` neighbours; without numba, a few such sweeps over every block of rows.
 
     :param Posterior posterior: from :meth:`NeighborMixture.condition`.
     :param Tensor order: ``(n,)`` unobserved node ids.
     :return: ``(n,)`` labels in that order.
     """
-    hood, alpha = posterior.hood, posterior.mixture.table
-    rows = hood.take(order)
-    attention = posterior.mixture.attention[rows.edge]
-    total = alpha.sum(-1).index_select(-1, rows.source)
-    mean = posterior.log_weights.exp()
+    components = posterior.components
+    rows, sources = compact(posterior.hood.take(order))
+    attention = rows.softmax(posterior.logits.index_select(0, rows.edge))
+    alpha, num_classes = components.alpha[sources], posterior.num_classes
+    shape = len(components), len(order)
+    uniforms = torch.rand(shape, dtype=torch.double, device=order.device, generator=generator)
+    size = len(sources), len(components), num_classes + 1
+    counts = torch.zeros(size, dtype=torch.int32, device=order.device)
+    _count(counts, *_known(components, sources))
+    course = Course(rows, attention, alpha, components.weights, uniforms, counts)
+    if backend.compiled and order.device.type == "cpu":
+        from pyro_nmm import compiled_sequential  # needs numba
+
+        return compiled_sequential.predict(*course)
+    return predict_by_sweeps(course)
+
+
+def _known(components, sources: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Component, place of the choice in ``sources`` and label of every choice that has one."""
+    place, found = Places(sources).find(components.choices)
+    component, node = found.nonzero().unbind(1)
+    return component, place[found], components.labels[node]
+
+
+def _count(counts: Tensor, component: Tensor, place: Tensor, label: Tensor) -> None:
+    num_components, size = counts.shape[1:]
+    first = (place * num_components + component) * size
+    index = torch.cat([first + label, first + size - 1])
+    counts.view(-1).index_add_(0, index, torch.ones_like(index, dtype=counts.dtype))
+
+
+def predict_by_sweeps(course: Course) -> Tensor:
+    """
+    :func:`predict_in_turn` on any device. As in :mod:`pyro_nmm.sampling`, the loop over the
+    nodes of a block is the fixed point of doing all of them at once.
+    """
+    rows, counts = course.rows, course.counts
+    _, num_components, size = counts.shape
+    component = torch.arange(num_components, device=rows.device)[:, None]
+    limit = BLOCK.get(rows.device.type, rows.num_rows)
+    first, parts = 0, []
+    while first < rows.num_rows:
+        # As many rows as a temporary has room for, and one at least.
+        edges = rows.ptr[first] + blocks.NUMBERS // (num_components * size)
+        last = int(torch.searchsorted(rows.ptr, edges, right=True)) - 1
+        last = min(max(last, first + 1), first + limit, rows.num_rows)
+        labels, places = _settle(course, torch.arange(first, last, device=rows.device))
+        _count(counts, component.expand_as(places).flatten(), places.flatten(),
+               labels.expand_as(places).flatten())  # fmt: skip
+        parts.append(labels)
+        first = last
+    return torch.cat(parts)
+
+
+def _settle(course: Course, block: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels ``(n,)`` of a block of rows, and the chosen sources ``(T, n)``."""
+    rows = course.rows.take(block)
+    attention, uniforms = course.attention[rows.within], course.uniforms[:, block]
+    before = course.counts[rows.source].permute(2, 1, 0)
+    alpha = course.alpha[rows.source]
+    above, below = alpha.T[:, None] + before[:-1], alpha.sum(-1) + before[-1]
     groups = Groups(rows.source[None], rows.num_nodes)
-    uniforms = torch.rand(
-        len(alpha), len(order), dtype=torch.double, device=order.device, generator=generator
-    )
-    shape = (len(alpha), rows.num_edges)
-    chosen = torch.zeros(shape, dtype=torch.int32, device=order.device)
-    labels, edges = torch.full_like(order, -1), torch.full_like(uniforms, -1, dtype=torch.long)
+    labels, edges = torch.full_like(block, -1), torch.full_like(uniforms, -1, dtype=torch.long)
+    chosen = torch.zeros_like(below, dtype=torch.int32)
     while True:
-        below = total + groups.earlier(chosen)
-        weight = []
-        for k in range(posterior.num_classes):
+        total, weight = below + groups.earlier(chosen), []
+        for k in range(len(above)):
             same = groups.earlier(chosen * (labels == k)[rows.row])
-            above = alpha[..., k].index_select(-1, rows.source) + same
-            weight.append(attention * above / below)
-        new_labels = torch.stack([mean @ rows.sum(w) for w in weight], -1).argmax(-1)
-        own = new_labels[rows.row].expand(1, *shape)
+            weight.append(attention * (above[k] + same) / total)
+        new_labels = torch.stack([course.weights @ rows.sum(w) for w in weight], -1).argmax(-1)
+        own = new_labels[rows.row].expand(1, *chosen.shape)
         new_edges = pick(rows, torch.stack(weight).gather(0, own)[0], uniforms)
         if torch.equal(new_labels, labels) and torch.equal(new_edges, edges):
-            return labels
+            return labels, rows.source[edges]
         labels, edges = new_labels, new_edges
         chosen = indicator(edges, rows.num_edges)

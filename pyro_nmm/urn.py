@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_nmm.concentrations import OrderedConcentrations, gather
+from pyro_nmm.concentrations import Concentrations, draw_labels, gather, totals
 from pyro_nmm.counts import Groups
 
 
 @torch.no_grad()
-def draw_from_urns(alpha: OrderedConcentrations, choices: Tensor) -> Tensor:
+def draw_from_urns(alpha: Concentrations, choices: Tensor, known: Tensor | None = None) -> Tensor:
     r"""
     A draw of :math:`p(y \mid c)` without any label distribution: the entry of rank :math:`t`
     among those that chose :math:`j`, counted from zero,
@@ -24,12 +24,17 @@ def draw_from_urns(alpha: OrderedConcentrations, choices: Tensor) -> Tensor:
         \frac{t}{A_j + t}, \qquad \text{or else is drawn from } \alpha_j / A_j .
 
     :param Tensor choices: ``(..., n)`` node ids.
+    :param Tensor known: ``(m,)`` labels of the first ``m`` entries, which stay. A table ``alpha``
+        with ``known`` has no batch dimensions.
     :return: ``(..., n)`` labels. Cost: :math:`O(n (C + \log n))`.
     """
-    groups = Groups(choices.reshape(-1, choices.shape[-1]), alpha.mean.shape[-1])
-    total = gather(alpha.totals(), choices).flatten()
+    groups = Groups(choices.reshape(-1, choices.shape[-1]), alpha.shape[-2])
+    total = gather(totals(alpha), choices).flatten()
     rank = groups.rank - groups.first
     copies = torch.rand_like(total) * (total + rank) < rank
+    first = 0 if known is None else len(known)
+    if first:
+        copies.view_as(choices)[..., :first] = False
     # In double precision: a place among millions has more digits than single precision.
     share = torch.rand_like(total, dtype=torch.double)
     earlier = groups.order[groups.first + (share * rank).long()]
@@ -38,5 +43,8 @@ def draw_from_urns(alpha: OrderedConcentrations, choices: Tensor) -> Tensor:
     while True:  # from copy to copy, twice as far each time
         further = origin[origin]
         if torch.equal(further, origin):
-            return alpha.draw(choices).flatten()[origin].view_as(choices)
+            fresh = draw_labels(alpha, choices[..., first:])
+            if known is not None:
+                fresh = torch.cat([known.expand(*choices.shape[:-1], -1), fresh], -1)
+            return fresh.flatten()[origin].view_as(choices)
         origin = further

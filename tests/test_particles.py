@@ -3,12 +3,17 @@
 
 """Importance-weighted and sequential Monte Carlo estimates against enumeration."""
 
+import math
+
+import networkx as nx
 import pytest
 import torch
-from graphs import house, parameters, star
+from cost import Work
+from graphs import house, parameters, star, to_hood
 
 from pyro_nmm import NeighborMixture, OrderedConditional
-from pyro_nmm.particles import sequential_monte_carlo
+from pyro_nmm.counts import posterior_alpha
+from pyro_nmm.particles import _systematic, sequential_monte_carlo
 
 
 def setting(seed=0):
@@ -95,6 +100,53 @@ def test_order():
     assert abs(weights.mean() - 1) < 4 * weights.std() / 1500**0.5
     with pytest.raises(ValueError, match="order"):
         mix.log_likelihood(y, order=order[:3])
+
+
+def dense(hood, alpha, logits, y, stages, size, threshold):
+    """Every particle with a table of concentrations of its own, as the definition reads."""
+    alpha = alpha.expand(size, *alpha.shape)
+    log_weights, increments = torch.full((size,), -math.log(size)), []
+    for nodes in stages:
+        observed = torch.zeros(hood.num_nodes, dtype=torch.bool)
+        observed[nodes] = True
+        q = OrderedConditional(hood, alpha, logits, y, observed, order=nodes)
+        choices = q.sample()
+        weighted = log_weights + q.log_labels(choices).sum(-1)
+        increments.append(weighted.logsumexp(0))
+        log_weights = weighted - increments[-1]
+        labels = y[q.observed_rows.nodes].expand_as(choices)
+        alpha = posterior_alpha(alpha, choices, labels)
+        if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * size, 1)):
+            alpha = alpha[_systematic(log_weights)]
+            log_weights = torch.full_like(log_weights, -math.log(size))
+    return torch.stack(increments)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0], ids=["never", "adaptive", "always"])
+def test_counts_that_move_are_the_dense_tables(kernels, threshold):
+    """Draw by draw under one seed, with hubs, and resampling before lineages have met."""
+    hood = to_hood(nx.barabasi_albert_graph(60, 3, seed=1))
+    alpha, logits = parameters(hood, 3, scale=1.0)
+    y = NeighborMixture(hood, 0.2 * alpha, logits).sample()
+    stages, values = torch.randperm(60)[:50].split(4), []
+    for function in (sequential_monte_carlo, dense):
+        torch.manual_seed(5)
+        values.append(function(hood, 0.2 * alpha, logits, y, stages, 6, threshold))
+    torch.testing.assert_close(*values, rtol=0, atol=1e-10)
+
+
+def test_linear_in_nodes():
+    """Four times the nodes are four times the work, and the tables have no row for a node."""
+    work = []
+    for num_nodes in (500, 2000):
+        hood = to_hood(nx.barabasi_albert_graph(num_nodes, 2, seed=1))
+        mix = NeighborMixture(hood, *parameters(hood, 10, scale=1.0))
+        y = mix.sample()
+        with Work() as done:
+            mix.log_likelihood(y, num_particles=4)
+        work.append(done.total)
+        assert done.largest < 4 * mix.hood.num_edges + 1000
+    assert work[1] / work[0] < 5
 
 
 def test_labels_of_other_nodes_are_never_read():

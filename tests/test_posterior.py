@@ -10,8 +10,8 @@ import torch
 from graphs import house, parameters, to_hood
 from oracle import of_hood
 
-from pyro_nmm import NeighborMixture, OrderedConditional
-from pyro_nmm.posterior import posterior_alpha
+from pyro_nmm import NeighborMixture, OrderedConditional, blocks
+from pyro_nmm.counts import posterior_alpha
 from pyro_nmm.sequential import predict_in_turn
 
 
@@ -77,9 +77,9 @@ def test_counts_of_choices():
 
 def one_by_one(post, order, uniforms):
     """The sequential rule as a plain loop over nodes."""
-    alpha = post.mixture.alpha.clone()
     hood, weights = post.hood, post.log_weights.exp()
-    attention = post.mixture.attention
+    alpha = post.components.concentrations(torch.arange(hood.num_nodes))
+    attention = hood.softmax(post.logits)
     labels = []
     for place, i in enumerate(order.tolist()):
         row = slice(hood.ptr[i], hood.ptr[i + 1])
@@ -96,7 +96,7 @@ def one_by_one(post, order, uniforms):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_sequential_prediction_is_the_loop_over_nodes(seed):
+def test_sequential_prediction_is_the_loop_over_nodes(kernels, seed):
     torch.manual_seed(seed)
     hood = to_hood(nx.barabasi_albert_graph(25, 2, seed=seed))
     mix = NeighborMixture(hood, *parameters(hood, 3, scale=2.0))
@@ -146,13 +146,61 @@ def test_sequential_prediction_uses_earlier_ones():
 
 
 def test_pairs_in_blocks(monkeypatch):
-    """One component at a time gives what all at once give."""
-    from pyro_nmm import posterior
-
+    """Some components, pairs and edges at a time give what all at once give."""
     mix, y, observed = setting()
     torch.manual_seed(3)
     post = mix.condition(y, observed, 7, weighted=True)
     pairs = torch.tensor([[2, 0, 4], [4, 2, 4]])
-    whole = post.pairwise(pairs)
-    monkeypatch.setattr(posterior, "MAX_NUMBERS", 8)
-    torch.testing.assert_close(post.pairwise(pairs), whole)
+    queries = (
+        lambda: post.pairwise(pairs),
+        post.marginals,
+        lambda: post.log_marginal(torch.tensor([2, 4]), y[[2, 4]]),
+        lambda: mix.pairwise(pairs),
+        mix.marginals,
+    )
+    whole = [query() for query in queries]
+    monkeypatch.setattr(blocks, "NUMBERS", 8)
+    for query, expected in zip(queries, whole, strict=True):
+        torch.testing.assert_close(query(), expected)
+    torch.manual_seed(3)
+    again = mix.condition(y, observed, 7, weighted=True)
+    assert torch.equal(again.components.choices, post.components.choices)
+
+
+def test_gradients_in_blocks(monkeypatch):
+    """Of closed forms, through what blocks write in place."""
+    mix, _, _ = setting()
+    monkeypatch.setattr(blocks, "NUMBERS", 8)
+    pairs = torch.tensor([[2, 0, 4], [4, 2, 4]])
+
+    def query(alpha, logits):
+        mixture = NeighborMixture(mix.hood, alpha.exp(), logits)
+        return mixture.pairwise(pairs), mixture.marginals()
+
+    inputs = [t.detach().requires_grad_() for t in (mix.alpha.log(), mix.logits)]
+    torch.autograd.gradcheck(query, inputs)
+
+
+def test_what_a_posterior_keeps():
+    """Concentrations of some nodes, in their order, are the prior's and the choices' counts."""
+    mix, y, observed = setting()
+    post = mix.condition(y, observed, 6)
+    nodes = torch.tensor([3, 0, 4])
+    parts = post.components
+    dense = posterior_alpha(mix.alpha, parts.choices, parts.labels.expand_as(parts.choices))
+    torch.testing.assert_close(parts.concentrations(nodes), dense[:, nodes])
+    torch.testing.assert_close(parts.concentrations(nodes, slice(2, 4)), dense[2:4, nodes])
+    mean = (dense / dense.sum(-1, keepdim=True)).mean(0)
+    torch.testing.assert_close(parts.mean(), mean)
+
+
+def test_means_where_everybody_chose():
+    """In float32, with hardly any concentration: no weight is left over for the prior."""
+    hood = to_hood(nx.star_graph(30))
+    logits = 30.0 * (hood.source == 0).float()
+    mix = NeighborMixture(hood, torch.full((31, 3), 1e-4).float(), logits)
+    y = torch.arange(31) % 2
+    post = mix.condition(y, torch.arange(31) > 0, 50)
+    assert (post.components.choices == 0).all()
+    exact = (1e-4 + torch.tensor([15.0, 15.0, 0.0])) / (30 + 3e-4)
+    torch.testing.assert_close(post.components.mean()[0], exact.float(), rtol=1e-5, atol=0)

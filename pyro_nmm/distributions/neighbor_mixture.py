@@ -20,6 +20,7 @@ from pyro_nmm.checks import (
     check_shapes,
     check_values,
 )
+from pyro_nmm.components import Components
 from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.batch import GraphDistribution
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
@@ -29,7 +30,7 @@ from pyro_nmm.entropy import ESTIMATORS, entropy_bound
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.pairwise import node_marginals, pair_marginals
 from pyro_nmm.particles import log_likelihood
-from pyro_nmm.posterior import Posterior, posterior_alpha
+from pyro_nmm.posterior import Posterior
 from pyro_nmm.tracking import untracked
 
 
@@ -163,10 +164,11 @@ class NeighborMixture(GraphDistribution):
         Exact joint distributions of pairs of labels, in closed form.
 
         :param Tensor pairs: ``(2, P)`` node ids, for example an ``edge_index``.
-        :return: ``(..., P, C, C)``, first node's label first.
+        :return: ``(..., P, C, C)``, first node's label first. Cost: :math:`O(E C)` for the
+            edges into the pairs' nodes, and :math:`O(C^2)` for each common neighbour of a pair.
         """
         check_nodes(self.hood, pairs, name="pairs")
-        tables = pair_marginals(self.hood, self.table, self.attention, pairs)
+        tables = pair_marginals(self.hood, self.table, self.logits, pairs)
         return tables.expand(*self.batch_shape, -1, -1, -1)
 
     def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
@@ -257,7 +259,7 @@ class NeighborMixture(GraphDistribution):
         >>> mix.log_likelihood(y, observed=~first, given=first, num_particles=8).exp()
         tensor(0.5833)
 
-        Cost: :math:`O(P (E + S N C))` for ``S`` stages, of the given nodes too.
+        Cost: :math:`O(P E)`, ``E`` the edges into the observed and the given nodes.
 
         :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes that are
@@ -277,7 +279,7 @@ class NeighborMixture(GraphDistribution):
                 f"num_particles and num_stages must be at least 1, got {num_particles} and "
                 f"{num_stages}"
             )
-        model, arguments = (self.hood, self.table, self.logits), (y, observed, given)
+        model, arguments = (self.hood, self.alpha, self.logits), (y, observed, given)
         return log_likelihood(*model, *arguments, num_particles, num_stages, order).to(self.logits)
 
     def _check_plain(self, method: str) -> None:
@@ -309,25 +311,15 @@ class NeighborMixture(GraphDistribution):
         :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`,
             which makes the result exact as ``T`` grows; equal weights, the paper's choice,
             vary less at small ``T``.
+        :return: the posterior, which takes more labels later (:meth:`Posterior.condition`).
+            Cost: :math:`O(T E_\tau)`, :math:`E_\tau` the edges into the observed nodes.
         :raises ValueError: if the mixture has batch dimensions, or ``num_samples`` is
             ``None`` and the set is too large.
         """
         self._check_single("condition", y)
-        if num_samples is not None and num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-        if num_samples is not None:
-            q = self.choices(y, observed)
-            choices = q.sample(Size([num_samples]))
-            log_weights = self.table.new_zeros(num_samples)
-            if weighted:
-                log_weights = q.log_labels(choices).sum(-1)
-            rows = q.observed_rows
-        else:
-            rows = self.hood.restrict(observed)
-            labels, logits = y[rows.nodes], self.logits[rows.edge]
-            check_label_range(rows, labels, self.num_classes)
-            exact.check_size(rows, self.table.numel())
-            choices, log_weights = exact.log_posterior(rows, self.table, logits, labels)
-        alpha = posterior_alpha(self.table, choices, y[rows.nodes])
-        mixture = NeighborMixture(self.hood, alpha, self.logits.detach(), validate_args=False)
-        return Posterior(mixture, log_weights.log_softmax(0), rows, y)
+        if num_samples is None:
+            weighted = True
+        (alpha, logits, y), _ = untracked(self.table, self.logits, y)
+        alpha, logits = alpha.detach(), logits.detach()
+        prior = Posterior(self.hood, logits, Components.prior(alpha), is_exact=True)
+        return prior.condition(y, observed, num_samples, weighted)

@@ -1,0 +1,91 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The components of a posterior: weighted choices of the observed nodes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.blocks import blocks
+from pyro_nmm.compact import Places
+
+
+class Components:
+    r"""
+    Choices of the observed nodes, with weights. Given choices,
+    :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j)` by conjugacy, so only nodes that somebody
+    chose differ from the prior: concentrations are made where a query needs them.
+
+    :param Tensor alpha: ``(N, C)`` concentrations of the prior.
+    :param Tensor nodes: ``(n,)`` observed node ids.
+    :param Tensor labels: ``(n,)`` their labels.
+    :param Tensor choices: ``(T, n)`` their choices as node ids, one row for each component.
+    :param Tensor log_weights: ``(T,)`` up to a constant.
+    """
+
+    def __init__(
+        self, alpha: Tensor, nodes: Tensor, labels: Tensor, choices: Tensor, log_weights: Tensor
+    ) -> None:
+        self.alpha, self.nodes, self.labels, self.choices = alpha, nodes, labels, choices
+        self.log_weights = log_weights.log_softmax(0)
+
+    @classmethod
+    def prior(cls, alpha: Tensor) -> Components:
+        """One component, without any choice."""
+        none = torch.empty(0, dtype=torch.long, device=alpha.device)
+        return cls(alpha, none, none, none[None], alpha.new_zeros(1))
+
+    def __len__(self) -> int:
+        return len(self.log_weights)
+
+    @property
+    def weights(self) -> Tensor:
+        """``(T,)``, of sum one."""
+        return self.log_weights.exp()
+
+    def drawn(self, size: int) -> Tensor:
+        """``(size,)`` components, drawn by their weight."""
+        if len(self) == 1:
+            return torch.zeros(size, dtype=torch.long, device=self.nodes.device)
+        sums = self.log_weights.double().exp().cumsum(0)
+        places = torch.rand(size, dtype=torch.double, device=self.nodes.device) * sums[-1]
+        # To the right: a component of weight zero ends where it begins.
+        return torch.searchsorted(sums, places, right=True).clamp(max=len(sums) - 1)
+
+    def concentrations(self, nodes: Tensor, part: slice = slice(None)) -> Tensor:
+        r"""
+        ``(T, K, C)``: :math:`\alpha_j + s_j` of nodes ``(K,)``, of all components or a part.
+        Cost: :math:`O(T (n \log K + K C))`.
+        """
+        places, num_classes = Places(nodes), self.alpha.shape[-1]
+        place, found = places.find(self.choices[part])
+        counts = self.alpha.new_zeros(len(place), len(places.keys) * num_classes)
+        counts.scatter_add_(1, place * num_classes + self.labels, found.to(counts.dtype))
+        return self.alpha[nodes] + counts.unflatten(1, (-1, num_classes))[:, places.place]
+
+    def mean(self) -> Tensor:
+        r"""
+        ``(N, C)``: the weighted mean of :math:`(\alpha_j + s_j) / (A_j + S_j)`, by a visit to
+        the choices alone. Cost: :math:`O(T n \log(T n) + N C)`.
+        """
+        size, num_classes = self.alpha.shape
+        # In double precision: the weight of those who did not choose a node is a difference.
+        weights, total = self.log_weights.double().exp(), self.alpha.sum(-1).double()
+        chosen, changed = torch.zeros_like(total), torch.zeros_like(total)
+        added = torch.zeros_like(self.alpha, dtype=torch.double).flatten()
+        for part in blocks(len(weights), 4 * len(self.nodes)):
+            choices, weight = self.choices[part], weights[part]
+            component = torch.arange(len(weight), device=choices.device)[:, None]
+            key, place, count = (component * size + choices).unique(
+                return_inverse=True, return_counts=True
+            )
+            node, own = key % size, weight[key.div(size, rounding_mode="floor")]
+            share = own / (total[node] + count)
+            chosen.index_add_(0, node, own)
+            changed.index_add_(0, node, share)
+            index = choices * num_classes + self.labels
+            added.index_add_(0, index.flatten(), share[place].flatten())
+        scale = (weights.sum() - chosen).clamp(min=0) / total + changed
+        return added.view_as(self.alpha).addcmul_(self.alpha, scale[:, None]).to(self.alpha.dtype)

@@ -1,0 +1,31 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Cost without a clock: the numbers that operations of PyTorch write."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Work(TorchDispatchMode):
+    """
+    ``total`` numbers written, and those of the ``largest`` tensor. What an operation writes into
+    one of its arguments is as much as it reads from the others.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.total = self.largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for value in result if isinstance(result, (tuple, list)) else [result]:
+            if not isinstance(value, torch.Tensor) or value._is_view():
+                continue
+            in_place = [a for a in args if isinstance(a, torch.Tensor) and a is not value]
+            if len(in_place) < sum(isinstance(a, torch.Tensor) for a in args):
+                self.total += max((a.numel() for a in in_place), default=value.numel())
+            else:
+                self.total += value.numel()
+                self.largest = max(self.largest, value.numel())
+        return result
