@@ -120,7 +120,7 @@ class Neighborhood:
 
         :param Tensor rows: ``(R,)`` row numbers. Cost: linear in the edges of these rows.
         """
-        degree = self.ptr.diff()[rows]
+        degree = self.ptr[rows + 1] - self.ptr[rows]
         ptr = _pointers(degree)
         shift = self.ptr[:-1][rows] - ptr[:-1]
         edges = torch.repeat_interleave(shift, degree, output_size=int(ptr[-1]))

@@ -13,7 +13,6 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.checks import check_label_range, check_labels, check_nodes
 from pyro_nmm.compact import compact
 from pyro_nmm.components import Components
-from pyro_nmm.counts import posterior_alpha as posterior_alpha
 from pyro_nmm.neighborhood import Neighborhood, check_mask
 from pyro_nmm.pairwise import PairRows, spread
 from pyro_nmm.sampling import pick
