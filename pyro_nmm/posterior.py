@@ -105,7 +105,7 @@ class Posterior:
         :raises ValueError: for a label that contradicts a known one, and if an exact sum would
             be too large.
         """
-        check_labels(self.hood, y, self.hood.num_nodes)
+        y = check_labels(self.hood, y, self.hood.num_nodes)
         if y.dim() != 1:
             raise ValueError(f"condition needs one labelling y of shape (N,), got {tuple(y.shape)}")
         if num_samples is not None and num_samples < 1:
@@ -116,7 +116,7 @@ class Posterior:
             observed = torch.ones_like(self.observed)
         self._check_agreement(y, observed)
         nodes = (observed & ~self.observed).nonzero()[:, 0]
-        labels = y[nodes].long()
+        labels = y[nodes]
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         if len(nodes) == 0 and num_samples is None:
             return self
@@ -248,7 +248,7 @@ class Posterior:
         :return: ``(...)``, ``-inf`` where an observed node is given another label.
         """
         check_nodes(self.hood, nodes)
-        check_labels(self.hood, labels, len(nodes))
+        labels = check_labels(self.hood, labels, len(nodes))
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         known = self.observed[nodes]
         agrees = (labels == self.labels[nodes]) | ~known

@@ -273,7 +273,7 @@ class NeighborMixture(GraphDistribution):
         :return: a number, in nats.
         :raises ValueError: for bad masks, and if the mixture has batch dimensions.
         """
-        self._check_single("log_likelihood", y)
+        y = self._check_single("log_likelihood", y)
         if num_particles < 1 or (num_stages is not None and num_stages < 1):
             raise ValueError(
                 f"num_particles and num_stages must be at least 1, got {num_particles} and "
@@ -286,11 +286,12 @@ class NeighborMixture(GraphDistribution):
         if self.batch_shape:
             raise ValueError(f"{method} needs a mixture without batch, got {self.batch_shape}")
 
-    def _check_single(self, method: str, y: Tensor) -> None:
+    def _check_single(self, method: str, y: Tensor) -> Tensor:
         self._check_plain(method)
-        check_labels(self.hood, y, self.hood.num_nodes)
+        y = check_labels(self.hood, y, self.hood.num_nodes)
         if y.dim() != 1:
             raise ValueError(f"{method} needs one labelling y of shape (N,), got {tuple(y.shape)}")
+        return y
 
     @torch.no_grad()
     def condition(
@@ -316,7 +317,7 @@ class NeighborMixture(GraphDistribution):
         :raises ValueError: if the mixture has batch dimensions, or ``num_samples`` is
             ``None`` and the set is too large.
         """
-        self._check_single("condition", y)
+        y = self._check_single("condition", y)
         if num_samples is None:
             weighted = True
         (alpha, logits, y), _ = untracked(self.table, self.logits, y)
