@@ -34,9 +34,9 @@ class Problem:
     def __init__(self, num_nodes: int, num_edges: int, num_classes: int) -> None:
         edge_index = graphs.citation_like(num_nodes, num_edges // 2)
         self.hood = Neighborhood(edge_index, num_nodes)
-        self.y = torch.randint(num_classes, (num_nodes,))
-        self.scores = torch.randn(num_nodes, num_classes)
-        self.scores[torch.arange(num_nodes), self.y] += 3
+        self.scores = 2 * torch.randn(num_nodes, num_classes)
+        # Labels of the model itself: particles then differ in weight, and are drawn anew.
+        self.y = self.mixture().sample()
         part = torch.rand(num_nodes)
         self.train, self.held_out, self.test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01
         self.pairs = torch.randint(num_nodes, (2, 1000))
