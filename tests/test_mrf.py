@@ -256,7 +256,7 @@ def test_bad_input():
         annealed_log_normalizer(field, torch.full((4, 2), 0.5), 0)
     with pytest.raises(ValueError, match="start must have shape"):
         annealed_log_normalizer(field, torch.full((3, 2), 0.5))
-    with pytest.raises(ValueError, match="starts must have shape"):
+    with pytest.raises(ValueError, match="starts must hold probabilities of shape"):
         mean_field(field, torch.zeros(4, 2))
     with pytest.raises(ValueError, match="field must have no batch"):
         mean_field(random_field(0, 3, 2, batch=(2,)))
