@@ -38,7 +38,7 @@ def accuracy(runs: Runs) -> str:
         seen.add(same)
         for dataset in graphs:
             key = {"dataset": dataset, "backbone": kind}
-            values, remark = runs.paired("test.accuracy", method, **key)
+            values, remark = runs.whole("test.accuracy", method, **key)
             base = runs.get("test.accuracy", "backbone", **key)
             cell = f"{100 * mean(values):.1f} ± {100 * sd(values):.1f}" if values else ""
             row.append(cell + (mark(values, base) + remark if values else ""))
@@ -53,11 +53,11 @@ def quality(runs: Runs) -> str:
         row = [label(method, kind)]
         for dataset in graphs:
             key = {"dataset": dataset, "backbone": kind}
-            values, remark = runs.paired("test.nll", method, **key)
+            values, remark = runs.whole("test.nll", method, **key)
             if not values:
                 row.append("")
                 continue
-            more = [mean(runs.paired(f, method, **key)[0]) for f in ("test.ece", "joint")]
+            more = [mean(runs.whole(f, method, **key)[0]) for f in ("test.ece", "joint")]
             base = runs.get("test.nll", "backbone, temperature", **key)
             cell = f"{mean(values):.3f} ± {sd(values):.3f}{mark(values, base, -1)}"
             row.append(" / ".join([cell, *(f"{v:.3f}" for v in more)]) + remark)

@@ -96,10 +96,19 @@ class Runs:
         remark that says how many.
         """
         values, shared = self.get(field, method, **key), self.shared(**key)
-        if values and shared and shared <= values.keys():
+        if shared and shared <= values.keys():
             return {seed: values[seed] for seed in sorted(shared)}, ""
-        number = len(values)
-        return values, f" ({number} seed{'s' * (number > 1)})" if values else ""
+        return values, remark(values)
+
+    def whole(self, field: str, method: str, **key) -> tuple[dict[int, float], str]:
+        """All values, and a remark if another method of the block has more seeds."""
+        values = self.get(field, method, **key)
+        most = max(len(self.get("seed", other, **key)) for other in self.methods(**key) or [method])
+        return values, remark(values) if len(values) < most else ""
+
+
+def remark(values: dict) -> str:
+    return f" ({len(values)} seed{'s' * (len(values) > 1)})" if values else ""
 
 
 def difference(a: dict[int, float], b: dict[int, float]) -> tuple[float, float, float, int]:

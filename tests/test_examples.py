@@ -137,11 +137,10 @@ def test_benchmark_of_node_classification(tmp_path):
     lines = path.read_text().splitlines()
     assert len(lines) == len(results.rows) == 2 + 3 * (3 + 2 + 3 + 2) + 13
     assert len(benchmark.main(args).rows) == len(lines)
+    pairs = {row["method"]: row for row in results.rows if row["task"] == "pairs"}
     for row in results.rows:
         if row["task"] == "pairs":
-            known = row["on temperature"]
-            base = next(r for r in results.rows if r["task"] == "pairs"
-                        and r["method"] == "backbone, temperature")  # fmt: skip
+            known, base = row["on temperature"], pairs["backbone, temperature"]
             ours = row.get("conditional", row["own product"])
             assert known["mean"] == pytest.approx(ours - base["own product"], abs=1e-5)
             assert known["low"] <= known["mean"] <= known["high"]

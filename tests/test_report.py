@@ -94,27 +94,47 @@ def test_new_methods_are_in_the_tables(report, tmp_path):
     assert "(1 seed)" in line
 
 
-def test_rows_of_a_block_are_paired(report, tmp_path):
-    """Means are over the seeds that all have; who has fewer is shown, and says so."""
-    seeds = {"backbone": range(5), "backbone, temperature": range(5), "NMM": range(1, 4),
+def test_what_is_compared_is_paired(report, tmp_path):
+    """
+    Means over splits are over those that all have; means over seeds over all, and a test over the
+    common ones. Who has fewer is shown, and says so.
+    """
+    seeds = {"backbone": range(6), "backbone, temperature": range(6), "NMM": range(1, 5),
              "NMM, stacked": (9,)}  # fmt: skip
     torch.manual_seed(0)
     rows, values = [], {}
     for method, seed in ((m, s) for m, known in seeds.items() for s in known):
-        score, nll, ece, joint = torch.rand(4).tolist()
+        # The seeds that the NMM lacks have the backbone's worst values.
+        score = 0.5 + 0.01 * torch.rand(()).item() - 0.4 * (seed in (0, 5)) + 0.01 * ("N" in method)
         values[method, seed] = score
-        rows.append({"task": "accuracy", "dataset": "cora", "backbone": "gcn", "method": method,
-                     "seed": seed, "joint": joint,
-                     "test": {"accuracy": score, "nll": nll, "ece": ece}})  # fmt: skip
+        same = {"dataset": "cora", "backbone": "gcn", "method": method, "seed": seed}
+        test = {"accuracy": score, "nll": -score, "ece": 0.0}
+        rows.append(same | {"task": "accuracy", "joint": 0.0, "test": test})
+        rows.append(same | {"task": "pairs", "ratio": 0.2, "own product": score})
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = tables_of(report, path)["accuracy"].splitlines()
-    found = {s.split("|")[1].strip(): s.split("|")[2].strip() for s in lines}
+    tables = tables_of(report, path)
+
+    def found(name):
+        lines = tables[name].splitlines()
+        return {s.split("|")[1].strip(): s.split("|")[2].strip() for s in lines}
+
+    def mean(method, seeds):
+        return statistics.mean(values[method, seed] for seed in seeds)
+
+    hits, pairs = found("accuracy"), found("pairs")
+    assert hits["GCN"].startswith(f"{100 * mean('backbone', range(6)):.1f} ± ")
+    assert "seed" not in hits["GCN"]
+    assert hits["NMM-GCN"].startswith(f"{100 * mean('NMM', range(1, 5)):.1f} ± ")
+    assert hits["NMM-GCN"].endswith("(4 seeds)")
+    assert hits["StackedNMM on NMM-GCN"].endswith("(1 seed)")
+    gap = [100 * (values["NMM", s] - values["backbone", s]) for s in range(1, 5)]
+    assert f"| {statistics.mean(gap):+.1f} ± " in tables["against backbone"]
     for method, name in (("backbone", "GCN"), ("NMM", "NMM-GCN")):
-        mean = 100 * statistics.mean(values[method, seed] for seed in (1, 2, 3))
-        assert found[name].startswith(f"{mean:.1f} ±")
-        assert "seed" not in found[name]
-    assert found["StackedNMM on NMM-GCN"].endswith("(1 seed)")
+        assert pairs[name].startswith(f"{mean(method, range(1, 5)):.3f} ± ")
+        assert "split" not in pairs[name]
+    assert pairs["*GCN, number of splits*"] == "4"
+    assert pairs["StackedNMM on NMM-GCN"].endswith("(1 split)")
 
 
 def test_claims_follow_from_the_rows(report, tmp_path):
