@@ -152,18 +152,22 @@ def hubs(runs: Runs, method: str = "backbone, stacked") -> str:
 
 def few_labels(runs: Runs) -> str:
     """Accuracy over training sizes, against the backbone on the same splits."""
-    lines, ratios = [], runs.values("ratio", (0.1, 0.2, 0.3, 0.4, 0.5))
+    lines, ratios, clear, number = [], runs.values("ratio", (0.1, 0.2, 0.3, 0.4, 0.5)), 0, 0
     for method in ("backbone + agreement", "NMM + agreement", "NMM"):
         parts = []
         for name, key in cells(runs):
             gains = []
             for ratio in ratios:
-                gap, _, _, number = difference(
+                gap, _, p, seeds = difference(
                     runs.get("test.accuracy", method, ratio=ratio, **key),
                     runs.get("test.accuracy", "backbone", ratio=ratio, **key),
                 )
-                gains.append(f"{100 * gap:+.1f}" if number > 2 else "–")
+                gains.append(f"{100 * gap:+.1f}" if seeds > 2 else "–")
+                number, clear = number + (seeds > 2), clear + (p < 0.05)
             parts.append(f"{' / '.join(gains)} ({name})")
         lines.append(f"{method.replace('backbone', 'the backbone')} {', '.join(parts)}")
     shares = " / ".join(f"{ratio:g}" for ratio in ratios)
-    return f"Points of accuracy against the backbone at shares of {shares}: {'; '.join(lines)}."
+    return (
+        f"Points of accuracy against the backbone at shares of {shares}: {'; '.join(lines)}. Of "
+        f"these {number} differences {clear} have p < .05 in a paired t-test over the splits."
+    )

@@ -55,8 +55,7 @@ def sizes_figure(runs: Runs, path: Path) -> None:
 
 def convergence_figure(runs: Runs, path: Path) -> None:
     """Validation accuracy over the epochs of the first seed, with a GCN."""
-    kept = Runs(Path(), "")
-    kept.rows = [row for row in runs.rows if "curve" in row and row["backbone"] == "gcn"]
+    kept = Runs([row for row in runs.rows if "curve" in row and row["backbone"] == "gcn"])
     if not kept.rows:
         return
     figure, places = panels(kept, 4)

@@ -100,7 +100,7 @@ def change(a: dict[int, float], b: dict[int, float], unit: float = 1, digits: in
 
 def searches(path: Path) -> str:
     """How many settings were drawn, and those that the validation nodes chose."""
-    results, runs, rows = Results(path), Runs(path, "search"), []
+    results, runs, rows = Results(path), Runs.read(path, "search"), []
     graphs = runs.values("dataset", GRAPHS)
     names = {"lr": "lr", "weight_decay": "decay", "dropout": "dropout", "floor": "floor",
              "gamma": "gamma", "weight": "weight", "temperature": "temperature",
@@ -218,8 +218,9 @@ def sizes(runs: Runs) -> str:
                     if not values:
                         row.append("")
                         continue
-                    gap, spread, _, _ = difference(values, base)
-                    gain = f" ({100 * gap:+.1f} ± {100 * spread:.1f})" * (method != "backbone")
+                    gap, spread, _, number = difference(values, base)
+                    sign = f" ({100 * gap:+.1f} ± {100 * spread:.1f})" if number > 2 else ""
+                    gain = sign if method != "backbone" else ""
                     cell = f"{100 * mean(values):.1f}{gain} / {mean(nll):.3f}"
                     row.append(cell + remark.replace("seed", "split"))
                 rows.append(row)

@@ -40,7 +40,7 @@ def insert(text: str, name: str, content: str) -> str:
 def nodes(path: Path) -> dict[str, str]:
     """What follows from the results of node classification."""
     tasks = ("accuracy", "pairs", "sizes", "deviations")
-    runs = {task: Runs(path, task) for task in tasks}
+    runs = {task: Runs.read(path, task) for task in tasks}
     return {
         "reproduced nodes": node_claims.first_screen(
             runs["accuracy"], runs["pairs"], runs["deviations"]
@@ -73,7 +73,7 @@ def main(args) -> dict[str, str]:
         tables[name.replace("_", " ")] = getattr(denoise_tables, name)(images, table)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
-    runs = {task: Runs(args.results, task) for task in ("accuracy", "pairs", "sizes")}
+    runs = {task: Runs.read(args.results, task) for task in ("accuracy", "pairs", "sizes")}
     for against in ("backbone", "backbone, temperature", "backbone + agreement, temperature"):
         print("", *node_tables.tests(runs["pairs"], against), sep="\n")
     if args.readme:

@@ -43,13 +43,22 @@ def label(method: str, kind: str) -> str:
 class Runs:
     """Rows of one task."""
 
-    def __init__(self, path: Path, task: str) -> None:
+    def __init__(self, rows: list[dict]) -> None:
+        self.rows = rows
+        self.places: dict[tuple, list[dict]] = {}
+        for row in rows:
+            self.places.setdefault((row["dataset"], row["backbone"]), []).append(row)
+
+    @classmethod
+    def read(cls, path: Path, task: str) -> Runs:
         lines = path.read_text().splitlines() if path.exists() else []
-        rows = [json.loads(line) for line in lines]
-        self.rows = [row for row in rows if row["task"] == task]
+        return cls([row for row in map(json.loads, lines) if row["task"] == task])
 
     def block(self, **key) -> list[dict]:
-        return [row for row in self.rows if all(row.get(k) == v for k, v in key.items())]
+        rows = self.rows
+        if "dataset" in key and "backbone" in key:
+            rows = self.places.get((key.pop("dataset"), key.pop("backbone")), [])
+        return [row for row in rows if all(row.get(k) == v for k, v in key.items())]
 
     def values(self, name: str, order: dict | tuple, **key) -> list[str]:
         """What stands in a column, known values in their order, then all others."""
