@@ -5,13 +5,21 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from statistics import mean
+from typing import NamedTuple
 
 from runs import GRAPHS, NAMES, Runs, difference, p_value
 
-#: Cell, mean difference, p: of one method minus another.
-Gap = tuple[str, float, float]
+
+class Gap(NamedTuple):
+    """One method minus another in one cell of a table."""
+
+    name: str
+    mean: float
+    p: float
+    seeds: int
 
 
 def cells(runs: Runs) -> Iterator[tuple[str, dict]]:
@@ -28,25 +36,30 @@ def gaps(runs: Runs, field: str, ours: str, theirs: str) -> list[Gap]:
         a, b = (runs.get(field, method, **key) for method in (ours, theirs))
         gap, _, p, number = difference(a, b)
         if number > 2:
-            found.append((name, gap, p))
+            found.append(Gap(name, gap, p, number))
     return found
 
 
 def count(found: list[Gap], sign: int) -> tuple[int, int]:
     """Cells in which the mean has the sign, and those where p < .05 besides."""
-    right = [p for _, gap, p in found if sign * gap > 0]
+    right = [gap.p for gap in found if sign * gap.mean > 0]
     return len(right), sum(p < 0.05 for p in right)
 
 
 def span(found: list[Gap], unit: float = 1, digits: int = 3) -> str:
-    low, high = min(gap for _, gap, _ in found), max(gap for _, gap, _ in found)
+    low, high = min(gap.mean for gap in found), max(gap.mean for gap in found)
     return f"{unit * low:+.{digits}f} to {unit * high:+.{digits}f}"
 
 
 def first_screen(accuracy: Runs, pairs: Runs, deviations: Runs) -> str:
     """What of the paper's claim for node classification reproduces, and what helps instead."""
     lines = [*plain(accuracy), *correlation(pairs), *recipe(deviations), *helps(accuracy)]
-    return "\n".join(f"- {line}" for line in lines)
+    return "\n".join(wrapped(f"- {line}", "  ") for line in lines)
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 99, subsequent_indent=indent, break_on_hyphens=False,
+                         break_long_words=False)  # fmt: skip
 
 
 def plain(runs: Runs) -> list[str]:
@@ -56,16 +69,21 @@ def plain(runs: Runs) -> list[str]:
     both = gaps(runs, "test.nll", "NMM, stacked", "backbone, stacked")
     if not all((hits, nll, tempered, both)):
         return []
-    number, clear = len(nll), [f"{n} {gap:+.3f}, {p_value(p)}" for n, gap, p in nll if p < 0.05]
-    lost = [f"{n} {100 * gap:+.1f}, {p_value(p)}" for n, gap, p in hits if p < 0.05]
+    clear = [f"{g.name} {g.mean:+.3f}, {p_value(g.p)}" for g in nll if g.p < 0.05]
+    lost = [f"{g.name} {100 * g.mean:+.1f}, {p_value(g.p)}" for g in hits
+            if g.p < 0.05 and g.mean < 0]  # fmt: skip
+    seeds = " to ".join(str(n) for n in sorted({min(g.seeds for g in hits),
+                                                max(g.seeds for g in hits)}))  # fmt: skip
+    number = len(nll)
     return [
         f"*Accuracy*: significantly higher than the backbone's in {count(hits, 1)[1]} of "
-        f"{len(hits)} cells (graph and backbone, public split, 10 seeds), lower in "
-        f"{count(hits, -1)[1]}{' (' + '; '.join(lost) + ')' * bool(lost) if lost else ''}; mean "
+        f"{len(hits)} cells (graph and backbone, public split, {seeds} seeds), lower in "
+        f"{count(hits, -1)[1]}{' (' + '; '.join(lost) + ')' if lost else ''}; mean "
         f"differences {span(hits, 100, 1)} points.",
         f"*Calibration*: its negative log-likelihood is worse than the backbone's in "
-        f"{count(nll, 1)[0]} of {number} cells, significantly in {count(nll, 1)[1]} "
-        f"({'; '.join(clear) or 'none'}), and significantly better in {count(nll, -1)[1]}. Against "
+        f"{count(nll, 1)[0]} of {number} cells, significantly in {count(nll, 1)[1]}"
+        f"{' (' + '; '.join(clear) + ')' if clear else ''}, and significantly better in "
+        f"{count(nll, -1)[1]}; differences {span(nll)} nats a node. Against "
         f"the backbone with temperature scaling it is worse in {count(tempered, 1)[0]} of "
         f"{len(tempered)}, significantly in {count(tempered, 1)[1]}, by {span(tempered)} nats; "
         f"with StackedNMM on either, worse in {count(both, 1)[0]} (significantly "
@@ -141,7 +159,7 @@ def hubs(runs: Runs, method: str = "backbone, stacked") -> str:
     gain = top["gain"]
     share = [row["gain"]["share"] for row in found]
     low = sum(row["gain"]["median"] < 0 for row in found)
-    return (
+    return wrapped(
         f"Means rest on few nodes: in {low} of {len(found)} fits of StackedNMM on a classifier the "
         f"median pair loses, and {100 * min(share):.0f} to {100 * max(share):.0f} % of the pairs "
         f"gain. At the extreme ({GRAPHS[top['dataset']]}, {NAMES[top['backbone']]}, "
@@ -167,7 +185,7 @@ def few_labels(runs: Runs) -> str:
             parts.append(f"{' / '.join(gains)} ({name})")
         lines.append(f"{method.replace('backbone', 'the backbone')} {', '.join(parts)}")
     shares = " / ".join(f"{ratio:g}" for ratio in ratios)
-    return (
+    return wrapped(
         f"Points of accuracy against the backbone at shares of {shares}: {'; '.join(lines)}. Of "
         f"these {number} differences {clear} have p < .05 in a paired t-test over the splits."
     )

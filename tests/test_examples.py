@@ -135,7 +135,7 @@ def test_benchmark_of_node_classification(tmp_path):
     args = benchmark.parser().parse_args([*tasks, "--results", str(path)])
     results = benchmark.main(args)
     lines = path.read_text().splitlines()
-    assert len(lines) == len(results.rows) == 2 + 3 * (3 + 2 + 3 + 2) + 13
+    assert len(lines) == len(results.rows) == 2 * 2 + 3 * (3 + 2 + 3 + 2) + 13
     assert len(benchmark.main(args).rows) == len(lines)
     pairs = {row["method"]: row for row in results.rows if row["task"] == "pairs"}
     for row in results.rows:
@@ -148,7 +148,7 @@ def test_benchmark_of_node_classification(tmp_path):
             assert 0 < row["sequential"] < 1
     args.settings_of, args.searched, args.tasks = "NMM", ["NMM"], ["search", "accuracy"]
     again = benchmark.main(args).rows
-    assert len(again) == len(lines) + 1 + 10
+    assert len(again) == len(lines) + 2 + 10
     assert all(row["settings of"] == "NMM" for row in again[-10:])
 
     alone = tmp_path / "alone.jsonl"  # a method by itself draws what it draws among others
