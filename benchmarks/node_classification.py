@@ -9,9 +9,10 @@ Node classification: the paper's tables 2 and 3, its accuracy over training size
 Tasks: ``search`` (random settings, kept for the others, chosen by validation accuracy),
 ``accuracy`` (public split, 10 seeds), ``pairs`` (pair log-likelihood, random splits), ``sizes``
 (accuracy against the share of training nodes) and ``deviations`` (from the paper's recipe, one
-change at a time, see ``deviations.py``). Each fit appends one line to
-``--results``, and what is there already is not run again, so a run may be interrupted. Tables
-and figures are made from that file by ``benchmarks/report.py``.
+change at a time, see ``deviations.py``). Each fit appends one line to ``--results``, and what is
+there already is not run again, so a run may be interrupted. Tables and figures are made from that
+file by ``benchmarks/report.py``. ``search --searched NMM`` draws settings for an NMM of its own,
+and ``accuracy --settings-of NMM`` gives them to it and to its backbone.
 """
 
 from __future__ import annotations

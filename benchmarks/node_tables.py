@@ -40,7 +40,8 @@ def accuracy(runs: Runs) -> str:
             key = {"dataset": dataset, "backbone": kind}
             values, remark = runs.whole("test.accuracy", method, **key)
             base = runs.get("test.accuracy", "backbone", **key)
-            cell = f"{100 * mean(values):.1f} ± {100 * sd(values):.1f}" if values else ""
+            spread = f" ± {100 * sd(values):.1f}" if len(values) > 1 else ""
+            cell = f"{100 * mean(values):.1f}{spread}" if values else ""
             row.append(cell + (mark(values, base) + remark if values else ""))
         rows.append(row)
     return table(["accuracy", *(GRAPHS.get(g, g) for g in graphs)], rows)
@@ -59,7 +60,8 @@ def quality(runs: Runs) -> str:
                 continue
             more = [mean(runs.whole(f, method, **key)[0]) for f in ("test.ece", "joint")]
             base = runs.get("test.nll", "backbone, temperature", **key)
-            cell = f"{mean(values):.3f} ± {sd(values):.3f}{mark(values, base, -1)}"
+            spread = f" ± {sd(values):.3f}" if len(values) > 1 else ""
+            cell = f"{mean(values):.3f}{spread}{mark(values, base, -1)}"
             row.append(" / ".join([cell, *(f"{v:.3f}" for v in more)]) + remark)
         rows.append(row)
     head = ["NLL / ECE / log p(test \\| train)", *(GRAPHS.get(g, g) for g in graphs)]
@@ -235,10 +237,11 @@ def deviations(runs: Runs) -> str:
     for name in changes:
         found = {f: runs.get(f, "NMM", change=name, **key) for f in base}
         hits, nll = found["test.accuracy"], found["test.nll"]
+        spread = [f" ± {100 * sd(hits):.1f}", f" ± {sd(nll):.3f}"] if len(hits) > 1 else ["", ""]
         row = [name if name != "none" else "ours", str(len(hits)),
-               f"{100 * mean(hits):.1f} ± {100 * sd(hits):.1f}",
+               f"{100 * mean(hits):.1f}{spread[0]}",
                change(hits, base["test.accuracy"], 100, 1) if name != "none" else "",
-               f"{mean(nll):.3f} ± {sd(nll):.3f}",
+               f"{mean(nll):.3f}{spread[1]}",
                change(nll, base["test.nll"]) if name != "none" else "",
                change(runs.get("sequential", "NMM", change=name, **key), hits, 100, 1)]  # fmt: skip
         rows.append(row)
