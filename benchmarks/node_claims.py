@@ -126,7 +126,7 @@ def recipe(runs: Runs) -> list[str]:
         f"*Tried besides*: the paper's own recipe ({len(names)} settings of its pool, {seeds} "
         f"seeds each, NMM-GCN on Cora) has an accuracy of {min(means):.1f} to {max(means):.1f}, "
         f"where it states 84.3; predicting nodes one by one, as it does, changes "
-        f"{100 * mean(one_by_one):+.2f} points."
+        f"{round(100 * mean(one_by_one), 2) + 0.0:+.2f} points."
     ]
 
 

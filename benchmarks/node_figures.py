@@ -28,7 +28,10 @@ def looks(method: str, first: list[str]) -> dict:
 
 
 def sizes_figure(runs: Runs, path: Path) -> None:
-    """Accuracy over training sizes; a temperature changes none, so its rows coincide."""
+    """
+    Accuracy over training sizes, where a method has the splits that the others share; a
+    temperature changes none, so its rows coincide.
+    """
     if not runs.rows:
         return
     figure, places = panels(runs, 4.8)
@@ -37,9 +40,9 @@ def sizes_figure(runs: Runs, path: Path) -> None:
         for kind in runs.values("backbone", (), dataset=dataset):
             for method in runs.methods(dataset=dataset, backbone=kind):
                 key = {"dataset": dataset, "backbone": kind}
-                points = {r: runs.get("test.accuracy", method, ratio=r, **key)
+                points = {r: runs.paired("test.accuracy", method, ratio=r, **key)
                           for r in runs.values("ratio", (), **key)}  # fmt: skip
-                points = {r: v for r, v in points.items() if len(v) > 1}
+                points = {r: v for r, (v, fewer) in points.items() if len(v) > 1 and not fewer}
                 if "temperature" in method or not points:
                     continue
                 errors = [100 * sd(v) / len(v) ** 0.5 for v in points.values()]

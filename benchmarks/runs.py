@@ -126,7 +126,8 @@ def difference(a: dict[int, float], b: dict[int, float]) -> tuple[float, float, 
     gaps = [a[s] - b[s] for s in seeds]
     if len(gaps) < 3:
         return (statistics.mean(gaps) if gaps else float("nan")), float("nan"), 1.0, len(gaps)
-    p = ttest_rel([a[s] for s in seeds], [b[s] for s in seeds]).pvalue
+    # A t-test knows no p of equal values.
+    p = ttest_rel([a[s] for s in seeds], [b[s] for s in seeds]).pvalue if any(gaps) else 1.0
     return statistics.mean(gaps), statistics.stdev(gaps), p, len(gaps)
 
 

@@ -131,6 +131,7 @@ def test_what_is_compared_is_paired(report, tmp_path):
     assert hits["NMM-GCN"].startswith(f"{100 * mean('NMM', range(1, 5)):.1f} ± ")
     assert hits["NMM-GCN"].endswith("(4 seeds)")
     assert hits["StackedNMM on NMM-GCN"].endswith("(1 seed)")
+    assert "nan" not in "".join(tables.values())
     gap = [100 * (values["NMM", s] - values["backbone", s]) for s in range(1, 5)]
     assert f"| {statistics.mean(gap):+.1f} ± " in tables["against backbone"]
     for method, name in (("backbone", "GCN"), ("NMM", "NMM-GCN")):
