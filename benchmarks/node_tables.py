@@ -198,7 +198,8 @@ def on_top(runs: Runs) -> str:
                 gap, spread, p, number = difference(ours, base)
                 share = difference(ours, own)[0]
                 star = " *" if p < 0.05 else ""
-                row.append(f"{gap:+.3f} ± {spread:.3f}{star} ({share:+.3f}; {number})")
+                wide = f" ± {spread:.3f}" if number > 2 else ""
+                row.append(f"{gap:+.3f}{wide}{star} ({share:+.3f}; {number})" if number else "")
             time = f"{statistics.median(seconds):.1f}" if seconds else ""
             rows.append([GRAPHS.get(dataset, dataset), NAMES.get(kind, kind), *row, time])
     head = ["PLL gained on temperature scaling", "classifier", *map(str, RATIOS), "seconds a fit"]

@@ -161,7 +161,7 @@ def test_claims_follow_from_the_rows(report, tmp_path):
     ]  # fmt: skip
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = tables_of(report, path)["reproduced nodes"]
+    text = " ".join(tables_of(report, path)["reproduced nodes"].split())
     assert "worse than the backbone's in 2 of 3 cells, significantly in 1 (CiteSeer GCN" in text
     assert "significantly higher than the backbone's in 0 of 3 cells" in text
     assert "is worth 0.0020 nats" in text
