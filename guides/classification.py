@@ -97,7 +97,8 @@ def nmm_loss(
     r"""
     A number with the gradient of minus the bound, over the number of training nodes, plus the
     penalty: what ``TraceGraph_ELBO`` makes of :class:`~pyro_nmm.guides.AmortizedNMM`, without
-    Pyro's tracing, which is a third of a small graph's epoch.
+    Pyro's tracing, which adds up to a fifth to an epoch on a small graph and nothing on a large
+    one (``benchmarks/epochs.py``).
 
     :param Data data: with labels ``y`` and a boolean ``train_mask``, both ``(N,)``.
     :return: a number. The other parameters are those of :func:`fit_nmm`.

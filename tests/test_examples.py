@@ -130,13 +130,35 @@ def test_benchmark_of_node_classification(tmp_path):
     """Its smallest size runs through all tasks, and a second run has nothing left to do."""
     benchmark = load("benchmarks/node_classification.py")
 
-    tasks = ["search", "accuracy", "pairs", "sizes", "--smoke"]
+    tasks = [*benchmark.TASKS, "--smoke"]
     path = tmp_path / "results.jsonl"
     args = benchmark.parser().parse_args([*tasks, "--results", str(path)])
     results = benchmark.main(args)
     lines = path.read_text().splitlines()
-    assert len(lines) == len(results.rows) > 20
+    assert len(lines) == len(results.rows) == 2 * 2 + 3 * (3 + 2 + 3 + 2) + 13
     assert len(benchmark.main(args).rows) == len(lines)
+    pairs = {row["method"]: row for row in results.rows if row["task"] == "pairs"}
+    for row in results.rows:
+        if row["task"] == "pairs":
+            known, base = row["on temperature"], pairs["backbone, temperature"]
+            ours = row.get("conditional", row["own product"])
+            assert known["mean"] == pytest.approx(ours - base["own product"], abs=1e-5)
+            assert known["low"] <= known["mean"] <= known["high"]
+        if row["task"] == "deviations":
+            assert 0 < row["sequential"] < 1
+    args.settings_of, args.searched, args.tasks = "NMM", ["NMM"], ["search", "accuracy"]
+    again = benchmark.main(args).rows
+    assert len(again) == len(lines) + 2 + 10
+    assert all(row["settings of"] == "NMM" for row in again[-10:])
+
+    alone = tmp_path / "alone.jsonl"  # a method by itself draws what it draws among others
+    args = benchmark.parser().parse_args(["pairs", "--smoke", "--results", str(alone)])
+    args.methods = ["NMM"]
+    for row in benchmark.main(args).rows:
+        same = next(
+            r for r in results.rows if r["task"] == "pairs" and r["method"] == row["method"]
+        )
+        assert same | {"fit seconds": row["fit seconds"]} == row
 
 
 @pytest.mark.slow
