@@ -30,6 +30,7 @@ def fit_denoiser(
     loss: str = "squared",
     estimator: str = "em",
     mean_weight: float = 0.5,
+    radius: int = 1,
     checkpoint: Path | None = None,
     save_every: int = 100,
     settings: str = "",
@@ -76,6 +77,8 @@ def fit_denoiser(
     :param str loss: of a U-Net, ``"squared"`` or ``"log"``.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
     :param float mean_weight: :math:`w`; zero for the bound alone.
+    :param int radius: of the windows around an NMM's pixels. With zero every pixel attends to
+        itself alone: a U-Net with a likelihood, the same one.
     :param Path checkpoint: where to save, every ``save_every`` steps, and to go on from.
     :param str settings: what the run depends on besides; resuming under others is an error.
     :param progress: wraps the range of steps, for example ``tqdm``.
@@ -106,7 +109,7 @@ def fit_denoiser(
     losses: list[float] = []
     settings = (
         f"{num_steps=} {lr=} {last_rate=} {unet_rate=} {max_noise=} {loss=} {estimator=} "
-        f"{mean_weight=} {settings}"
+        f"{mean_weight=} {radius=} {settings}"
     )
     if checkpoint is not None and (state := load_checkpoint(checkpoint)) is not None:
         if state["settings"] != settings:
@@ -138,7 +141,7 @@ def fit_denoiser(
         else:
             if hood is None or size != clean.shape[-2:]:
                 size = height, width = clean.shape[-2:]
-                hood = Neighborhood.grid(height, width, device=clean.device)
+                hood = Neighborhood.grid(height, width, radius=radius, device=clean.device)
             alpha, logits = network(hood, noisy)
             y = clean.flatten(2)
             q = OrderedConditional(hood, alpha, logits, y, estimator=estimator,
