@@ -89,12 +89,14 @@ def learnt_and_kept(args) -> tuple[list[Tensor], list[Tensor]]:
     images = list(load(args, "bsds300/images/train").values())
     kept = 1 if args.smoke else KEPT
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1)).tolist()
-    side = min(CROP, *(min(image.shape[1:]) for image in images))
-    crops = []
-    for image in (images[i] for i in order[:kept]):
-        top, left = (image.shape[1] - side) // 2, (image.shape[2] - side) // 2
-        crops.append(image[:, top : top + side, left : left + side].to(args.device))
+    crops = [middle(images[i], CROP).to(args.device) for i in order[:kept]]
     return [images[i].to(args.device) for i in order[kept:]], crops
+
+
+def middle(image: Tensor, side: int) -> Tensor:
+    height, width = (min(side, full) for full in image.shape[1:])
+    top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
+    return image[:, top : top + height, left : left + width]
 
 
 def noisy(image: Tensor, seed: int) -> Tensor:
@@ -107,6 +109,10 @@ def settings(args) -> dict:
     """What the rows of training and test depend on."""
     names = ("num_steps", "width", "depth", "batch_size", "lr")
     return {name: getattr(args, name) for name in names}
+
+
+def test_settings(args) -> dict:
+    return settings(args) | ({"crop": args.crop} if args.crop else {})
 
 
 def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch) -> None:
@@ -229,8 +235,8 @@ def tested(args, method: str, seed: int) -> Iterator[tuple[dict, Tensor, Tensor]
     for dataset, folder in FOLDERS.items():
         for number, (name, image) in enumerate(load(args, folder).items()):
             key = {"task": "test", "dataset": dataset, "method": method, "seed": seed,
-                   "image": name, "settings": settings(args)}  # fmt: skip
-            clean = image.to(args.device)
+                   "image": name, "settings": test_settings(args)}  # fmt: skip
+            clean = (middle(image, args.crop) if args.crop else image).to(args.device)
             yield key, clean, noisy(clean, 1000 + number)
 
 
@@ -295,6 +301,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--width", type=int, default=48, help="filters of the U-Net")
     parser.add_argument("--depth", type=int, default=5, help="of the U-Net")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--crop", type=int, help="side of the test images' middles; default whole")
     parser.add_argument("--num-threads", type=int, default=1)
     parser.add_argument("--checkpoints", type=Path, default=Path("output/denoising"))
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -54,7 +54,8 @@ def links(args, results: Records) -> None:
 def fields(args, results: Records) -> None:
     height, width = (8, 4) if args.smoke else (40, 12)
     hood, order = Neighborhood.grid(height, width, args.radius), coarse_to_fine(height, width)
-    for coupling, seed in itertools.product((0.2, 0.4, 0.6), range(1 if args.smoke else 3)):
+    seeds = range(1 if args.smoke else args.num_field_seeds)
+    for seed, coupling in itertools.product(seeds, (0.2, 0.4, 0.6)):
         noise = torch.randn(height * width, generator=torch.Generator().manual_seed(seed))
         field = ising(grid_edges(height, width), coupling, 0.5 * noise)
         settings = {"num_steps": args.num_field_steps, "radius": args.radius}
@@ -98,6 +99,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-searched", type=int, default=2, help="as of link_prediction.py")
     parser.add_argument("--num-samples", type=int, default=100, help="memberships at the test")
     parser.add_argument("--num-steps", type=int, default=500, help="of the links")
+    parser.add_argument("--num-field-seeds", type=int, default=2)
     parser.add_argument("--num-field-steps", type=int, default=1000)
     parser.add_argument("--radius", type=int, default=3, help="of the fields' windows")
     parser.add_argument("--results", type=Path, default=RESULTS)
