@@ -4,7 +4,7 @@
 """
 What it changes where links and fields deviate from the paper, each measured once:
 
-    python benchmarks/deviations.py links fields --data-root F
+    python benchmarks/deviations_links_fields.py links fields --data-root F
 
 Tasks: ``links`` (DGLFRM's attention by a network of its own, as wide as the memberships, on the
 splits and with the settings of link_prediction.py's ``compare``, whose rows are the other half of
