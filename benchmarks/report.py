@@ -19,6 +19,7 @@ import statistics
 from pathlib import Path
 
 import denoise_tables
+import deviation_tables
 import link_tables
 import matplotlib
 import matplotlib.pyplot as plt
@@ -283,15 +284,13 @@ def main(args) -> dict[str, str]:
         "on top": on_top(runs["pairs"]),
         "epochs": epochs(args.results.parent / "epochs.json"),
     }
-    fields = mrf_tables.load(args.results.parent / "mrf.jsonl")
-    for name in ("strips", "large", "amortized", "scaling"):
-        tables[name] = getattr(mrf_tables, name)(fields, table)
-    graphs = mrf_tables.load(args.results.parent / "link_prediction.jsonl")
-    for name in ("links", "against_paper", "bounds", "reproduced", "memberships", "link_cost"):
-        tables[name.replace("_", " ")] = getattr(link_tables, name)(graphs, table)
-    images = mrf_tables.load(args.results.parent / "denoising.jsonl")
-    for name in ("denoised", "denoising_cost"):
-        tables[name.replace("_", " ")] = getattr(denoise_tables, name)(images, table)
+    folder = args.results.parent
+    graphs = mrf_tables.load(folder / "link_prediction.jsonl")
+    images = mrf_tables.load(folder / "denoising.jsonl")
+    tables |= mrf_tables.tables(mrf_tables.load(folder / "mrf.jsonl"), table)
+    tables |= link_tables.tables(graphs, table)
+    tables |= denoise_tables.tables(images, table)
+    tables["from paper"] = deviation_tables.from_paper(folder, table)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
     for against in ("backbone", "backbone, temperature", "backbone + agreement, temperature"):
