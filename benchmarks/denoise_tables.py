@@ -57,9 +57,11 @@ def title(block: tuple[str, str]) -> list[str]:
 
 def by_image(part: Part, field: str) -> list[float]:
     """Means over seeds, images in the order of their names."""
-    images = sorted({image for (_, image), row in part.items() if field in row})
-    return [mean(r[field] for (_, i), r in part.items() if i == image and field in r)
-            for image in images]  # fmt: skip
+    found: dict[str, list[float]] = {}
+    for (_, image), row in sorted(part.items(), key=lambda item: item[0][1]):
+        if field in row:
+            found.setdefault(image, []).append(row[field])
+    return [mean(values) for values in found.values()]
 
 
 def paired(base: Part, ours: Part, field: str) -> list[tuple[float, float]]:

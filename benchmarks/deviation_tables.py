@@ -122,15 +122,16 @@ def line(where: str, change: str, known: dict, effects: dict, unit: str) -> Line
     return [where, what, paper, here, f"{number} {unit}", "; ".join(filter(None, cells))]
 
 
-def from_paper(folder: Path, table: Table) -> str:
+def stored(folder: Path) -> dict[str, list[dict]]:
+    files = "node_classification", "link_prediction", "denoising", "deviations"
+    return {name: load(folder / f"{name}.jsonl") for name in files}
+
+
+def from_paper(rows: dict[str, list[dict]], table: Table) -> str:
     """Each deviation undone alone: what is measured with the paper's choice, minus ours."""
-    stored = {
-        name: load(folder / f"{name}.jsonl")
-        for name in ("node_classification", "link_prediction", "denoising", "deviations")
-    }
-    lines = [*nodes(stored["node_classification"]),
-             *images(stored["denoising"]),
-             *links(stored["deviations"], stored["link_prediction"]),
-             *fields(stored["deviations"])]  # fmt: skip
+    lines = [*nodes(rows["node_classification"]),
+             *images(rows["denoising"]),
+             *links(rows["deviations"], rows["link_prediction"]),
+             *fields(rows["deviations"])]  # fmt: skip
     head = ["experiment", "what", "in the paper", "here", "measured on", "the paper's minus ours"]
     return table(head, lines, left=5)

@@ -17,6 +17,8 @@ GRAPHS = {"nips12": "NIPS12", "yeast": "Yeast", "cora": "Cora", "citeseer": "Cit
           "pubmed": "PubMed"}  # fmt: skip
 GUIDES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}
 MEASURES = ("AP", "AUC")
+#: Rows by seed.
+Part = dict[int, dict]
 #: DGLFRM, NMM-DGLFRM: average precision in the paper's main text, AUC in its appendix.
 PAPER = {
     ("nips12", "AP"): ("88.66 ± 0.56", "89.82 ± 0.64"),
@@ -41,10 +43,10 @@ def graphs(rows: list[dict]) -> dict[str, str]:
     return names(GRAPHS, (row["dataset"] for row in rows))
 
 
-def blocks(rows: list[dict], task: str) -> dict[tuple[str, bool], dict[str, dict[int, dict]]]:
+def blocks(rows: list[dict], task: str) -> dict[tuple[str, bool], dict[str, Part]]:
     """By graph, and whether settings were chosen on the split: of every guide, rows by seed."""
     searched = {(r["dataset"], r["seed"]) for r in rows if r["task"] == "search"}
-    found: dict[tuple[str, bool], dict[str, dict[int, dict]]] = {}
+    found: dict[tuple[str, bool], dict[str, Part]] = {}
     for dataset in graphs(rows):
         for row in rows:
             if row["task"] == task and row["dataset"] == dataset:
@@ -85,21 +87,26 @@ def links(rows: list[dict], table: Table) -> str:
     for (dataset, searched), guides in blocks(rows, "compare").items():
         name = GRAPHS.get(dataset, dataset) + (", splits of the search" if searched else "")
         katz = reference.get((dataset, searched), {}).get("katz", {})
-        parts = {"katz": katz} | {guide: guides.get(guide, {}) for guide in (*GUIDES, *guides)}
-        cells = [" / ".join(str(len(part)) for part in parts.values())]
-        for measure in MEASURES:
-            for part in parts.values():
-                cells.append(spread([row["test"][measure] for row in part.values()], 2))
-            theirs, ours = (parts[guide] for guide in GUIDES)
-            shared = sorted(theirs.keys() & ours.keys())
-            both = [tuple(part[s]["test"][measure] for part in (theirs, ours)) for s in shared]
-            cells.append(difference(both, 2))
-        lines.append([name, *cells])
+        for guide in [g for g in guides if g != "original"] or ["nmm"]:
+            label = name if guide == "nmm" else f"{name}, {guide}"
+            columns = katz, guides.get("original", {}), guides.get(guide, {})
+            lines.append([label, *compared(*columns)])
     head = ["graph", "splits: Katz / DGLFRM / NMM-DGLFRM"]
     for measure in MEASURES:
         columns = ["Katz", *GUIDES.values()]
         head += [f"{measure}, {name}" for name in columns] + ["difference"]
     return table(head, lines)
+
+
+def compared(katz: Part, theirs: Part, ours: Part) -> list[str]:
+    columns = katz, theirs, ours
+    cells = [" / ".join(str(len(part)) for part in columns)]
+    for measure in MEASURES:
+        values = [{s: row["test"][measure] for s, row in part.items()} for part in columns]
+        cells += [spread(list(part.values()), 2) for part in values]
+        shared = sorted(theirs.keys() & ours.keys())
+        cells.append(difference([(values[1][s], values[2][s]) for s in shared], 2))
+    return cells
 
 
 def against_paper(rows: list[dict], table: Table) -> str:

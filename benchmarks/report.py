@@ -290,7 +290,7 @@ def main(args) -> dict[str, str]:
     tables |= mrf_tables.tables(mrf_tables.load(folder / "mrf.jsonl"), table)
     tables |= link_tables.tables(graphs, table)
     tables |= denoise_tables.tables(images, table)
-    tables["from paper"] = deviation_tables.from_paper(folder, table)
+    tables["from paper"] = deviation_tables.from_paper(deviation_tables.stored(folder), table)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
     for against in ("backbone", "backbone, temperature", "backbone + agreement, temperature"):
