@@ -111,7 +111,7 @@ def settings(args) -> dict:
     return {name: getattr(args, name) for name in names}
 
 
-def test_settings(args) -> dict:
+def image_settings(args) -> dict:
     return settings(args) | ({"crop": args.crop} if args.crop else {})
 
 
@@ -235,7 +235,7 @@ def tested(args, method: str, seed: int) -> Iterator[tuple[dict, Tensor, Tensor]
     for dataset, folder in FOLDERS.items():
         for number, (name, image) in enumerate(load(args, folder).items()):
             key = {"task": "test", "dataset": dataset, "method": method, "seed": seed,
-                   "image": name, "settings": test_settings(args)}  # fmt: skip
+                   "image": name, "settings": image_settings(args)}  # fmt: skip
             clean = (middle(image, args.crop) if args.crop else image).to(args.device)
             yield key, clean, noisy(clean, 1000 + number)
 
