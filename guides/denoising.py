@@ -78,7 +78,7 @@ def fit_denoiser(
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
     :param float mean_weight: :math:`w`; zero for the bound alone.
     :param int radius: of the windows around an NMM's pixels. With zero every pixel attends to
-        itself alone: a U-Net with a likelihood, the same one.
+        itself alone, and pixels are independent.
     :param Path checkpoint: where to save, every ``save_every`` steps, and to go on from.
     :param str settings: what the run depends on besides; resuming under others is an error.
     :param progress: wraps the range of steps, for example ``tqdm``.
