@@ -81,14 +81,15 @@ def denoised(rows: list[dict], table: Table) -> str:
     """Means and medians over images, and differences from the U-Net paired by image."""
     lines = []
     for block, found in tested(rows).items():
-        for method, name in names(METHODS, found).items():
-            part, base = found[method], found.get("U-Net", {})
+        known = names(METHODS, found)
+        base = found[next(iter(known))]
+        for method, name in known.items():
+            part = found[method]
             cells = [f"{len({s for s, _ in part})}", f"{len(part)}"]
             for field, digits in (("PSNR", 2), ("log p", 3)):
                 cells.append(centre(by_image(part, field), digits))
-                cells.append(difference(paired(base, part, field), digits))
-                if method == "U-Net":
-                    cells[-1] = ""
+                gaps = paired(base, part, field) if part is not base else []
+                cells.append(difference(gaps, digits))
             scaled = [row.get("log p, scaled", row.get("log p, logistic")) for row in part.values()]
             cells.append("" if None in scaled else f"{mean(scaled):.3f}")
             cells.append(f"{100 * mean(by_image(part, 'coverage')):.1f} %")
@@ -96,8 +97,8 @@ def denoised(rows: list[dict], table: Table) -> str:
             whole = "crop" not in json.loads(block[0])
             cells.append(PAPER.get((block[1], method), "") if whole else "")
             lines.append([*title(block), name, *cells])
-    head = ["network", "images", "method", "seeds", "rows", "PSNR, dB", "minus the first U-Net's",
-            "log p", "minus the first U-Net's", "log p, width by validation", "in 90 % intervals",
+    head = ["network", "images", "method", "seeds", "rows", "PSNR, dB", "minus the first row's",
+            "log p", "minus the first row's", "log p, width by validation", "in 90 % intervals",
             "their length", "PSNR in the paper"]  # fmt: skip
     return table(head, lines, left=3)
 
