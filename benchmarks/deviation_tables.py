@@ -21,15 +21,27 @@ NODES = {
     "gamma 0": ("attention to oneself", "γ starts at 0", "γ starts at 2"),
     "200 epochs": ("training", "200 epochs", "400 epochs"),
     "weight decay .005": ("weight decay", ".005", "chosen from a pool by validation"),
-    "estimator horizon": ("gradient", "(`horizon`)", "`later`, up to 300 labels"),
-    "estimator em": ("gradient", "(`em`)", "`later`, up to 300 labels"),
+    "paper's, softplus + 1": ("all of it", "softplus + 1, rate .01", "ours"),
+    "paper's, square + 1": ("all of it", "square + 1, rate .01", "ours"),
+    "paper's, softplus + 1, lr .05": ("all of it", "softplus + 1, rate .05", "ours"),
+    "paper's, square + 1, lr .05": ("all of it", "square + 1, rate .05", "ours"),
+    "estimator horizon": (
+        "gradient",
+        "REINFORCE; tried: `horizon`",
+        "`later` up to 300 labels, unbiased too",
+    ),
+    "estimator em": (
+        "gradient",
+        "REINFORCE; tried: `em`",
+        "`later` up to 300 labels, unbiased too",
+    ),
     "sequential": ("prediction", "joint: one node after another", "marginals"),
 }
 LINKS = {"own attention": ("DGLFRM's attention", "a network of its own, as wide as memberships",
                            "first layer shared, 16 outputs")}  # fmt: skip
 FIELDS = {"no groups": ("NMM-CNN's input", "potentials", "and the groups of the order")}
 IMAGES = {
-    "NMM-horizon": ("gradient", "(`horizon`)", "`em`: no score term"),
+    "NMM-horizon": ("gradient", "REINFORCE; tried: `horizon`", "`em`: no score term"),
     "NMM-Gaussian": ("concentrations, attention", "Gaussian of one width, γ = 5",
                      "logistic of a width for each pixel, γ learned"),
     "NMM-one-width": ("widths", "one width", "a width for each pixel"),
@@ -108,7 +120,7 @@ def images(rows: list[dict]) -> Iterator[Line]:
             effects = {"PSNR": ([(base["PSNR"], row["PSNR"])], 1, 2),
                        "log p": ([(base["log p"], row["log p"])], 1, 3),
                        "joint": ([(base["joint"], row["joint"])], 1, 3)}  # fmt: skip
-            yield line(f"NMM denoiser, {size}, validation", change, IMAGES, effects, "means")
+            yield line(f"NMM denoiser, {size}, validation", change, IMAGES, effects, "seed")
 
 
 def line(where: str, change: str, known: dict, effects: dict, unit: str) -> Line:
