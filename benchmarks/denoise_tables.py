@@ -5,63 +5,147 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+import json
 from pathlib import Path
 from statistics import mean
 
 import matplotlib.pyplot as plt
-from link_tables import difference
+from comparison import Table, centre, difference, names
 
 SETS = {"bsds300": "BSD300", "kodak24": "Kodak24"}
-METHODS = {"U-Net": "U-Net, squared error", "U-Net-log": "U-Net, log of it", "NMM": "NMM"}
-COLORS = {"U-Net": "#D55E00", "U-Net-log": "#E69F00", "NMM": "#0072B2"}
+METHODS = {
+    "U-Net": "U-Net, squared error", "U-Net-log": "U-Net, log of it",
+    "U-Net-widths": "U-Net with widths", "NMM-one-width": "NMM of one width", "NMM": "NMM",
+    "NMM-horizon": "NMM, `horizon`", "NMM-Gaussian": "NMM, Gaussian, γ = 5",
+}  # fmt: skip
+COLORS = {"U-Net": "#D55E00", "U-Net-log": "#E69F00", "NMM": "#0072B2",
+          "U-Net-widths": "#CC79A7", "NMM-one-width": "#56B4E9"}  # fmt: skip
 #: Decibels in the paper's table of image denoising.
 PAPER = {("bsds300", "U-Net"): "30.28", ("kodak24", "U-Net"): "31.07",
          ("bsds300", "NMM"): "30.33", ("kodak24", "NMM"): "31.55"}  # fmt: skip
+#: A method, what it is compared with, and what they differ in.
+STEPS = {
+    ("U-Net-widths", "U-Net-log"): "a width for each pixel, no neighbours",
+    ("NMM", "NMM-one-width"): "a width for each pixel, with neighbours",
+    ("NMM-one-width", "U-Net-log"): "neighbours, one width",
+    ("NMM", "U-Net-widths"): "neighbours, a width for each pixel",
+    ("NMM", "U-Net-log"): "both",
+}
+Part = dict[tuple, dict]
 
 
-def tested(rows: list[dict], dataset: str) -> dict[str, dict[tuple, dict]]:
-    """Of every method, the rows of the images and seeds that all methods have been tested on."""
-    found: dict[str, dict[tuple, dict]] = {}
+def size(settings: dict) -> str:
+    middles = f", middles of {settings['crop']}" if "crop" in settings else ""
+    return f"{settings['width']} filters, {settings['num_steps']:,} steps{middles}"
+
+
+def tested(rows: list[dict]) -> dict[tuple[str, str], dict[str, Part]]:
+    """By settings (as text) and dataset: of every method, rows by seed and image."""
+    found: dict[tuple[str, str], dict[str, Part]] = {}
     for row in rows:
-        if row["task"] == "test" and row["dataset"] == dataset:
-            found.setdefault(row["method"], {})[row["seed"], row["image"]] = row
-    if "U-Net" not in found:  # nothing to compare with
-        return {}
-    shared = set.intersection(*(set(part) for part in found.values()))
-    return {m: {k: part[k] for k in part if k in shared} for m, part in found.items()}
+        if row["task"] == "test":
+            block = json.dumps(row["settings"], sort_keys=True), row["dataset"]
+            part = found.setdefault(block, {}).setdefault(row["method"], {})
+            part[row["seed"], row["image"]] = row
+    largest = {block: -json.loads(block[0])["num_steps"] for block in found}
+    return dict(sorted(found.items(), key=lambda item: (largest[item[0]], item[0])))
 
 
-def by_image(part: dict[tuple, dict], field: str) -> list[float]:
+def title(block: tuple[str, str]) -> list[str]:
+    return [size(json.loads(block[0])), SETS.get(block[1], block[1])]
+
+
+def by_image(part: Part, field: str) -> list[float]:
     """Means over seeds, images in the order of their names."""
-    images = sorted({image for _, image in part})
-    return [mean(row[field] for (_, i), row in part.items() if i == image) for image in images]
+    found: dict[str, list[float]] = {}
+    for (_, image), row in sorted(part.items(), key=lambda item: item[0][1]):
+        if field in row:
+            found.setdefault(image, []).append(row[field])
+    return [mean(values) for values in found.values()]
 
 
-def denoised(rows: list[dict], table: Callable[..., str]) -> str:
-    """Means over images, and differences from the U-Net paired by image."""
+def paired(base: Part, ours: Part, field: str) -> list[tuple[float, float]]:
+    """By image: means over the seeds that both have been tested with."""
+    shared = [k for k in base if k in ours and field in base[k] and field in ours[k]]
+    columns = [by_image({k: part[k] for k in shared}, field) for part in (base, ours)]
+    return list(zip(*columns, strict=True))
+
+
+def with_scaled(part: Part) -> Part:
+    """With the likelihood of the width, or factor of all widths, that validation images chose."""
+    names = ("log p, scaled", "log p, logistic", "log p")
+    return {k: row | {"best": next(row[n] for n in names if n in row)} for k, row in part.items()}
+
+
+def denoised(rows: list[dict], table: Table) -> str:
+    """Means and medians over images, and differences from the U-Net paired by image."""
     lines = []
-    for dataset, name in SETS.items():
-        found = tested(rows, dataset)
-        for method in (m for m in METHODS if m in found):
-            cells = []
+    for block, found in tested(rows).items():
+        known = names(METHODS, found)
+        base = found[next(iter(known))]
+        for method, name in known.items():
+            part = found[method]
+            cells = [f"{len({s for s, _ in part})}", f"{len(part)}"]
             for field, digits in (("PSNR", 2), ("log p", 3)):
-                ours, base = by_image(found[method], field), by_image(found["U-Net"], field)
-                cells.append(f"{mean(ours):.{digits}f}")
-                both = list(zip(base, ours, strict=True))
-                cells.append(difference(both, digits) if method != "U-Net" else "")
-            tails = "log p, logistic"
-            cells.append(f"{mean(by_image(found[method], tails)):.3f}" if method != "NMM" else "")
-            cells.append(f"{100 * mean(by_image(found[method], 'coverage')):.1f} %")
-            cells.append(f"{mean(by_image(found[method], 'length')):.1f}")
-            lines.append([name, METHODS[method], *cells, PAPER.get((dataset, method), "")])
-    head = ["images", "method", "PSNR, dB", "gain", "log p", "gain", "logistic log p",
-            "in 90 % intervals", "their length", "PSNR in the paper"]  # fmt: skip
-    return table(head, lines, left=2)
+                cells.append(centre(by_image(part, field), digits))
+                gaps = paired(base, part, field) if part is not base else []
+                cells.append(difference(gaps, digits))
+            scaled = [row.get("log p, scaled", row.get("log p, logistic")) for row in part.values()]
+            cells.append("" if None in scaled else f"{mean(scaled):.3f}")
+            cells.append(f"{100 * mean(by_image(part, 'coverage')):.1f} %")
+            cells.append(f"{mean(by_image(part, 'length')):.1f}")
+            whole = "crop" not in json.loads(block[0])
+            cells.append(PAPER.get((block[1], method), "") if whole else "")
+            lines.append([*title(block), name, *cells])
+    head = ["network", "images", "method", "seeds", "rows", "PSNR, dB", "minus the first row's",
+            "log p", "minus the first row's", "log p, width by validation", "in 90 % intervals",
+            "their length", "PSNR in the paper"]  # fmt: skip
+    return table(head, lines, left=3)
 
 
-def denoising_cost(rows: list[dict], table: Callable[..., str]) -> str:
+def steps(rows: list[dict], table: Table) -> str:
+    """Where the likelihood comes from: one difference at a time, paired by image."""
+    lines = []
+    for block, found in tested(rows).items():
+        for (ours, base), what in STEPS.items():
+            if ours not in found or base not in found:
+                continue
+            parts = [with_scaled(found[method]) for method in (base, ours)]
+            seeds = sorted({s for s, _ in parts[0].keys() & parts[1].keys()})
+            if not seeds:
+                continue
+            cells = [f"{len(seeds)}", difference(paired(*parts, "PSNR"), 2)]
+            gaps = paired(*parts, "best")
+            cells.append(difference(gaps, 3))
+            cells.append(f"{sum(b > a for a, b in gaps)} of {len(gaps)}")
+            each = [[{k: r for k, r in p.items() if k[0] == seed} for p in parts] for seed in seeds]
+            means = [mean(b - a for a, b in paired(*pair, "best")) for pair in each]
+            cells.append(", ".join(f"{value:+.3f}" for value in means))
+            lines.append([*title(block), what, *cells])
+    head = ["network", "images", "added", "seeds", "PSNR, dB", "log p", "images that gain",
+            "log p, seed by seed"]  # fmt: skip
+    return table(head, lines, left=3)
+
+
+def joints(rows: list[dict], table: Table) -> str:
+    """What pixels say of each other: the bound of whole images minus the sum of marginals."""
+    lines = []
+    for block, found in tested(rows).items():
+        for method, name in names(METHODS, found).items():
+            part = {k: row for k, row in found[method].items() if "joint" in row}
+            if part:
+                cells = [f"{len({s for s, _ in part})}", centre(by_image(part, "joint"), 3)]
+                for suffix in ("", ", scaled"):
+                    fields = "log p" + suffix, "joint" + suffix
+                    gaps = list(zip(*(by_image(part, f) for f in fields), strict=True))
+                    cells.append(difference(gaps, 3))
+                lines.append([*title(block), name, *cells])
+    head = ["network", "images", "method", "seeds", "log p of whole images, at least",
+            "minus marginals", "minus marginals, widths by validation"]  # fmt: skip
+    return table(head, lines, left=3)
+
+
+def denoising_cost(rows: list[dict], table: Table) -> str:
     lines = []
     for row in rows:
         if row["task"] == "cost":
@@ -73,20 +157,58 @@ def denoising_cost(rows: list[dict], table: Callable[..., str]) -> str:
     return table(head, lines)
 
 
-def curves_figure(rows: list[dict], path: Path) -> None:
-    """Validation PSNR over steps, each seed a line."""
-    figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
+def validated(rows: list[dict], table: Table) -> str:
+    """At the end of training, on the middles of the images that are no part of it."""
+    lines, ends = [], {}
+    for row in rows:
+        if row["task"] == "train":
+            key = json.dumps(row["settings"], sort_keys=True), row["method"], row["seed"]
+            points = ends.setdefault(key, [])
+            points.append((row["step"], row))
+    for (settings, method, seed), points in ends.items():
+        points.sort(key=lambda point: point[0])
+        row = points[-1][1]
+        cells = [", ".join(f"{r['PSNR']:.2f}" for _, r in points)]
+        cells += [f"{row[f]:.4f}" if f in row else "" for f in ("log p", "joint")]
+        steps = ", ".join(f"{step:,}" for step, _ in points)
+        lines.append([size(json.loads(settings)), METHODS.get(method, method), str(seed), steps,
+                      *cells])  # fmt: skip
+    head = ["network", "part", "seed", "steps", "PSNR, dB", "log p at the last", "joint"]
+    return table(head, lines, left=4)
+
+
+def tables(rows: list[dict], table: Table) -> dict[str, str]:
+    found = {"denoised": denoised, "denoising steps": steps, "joint images": joints,
+             "denoising validated": validated, "denoising cost": denoising_cost}  # fmt: skip
+    return {name: make(rows, table) for name, make in found.items()}
+
+
+def curves(rows: list[dict]) -> dict[tuple[str, int], list[tuple[int, float]]]:
+    """Validation PSNR over steps of the largest networks; from the trunk on which they stand."""
     watched = [row for row in rows if row["task"] == "train"]
-    for method, seed in itertools.product(METHODS, sorted({r["seed"] for r in watched})):
-        part = [r for r in watched if r["seed"] == seed]
-        points = sorted((r["step"], r["PSNR"]) for r in part if r["method"] == method)
-        if method != "U-Net" and points:
-            trunk = sorted((r["step"], r["PSNR"]) for r in part if r["method"] == "trunk")
+    largest = max((row["settings"]["num_steps"] for row in watched), default=0)
+    parts: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for row in watched:
+        if row["settings"]["num_steps"] == largest:
+            parts.setdefault((row["method"], row["seed"]), []).append((row["step"], row["PSNR"]))
+    lines = {}
+    for (method, seed), points in parts.items():
+        trunk = sorted(parts.get(("trunk", seed), []))
+        if method == "trunk":
+            continue
+        if method != "U-Net":
             points = (trunk if method == "U-Net-log" else trunk[-1:]) + points
-        if points:
-            label = METHODS[method] if seed == 0 else None
-            axis.plot(*zip(*points, strict=True), color=COLORS[method], marker="o", ms=3, lw=1.2,
-                      label=label)  # fmt: skip
+        lines[method, seed] = sorted(points)
+    return lines
+
+
+def curves_figure(rows: list[dict], path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
+    lines = curves(rows)
+    for method, name in names(METHODS, [method for method, _ in lines]).items():
+        for seed, points in ((s, p) for (m, s), p in lines.items() if m == method):
+            axis.plot(*zip(*points, strict=True), color=COLORS.get(method, "#999999"), marker="o",
+                      ms=3, lw=1.2, label=name if seed == 0 else None)  # fmt: skip
     axis.set(xlabel="step", ylabel="PSNR on validation images, dB")
     if axis.lines:
         axis.legend(frameon=False, loc="lower right")

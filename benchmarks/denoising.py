@@ -25,22 +25,54 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pyro
 import torch
+from pixel_scores import (
+    DENSITIES,
+    best_factor,
+    estimate,
+    intervals,
+    joint,
+    law_of,
+    marginal,
+    one_width,
+    psnr,
+    score,
+)
 from records import Records
 from speed import PeakMemory
 from torch import Tensor
-from torch.special import log_ndtr
-from torchmetrics.functional.image import peak_signal_noise_ratio
 
-from pyro_nmm import LogisticConcentrations, Neighborhood
+from pyro_nmm import GaussianConcentrations
 from pyro_nmm.guides import fit_denoiser
 from pyro_nmm.images import image_folder, photographs, random_patches
-from pyro_nmm.models import Denoiser, Prediction, UNet, pixel_log_probs, predict_pixels
+from pyro_nmm.models import Denoiser, Prediction, UNet
+from pyro_nmm.training import load_checkpoint, save_checkpoint
 
 RESULTS = Path(__file__).parent / "results" / "denoising.jsonl"
-METHODS = ("U-Net", "U-Net-log", "NMM")
+
+
+class Part(NamedTuple):
+    """Of a method on a fitted U-Net: its network, its windows, its gradient."""
+
+    network: dict = {}
+    radius: int = 1
+    estimator: str = "em"
+
+
+PARTS = {
+    "NMM": Part(),
+    # Each pixel for itself: a U-Net with widths, and the NMM's likelihood.
+    "U-Net-widths": Part(radius=0),
+    "NMM-one-width": Part({"spread": False}),
+    "NMM-horizon": Part(estimator="horizon"),
+    # The paper's concentrations and attention; the scale that makes their sums start at 20.
+    "NMM-Gaussian": Part({"spread": False, "concentrations": GaussianConcentrations,
+                          "sigma": 12.8, "scale": 0.88, "gamma": 5.0}),
+}  # fmt: skip
+METHODS = ("U-Net", "U-Net-log", *PARTS)
 Watch = Callable[[UNet | Denoiser, str, int], None]
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
 NOISE, KEPT, CROP, PATCH = 25.0, 20, 128, 32
@@ -57,12 +89,14 @@ def learnt_and_kept(args) -> tuple[list[Tensor], list[Tensor]]:
     images = list(load(args, "bsds300/images/train").values())
     kept = 1 if args.smoke else KEPT
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1)).tolist()
-    side = min(CROP, *(min(image.shape[1:]) for image in images))
-    crops = []
-    for image in (images[i] for i in order[:kept]):
-        top, left = (image.shape[1] - side) // 2, (image.shape[2] - side) // 2
-        crops.append(image[:, top : top + side, left : left + side].to(args.device))
+    crops = [middle(images[i], CROP).to(args.device) for i in order[:kept]]
     return [images[i].to(args.device) for i in order[kept:]], crops
+
+
+def middle(image: Tensor, side: int) -> Tensor:
+    height, width = (min(side, full) for full in image.shape[1:])
+    top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
+    return image[:, top : top + height, left : left + width]
 
 
 def noisy(image: Tensor, seed: int) -> Tensor:
@@ -71,83 +105,44 @@ def noisy(image: Tensor, seed: int) -> Tensor:
     return image + NOISE * noise.to(image.device)
 
 
-def estimate(network: UNet | Denoiser, image: Tensor) -> Tensor:
-    """The mean, which either network gives for its estimate; images ``(channels, H, W)``."""
-    with torch.no_grad():
-        if isinstance(network, UNet):
-            return 255 * network(image[None] / 255)[0][0]
-        return predict(network, image)[0].mean[0]
-
-
 def settings(args) -> dict:
     """What the rows of training and test depend on."""
     names = ("num_steps", "width", "depth", "batch_size", "lr")
     return {name: getattr(args, name) for name in names}
 
 
-@torch.no_grad()
-def predict(network: Denoiser, image: Tensor):
-    """Every pixel's distribution, and what it follows from."""
-    size = image.shape[-2], image.shape[-1]
-    hood = Neighborhood.grid(*size, device=image.device)
-    law = hood, *network(hood, image[None])
-    return predict_pixels(*law, size), law
+def image_settings(args) -> dict:
+    return settings(args) | ({"crop": args.crop} if args.crop else {})
 
 
-def psnr(image: Tensor, clean: Tensor) -> float:
-    """In decibels, of values clipped to grey levels."""
-    return peak_signal_noise_ratio(image, clean.float(), data_range=(0.0, 255.0)).item()
-
-
-def log_gaussian(mean: Tensor, clean: Tensor, width: float) -> float:
-    """Nats a value: of a Gaussian's mass on one grey level, tails at 0 and 255."""
-    gap = (clean - mean).double()
-    near, far = (log_ndtr((half - gap.abs()) / width) for half in (0.5, -0.5))
-    mass = near + (-torch.expm1(far - near)).log()
-    mass = torch.where(clean == 0, log_ndtr((0.5 + gap) / width), mass)
-    return torch.where(clean == 255, log_ndtr((0.5 - gap) / width), mass).mean().item()
-
-
-def log_logistic(mean: Tensor, clean: Tensor, width: float) -> float:
-    """The same of a logistic distribution, with the floor that the NMM has."""
-    alpha = LogisticConcentrations(mean.flatten().double(), width, scale=20.0)
-    probs = alpha.at(torch.arange(mean.numel(), device=mean.device), clean.flatten())
-    return (probs / alpha.totals()).log().mean().item()
-
-
-DENSITIES = {"log p": log_gaussian, "log p, logistic": log_logistic}
-
-
-def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch | None = None):
+def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch) -> None:
     """
-    Fits, goes on, or loads what has been fitted: a U-Net by its squared error; or one by the
-    logarithm of each patch's ("trunk"), and for the last fifth of the steps alone or with an NMM
-    on top. The U-Net's rate falls along the same line in all.
+    Fits, or goes on: a U-Net by its squared error; or one by the logarithm of each patch's
+    ("trunk"), and for the last fifth of the steps alone or with an NMM on top. The U-Net's rate
+    falls along the same line in all.
     """
     pyro.set_rng_seed(seed)  # all methods start from the same weights
     unet = UNet(width=args.width, depth=args.depth, tile=PATCH).to(args.device)
     start = args.num_steps - args.num_steps // 5
 
-    def fit(network: UNet | Denoiser, part: str, steps: tuple[int, int], **options):
+    def fit(network: UNet | Denoiser, part: str, steps: tuple[int, int], **options) -> None:
         first, last = steps
-        path = args.checkpoints / f"{part}.{seed}.pt"
 
         def watched(steps: range) -> Iterator[int]:
-            if steps and not images:
-                raise ValueError(f"--checkpoints: {path} is not at its end, run the task train")
             for step in (*steps, last - first):
-                if watch is not None and step:
+                if step:
                     watch(network, part, first + step)
                 if step < last - first:
                     yield step
 
         fit_denoiser(
             network, partial(random_patches, images, args.batch_size, PATCH),
-            num_steps=last - first, checkpoint=path,
+            num_steps=last - first, checkpoint=args.checkpoints / f"{part}.{seed}.pt",
             settings=f"{seed} {args.width} {args.depth} {args.batch_size}", progress=watched,
             **options,
         )  # fmt: skip
-        return network
+        state = {"settings": settings(args), "network": network.state_dict()}
+        save_checkpoint(state, fitted(args, part, seed))
 
     if method == "U-Net":
         return fit(unet, method, (0, args.num_steps), lr=args.lr)
@@ -155,59 +150,94 @@ def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch | Non
     rest = start, args.num_steps
     if method == "U-Net-log":
         return fit(unet, method, rest, lr=0.2 * args.lr, loss="log")
-    return fit(Denoiser(unet).to(args.device), method, rest, lr=args.lr, unet_rate=0.2)
+    network, part = build(method, unet), PARTS[method]
+    options = {"radius": part.radius, "estimator": part.estimator}
+    return fit(network.to(args.device), method, rest, lr=args.lr, unet_rate=0.2, **options)
+
+
+def build(method: str, unet: UNet) -> UNet | Denoiser:
+    if method not in PARTS:
+        return unet
+    network = Denoiser(unet, **PARTS[method].network)
+    if method == "NMM-Gaussian":
+        network.gamma.requires_grad_(False)
+    return network
+
+
+def fitted(args, part: str, seed: int) -> Path:
+    """What ``train`` leaves when a part is at its end, and ``test`` asks for."""
+    return args.checkpoints / f"{part}.{seed}.fitted.pt"
+
+
+def recall(args, method: str, seed: int) -> UNet | Denoiser:
+    path = fitted(args, method, seed)
+    state = load_checkpoint(path)
+    if state is None or state["settings"] != settings(args):
+        raise ValueError(f"--checkpoints: {path} is not there for {settings(args)}, run train")
+    network = build(method, UNet(width=args.width, depth=args.depth, tile=PATCH))
+    network.load_state_dict(state["network"])
+    return network.to(args.device).eval()
 
 
 def train(args, results: Records) -> None:
     images, crops = learnt_and_kept(args)
     noised = [noisy(crop, i) for i, crop in enumerate(crops)]
-    for seed, method in itertools.product(range(args.num_seeds), args.methods):
+    for seed, method in itertools.product(args.seeds, args.methods):
+        if fitted(args, method, seed).exists():
+            continue
+        radius = PARTS[method].radius if method in PARTS else 1
 
-        def watch(network, part: str, step: int, seed=seed) -> None:
+        def watch(network, part: str, step: int, seed=seed, radius=radius) -> None:
             key = {"task": "train", "method": part, "seed": seed, "step": step,
                    "settings": settings(args)}  # fmt: skip
-            if step % args.watch_every == 0 and not results.has(**key):
-                pairs = zip(noised, crops, strict=True)
-                found = [psnr(estimate(network, x), y) for x, y in pairs]
-                results.add(**key, PSNR=statistics.mean(found))
+            if step % args.watch_every or results.has(**key):
+                return
+            pairs = list(zip(noised, crops, strict=True))
+            row = {"PSNR": [psnr(estimate(network, x, radius), y) for x, y in pairs]}
+            if isinstance(network, Denoiser):
+                laws = [law_of(network, x, radius) for x in noised]
+                both = list(zip(laws, crops, strict=True))
+                row["log p"] = [marginal(law, y) for law, y in both]
+                row["joint"] = [joint(law, y, seed=0) for law, y in both]
+            results.add(**key, **{name: statistics.mean(found) for name, found in row.items()})
 
         learn(args, method, seed, images, watch)
 
 
 def test(args, results: Records) -> None:
     _, crops = learnt_and_kept(args)
-    for seed, method in itertools.product(range(args.num_seeds), args.methods):
-        network = learn(args, method, seed, [])
+    noised = [noisy(crop, i) for i, crop in enumerate(crops)]
+    for seed, method in itertools.product(args.seeds, args.methods):
+        left = [(key, clean, x) for key, clean, x in tested(args, method, seed)
+                if not results.has(**key)]  # fmt: skip
+        if not left:
+            continue
+        network = recall(args, method, seed)
         if isinstance(network, UNet):
-            pairs = [(estimate(network, noisy(y, i)), y) for i, y in enumerate(crops)]
-            half = torch.cat([(x - y).abs().flatten() for x, y in pairs]).quantile(0.9).item()
-            widths = {}
-            for name, density in DENSITIES.items():
-                quality = partial(mean_over, pairs, density)
-                widths[name] = max(torch.logspace(0, 1.5, 61).tolist(), key=quality)
-        for dataset, folder in FOLDERS.items():
-            for number, (name, image) in enumerate(load(args, folder).items()):
-                key = {"task": "test", "dataset": dataset, "method": method, "seed": seed,
-                       "image": name, "settings": settings(args)}  # fmt: skip
-                if results.has(**key):
-                    continue
-                clean = image.to(args.device)
-                x = noisy(clean, 1000 + number)
-                if isinstance(network, UNet):
-                    mean = estimate(network, x)
-                    found = Prediction(mean, mean - half, mean + half)
-                    row = {k: f(mean, clean, widths[k]) for k, f in DENSITIES.items()}
-                else:
-                    found, law = predict(network, x)
-                    found = Prediction(*(t[0] for t in found))
-                    row = {"log p": pixel_log_probs(*law, clean.flatten(1)).mean().item()}
-                row["coverage"] = found.coverage(clean).item()
-                row["length"] = (found.high - found.low).mean().item()
-                results.add(**key, PSNR=psnr(found.mean, clean), **row)
+            pairs = [(estimate(network, x), y) for x, y in zip(noised, crops, strict=True)]
+            half, widths = one_width(pairs)
+        else:
+            radius = PARTS[method].radius
+            factor = best_factor([law_of(network, x, radius) for x in noised], crops)
+        for key, clean, x in left:
+            if isinstance(network, UNet):
+                mean = estimate(network, x)
+                row = {k: f(mean, clean, widths[k]) for k, f in DENSITIES.items()}
+                found = Prediction(mean, mean - half, mean + half)
+                row = {"PSNR": psnr(mean, clean), **row, **intervals(found, clean)}
+            else:
+                row = score(network, x, clean, radius, factor)
+            results.add(**key, **row)
 
 
-def mean_over(pairs: list[tuple[Tensor, Tensor]], density: Callable, width: float) -> float:
-    return statistics.mean(density(x, y, width) for x, y in pairs)
+def tested(args, method: str, seed: int) -> Iterator[tuple[dict, Tensor, Tensor]]:
+    """Images, clean and noisy, and what their rows begin with."""
+    for dataset, folder in FOLDERS.items():
+        for number, (name, image) in enumerate(load(args, folder).items()):
+            key = {"task": "test", "dataset": dataset, "method": method, "seed": seed,
+                   "image": name, "settings": image_settings(args)}  # fmt: skip
+            clean = (middle(image, args.crop) if args.crop else image).to(args.device)
+            yield key, clean, noisy(clean, 1000 + number)
 
 
 def cost(args, results: Records) -> None:
@@ -250,7 +280,7 @@ TASKS = {"train": train, "test": test, "cost": cost}
 def main(args) -> Records:
     torch.set_num_threads(args.num_threads)
     if args.smoke:
-        args.num_steps, args.watch_every, args.num_seeds = 5, 1, 1
+        args.num_steps, args.watch_every, args.seeds = 5, 1, [0]
         args.width, args.depth, args.batch_size = 6, 1, 2
     results = Records(args.results)
     for task in args.tasks:
@@ -264,13 +294,14 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--num-seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--num-steps", type=int, default=10_000)
     parser.add_argument("--watch-every", type=int, default=1000, help="steps between validations")
     parser.add_argument("--batch-size", type=int, default=16, help="patches of 32 x 32")
     parser.add_argument("--width", type=int, default=48, help="filters of the U-Net")
     parser.add_argument("--depth", type=int, default=5, help="of the U-Net")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--crop", type=int, help="side of the test images' middles; default whole")
     parser.add_argument("--num-threads", type=int, default=1)
     parser.add_argument("--checkpoints", type=Path, default=Path("output/denoising"))
     parser.add_argument("--results", type=Path, default=RESULTS)

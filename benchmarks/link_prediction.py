@@ -106,10 +106,10 @@ def build(data: Data, split: LinkSplit, guide: str, settings: dict, seed: int) -
         name=f"{guide} model",
     )  # fmt: skip
     hood = None if guide == "original" else Neighborhood(split.train, data.num_nodes)
-    options = {name: settings[name] for name in ("estimator", "gamma") if name in settings}
+    names = {"estimator", "gamma", "own_attention", "width"} & settings.keys()
     return DGLFRMGuide(
         target, data.num_features, hood, hidden=settings["hidden"], dropout=settings["dropout"],
-        name=f"{guide} guide", **options,
+        name=f"{guide} guide", **{name: settings[name] for name in names},
     ).to(data.edge_index.device)  # fmt: skip
 
 

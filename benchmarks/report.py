@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 
 import denoise_tables
+import deviation_tables
 import link_tables
 import matplotlib
 import matplotlib.pyplot as plt
@@ -62,15 +63,13 @@ def nodes(path: Path) -> dict[str, str]:
 
 def main(args) -> dict[str, str]:
     tables = nodes(args.results)
-    fields = mrf_tables.load(args.results.parent / "mrf.jsonl")
-    for name in ("strips", "large", "amortized", "scaling"):
-        tables[name] = getattr(mrf_tables, name)(fields, table)
-    graphs = mrf_tables.load(args.results.parent / "link_prediction.jsonl")
-    for name in ("links", "against_paper", "bounds", "reproduced", "memberships", "link_cost"):
-        tables[name.replace("_", " ")] = getattr(link_tables, name)(graphs, table)
-    images = mrf_tables.load(args.results.parent / "denoising.jsonl")
-    for name in ("denoised", "denoising_cost"):
-        tables[name.replace("_", " ")] = getattr(denoise_tables, name)(images, table)
+    folder = args.results.parent
+    graphs = mrf_tables.load(folder / "link_prediction.jsonl")
+    images = mrf_tables.load(folder / "denoising.jsonl")
+    tables |= mrf_tables.tables(mrf_tables.load(folder / "mrf.jsonl"), table)
+    tables |= link_tables.tables(graphs, table)
+    tables |= denoise_tables.tables(images, table)
+    tables["from paper"] = deviation_tables.from_paper(deviation_tables.stored(folder), table)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
     runs = {task: Runs.read(args.results, task) for task in ("accuracy", "pairs", "sizes")}

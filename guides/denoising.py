@@ -39,6 +39,7 @@ def fit_denoiser(
     loss: str = "squared",
     estimator: str = "em",
     mean_weight: float = 0.5,
+    radius: int = 1,
     checkpoint: Path | None = None,
     save_every: int = 100,
     settings: str = "",
@@ -85,6 +86,8 @@ def fit_denoiser(
     :param str loss: of a U-Net, ``"squared"`` or ``"log"``.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
     :param float mean_weight: :math:`w`; zero for the bound alone.
+    :param int radius: of the windows around an NMM's pixels. With zero every pixel attends to
+        itself alone, and pixels are independent.
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end, and to go on
         from. It knows these numbers, the seed, and the network with the weights that it had at the
         call: resuming with others is an error, as in :func:`~pyro_nmm.training.train`.
@@ -120,7 +123,7 @@ def fit_denoiser(
     if checkpoint is not None:
         named = {"settings": settings, "num_steps": num_steps, "last_rate": last_rate,
                  "max_noise": max_noise, "loss": loss, "estimator": estimator,
-                 "mean_weight": mean_weight}  # fmt: skip
+                 "mean_weight": mean_weight, "radius": radius}  # fmt: skip
         here = fingerprint(network, optimizer, named)
         if (state := resume(checkpoint, here)) is not None:
             network.load_state_dict(state["network"])
@@ -143,7 +146,7 @@ def fit_denoiser(
         else:
             if hood is None or size != clean.shape[-2:]:
                 size = height, width = clean.shape[-2:]
-                hood = Neighborhood.grid(height, width, device=clean.device)
+                hood = Neighborhood.grid(height, width, radius=radius, device=clean.device)
             alpha, logits = network(hood, noisy)
             y = clean.flatten(2)
             q = OrderedConditional(hood, alpha, logits, y, estimator=estimator,

@@ -76,6 +76,8 @@ class DGLFRMGuide(nn.Module):
         :class:`~pyro_nmm.MembershipMixture`; or ``"local"``, which is unbiased too: every node's
         memberships are drawn twice, and the two compared while all other nodes stay; in half of
         the steps, at random, with twice the weight. It takes particles one by one.
+    :param bool own_attention: whether the network of :math:`u` has a first layer of its own, as
+        the paper's appendix may be read, instead of that of the other outputs.
     :param int num_columns: of the other nodes and of the features that ``"local"`` looks at, drawn
         at random; ``None`` for all.
     :param str name: of the parameters in Pyro's store.
@@ -95,6 +97,7 @@ class DGLFRMGuide(nn.Module):
         marginal: bool = True,
         estimator: str = "local",
         num_columns: int | None = 128,
+        own_attention: bool = False,
         name: str = "dglfrm_guide",
     ) -> None:
         super().__init__()
@@ -113,7 +116,7 @@ class DGLFRMGuide(nn.Module):
         self.target, self.hood, self.temperature = target, hood, temperature
         self.num_columns = num_columns
         widths = [target.num_communities] * 3 + ([] if hood is None else [width])
-        self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma)
+        self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma, own_attention)
         if hood is not None:
             family = functools.partial(
                 MembershipMixture, temperature=temperature,
@@ -216,16 +219,22 @@ class _Encoder(nn.Module):
     """What the sites of the guide need, from two graph convolutions without biases."""
 
     def __init__(
-        self, num_features: int, hidden: int, widths: list[int], dropout: float, gamma: float
-    ) -> None:
+        self, num_features: int, hidden: int, widths: list[int], dropout: float, gamma: float,
+        own_attention: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
-        first = GCNConv(num_features, hidden, bias=False, normalize=False)
-        self.first, self.dropout = RandomInput(first, dropout), dropout
+
+        def first() -> RandomInput:
+            layer = GCNConv(num_features, hidden, bias=False, normalize=False)
+            return RandomInput(layer, dropout)
+
+        self.first, self.dropout = first(), dropout
         self.heads = nn.ModuleList(GCNConv(hidden, w, bias=False, normalize=False) for w in widths)
         self.log_sticks = nn.Parameter(torch.zeros(2, widths[0]))
         if len(widths) > 3:
             self.omega = nn.Parameter(torch.ones(()))
             self.gamma = nn.Parameter(torch.tensor(float(gamma)))
+        self.attention = first() if own_attention and len(widths) > 3 else None
         self._strengths: tuple[Tensor, Tensor] | None = None
         self._graph: tuple[tuple, tuple[Tensor, Tensor, Tensor]] | None = None
 
@@ -255,8 +264,11 @@ class _Encoder(nn.Module):
         self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_
     ) -> tuple[Tensor, Tensor | None]:
         graph = self._normalized(edge_index, len(x))
-        h = F.leaky_relu(self.first(x, graph), 0.2)
-        outputs = [head(F.dropout(h, self.dropout, self.training), graph) for head in self.heads]
+        hidden = [F.leaky_relu(self.first(x, graph), 0.2)] * len(self.heads)
+        if self.attention is not None:
+            hidden[3] = F.leaky_relu(self.attention(x, graph), 0.2)
+        outputs = [head(F.dropout(h, self.dropout, self.training), graph)
+                   for head, h in zip(self.heads, hidden, strict=True)]  # fmt: skip
         mean, log_scale, odds = outputs[:3]
         self._strengths = mean, log_scale.exp()
         odds = odds + stick_logits(v)

@@ -38,19 +38,22 @@ class ConvolutionalNMM(nn.Module):
     :param int num_classes: ``C``.
     :param int channels: filters of the first layer.
     :param int kernel: their side, odd.
+    :param bool groups: whether :math:`X` holds the groups; the paper's holds the potentials alone.
     """
 
     def __init__(
-        self, radius: int, num_classes: int = 2, *, channels: int = 128, kernel: int = 11
-    ) -> None:
+        self, radius: int, num_classes: int = 2, *, channels: int = 128, kernel: int = 11,
+        groups: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         if kernel % 2 == 0:
             raise ValueError(f"kernel must be odd, so that outputs stand on pixels, got {kernel}")
-        self.radius, self.num_classes = radius, num_classes
+        self.radius, self.num_classes, self.groups = radius, num_classes, groups
         side = 2 * radius + 1
 
         def branch(width: int) -> nn.Sequential:
-            first = nn.Conv2d(num_classes + 5, channels, kernel, padding=kernel // 2)
+            planes = num_classes + (5 if groups else 2)
+            first = nn.Conv2d(planes, channels, kernel, padding=kernel // 2)
             return nn.Sequential(first, nn.ReLU(), nn.Conv2d(channels, width, 1))
 
         self.labels, self.attention = branch(num_classes), branch(side * side)
@@ -97,9 +100,11 @@ class ConvolutionalNMM(nn.Module):
         across = height * (width - 1)
         towards[0, :, :-1] = strength[:across].view(height, width - 1)
         towards[1, :-1] = strength[across:].view(height - 1, width)
-        groups = nn.functional.one_hot(coarseness(*shape, edges.device), 3)
-        groups = groups.T.reshape(3, *shape).to(unary)
-        return torch.cat([unary, towards, groups])[None], width
+        planes = [unary, towards]
+        if self.groups:
+            groups = nn.functional.one_hot(coarseness(*shape, edges.device), 3)
+            planes.append(groups.T.reshape(3, *shape).to(unary))
+        return torch.cat(planes)[None], width
 
 
 def _bounded(x: Tensor) -> Tensor:

@@ -31,9 +31,10 @@ class Denoiser(nn.Module):
         \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
                              + \gamma \, \delta(i = j) .
 
-    The paper has :class:`~pyro_nmm.GaussianConcentrations` of one width and :math:`\gamma = 5`.
-    The network maps ``(hood, noisy)`` with images ``(B, channels, H, W)`` to ``alpha`` and
-    ``logits``. Color channels are a batch dimension, and share the attention.
+    The paper has one width for all pixels (``spread=False``), a fixed :math:`\gamma = 5` and
+    ``concentrations=GaussianConcentrations``. The network maps ``(hood, noisy)`` with images
+    ``(B, channels, H, W)`` to ``alpha`` and ``logits``. Color channels are a batch dimension, and
+    share the attention.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
     >>> hood = Neighborhood.grid(6, 7)
@@ -50,6 +51,8 @@ class Denoiser(nn.Module):
     :param float gamma: where :math:`\gamma` starts; learned.
     :param int num_classes: ``C``, grey levels.
     :param float floor: of the concentrations.
+    :param bool spread: whether pixels have widths of their own, or all the same one.
+    :param concentrations: the class of ``alpha``, which says what :math:`\sigma` and :math:`s` are.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class Denoiser(nn.Module):
         gamma: float = 2.0,
         num_classes: int = 256,
         floor: float = 1e-5,
+        spread: bool = True,
+        concentrations: type[OrderedConcentrations] = LogisticConcentrations,
     ) -> None:
         super().__init__()
         for name, value in (("sigma", sigma), ("scale", scale), ("floor", floor)):
@@ -73,16 +78,18 @@ class Denoiser(nn.Module):
                 f"num_classes must be at least 2 and width positive, got {num_classes} and {width}"
             )
         self.unet, self.num_classes, self.floor = unet, num_classes, floor
+        self.concentrations = concentrations
         self.attention = _branch(unet.num_features, width)
-        self.spread = _branch(unet.num_features, unet.last.out_channels)
-        for parameter in self.spread[-1].parameters():
-            nn.init.zeros_(parameter)
+        self.spread = _branch(unet.num_features, unet.last.out_channels) if spread else None
+        if self.spread is not None:
+            for parameter in self.spread[-1].parameters():
+                nn.init.zeros_(parameter)
         self.log_sigma = nn.Parameter(torch.tensor(float(sigma)).log())
         self.log_scale = nn.Parameter(torch.tensor(float(scale)).log())
         self.omega = nn.Parameter(torch.tensor(float(omega)))
         self.gamma = nn.Parameter(torch.tensor(float(gamma)))
 
-    def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[LogisticConcentrations, Tensor]:
+    def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[OrderedConcentrations, Tensor]:
         """
         :param Tensor noisy: ``(B, channels, H, W)``, in grey levels.
         :return: ``alpha`` of shape ``(B, channels, H W, C)``, not written out, and ``logits``
@@ -97,10 +104,11 @@ class Denoiser(nn.Module):
         image, features = self.unet(noisy / top)
         vectors = self.attention(features).flatten(2).mT
         logits = attention_scores(hood, vectors, self.omega.square(), self.gamma)[:, None]
-        sigma = (self.log_sigma + self.spread(features).flatten(2)).exp()
-        alpha = LogisticConcentrations(
-            top * image.flatten(2), sigma, self.log_scale.exp(), self.num_classes, self.floor
-        )
+        log_sigma = self.log_sigma
+        if self.spread is not None:
+            log_sigma = log_sigma + self.spread(features).flatten(2)
+        mean, scale = top * image.flatten(2), self.log_scale.exp()
+        alpha = self.concentrations(mean, log_sigma.exp(), scale, self.num_classes, self.floor)
         return alpha, logits
 
 

@@ -8,7 +8,13 @@ import math
 import pytest
 import torch
 
-from pyro_nmm import LogisticConcentrations, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import (
+    GaussianConcentrations,
+    LogisticConcentrations,
+    Neighborhood,
+    NeighborMixture,
+    OrderedConditional,
+)
 from pyro_nmm.guides import fit_denoiser
 from pyro_nmm.guides.denoising import mean_errors
 from pyro_nmm.images import image_folder, random_patches
@@ -74,6 +80,51 @@ def test_attention_of_a_batch():
     together = attention_scores(hood, vectors, scale, gamma)
     alone = torch.stack([attention_scores(hood, v, scale, gamma) for v in vectors])
     assert torch.allclose(together, alone)
+
+
+@pytest.mark.parametrize("concentrations", [LogisticConcentrations, GaussianConcentrations])
+@pytest.mark.parametrize("spread", [True, False])
+def test_attention_to_oneself_is_a_network_with_widths(spread, concentrations):
+    """Bound, joint, marginals and gradients are those of independent pixels."""
+    torch.manual_seed(0)
+    unet = UNet(channels=2, width=6, depth=1)
+    network = Denoiser(unet, spread=spread, concentrations=concentrations)
+    if spread:
+        torch.nn.init.normal_(network.spread[-1].weight)
+    hood, y = Neighborhood.grid(4, 5, radius=0), torch.randint(256, (3, 2, 20))
+    noisy = y.view(3, 2, 4, 5) + 20 * torch.randn(3, 2, 4, 5)
+    parameters = list(network.parameters())
+
+    def gradients(value):
+        return torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+
+    alpha, logits = network(hood, noisy)
+    table = alpha.table()
+    expected = (table.gather(-1, y[..., None])[..., 0] / table.sum(-1)).log()
+    wanted = gradients(expected.sum())
+    torch.testing.assert_close(pixel_log_probs(hood, alpha, logits, y), expected)
+    for estimator in ("em", "horizon", "later"):
+        q = OrderedConditional(hood, *network(hood, noisy), y, estimator=estimator)
+        c = q.sample()
+        assert (c == torch.arange(20)).all()
+        torch.testing.assert_close(q.log_labels(c), expected[..., q.order])
+        for found, want in zip(gradients(q.surrogate(c).sum()), wanted, strict=True):
+            torch.testing.assert_close(found, want)
+    assert alpha.width.unique().numel() == (120 if spread else 1)
+
+
+def test_windows_of_the_fit():
+    """A radius of zero leaves all that mixes neighbours as it was."""
+    torch.manual_seed(0)
+    images = [torch.arange(144).view(1, 12, 12)]
+    network = Denoiser(UNet(channels=1, width=6, depth=1))
+    before = {name: value.clone() for name, value in network.named_parameters()}
+    fit_denoiser(network, lambda: random_patches(images, 2, 8), num_steps=3, radius=0)
+    for name, value in network.named_parameters():
+        mixes = name.startswith("attention") or name in ("omega", "gamma")
+        assert torch.equal(value, before[name]) == mixes, name
+    fit_denoiser(network, lambda: random_patches(images, 2, 8), num_steps=1)
+    assert network.gamma != before["gamma"]
 
 
 @pytest.mark.parametrize("estimator", ["em", "horizon"])

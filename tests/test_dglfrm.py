@@ -269,6 +269,26 @@ def test_encoder():
     assert torch.allclose(odds, layers[1](hidden, edge_index) + stick_logits(v))
 
 
+def test_attention_of_its_own():
+    """What attention follows from, the other outputs do not, nor the other way round."""
+    edge_index, x, _ = graph()
+    pair = make("nmm", own_attention=True)
+    encoder, v = pair.encoder.eval(), torch.rand(NUM_NODES, NUM_COMMUNITIES)
+    odds, logits = encoder(pair.hood, v, edge_index, x)
+    layers = [encoder.first.network.lin.weight, encoder.attention.network.lin.weight]
+    for output, used in ((logits, [False, True]), (odds, [True, False])):
+        found = torch.autograd.grad(output.square().sum(), layers, allow_unused=True)
+        assert [g is not None and bool(g.abs().sum() > 0) for g in found] == used
+    encoder.attention.load_state_dict(encoder.first.state_dict())
+    shared = make("nmm").encoder.eval()
+    shared.load_state_dict(encoder.state_dict(), strict=False)
+    for ours, theirs in zip(
+        encoder(pair.hood, v, edge_index, x), shared(pair.hood, v, edge_index, x), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+    assert make("original", own_attention=True).encoder.attention is None
+
+
 def test_another_graph_is_another_graph():
     """Nothing of the first call's graph is kept for the second."""
     edge_index, x, _ = graph()

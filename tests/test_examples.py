@@ -225,29 +225,45 @@ def test_benchmark_of_denoising(tmp_path):
     tasks = [*benchmark.TASKS, "--smoke", "--results", str(path), *places]
     args = benchmark.parser().parse_args(tasks)
     rows = benchmark.main(args).rows
-    assert len(rows) == len(path.read_text().splitlines()) == 5 + 4 + 2 + 3 * 2 * 2 + 1
+    number = len(benchmark.METHODS)
+    assert len(rows) == len(path.read_text().splitlines()) == 5 + 4 + (number - 1) + 4 * number + 1
     assert len(benchmark.main(args).rows) == len(rows)
     tested = [row for row in rows if row["task"] == "test"]
     noise = 20 * math.log10(255 / 25)  # which an untrained network leaves, and an NMM averages
     for row in tested:
-        more = 5 if row["method"] == "NMM" else 0
+        if row["method"] == "NMM-Gaussian":  # attends mostly to the pixel itself
+            continue
+        mixes = row["method"].startswith("NMM")
+        more = 5 if mixes else 0
         assert more < row["PSNR"] - noise < more + 2
-        assert -5 < row["log p"] < -4
-        assert 0.85 < row["coverage"] < (1 if more else 0.95)
-        assert 60 < row["length"] < 90
-    assert tables.denoised(rows, report.table).count("\n") == 1 + 2 * 3
+        best = row.get("log p, scaled", row["log p"])
+        assert -5 < best < -4
+        if "joint" in row:
+            assert best >= row["log p"]
+            gap = row["joint"] - row["log p"]
+            assert gap > 0.01 if mixes else abs(gap) < 1e-6
+        if row["method"] != "U-Net-widths":
+            assert 0.85 < row["coverage"] < (1 if more else 0.95)
+            assert 60 < row["length"] < 90
+    assert tables.denoised(rows, report.table).count("\n") == 1 + 2 * number
+    assert tables.steps(rows, report.table).count("\n") == 1 + 2 * len(tables.STEPS)
+    assert tables.joints(rows, report.table).count("\n") == 1 + 2 * len(benchmark.PARTS)
     assert tables.denoising_cost(rows, report.table).count("\n") == 2
     tables.curves_figure(rows, tmp_path)
     assert (tmp_path / "denoising_steps.png").stat().st_size > 10_000
-    args.tasks, args.checkpoints = ["test"], tmp_path / "none"
-    with pytest.raises(ValueError, match=r"U-Net\.0\.pt is not at its end, run the task train"):
+    path.unlink()
+    args.tasks, args.methods, args.crop = ["test"], ["NMM"], 32
+    assert len(benchmark.main(args).rows) == 4
+    args.checkpoints = tmp_path / "none"
+    args.crop = 40
+    with pytest.raises(ValueError, match=r"NMM\.0\.fitted\.pt is not there for .*, run train"):
         benchmark.main(args)
 
 
 @pytest.mark.parametrize("name", ["log p", "log p, logistic"])
 def test_densities_of_grey_levels(name):
     """Masses that sum to one, as SciPy's, far out too."""
-    density = load("benchmarks/denoising.py").DENSITIES[name]
+    density = load("benchmarks/pixel_scores.py").DENSITIES[name]
     law = {"log p": scipy.stats.norm, "log p, logistic": scipy.stats.logistic}[name]
     floor = 0.0 if name == "log p" else 1e-5
     for mean in (-3.0, 100.2, 254.9):
@@ -276,6 +292,16 @@ def test_benchmark_of_link_prediction(tmp_path):
         assert getattr(tables, name)(rows, report.table).count("\n") > 1
     tables.bound_figure(rows, tmp_path)
     assert (tmp_path / "link_bound.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_deviations_of_links_and_fields(tmp_path):
+    benchmark = load("benchmarks/deviations_links_fields.py")
+    tasks = [*benchmark.TASKS, "--smoke", "--results", str(tmp_path / "deviations.jsonl")]
+    rows = benchmark.main(benchmark.parser().parse_args(tasks)).rows
+    assert [row["change"] for row in rows] == ["own attention", *["", "no groups"] * 3]
+    assert rows[0]["settings"]["width"] == rows[0]["settings"]["num_communities"]
+    assert len(benchmark.main(benchmark.parser().parse_args(tasks)).rows) == len(rows)
 
 
 def test_katz_counts_walks():

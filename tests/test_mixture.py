@@ -421,6 +421,16 @@ def test_bad_input():
         fit_mixture(field, hood, network, warmup=2.0)
 
 
+@pytest.mark.parametrize("groups", [True, False])
+def test_convolutional_network_knows_the_groups(groups):
+    """Where potentials are alike, pixels differ by their groups alone."""
+    network = ConvolutionalNMM(radius=1, channels=8, kernel=3, groups=groups)
+    field = ising(grid_edges(8, 10), 0.4, torch.zeros(80))
+    alpha, _ = network(Neighborhood.grid(8, 10), field)
+    inside = alpha.view(8, 10, 2)[2:6, 2:8].flatten(0, 1).T
+    assert inside.std(-1).max() > 1e-4 if groups else torch.allclose(inside, inside[:, :1])
+
+
 def test_convolutional_network():
     """Shifting a field by two pixels, which keeps the groups of the order, shifts the NMM."""
     torch.manual_seed(0)

@@ -1,0 +1,124 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What denoising.py measures of a network that has been fitted: likelihoods, in nats a value."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.special import log_ndtr
+from torchmetrics.functional.image import peak_signal_noise_ratio
+
+from pyro_nmm import LogisticConcentrations, Neighborhood, OrderedConditional
+from pyro_nmm.concentrations import OrderedConcentrations
+from pyro_nmm.models import Denoiser, Prediction, UNet, pixel_log_probs, predict_pixels
+
+#: An image's neighbourhoods, concentrations and attention.
+Law = tuple[Neighborhood, OrderedConcentrations, Tensor]
+#: By which all widths are multiplied, of which validation images choose one.
+FACTORS = torch.logspace(-0.5, 0.5, 41).tolist()
+
+
+def psnr(image: Tensor, clean: Tensor) -> float:
+    """In decibels, of values clipped to grey levels."""
+    return peak_signal_noise_ratio(image, clean.float(), data_range=(0.0, 255.0)).item()
+
+
+@torch.no_grad()
+def law_of(network: Denoiser, image: Tensor, radius: int) -> Law:
+    hood = Neighborhood.grid(*image.shape[-2:], radius, device=image.device)
+    return hood, *network(hood, image[None])
+
+
+@torch.no_grad()
+def estimate(network: UNet | Denoiser, image: Tensor, radius: int = 1) -> Tensor:
+    """The mean, which either network gives for its estimate; images ``(channels, H, W)``."""
+    if isinstance(network, UNet):
+        return 255 * network(image[None] / 255)[0][0]
+    return predict_pixels(*law_of(network, image, radius), image.shape[-2:]).mean[0]
+
+
+def marginal(law: Law, clean: Tensor) -> float:
+    """Of each value alone."""
+    return pixel_log_probs(*law, clean.flatten(1)).double().mean().item()
+
+
+@torch.no_grad()
+def joint(law: Law, clean: Tensor, seed: int) -> float:
+    """
+    A lower bound on that of the image as a whole, by one draw in a random order; colors are
+    independent. The difference from :func:`marginal` is what neighbours say of each other.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        q = OrderedConditional(*law, clean.flatten(1)[None], validate_args=False)
+        return q.log_labels(q.sample()).double().mean().item()
+
+
+def scaled(law: Law, factor: float) -> Law:
+    hood, alpha, logits = law
+    width = factor * alpha.width
+    return hood, type(alpha)(alpha.mean, width, alpha.scale, alpha.num_classes, alpha.floor), logits
+
+
+def best_factor(laws: Sequence[Law], clean: Sequence[Tensor]) -> float:
+    def quality(factor: float) -> float:
+        pairs = zip(laws, clean, strict=True)
+        return statistics.mean(marginal(scaled(law, factor), y) for law, y in pairs)
+
+    return max(FACTORS, key=quality)
+
+
+def score(network: Denoiser, x: Tensor, clean: Tensor, radius: int, factor: float) -> dict:
+    """One image's row; where ``factor`` is not one, with and without it."""
+    law, size = law_of(network, x, radius), (x.shape[-2], x.shape[-1])
+    found = Prediction(*(t[0] for t in predict_pixels(*law, size)))
+    row = {"PSNR": psnr(found.mean, clean), **intervals(found, clean)}
+    for suffix, each in (("", law), (", scaled", scaled(law, factor))):
+        row["log p" + suffix] = marginal(each, clean)
+        row["joint" + suffix] = joint(each, clean, seed=0)
+    return {**row, "factor": factor}
+
+
+def intervals(found: Prediction, clean: Tensor) -> dict:
+    length = (found.high - found.low).mean().item()
+    return {"coverage": found.coverage(clean).item(), "length": length}
+
+
+def log_gaussian(mean: Tensor, clean: Tensor, width: float) -> float:
+    """Of a Gaussian's mass on one grey level, tails at 0 and 255."""
+    gap = (clean - mean).double()
+    near, far = (log_ndtr((half - gap.abs()) / width) for half in (0.5, -0.5))
+    mass = near + (-torch.expm1(far - near)).log()
+    mass = torch.where(clean == 0, log_ndtr((0.5 + gap) / width), mass)
+    return torch.where(clean == 255, log_ndtr((0.5 - gap) / width), mass).mean().item()
+
+
+def log_logistic(mean: Tensor, clean: Tensor, width: float) -> float:
+    """The same of a logistic distribution, with the floor that the NMM has."""
+    alpha = LogisticConcentrations(mean.flatten().double(), width, scale=20.0)
+    probs = alpha.at(torch.arange(mean.numel(), device=mean.device), clean.flatten())
+    return (probs / alpha.totals()).log().mean().item()
+
+
+DENSITIES = {"log p": log_gaussian, "log p, logistic": log_logistic}
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+def one_width(pairs: Pairs) -> tuple[float, dict[str, float]]:
+    """Of estimates and what is true: half a 90 % interval, and each density's best width."""
+    half = torch.cat([(x - y).abs().flatten() for x, y in pairs]).quantile(0.9).item()
+    widths = {}
+    for name, density in DENSITIES.items():
+        quality = partial(mean_over, pairs, density)
+        widths[name] = max(torch.logspace(0, 1.5, 61).tolist(), key=quality)
+    return half, widths
+
+
+def mean_over(pairs: Pairs, density: Callable, width: float) -> float:
+    return statistics.mean(density(x, y, width) for x, y in pairs)
