@@ -25,6 +25,7 @@ import mrf_tables
 import node_claims
 import node_figures
 import node_tables
+import scale
 from runs import Runs, table
 
 RESULTS = Path(__file__).parent / "results"
@@ -69,6 +70,7 @@ def main(args) -> dict[str, str]:
     tables |= mrf_tables.tables(mrf_tables.load(folder / "mrf.jsonl"), table)
     tables |= link_tables.tables(graphs, table)
     tables |= denoise_tables.tables(images, table)
+    tables["scale"] = scale.summary(mrf_tables.load(folder / "speed.jsonl"), table)
     tables["from paper"] = deviation_tables.from_paper(deviation_tables.stored(folder), table)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")

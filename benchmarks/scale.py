@@ -10,11 +10,13 @@ Table 4 of ``benchmarks/speed.py``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import graphs
 import torch
@@ -26,6 +28,23 @@ from pyro_nmm.models import StackedNMM
 
 #: Nodes, directed edges, labels: a large graph, and one as dense as co-purchases are.
 LARGE, DENSE = (10**6, 10**7, 20), (13_752, 490_000, 10)
+
+
+def summary(rows: list[dict], table: Callable[..., str]) -> str:
+    """The table of the stored measurements, for ``report.py``."""
+    lines = []
+    for query in dict.fromkeys(row["query"] for row in rows):
+        part = sorted((r for r in rows if r["query"] == query), key=lambda r: r["edges"])
+        for small, row in itertools.zip_longest([None, *part[:-1]], part):
+            growth = ""
+            if small is not None and small["edges"] < row["edges"]:
+                time, size = (math.log(row[k] / small[k]) for k in ("seconds", "edges"))
+                growth = f"{time / size:.2f}"
+            cells = [f"{row['nodes']:,}", f"{row['edges']:,}", str(row["classes"])]
+            cells += [f"{row['seconds']:.2f}", growth, f"{row['peak'] / 1e9:.2f}"]
+            lines.append([row["name"], *cells])
+    head = ["query", "nodes", "edges", "labels", "seconds", "exponent of time", "peak memory, GB"]
+    return table(head, lines)
 
 
 class Problem:
