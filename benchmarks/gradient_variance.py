@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-import graphs
+import citation_graphs
 import pyro
 import torch
 from pyro.infer import TraceGraph_ELBO
@@ -35,9 +35,9 @@ def problem(args):
     """A graph, labels, and parameters away from those that made the labels."""
     num_classes = 7
     if args.data_root:
-        edge_index, y = graphs.cora(args.data_root)
+        edge_index, y = citation_graphs.cora(args.data_root)
     else:
-        edge_index, y = graphs.citation_like(2708, 5278, args.seed), None
+        edge_index, y = citation_graphs.citation_like(2708, 5278, args.seed), None
     num_nodes = int(edge_index.max()) + 1
     hood = Neighborhood(edge_index, num_nodes)
     logits = torch.randn(hood.num_edges)

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 
-import graphs
+import citation_graphs
 import torch
 from peak import PeakMemory
 from records import Records
@@ -51,7 +51,7 @@ class Problem:
     """A graph with hubs, a classifier's scores, and 2 % of the nodes each to learn from."""
 
     def __init__(self, num_nodes: int, num_edges: int, num_classes: int) -> None:
-        edge_index = graphs.citation_like(num_nodes, num_edges // 2)
+        edge_index = citation_graphs.citation_like(num_nodes, num_edges // 2)
         self.hood = Neighborhood(edge_index, num_nodes)
         self.scores = 2 * torch.randn(num_nodes, num_classes)
         # Labels of the model itself: particles then differ in weight, and are drawn anew.

@@ -27,7 +27,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-import graphs
+import citation_graphs
 import pyro
 import scale
 import torch
@@ -63,7 +63,7 @@ def median_seconds(device, repeats, *functions):
 
 def problem(num_nodes, num_links, device):
     """A graph, its NMM parameters and labels."""
-    edge_index = graphs.citation_like(num_nodes, num_links)
+    edge_index = citation_graphs.citation_like(num_nodes, num_links)
     hood = Neighborhood(edge_index, num_nodes).to(device)
     alpha = torch.randn(num_nodes, CLASSES, device=device).exp().requires_grad_()
     logits = torch.randn(hood.num_edges, device=device, requires_grad=True)

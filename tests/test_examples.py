@@ -342,7 +342,7 @@ def test_readme_tables_are_those_of_the_results():
 
 @pytest.mark.data
 def test_cora_loads(request):
-    graphs = load("benchmarks/graphs.py")
+    graphs = load("benchmarks/citation_graphs.py")
 
     root = request.config.getoption("--data-root")
     data = select_split(planetoid("cora", root))
