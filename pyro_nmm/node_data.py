@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyro_nmm.checks import as_labels
+
 
 def contents(data: Data) -> dict[str, object]:
     """What a run depends on, by name; labels outside the masks are never read."""
@@ -41,15 +43,13 @@ def checked(data: Data) -> Data:
             f"data.train_mask and data.val_mask both hold node {both.nonzero()[0].item()}: its "
             f"label is known, so that it cannot validate; masks must be disjoint"
         )
-    y = entry(data, "y")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"data.y must hold integer labels (torch.long), got {y.dtype}")
+    y = as_labels("data.y", entry(data, "y"))
     if y.shape != (size,):
         raise ValueError(
             f"data.y must have shape ({size},), one label per node, got {tuple(y.shape)}"
         )
     data = copy.copy(data)
-    data.y = y.long()
+    data.y = y
     return data
 
 
