@@ -9,6 +9,8 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 CONSTRAINTS = constraints.txt
 FLOOR ?= build/floor
+# One process a core; each test runs on one thread.
+WORKERS ?= -n logical --dist worksteal
 
 .PHONY: demo test quick floor lint benchmarks clean
 
@@ -19,10 +21,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/link_prediction.py --output output/links.png
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=95
+	$(BIN)/python -m pytest $(WORKERS) --cov --cov-report=term:skip-covered --cov-fail-under=95
 
 quick: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 floor:
 	$(MAKE) quick VENV=$(FLOOR) CONSTRAINTS=floor.txt
