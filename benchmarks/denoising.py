@@ -46,10 +46,10 @@ from speed import PeakMemory
 from torch import Tensor
 
 from pyro_nmm import GaussianConcentrations
+from pyro_nmm.datasets.images import image_folder, photographs, random_patches
 from pyro_nmm.guides import fit_denoiser
-from pyro_nmm.images import image_folder, photographs, random_patches
+from pyro_nmm.guides.fitting.loop import load_checkpoint, save_checkpoint
 from pyro_nmm.models import Denoiser, Prediction, UNet
-from pyro_nmm.training import load_checkpoint, save_checkpoint
 
 RESULTS = Path(__file__).parent / "results" / "denoising.jsonl"
 

@@ -27,8 +27,8 @@ import torch
 from records import Records
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.datasets.links import link_split
 from pyro_nmm.guides import fit_mixture, mean_field
-from pyro_nmm.links import link_split
 from pyro_nmm.models import ConvolutionalNMM, coarse_to_fine, grid_edges, ising
 
 RESULTS = Path(__file__).parent / "results" / "deviations.jsonl"

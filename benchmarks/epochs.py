@@ -26,9 +26,9 @@ from pyro.infer import TraceGraph_ELBO
 from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.data import digits, planetoid, random_split
+from pyro_nmm.datasets.nodes import digits, planetoid, random_split
 from pyro_nmm.guides import Agreement, AmortizedNMM
-from pyro_nmm.guides.classification import nmm_loss
+from pyro_nmm.guides.fitting.nodes import nmm_loss
 from pyro_nmm.models import NMMNetwork
 from pyro_nmm.models.backbones import appnp, gat, gcn
 

@@ -40,10 +40,11 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import NeighborChoice, Neighborhood
+from pyro_nmm.datasets.links import LinkSplit, link_graph, link_split, published_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
-from pyro_nmm.guides.handover import evaluation
-from pyro_nmm.links import LinkSplit, identity, link_graph, link_split, published_split
+from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models import DGLFRM
+from pyro_nmm.sparse import identity
 
 RESULTS = Path(__file__).parent / "results" / "link_prediction.jsonl"
 DATASETS = ("nips12", "yeast", "cora", "citeseer", "pubmed")

@@ -39,7 +39,7 @@ from node_fits import (
 from node_scores import evaluate, variants
 from records import Records
 
-from pyro_nmm.data import inner_edges, random_split
+from pyro_nmm.datasets.nodes import inner_edges, random_split
 from pyro_nmm.metrics import temperature_scaling
 
 TASKS = ("search", "accuracy", "pairs", "sizes", "deviations")

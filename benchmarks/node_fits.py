@@ -11,7 +11,7 @@ import pyro
 import torch
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.data import digits, planetoid, random_split, select_split
+from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
 from pyro_nmm.guides import Agreement, fit_classifier, fit_nmm
 from pyro_nmm.models import NMMNetwork
 from pyro_nmm.models.backbones import appnp, gat, gcn, mlp

@@ -22,7 +22,7 @@ import pyro
 import torch
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.data import digits, inner_edges, planetoid, random_split
+from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid, random_split
 from pyro_nmm.guides import fit_nmm
 from pyro_nmm.models import NMMNetwork
 from pyro_nmm.models.backbones import gcn

@@ -25,8 +25,8 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.datasets.images import image_folder, photographs, random_patches
 from pyro_nmm.guides import fit_denoiser
-from pyro_nmm.images import image_folder, photographs, random_patches
 from pyro_nmm.models import Denoiser, Prediction, UNet, predict_pixels
 
 

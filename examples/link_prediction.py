@@ -32,10 +32,11 @@ from torch_geometric.utils import from_networkx, to_dense_adj
 from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.datasets.links import LinkSplit, link_graph, link_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
-from pyro_nmm.guides.handover import evaluation
-from pyro_nmm.links import LinkSplit, identity, link_graph, link_split
+from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models import DGLFRM
+from pyro_nmm.sparse import identity
 
 COLORS = {"original": "#D55E00", "nmm": "#0072B2"}
 NAMES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}

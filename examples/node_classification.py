@@ -26,7 +26,14 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.data import PLANETOID, digits, inner_edges, planetoid, random_split, select_split
+from pyro_nmm.datasets.nodes import (
+    PLANETOID,
+    digits,
+    inner_edges,
+    planetoid,
+    random_split,
+    select_split,
+)
 from pyro_nmm.guides import Agreement, fit_classifier, fit_nmm
 from pyro_nmm.metrics import (
     brier,

@@ -3,13 +3,13 @@
 
 """Pyro guides."""
 
-from pyro_nmm.guides.agreement import Agreement
 from pyro_nmm.guides.amortized import AmortizedNMM
-from pyro_nmm.guides.approximation import fit_mixture
-from pyro_nmm.guides.classification import fit_classifier, fit_nmm
-from pyro_nmm.guides.denoising import fit_denoiser
+from pyro_nmm.guides.consistency import Agreement
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
-from pyro_nmm.guides.link_prediction import fit_links
+from pyro_nmm.guides.fitting.field import fit_mixture
+from pyro_nmm.guides.fitting.images import fit_denoiser
+from pyro_nmm.guides.fitting.links import fit_links
+from pyro_nmm.guides.fitting.nodes import fit_classifier, fit_nmm
 from pyro_nmm.guides.mean_field import mean_field
 from pyro_nmm.guides.mixture import MixtureGuide, density
 from pyro_nmm.guides.ordered import ordered_guide

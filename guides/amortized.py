@@ -7,9 +7,9 @@ import pyro
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides.agreement import Agreement
-from pyro_nmm.guides.handover import Handover, evaluation
+from pyro_nmm.guides.consistency import Agreement
 from pyro_nmm.guides.ordered import ordered_guide
+from pyro_nmm.guides.shared_forward import Handover, evaluation
 from pyro_nmm.models.nmm import nmm
 
 

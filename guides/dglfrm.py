@@ -19,14 +19,14 @@ from torch_geometric.utils import sort_edge_index
 from pyro_nmm import MembershipMixture, Neighborhood
 from pyro_nmm.distributions.inner_product import observed_edges
 from pyro_nmm.distributions.membership_mixture import ESTIMATORS, relaxed_logits
-from pyro_nmm.guides.handover import Handover, evaluation
+from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
 from pyro_nmm.guides.mixture import MixtureGuide
-from pyro_nmm.links import sparse_csr
+from pyro_nmm.guides.shared_forward import Handover, evaluation
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.networks import attention_scores
-from pyro_nmm.models.registration import register
-from pyro_nmm.sticks import StickShares, stick_logits
+from pyro_nmm.models.param_store import register
+from pyro_nmm.sparse import sparse_csr
 
 
 class DGLFRMGuide(nn.Module):

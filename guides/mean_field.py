@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm.checks import check_integers
-from pyro_nmm.models.ising import PairwiseMRF
+from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.validation import check_integers
 
 
 class MeanField(NamedTuple):

@@ -14,12 +14,12 @@ from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
-from pyro_nmm.checks import order_to_rows
-from pyro_nmm.credit import others_mean
-from pyro_nmm.entropy import ESTIMATORS
-from pyro_nmm.guides.handover import Handover, evaluation
-from pyro_nmm.models.ising import PairwiseMRF
-from pyro_nmm.tracking import untracked
+from pyro_nmm.guides.shared_forward import Handover, evaluation
+from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.ops.entropy import ESTIMATORS
+from pyro_nmm.ops.score_costs import others_mean
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import order_to_rows
 
 
 class MixtureGuide(nn.Module):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyro_nmm import Neighborhood, OrderedConditional
 from pyro_nmm.concentrations import written_out
-from pyro_nmm.counts import posterior_alpha
-from pyro_nmm.models.whole import OneEvent
+from pyro_nmm.models.one_event import OneEvent
+from pyro_nmm.ops.counts import posterior_alpha
 
 
 def ordered_guide(

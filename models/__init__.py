@@ -12,9 +12,15 @@ from pyro_nmm.models.denoiser import (
     predict_pixels,
 )
 from pyro_nmm.models.dglfrm import DGLFRM
-from pyro_nmm.models.free import FreeNMM
-from pyro_nmm.models.ising import PairwiseMRF, coarse_to_fine, denoising, grid_edges, ising, potts
-from pyro_nmm.models.networks import NMMNetwork
+from pyro_nmm.models.markov_random_field import (
+    PairwiseMRF,
+    coarse_to_fine,
+    denoising,
+    grid_edges,
+    ising,
+    potts,
+)
+from pyro_nmm.models.networks import FreeNMM, NMMNetwork
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.models.stacked import StackedNMM
 from pyro_nmm.models.unet import UNet

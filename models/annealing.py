@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.ising import PairwiseMRF
+from pyro_nmm.models.markov_random_field import PairwiseMRF
 
 
 @torch.no_grad()

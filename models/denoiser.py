@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import LogisticConcentrations, Neighborhood
-from pyro_nmm.checks import check_label_range, check_labels, check_shapes
 from pyro_nmm.concentrations import Concentrations, OrderedConcentrations, at_labels, totals
-from pyro_nmm.links import sparse_csr
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.unet import UNet
+from pyro_nmm.sparse import sparse_csr
+from pyro_nmm.validation import check_label_range, check_labels, check_shapes
 
 #: Pixels whose distributions are written out at once.
 STRIP = 2048

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from pyro_nmm import InnerProductGraph
 from pyro_nmm.distributions.inner_product import once
 from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
-from pyro_nmm.models.registration import register
-from pyro_nmm.sticks import StickShares, stick_logits
+from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
+from pyro_nmm.models.param_store import register
 
 
 class DGLFRM(nn.Module):

@@ -9,15 +9,15 @@ from pyro.distributions import Categorical, Dirichlet
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.checks import (
+from pyro_nmm.concentrations import Concentrations, OrderedConcentrations
+from pyro_nmm.models.one_event import OneEvent, check_plates
+from pyro_nmm.validation import (
     check_all_rows,
     check_label_range,
     check_labels,
     check_shapes,
     check_values,
 )
-from pyro_nmm.concentrations import Concentrations, OrderedConcentrations
-from pyro_nmm.models.whole import OneEvent, check_plates
 
 
 def nmm(

@@ -10,11 +10,11 @@ import torch
 from torch import Size, Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
-from pyro_nmm.checks import check_integers, check_label_range, check_labels, check_positive
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.metrics import temperature_scaling
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.neighborhood import check_mask
+from pyro_nmm.validation import check_integers, check_label_range, check_labels, check_positive
 
 #: Weak normal priors on four of the five numbers: mean and standard deviation. Some hundred
 #: held-out nodes say little about kappa and gamma; without the priors, fits wander off and lose up

@@ -3,6 +3,7 @@
 
 """The Neighbor Mixture Model: correlated node labels in Pyro."""
 
+from pyro_nmm.concentrations import GaussianConcentrations, LogisticConcentrations
 from pyro_nmm.distributions import (
     ChosenLabels,
     InnerProductGraph,
@@ -11,10 +12,8 @@ from pyro_nmm.distributions import (
     NeighborMixture,
     OrderedConditional,
 )
-from pyro_nmm.gaussian import GaussianConcentrations
-from pyro_nmm.logistic import LogisticConcentrations
+from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.posterior import Posterior
 
 __version__ = "0.1.0"
 

@@ -204,7 +204,7 @@ def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, 
 
 
 def draw_choices(rows, terms, labels, num_classes, uniforms):
-    """See :func:`pyro_nmm.sampling.draw_by_sweeps`. Cost: :math:`O(B E)`."""
+    """See :func:`pyro_nmm.ops.sampling.draw_by_sweeps`. Cost: :math:`O(B E)`."""
     _check_labels(labels, num_classes)
     size = len(uniforms), rows.num_rows
     edges = np.empty(size, np.int64)
@@ -233,7 +233,7 @@ def find(hood, choices):
 
 
 def horizon_costs(rows, terms, draw, log_label, labels, num_classes):
-    """See :func:`pyro_nmm.credit.horizon_costs`. Cost: :math:`O(B E)`."""
+    """See :func:`pyro_nmm.ops.score_costs.horizon_costs`. Cost: :math:`O(B E)`."""
     attention, alpha, total = (_array(t, np.float64) for t in terms)
     inputs = [_array(rows.ptr), _array(rows.source), np.exp(attention), alpha, total]
     inputs += [_array(labels), *map(_array, draw), _array(log_label, np.float64)]
@@ -249,7 +249,7 @@ def horizon_costs(rows, terms, draw, log_label, labels, num_classes):
 
 def entropy_and_gradient(rows, alpha, attention, edges, labels):
     """
-    The sums of :func:`pyro_nmm.entropy.entropy_samples` without ``component``, ``(B,)``, and
+    The sums of :func:`pyro_nmm.ops.entropy.entropy_samples` without ``component``, ``(B,)``, and
     their derivatives, ``(B, num_edges)`` and ``(B, N, C)``. Cost: :math:`O(B E C^2)`.
     """
     _check_labels(labels, alpha.shape[-1])
@@ -269,7 +269,7 @@ def entropy_and_gradient(rows, alpha, attention, edges, labels):
 
 
 def gaussian_sums(mean, width, num_classes):
-    """See :func:`pyro_nmm.gaussian._sums`. Cost: :math:`O(\\sigma)` a node."""
+    """See :func:`pyro_nmm.concentrations._sums`. Cost: :math:`O(\\sigma)` a node."""
     means, widths = _array(mean, np.float64).ravel(), _array(width, np.float64).ravel()
     sums = np.empty((3, len(means)))
 
@@ -281,7 +281,7 @@ def gaussian_sums(mean, width, num_classes):
 
 
 def ranks(choices, labels, num_nodes, num_classes):
-    """See :func:`pyro_nmm.counts.ranks`. Cost: :math:`O(B n)`."""
+    """See :func:`pyro_nmm.ops.counts.ranks`. Cost: :math:`O(B n)`."""
     _check_labels(labels, num_classes)
     same, every = (np.empty(choices.shape, np.int32) for _ in range(2))
     table = np.zeros((num_nodes, num_classes + 1), np.int32)

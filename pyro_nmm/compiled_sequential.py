@@ -48,7 +48,7 @@ def _predict(ptr, source, attention, alpha, weights, uniforms, counts, labels):
 
 
 def predict(rows, attention, alpha, weights, uniforms, counts):
-    """See :func:`pyro_nmm.sequential.predict_by_sweeps`. Cost: :math:`O(T E C)`."""
+    """See :func:`pyro_nmm.distributions.sequential.predict_by_sweeps`. Cost: :math:`O(T E C)`."""
     labels = np.empty(rows.num_rows, np.int64)
     parameters = (_array(t, np.float64) for t in (attention, alpha, weights))
     graph = _array(rows.ptr), _array(rows.source)

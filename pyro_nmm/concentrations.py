@@ -1,20 +1,25 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Concentrations of many ordered labels, given by means instead of a table."""
+"""Concentrations ``alpha``: a table, or a formula over ordered labels."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from pyro.ops.provenance import extract_provenance
+from pyro.ops.provenance import extract_provenance, track_provenance
 from torch import Size, Tensor
+from torch.autograd.function import once_differentiable
 
+from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
+from pyro_nmm.provenance import untracked
 
 #: Nodes whose labels are written out at once.
 STRIP = 4096
+#: Labels that are summed at once.
+CHUNK = 16
 
 
 class OrderedConcentrations:
@@ -122,6 +127,122 @@ def _extract_provenance(alpha: OrderedConcentrations) -> tuple[OrderedConcentrat
     plain, provenance = extract_provenance((alpha.mean, alpha.width, alpha.scale))
     mean, width, scale = plain
     return type(alpha)(mean, width, scale, alpha.num_classes, alpha.floor), provenance
+
+
+class GaussianConcentrations(OrderedConcentrations):
+    r"""
+    Concentrations :math:`\alpha` for ordered labels such as grey levels, highest around a mean:
+
+    .. math::
+
+        \alpha_{ik} = s_i \exp\left(-\frac{(k - u_i)^2}{\sigma_i^2}\right) + \epsilon,
+        \qquad k = 0, \dots, C - 1
+
+    as in the paper's appendix C; the floor :math:`\epsilon` is ours. Labels beyond the ends are
+    missing, so that near 0 and ``C - 1`` the mean label is not :math:`u`.
+
+    >>> alpha = GaussianConcentrations(torch.tensor([3.0, 200.0]), width=10.0)
+    >>> alpha.shape
+    torch.Size([2, 256])
+    >>> alpha.totals()
+    tensor([12.2296, 17.7271])
+
+    Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients. Compiled
+    loops skip labels far from the mean.
+
+    :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels; any real number.
+    :param width: :math:`\sigma`, positive: a number or a tensor that broadcasts to ``mean``.
+    :param scale: :math:`s`, positive, as ``width``. With :math:`\sigma` it makes
+        :math:`A_i \approx s_i \sigma_i \sqrt\pi`, how many labels of neighbours outweigh the mean.
+    :param int num_classes: ``C``.
+    :param float floor: :math:`\epsilon`, positive.
+    """
+
+    def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
+        return (-((labels - mean) / width).square()).exp()
+
+    def totals(self) -> Tensor:
+        (mean, width), provenance = untracked(self.mean, self.width)
+        bumps = track_provenance(_Total.apply(mean, width, self.num_classes), provenance)
+        return self.scale * bumps + self.floor * self.num_classes
+
+
+@torch.no_grad()
+def _sums(mean: Tensor, width: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Of :math:`f_k = \exp(-(k - u)^2 / \sigma^2)`, of :math:`(k - u) f_k` and of its square's."""
+    if backend.compiled is not None and mean.device.type == "cpu":
+        return backend.compiled.gaussian_sums(mean, width.expand(mean.shape), num_classes)
+    zero = torch.zeros_like(mean)
+    totals = [zero, zero, zero]
+    for labels in torch.arange(num_classes, device=mean.device).split(CHUNK):
+        gap = labels - mean[..., None]
+        bumps = (-(gap / width.expand(mean.shape)[..., None]).square()).exp()
+        parts = bumps, gap * bumps, gap.square() * bumps
+        totals = [total + part.sum(-1) for total, part in zip(totals, parts, strict=True)]
+    return totals[0], totals[1], totals[2]
+
+
+class _Total(torch.autograd.Function):
+    """The sum over all labels; what its gradient needs is summed along with it."""
+
+    @staticmethod
+    def forward(ctx, mean: Tensor, width: Tensor, num_classes: int) -> Tensor:
+        total, first, second = _sums(mean, width, num_classes)
+        ctx.save_for_backward(first, second, width)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream: Tensor):
+        first, second, width = ctx.saved_tensors
+        to_mean = upstream * 2 * first / width.square()
+        to_width = upstream * 2 * second / width.pow(3)
+        return to_mean, to_width.sum_to_size(width.shape), None
+
+
+class LogisticConcentrations(OrderedConcentrations):
+    r"""
+    Concentrations :math:`\alpha` for ordered labels: the mass that a logistic distribution has
+    on each label's unit, as in PixelCNN++ (Salimans et al., 2017), with the tails at both ends,
+
+    .. math::
+
+        \alpha_{ik} = s_i \left[ F\left(\frac{k + \frac12 - u_i}{\sigma_i}\right)
+            - F\left(\frac{k - \frac12 - u_i}{\sigma_i}\right) \right] + \epsilon, \qquad
+        F(x) = \frac{1}{1 + e^{-x}},
+
+    where the first term is one for ``k = C - 1`` and the second zero for ``k = 0``. Against
+    :class:`GaussianConcentrations` a label's far miss costs linearly, not squared, nothing
+    is missing beyond the ends, and :math:`A_i = s_i + \epsilon C`.
+
+    >>> alpha = LogisticConcentrations(torch.tensor([3.0, 200.0]), width=5.0, scale=20.0)
+    >>> alpha.shape
+    torch.Size([2, 256])
+    >>> alpha.at(torch.tensor([0, 1]), torch.tensor([0, 200]))
+    tensor([7.5508, 0.9992])
+
+    Cost: :math:`O(N)`.
+
+    :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels; any real number.
+    :param width: :math:`\sigma`, positive: a number or a tensor that broadcasts to ``mean``. The
+        standard deviation is :math:`\sigma \pi / \sqrt 3`.
+    :param scale: :math:`s`, positive, as ``width``: as many labels of neighbours weigh as much.
+    :param int num_classes: ``C``.
+    :param float floor: :math:`\epsilon`, positive.
+    """
+
+    def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
+        top = self.num_classes - 1
+        gap = labels - mean
+        # F(a) - F(b) = F(a) F(-b) (1 - exp(b - a)): no digits are lost.
+        inner = ((0.5 + gap) / width).sigmoid() * ((0.5 - gap) / width).sigmoid()
+        inner = inner * -torch.expm1(-1 / width)
+        first, last = (0.5 - mean) / width, (mean - top + 0.5) / width
+        peak = torch.where(labels == 0, first.sigmoid(), inner)
+        return torch.where(labels == top, last.sigmoid(), peak)
+
+    def totals(self) -> Tensor:
+        return (self.scale + self.floor * self.num_classes).expand(self.mean.shape)
 
 
 #: What stands for alpha.

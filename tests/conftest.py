@@ -5,7 +5,8 @@ import pyro
 import pytest
 import torch
 
-from pyro_nmm import backend, sampling
+from pyro_nmm import backend
+from pyro_nmm.ops import sampling
 
 COMPILED = backend.compiled
 

@@ -16,11 +16,12 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import MLP
 
-from pyro_nmm import Neighborhood, training
+from pyro_nmm import Neighborhood
 from pyro_nmm.guides import Agreement, fit_classifier, fit_denoiser, fit_nmm
+from pyro_nmm.guides.fitting import loop
+from pyro_nmm.guides.fitting.loop import load_checkpoint, save_checkpoint, train
 from pyro_nmm.models import Denoiser, NMMNetwork, UNet
 from pyro_nmm.models.backbones import appnp, gcn
-from pyro_nmm.training import load_checkpoint, save_checkpoint, train
 
 
 def ring(nodes=12):
@@ -398,12 +399,12 @@ def test_two_processes_on_one_path(tmp_path, monkeypatch):
     path, sync = tmp_path / "run.pt", os.fsync
 
     def between(number):
-        monkeypatch.setattr(training.os, "fsync", sync)
+        monkeypatch.setattr(loop.os, "fsync", sync)
         save_checkpoint({"epoch": 2}, path)
         sync(number)
 
     save_checkpoint({"epoch": 0}, path)
-    monkeypatch.setattr(training.os, "fsync", between)
+    monkeypatch.setattr(loop.os, "fsync", between)
     save_checkpoint({"epoch": 1}, path)
     assert load_checkpoint(path) == {"epoch": 1}
     assert load_checkpoint(path.with_name("run.pt.previous")) == {"epoch": 2}
@@ -414,7 +415,7 @@ def test_two_processes_on_one_path(tmp_path, monkeypatch):
 def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, place):
     path = tmp_path / "run.pt"
     save_checkpoint({"epoch": 1}, path)
-    owners = {"save": torch, "fsync": os, "copyfile": training.shutil, "replace": Path}
+    owners = {"save": torch, "fsync": os, "copyfile": loop.shutil, "replace": Path}
 
     def full(*args):
         raise OSError(28, "No space left on device")

@@ -10,8 +10,8 @@ from scipy.stats import chi2
 from torch.distributions import Dirichlet
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.exact import enumerate_choices, enumerate_labels
-from pyro_nmm.sampling import pick
+from pyro_nmm.ops.enumeration import enumerate_choices, enumerate_labels
+from pyro_nmm.ops.sampling import pick
 
 
 def test_choice_sums_to_one_and_factorises(kernels):

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MLP
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.data import digits, inner_edges, planetoid, random_split, select_split
+from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid, random_split, select_split
 from pyro_nmm.guides import Agreement, AmortizedNMM, fit_classifier, fit_nmm
 from pyro_nmm.metrics import (
     brier,
@@ -274,7 +274,7 @@ def test_agreement_survives_sharp_temperatures():
 
 
 def test_weight_decay_reaches_first_layers_only():
-    from pyro_nmm.guides.classification import _groups
+    from pyro_nmm.guides.fitting.nodes import _groups
 
     network = NMMNetwork(gcn(7, 3), gcn(7, 5, attention=True), num_classes=3)
     decayed, rest = _groups(network, [network.labels, network.attention], 0.1)

@@ -9,9 +9,9 @@ import torch
 from graphs import parameters, to_hood, two_triangles
 
 from pyro_nmm import OrderedConditional
-from pyro_nmm.counts import Groups
-from pyro_nmm.credit import horizon_costs, later_costs, others_mean
-from pyro_nmm.predictive import predictive
+from pyro_nmm.ops.counts import Groups
+from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.score_costs import horizon_costs, later_costs, others_mean
 
 
 def test_sums_within_groups():

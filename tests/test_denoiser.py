@@ -15,9 +15,9 @@ from pyro_nmm import (
     NeighborMixture,
     OrderedConditional,
 )
+from pyro_nmm.datasets.images import image_folder, random_patches
 from pyro_nmm.guides import fit_denoiser
-from pyro_nmm.guides.denoising import mean_errors
-from pyro_nmm.images import image_folder, random_patches
+from pyro_nmm.guides.fitting.images import mean_errors
 from pyro_nmm.models import Denoiser, UNet, pixel_log_probs, predict_pixels
 from pyro_nmm.models.networks import attention_scores
 

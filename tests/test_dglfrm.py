@@ -20,9 +20,9 @@ from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_undirected
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
 from pyro_nmm.guides import DGLFRMGuide
 from pyro_nmm.models import DGLFRM
-from pyro_nmm.sticks import StickShares, stick_logits
 
 NUM_NODES, NUM_FEATURES, NUM_COMMUNITIES = 6, 5, 3
 

@@ -13,7 +13,8 @@ from graphs import connected_graphs, parameters, to_hood
 from oracle import of_hood
 from scipy.stats import chi2 as chi2_law
 
-from pyro_nmm import NeighborMixture, exact
+from pyro_nmm import NeighborMixture
+from pyro_nmm.ops import enumeration
 
 GRAPHS = list(connected_graphs())
 CASES = list(itertools.product(range(len(GRAPHS)), [False, True]))
@@ -155,7 +156,7 @@ def test_the_posterior_of_choices_is_bayes():
     alpha, logits = parameters(hood, 3)
     oracle = of_hood(hood, alpha, logits)
     y = torch.randint(3, (hood.num_nodes,))
-    choices, log_prob = exact.log_posterior(hood, alpha, logits, y)
+    choices, log_prob = enumeration.log_posterior(hood, alpha, logits, y)
     joint = oracle.log_joint[oracle.index(y)]
     assert np.array_equal(choices.numpy(), oracle.choices)
     close(log_prob, joint - np.logaddexp.reduce(joint))

@@ -15,7 +15,7 @@ import torch
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_dense_adj
 
-from pyro_nmm.data import digits, planetoid, random_split, select_split
+from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
 from pyro_nmm.metrics import log_likelihood
 from pyro_nmm.models import grid_edges, ising
 

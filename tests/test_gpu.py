@@ -21,7 +21,9 @@ from pyro_nmm import (
     NeighborMixture,
     OrderedConditional,
 )
-from pyro_nmm.data import digits, random_split
+from pyro_nmm.datasets.images import random_patches
+from pyro_nmm.datasets.links import link_split
+from pyro_nmm.datasets.nodes import digits, random_split
 from pyro_nmm.guides import (
     Agreement,
     DGLFRMGuide,
@@ -30,8 +32,6 @@ from pyro_nmm.guides import (
     fit_nmm,
     ordered_guide,
 )
-from pyro_nmm.images import random_patches
-from pyro_nmm.links import link_split
 from pyro_nmm.models import (
     DGLFRM,
     Denoiser,

@@ -14,10 +14,10 @@ from graphs import house, parameters, star, two_triangles
 from pyro.infer import TraceGraph_ELBO
 
 from pyro_nmm import ChosenLabels, NeighborChoice, OrderedConditional
-from pyro_nmm.distributions.batch import GraphDistribution
-from pyro_nmm.exact import enumerate_choices
+from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
+from pyro_nmm.ops.enumeration import enumerate_choices
 
 PARTICLES, STEPS = 100, 200  # 20,000 draws
 MASK = {

@@ -11,8 +11,9 @@ from test_examples import load
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import is_undirected
 
+from pyro_nmm.datasets.links import link_graph, link_split, published_split
 from pyro_nmm.guides import fit_links
-from pyro_nmm.links import identity, link_graph, link_split, published_split
+from pyro_nmm.sparse import identity
 
 
 def pairs_of(edges):

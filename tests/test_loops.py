@@ -15,7 +15,8 @@ from torch import nn
 from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.data import inner_edges, random_split, select_split
+from pyro_nmm.datasets.links import link_split
+from pyro_nmm.datasets.nodes import inner_edges, random_split, select_split
 from pyro_nmm.guides import (
     Agreement,
     DGLFRMGuide,
@@ -26,9 +27,8 @@ from pyro_nmm.guides import (
     fit_nmm,
     mean_field,
 )
-from pyro_nmm.links import link_split
+from pyro_nmm.guides.fitting.loop import load_checkpoint, train
 from pyro_nmm.models import DGLFRM, Denoiser, FreeNMM, StackedNMM, UNet, grid_edges, ising, potts
-from pyro_nmm.training import load_checkpoint, train
 
 
 def classify(data, **options):

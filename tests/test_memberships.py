@@ -16,8 +16,8 @@ from torch.distributions import constraints
 
 from pyro_nmm import MembershipMixture, NeighborChoice, Neighborhood
 from pyro_nmm.distributions.membership_mixture import relaxed_logits
-from pyro_nmm.exact import enumerate_choices
 from pyro_nmm.guides import MixtureGuide
+from pyro_nmm.ops.enumeration import enumerate_choices
 
 TEMPERATURE = 0.7
 

@@ -34,9 +34,9 @@ from pyro_nmm import (
     NeighborMixture,
     OrderedConditional,
 )
-from pyro_nmm.exact import enumerate_choices
 from pyro_nmm.guides import AmortizedNMM, MixtureGuide, density, ordered_guide
 from pyro_nmm.models import FreeNMM, PairwiseMRF, grid_edges, ising, nmm
+from pyro_nmm.ops.enumeration import enumerate_choices
 
 Y = torch.tensor([0, 1, 1, 0, 1])
 

@@ -20,9 +20,9 @@ from pyro_nmm import (
     OrderedConditional,
     backend,
 )
-from pyro_nmm.exact import enumerate_choices
-from pyro_nmm.predictive import predictive
-from pyro_nmm.sampling import draw_by_sweeps
+from pyro_nmm.ops.enumeration import enumerate_choices
+from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.sampling import draw_by_sweeps
 
 GRAPHS = {"star": star, "house": house, "two_triangles": two_triangles}
 MASKS = [None, torch.tensor([True, False, True, True, False])]

@@ -12,8 +12,8 @@ from cost import Work
 from graphs import house, parameters, star, to_hood
 
 from pyro_nmm import NeighborMixture, OrderedConditional
-from pyro_nmm.counts import posterior_alpha
-from pyro_nmm.particles import _systematic, sequential_monte_carlo
+from pyro_nmm.distributions.smc import _systematic, sequential_monte_carlo
+from pyro_nmm.ops.counts import posterior_alpha
 
 
 def setting(seed=0):

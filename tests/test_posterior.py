@@ -11,8 +11,8 @@ from graphs import house, parameters, to_hood
 from oracle import of_hood
 
 from pyro_nmm import NeighborMixture, OrderedConditional, blocks
-from pyro_nmm.counts import posterior_alpha
-from pyro_nmm.sequential import predict_in_turn
+from pyro_nmm.distributions.sequential import predict_in_turn
+from pyro_nmm.ops.counts import posterior_alpha
 
 
 def setting(seed=0):

@@ -28,11 +28,11 @@ from pyro_nmm import (
     NeighborMixture,
     OrderedConditional,
 )
-from pyro_nmm.distributions.batch import GraphDistribution
-from pyro_nmm.exact import enumerate_choices
+from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.distributions.stick_breaking import StickShares
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import grid_edges, ising, nmm
-from pyro_nmm.sticks import StickShares
+from pyro_nmm.ops.enumeration import enumerate_choices
 
 HOOD = star(2)
 LABELS = torch.tensor([1, 0, 1])

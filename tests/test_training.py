@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_nmm import training
-from pyro_nmm.training import load_checkpoint, save_checkpoint, train
+from pyro_nmm.guides.fitting import loop
+from pyro_nmm.guides.fitting.loop import load_checkpoint, save_checkpoint, train
 
 
 class Killed(BaseException):
@@ -77,8 +77,8 @@ def test_killed_while_writing(tmp_path, monkeypatch):
     path = tmp_path / "run.pt"
     save_checkpoint({"epoch": 1}, path)
     save_checkpoint({"epoch": 2}, path)
-    places = [(training.os, "fsync"), (training.shutil, "copyfile"), (torch, "save"),
-              (training.Path, "replace")]  # fmt: skip
+    places = [(loop.os, "fsync"), (loop.shutil, "copyfile"), (torch, "save"),
+              (loop.Path, "replace")]  # fmt: skip
     for module, attribute in places:
         with monkeypatch.context() as patch:
 
@@ -104,7 +104,7 @@ def test_killed_while_writing_after_a_fallback(tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Path, "replace", die)
+        patch.setattr(loop.Path, "replace", die)
         with pytest.raises(Killed):
             save_checkpoint({"epoch": 3}, path)
     assert load_checkpoint(path) == {"epoch": 1}

@@ -10,7 +10,6 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.checks import check_choices, check_values
 from pyro_nmm.concentrations import (
     Concentrations,
     OrderedConcentrations,
@@ -18,10 +17,11 @@ from pyro_nmm.concentrations import (
     gather,
     totals,
 )
-from pyro_nmm.counts import ranks
-from pyro_nmm.distributions.batch import GraphDistribution
-from pyro_nmm.tracking import untracked
-from pyro_nmm.urn import draw_from_urns
+from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.ops.counts import ranks
+from pyro_nmm.ops.urns import draw_from_urns
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import check_choices, check_values
 
 
 class ChosenLabels(GraphDistribution):

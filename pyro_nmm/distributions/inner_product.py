@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
 from torch.nn import functional as F
 
-from pyro_nmm.distributions.batch import GraphDistribution, flatten
-from pyro_nmm.tracking import untracked
+from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.provenance import untracked
 
 #: Numbers of a block of the matrix of all pairs: it stays in the cache.
 BLOCK = 2**20

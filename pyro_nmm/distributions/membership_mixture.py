@@ -14,11 +14,11 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
 from torch.nn import functional as F
 
-from pyro_nmm.checks import check_float, check_logits, check_values
-from pyro_nmm.distributions.batch import GraphDistribution
+from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.tracking import untracked
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import check_float, check_logits, check_values
 
 #: How a sample's derivative follows the attention.
 ESTIMATORS = ("pathwise", "linear", "detached")

@@ -11,11 +11,11 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.caching import derived
-from pyro_nmm.checks import check_logits, check_values
-from pyro_nmm.distributions.batch import GraphDistribution, flatten
+from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.sampling import pick
-from pyro_nmm.tracking import untracked
+from pyro_nmm.ops.sampling import pick
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import check_logits, check_values
 
 
 class _Neighbors(constraints.Constraint):

@@ -10,9 +10,21 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm import exact
 from pyro_nmm.caching import derived
-from pyro_nmm.checks import (
+from pyro_nmm.concentrations import Concentrations, written_out
+from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.distributions.chosen_labels import ChosenLabels
+from pyro_nmm.distributions.components import Components
+from pyro_nmm.distributions.neighbor_choice import NeighborChoice
+from pyro_nmm.distributions.ordered_conditional import OrderedConditional
+from pyro_nmm.distributions.posterior import Posterior
+from pyro_nmm.distributions.smc import log_likelihood
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops import enumeration
+from pyro_nmm.ops.entropy import ESTIMATORS, entropy_bound
+from pyro_nmm.ops.marginals import node_marginals, pair_marginals
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import (
     check_all_rows,
     check_label_range,
     check_labels,
@@ -20,18 +32,6 @@ from pyro_nmm.checks import (
     check_shapes,
     check_values,
 )
-from pyro_nmm.components import Components
-from pyro_nmm.concentrations import Concentrations, written_out
-from pyro_nmm.distributions.batch import GraphDistribution
-from pyro_nmm.distributions.chosen_labels import ChosenLabels
-from pyro_nmm.distributions.neighbor_choice import NeighborChoice
-from pyro_nmm.distributions.ordered_conditional import OrderedConditional
-from pyro_nmm.entropy import ESTIMATORS, entropy_bound
-from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.pairwise import node_marginals, pair_marginals
-from pyro_nmm.particles import log_likelihood
-from pyro_nmm.posterior import Posterior
-from pyro_nmm.tracking import untracked
 
 
 class NeighborMixture(GraphDistribution):
@@ -145,14 +145,16 @@ class NeighborMixture(GraphDistribution):
         logits = self.logits[..., rows.edge]
         if self.batch_shape.numel() == 1:
             flat = labels.reshape(-1, rows.num_rows)
-            log_prob = exact.log_marginal(rows, self.table, logits, flat)
+            log_prob = enumeration.log_marginal(rows, self.table, logits, flat)
             return log_prob.reshape(labels.shape[:-1]).expand(shape)
         batch = shape[len(shape) - len(self.batch_shape) :]
         alpha = self.table.expand(*batch, -1, -1).flatten(end_dim=-3)
         logits = logits.expand(*batch, -1).flatten(end_dim=-2)
         labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
         columns = zip(alpha, logits, labels.unbind(1), strict=True)
-        return torch.stack([exact.log_marginal(rows, *column) for column in columns], 1).view(shape)
+        return torch.stack([enumeration.log_marginal(rows, *column) for column in columns], 1).view(
+            shape
+        )
 
     def marginals(self) -> Tensor:
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""

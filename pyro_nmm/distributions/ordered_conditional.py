@@ -12,7 +12,16 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.caching import derived
-from pyro_nmm.checks import (
+from pyro_nmm.concentrations import Concentrations, at_labels, totals
+from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.distributions.neighbor_choice import _Neighbors
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.counts import earlier_choices
+from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_choices
+from pyro_nmm.ops.score_costs import ESTIMATORS, horizon_costs, later_costs, others_mean
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import (
     check_all_rows,
     check_label_range,
     check_labels,
@@ -20,15 +29,6 @@ from pyro_nmm.checks import (
     check_values,
     order_to_rows,
 )
-from pyro_nmm.concentrations import Concentrations, at_labels, totals
-from pyro_nmm.counts import earlier_choices
-from pyro_nmm.credit import ESTIMATORS, horizon_costs, later_costs, others_mean
-from pyro_nmm.distributions.batch import GraphDistribution, flatten
-from pyro_nmm.distributions.neighbor_choice import _Neighbors
-from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.predictive import predictive
-from pyro_nmm.sampling import Draw, EdgeTerms, draw_choices
-from pyro_nmm.tracking import untracked
 
 
 class OrderedConditional(GraphDistribution):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyro_nmm.checks import as_labels
+from pyro_nmm.validation import as_labels
 
 
 def contents(data: Data) -> dict[str, object]:
@@ -35,7 +35,7 @@ def checked(data: Data) -> Data:
             raise ValueError(
                 f"data.{name} must be a boolean mask of shape ({size},) that selects at "
                 f"least one node, got {mask.dtype} of shape {tuple(mask.shape)}; masks of shape "
-                f"(N, splits) go through pyro_nmm.data.select_split"
+                f"(N, splits) go through pyro_nmm.datasets.nodes.select_split"
             )
     both = data.train_mask & data.val_mask
     if both.any():

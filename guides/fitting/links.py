@@ -11,10 +11,10 @@ from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_nmm.checks import check_integers, check_positive
+from pyro_nmm.datasets.links import LinkSplit
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
-from pyro_nmm.links import LinkSplit
-from pyro_nmm.training import check_loss
+from pyro_nmm.guides.fitting.loop import check_loss
+from pyro_nmm.validation import check_integers, check_positive
 
 
 def fit_links(
@@ -36,7 +36,7 @@ def fit_links(
 
     >>> import torch
     >>> from torch_geometric.datasets import KarateClub
-    >>> from pyro_nmm.links import link_split
+    >>> from pyro_nmm.datasets.links import link_split
     >>> from pyro_nmm.models import DGLFRM
     >>> data = KarateClub()[0]
     >>> split = link_split(data.edge_index, 34, seed=0)
@@ -46,7 +46,7 @@ def fit_links(
     True
 
     :param DGLFRMGuide pair: model and guide.
-    :param LinkSplit split: see :func:`~pyro_nmm.links.link_split`.
+    :param LinkSplit split: see :func:`~pyro_nmm.datasets.links.link_split`.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
     :param float lr: Adam's, positive.
     :param progress: wraps the steps' numbers, for example ``tqdm``.

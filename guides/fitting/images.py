@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import Neighborhood, OrderedConditional
-from pyro_nmm.checks import check_integers, check_positive
-from pyro_nmm.fingerprint import fingerprint
-from pyro_nmm.models.denoiser import Denoiser
-from pyro_nmm.models.unet import UNet
-from pyro_nmm.training import (
+from pyro_nmm.guides.fitting.fingerprint import fingerprint
+from pyro_nmm.guides.fitting.loop import (
     check_loss,
     check_weights,
     generators,
@@ -23,6 +20,9 @@ from pyro_nmm.training import (
     save_checkpoint,
     set_generators,
 )
+from pyro_nmm.models.denoiser import Denoiser
+from pyro_nmm.models.unet import UNet
+from pyro_nmm.validation import check_integers, check_positive
 
 LOSSES = ("squared", "log")
 
@@ -90,7 +90,7 @@ def fit_denoiser(
         itself alone, and pixels are independent.
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end, and to go on
         from. It knows these numbers, the seed, and the network with the weights that it had at the
-        call: resuming with others is an error, as in :func:`~pyro_nmm.training.train`.
+        call: resuming with others is an error, as in :func:`~pyro_nmm.guides.fitting.loop.train`.
     :param str settings: what the run depends on besides. ``draw`` is a function, so that its images
         and its sizes are not known: name them here.
     :param progress: wraps the range of steps, for example ``tqdm``.

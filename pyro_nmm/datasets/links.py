@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,8 @@ from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
-from pyro_nmm.data import PLANETOID, planetoid
+from pyro_nmm.datasets.nodes import PLANETOID, planetoid
+from pyro_nmm.sparse import identity, sparse_csr
 
 
 class LinkSplit(NamedTuple):
@@ -109,7 +109,7 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
     identity where the graph has none (then ``num_features`` of a model of them should be 0).
 
     :param str name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``, see
-        :func:`~pyro_nmm.data.planetoid`; ``"nips12"`` or ``"yeast"``, from ``root``.
+        :func:`~pyro_nmm.datasets.nodes.planetoid`; ``"nips12"`` or ``"yeast"``, from ``root``.
     :param root: a folder with ``nips12/nips12.mat`` (co-authors at NIPS 0 to 12) and
         ``yeast/yeast.mat`` (interactions of proteins, from Pajek), or what ``planetoid`` takes.
     """
@@ -137,15 +137,3 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
     size = matrix.shape[0]
     edge_index = to_undirected(remove_self_loops(edge_index)[0].long(), num_nodes=size)
     return Data(x=identity(size), edge_index=edge_index, num_nodes=size, has_features=False)
-
-
-def identity(size: int) -> Tensor:
-    """``(N, N)`` in ``torch.sparse_csr``: features of a graph without any."""
-    return sparse_csr(torch.arange(size + 1), torch.arange(size), torch.ones(size), (size, size))
-
-
-def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A matrix in ``torch.sparse_csr``, without the warning that its layout is in beta."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)

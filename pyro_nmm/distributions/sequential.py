@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import backend, blocks
-from pyro_nmm.compact import Places, compact
-from pyro_nmm.counts import Groups, indicator
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.sampling import BLOCK, pick
+from pyro_nmm.ops.compact import Places, compact
+from pyro_nmm.ops.counts import Groups, indicator
+from pyro_nmm.ops.sampling import BLOCK, pick
 
 if TYPE_CHECKING:
-    from pyro_nmm.posterior import Posterior
+    from pyro_nmm.distributions.posterior import Posterior
 
 
 class Course(NamedTuple):
@@ -78,7 +78,7 @@ def _count(counts: Tensor, component: Tensor, place: Tensor, label: Tensor) -> N
 
 def predict_by_sweeps(course: Course) -> Tensor:
     """
-    :func:`predict_in_turn` on any device. As in :mod:`pyro_nmm.sampling`, the loop over the
+    :func:`predict_in_turn` on any device. As in :mod:`pyro_nmm.ops.sampling`, the loop over the
     nodes of a block is the fixed point of doing all of them at once.
     """
     rows, counts = course.rows, course.counts

@@ -15,7 +15,7 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
-from pyro_nmm.node_data import check_edge_index, entry
+from pyro_nmm.datasets.entries import check_edge_index, entry
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 

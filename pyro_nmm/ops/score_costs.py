@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import backend
-from pyro_nmm.counts import Groups, choice_groups
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.sampling import Draw, EdgeTerms
+from pyro_nmm.ops.counts import Groups, choice_groups
+from pyro_nmm.ops.sampling import Draw, EdgeTerms
 
 #: ``later`` is unbiased, ``horizon`` nearly so with far less variance, ``em`` leaves the
 #: score out, ``joint`` is textbook REINFORCE. See :class:`OrderedConditional`.

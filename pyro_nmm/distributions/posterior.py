@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import Size, Tensor
 
-from pyro_nmm import exact
 from pyro_nmm.blocks import blocks
-from pyro_nmm.checks import check_label_range, check_labels, check_nodes
-from pyro_nmm.compact import compact
-from pyro_nmm.components import Components
+from pyro_nmm.distributions.components import Components
+from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.neighborhood import Neighborhood, check_mask
-from pyro_nmm.pairwise import PairRows, spread
-from pyro_nmm.sampling import pick
-from pyro_nmm.sequential import predict_in_turn
-from pyro_nmm.stages import Stages
-from pyro_nmm.urn import draw_from_urns
+from pyro_nmm.ops import enumeration
+from pyro_nmm.ops.compact import compact
+from pyro_nmm.ops.marginals import PairRows, spread
+from pyro_nmm.ops.sampling import pick
+from pyro_nmm.ops.stages import Stages
+from pyro_nmm.ops.urns import draw_from_urns
+from pyro_nmm.validation import check_label_range, check_labels, check_nodes
 
 
 class Posterior:
@@ -139,9 +139,9 @@ class Posterior:
         nodes, order = torch.cat([old.nodes, nodes]).sort()
         labels = torch.cat([old.labels, labels])[order]
         rows, sources = compact(self.hood.take(nodes))
-        exact.check_size(rows, rows.num_rows)
+        enumeration.check_size(rows, rows.num_rows)
         logits = self.logits.index_select(0, rows.edge)
-        choices, log_weights = exact.log_posterior(rows, old.alpha[sources], logits, labels)
+        choices, log_weights = enumeration.log_posterior(rows, old.alpha[sources], logits, labels)
         all_choices = Components(old.alpha, nodes, labels, sources[choices], log_weights)
         return Posterior(self.hood, self.logits, all_choices, is_exact=True)
 
@@ -261,10 +261,10 @@ class Posterior:
     def _log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         rows, sources = compact(self.hood.take(nodes))
         logits, parts = self.logits.index_select(0, rows.edge), []
-        numbers = max(exact.check_size(rows), len(labels), len(sources) * self.num_classes)
+        numbers = max(enumeration.check_size(rows), len(labels), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
             alpha = self.components.concentrations(sources, part)
-            log_prob = exact.log_marginal(rows, alpha, logits, labels)
+            log_prob = enumeration.log_marginal(rows, alpha, logits, labels)
             parts.append((log_prob + self.log_weights[part, None]).logsumexp(0))
         return torch.stack(parts).logsumexp(0)
 
@@ -307,10 +307,10 @@ class Posterior:
         return labels[wanted]
 
     def _joint_mode(self, nodes: Tensor) -> Tensor:
-        if self.num_classes ** len(nodes) > exact.MAX_CHOICES:
+        if self.num_classes ** len(nodes) > enumeration.MAX_CHOICES:
             raise ValueError(
                 f"method='joint' would compare {self.num_classes}^{len(nodes)} labellings of "
                 f"nodes: use method='sequential', or fewer nodes"
             )
-        labels = exact.enumerate_labels(len(nodes), self.num_classes, nodes.device)
+        labels = enumeration.enumerate_labels(len(nodes), self.num_classes, nodes.device)
         return labels[self.log_marginal(nodes, labels).argmax()]

@@ -20,10 +20,10 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
-from pyro_nmm.checks import check_label_range, order_to_rows
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.neighborhood import Neighborhood, check_mask
-from pyro_nmm.stages import Counts, Stages
+from pyro_nmm.ops.stages import Counts, Stages
+from pyro_nmm.validation import check_label_range, order_to_rows
 
 
 def log_likelihood(

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
-from pyro_nmm.checks import check_integers, check_positive
-from pyro_nmm.guides.agreement import Agreement
+from pyro_nmm.datasets.entries import checked, contents, labels_in
+from pyro_nmm.guides.consistency import Agreement
+from pyro_nmm.guides.fitting.loop import train
 from pyro_nmm.metrics import log_likelihood
 from pyro_nmm.models import NMMNetwork
-from pyro_nmm.node_data import checked, contents, labels_in
-from pyro_nmm.training import train
+from pyro_nmm.validation import check_integers, check_positive
 
 Scores = list[tuple[float, ...]]
 
@@ -55,8 +55,8 @@ def fit_classifier(
     :param float weight_decay: on the first layer alone, as Kipf and Welling (2017) have it.
     :param str criterion: of early stopping, ``"accuracy"`` or ``"likelihood"``; the other one
         tells equals apart.
-    :param Path checkpoint: see :func:`~pyro_nmm.training.train`, as ``progress``. It knows the
-        data and the network that it was made with.
+    :param Path checkpoint: see :func:`~pyro_nmm.guides.fitting.loop.train`, as ``progress``. It
+        knows the data and the network that it was made with.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first.
     :raises ValueError: for data that lack something, masks that overlap, labels that the network
@@ -140,7 +140,7 @@ def fit_nmm(
             \log \frac{p_\theta(y_\tau, c)}{q_\theta(c \mid y_\tau)} \right]
             \; + \text{penalty}
 
-    >>> from pyro_nmm.data import digits, random_split
+    >>> from pyro_nmm.datasets.nodes import digits, random_split
     >>> from pyro_nmm.models import NMMNetwork
     >>> from pyro_nmm.models.backbones import gcn
     >>> data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)

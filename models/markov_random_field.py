@@ -13,11 +13,11 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborMixture
-from pyro_nmm.checks import as_labels
-from pyro_nmm.distributions.batch import GraphDistribution
+from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.models.elimination import adjacency, eliminate
-from pyro_nmm.pairwise import expected_interaction
-from pyro_nmm.tracking import untracked
+from pyro_nmm.ops.marginals import expected_interaction
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import as_labels
 
 
 class PairwiseMRF(GraphDistribution):

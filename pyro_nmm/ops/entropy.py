@@ -25,12 +25,12 @@ from torch.autograd.function import once_differentiable
 from torch.special import entr
 
 from pyro_nmm import backend
-from pyro_nmm.checks import order_to_rows
-from pyro_nmm.counts import Groups, indicator
-from pyro_nmm.credit import later_costs, others_mean
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.sampling import pick
+from pyro_nmm.ops.counts import Groups, indicator
+from pyro_nmm.ops.sampling import pick
+from pyro_nmm.ops.score_costs import later_costs, others_mean
+from pyro_nmm.validation import order_to_rows
 
 #: ``later`` is unbiased; ``horizon`` nearly so, with far less variance. See
 #: :meth:`NeighborMixture.entropy_bound`.

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pyro_nmm.checks import check_integers
-from pyro_nmm.fingerprint import differences, fingerprint
+from pyro_nmm.guides.fitting.fingerprint import differences, fingerprint
+from pyro_nmm.validation import check_integers
 
 
 def train(
@@ -172,8 +172,8 @@ def resume(checkpoint: Path, here: Mapping[str, str]) -> dict | None:
     """
     The checkpoint's content, or ``None`` if there is none.
 
-    :param here: the :func:`~pyro_nmm.fingerprint.fingerprint` of the run that is to go on, which
-        the content has as ``"settings"``.
+    :param here: the :func:`~pyro_nmm.guides.fitting.fingerprint.fingerprint` of the run that is
+        to go on, which the content has as ``"settings"``.
     :raises ValueError: if the checkpoint is of another run, or of none.
     """
     if (state := load_checkpoint(checkpoint)) is None:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import backend
-from pyro_nmm.counts import choice_groups, indicator
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.counts import choice_groups, indicator
 
 
 class Draw(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.blocks import blocks
-from pyro_nmm.compact import Places
+from pyro_nmm.ops.compact import Places
 
 
 class Components:

@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.registration import register
+from pyro_nmm.models.param_store import register
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.concentrations import Concentrations, draw_labels, gather, totals
-from pyro_nmm.counts import Groups
+from pyro_nmm.ops.counts import Groups
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.blocks import blocks
-from pyro_nmm.compact import compact
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.compact import compact
 
 
 def node_marginals(hood: Neighborhood, alpha: Tensor, attention: Tensor) -> Tensor:

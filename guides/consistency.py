@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import NeighborMixture
-from pyro_nmm.checks import check_integers
+from pyro_nmm.validation import check_integers
 
 
 class Agreement(nn.Module):

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.sampling import Draw, EdgeTerms
-from pyro_nmm.tracking import untracked
+from pyro_nmm.ops.sampling import Draw, EdgeTerms
+from pyro_nmm.provenance import untracked
 
 
 class _Predictive(torch.autograd.Function):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.checks import check_integers, check_positive
-from pyro_nmm.guides.handover import evaluation
-from pyro_nmm.models.ising import PairwiseMRF
-from pyro_nmm.training import check_loss, check_weights
+from pyro_nmm.guides.fitting.loop import check_loss, check_weights
+from pyro_nmm.guides.shared_forward import evaluation
+from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.validation import check_integers, check_positive
 
 
 def fit_mixture(

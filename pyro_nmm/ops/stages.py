@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm.compact import Places, compact, consecutive
 from pyro_nmm.concentrations import Concentrations, at_labels, chosen_rows, totals
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.predictive import predictive
-from pyro_nmm.sampling import Draw, EdgeTerms, draw_choices
-from pyro_nmm.tracking import untracked
+from pyro_nmm.ops.compact import Places, compact, consecutive
+from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_choices
+from pyro_nmm.provenance import untracked
 
 
 class Counts(NamedTuple):

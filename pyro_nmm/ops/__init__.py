@@ -1,0 +1,4 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Kernels: tensors in, tensors out; no distributions."""

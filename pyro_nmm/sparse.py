@@ -1,0 +1,23 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Sparse matrices."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+
+def identity(size: int) -> Tensor:
+    """``(N, N)`` in ``torch.sparse_csr``: features of a graph without any."""
+    return sparse_csr(torch.arange(size + 1), torch.arange(size), torch.ones(size), (size, size))
+
+
+def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A matrix in ``torch.sparse_csr``, without the warning that its layout is in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
