@@ -17,6 +17,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import sort_edge_index
 
 from pyro_nmm import MembershipMixture, Neighborhood
+from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.inner_product import observed_edges
 from pyro_nmm.distributions.membership_mixture import ESTIMATORS, relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
@@ -115,6 +116,7 @@ class DGLFRMGuide(nn.Module):
             )
         self.target, self.hood, self.temperature = target, hood, temperature
         self.num_columns = num_columns
+        self._last_check = LastCall()
         widths = [target.num_communities] * 3 + ([] if hood is None else [width])
         self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma, own_attention)
         if hood is not None:
@@ -141,11 +143,9 @@ class DGLFRMGuide(nn.Module):
         :return: ``(..., N, K)``, :math:`b \\odot r`.
         """
         if held_out is not None and pyro.settings.get("validate_distributions_pyro"):
-            edges = [observed_edges(edge_index, self.target.num_nodes, h) for h in (None, held_out)]
-            if edges[0].shape != edges[1].shape:
-                raise ValueError(
-                    "edge_index must not hold pairs of held_out: the network would see them"
-                )
+            size = self.target.num_nodes
+            question = edge_index, held_out, size
+            self._last_check.get(question, lambda: _check_held_out(edge_index, held_out, size))
         a, b = self.encoder.sticks(self.target.concentration)
         v = pyro.sample("v", StickShares(a, b).expand(self.target.shape).to_event(2))
         if self.hood is None:
@@ -215,6 +215,12 @@ class DGLFRMGuide(nn.Module):
         return (credit * (family.logits - family.logits.detach())).sum()
 
 
+def _check_held_out(edge_index: Tensor, held_out: Tensor, num_nodes: int) -> None:
+    edges = [observed_edges(edge_index, num_nodes, hidden) for hidden in (None, held_out)]
+    if edges[0].shape != edges[1].shape:
+        raise ValueError("edge_index must not hold pairs of held_out: the network would see them")
+
+
 class _Encoder(nn.Module):
     """What the sites of the guide need, from two graph convolutions without biases."""
 
@@ -236,7 +242,7 @@ class _Encoder(nn.Module):
             self.gamma = nn.Parameter(torch.tensor(float(gamma)))
         self.attention = first() if own_attention and len(widths) > 3 else None
         self._strengths: tuple[Tensor, Tensor] | None = None
-        self._graph: tuple[tuple, tuple[Tensor, Tensor, Tensor]] | None = None
+        self._last_graph = LastCall()
 
     def sticks(self, concentration: float) -> Tensor:
         """``(2, K)``: the parameters of ``v``; they start at the prior's."""
@@ -251,14 +257,15 @@ class _Encoder(nn.Module):
 
     def _normalized(self, edge_index: Tensor, num_nodes: int) -> Tensor:
         """A graph convolution's matrix, once for each graph."""
-        weight = self.log_sticks.new_ones(edge_index.shape[1])
-        key = edge_index, edge_index._version, num_nodes, weight.dtype, weight.device
-        kept = self._graph
-        if kept is None or kept[0][0] is not edge_index or kept[0][1:] != key[1:]:
-            edges, weight = gcn_norm(edge_index, weight, num_nodes)
+
+        def matrix() -> Tensor:
+            edges, weight = gcn_norm(edge_index, like.new_ones(edge_index.shape[1]), num_nodes)
             (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)
-            kept = self._graph = key, (index2ptr(target, num_nodes), source, weight)
-        return sparse_csr(*kept[1], (num_nodes, num_nodes))
+            parts = index2ptr(target, num_nodes), source, weight
+            return sparse_csr(*parts, (num_nodes, num_nodes))
+
+        like = self.log_sticks
+        return self._last_graph.get((edge_index, num_nodes, like.dtype, like.device), matrix)
 
     def forward(
         self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import InnerProductGraph
-from pyro_nmm.distributions.inner_product import once
+from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
 from pyro_nmm.models.param_store import register
@@ -84,6 +84,7 @@ class DGLFRM(nn.Module):
         self.num_features, self.balanced, self.name = num_features, balanced, name
         self.concentration, self.temperature = concentration, temperature
         first, second = nn.Linear(num_communities, hidden[0]), nn.Linear(*hidden)
+        self._last_ones = LastCall()
         self.decoder = nn.Sequential(first, nn.LeakyReLU(0.2), second)
         self.features = nn.Linear(num_communities, num_features) if num_features else None
         for layer in filter(None, (first, second, self.features)):
@@ -208,7 +209,7 @@ class DGLFRM(nn.Module):
     ) -> Tensor:
         """``(..., N)``: of every node's features, weighted if ``balanced``; or of some of them."""
         assert self.features is not None
-        rows, features = _ones(x)
+        rows, features = self._last_ones.get((x,), lambda: _ones(x))
         weight, scale = 1.0, 1.0
         if self.balanced:
             weight, scale = (x.numel() - len(rows)) / len(rows), self.num_nodes / self.num_features
@@ -236,7 +237,6 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.layout == torch.strided else x.to_dense()
 
 
-@once
 def _ones(x: Tensor) -> Tensor:
     """``(2, number)``: rows and columns of the ones."""
     if x.layout == torch.strided:

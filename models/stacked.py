@@ -11,9 +11,9 @@ from torch import Size, Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.concentrations import in_single
+from pyro_nmm.edges import check_mask
 from pyro_nmm.metrics import temperature_scaling
 from pyro_nmm.models.networks import attention_scores
-from pyro_nmm.neighborhood import check_mask
 from pyro_nmm.validation import check_integers, check_label_range, check_labels, check_positive
 
 #: Weak normal priors on four of the five numbers: mean and standard deviation. Some hundred
@@ -239,7 +239,7 @@ def _check(hood, scores, y, train, held_out) -> None:
         )
     check_labels(hood, y, hood.num_nodes)
     for name, mask in (("train", train), ("held_out", held_out)):
-        check_mask(mask, hood, name)
+        check_mask(mask, hood.num_nodes, hood.device, name)
     if (train & held_out).any():
         node = (train & held_out).nonzero()[0].item()
         raise ValueError(

@@ -1,15 +1,17 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Attributes that follow from an object that does not change, computed once."""
+"""What is computed once: attributes of objects that do not change, and the last call of a loop."""
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def derived(function: Callable[[Any], Any]) -> functools.cached_property:
@@ -24,3 +26,58 @@ def derived(function: Callable[[Any], Any]) -> functools.cached_property:
             return function(self)
 
     return functools.cached_property(compute)
+
+
+class LastCall:
+    """
+    The last answer to a question that a training loop asks at every step, owned by the object that
+    asks. The same question is one about the same tensors, unchanged since, and equal other values.
+
+    >>> last, mask = LastCall(), torch.tensor([True, False])
+    >>> last.get((mask,), lambda: mask.sum())
+    tensor(1)
+    >>> last.get((mask,), lambda: "not asked again")
+    tensor(1)
+    >>> mask[1] = True
+    >>> last.get((mask,), lambda: mask.sum())
+    tensor(2)
+
+    Tensors of the question are held weakly, so that they die with their owner. In inference mode,
+    whose tensors no training step can use and do not tell when they change, nothing is kept.
+    Threads may share an owner. Copies and pickles of it start without an answer.
+    """
+
+    def __init__(self) -> None:
+        self._entry: tuple[tuple, Any] | None = None
+
+    def get(self, question: tuple, compute: Callable[[], Any]) -> Any:
+        entry = self._entry  # one look: another thread may put another entry there
+        if entry is not None and _same(entry[0], question):
+            return entry[1]
+        answer = compute()
+        self.put(question, answer)
+        return answer
+
+    def put(self, question: tuple, answer: Any) -> None:
+        """Keep an answer that came another way."""
+        tensors = [value for value in question if isinstance(value, Tensor)]
+        if not torch.is_inference_mode_enabled() and not any(t.is_inference() for t in tensors):
+            self._entry = tuple(map(_key, question)), answer
+
+    def __reduce__(self) -> tuple:
+        return LastCall, ()
+
+
+def _key(value: Any) -> tuple:
+    return (weakref.ref(value), value._version) if isinstance(value, Tensor) else (value,)
+
+
+def _same(keys: tuple, question: tuple) -> bool:
+    return len(keys) == len(question) and all(map(_matches, keys, question))
+
+
+def _matches(key: tuple, value: Any) -> bool:
+    if isinstance(value, Tensor):
+        known = len(key) == 2 and key[0]() is value
+        return known and not value.is_inference() and key[1] == value._version
+    return len(key) == 1 and key[0] == value

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
-from pyro_nmm.caching import derived
+from pyro_nmm.caching import LastCall, derived
+from pyro_nmm.edges import check_edge_index, check_mask
 
 
 class Neighborhood:
@@ -53,7 +54,7 @@ class Neighborhood:
     # Neighbourhoods are kept and shared: made inside of inference mode, they serve training too.
     @torch.inference_mode(False)
     def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
-        _check_edge_index(edge_index, num_nodes)
+        check_edge_index(edge_index, num_nodes)
         loops = torch.arange(num_nodes, device=edge_index.device).expand(2, -1)
         edges = torch.cat([edge_index.long(), loops], dim=1)
         source, target = coalesce(edges, num_nodes=num_nodes, sort_by_row=False)
@@ -65,9 +66,7 @@ class Neighborhood:
         self.num_rows, self.num_edges = len(nodes), len(source)
         self.row = torch.repeat_interleave(ptr.diff(), output_size=len(source))
         self.edge = torch.arange(len(source), device=source.device) if edge is None else edge
-        self._restricted: tuple[Tensor, Neighborhood] | None = None
-        #: Tables that other modules derive from the rows alone, kept as long as the rows.
-        self.memo: dict = {}
+        self._last_rows, self._last_pairs = LastCall(), LastCall()
         return self
 
     @classmethod
@@ -139,23 +138,20 @@ class Neighborhood:
     def restrict(self, observed: Tensor | None) -> Neighborhood:
         """
         The rows of the observed nodes, in ascending order. Leaving out the rows of
-        unobserved nodes is exact marginalisation of their labels. The last mask's
-        rows are kept, so that a training loop with one mask restricts once.
+        unobserved nodes is exact marginalisation of their labels. A loop that gives the
+        same mask at every step restricts once.
 
         :param Tensor observed: ``(num_nodes,)`` boolean mask, or ``None`` for all nodes.
         :raises ValueError: if the mask is not boolean, has another shape or selects nothing.
         """
         if observed is None:
             return self
-        last = self._restricted
-        if last is not None and isinstance(observed, Tensor) and last[0].shape == observed.shape:
-            same = last[0].device == observed.device and last[0].dtype == observed.dtype
-            if same and torch.equal(last[0], observed):
-                return last[1]
-        check_mask(observed, self)
-        rows = self.take(observed[self.nodes].nonzero()[:, 0])
-        self._restricted = observed.clone(), rows
-        return rows
+
+        def rows() -> Neighborhood:
+            check_mask(observed, self.num_nodes, self.device)
+            return self.take(observed[self.nodes].nonzero()[:, 0])
+
+        return self._last_rows.get((observed,), rows)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         r"""
@@ -208,6 +204,30 @@ class Neighborhood:
         number = torch.arange(1, self.num_edges + 1, device=self.device)
         return self.sum(hit * number) - 1
 
+    def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        Every source that both rows of a pair have, as the triple: number of the pair, edge of its
+        first row, edge of its second row. A loop that gives the same pairs at every step searches
+        once.
+
+        :param Tensor pairs: ``(2, P)`` row numbers. Cost: :math:`O(E)` and :math:`O(\\log E)` for
+            each edge of the smaller row of a pair.
+        """
+        return self._last_pairs.get((pairs,), lambda: self._common_neighbors(pairs))
+
+    def _common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        degree = self.ptr.diff()
+        swap = degree[pairs[0]] > degree[pairs[1]]
+        small, large = pairs.flip(0).where(swap, pairs)
+        near = self.take(small)
+        wanted = large[near.row] * self.num_nodes + near.source
+        # Rows come one after the other and their sources ascend, so the keys are sorted.
+        keys = self.row * self.num_nodes + self.source
+        found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+        hit = keys[found] == wanted
+        pair, edge, other = near.row[hit], near.within[hit], found[hit]
+        return pair, other.where(swap[pair], edge), edge.where(swap[pair], other)
+
     def components(self) -> Tensor:
         """
         ``(num_rows,)`` numbers that are equal for two rows exactly if a chain of shared
@@ -236,47 +256,3 @@ class Neighborhood:
 
 def _pointers(degree: Tensor) -> Tensor:
     return torch.nn.functional.pad(degree.cumsum(0), (1, 0))
-
-
-def _check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
-    if not isinstance(num_nodes, int) or num_nodes < 1:
-        raise ValueError(f"num_nodes must be a positive integer, got {num_nodes!r}")
-    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
-        raise ValueError(
-            "edge_index must hold pairs of node ids, got a sparse matrix: take its entries with "
-            "PyG's to_edge_index(adj)[0], whose rows are sources"
-        )
-    if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or len(edge_index) != 2:
-        got = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index)
-        raise ValueError(f"edge_index must be a tensor of shape (2, num_edges), got {got}")
-    if edge_index.is_meta:
-        raise ValueError("edge_index is on the meta device and holds no node ids")
-    if edge_index.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"edge_index must hold integers (torch.long), got {edge_index.dtype}")
-    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
-        bad = edge_index.min() if edge_index.min() < 0 else edge_index.max()
-        raise ValueError(
-            f"edge_index holds node id {int(bad)}, but ids must lie in 0..{num_nodes - 1}: "
-            f"renumber the nodes or raise num_nodes (now {num_nodes})"
-        )
-
-
-def check_mask(observed: Tensor, hood: Neighborhood, name: str = "observed") -> None:
-    """A boolean mask of nodes that selects at least one."""
-    if not isinstance(observed, Tensor) or observed.dtype != torch.bool:
-        got = observed.dtype if isinstance(observed, Tensor) else type(observed)
-        raise ValueError(
-            f"{name} must be a boolean mask (torch.bool), got {got}; "
-            f"turn node ids into a mask with PyG's index_to_mask"
-        )
-    if observed.shape != (hood.num_nodes,):
-        raise ValueError(
-            f"{name} must have shape ({hood.num_nodes},), one entry per node, "
-            f"got {tuple(observed.shape)}"
-        )
-    if observed.device != hood.device:
-        raise ValueError(
-            f"{name} is on {observed.device} but hood on {hood.device}: move one with .to(device)"
-        )
-    if not observed.any():
-        raise ValueError(f"{name} selects no node: at least one entry must be True")

@@ -12,14 +12,13 @@ from torch.distributions import constraints
 
 from pyro_nmm.concentrations import (
     Concentrations,
-    OrderedConcentrations,
     at_labels,
     gather,
     totals,
 )
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.ops.counts import ranks
-from pyro_nmm.ops.urns import draw_from_urns
+from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import check_choices, check_values
 
@@ -66,12 +65,7 @@ class ChosenLabels(GraphDistribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
         (alpha, choices), provenance = untracked(self.alpha, self.choices)
-        if isinstance(alpha, OrderedConcentrations):
-            return track_provenance(draw_from_urns(alpha, choices.expand(shape)), provenance)
-        log_z = _log_dirichlet(alpha.expand(*shape[:-1], *alpha.shape[-2:]))
-        index = choices[..., None].expand(*shape, self.num_classes)
-        value = torch.distributions.Categorical(logits=log_z.gather(-2, index)).sample()
-        return track_provenance(value, provenance)
+        return track_provenance(draw_given_choices(alpha, choices.expand(shape)), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
         (choices, value), provenance = untracked(self.choices, self._labels(value))
@@ -84,13 +78,3 @@ class ChosenLabels(GraphDistribution):
         below = gather(totals(self.alpha), choices) + every
         log_prob = (above / below).log().sum(-1).expand(shape)
         return track_provenance(log_prob, provenance)
-
-
-def _log_dirichlet(alpha: Tensor) -> Tensor:
-    """
-    Logits of Dirichlet draws. A Gamma variate of small shape underflows, and a Dirichlet whose
-    variates have all done so would be uniform instead of one-hot; its logarithm does not:
-    :math:`G_\\alpha = G_{\\alpha + 1} U^{1 / \\alpha}` in distribution.
-    """
-    gamma = torch._standard_gamma(alpha + 1).log()
-    return gamma + torch.rand_like(gamma).clamp(min=1e-30).log() / alpha

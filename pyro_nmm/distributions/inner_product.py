@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from pyro.ops.provenance import track_provenance
@@ -73,7 +72,7 @@ class InnerProductGraph(GraphDistribution):
         self.num_nodes = factors.shape[-2]
         self.held_out = None
         if held_out is not None:
-            self.held_out = undirected_pairs(held_out, self.num_nodes, "held_out").clone()
+            self.held_out = undirected_pairs(held_out, self.num_nodes, "held_out")
         # Graphs differ in their number of edges, which no event shape can tell.
         super().__init__(factors.shape[:-2], Size([2, 0]), validate_args=validate_args)
 
@@ -175,24 +174,6 @@ class InnerProductGraph(GraphDistribution):
         return score(others) - score(factors)
 
 
-def once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """
-    Not again for the same tensors, unless torch has changed them: sorting edges takes a tenth of
-    a step. Results are not to be written to.
-    """
-    remembered = functools.lru_cache(maxsize=4)(lambda _, *arguments: function(*arguments))
-
-    @functools.wraps(function)
-    def call(*arguments):
-        tensors = [a for a in arguments if isinstance(a, Tensor)]
-        if any(t.is_inference() for t in tensors):  # They do not tell whether they have changed.
-            return function(*arguments)
-        return remembered(tuple(t._version for t in tensors), *arguments)
-
-    return call
-
-
-@once
 def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
     """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
     if pairs.dim() != 2 or len(pairs) != 2:
@@ -204,7 +185,6 @@ def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
     return torch.stack([number // num_nodes, number % num_nodes])
 
 
-@once
 def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) -> Tensor:
     """``(2, E)``: as :func:`undirected_pairs`, the edges that are not held out."""
     edges = undirected_pairs(edge_index, num_nodes, "edge_index")

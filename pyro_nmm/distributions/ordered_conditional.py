@@ -11,7 +11,7 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.caching import derived
+from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.neighbor_choice import _Neighbors
@@ -132,7 +132,7 @@ class OrderedConditional(GraphDistribution):
         if self._validate_args:
             check_values(alpha, logits, hood)
             check_label_range(self.rows, self.labels, self.num_classes)
-        self._last: tuple[Tensor, Draw] | None = None
+        self._last_draw = LastCall()
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
@@ -164,28 +164,23 @@ class OrderedConditional(GraphDistribution):
         terms, (labels,) = EdgeTerms(*untracked(*terms)[0]), untracked(labels)[0]
         return draw_choices(self.rows, terms, labels, self.num_classes, uniforms)
 
-    @torch.inference_mode(False)  # the draw is kept, and a training step may ask for it
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
         draw = self._draw(shape[:-1])
         edges = draw.edges.index_select(1, self._row_of).flatten()
         edges = self.rows.within.index_select(0, edges).view_as(draw.edges)
-        value = self.observed_rows.source.index_select(0, edges.flatten()).view_as(edges)
-        # Its log-probability is asked for next. A copy, because the caller may write into what is
-        # returned.
-        self._last = value.clone(), draw
+        value = self.observed_rows.source.index_select(0, edges.flatten()).view(shape)
+        self._last_draw.put((value, shape[:-1]), (draw, None))  # asked for next
         _, provenance = untracked(self.alpha, self.logits, self.labels)
-        return track_provenance(value.view(shape), provenance)
+        return track_provenance(value, provenance)
 
     def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
         """The draw that yields ``value``, and a mask of the choices that are no neighbours."""
-        value = flatten(value, shape)
-        # The draw may have been made before an expand, for another batch.
-        last = self._last
-        if last is not None and len(last[0]) == shape.numel() and torch.equal(last[0], value):
-            return last[1], None
-        value = value.expand(shape.numel(), -1).index_select(1, self._position)
+        return self._last_draw.get((value, shape), lambda: self._located(value, shape))
+
+    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
+        value = flatten(value, shape).expand(shape.numel(), -1).index_select(1, self._position)
         edges = self.rows.find(value)
         wrong, edges = edges < 0, edges.clamp(min=0)
         (labels,), _ = untracked(flatten(self.labels, shape))

@@ -11,13 +11,14 @@ from torch import Size, Tensor
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components
 from pyro_nmm.distributions.sequential import predict_in_turn
-from pyro_nmm.neighborhood import Neighborhood, check_mask
+from pyro_nmm.edges import check_mask
+from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
+from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, spread
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.ops.stages import Stages
-from pyro_nmm.ops.urns import draw_from_urns
 from pyro_nmm.validation import check_label_range, check_labels, check_nodes
 
 
@@ -111,7 +112,7 @@ class Posterior:
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         if observed is not None:
-            check_mask(observed, self.hood)
+            check_mask(observed, self.hood.num_nodes, self.hood.device)
         else:
             observed = torch.ones_like(self.observed)
         self._check_agreement(y, observed)
@@ -300,7 +301,9 @@ class Posterior:
         elif method == "sequential" and len(free):
             certainty = self._marginals(self.hood.take(free)).max(-1).values
             order = free[certainty.argsort(descending=True, stable=True)]
-            labels[order] = predict_in_turn(self, order, generator)
+            labels[order] = predict_in_turn(
+                self.hood, self.logits, self.components, order, generator
+            )
         elif method not in ("joint", "sequential"):
             known = "'marginal', 'joint' or 'sequential'"
             raise ValueError(f"method must be {known}, got {method!r}")

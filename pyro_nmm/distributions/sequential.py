@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_nmm import backend, blocks
+from pyro_nmm.distributions.components import Components
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.compact import Places, compact
 from pyro_nmm.ops.counts import Groups, indicator
 from pyro_nmm.ops.sampling import BLOCK, pick
-
-if TYPE_CHECKING:
-    from pyro_nmm.distributions.posterior import Posterior
 
 
 class Course(NamedTuple):
@@ -32,7 +30,9 @@ class Course(NamedTuple):
 
 
 @torch.no_grad()
-def predict_in_turn(posterior: Posterior, order: Tensor, generator=None) -> Tensor:
+def predict_in_turn(
+    hood: Neighborhood, logits: Tensor, components: Components, order: Tensor, generator=None
+) -> Tensor:
     r"""
     The rule for a large set of nodes at the end of the paper's section 3.6: in the given
     order, node ``i`` takes the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and each of
@@ -41,14 +41,14 @@ def predict_in_turn(posterior: Posterior, order: Tensor, generator=None) -> Tens
     Cost: :math:`O(T E C)`, ``E`` the edges into ``order``, and memory of :math:`O(T M C)`
     for ``M`` neighbours; without numba, a few such sweeps over every block of rows.
 
-    :param Posterior posterior: from :meth:`NeighborMixture.condition`.
+    :param Tensor logits: ``(num_edges,)`` attention scores.
+    :param Components components: of the posterior.
     :param Tensor order: ``(n,)`` unobserved node ids.
     :return: ``(n,)`` labels in that order.
     """
-    components = posterior.components
-    rows, sources = compact(posterior.hood.take(order))
-    attention = rows.softmax(posterior.logits.index_select(0, rows.edge))
-    alpha, num_classes = components.alpha[sources], posterior.num_classes
+    rows, sources = compact(hood.take(order))
+    attention = rows.softmax(logits.index_select(0, rows.edge))
+    alpha, num_classes = components.alpha[sources], components.alpha.shape[-1]
     shape = len(components), len(order)
     uniforms = torch.rand(shape, dtype=torch.double, device=order.device, generator=generator)
     size = len(sources), len(components), num_classes + 1

@@ -21,7 +21,8 @@ from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
 from pyro_nmm.concentrations import Concentrations
-from pyro_nmm.neighborhood import Neighborhood, check_mask
+from pyro_nmm.edges import check_mask
+from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.stages import Counts, Stages
 from pyro_nmm.validation import check_label_range, order_to_rows
 
@@ -39,10 +40,10 @@ def log_likelihood(
 ) -> Tensor:
     """A number in double precision: see :meth:`NeighborMixture.log_likelihood`."""
     if given is not None:
-        check_mask(given, hood, "given")
+        check_mask(given, hood.num_nodes, hood.device, "given")
     if observed is None:
         observed = torch.ones_like(y, dtype=torch.bool) if given is None else ~given
-    check_mask(observed, hood)
+    check_mask(observed, hood.num_nodes, hood.device)
     if given is not None and (observed & given).any():
         node = (observed & given).nonzero()[0].item()
         raise ValueError(f"observed and given must be disjoint, but both hold node {node}")

@@ -25,9 +25,9 @@ from torch.autograd.function import once_differentiable
 from torch.special import entr
 
 from pyro_nmm import backend
-from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, indicator
+from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.ops.score_costs import later_costs, others_mean
 from pyro_nmm.validation import order_to_rows
@@ -46,7 +46,7 @@ def entropy_bound(
     order: Tensor | None,
 ) -> Tensor:
     """``(num_samples,)``: see :meth:`NeighborMixture.entropy_bound`."""
-    rows = hood if order is None else _in_order(hood, order)
+    rows = hood if order is None else hood.take(order_to_rows(hood, order))
     attention = rows.softmax(logits.index_select(-1, rows.edge))
     component = None
     if estimator == "later":
@@ -54,17 +54,8 @@ def entropy_bound(
     with torch.no_grad():
         uniforms = torch.rand(num_samples, rows.num_rows, dtype=torch.double, device=rows.device)
         edges = pick(rows, attention.expand(num_samples, -1), uniforms)
-        labels = ChosenLabels(alpha, rows.source[edges], validate_args=False).sample()
+        labels = draw_given_choices(alpha, rows.source[edges])
     return entropy_samples(rows, alpha, attention, edges, labels, component)
-
-
-def _in_order(hood: Neighborhood, order: Tensor) -> Neighborhood:
-    """The rows in an order, kept for a loop that asks for the same one at every step."""
-    rows = order_to_rows(hood, order)
-    last = hood.memo.get("order")
-    if last is None or not torch.equal(last[0], rows):
-        last = hood.memo["order"] = rows.clone(), hood.take(rows)
-    return last[1]
 
 
 def entropy_samples(

@@ -60,7 +60,7 @@ class PairRows:
     def __init__(self, hood: Neighborhood, pairs: Tensor) -> None:
         self.nodes, self.pairs = pairs.unique(return_inverse=True)
         self.rows, self.sources = compact(hood.take(self.nodes))
-        self.common = common_neighbors(self.rows, self.pairs)
+        self.common = self.rows.common_neighbors(self.pairs)
 
     def numbers(self, num_classes: int) -> int:
         """How many numbers :meth:`tables` holds for each batch entry, edges aside."""
@@ -140,41 +140,8 @@ def expected_interaction(
     shared = mean @ interaction.diagonal() - ((mean @ interaction) * mean).sum(-1)
     shared = shared / (total + 1)
 
-    pair, edge_i, edge_j = _remembered_neighbors(hood, pairs)
+    pair, edge_i, edge_j = hood.common_neighbors(pairs)
     weight = attention.index_select(-1, edge_i) * attention.index_select(-1, edge_j)
     weight = weight * shared.index_select(-1, hood.source.index_select(0, edge_i))
     expected = ((first @ interaction) * second).sum(-1)
     return expected.index_add(-1, pair, weight)
-
-
-def _remembered_neighbors(hood: Neighborhood, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`common_neighbors`, kept for a loop that asks for the same pairs at every step."""
-    if pairs.is_inference():
-        return common_neighbors(hood, pairs)
-    last = hood.memo.get("common_neighbors")
-    if last is None or last[0] is not pairs or last[1] != pairs._version:
-        with torch.inference_mode(False):  # what is kept must serve a training step too
-            found = common_neighbors(hood, pairs)
-        last = hood.memo["common_neighbors"] = pairs, pairs._version, found
-    return last[2]
-
-
-def common_neighbors(rows: Neighborhood, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """
-    Every source that both rows of a pair have, as the triple: number of the pair, edge of its
-    first row, edge of its second row.
-
-    :param Tensor pairs: ``(2, P)`` row numbers. Cost: :math:`O(E)` for the edges of ``rows``
-        and :math:`O(\\log E)` for each edge of the smaller row of a pair.
-    """
-    degree = rows.ptr.diff()
-    swap = degree[pairs[0]] > degree[pairs[1]]
-    small, large = pairs.flip(0).where(swap, pairs)
-    near = rows.take(small)
-    wanted = large[near.row] * rows.num_nodes + near.source
-    # Rows come one after the other and their sources ascend, so the keys are sorted.
-    keys = rows.row * rows.num_nodes + rows.source
-    found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-    hit = keys[found] == wanted
-    pair, edge, other = near.row[hit], near.within[hit], found[hit]
-    return pair, other.where(swap[pair], edge), edge.where(swap[pair], other)

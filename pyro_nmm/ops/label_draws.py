@@ -1,15 +1,51 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Labels that share label distributions, drawn from urns (Blackwell and MacQueen, 1973)."""
+"""
+Labels of nodes that share label distributions: by drawing these, or from urns (Blackwell and
+MacQueen, 1973, "Ferguson Distributions via Polya Urn Schemes", Annals of Statistics).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pyro_nmm.concentrations import Concentrations, draw_labels, gather, totals
+from pyro_nmm.concentrations import (
+    Concentrations,
+    OrderedConcentrations,
+    draw_labels,
+    gather,
+    totals,
+)
 from pyro_nmm.ops.counts import Groups
+
+
+@torch.no_grad()
+def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
+    r"""
+    A draw of :math:`p(y \mid c)`, with every :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j)` written
+    out, or from urns where :math:`\alpha` is a formula.
+
+    :param alpha: ``(..., N, C)``; a table may lack batch dimensions of ``choices``.
+    :param Tensor choices: ``(..., n)`` node ids.
+    :return: ``(..., n)`` labels. Cost: :math:`O(N C)` a draw; from urns :math:`O(n (C + \log n))`.
+    """
+    if isinstance(alpha, OrderedConcentrations):
+        return draw_from_urns(alpha, choices)
+    log_z = _log_dirichlet(alpha.expand(*choices.shape[:-1], *alpha.shape[-2:]))
+    index = choices[..., None].expand(*choices.shape, alpha.shape[-1])
+    return torch.distributions.Categorical(logits=log_z.gather(-2, index)).sample()
+
+
+def _log_dirichlet(alpha: Tensor) -> Tensor:
+    """
+    Logits of Dirichlet draws. A Gamma variate of small shape underflows, and a Dirichlet whose
+    variates have all done so would be uniform instead of one-hot; its logarithm does not:
+    :math:`G_\\alpha = G_{\\alpha + 1} U^{1 / \\alpha}` in distribution.
+    """
+    gamma = torch._standard_gamma(alpha + 1).log()
+    return gamma + torch.rand_like(gamma).clamp(min=1e-30).log() / alpha
 
 
 @torch.no_grad()
