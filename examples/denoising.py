@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.images import image_folder, photographs, random_patches
-from pyro_nmm.guides import fit_denoiser
+from pyro_nmm.guides import fit_images, fit_unet
 from pyro_nmm.models import Denoiser, Prediction, UNet, predict_pixels
 
 
@@ -66,7 +66,8 @@ def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
     refining = max(1, args.num_steps // 5)
 
     def fit(network: UNet | Denoiser, part: str, num_steps: int, **options) -> None:
-        fit_denoiser(
+        loop = fit_unet if isinstance(network, UNet) else fit_images
+        loop(
             network, lambda: random_patches(train, args.batch_size), lr=args.lr,
             num_steps=num_steps, **options,
             checkpoint=args.checkpoint and args.checkpoint.with_suffix(f".{part}.pt"),

@@ -46,9 +46,9 @@ def load(args) -> tuple[Data, list[str]]:
     """A graph, and the names of its nodes."""
     if args.dataset == "lesmis":
         graph = networkx.les_miserables_graph()
-        data = from_networkx(networkx.Graph(graph.edges))
+        data = from_networkx(networkx.from_edgelist(graph.edges))
         data.x, data.has_features = identity(len(graph)), False
-        return data, list(networkx.Graph(graph.edges))
+        return data, list(networkx.from_edgelist(graph.edges))
     if args.dataset == "synthetic":
         pyro.clear_param_store()
         with torch.random.fork_rng():

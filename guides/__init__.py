@@ -6,10 +6,12 @@
 from pyro_nmm.guides.amortized import AmortizedNMM
 from pyro_nmm.guides.consistency import Agreement
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
+from pyro_nmm.guides.field import FieldGuide
 from pyro_nmm.guides.fitting.field import fit_mixture
-from pyro_nmm.guides.fitting.images import fit_denoiser
+from pyro_nmm.guides.fitting.images import fit_images, fit_unet
 from pyro_nmm.guides.fitting.links import fit_links
 from pyro_nmm.guides.fitting.nodes import fit_classifier, fit_nmm
+from pyro_nmm.guides.marginal import MarginalGuide
 from pyro_nmm.guides.mean_field import mean_field
 from pyro_nmm.guides.mixture import MixtureGuide, density
 from pyro_nmm.guides.ordered import ordered_guide
@@ -18,13 +20,16 @@ __all__ = [
     "Agreement",
     "AmortizedNMM",
     "DGLFRMGuide",
+    "FieldGuide",
+    "MarginalGuide",
     "MixtureGuide",
     "density",
     "fit_classifier",
-    "fit_denoiser",
+    "fit_images",
     "fit_links",
     "fit_mixture",
     "fit_nmm",
+    "fit_unet",
     "mean_field",
     "ordered_guide",
 ]

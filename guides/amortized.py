@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.consistency import Agreement
 from pyro_nmm.guides.ordered import ordered_guide
-from pyro_nmm.guides.shared_forward import Handover, evaluation
+from pyro_nmm.guides.shared_forward import SharedForward, evaluation
 from pyro_nmm.models.nmm import nmm
 
 
@@ -67,22 +67,22 @@ class AmortizedNMM(nn.Module):
         super().__init__()
         self.hood, self.network, self.agreement = hood, network, agreement
         self.collapsed, self.estimator, self.name = collapsed, estimator, name
-        self._handover = Handover(hood, network, name)
+        self.forward_pass = SharedForward(hood, network, name)
 
     def forward(self, *inputs) -> tuple[Tensor, Tensor]:
         """``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``."""
-        return self._handover.run(inputs)
+        return self.forward_pass.run(inputs)
 
     def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
         ordered_guide(
-            self.hood, *self._handover.give(inputs), y, observed,
+            self.hood, *self.forward_pass.give(inputs), y, observed,
             collapsed=self.collapsed, estimator=self.estimator,
         )  # fmt: skip
 
     def model(self, *inputs, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
         """:func:`~pyro_nmm.models.nmm` at the network's output."""
-        alpha, logits = self._handover.take(inputs)
+        alpha, logits = self.forward_pass.take(inputs)
         if self.agreement is not None and self.training and y is not None:
             mixture = NeighborMixture(self.hood, alpha, logits)
             size = self.hood.restrict(observed).num_rows

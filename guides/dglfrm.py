@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import functools
+from typing import NamedTuple
 
 import pyro
 import torch
@@ -21,8 +21,9 @@ from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.inner_product import observed_edges
 from pyro_nmm.distributions.membership_mixture import ESTIMATORS, relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
+from pyro_nmm.guides.marginal import MarginalGuide
 from pyro_nmm.guides.mixture import MixtureGuide
-from pyro_nmm.guides.shared_forward import Handover, evaluation
+from pyro_nmm.guides.shared_forward import SharedForward, evaluation
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.networks import attention_scores
@@ -119,17 +120,22 @@ class DGLFRMGuide(nn.Module):
         self._last_check = LastCall()
         widths = [target.num_communities] * 3 + ([] if hood is None else [width])
         self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma, own_attention)
-        if hood is not None:
-            family = functools.partial(
-                MembershipMixture, temperature=temperature,
-                estimator="detached" if estimator == "local" else estimator,
-            )  # fmt: skip
-            self.memberships = MixtureGuide(
-                hood, self.encoder, self._rest, site="s", family=family, marginal=marginal,
-                name=name, credit=self._credit if marginal and estimator == "local" else None,
-            )  # fmt: skip
+        self.forward_pass = SharedForward(hood, self.encoder, name)
+        if hood is None:
+            return
+        follows = "detached" if estimator == "local" else estimator
+
+        def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
+            return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
+
+        self.memberships: MarginalGuide | MixtureGuide
+        parts = hood, self.encoder, self._rest
+        if marginal:
+            credit = self._credit if estimator == "local" else None
+            self.memberships = MarginalGuide(*parts, family, site="s", name=name, credit=credit)
         else:
-            self._handover = Handover(None, self.encoder, name)
+            self.memberships = MixtureGuide(*parts, site="s", name=name, family=family)
+        self.forward_pass = self.memberships.forward_pass
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
         """
@@ -148,12 +154,12 @@ class DGLFRMGuide(nn.Module):
             self._last_check.get(question, lambda: _check_held_out(edge_index, held_out, size))
         a, b = self.encoder.sticks(self.target.concentration)
         v = pyro.sample("v", StickShares(a, b).expand(self.target.shape).to_event(2))
+        outputs, logits = self.forward_pass.give((v, edge_index, x, held_out))
         if self.hood is None:
-            odds, _ = self._handover.run((v, edge_index, x))
-            s = pyro.sample("s", relaxed_logits(odds, self.temperature).to_event(2))
+            s = pyro.sample("s", relaxed_logits(outputs.log_odds, self.temperature).to_event(2))
         else:
-            s = self.memberships.guide(v, edge_index, x, held_out)
-        r = pyro.sample("r", Normal(*self.encoder.take_strengths()).to_event(2))
+            s = self.memberships.draw(outputs, logits)
+        r = pyro.sample("r", Normal(outputs.mean, outputs.scale).to_event(2))
         return s.sigmoid() * r
 
     def model(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
@@ -221,6 +227,14 @@ def _check_held_out(edge_index: Tensor, held_out: Tensor, num_nodes: int) -> Non
         raise ValueError("edge_index must not hold pairs of held_out: the network would see them")
 
 
+class _Outputs(NamedTuple):
+    """What the sites need, each ``(..., N, K)``: log-odds of ``s``, means and scales of ``r``."""
+
+    log_odds: Tensor
+    mean: Tensor
+    scale: Tensor
+
+
 class _Encoder(nn.Module):
     """What the sites of the guide need, from two graph convolutions without biases."""
 
@@ -241,19 +255,12 @@ class _Encoder(nn.Module):
             self.omega = nn.Parameter(torch.ones(()))
             self.gamma = nn.Parameter(torch.tensor(float(gamma)))
         self.attention = first() if own_attention and len(widths) > 3 else None
-        self._strengths: tuple[Tensor, Tensor] | None = None
         self._last_graph = LastCall()
 
     def sticks(self, concentration: float) -> Tensor:
         """``(2, K)``: the parameters of ``v``; they start at the prior's."""
         prior = self.log_sticks.new_tensor([[concentration], [1.0]])
         return F.softplus(self.log_sticks + prior + (-(-prior).expm1()).log())
-
-    def take_strengths(self) -> tuple[Tensor, Tensor]:
-        """Means and scales of the strengths, from the run before."""
-        strengths, self._strengths = self._strengths, None
-        assert strengths is not None
-        return strengths
 
     def _normalized(self, edge_index: Tensor, num_nodes: int) -> Tensor:
         """A graph convolution's matrix, once for each graph."""
@@ -269,7 +276,7 @@ class _Encoder(nn.Module):
 
     def forward(
         self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[_Outputs, Tensor | None]:
         graph = self._normalized(edge_index, len(x))
         hidden = [F.leaky_relu(self.first(x, graph), 0.2)] * len(self.heads)
         if self.attention is not None:
@@ -277,8 +284,7 @@ class _Encoder(nn.Module):
         outputs = [head(F.dropout(h, self.dropout, self.training), graph)
                    for head, h in zip(self.heads, hidden, strict=True)]  # fmt: skip
         mean, log_scale, odds = outputs[:3]
-        self._strengths = mean, log_scale.exp()
-        odds = odds + stick_logits(v)
+        found = _Outputs(odds + stick_logits(v), mean, log_scale.exp())
         if hood is None:
-            return odds, None
-        return odds, attention_scores(hood, outputs[3], self.omega.square(), self.gamma)
+            return found, None
+        return found, attention_scores(hood, outputs[3], self.omega.square(), self.gamma)

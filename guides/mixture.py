@@ -14,9 +14,8 @@ from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
-from pyro_nmm.guides.shared_forward import Handover, evaluation
+from pyro_nmm.guides.shared_forward import SharedForward, evaluation
 from pyro_nmm.models.markov_random_field import PairwiseMRF
-from pyro_nmm.ops.entropy import ESTIMATORS
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import order_to_rows
@@ -38,26 +37,23 @@ class MixtureGuide(nn.Module):
     ``TraceGraph_ELBO`` is the right-hand side, the paper's ``eq-kl-upper``, an upper bound; with
     self-loops alone it is the mean field's KL divergence, exactly.
 
-    **Two ways to the same bound.** A program with a site ``y`` is a black box: labels are drawn,
-    and their score meets the target's log-density. Where the target is a
-    :class:`~pyro_nmm.models.PairwiseMRF`, or a program that returns one instead of having a
-    site ``y``, its energy and most of the entropy are averaged in closed form, which is far less
-    noisy; the bound stands then in two factors, ``energy`` in the model and ``entropy`` in the
-    guide.
+    The target is a black box: labels are drawn, and their score meets its log-density. For a
+    :class:`~pyro_nmm.models.PairwiseMRF`, :class:`~pyro_nmm.guides.FieldGuide` has the same bound
+    with far less noise.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
-    >>> from pyro_nmm.models import FreeNMM, grid_edges, ising
-    >>> target = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
+    >>> from pyro.distributions import Bernoulli
+    >>> from pyro_nmm.models import FreeNMM
+    >>> def target():  # labels that like to be 1
+    ...     return pyro.sample("y", Bernoulli(0.8).expand([9]).to_event(1))
     >>> hood = Neighborhood.grid(3, 3)
     >>> family = MixtureGuide(hood, FreeNMM(hood, num_classes=2), target)
-    >>> svi = SVI(family.model, family.guide, Adam({"lr": 0.05}), TraceGraph_ELBO())
+    >>> elbo = TraceGraph_ELBO(num_particles=8, vectorize_particles=True)
+    >>> svi = SVI(family.model, family.guide, Adam({"lr": 0.05}), elbo)
     >>> losses = [svi.step() for _ in range(100)]
-    >>> bound = sum(losses[-20:]) / 20 + target.log_normalizer()  # on the KL divergence
-    >>> bool(bound < 0.6)
+    >>> bool(family.mixture().marginals()[:, 1].mean() > 0.6)
     True
-    >>> family.mixture().marginals().shape
-    torch.Size([9, 2])
 
     Other sites of the program are the caller's to guide: write
     ``def guide(): family.guide(); ...``. Particles that Pyro vectorizes serve as one another's
@@ -69,95 +65,55 @@ class MixtureGuide(nn.Module):
     :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``, called with what ``model``
         and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network that reads
         the target's parameters.
-    :param target: a Pyro program, called with the same inputs; or a ``PairwiseMRF``. For a
-        function :math:`\log p^*`, see :func:`density`.
-    :param bool closed_form: Whether the program returns a ``PairwiseMRF``.
-    :param str estimator: of the entropy's gradient, in closed form, see
-        :meth:`~pyro_nmm.NeighborMixture.entropy_bound`.
-    :param int num_samples: draws of the entropy a step, in closed form.
+    :param target: a Pyro program, called with the same inputs. For a function :math:`\log p^*`, see
+        :func:`density`.
     :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
-        Every one gives a bound, and fitting to one is tighter than to random ones. Default: the
-        colors of a ``PairwiseMRF``, else one random order.
+        Every one gives a bound, and fitting to one is tighter than to random ones. Default: one
+        random order.
     :param str site: name of the program's labels, of event shape ``(N,)``.
     :param str name: of the network's parameters in Pyro's store.
     :param family: ``(hood, parameters, logits)``, the network's output, to a distribution that
         nodes take over from their neighbours: a ``NeighborMixture`` of labels, or a
         :class:`~pyro_nmm.MembershipMixture`.
-    :param bool marginal: Whether choices are summed out, so that there is no site ``c``: for
-        families with a tractable density.
-    :param credit: ``(family, values, *inputs)``, with the values of the target's sites, to zero
-        with a derivative that is added to the bound's; for families whose samples lack theirs.
     """
 
     def __init__(
         self,
         hood: Neighborhood,
         network: nn.Module,
-        target: Callable[..., Any] | PairwiseMRF,
+        target: Callable[..., Any],
         *,
-        closed_form: bool = False,
-        estimator: str = "horizon",
-        num_samples: int = 4,
         order: Tensor | None = None,
         site: str = "y",
         name: str = "mixture",
-        family: Callable[[Neighborhood, Tensor, Tensor], Any] = NeighborMixture,
-        marginal: bool = False,
-        credit: Callable[..., Tensor] | None = None,
+        family: Callable[[Neighborhood, Any, Tensor], Any] = NeighborMixture,
     ) -> None:
         super().__init__()
-        self.hood, self.network, self.target = hood, network, target
-        self.closed_form = closed_form or isinstance(target, PairwiseMRF)
-        self.estimator, self.num_samples, self.site = estimator, num_samples, site
-        self.family, self.marginal, self.credit = family, marginal, credit
-        if estimator not in ESTIMATORS or num_samples < 1:
-            raise ValueError(
-                f"estimator must be one of {ESTIMATORS} and num_samples at least 1, got "
-                f"{estimator!r} and {num_samples}"
-            )
-        if (self.closed_form and (marginal or family is not NeighborMixture)) or (
-            credit is not None and not marginal
-        ):
-            raise ValueError(
-                "marginal, credit and another family are for targets with a site, not in closed "
-                "form, and credit goes with marginal=True"
-            )
         if isinstance(target, PairwiseMRF):
-            if target.num_nodes != hood.num_nodes or target.batch_shape:
-                raise ValueError(
-                    f"target must have the {hood.num_nodes} nodes of hood and no batch dimensions, "
-                    f"got {target.num_nodes} nodes and batch {tuple(target.batch_shape)}"
-                )
-            order = torch.cat(target.colors()) if order is None else order
+            raise ValueError("target is a PairwiseMRF, whose energy has a closed form: FieldGuide")
+        self.hood, self.network, self.target = hood, network, target
+        self.site, self.family = site, family
         if order is None:
             order = torch.randperm(hood.num_nodes, device=hood.device)
         order_to_rows(hood, order)
         self.order: Tensor
         self.register_buffer("order", order)
-        self._handover = Handover(hood, network, name)
+        self.forward_pass = SharedForward(hood, network, name)
 
-    def guide(self, *inputs) -> Tensor | None:
-        """Sites ``c`` and ``y``, or the factor ``entropy``."""
-        parameters, logits = self._handover.give(inputs)
-        family = self.family(self.hood, parameters, logits)
-        if self.closed_form:
-            bound = family.entropy_bound(self.num_samples, self.estimator, self.order)
-            pyro.factor("entropy", -bound.mean(), has_rsample=True)
-            return None
-        if self.marginal:
-            return pyro.sample(self.site, family)
+    def guide(self, *inputs) -> Tensor:
+        """Sites ``c`` and ``y``."""
+        return self.draw(*self.forward_pass.give(inputs))
+
+    def draw(self, parameters: Any, logits: Tensor) -> Tensor:
+        """The sites of :meth:`guide`, for an output of the network."""
         c = pyro.sample("c", NeighborChoice(self.hood, logits))
-        return pyro.sample(self.site, family.given(c))
+        return pyro.sample(self.site, self.family(self.hood, parameters, logits).given(c))
 
     def model(self, *inputs) -> Any:
-        """The target, with site ``c``; or with the factor ``energy``."""
-        family = self.family(self.hood, *self._handover.take(inputs))
-        if self.closed_form:
-            return self._energy(family, inputs)
+        """The target, with site ``c``."""
+        family = self.family(self.hood, *self.forward_pass.take(inputs))
         with poutine.trace() as tracer:
             result = self.target(*inputs)
-            if self.marginal:
-                return self._credited(result, family, tracer.trace, inputs)
             labels = self._site(tracer.trace, self.site)
             y = labels["value"]
             self._check_support(labels["fn"].support, y)
@@ -168,25 +124,8 @@ class MixtureGuide(nn.Module):
     def mixture(self, *inputs) -> Any:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
         with evaluation(self):
-            parameters, logits = self._handover.run(inputs)
+            parameters, logits = self.forward_pass.run(inputs)
         return self.family(self.hood, parameters.detach(), logits.detach())
-
-    def _energy(self, mixture: NeighborMixture, inputs: tuple) -> PairwiseMRF:
-        fixed = isinstance(self.target, PairwiseMRF)
-        field = self.target if fixed else self.target(*inputs)
-        if not isinstance(field, PairwiseMRF):
-            raise TypeError(
-                f"with closed_form=True the target must return a PairwiseMRF, got {type(field)}"
-            )
-        pyro.factor("energy", field.expected_potential(mixture))
-        return field
-
-    def _credited(self, result: Any, family: Any, trace: poutine.Trace, inputs: tuple) -> Any:
-        if self.credit is not None and torch.is_grad_enabled():
-            values = {key.rpartition("/")[2]: node["value"] for key, node in trace.nodes.items()
-                      if node["type"] == "sample"}  # fmt: skip
-            pyro.factor("credit", self.credit(family, values, *inputs))
-        return result
 
     def _check_support(self, support: Any, y: Tensor) -> None:
         if support.is_discrete and not support.check(untracked(y)[0][0]).all():

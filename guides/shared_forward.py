@@ -6,10 +6,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from pyro.poutine.messenger import Messenger
-from torch import Tensor, nn
+from torch import nn
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models.param_store import register
@@ -41,33 +42,33 @@ class _NoSites(Messenger):
         )
 
 
-class Handover:
+class SharedForward:
     """
     A network that runs once for a pair of guide and model, so that both see the same dropout
     mask: the guide runs it, and the model, if it comes next with the same inputs and weights,
     takes over its output.
 
-    :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``; its parameters are
-        registered with Pyro under ``name``.
+    :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``, or whatever else model and
+        guide agree on; its parameters are registered with Pyro under ``name``.
     """
 
     def __init__(self, hood: Neighborhood | None, network: nn.Module, name: str) -> None:
         self.hood, self.network, self.name = hood, network, name
         self._kept: tuple | None = None
 
-    def run(self, inputs: tuple) -> tuple[Tensor, Tensor]:
+    def run(self, inputs: tuple) -> tuple[Any, Any]:
         """``alpha`` and ``logits``."""
         register(self.name, self.network)
         with _NoSites():
             return self.network(self.hood, *inputs)
 
-    def give(self, inputs: tuple) -> tuple[Tensor, Tensor]:
+    def give(self, inputs: tuple) -> tuple[Any, Any]:
         """Runs the network in the guide, and keeps its output."""
         parameters = self.run(inputs)
         self._kept = inputs, self._state(), parameters
         return parameters
 
-    def take(self, inputs: tuple) -> tuple[Tensor, Tensor]:
+    def take(self, inputs: tuple) -> tuple[Any, Any]:
         """The guide's output, or the network's where no guide ran just before."""
         kept, self._kept = self._kept, None
         if kept is None or len(kept[0]) != len(inputs):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pyro
 from torch import nn
 
@@ -12,11 +14,14 @@ def register(name: str, module: nn.Module) -> None:
     ``pyro.module``, and an error where Pyro's store holds another module's parameters under this
     name: those would be learned in place of this one's.
     """
-    pyro.module(name, module)
+    with warnings.catch_warnings():
+        # What is not learned stays out of the store, as it should.
+        warnings.filterwarnings("ignore", ".* was not registered in the param store")
+        pyro.module(name, module)
     store = pyro.get_param_store()
     for key, parameter in module.named_parameters():
         if not parameter.requires_grad:
-            continue  # pyro.module leaves out what is not learned
+            continue
         if store[f"{name}$$${key}"].data_ptr() != parameter.data_ptr():
             raise ValueError(
                 f"Pyro's parameter store already holds another network named {name!r}, "

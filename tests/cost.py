@@ -20,7 +20,7 @@ class Work(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for value in result if isinstance(result, (tuple, list)) else [result]:
-            if not isinstance(value, torch.Tensor) or value._is_view():
+            if not isinstance(value, torch.Tensor) or _is_view(function, value, args):
                 continue
             in_place = [a for a in args if isinstance(a, torch.Tensor) and a is not value]
             if len(in_place) < sum(isinstance(a, torch.Tensor) for a in args):
@@ -29,3 +29,11 @@ class Work(TorchDispatchMode):
                 self.total += value.numel()
                 self.largest = max(self.largest, value.numel())
         return result
+
+
+def _is_view(function, value, args):
+    """Whether a result is a part of an argument, which nobody wrote."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    place = value.untyped_storage().data_ptr()
+    inside = value.numel() and any(t.untyped_storage().data_ptr() == place for t in tensors)
+    return inside and not function._schema.is_mutable

@@ -17,9 +17,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MLP
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides import Agreement, fit_classifier, fit_denoiser, fit_nmm
-from pyro_nmm.guides.fitting import loop
-from pyro_nmm.guides.fitting.loop import load_checkpoint, save_checkpoint, train
+from pyro_nmm.guides import Agreement, fit_classifier, fit_images, fit_nmm, fit_unet
+from pyro_nmm.guides.fitting import checkpoints
+from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
+from pyro_nmm.guides.fitting.loop import train
 from pyro_nmm.models import Denoiser, NMMNetwork, UNet
 from pyro_nmm.models.backbones import appnp, gcn
 
@@ -241,7 +242,8 @@ def denoise(path, kind="nmm", seed=0, draw=None, network=None, **options):
         network = Denoiser(network) if kind == "nmm" else network
     draw = draw or (lambda: torch.randint(256, (2, 1, 8, 8)))
     options = {"num_steps": 4, "checkpoint": path, "save_every": 2} | options
-    return fit_denoiser(network, draw, **options), network
+    fit = fit_images if isinstance(network, Denoiser) else fit_unet
+    return fit(network, draw, **options), network
 
 
 @pytest.mark.parametrize("kind", ["unet", "nmm"])
@@ -289,8 +291,8 @@ def test_denoisers_in_a_row_resume(tmp_path):
         _, trunk = denoise(folder / "trunk.pt", "unet", draw=draw, loss="log")
         network = Denoiser(trunk)
         patches = lambda: torch.randint(256, (2, 1, 8, 8))  # noqa: E731
-        losses = fit_denoiser(network, patches, num_steps=5, checkpoint=folder / "nmm.pt",
-                              save_every=2, progress=progress)  # fmt: skip
+        losses = fit_images(network, patches, num_steps=5, checkpoint=folder / "nmm.pt",
+                            save_every=2, progress=progress)  # fmt: skip
         return losses, network.state_dict()
 
     expected, end = whole(tmp_path / "a")
@@ -399,12 +401,12 @@ def test_two_processes_on_one_path(tmp_path, monkeypatch):
     path, sync = tmp_path / "run.pt", os.fsync
 
     def between(number):
-        monkeypatch.setattr(loop.os, "fsync", sync)
+        monkeypatch.setattr(checkpoints.os, "fsync", sync)
         save_checkpoint({"epoch": 2}, path)
         sync(number)
 
     save_checkpoint({"epoch": 0}, path)
-    monkeypatch.setattr(loop.os, "fsync", between)
+    monkeypatch.setattr(checkpoints.os, "fsync", between)
     save_checkpoint({"epoch": 1}, path)
     assert load_checkpoint(path) == {"epoch": 1}
     assert load_checkpoint(path.with_name("run.pt.previous")) == {"epoch": 2}
@@ -415,7 +417,7 @@ def test_two_processes_on_one_path(tmp_path, monkeypatch):
 def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, place):
     path = tmp_path / "run.pt"
     save_checkpoint({"epoch": 1}, path)
-    owners = {"save": torch, "fsync": os, "copyfile": loop.shutil, "replace": Path}
+    owners = {"save": torch, "fsync": os, "copyfile": checkpoints.shutil, "replace": Path}
 
     def full(*args):
         raise OSError(28, "No space left on device")

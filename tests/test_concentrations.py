@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import surrogate
 from pyro.ops.provenance import get_provenance, track_provenance
 from scipy.stats import chisquare, logistic
 
@@ -87,9 +88,9 @@ def test_conditional_of_a_table(kind, batch):
         draw = q.sample((5,))
         c = draw if c is None else c
         assert torch.equal(draw, c)
-        surrogate = OrderedConditional(hood, given_alpha, logits, y, None, order, "em").surrogate(c)
-        results.append([q.log_prob(c), q.log_labels(c), surrogate])
-        results[-1] += torch.autograd.grad(surrogate.sum(), inputs)
+        value = surrogate(OrderedConditional(hood, given_alpha, logits, y, None, order, "em"), c)
+        results.append([q.log_prob(c), q.log_labels(c), value])
+        results[-1] += torch.autograd.grad(value.sum(), inputs)
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 

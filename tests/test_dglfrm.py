@@ -261,12 +261,12 @@ def test_encoder():
     """Against PyG's own graph convolutions."""
     (edge_index, x, _), encoder = graph(), make("original").encoder.eval()
     v = torch.rand(NUM_NODES, NUM_COMMUNITIES)
-    odds, _ = encoder(None, v, edge_index, x.to_sparse_csr())
+    outputs, _ = encoder(None, v, edge_index, x.to_sparse_csr())
     layers = [encoder.first.network, encoder.heads[2]]
     for layer in layers:
         layer.normalize = layer.add_self_loops = True
     hidden = torch.nn.functional.leaky_relu(layers[0](x, edge_index), 0.2)
-    assert torch.allclose(odds, layers[1](hidden, edge_index) + stick_logits(v))
+    assert torch.allclose(outputs.log_odds, layers[1](hidden, edge_index) + stick_logits(v))
 
 
 def test_attention_of_its_own():
@@ -274,17 +274,16 @@ def test_attention_of_its_own():
     edge_index, x, _ = graph()
     pair = make("nmm", own_attention=True)
     encoder, v = pair.encoder.eval(), torch.rand(NUM_NODES, NUM_COMMUNITIES)
-    odds, logits = encoder(pair.hood, v, edge_index, x)
+    outputs, logits = encoder(pair.hood, v, edge_index, x)
     layers = [encoder.first.network.lin.weight, encoder.attention.network.lin.weight]
-    for output, used in ((logits, [False, True]), (odds, [True, False])):
+    for output, used in ((logits, [False, True]), (outputs.log_odds, [True, False])):
         found = torch.autograd.grad(output.square().sum(), layers, allow_unused=True)
         assert [g is not None and bool(g.abs().sum() > 0) for g in found] == used
     encoder.attention.load_state_dict(encoder.first.state_dict())
     shared = make("nmm").encoder.eval()
     shared.load_state_dict(encoder.state_dict(), strict=False)
-    for ours, theirs in zip(
-        encoder(pair.hood, v, edge_index, x), shared(pair.hood, v, edge_index, x), strict=True
-    ):
+    pairs = (network(pair.hood, v, edge_index, x) for network in (encoder, shared))
+    for ours, theirs in zip(*((*outputs, logits) for outputs, logits in pairs), strict=True):
         torch.testing.assert_close(ours, theirs)
     assert make("original", own_attention=True).encoder.attention is None
 

@@ -27,7 +27,7 @@ from pyro_nmm.datasets.nodes import digits, random_split
 from pyro_nmm.guides import (
     Agreement,
     DGLFRMGuide,
-    fit_denoiser,
+    fit_images,
     fit_links,
     fit_nmm,
     ordered_guide,
@@ -174,7 +174,7 @@ def test_dglfrm(guide):
 def test_denoiser():
     image = torch.arange(144).view(1, 12, 12)
     network = Denoiser(UNet(channels=1, width=6, depth=1)).cuda()
-    losses = fit_denoiser(network, lambda: random_patches([image.cuda()], 2, 8), num_steps=3)
+    losses = fit_images(network, lambda: random_patches([image.cuda()], 2, 8), num_steps=3)
     assert all(map(math.isfinite, losses))
     found = {}
     for device in ("cuda", "cpu"):

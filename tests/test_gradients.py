@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from graphs import house, parameters, star, two_triangles
-from pyro.infer import TraceGraph_ELBO
+from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 
 from pyro_nmm import ChosenLabels, NeighborChoice, OrderedConditional
 from pyro_nmm.distributions.base import GraphDistribution
@@ -146,27 +146,25 @@ def test_teaching_and_collapsed_agree_draw_by_draw(name, estimator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["later", "horizon", "em", "joint"])
-def test_surrogate_is_what_trace_graph_elbo_makes(estimator, kernels):
-    """Without Pyro's tracing the same draws give the same gradient."""
-    torch.manual_seed(2)
+def test_trace_elbo_has_the_same_gradient(estimator, kernels):
+    """Draw by draw, tracked or not, and as a differentiable loss."""
     problem, gradients = Problem("house"), []
-    for traced in (True, False):
+    guide = partial(problem.guide, collapsed=True, estimator=estimator)
+    programs = partial(problem.model, collapsed=True), guide
+    ways = [
+        TraceGraph_ELBO(5, vectorize_particles=True, max_plate_nesting=1).loss_and_grads,
+        Trace_ELBO(5, vectorize_particles=True, max_plate_nesting=1).loss_and_grads,
+        lambda *pair: Trace_ELBO(5, vectorize_particles=True, max_plate_nesting=1)
+        .differentiable_loss(*pair).backward(),
+    ]  # fmt: skip
+    for way in ways:
         torch.manual_seed(3)
-        if traced:
-            elbo = TraceGraph_ELBO(num_particles=5, vectorize_particles=True, max_plate_nesting=1)
-            guide = partial(problem.guide, collapsed=True, estimator=estimator)
-            elbo.loss_and_grads(partial(problem.model, collapsed=True), guide)
-        else:
-            q = OrderedConditional(
-                problem.hood, problem.log_alpha.exp(), problem.logits, problem.y,
-                problem.observed, estimator=estimator,
-            )  # fmt: skip
-            (-q.surrogate(q.sample((5,))).mean()).backward()
-        gradients.append([problem.log_alpha.grad.clone(), problem.logits.grad.clone()])
         problem.log_alpha.grad = problem.logits.grad = None
-    for one, other in zip(*gradients, strict=True):
-        assert one.abs().max() > 0.01
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+        way(*programs)
+        gradients.append(problem.flat([leaf.grad for leaf in problem.leaves]))
+    assert gradients[0].abs().max() > 0.01
+    for other in gradients[1:]:
+        torch.testing.assert_close(gradients[0], other, rtol=0, atol=1e-10)
 
 
 def test_variance_falls_and_the_biased_ones_stay_close():

@@ -21,13 +21,14 @@ from pyro_nmm.guides import (
     Agreement,
     DGLFRMGuide,
     fit_classifier,
-    fit_denoiser,
+    fit_images,
     fit_links,
     fit_mixture,
     fit_nmm,
     mean_field,
 )
-from pyro_nmm.guides.fitting.loop import load_checkpoint, train
+from pyro_nmm.guides.fitting.checkpoints import load_checkpoint
+from pyro_nmm.guides.fitting.loop import train
 from pyro_nmm.models import DGLFRM, Denoiser, FreeNMM, StackedNMM, UNet, grid_edges, ising, potts
 
 
@@ -268,8 +269,9 @@ def test_patches_that_are_none(wrong):
      ("unet_rate", -1.0), ("max_noise", math.inf), ("last_rate", 2.0)],
 )  # fmt: skip
 def test_numbers_of_the_denoiser(name, wrong):
+    network = Denoiser(UNet(1, 6, 1))
     with pytest.raises(ValueError, match=f"{name} must .*{wrong}"):
-        fit_denoiser(UNet(1, 6, 1), lambda: torch.zeros(1, 1, 8, 8).long(), **{name: wrong})
+        fit_images(network, lambda: torch.zeros(1, 1, 8, 8).long(), **{name: wrong})
 
 
 @pytest.mark.parametrize(

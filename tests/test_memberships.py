@@ -16,7 +16,7 @@ from torch.distributions import constraints
 
 from pyro_nmm import MembershipMixture, NeighborChoice, Neighborhood
 from pyro_nmm.distributions.membership_mixture import relaxed_logits
-from pyro_nmm.guides import MixtureGuide
+from pyro_nmm.guides import MarginalGuide, MixtureGuide
 from pyro_nmm.ops.enumeration import enumerate_choices
 
 TEMPERATURE = 0.7
@@ -190,7 +190,8 @@ def test_gradients(marginal, estimator):
     exact, exact_error = enumerated(hood, log_odds, logits)
     network = Given(log_odds.detach().clone(), logits.detach().clone())
     family = functools.partial(MembershipMixture, temperature=TEMPERATURE, estimator=estimator)
-    pair = MixtureGuide(hood, network, target, site="s", family=family, marginal=marginal)
+    kind = MarginalGuide if marginal else MixtureGuide
+    pair = kind(hood, network, target, family=family, site="s")
     elbo = Trace_ELBO if marginal else TraceGraph_ELBO
     elbo = elbo(num_particles=100, vectorize_particles=True, max_plate_nesting=0)
     found = []

@@ -17,7 +17,7 @@ from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 from pyro.optim import Adam
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides import MixtureGuide, density, fit_mixture, mean_field
+from pyro_nmm.guides import FieldGuide, MixtureGuide, density, fit_mixture, mean_field
 from pyro_nmm.models import (
     ConvolutionalNMM,
     FreeNMM,
@@ -93,7 +93,7 @@ def test_identity_attention_is_mean_field():
     alone = Neighborhood(torch.empty(2, 0, dtype=torch.long), 9)
     marginals, losses = mean_field(field)
     network = FreeNMM(alone, 2, marginals, epsilon=1e-9)
-    family = MixtureGuide(alone, network, field)
+    family = FieldGuide(alone, network, field)
     elbo = TraceGraph_ELBO()
     assert abs(elbo.loss(family.model, family.guide) - losses[0].item()) < 1e-5
     # And it has nothing left to gain.
@@ -128,7 +128,7 @@ def test_gradients(way):
         family = MixtureGuide(hood, network, density(field.log_potential, 4, 2), order=order)
         elbo = TraceGraph_ELBO(num_particles=100, vectorize_particles=True, max_plate_nesting=0)
     else:
-        family = MixtureGuide(hood, network, field, order=order, estimator=way, num_samples=100)
+        family = FieldGuide(hood, network, field, order=order, estimator=way, num_samples=100)
         elbo = TraceGraph_ELBO()
     losses, draws = [], []
     for _ in range(200):
@@ -217,7 +217,7 @@ def test_discrete_latent_beside_the_closed_form(kernels):
     def program(k):
         return field
 
-    family = MixtureGuide(hood, Switch(), program, closed_form=True, num_samples=1)
+    family = FieldGuide(hood, Switch(), program, num_samples=1)
 
     def guide():
         k = pyro.sample("k", dist.Bernoulli(logits=logit))
@@ -243,7 +243,6 @@ def test_discrete_latent_beside_the_closed_form(kernels):
     assert abs(draws.mean() - truth) < 4 * draws.std() / len(draws) ** 0.5
 
 
-@pytest.mark.filterwarnings("ignore:logits was not registered")
 def test_scoped_and_frozen():
     hood = Neighborhood.grid(2, 2)
     field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
@@ -256,7 +255,7 @@ def test_scoped_and_frozen():
         guide = family.guide if program == family.model else one(family.guide)
         assert elbo.loss_and_grads(program, guide) < 10
     assert network.log_alpha.grad.abs().sum() > 0
-    second = MixtureGuide(hood, FreeNMM(hood, 2), field, name="second")
+    second = FieldGuide(hood, FreeNMM(hood, 2), field, name="second")
 
     def model():
         one(family.model)()
@@ -305,9 +304,8 @@ def test_inside_a_larger_program(closed_form):
     noisy = torch.tensor([-1.2, -0.4, 0.3, -0.9, -0.8, 0.6, -1.6, 0.1, 1.4])
     network = FreeNMM(hood, 3, kappa=3.0, gamma=1.0)
     program = larger_program(edges, noisy, closed_form)
-    family = MixtureGuide(
-        hood, network, program, closed_form=closed_form, order=coarse_to_fine(3, 3)
-    )
+    kind = FieldGuide if closed_form else MixtureGuide
+    family = kind(hood, network, program, order=coarse_to_fine(3, 3))
 
     def guide():
         loc = pyro.param("loc", torch.tensor(-0.5))
@@ -317,7 +315,11 @@ def test_inside_a_larger_program(closed_form):
 
     elbo = TraceGraph_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=0)
     svi = SVI(family.model, guide, Adam({"lr": 0.05}), elbo)
-    losses = torch.tensor([svi.step() for _ in range(400)])
+    losses, found = torch.empty(400), torch.zeros(9, 3)
+    for step in range(400):
+        losses[step] = svi.step()
+        if step >= 300:  # a mean over steps, because the rate stays what it is
+            found += family.mixture().marginals() / 100
     assert losses[-100:].mean() < losses[:20].mean()
 
     # The truth by quadrature over the coupling and elimination of the labels.
@@ -336,13 +338,13 @@ def test_inside_a_larger_program(closed_form):
     assert -4 * error < gap < (0.5 if closed_form else 0.8)
     assert abs(pyro.param("loc") - (weight * grid).sum()) < 0.25
     marginals = torch.einsum("g,gnc->nc", weight, posterior.marginals())
-    assert (family.mixture().marginals() - marginals).abs().mean() < 0.05
+    assert (found - marginals).abs().mean() < 0.05
 
 
 def test_closed_form_in_trace_elbo():
     field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
     hood = Neighborhood.grid(2, 2)
-    family = MixtureGuide(hood, FreeNMM(hood, 2), field)
+    family = FieldGuide(hood, FreeNMM(hood, 2), field)
     losses = torch.tensor([Trace_ELBO().loss(family.model, family.guide) for _ in range(200)])
     bound = exact_bound(family.mixture(), field, family.order.tolist())
     assert abs(losses.mean() - bound) < 4 * losses.std() / 200**0.5
@@ -397,13 +399,15 @@ def test_bad_input():
     family = MixtureGuide(hood, network, lambda: pyro.sample("x", dist.Normal(0.0, 1.0)))
     with pytest.raises(ValueError, match=r"target must have one site 'y'.*\['x'\]"):
         elbo.loss(family.model, lambda: None)
-    family = MixtureGuide(hood, network, lambda: 3, closed_form=True)
+    family = FieldGuide(hood, network, lambda: 3)
     with pytest.raises(TypeError, match="must return a PairwiseMRF"):
         elbo.loss(family.model, family.guide)
     with pytest.raises(ValueError, match="estimator must be one of"):
-        MixtureGuide(hood, network, lambda: 3, estimator="em")
+        FieldGuide(hood, network, lambda: 3, estimator="em")
     with pytest.raises(ValueError, match="target must have the 4 nodes of hood"):
-        MixtureGuide(hood, network, ising(grid_edges(3, 3), 0.3, torch.zeros(9)))
+        FieldGuide(hood, network, ising(grid_edges(3, 3), 0.3, torch.zeros(9)))
+    with pytest.raises(ValueError, match=r"target is a PairwiseMRF.*FieldGuide"):
+        MixtureGuide(hood, network, ising(grid_edges(2, 2), 0.3, torch.zeros(4)))
     total = density(lambda y: y.sum().double(), 4, 2)
     with pytest.raises(ValueError, match="log_density must return shape"):
         TraceGraph_ELBO(3, vectorize_particles=True, max_plate_nesting=0).loss(

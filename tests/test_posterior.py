@@ -106,7 +106,7 @@ def test_sequential_prediction_is_the_loop_over_nodes(kernels, seed):
     order = (~observed).nonzero()[:, 0]
     order = order[torch.randperm(len(order))]
     generator = torch.Generator().manual_seed(seed)
-    labels = predict_in_turn(post, order, generator)
+    labels = predict_in_turn(post.hood, post.logits, post.components, order, generator)
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(4, len(order), generator=generator, dtype=torch.double)
     assert labels.tolist() == one_by_one(post, order, uniforms)

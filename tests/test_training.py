@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_nmm.guides.fitting import loop
-from pyro_nmm.guides.fitting.loop import load_checkpoint, save_checkpoint, train
+from pyro_nmm.guides.fitting import checkpoints
+from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
+from pyro_nmm.guides.fitting.loop import train
 
 
 class Killed(BaseException):
@@ -77,8 +78,8 @@ def test_killed_while_writing(tmp_path, monkeypatch):
     path = tmp_path / "run.pt"
     save_checkpoint({"epoch": 1}, path)
     save_checkpoint({"epoch": 2}, path)
-    places = [(loop.os, "fsync"), (loop.shutil, "copyfile"), (torch, "save"),
-              (loop.Path, "replace")]  # fmt: skip
+    places = [(checkpoints.os, "fsync"), (checkpoints.shutil, "copyfile"), (torch, "save"),
+              (checkpoints.Path, "replace")]  # fmt: skip
     for module, attribute in places:
         with monkeypatch.context() as patch:
 
@@ -104,7 +105,7 @@ def test_killed_while_writing_after_a_fallback(tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Path, "replace", die)
+        patch.setattr(checkpoints.Path, "replace", die)
         with pytest.raises(Killed):
             save_checkpoint({"epoch": 3}, path)
     assert load_checkpoint(path) == {"epoch": 1}

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import pyro
 import torch
+from pyro.infer import TraceGraph_ELBO
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides.fitting.loop import check_loss, check_weights
-from pyro_nmm.guides.shared_forward import evaluation
+from pyro_nmm.guides.field import FieldGuide
+from pyro_nmm.guides.fitting.loop import check_loss, check_weights, unvalidated
 from pyro_nmm.models.markov_random_field import PairwiseMRF
 from pyro_nmm.validation import check_integers, check_positive
 
@@ -28,9 +30,9 @@ def fit_mixture(
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[NeighborMixture, list[float]]:
     r"""
-    An NMM that approximates a Markov random field: the bound of
-    :class:`~pyro_nmm.guides.MixtureGuide` in closed form, without Pyro's tracing, with a
-    schedule that has proved itself on Ising models.
+    An NMM that approximates a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
+    :class:`~pyro_nmm.guides.FieldGuide`, with a schedule that has proved itself on Ising models.
+    Pyro's parameter store is left as it was.
 
     .. math::
 
@@ -74,27 +76,35 @@ def fit_mixture(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: max(min(1.0, 2 - 2 * step / num_steps), 1e-3)
     )
-    losses = []
-    for step in progress(range(num_steps)):
-        target = field if isinstance(field, PairwiseMRF) else field(step)
-        if target.batch_shape:
-            raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
-        if target.num_nodes != hood.num_nodes:
-            raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
-        if order is None:
-            order = torch.cat(target.colors())
-        share = min(1.0, (step + 1) / max(warmup * num_steps, 1))
-        target = target.scaled(share)
-        optimizer.zero_grad()
-        mixture = NeighborMixture(hood, *network(hood, target), validate_args=False)
-        bound = mixture.entropy_bound(num_samples, "horizon", order).mean()
-        loss = -bound - target.expected_potential(mixture)
-        loss.backward()
-        check_loss(loss.item(), f"step {step}")
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-    check_weights(network, f"step {num_steps - 1}")
-    with evaluation(network):
-        alpha, logits = network(hood, target)
-    return NeighborMixture(hood, alpha.detach(), logits.detach()), losses
+    elbo, losses = TraceGraph_ELBO(), []
+    family: FieldGuide | None = None
+    with pyro.get_param_store().scope():
+        for step in progress(range(num_steps)):
+            target = field if isinstance(field, PairwiseMRF) else field(step)
+            _check_target(target, hood)
+            if family is None:
+                order = torch.cat(target.colors()) if order is None else order
+                family = FieldGuide(hood, network, _given, num_samples=num_samples, order=order)
+                family.mixture(target)  # with all checks, which the steps leave out
+            target = target.scaled(min(1.0, (step + 1) / max(warmup * num_steps, 1)))
+            optimizer.zero_grad()
+            with unvalidated():
+                losses.append(elbo.loss_and_grads(family.model, family.guide, target))
+            check_loss(losses[-1], f"step {step}")
+            optimizer.step()
+            schedule.step()
+        check_weights(network, f"step {num_steps - 1}")
+        assert family is not None
+        return family.mixture(target), losses
+
+
+def _given(field: PairwiseMRF) -> PairwiseMRF:
+    """The program whose field is its input."""
+    return field
+
+
+def _check_target(target: PairwiseMRF, hood: Neighborhood) -> None:
+    if target.batch_shape:
+        raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
+    if target.num_nodes != hood.num_nodes:
+        raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")

@@ -1,27 +1,29 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Early stopping and checkpoints, for any module, loss and optimiser."""
+"""The two loops that fit: until validation stops it, or for a number of steps."""
 
 from __future__ import annotations
 
 import copy
-import io
-import itertools
 import math
-import os
-import shutil
-import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import pyro
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pyro_nmm.guides.fitting.fingerprint import differences, fingerprint
+from pyro_nmm.guides.fitting.checkpoints import (
+    generators,
+    resume,
+    save_checkpoint,
+    set_generators,
+)
+from pyro_nmm.guides.fitting.fingerprint import fingerprint
 from pyro_nmm.validation import check_integers
 
 
@@ -143,15 +145,63 @@ def _best_epoch(scores: list[tuple[float, ...]]) -> int:
     return max(range(len(scores)), key=lambda e: (scores[e], -e), default=0)
 
 
-def generators() -> list:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *cuda]
+def run_steps(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    backward: Callable[[int], float],
+    *,
+    num_steps: int,
+    checkpoint: Path | None = None,
+    save_every: int = 100,
+    settings: Mapping[str, object] = {},
+    progress: Callable[[range], Iterable[int]] = iter,
+) -> list[float]:
+    """
+    A number of steps, with a schedule of the learning rate. Interrupted and called again with the
+    same arguments it goes on, as :func:`train` does, of which the other parameters are.
+
+    :param schedule: of the optimiser's rates.
+    :param backward: computes gradients in a step, with them at zero, and returns the loss.
+    :return: every step's loss. The module is in training mode.
+    :raises ValueError: for a loss that is not finite, weights that are NaN, which are not saved,
+        and a checkpoint of another run.
+    """
+    check_integers(1, num_steps=num_steps, save_every=save_every)
+    losses: list[float] = []
+    here: dict[str, str] = {}
+    if checkpoint is not None:
+        here = fingerprint(module, optimizer, {**settings, "num_steps": num_steps})
+        if (state := resume(checkpoint, here)) is not None:
+            module.load_state_dict(state["module"])
+            optimizer.load_state_dict(state["optimizer"])
+            schedule.load_state_dict(state["schedule"])
+            losses = state["losses"]
+            set_generators(state["generators"])
+    module.train()
+    for step in progress(range(len(losses), num_steps)):
+        optimizer.zero_grad()
+        losses.append(backward(step))
+        check_loss(losses[-1], f"step {step}")
+        optimizer.step()
+        schedule.step()
+        if len(losses) % save_every and len(losses) < num_steps:
+            continue
+        check_weights(module, f"step {step}")
+        if checkpoint is not None:
+            state = {"settings": here, "module": module.state_dict(),
+                     "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
+                     "losses": losses, "generators": generators()}  # fmt: skip
+            save_checkpoint(state, checkpoint)
+    return losses
 
 
-def set_generators(states: list) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1 and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states[1:])
+@contextmanager
+def unvalidated() -> Iterator[None]:
+    """Around Pyro's steps: what was checked before need not be again, and NaN is our error."""
+    with warnings.catch_warnings(), pyro.validation_enabled(False):
+        warnings.filterwarnings("ignore", "Encountered (NaN|.*inf)")
+        yield
 
 
 def check_loss(loss: float, when: str) -> None:
@@ -166,87 +216,3 @@ def check_weights(module: nn.Module, when: str) -> None:
             raise ValueError(
                 f"{name} holds NaN after {when}: lower lr, or look for what has no finite gradient"
             )
-
-
-def resume(checkpoint: Path, here: Mapping[str, str]) -> dict | None:
-    """
-    The checkpoint's content, or ``None`` if there is none.
-
-    :param here: the :func:`~pyro_nmm.guides.fitting.fingerprint.fingerprint` of the run that is
-        to go on, which the content has as ``"settings"``.
-    :raises ValueError: if the checkpoint is of another run, or of none.
-    """
-    if (state := load_checkpoint(checkpoint)) is None:
-        return None
-    there = state.get("settings") if isinstance(state, dict) else None
-    if not isinstance(there, dict):
-        raise ValueError(
-            f"checkpoint {checkpoint} holds no run of this kind: it was not saved here, or by an "
-            f"earlier version; give another path"
-        )
-    if found := differences(there, here):
-        raise ValueError(
-            f"checkpoint {checkpoint} is of another run, which differs in {found}: remove it or "
-            f"give another path"
-        )
-    return state
-
-
-def save_checkpoint(state: dict, path: Path) -> None:
-    """Writes under a temporary name and renames, and keeps the one before."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Names of this process alone: another one may save to the same path.
-    unique = uuid.uuid4().hex[:12]
-    temporary, former = (path.with_name(f"{path.name}.{unique}.{k}.tmp") for k in (0, 1))
-    try:
-        with temporary.open("xb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            # A copy, so that a valid file is under the path at every moment.
-            shutil.copyfile(path, former)
-            former.replace(path.with_name(path.name + ".previous"))
-        temporary.replace(path)
-    except BaseException:
-        for file_left in (temporary, former):
-            file_left.unlink(missing_ok=True)
-        raise
-
-
-def load_checkpoint(path: Path) -> Any:
-    """
-    The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
-    ``<name>.unreadable``, with a warning, if the one before can be read: the next save would copy
-    it over that one. An error of the file system is raised, because it may pass.
-    """
-    newest, unreadable = Path(path), {}
-    for candidate in (newest, newest.with_name(newest.name + ".previous")):
-        try:
-            content = candidate.read_bytes()
-        except FileNotFoundError:
-            continue
-        try:
-            state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:  # noise can make torch.load raise almost anything
-            unreadable[candidate] = str(error).splitlines()[0] if str(error) else repr(error)
-            continue
-        for bad, reason in unreadable.items():
-            kept = bad.rename(_free_name(bad.with_name(bad.name + ".unreadable")))
-            warnings.warn(f"checkpoint {bad} cannot be read ({reason}); kept as {kept}",
-                          stacklevel=2)  # fmt: skip
-        return state
-    if unreadable:
-        for bad, reason in unreadable.items():
-            warnings.warn(f"checkpoint {bad} cannot be read ({reason})", stacklevel=2)
-        names = " and ".join(map(str, unreadable))
-        raise RuntimeError(f"no readable checkpoint: {names} cannot be read; remove to start anew")
-    return None
-
-
-def _free_name(path: Path) -> Path:
-    names = (path.with_name(f"{path.name}.{k}") for k in itertools.count(1))
-    return next(p for p in itertools.chain([path], names) if not p.exists())

@@ -5,19 +5,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pyro
 import torch
-from torch import Size, Tensor, nn
+from pyro import poutine
+from pyro.infer import TraceGraph_ELBO
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.entries import checked, contents, labels_in
+from pyro_nmm.guides.amortized import AmortizedNMM
 from pyro_nmm.guides.consistency import Agreement
-from pyro_nmm.guides.fitting.loop import train
+from pyro_nmm.guides.fitting.loop import train, unvalidated
+from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.metrics import log_likelihood
 from pyro_nmm.models import NMMNetwork
 from pyro_nmm.validation import check_integers, check_positive
@@ -86,33 +92,6 @@ def fit_classifier(
         return network(*inputs), scores
 
 
-def nmm_loss(
-    network: nn.Module,
-    data: Data,
-    hood: Neighborhood,
-    agreement: Agreement | None = None,
-    estimator: str = "later",
-    num_particles: int = 4,
-) -> Tensor:
-    r"""
-    A number with the gradient of minus the bound, over the number of training nodes, plus the
-    penalty: what ``TraceGraph_ELBO`` makes of :class:`~pyro_nmm.guides.AmortizedNMM`, without
-    Pyro's tracing, which adds up to a fifth to an epoch on a small graph and nothing on a large
-    one (``benchmarks/epochs.py``).
-
-    :param Data data: with labels ``y`` and a boolean ``train_mask``, both ``(N,)``.
-    :return: a number. The other parameters are those of :func:`fit_nmm`.
-    """
-    known = {"y": data.y, "observed": data.train_mask}
-    alpha, logits = network(hood, data.x, data.edge_index)
-    labels_in(data, "train_mask", alpha.shape[-1])
-    q = OrderedConditional(hood, alpha, logits, **known, estimator=estimator)
-    loss = -q.surrogate(q.sample(Size([num_particles]))).mean() / len(q.order)
-    if agreement is not None:
-        loss = loss + agreement.of(NeighborMixture(hood, alpha, logits), **known)
-    return loss
-
-
 def fit_nmm(
     network: nn.Module,
     data: Data,
@@ -151,7 +130,8 @@ def fit_nmm(
     >>> posterior.marginals().shape
     torch.Size([1797, 10])
 
-    Inside a larger Pyro program, :class:`~pyro_nmm.guides.AmortizedNMM` does the same.
+    A step is one of Pyro's ``TraceGraph_ELBO`` on :class:`~pyro_nmm.guides.AmortizedNMM`, which is
+    the way to fit the same inside a larger program. Pyro's parameter store is left as it was.
 
     :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
         :class:`~pyro_nmm.models.NMMNetwork`.
@@ -171,10 +151,22 @@ def fit_nmm(
         raise ValueError(f"hood has {hood.num_nodes} nodes, but data {data.num_nodes}")
     inputs, known = (data.x, data.edge_index), {"y": data.y, "observed": data.train_mask}
 
+    program = AmortizedNMM(hood, network, estimator=estimator, agreement=agreement)
+    number = int(data.train_mask.sum())
+    model, guide = (poutine.scale(f, 1 / number) for f in (program.model, program.guide))
+    elbo = TraceGraph_ELBO(num_particles, max_plate_nesting=0, vectorize_particles=True)
+
+    @functools.cache
+    def check_once() -> None:
+        with evaluation(network):
+            mixture = NeighborMixture(hood, *network(hood, *inputs))
+        for mask in ("train_mask", "val_mask"):
+            labels_in(data, mask, mixture.num_classes)
+
     def backward() -> float:
-        loss = nmm_loss(network, data, hood, agreement, estimator, num_particles)
-        loss.backward()
-        return loss.item()
+        check_once()
+        with unvalidated():
+            return elbo.loss_and_grads(model, guide, *inputs, **known)
 
     def validate() -> tuple[float, ...]:
         mixture = NeighborMixture(hood, *network(hood, *inputs), validate_args=False)
@@ -186,14 +178,15 @@ def fit_nmm(
     if isinstance(network, NMMNetwork):
         backbones = [b for b in (network.labels, network.attention) if b is not None]
     optimizer = torch.optim.Adam(_groups(network, backbones, weight_decay), lr=lr)
-    scores = train(
-        _together(network, agreement), optimizer, backward, validate,
-        num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
-        settings=contents(data) | {
-            "hood": (hood.num_nodes, hood.ptr, hood.source), "criterion": criterion,
-            "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
-        },
-    )  # fmt: skip
+    settings = contents(data) | {
+        "hood": (hood.num_nodes, hood.ptr, hood.source), "criterion": criterion,
+        "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
+    }  # fmt: skip
+    with pyro.get_param_store().scope():
+        scores = train(
+            _together(network, agreement), optimizer, backward, validate, settings=settings,
+            num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
+        )  # fmt: skip
     with torch.no_grad():
         return NeighborMixture(hood, *network(hood, *inputs)), scores
 

@@ -69,9 +69,12 @@ class OrderedConditional(GraphDistribution):
     ``"joint"``    the whole bound: textbook REINFORCE                      none
     =============  =======================================================  =========
 
-    Of Pyro's other losses, ``Trace_ELBO`` gives the same gradient for programs with no other sites
-    above ``c``; ``RenyiELBO`` takes ``"joint"`` alone, and raises an empty ``NotImplementedError``
-    for the rest; ``TraceMeanField_ELBO`` is for reparameterised sites and has no score of ``c``.
+    Of Pyro's other losses, ``Trace_ELBO`` gives the same gradient, draw by draw, for programs with
+    no other sites above ``c``: the charges are in ``score_parts``. It tracks nothing, so small
+    graphs take less time, and its ``differentiable_loss`` is what ``ELBOModule`` or a data-parallel
+    wrapper needs, which ``TraceGraph_ELBO`` lacks. ``RenyiELBO`` takes ``"joint"`` alone, and
+    raises an empty ``NotImplementedError`` for the rest; ``TraceMeanField_ELBO`` is for
+    reparameterised sites and has no score of ``c``.
 
     "The other draws" are the rest of the batch: particles that Pyro vectorizes share one
     order. Where there are none, one more draw is made for the baseline alone.
@@ -231,26 +234,6 @@ class OrderedConditional(GraphDistribution):
             entropy = log_prob + (variate - variate.detach())
         parts = (track_provenance(part, provenance) for part in (log_prob, log_prob, entropy))
         return ScoreParts(*parts)
-
-    def surrogate(self, value: Tensor) -> Tensor:
-        r"""
-        ``(...)``: numbers whose mean has the gradient of the bound, up to the bias of the
-        ``estimator``, without Pyro's tracing:
-
-        .. math::
-
-            \sum_i f_i + \sum_i \log q(c_i) \, \bot(D_i - b_i) ,
-
-        :math:`D_i - b_i` the costs that ``estimator`` charges :math:`c_i` with, as constants.
-        It is what :class:`~pyro.infer.TraceGraph_ELBO` makes of :meth:`score_parts`.
-        """
-        draw, log_label, log_choice = self._evaluate(value)
-        bound = log_label.sum(-1)
-        if self.estimator == "em":
-            return bound
-        if self.estimator == "joint":
-            return bound + log_choice.sum(-1) * (bound.detach() + 1)
-        return bound + (log_choice * self._charge(draw, log_label.detach())).sum(-1)
 
     @torch.no_grad()
     def _charge(self, draw: Draw, log_label: Tensor) -> Tensor:

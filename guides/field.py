@@ -1,0 +1,118 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides.shared_forward import SharedForward, evaluation
+from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.ops.entropy import ESTIMATORS
+from pyro_nmm.validation import order_to_rows
+
+
+class FieldGuide(nn.Module):
+    r"""
+    The NMM as a variational family for a Markov random field, section 4 of the paper: the bound of
+    :class:`~pyro_nmm.guides.MixtureGuide`, with the energy and most of the entropy averaged in
+    closed form, which is far less noisy.
+
+    .. math::
+
+        \mathrm{KL}\big(p(y) \,\|\, p^*(y) / Z\big) - \log Z
+            \le -E_p \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) - E_p[\log p^*(y)]
+
+    The loss of Pyro's ``TraceGraph_ELBO`` is the right-hand side. It stands in two factors,
+    ``energy`` in the model and ``entropy`` in the guide; neither has a site.
+
+    >>> from pyro.infer import SVI, TraceGraph_ELBO
+    >>> from pyro.optim import Adam
+    >>> from pyro_nmm.models import FreeNMM, grid_edges, ising
+    >>> target = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
+    >>> hood = Neighborhood.grid(3, 3)
+    >>> family = FieldGuide(hood, FreeNMM(hood, num_classes=2), target)
+    >>> svi = SVI(family.model, family.guide, Adam({"lr": 0.05}), TraceGraph_ELBO())
+    >>> losses = [svi.step() for _ in range(100)]
+    >>> bound = sum(losses[-20:]) / 20 + target.log_normalizer()  # on the KL divergence
+    >>> bool(bound < 0.6)
+    True
+    >>> family.mixture().marginals().shape
+    torch.Size([9, 2])
+
+    :func:`~pyro_nmm.guides.fit_mixture` does it with a schedule. Cost: :math:`O(E C^2)` a sample.
+
+    :param Neighborhood hood: The neighbourhoods.
+    :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``, called with what ``model``
+        and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network that reads
+        the target's parameters.
+    :param target: a ``PairwiseMRF``, or a Pyro program that returns one, called with the same
+        inputs.
+    :param str estimator: of the entropy's gradient, see
+        :meth:`~pyro_nmm.NeighborMixture.entropy_bound`.
+    :param int num_samples: draws of the entropy a step.
+    :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
+        Every one gives a bound, and fitting to one is tighter than to random ones. Default: the
+        colors of a ``PairwiseMRF``, else one random order.
+    :param str name: of the network's parameters in Pyro's store.
+    """
+
+    order: Tensor
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        target: PairwiseMRF | Callable[..., PairwiseMRF],
+        *,
+        estimator: str = "horizon",
+        num_samples: int = 4,
+        order: Tensor | None = None,
+        name: str = "mixture",
+    ) -> None:
+        super().__init__()
+        if estimator not in ESTIMATORS or num_samples < 1:
+            raise ValueError(
+                f"estimator must be one of {ESTIMATORS} and num_samples at least 1, got "
+                f"{estimator!r} and {num_samples}"
+            )
+        self.hood, self.network, self.target = hood, network, target
+        self.estimator, self.num_samples = estimator, num_samples
+        if isinstance(target, PairwiseMRF):
+            if target.num_nodes != hood.num_nodes or target.batch_shape:
+                raise ValueError(
+                    f"target must have the {hood.num_nodes} nodes of hood and no batch dimensions, "
+                    f"got {target.num_nodes} nodes and batch {tuple(target.batch_shape)}"
+                )
+            order = torch.cat(target.colors()) if order is None else order
+        if order is None:
+            order = torch.randperm(hood.num_nodes, device=hood.device)
+        order_to_rows(hood, order)
+        self.register_buffer("order", order)
+        self.forward_pass = SharedForward(hood, network, name)
+
+    def guide(self, *inputs) -> None:
+        """The factor ``entropy``."""
+        mixture = NeighborMixture(self.hood, *self.forward_pass.give(inputs))
+        bound = mixture.entropy_bound(self.num_samples, self.estimator, self.order)
+        pyro.factor("entropy", -bound.mean(), has_rsample=True)
+
+    def model(self, *inputs) -> PairwiseMRF:
+        """The factor ``energy``; returns the target."""
+        mixture = NeighborMixture(self.hood, *self.forward_pass.take(inputs))
+        fixed = isinstance(self.target, PairwiseMRF)
+        field = self.target if fixed else self.target(*inputs)  # type: ignore[operator]
+        if not isinstance(field, PairwiseMRF):
+            raise TypeError(f"target must return a PairwiseMRF, got {type(field)}")
+        pyro.factor("energy", field.expected_potential(mixture))
+        return field
+
+    def mixture(self, *inputs) -> NeighborMixture:
+        """The fitted distribution, for queries: evaluation mode, without gradients."""
+        with evaluation(self):
+            alpha, logits = self.forward_pass.run(inputs)
+        return NeighborMixture(self.hood, alpha.detach(), logits.detach())

@@ -1,0 +1,78 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides.shared_forward import SharedForward
+
+
+class MarginalGuide(nn.Module):
+    r"""
+    A family whose nodes take over what their neighbours have, with the choices summed out, as a
+    guide for any Pyro program: for families with a tractable density, such as
+    :class:`~pyro_nmm.MembershipMixture`, where no :math:`q(c \mid s)` is needed.
+
+    .. math::
+
+        \mathrm{KL}\big(p(s) \,\|\, p^*(s) / Z\big) - \log Z
+            = E_p \Big[ \log \sum_c p(c) \, p(s \mid c) - \log p^*(s) \Big]
+
+    :class:`~pyro_nmm.guides.DGLFRMGuide` is made of it.
+
+    :param Neighborhood hood: The neighbourhoods.
+    :param nn.Module network: ``(hood, *inputs) -> (parameters, logits)``, called with what
+        ``model`` and ``guide`` are called with.
+    :param target: a Pyro program with a site for the family, called with the same inputs.
+    :param family: ``(hood, parameters, logits)``, the network's output, to a distribution.
+    :param str site: name of the family's values in the program.
+    :param str name: of the network's parameters in Pyro's store.
+    :param credit: ``(family, values, *inputs)``, with the values of the target's sites, to zero
+        with a derivative that is added to the bound's; for families whose samples lack theirs.
+    """
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        target: Callable[..., Any],
+        family: Callable[[Neighborhood, Any, Tensor], Any],
+        *,
+        site: str = "y",
+        name: str = "mixture",
+        credit: Callable[..., Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.hood, self.network, self.target = hood, network, target
+        self.family, self.site, self.credit = family, site, credit
+        self.forward_pass = SharedForward(hood, network, name)
+
+    def guide(self, *inputs) -> Tensor:
+        """The family's site."""
+        return self.draw(*self.forward_pass.give(inputs))
+
+    def draw(self, parameters: Any, logits: Tensor) -> Tensor:
+        """The site of :meth:`guide`, for an output of the network."""
+        return pyro.sample(self.site, self.family(self.hood, parameters, logits))
+
+    def model(self, *inputs) -> Any:
+        """The target, with the factor ``credit`` if there is one."""
+        parameters, logits = self.forward_pass.take(inputs)
+        if self.credit is None or not torch.is_grad_enabled():
+            return self.target(*inputs)
+        family = self.family(self.hood, parameters, logits)
+        with poutine.trace() as tracer:
+            result = self.target(*inputs)
+        nodes = tracer.trace.nodes.items()
+        values = {key.rpartition("/")[2]: node["value"] for key, node in nodes
+                  if node["type"] == "sample"}  # fmt: skip
+        pyro.factor("credit", self.credit(family, values, *inputs))
+        return result
