@@ -24,10 +24,10 @@ from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
 from tqdm import tqdm
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import Intervals, Neighborhood, NeighborMixture
 from pyro_nmm.datasets.images import image_folder, photographs, random_patches
 from pyro_nmm.guides import fit_images, fit_unet
-from pyro_nmm.models import Denoiser, Prediction, UNet, predict_pixels
+from pyro_nmm.models import Denoiser, UNet
 
 
 def load(args) -> tuple[list[Tensor], Tensor]:
@@ -55,10 +55,10 @@ def denoise(network: UNet | Denoiser, noisy: Tensor, level: float = 0.9) -> dict
         return {"mean": 255 * network(noisy[None] / 255)[0][0]}
     size = noisy.shape[-2], noisy.shape[-1]
     hood = Neighborhood.grid(*size, device=noisy.device)
-    alpha, logits = network(hood, noisy[None])
-    found = predict_pixels(hood, alpha, logits, size, level)
-    own = hood.softmax(logits)[0, 0][hood.source == hood.target].view(size)
-    return {name: value[0] for name, value in found._asdict().items()} | {"own": own}
+    mix = NeighborMixture(hood, *network(hood, noisy[None]))
+    found = mix.intervals(level)._asdict()
+    own = mix.attention[0, 0][hood.source == hood.target].view(size)
+    return {name: value[0].unflatten(-1, size) for name, value in found.items()} | {"own": own}
 
 
 def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
@@ -100,7 +100,7 @@ def main(args) -> dict:
     predictions = {name: denoise(network, noisy) for name, network in networks.items()}
     shown = {"noisy": noisy} | {name: p["mean"] for name, p in predictions.items()}
     prediction = predictions["NMM"]
-    intervals = Prediction(*(prediction[name] for name in Prediction._fields))
+    intervals = Intervals(*(prediction[name] for name in Intervals._fields))
     print(f"{'':8}{'PSNR, dB':>10}{'seconds':>10}")
     for name, image in shown.items():
         result.setdefault(name, {})["PSNR"] = psnr(image, clean)

@@ -18,12 +18,12 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pyro
 import torch
-from letters import letters
 from pictures import save
 from torch import Tensor
 from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.datasets import letters
 from pyro_nmm.guides import fit_mixture, mean_field
 from pyro_nmm.models import FreeNMM, coarse_to_fine, denoising
 

@@ -43,10 +43,10 @@ class MixtureGuide(nn.Module):
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
-    >>> from pyro.distributions import Bernoulli
+    >>> from pyro.distributions import Categorical
     >>> from pyro_nmm.models import FreeNMM
     >>> def target():  # labels that like to be 1
-    ...     return pyro.sample("y", Bernoulli(0.8).expand([9]).to_event(1))
+    ...     return pyro.sample("y", Categorical(torch.tensor([0.2, 0.8])).expand([9]).to_event(1))
     >>> hood = Neighborhood.grid(3, 3)
     >>> family = MixtureGuide(hood, FreeNMM(hood, num_classes=2), target)
     >>> elbo = TraceGraph_ELBO(num_particles=8, vectorize_particles=True)

@@ -5,12 +5,7 @@
 
 from pyro_nmm.models.annealing import annealed_log_normalizer
 from pyro_nmm.models.convolution import ConvolutionalNMM
-from pyro_nmm.models.denoiser import (
-    Denoiser,
-    Prediction,
-    pixel_log_probs,
-    predict_pixels,
-)
+from pyro_nmm.models.denoiser import Denoiser
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.markov_random_field import (
     PairwiseMRF,
@@ -32,7 +27,6 @@ __all__ = [
     "FreeNMM",
     "NMMNetwork",
     "PairwiseMRF",
-    "Prediction",
     "StackedNMM",
     "UNet",
     "annealed_log_normalizer",
@@ -41,7 +35,5 @@ __all__ = [
     "grid_edges",
     "ising",
     "nmm",
-    "pixel_log_probs",
     "potts",
-    "predict_pixels",
 ]

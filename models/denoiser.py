@@ -3,20 +3,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from pyro_nmm import LogisticConcentrations, Neighborhood
-from pyro_nmm.concentrations import Concentrations, OrderedConcentrations, at_labels, totals
+from pyro_nmm.concentrations import OrderedConcentrations
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.unet import UNet
-from pyro_nmm.sparse import sparse_csr
-from pyro_nmm.validation import check_label_range, check_labels, check_shapes
-
-#: Pixels whose distributions are written out at once.
-STRIP = 2048
 
 
 class Denoiser(nn.Module):
@@ -110,128 +103,6 @@ class Denoiser(nn.Module):
         mean, scale = top * image.flatten(2), self.log_scale.exp()
         alpha = self.concentrations(mean, log_sigma.exp(), scale, self.num_classes, self.floor)
         return alpha, logits
-
-
-class Prediction(NamedTuple):
-    r"""
-    Every pixel's own distribution, each ``(B, channels, H, W)`` in grey levels: its mean
-
-    .. math::
-
-        \sum_k k \, p(y_i = k)
-
-    and the ends of an interval, which are no whole numbers. :func:`predict_pixels` makes it.
-
-    >>> low, high = torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 10.0)
-    >>> found = Prediction((low + high) / 2, low, high)
-    >>> found.coverage(torch.tensor([[[[0, 5], [12, 10]]]]))
-    tensor(0.5000)
-    """
-
-    mean: Tensor
-    low: Tensor
-    high: Tensor
-
-    def coverage(self, y: Tensor) -> Tensor:
-        r"""
-        The share of labels ``(B, channels, H, W)`` that lie in their intervals, where a label
-        ``k`` on an end counts by how much of ``k - 0.5`` to ``k + 0.5`` is inside. Labels that
-        follow their distributions are covered as often as the interval's ``level`` says.
-
-        >>> low, high = torch.tensor([3.25, 0.0, 5.0]), torch.tensor([4.5, 9.0, 7.0])
-        >>> Prediction((low + high) / 2, low, high).coverage(torch.tensor([3, 4, 8]))
-        tensor(0.4167)
-        """
-        inside = torch.minimum(y + 0.5, self.high) - torch.maximum(y - 0.5, self.low)
-        return inside.clamp(0, 1).mean()
-
-
-@torch.no_grad()
-def predict_pixels(
-    hood: Neighborhood,
-    alpha: OrderedConcentrations,
-    logits: Tensor,
-    size: tuple[int, int],
-    level: float = 0.9,
-) -> Prediction:
-    r"""
-    What an NMM over pixels says of each of them alone,
-
-    .. math::
-
-        p(y_i = k) = \sum_{j \in n(i)} L_{ij} \frac{\alpha_{jk}}{A_j},
-
-    in strips, so that no table of all pixels and labels is made. For the ends of the interval,
-    with half of ``1 - level`` beyond each, a label ``k`` is spread over ``k - 0.5`` to ``k + 0.5``:
-    whole numbers would have to cover more than ``level``; see :meth:`Prediction.coverage`.
-
-    >>> hood = Neighborhood.grid(1, 2)
-    >>> alpha = LogisticConcentrations(torch.tensor([[[50.0, 60.0]]]), width=5.0)
-    >>> mean, low, high = predict_pixels(hood, alpha, torch.zeros(1, 1, 4), (1, 2))
-    >>> mean[0, 0], low[0, 0], high[0, 0]
-    (tensor([[55.1853, 55.1853]]), tensor([[38.2154, 38.2154]]), tensor([[71.9486, 71.9486]]))
-
-    :param alpha: of shape ``(B, channels, H W, C)``.
-    :param Tensor logits: ``(B, 1, num_edges)`` or ``(B, channels, num_edges)``.
-    :param tuple size: ``(H, W)``.
-    :param float level: of the interval.
-    """
-    check_shapes(hood, alpha, logits)
-    if not isinstance(alpha, OrderedConcentrations) or len(alpha.shape) != 4:
-        raise ValueError(
-            f"alpha must be ordered concentrations of shape (B, channels, H W, C), got "
-            f"{type(alpha).__name__} of shape {tuple(alpha.shape)}"
-        )
-    if size[0] * size[1] != hood.num_nodes:
-        raise ValueError(f"size must be that of hood's {hood.num_nodes} pixels, got {size}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
-    attention, found = hood.softmax(logits), []
-    tail, labels = (1 - level) / 2, torch.arange(alpha.num_classes, device=hood.device)
-    for rows in torch.arange(hood.num_nodes, device=hood.device).split(STRIP):
-        part = hood.take(rows)
-        sources, place = part.source.unique(return_inverse=True)
-        table = alpha.take(sources).table()
-        table /= table.sum(-1, keepdim=True)
-        weights = attention[..., part.edge].expand(*table.shape[:-2], -1)
-        pairs = zip(weights.flatten(0, -2), table.flatten(0, -3), strict=True)
-        strip = len(rows), len(sources)
-        mixed = [sparse_csr(part.ptr, place, w, strip) @ each for w, each in pairs]
-        probs = torch.stack(mixed).view(*table.shape[:-2], len(rows), -1)
-        ends = _quantiles(probs, torch.tensor([tail, 1 - tail]).to(probs))
-        found.append(torch.stack([(probs * labels).sum(-1), *ends.unbind(-1)]))
-    return Prediction(*torch.cat(found, -1).unflatten(-1, size))
-
-
-def pixel_log_probs(hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor) -> Tensor:
-    r"""
-    ``(..., N)``: :math:`\log p(y_i) = \log \sum_{j \in n(i)} L_{ij} \alpha_{j y_i} / A_j` of every
-    pixel alone, in nats. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
-
-    >>> hood = Neighborhood.grid(1, 2)
-    >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
-    >>> pixel_log_probs(hood, alpha, torch.zeros(4), torch.tensor([50, 50]))
-    tensor([-3.3409, -3.3409])
-
-    :param alpha: of shape ``(..., N, C)``.
-    :param Tensor logits: ``(..., num_edges)``.
-    :param Tensor y: ``(..., N)`` labels.
-    """
-    check_shapes(hood, alpha, logits)
-    check_labels(hood, y, hood.num_nodes)
-    check_label_range(hood, y, alpha.shape[-1])
-    probs = at_labels(alpha, hood.source, y.index_select(-1, hood.row))
-    probs = probs / totals(alpha).index_select(-1, hood.source)
-    return hood.sum(hood.softmax(logits) * probs).log()
-
-
-def _quantiles(probs: Tensor, levels: Tensor) -> Tensor:
-    """``(..., Q)``: of labels ``(..., C)``, each spread over one unit, at levels ``(Q,)``."""
-    below = probs.cumsum(-1)
-    levels = levels.expand(*probs.shape[:-1], -1).contiguous()
-    label = torch.searchsorted(below, levels).clamp(max=probs.shape[-1] - 1)
-    part = 1 - (below.gather(-1, label) - levels) / probs.gather(-1, label)
-    return label - 0.5 + part.clamp(0, 1)
 
 
 def _branch(features: int, channels: int) -> nn.Sequential:

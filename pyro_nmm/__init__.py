@@ -14,6 +14,7 @@ from pyro_nmm.distributions import (
 )
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.intervals import Intervals
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ __all__ = [
     "ChosenLabels",
     "GaussianConcentrations",
     "InnerProductGraph",
+    "Intervals",
     "LogisticConcentrations",
     "MembershipMixture",
     "NeighborChoice",

@@ -19,7 +19,7 @@ from pyro_nmm import (
 from pyro_nmm.datasets.images import image_folder, random_patches
 from pyro_nmm.guides import fit_images, fit_unet
 from pyro_nmm.guides.fitting.images import mean_errors
-from pyro_nmm.models import Denoiser, UNet, pixel_log_probs, predict_pixels
+from pyro_nmm.models import Denoiser, UNet
 from pyro_nmm.models.networks import attention_scores
 
 
@@ -103,7 +103,7 @@ def test_attention_to_oneself_is_a_network_with_widths(spread, concentrations):
     table = alpha.table()
     expected = (table.gather(-1, y[..., None])[..., 0] / table.sum(-1)).log()
     wanted = gradients(expected.sum())
-    torch.testing.assert_close(pixel_log_probs(hood, alpha, logits, y), expected)
+    torch.testing.assert_close(NeighborMixture(hood, alpha, logits).node_log_probs(y), expected)
     for estimator in ("em", "horizon", "later"):
         q = OrderedConditional(hood, *network(hood, noisy), y, estimator=estimator)
         c = q.sample()
@@ -165,29 +165,28 @@ def test_predictions_are_those_of_the_table():
     alpha = LogisticConcentrations(mean, 2.0 + torch.rand(20), 1.5, num_classes=16)
     marginals = NeighborMixture(hood, alpha.table(), logits).marginals()
     assert torch.allclose(NeighborMixture(hood, alpha, logits).marginals(), marginals)
+    mix = NeighborMixture(hood, alpha, logits)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_nmm.models.denoiser.STRIP", 7)
-        found = predict_pixels(hood, alpha, logits, (4, 5), level=0.8)
+        patch.setattr("pyro_nmm.ops.intervals.STRIP", 7)
+        found = mix.intervals(level=0.8)
     y = torch.randint(16, (2, 3, 20))
     own = marginals.gather(-1, y[..., None])[..., 0].log()
-    torch.testing.assert_close(pixel_log_probs(hood, alpha, logits, y), own)
+    torch.testing.assert_close(mix.node_log_probs(y), own)
     expected = (marginals * torch.arange(16)).sum(-1)
-    assert torch.allclose(found.mean.flatten(2), expected)
-    low, high = (end.flatten(2)[..., None] for end in found[1:])
+    assert torch.allclose(found.mean, expected)
+    low, high = (end[..., None] for end in found[1:])
     labels = torch.arange(16)
     below = (marginals * (low - labels + 0.5).clamp(0, 1)).sum(-1)
     above = (marginals * (labels + 0.5 - high).clamp(0, 1)).sum(-1)
     for mass in (below, above):
         torch.testing.assert_close(mass, torch.full_like(mass, 0.1))
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
-        predict_pixels(hood, alpha, logits, (4, 5), level=90)
-    with pytest.raises(ValueError, match="size must be that of hood's 20 pixels"):
-        predict_pixels(hood, alpha, logits, (5, 5))
-    with pytest.raises(ValueError, match="alpha must be ordered concentrations of shape"):
-        predict_pixels(hood, alpha.table(), logits, (4, 5))
-    torch.testing.assert_close(pixel_log_probs(hood, alpha.table(), logits, y), own)
+        mix.intervals(level=90)
+    table = NeighborMixture(hood, alpha.table(), logits)
+    torch.testing.assert_close(table.intervals(level=0.8), found)
+    torch.testing.assert_close(table.node_log_probs(y), own)
     with pytest.raises(ValueError, match=r"y holds label 16 at node 0, but alpha has"):
-        pixel_log_probs(hood, alpha, logits, torch.full_like(y, 16))
+        mix.node_log_probs(torch.full_like(y, 16))
 
 
 @pytest.mark.parametrize("mean", [5.0, 14.8, 17.0])
@@ -197,9 +196,9 @@ def test_coverage_of_what_follows_the_model(mean, width):
     hood = Neighborhood.grid(4, 5)
     logits = torch.zeros(1, 1, hood.num_edges)
     alpha = LogisticConcentrations(torch.full((1, 1, 20), mean), width, num_classes=16)
-    found = predict_pixels(hood, alpha, logits, (4, 5), level=0.8)
+    found = NeighborMixture(hood, alpha, logits).intervals(level=0.8)
     probs = NeighborMixture(hood, alpha, logits).marginals()[0, 0, 0]
-    covered = [found.coverage(torch.full((1, 1, 4, 5), k)) for k in range(16)]
+    covered = [found.coverage(torch.full((1, 1, 20), k)) for k in range(16)]
     torch.testing.assert_close(probs @ torch.stack(covered), torch.tensor(0.8))
 
 

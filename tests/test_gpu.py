@@ -39,8 +39,6 @@ from pyro_nmm.models import (
     StackedNMM,
     UNet,
     nmm,
-    pixel_log_probs,
-    predict_pixels,
 )
 from pyro_nmm.models.backbones import gcn
 
@@ -180,9 +178,9 @@ def test_denoiser():
     for device in ("cuda", "cpu"):
         hood, noisy = Neighborhood.grid(12, 12, device=device), 1.0 * image[None].to(device)
         alpha, logits = network.to(device)(hood, noisy)
-        parts = predict_pixels(hood, alpha, logits, (12, 12))
-        own = pixel_log_probs(hood, alpha, logits, image.flatten(1)[None].to(device))
-        found[device] = [t.cpu() for t in (*parts, own)]
-        assert NeighborMixture(hood, alpha, logits).sample().device.type == device
+        mix = NeighborMixture(hood, alpha, logits)
+        own = mix.node_log_probs(image.flatten(1)[None].to(device))
+        found[device] = [t.cpu() for t in (*mix.intervals(), own)]
+        assert mix.sample().device.type == device
     for there, here in zip(*found.values(), strict=True):
         torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-2)

@@ -134,7 +134,8 @@ def fit_images(
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> losses = fit_images(Denoiser(UNet(width=6, depth=1)), lambda: patches, num_steps=3)
 
-    :param draw: as in :func:`fit_unet`; labels end at the network's ``num_classes - 1``.
+    :param draw: gives patches ``(B, channels, H, W)`` as in :func:`fit_unet`; labels end at the
+        network's ``num_classes - 1``.
     :param int radius: of the windows around pixels. With zero every pixel attends to itself alone,
         and pixels are independent.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.

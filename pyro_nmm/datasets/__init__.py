@@ -3,7 +3,7 @@
 
 """Graphs, links and images for the examples and the benchmarks, and their splits."""
 
-from pyro_nmm.datasets.images import image_folder, photographs, random_patches
+from pyro_nmm.datasets.images import image_folder, letters, photographs, random_patches
 from pyro_nmm.datasets.links import LinkSplit, link_graph, link_split, published_split
 from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid, random_split, select_split
 
@@ -12,6 +12,7 @@ __all__ = [
     "digits",
     "image_folder",
     "inner_edges",
+    "letters",
     "link_graph",
     "link_split",
     "photographs",

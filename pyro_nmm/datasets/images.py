@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images for denoising, as integer grey levels ``(channels, H, W)`` in 0..255."""
+"""Images: integer grey levels ``(channels, H, W)`` in 0..255, and letters of two."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+
+from pyro_nmm.datasets.extras import extra
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 
@@ -22,9 +24,7 @@ def photographs() -> dict[str, Tensor]:
     >>> {name: tuple(image.shape) for name, image in photographs().items()}
     {'china': (3, 427, 640), 'flower': (3, 427, 640)}
     """
-    from sklearn.datasets import load_sample_images
-
-    data = load_sample_images()
+    data = extra("sklearn.datasets", "photographs").load_sample_images()
     return {
         Path(name).stem: torch.from_numpy(np.array(image)).permute(2, 0, 1).long()
         for name, image in zip(data.filenames, data.images, strict=True)
@@ -33,14 +33,13 @@ def photographs() -> dict[str, Tensor]:
 
 def image_folder(path: str | Path) -> dict[str, Tensor]:
     """All ``.png`` and ``.jpg`` images of a folder, by their names, sorted."""
-    from PIL import Image
-
+    image_module = extra("PIL.Image", "image folders")
     files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in ENDINGS)
     if not files:
         raise FileNotFoundError(f"path: {path} has no .png or .jpg files")
     images = {}
     for file in files:
-        with Image.open(file) as image:
+        with image_module.open(file) as image:
             pixels = torch.from_numpy(np.array(image.convert("RGB")))
         images[file.name] = pixels.permute(2, 0, 1).long()
     return images
@@ -72,3 +71,23 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
         patch = patch.rot90(turns, (1, 2))
         patches.append(patch.flip(2) if mirrored else patch)
     return torch.stack(patches)
+
+
+def letters(text: str, height: int, width: int, margin: float = 0.12) -> Tensor:
+    """
+    ``(height, width)`` with -1 for the ground and 1 for a text, as large as fits, in the font that
+    ships with matplotlib.
+
+    >>> letters("NMM", 10, 30).shape
+    torch.Size([10, 30])
+    """
+    path_module = extra("matplotlib.textpath", "letters")
+    font = extra("matplotlib.font_manager", "letters").FontProperties
+    path = path_module.TextPath((0, 0), text, 1, font(family="DejaVu Sans", weight="bold"))
+    box = path.get_extents()
+    scale = (1 - 2 * margin) * min(width / box.width, height / box.height)
+    x = (np.arange(width) + 0.5 - width / 2) / scale + (box.x0 + box.x1) / 2
+    y = -(np.arange(height) + 0.5 - height / 2) / scale + (box.y0 + box.y1) / 2
+    points = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)
+    inside = path.contains_points(points).reshape(height, width)
+    return torch.tensor(2.0 * inside - 1, dtype=torch.get_default_dtype())

@@ -16,6 +16,7 @@ from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
+from pyro_nmm.datasets.extras import extra
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
 from pyro_nmm.sparse import identity, sparse_csr
 
@@ -126,9 +127,9 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
     file, key = files[name]
     if root is None or not (Path(root) / file).exists():
         raise FileNotFoundError(f"{name} needs root=, a folder that holds {file}; got {root}")
-    from scipy.io import loadmat
-
-    content = loadmat(Path(root) / file, squeeze_me=True, struct_as_record=False)[key]
+    content = extra("scipy.io", "these links").loadmat(
+        Path(root) / file, squeeze_me=True, struct_as_record=False
+    )[key]
     matrix = content.A if name == "yeast" else content
     if isinstance(matrix, np.ndarray):
         edge_index = torch.from_numpy(np.stack(matrix.nonzero()))

@@ -16,6 +16,7 @@ from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
 from pyro_nmm.datasets.entries import check_edge_index, entry
+from pyro_nmm.datasets.extras import extra
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
@@ -45,13 +46,9 @@ def digits(num_neighbors: int = 8) -> Data:
     scikit-learn's 1797 images of digits and the graph of their nearest neighbours. Images are
     ``(N, 64)`` in [0, 1]; splits come from :func:`random_split`.
     """
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.neighbors import kneighbors_graph
-    except ImportError as error:
-        raise ImportError("the digits need scikit-learn: pip install pyro-nmm[examples]") from error
-    images = load_digits()
-    graph = kneighbors_graph(images.data, num_neighbors)
+    images = extra("sklearn.datasets", "digits").load_digits()
+    neighbors = extra("sklearn.neighbors", "digits")
+    graph = neighbors.kneighbors_graph(images.data, num_neighbors)
     edge_index = to_undirected(from_scipy_sparse_matrix(graph)[0])
     x = torch.tensor(images.data, dtype=torch.float) / 16
     return Data(x=x, edge_index=edge_index, y=torch.tensor(images.target))

@@ -22,7 +22,8 @@ from pyro_nmm.distributions.smc import log_likelihood
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import ESTIMATORS, entropy_bound
-from pyro_nmm.ops.marginals import node_marginals, pair_marginals
+from pyro_nmm.ops.intervals import Intervals, label_intervals
+from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import (
     check_all_rows,
@@ -160,6 +161,44 @@ class NeighborMixture(GraphDistribution):
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
         marginals = node_marginals(self.hood, self.table, self.attention)
         return marginals.expand(*self.batch_shape, -1, -1)
+
+    def node_log_probs(self, y: Tensor) -> Tensor:
+        r"""
+        ``(..., N)``: :math:`\log p(y_i)` of every node alone, in nats; no table is made.
+
+        >>> from pyro_nmm import LogisticConcentrations
+        >>> hood = Neighborhood.grid(1, 2)
+        >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
+        >>> NeighborMixture(hood, alpha, torch.zeros(4)).node_log_probs(torch.tensor([50, 50]))
+        tensor([-3.3409, -3.3409])
+
+        :param Tensor y: ``(..., N)`` labels. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
+        """
+        y = check_labels(self.hood, y, self.hood.num_nodes)
+        check_label_range(self.hood, y, self.num_classes)
+        (alpha, logits), provenance = untracked(self.alpha, self.logits)
+        log_probs = node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
+        return track_provenance(log_probs, provenance)
+
+    def intervals(self, level: float = 0.9) -> Intervals:
+        r"""
+        Every node's mean label and an interval of ordered labels, such as grey levels, from its own
+        distribution; without a table of all of them. With half of ``1 - level`` beyond each end, a
+        label ``k`` is spread over ``k - 0.5`` to ``k + 0.5``: whole numbers would have to cover
+        more than ``level``; see :meth:`Intervals.coverage`.
+
+        >>> from pyro_nmm import LogisticConcentrations
+        >>> hood = Neighborhood.grid(1, 2)
+        >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
+        >>> found = NeighborMixture(hood, alpha, torch.zeros(4)).intervals()
+        >>> found.low, found.high
+        (tensor([38.2154, 38.2154]), tensor([71.9486, 71.9486]))
+
+        :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, got {level}")
+        return label_intervals(self.hood, self.alpha, self.attention, level)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.blocks import blocks
+from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.compact import compact
 
@@ -32,6 +33,21 @@ def spread(hood: Neighborhood, mean: Tensor, attention: Tensor) -> Tensor:
         messages = attention[..., part, None] * mean.index_select(-2, hood.source[part])
         marginals = marginals.index_add_(-2, hood.row[part], messages)
     return marginals
+
+
+def node_log_probs(
+    hood: Neighborhood, alpha: Concentrations, attention: Tensor, labels: Tensor
+) -> Tensor:
+    r"""
+    ``(..., num_rows)``: :math:`\log p(y_i) = \log \sum_{j \in n(i)} L_{ij} \alpha_{j y_i} / A_j`,
+    without a table of all labels.
+
+    :param alpha: ``(..., N, C)``.
+    :param Tensor labels: ``(..., num_rows)``. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
+    """
+    probs = at_labels(alpha, hood.source, labels.index_select(-1, hood.row))
+    probs = probs / totals(alpha).index_select(-1, hood.source)
+    return hood.sum(attention * probs).log()
 
 
 class PairRows:

@@ -1,0 +1,26 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Libraries that only some data need."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def extra(module: str, what: str) -> ModuleType:
+    """
+    A module of the ``examples`` extra.
+
+    :param str what: the data that need it, for the error.
+    :raises ImportError: if it is missing.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        needed = module.partition(".")[0]
+        raise ImportError(
+            f"{what} need {needed}, which cannot be imported ({error}): pip install "
+            f"pyro-nmm[examples]"
+        ) from error

@@ -1,0 +1,87 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Means and intervals of nodes' labels where these are ordered, such as grey levels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.concentrations import Concentrations, chosen_rows, written_out
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.sparse import sparse_csr
+
+#: Rows whose distributions are written out at once.
+STRIP = 2048
+
+
+class Intervals(NamedTuple):
+    r"""
+    Every node's mean label :math:`\sum_k k \, p(y_i = k)` and the ends of an interval, which are no
+    whole numbers, each ``(..., N)``. :meth:`NeighborMixture.intervals` makes them.
+
+    >>> low, high = torch.zeros(4), torch.full((4,), 10.0)
+    >>> found = Intervals((low + high) / 2, low, high)
+    >>> found.coverage(torch.tensor([0, 5, 12, 10]))
+    tensor(0.5000)
+    """
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+
+    def coverage(self, y: Tensor) -> Tensor:
+        r"""
+        The share of labels ``(..., N)`` that lie in their intervals, where a label ``k`` on an end
+        counts by how much of ``k - 0.5`` to ``k + 0.5`` is inside. Labels that follow their
+        distributions are covered as often as the interval's ``level`` says.
+
+        >>> low, high = torch.tensor([3.25, 0.0, 5.0]), torch.tensor([4.5, 9.0, 7.0])
+        >>> Intervals((low + high) / 2, low, high).coverage(torch.tensor([3, 4, 8]))
+        tensor(0.4167)
+        """
+        inside = torch.minimum(y + 0.5, self.high) - torch.maximum(y - 0.5, self.low)
+        return inside.clamp(0, 1).mean()
+
+
+@torch.no_grad()
+def label_intervals(
+    hood: Neighborhood, alpha: Concentrations, attention: Tensor, level: float
+) -> Intervals:
+    r"""
+    From every node's :math:`p(y_i = k) = \sum_{j \in n(i)} L_{ij} \alpha_{jk} / A_j`, in strips, so
+    that no table of all nodes and labels is made.
+
+    :param alpha: ``(..., N, C)``.
+    :param Tensor attention: ``(..., num_edges)``, :math:`L_{ij}`.
+    :param float level: of the interval, with half of ``1 - level`` beyond each end.
+    """
+    found, num_classes = [], alpha.shape[-1]
+    tail, labels = (1 - level) / 2, torch.arange(num_classes, device=hood.device)
+    for rows in torch.arange(hood.num_rows, device=hood.device).split(STRIP):
+        part = hood.take(rows)
+        sources, place = part.source.unique(return_inverse=True)
+        table = written_out(chosen_rows(alpha, sources))
+        table = table / table.sum(-1, keepdim=True)
+        batch = torch.broadcast_shapes(table.shape[:-2], attention.shape[:-1])
+        weights = attention[..., part.edge].expand(*batch, -1).reshape(-1, part.num_edges)
+        tables = table.expand(*batch, -1, -1).reshape(-1, *table.shape[-2:])
+        size = len(rows), len(sources)
+        mixed = [sparse_csr(part.ptr, place, w, size) @ t
+                 for w, t in zip(weights, tables, strict=True)]  # fmt: skip
+        probs = torch.stack(mixed).view(*batch, len(rows), num_classes)
+        ends = _quantiles(probs, torch.tensor([tail, 1 - tail]).to(probs))
+        found.append(torch.stack([(probs * labels).sum(-1), *ends.unbind(-1)]))
+    return Intervals(*torch.cat(found, -1))
+
+
+def _quantiles(probs: Tensor, levels: Tensor) -> Tensor:
+    """``(..., Q)``: of labels ``(..., C)``, each spread over one unit, at levels ``(Q,)``."""
+    below = probs.cumsum(-1)
+    levels = levels.expand(*probs.shape[:-1], -1).contiguous()
+    label = torch.searchsorted(below, levels).clamp(max=probs.shape[-1] - 1)
+    part = 1 - (below.gather(-1, label) - levels) / probs.gather(-1, label)
+    return label - 0.5 + part.clamp(0, 1)
