@@ -25,7 +25,7 @@ from tqdm import tqdm
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import letters
 from pyro_nmm.guides import fit_mixture, mean_field
-from pyro_nmm.models import FreeNMM, coarse_to_fine, denoising
+from pyro_nmm.models import FreeNMM, coarse_to_fine, ising_posterior
 
 
 def main(args) -> dict:
@@ -33,7 +33,7 @@ def main(args) -> dict:
     shape = args.height, args.width
     clean = letters(args.text, *shape)
     noisy = (clean + args.sigma * torch.randn(shape)).to(args.device)
-    field = denoising(noisy, args.coupling, args.sigma)
+    field = ising_posterior(noisy, args.coupling, args.sigma)
     log_z, truth = field.log_normalizer().item(), field.marginals()
 
     independent = mean_field(field)
@@ -45,7 +45,8 @@ def main(args) -> dict:
         progress=lambda steps: tqdm(steps, desc="NMM", unit="step"),
     )  # fmt: skip
     with torch.no_grad():
-        bound = -mix.entropy_bound(512, "later", order).mean() - field.expected_potential(mix)
+        entropy = mix.entropy_bound(512, "reward_to_go", order).mean()
+        bound = -entropy - field.expected_potential(mix)
 
     result = {}
     print(f"{'':12}{'KL, nats':>12}{'error of marginals':>20}")

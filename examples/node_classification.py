@@ -34,15 +34,14 @@ from pyro_nmm.datasets.nodes import (
     random_split,
     select_split,
 )
-from pyro_nmm.guides import Agreement, fit_classifier, fit_nmm
+from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
 from pyro_nmm.metrics import (
     brier,
     independent_pairs,
-    log_likelihood,
+    mean_log_prob,
     pair_log_likelihood,
-    temperature_scaling,
 )
-from pyro_nmm.models import NMMNetwork, StackedNMM
+from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
 from pyro_nmm.models.backbones import appnp, gat, gcn
 
 BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp}
@@ -84,7 +83,7 @@ def scores(probs, data, pairs, table, seconds=None) -> dict:
     p = probs[test]
     return {
         "accuracy": (p.argmax(-1) == y[test]).double().mean().item(),
-        "NLL": -log_likelihood(p.clamp(min=1e-12), y[test]).item(),
+        "NLL": -mean_log_prob(p.clamp(min=1e-12), y[test]).item(),
         "ECE": multiclass_calibration_error(p, y[test], p.shape[-1], n_bins=15).item(),
         "Brier": brier(p, y[test]).item(),
         "PLL": pair_log_likelihood(table.clamp(min=1e-24), y, pairs).item(),
@@ -133,10 +132,10 @@ def main(args) -> dict:
     results[f"{name} + StackedNMM"] = on_top(logits)[-1]
 
     # An NMM that is trained with its networks, with the unlabelled nodes as teachers too.
-    agreement = Agreement(data.num_nodes, num_classes, weight=args.agreement).to(args.device)
+    consistency = Consistency(data.num_nodes, num_classes, weight=args.consistency).to(args.device)
     mix, nmm_curve, seconds = timed(
         fit_nmm, network, data, hood, label=f"NMM-{name}", checkpoint=files["nmm"],
-        agreement=agreement if args.agreement else None, **options,
+        consistency=consistency if args.consistency else None, **options,
     )  # fmt: skip
     post = mix.condition(y, data.train_mask, num_samples=64)
     results[f"NMM-{name}"] = scores(post.marginals(), data, pairs, post.pairwise(pairs), seconds)
@@ -169,7 +168,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--dropout", type=float, default=0.5)
-    parser.add_argument("--agreement", type=float, default=0.5, help="weight; 0: bound alone")
+    parser.add_argument("--consistency", type=float, default=0.5, help="weight; 0: bound alone")
     parser.add_argument("--node", type=int, help="to be drawn; default an uncertain test node")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")

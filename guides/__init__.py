@@ -4,7 +4,7 @@
 """Pyro guides."""
 
 from pyro_nmm.guides.amortized import AmortizedNMM
-from pyro_nmm.guides.consistency import Agreement
+from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.field import FieldGuide
 from pyro_nmm.guides.fitting.field import fit_mixture
@@ -17,8 +17,8 @@ from pyro_nmm.guides.mixture import MixtureGuide, density
 from pyro_nmm.guides.ordered import ordered_guide
 
 __all__ = [
-    "Agreement",
     "AmortizedNMM",
+    "Consistency",
     "DGLFRMGuide",
     "FieldGuide",
     "MarginalGuide",

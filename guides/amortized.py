@@ -7,7 +7,7 @@ import pyro
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides.consistency import Agreement
+from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward, evaluation
 from pyro_nmm.models.nmm import nmm
@@ -49,8 +49,8 @@ class AmortizedNMM(nn.Module):
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the network's parameters in Pyro's store.
-    :param Agreement agreement: lets unlabelled nodes teach the network too, in training mode,
-        through a factor ``agreement`` in the model; the loss is then no bound any more. Its
+    :param Consistency consistency: lets unlabelled nodes teach the network too, in training mode,
+        through a factor ``consistency`` in the model; the loss is then no bound any more. Its
         memory advances with every run of the model: once a step with vectorized particles.
     """
 
@@ -60,12 +60,12 @@ class AmortizedNMM(nn.Module):
         network: nn.Module,
         *,
         collapsed: bool = True,
-        estimator: str = "later",
+        estimator: str = "reward_to_go",
         name: str = "nmm",
-        agreement: Agreement | None = None,
+        consistency: Consistency | None = None,
     ) -> None:
         super().__init__()
-        self.hood, self.network, self.agreement = hood, network, agreement
+        self.hood, self.network, self.consistency = hood, network, consistency
         self.collapsed, self.estimator, self.name = collapsed, estimator, name
         self.forward_pass = SharedForward(hood, network, name)
 
@@ -83,10 +83,10 @@ class AmortizedNMM(nn.Module):
     def model(self, *inputs, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
         """:func:`~pyro_nmm.models.nmm` at the network's output."""
         alpha, logits = self.forward_pass.take(inputs)
-        if self.agreement is not None and self.training and y is not None:
+        if self.consistency is not None and self.training and y is not None:
             mixture = NeighborMixture(self.hood, alpha, logits)
             size = self.hood.restrict(observed).num_rows
-            pyro.factor("agreement", -size * self.agreement.of(mixture, y, observed))
+            pyro.factor("consistency", -size * self.consistency.of(mixture, y, observed))
         return nmm(self.hood, alpha, logits, y, observed, collapsed=self.collapsed)
 
     def mixture(self, *inputs) -> NeighborMixture:

@@ -13,7 +13,7 @@ from pyro_nmm import NeighborMixture
 from pyro_nmm.validation import check_integers
 
 
-class Agreement(nn.Module):
+class Consistency(nn.Module):
     r"""
     Learning from the unlabelled nodes: a penalty on marginals :math:`u` of shape ``(N, C)``
     under dropout that disagree with the sharpened memory of earlier posteriors
@@ -29,9 +29,9 @@ class Agreement(nn.Module):
     (2019, "MixMatch", NeurIPS), and the NMM's posterior as the teacher. It is not part of the
     likelihood: use it where labels are few.
 
-    >>> agreement = Agreement(num_nodes=1, num_classes=2, temperature=0.5, warmup=0)
+    >>> consistency = Consistency(num_nodes=1, num_classes=2, temperature=0.5, warmup=0)
     >>> probs = torch.tensor([[0.6, 0.4]])
-    >>> agreement(probs, probs)
+    >>> consistency(probs, probs)
     tensor(0.0183)
 
     The memory is a buffer, so a checkpoint's ``state_dict`` holds it.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NamedTuple
 
 import pyro
@@ -19,7 +20,7 @@ from torch_geometric.utils import sort_edge_index
 from pyro_nmm import MembershipMixture, Neighborhood
 from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.inner_product import observed_edges
-from pyro_nmm.distributions.membership_mixture import ESTIMATORS, relaxed_logits
+from pyro_nmm.distributions.membership_mixture import relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
 from pyro_nmm.guides.marginal import MarginalGuide
 from pyro_nmm.guides.mixture import MixtureGuide
@@ -29,6 +30,15 @@ from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.param_store import register
 from pyro_nmm.sparse import sparse_csr
+from pyro_nmm.validation import as_member
+
+
+class LinkEstimator(StrEnum):
+    """How the bound's derivative follows the attention, see :class:`DGLFRMGuide`."""
+
+    PATHWISE = "pathwise"  #: unbiased, for few communities
+    LINEAR = "linear"  #: biased, of little variance
+    LOCAL = "local"  #: unbiased, by two draws of every node
 
 
 class DGLFRMGuide(nn.Module):
@@ -103,10 +113,7 @@ class DGLFRMGuide(nn.Module):
         name: str = "dglfrm_guide",
     ) -> None:
         super().__init__()
-        if estimator not in (*ESTIMATORS[:2], "local"):
-            raise ValueError(
-                f"estimator must be one of {(*ESTIMATORS[:2], 'local')}, got {estimator!r}"
-            )
+        way = as_member(LinkEstimator, estimator=estimator)
         if not temperature > 0 or (num_columns is not None and num_columns < 1):
             raise ValueError(
                 f"temperature and num_columns must be positive, got {temperature} and {num_columns}"
@@ -123,7 +130,8 @@ class DGLFRMGuide(nn.Module):
         self.forward_pass = SharedForward(hood, self.encoder, name)
         if hood is None:
             return
-        follows = "detached" if estimator == "local" else estimator
+        local = way is LinkEstimator.LOCAL
+        follows = "detached" if local else way.value
 
         def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
             return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
@@ -131,7 +139,7 @@ class DGLFRMGuide(nn.Module):
         self.memberships: MarginalGuide | MixtureGuide
         parts = hood, self.encoder, self._rest
         if marginal:
-            credit = self._credit if estimator == "local" else None
+            credit = self._credit if local else None
             self.memberships = MarginalGuide(*parts, family, site="s", name=name, credit=credit)
         else:
             self.memberships = MixtureGuide(*parts, site="s", name=name, family=family)

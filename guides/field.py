@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.shared_forward import SharedForward, evaluation
 from pyro_nmm.models.markov_random_field import PairwiseMRF
-from pyro_nmm.ops.entropy import ESTIMATORS
-from pyro_nmm.validation import order_to_rows
+from pyro_nmm.ops.entropy import EntropyEstimator
+from pyro_nmm.validation import as_member, check_integers, order_to_rows
 
 
 class FieldGuide(nn.Module):
@@ -69,19 +69,16 @@ class FieldGuide(nn.Module):
         network: nn.Module,
         target: PairwiseMRF | Callable[..., PairwiseMRF],
         *,
-        estimator: str = "horizon",
+        estimator: str = "one_step_credit",
         num_samples: int = 4,
         order: Tensor | None = None,
         name: str = "mixture",
     ) -> None:
         super().__init__()
-        if estimator not in ESTIMATORS or num_samples < 1:
-            raise ValueError(
-                f"estimator must be one of {ESTIMATORS} and num_samples at least 1, got "
-                f"{estimator!r} and {num_samples}"
-            )
+        check_integers(1, num_samples=num_samples)
         self.hood, self.network, self.target = hood, network, target
-        self.estimator, self.num_samples = estimator, num_samples
+        self.estimator = as_member(EntropyEstimator, estimator=estimator)
+        self.num_samples = num_samples
         if isinstance(target, PairwiseMRF):
             if target.num_nodes != hood.num_nodes or target.batch_shape:
                 raise ValueError(

@@ -21,7 +21,7 @@ def ordered_guide(
     observed: Tensor | None = None,
     *,
     collapsed: bool = False,
-    estimator: str = "later",
+    estimator: str = "reward_to_go",
 ) -> None:
     r"""
     The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from

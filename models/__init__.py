@@ -10,14 +10,14 @@ from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.markov_random_field import (
     PairwiseMRF,
     coarse_to_fine,
-    denoising,
     grid_edges,
     ising,
+    ising_posterior,
     potts,
 )
 from pyro_nmm.models.networks import FreeNMM, NMMNetwork
 from pyro_nmm.models.nmm import nmm
-from pyro_nmm.models.stacked import StackedNMM
+from pyro_nmm.models.stacked import StackedNMM, temperature_scaling
 from pyro_nmm.models.unet import UNet
 
 __all__ = [
@@ -31,9 +31,10 @@ __all__ = [
     "UNet",
     "annealed_log_normalizer",
     "coarse_to_fine",
-    "denoising",
     "grid_edges",
     "ising",
+    "ising_posterior",
     "nmm",
     "potts",
+    "temperature_scaling",
 ]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import LogisticConcentrations, Neighborhood
-from pyro_nmm.concentrations import OrderedConcentrations
+from pyro_nmm.concentrations import OrdinalConcentrations
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.unet import UNet
 
@@ -60,7 +60,7 @@ class Denoiser(nn.Module):
         num_classes: int = 256,
         floor: float = 1e-5,
         spread: bool = True,
-        concentrations: type[OrderedConcentrations] = LogisticConcentrations,
+        concentrations: type[OrdinalConcentrations] = LogisticConcentrations,
     ) -> None:
         super().__init__()
         for name, value in (("sigma", sigma), ("scale", scale), ("floor", floor)):
@@ -82,7 +82,7 @@ class Denoiser(nn.Module):
         self.omega = nn.Parameter(torch.tensor(float(omega)))
         self.gamma = nn.Parameter(torch.tensor(float(gamma)))
 
-    def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[OrderedConcentrations, Tensor]:
+    def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[OrdinalConcentrations, Tensor]:
         """
         :param Tensor noisy: ``(B, channels, H, W)``, in grey levels.
         :return: ``alpha`` of shape ``(B, channels, H W, C)``, not written out, and ``logits``

@@ -14,12 +14,13 @@ from torch import Size, Tensor
 MAX_TABLE = 2**19
 
 
-def eliminate(
-    edges: Tensor, unary: Tensor, pairwise: Tensor, num_draws: int | None = None
-) -> Tensor:
+#: A node that leaves the table, those that stay in it, and the table with its own labels last.
+Left = tuple[int, list[int], Tensor]
+
+
+def log_sum(edges: Tensor, unary: Tensor, pairwise: Tensor) -> Tensor:
     r"""
-    :math:`\log Z = \log \sum_y \exp \big( \sum_i u_i(y_i) + \sum_{(i, j)} w_{ij}(y_i, y_j) \big)`,
-    or draws of :math:`y`.
+    :math:`\log Z = \log \sum_y \exp \big( \sum_i u_i(y_i) + \sum_{(i, j)} w_{ij}(y_i, y_j) \big)`.
 
     Nodes enter a table one by one, breadth first, and leave it after their last neighbour has
     come: a transfer matrix, site by site, on a grid.
@@ -27,11 +28,31 @@ def eliminate(
     :param Tensor edges: ``(2, P)``.
     :param Tensor unary: ``(..., N, C)``.
     :param Tensor pairwise: ``(..., P, C, C)``, first node's label first.
-    :param int num_draws: of exact samples instead of the sum; without batch dimensions.
-    :return: ``(...)``, or ``(num_draws, N)``. Cost: :math:`O(N C^w)` and, for gradients and
-        draws, as much memory; ``w`` is the width of a grid plus one.
+    :return: ``(...)``. Cost: :math:`O(N C^w)` and, for gradients, as much memory; ``w`` is the
+        width of a grid plus one.
     :raises ValueError: if the table would exceed :data:`MAX_TABLE`.
     """
+    return _eliminate(edges, unary, pairwise, None)
+
+
+def exact_draws(edges: Tensor, unary: Tensor, pairwise: Tensor, num_draws: int) -> Tensor:
+    """
+    ``(num_draws, N)``: independent draws of :math:`y`, each node given those that were in the table
+    when it left. Parameters, cost and errors are those of :func:`log_sum`, without batch
+    dimensions.
+    """
+    left: list[Left] = []
+    _eliminate(edges, unary, pairwise, left)
+    draws = torch.zeros(num_draws, unary.shape[-2], dtype=torch.long, device=unary.device)
+    for node, inside, table in reversed(left):
+        logits = table[tuple(draws[:, n] for n in inside)]
+        logits = logits.expand(num_draws, -1)
+        draws[:, node] = torch.distributions.Categorical(logits=logits).sample()
+    return draws
+
+
+def _eliminate(edges: Tensor, unary: Tensor, pairwise: Tensor, left: list[Left] | None) -> Tensor:
+    """The logarithm of the sum; ``left``, if given, takes the nodes as they leave."""
     num_nodes, num_classes = unary.shape[-2:]
     order, last = _schedule(edges, num_nodes)
     width = _width(order, last)
@@ -46,7 +67,6 @@ def eliminate(
         into[second].append((first, number, first == j))
     table = unary.new_zeros(torch.broadcast_shapes(unary.shape[:-2], pairwise.shape[:-3]))
     inside: list[int] = []
-    left: list[tuple[int, list[int], Tensor]] = []
     batch = table.dim()
     for node in sorted(range(num_nodes), key=order.__getitem__):
         inside.append(node)
@@ -58,20 +78,10 @@ def eliminate(
         for gone in [n for n in inside if last[n] == order[node]]:
             place = inside.index(gone)
             inside.remove(gone)
-            if num_draws is not None:
+            if left is not None:
                 left.append((gone, list(inside), table.movedim(batch + place, -1)))
             table = table.logsumexp(batch + place)
-    return table if num_draws is None else _backward(left, num_draws, unary)
-
-
-def _backward(left: list[tuple[int, list[int], Tensor]], num_draws: int, unary: Tensor) -> Tensor:
-    """Nodes in the opposite order, each given those that were in the table when it left."""
-    draws = torch.zeros(num_draws, unary.shape[-2], dtype=torch.long, device=unary.device)
-    for node, inside, table in reversed(left):
-        logits = table[tuple(draws[:, n] for n in inside)]
-        logits = logits.expand(num_draws, -1)
-        draws[:, node] = torch.distributions.Categorical(logits=logits).sample()
-    return draws
+    return table
 
 
 def _along(value: Tensor, dims: list[int], size: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch.distributions import constraints
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.models.elimination import adjacency, eliminate
+from pyro_nmm.models.elimination import adjacency, exact_draws, log_sum
 from pyro_nmm.ops.marginals import expected_interaction
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import as_labels
@@ -132,14 +132,14 @@ class PairwiseMRF(GraphDistribution):
         return self.log_potential(value) - self.log_normalizer()
 
     def log_normalizer(self) -> Tensor:
-        r"""Exact :math:`\log Z`, differentiable. Cost: see :func:`eliminate`."""
-        return eliminate(self.edges, self.unary, self._tables())
+        r"""Exact :math:`\log Z`, differentiable, by :func:`~pyro_nmm.models.elimination.log_sum`."""
+        return log_sum(self.edges, self.unary, self._tables())
 
     def marginals(self) -> Tensor:
         r"""``(..., N, C)``: exact :math:`p(y_i) = \partial \log Z / \partial u_i`."""
         with torch.enable_grad():
             unary = self.unary.detach().expand(*self.batch_shape, -1, -1).clone()
-            total = eliminate(self.edges, unary.requires_grad_(), self._tables().detach()).sum()
+            total = log_sum(self.edges, unary.requires_grad_(), self._tables().detach()).sum()
         return torch.autograd.grad(total, unary)[0]
 
     @torch.no_grad()
@@ -153,7 +153,7 @@ class PairwiseMRF(GraphDistribution):
         (unary, pairwise), provenance = untracked(self.unary, self._tables())
         unary = unary.reshape(unary.shape[-2:])
         pairwise = pairwise.reshape(-1, self.num_classes, self.num_classes)
-        draws = eliminate(self.edges, unary, pairwise, num_draws=shape.numel())
+        draws = exact_draws(self.edges, unary, pairwise, shape.numel())
         return track_provenance(draws.view(shape + self.event_shape), provenance)
 
     def scaled(self, share: float) -> PairwiseMRF:
@@ -199,7 +199,7 @@ def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF
     return PairwiseMRF(edges, unary, _strength(coupling, unary), interaction)
 
 
-def denoising(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
+def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
     r"""
     The posterior of a binary image given a noisy one, Murphy (2012, "Machine Learning: A
     Probabilistic Perspective", 21.3.2): an Ising prior and Gaussian noise,
@@ -208,7 +208,7 @@ def denoising(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> Pairw
 
         \log p^*(x) = J \sum_{(i, j)} x_i x_j + \sum_i \log \mathcal N(v_i; x_i, \sigma^2)
 
-    >>> denoising(torch.randn(4, 6)).num_nodes
+    >>> ising_posterior(torch.randn(4, 6)).num_nodes
     24
 
     :param Tensor image: ``(H, W)`` noisy values :math:`v`, around -1 and 1.

@@ -9,7 +9,7 @@ from pyro.distributions import Categorical, Dirichlet
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.concentrations import Concentrations, OrderedConcentrations
+from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations
 from pyro_nmm.models.one_event import OneEvent, check_plates
 from pyro_nmm.validation import (
     check_all_rows,
@@ -98,7 +98,7 @@ def _sites(
     if collapsed:
         c = pyro.sample("c", choice)
         return pyro.sample("y", ChosenLabels(alpha, c), obs=obs)
-    if isinstance(alpha, OrderedConcentrations):
+    if isinstance(alpha, OrdinalConcentrations):
         raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
     z = pyro.sample("z", Dirichlet(alpha).to_event(1))
     c = pyro.sample("c", choice)

@@ -8,11 +8,11 @@ import math
 
 import torch
 from torch import Size, Tensor, nn
+from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.edges import check_mask
-from pyro_nmm.metrics import temperature_scaling
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.validation import check_integers, check_label_range, check_labels, check_positive
 
@@ -193,6 +193,32 @@ class StackedNMM(nn.Module):
             f"temperature={1 / scale:.3f}, kappa={kappa:.3f}, floor={floor:.4f}, "
             f"gamma={self.gamma.item():.3f}, similarity={self.similarity.item():.3f}"
         )
+
+
+def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
+    r"""
+    The temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the
+    likelihood of the held-out labels (Guo et al. 2017, "On Calibration of Modern Neural
+    Networks", ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.
+
+    :param Tensor scores: ``(N, C)`` logits.
+    :param Tensor y: ``(N,)`` labels.
+    :param Tensor held_out: ``(N,)`` boolean mask.
+    """
+    if not held_out.any():
+        raise ValueError("held_out selects no node: at least one entry must be True")
+    scores = scores.detach()
+    log_scale = torch.zeros((), dtype=scores.dtype, device=scores.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([log_scale], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(scores[held_out] * log_scale.exp(), y[held_out])
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return (-log_scale).exp().item()
 
 
 def _surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tensor:

@@ -232,8 +232,8 @@ def find(hood, choices):
     return torch.from_numpy(edges)
 
 
-def horizon_costs(rows, terms, draw, log_label, labels, num_classes):
-    """See :func:`pyro_nmm.ops.score_costs.horizon_costs`. Cost: :math:`O(B E)`."""
+def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
+    """See :func:`pyro_nmm.ops.score_costs.one_step_credits`. Cost: :math:`O(B E)`."""
     attention, alpha, total = (_array(t, np.float64) for t in terms)
     inputs = [_array(rows.ptr), _array(rows.source), np.exp(attention), alpha, total]
     inputs += [_array(labels), *map(_array, draw), _array(log_label, np.float64)]

@@ -22,7 +22,7 @@ STRIP = 4096
 CHUNK = 16
 
 
-class OrderedConcentrations:
+class OrdinalConcentrations:
     r"""
     What :class:`GaussianConcentrations` and :class:`LogisticConcentrations` share: concentrations
     of labels ``0..C - 1`` around a mean, on a floor without which a label far from all means would
@@ -79,7 +79,7 @@ class OrderedConcentrations:
         mean, width, scale = self._of(nodes)
         return scale * self.peak(labels, mean, width) + self.floor
 
-    def take(self, nodes: Tensor) -> OrderedConcentrations:
+    def take(self, nodes: Tensor) -> OrdinalConcentrations:
         """Those of nodes ``(n,)`` alone."""
         mean, width, scale = self._of(nodes)
         return type(self)(mean, width, scale, self.num_classes, self.floor)
@@ -121,15 +121,15 @@ class OrderedConcentrations:
         return [gather(t, nodes) if varies else t for t, varies in parameters]
 
 
-@extract_provenance.register(OrderedConcentrations)
-def _extract_provenance(alpha: OrderedConcentrations) -> tuple[OrderedConcentrations, frozenset]:
+@extract_provenance.register(OrdinalConcentrations)
+def _extract_provenance(alpha: OrdinalConcentrations) -> tuple[OrdinalConcentrations, frozenset]:
     plain: Any
     plain, provenance = extract_provenance((alpha.mean, alpha.width, alpha.scale))
     mean, width, scale = plain
     return type(alpha)(mean, width, scale, alpha.num_classes, alpha.floor), provenance
 
 
-class GaussianConcentrations(OrderedConcentrations):
+class GaussianConcentrations(OrdinalConcentrations):
     r"""
     Concentrations :math:`\alpha` for ordered labels such as grey levels, highest around a mean:
 
@@ -200,7 +200,7 @@ class _Total(torch.autograd.Function):
         return to_mean, to_width.sum_to_size(width.shape), None
 
 
-class LogisticConcentrations(OrderedConcentrations):
+class LogisticConcentrations(OrdinalConcentrations):
     r"""
     Concentrations :math:`\alpha` for ordered labels: the mass that a logistic distribution has
     on each label's unit, as in PixelCNN++ (Salimans et al., 2017), with the tails at both ends,
@@ -246,7 +246,7 @@ class LogisticConcentrations(OrderedConcentrations):
 
 
 #: What stands for alpha.
-Concentrations = Tensor | OrderedConcentrations
+Concentrations = Tensor | OrdinalConcentrations
 
 
 def in_single(parameter: Tensor) -> Tensor:
@@ -259,19 +259,19 @@ def in_single(parameter: Tensor) -> Tensor:
 
 def written_out(alpha: Concentrations) -> Tensor:
     """``(..., N, C)``."""
-    return alpha.table() if isinstance(alpha, OrderedConcentrations) else alpha
+    return alpha.table() if isinstance(alpha, OrdinalConcentrations) else alpha
 
 
 def at_labels(alpha: Concentrations, nodes: Tensor, labels: Tensor) -> Tensor:
     """``(..., E)``: of nodes ``(..., E)`` at labels ``(..., E)``."""
-    if isinstance(alpha, OrderedConcentrations):
+    if isinstance(alpha, OrdinalConcentrations):
         return alpha.at(nodes, labels)
     return gather(alpha.flatten(-2), nodes * alpha.shape[-1] + labels)
 
 
 def chosen_rows(alpha: Concentrations, nodes: Tensor) -> Concentrations:
     """Those of nodes ``(n,)`` alone."""
-    if isinstance(alpha, OrderedConcentrations):
+    if isinstance(alpha, OrdinalConcentrations):
         return alpha.take(nodes)
     return alpha.index_select(-2, nodes)
 
@@ -281,7 +281,7 @@ def draw_labels(alpha: Concentrations, nodes: Tensor) -> Tensor:
     ``(..., n)``: one label of each of nodes ``(..., n)``, independent, with probabilities
     :math:`\alpha_{ik} / A_i` of concentrations without batch dimensions.
     """
-    if isinstance(alpha, OrderedConcentrations):
+    if isinstance(alpha, OrdinalConcentrations):
         return alpha.draw(nodes)
     flat = nodes.flatten()
     labels = torch.empty_like(flat)
@@ -292,7 +292,7 @@ def draw_labels(alpha: Concentrations, nodes: Tensor) -> Tensor:
 
 def totals(alpha: Concentrations) -> Tensor:
     """``(..., N)``: :math:`A_i`."""
-    return alpha.totals() if isinstance(alpha, OrderedConcentrations) else alpha.sum(-1)
+    return alpha.totals() if isinstance(alpha, OrdinalConcentrations) else alpha.sum(-1)
 
 
 def gather(values: Tensor, index: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def log_likelihood(probs: Tensor, y: Tensor) -> Tensor:
+def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
     r"""
     :math:`\frac1n \sum_i \log p(y_i)`, in nats per node.
 
@@ -53,29 +53,3 @@ def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:
     """
     first, second = probs[pairs]
     return first[:, :, None] * second[:, None, :]
-
-
-def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
-    r"""
-    The temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the
-    likelihood of the held-out labels (Guo et al. 2017, "On Calibration of Modern Neural
-    Networks", ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.
-
-    :param Tensor scores: ``(N, C)`` logits.
-    :param Tensor y: ``(N,)`` labels.
-    :param Tensor held_out: ``(N,)`` boolean mask.
-    """
-    if not held_out.any():
-        raise ValueError("held_out selects no node: at least one entry must be True")
-    scores = scores.detach()
-    log_scale = torch.zeros((), dtype=scores.dtype, device=scores.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS([log_scale], max_iter=100, line_search_fn="strong_wolfe")
-
-    def closure():
-        optimizer.zero_grad()
-        loss = F.cross_entropy(scores[held_out] * log_scale.exp(), y[held_out])
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return (-log_scale).exp().item()

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from numbers import Integral
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from pyro_nmm.concentrations import Concentrations, OrderedConcentrations, in_single
+from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
 from pyro_nmm.neighborhood import Neighborhood
+
+Member = TypeVar("Member", bound=StrEnum)
 
 
 def check_shapes(
@@ -24,7 +28,7 @@ def check_shapes(
     :return: the parameters, those of half precision in single precision.
     """
     alpha, logits = check_alpha(hood, alpha), check_logits(hood, logits)
-    dtype = alpha.mean.dtype if isinstance(alpha, OrderedConcentrations) else alpha.dtype
+    dtype = alpha.mean.dtype if isinstance(alpha, OrdinalConcentrations) else alpha.dtype
     if dtype != logits.dtype:
         raise ValueError(
             f"alpha and logits must have the same dtype, got {dtype} and {logits.dtype}"
@@ -34,7 +38,7 @@ def check_shapes(
 
 def check_alpha(hood: Neighborhood, alpha: Concentrations) -> Concentrations:
     """The concentrations; see :func:`check_shapes`."""
-    if isinstance(alpha, OrderedConcentrations):
+    if isinstance(alpha, OrdinalConcentrations):
         _check_device("alpha.mean", alpha.mean, hood)
         if alpha.mean.shape[-1] != hood.num_nodes:
             raise ValueError(
@@ -70,6 +74,16 @@ def check_integers(least: int, **values: int) -> None:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
 
 
+def as_member(kind: type[Member], **value: str) -> Member:
+    """One of a role's names, as its enum has it, by the argument's name."""
+    ((name, given),) = value.items()
+    try:
+        return kind(given)
+    except ValueError:
+        known = tuple(str(member) for member in kind)
+        raise ValueError(f"{name} must be one of {known}, got {given!r}") from None
+
+
 def check_positive(**values: float) -> None:
     """Rates and the like, by the arguments' names."""
     for name, value in values.items():
@@ -92,7 +106,7 @@ def check_values(
     hood: Neighborhood | None = None,
 ) -> None:
     """Values of the parameters; follows ``validate_args``, because it reads the data."""
-    if isinstance(alpha, OrderedConcentrations):
+    if isinstance(alpha, OrdinalConcentrations):
         for name in ("width", "scale"):
             value = getattr(alpha, name)
             if not ((value > 0) & value.isfinite()).all():
@@ -193,23 +207,27 @@ def _check_device(name: str, value: Tensor, hood: Neighborhood) -> None:
         )
 
 
-def check_nodes(hood: Neighborhood, nodes: Tensor, name: str = "nodes") -> None:
-    """A set of node ids ``(K,)``, or ``(2, P)`` pairs of them."""
-    shape = "(2, P)" if name == "pairs" else "(K,)"
-    good = isinstance(nodes, Tensor) and nodes.dtype == torch.long and nodes.numel() > 0
-    if (
-        not good
-        or nodes.dim() != (2 if name == "pairs" else 1)
-        or (name == "pairs" and len(nodes) != 2)
-    ):
-        got = f"{nodes.dtype} of shape {tuple(nodes.shape)}" if isinstance(nodes, Tensor) else nodes
-        raise ValueError(f"{name} must hold node ids (torch.long) of shape {shape}, got {got}")
-    _check_device(name, nodes, hood)
-    if nodes.min() < 0 or nodes.max() >= hood.num_nodes:
-        bad = nodes.min() if nodes.min() < 0 else nodes.max()
-        raise ValueError(f"{name} holds node id {int(bad)}, but ids lie in 0..{hood.num_nodes - 1}")
-    if name == "nodes" and len(nodes.unique()) < len(nodes):
+def check_nodes(hood: Neighborhood, nodes: Tensor) -> None:
+    """A set of node ids ``(K,)``."""
+    _check_ids(hood, nodes, "nodes", "(K,)", ())
+    if len(nodes.unique()) < len(nodes):
         raise ValueError("nodes must be distinct: a node has one label only")
+
+
+def check_pairs(hood: Neighborhood, pairs: Tensor) -> None:
+    """Pairs of node ids ``(2, P)``."""
+    _check_ids(hood, pairs, "pairs", "(2, P)", (2,))
+
+
+def _check_ids(hood: Neighborhood, ids: Tensor, name: str, shape: str, first: tuple) -> None:
+    good = isinstance(ids, Tensor) and ids.dtype == torch.long and ids.numel() > 0
+    if not good or ids.dim() != len(first) + 1 or ids.shape[:-1] != first:
+        got = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else ids
+        raise ValueError(f"{name} must hold node ids (torch.long) of shape {shape}, got {got}")
+    _check_device(name, ids, hood)
+    if ids.min() < 0 or ids.max() >= hood.num_nodes:
+        bad = ids.min() if ids.min() < 0 else ids.max()
+        raise ValueError(f"{name} holds node id {int(bad)}, but ids lie in 0..{hood.num_nodes - 1}")
 
 
 def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
@@ -219,7 +237,7 @@ def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
     :return: the concentrations, those of half precision in single precision.
     """
     good = isinstance(alpha, Tensor) and alpha.is_floating_point() and alpha.dim() >= 2
-    if not good and not isinstance(alpha, OrderedConcentrations):
+    if not good and not isinstance(alpha, OrdinalConcentrations):
         shape = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha)
         raise ValueError(f"alpha must be a floating-point tensor of shape (..., N, C), got {shape}")
     if not isinstance(choices, Tensor) or choices.dtype != torch.long or choices.dim() < 1:
@@ -230,4 +248,4 @@ def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
         raise ValueError(
             f"choices holds node id {int(bad)}, but alpha has nodes 0..{alpha.shape[-2] - 1}"
         )
-    return alpha if isinstance(alpha, OrderedConcentrations) else in_single(alpha)
+    return alpha if isinstance(alpha, OrdinalConcentrations) else in_single(alpha)

@@ -199,7 +199,7 @@ def test_order(order):
 
 def test_estimator():
     case = Case()
-    with error("estimator must be one of .*'later'.*got 'latter'"):
+    with error("estimator must be one of .*'reward_to_go'.*got 'latter'"):
         OrderedConditional(case.hood, case.alpha, case.logits, case.y, estimator="latter")
 
 

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MLP
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides import Agreement, fit_classifier, fit_images, fit_nmm, fit_unet
+from pyro_nmm.guides import Consistency, fit_classifier, fit_images, fit_nmm, fit_unet
 from pyro_nmm.guides.fitting import checkpoints
 from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
 from pyro_nmm.guides.fitting.loop import train
@@ -133,10 +133,10 @@ def test_other_sparse_features_are_refused(tmp_path):
         (r"optimizer\.lr", {"lr": 0.02}),
         (r"optimizer\.weight_decay", {"weight_decay": 0.0}),
         ("criterion", {"criterion": "likelihood"}),
-        ("estimator", {"estimator": "em"}),
+        ("estimator", {"estimator": "no_score"}),
         ("num_particles", {"num_particles": 3}),
         (r"num_samples \(8 there, 9 here\)", {"num_samples": 9}),
-        ("agreement|module", {"agreement": Agreement(12, 2)}),
+        ("consistency|module", {"consistency": Consistency(12, 2)}),
     ],
 )
 def test_other_runs_are_refused(tmp_path, named, options):

@@ -14,22 +14,21 @@ from torch_geometric.nn import MLP
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid, random_split, select_split
-from pyro_nmm.guides import Agreement, AmortizedNMM, fit_classifier, fit_nmm
+from pyro_nmm.guides import AmortizedNMM, Consistency, fit_classifier, fit_nmm
 from pyro_nmm.metrics import (
     brier,
     independent_pairs,
-    log_likelihood,
+    mean_log_prob,
     pair_log_likelihood,
-    temperature_scaling,
 )
-from pyro_nmm.models import NMMNetwork
+from pyro_nmm.models import NMMNetwork, temperature_scaling
 from pyro_nmm.models.backbones import RandomInput, appnp, gat, gcn, mlp
 
 
 def test_metrics_agree_with_scikit_learn():
     probs, y = torch.randn(50, 4).softmax(-1), torch.randint(4, (50,))
     expected = -log_loss(y, probs, labels=range(4))
-    assert log_likelihood(probs, y).item() == pytest.approx(expected)
+    assert mean_log_prob(probs, y).item() == pytest.approx(expected)
     assert brier(probs, y).item() == pytest.approx(
         brier_score_loss(y, probs, labels=range(4), scale_by_half=False)
     )
@@ -137,9 +136,9 @@ def test_random_input_keeps_the_mean(sparse):
     assert torch.equal(network.eval()(x), x)
 
 
-def test_agreement_by_hand():
+def test_consistency_by_hand():
     """Memory, sharpening and KL in NumPy's terms; the teacher is constant."""
-    agreement = Agreement(2, 3, weight=2.0, temperature=0.5, memory=0.75, warmup=4)
+    consistency = Consistency(2, 3, weight=2.0, temperature=0.5, memory=0.75, warmup=4)
     past = torch.zeros(2, 3)
     for call in range(1, 7):
         teacher, logits = torch.randn(2, 3).softmax(-1), torch.randn(2, 3, requires_grad=True)
@@ -148,27 +147,27 @@ def test_agreement_by_hand():
         target = past**2 / (past**2).sum(-1, keepdim=True)
         probs = logits.softmax(-1)
         kl = (target * (target.log() - probs.log())).sum(-1).mean()
-        penalty = agreement(probs, teacher)
+        penalty = consistency(probs, teacher)
         torch.testing.assert_close(penalty, 2 * min(1, call / 4) * kl)
         penalty.backward()
         assert teacher.grad is None
         assert logits.grad is not None
 
 
-def test_agreement_takes_certain_teachers():
-    agreement = Agreement(1, 2, warmup=0)
+def test_consistency_takes_certain_teachers():
+    consistency = Consistency(1, 2, warmup=0)
     probs = torch.tensor([[0.25, 0.75]], requires_grad=True)
-    penalty = agreement(probs, torch.tensor([[1.0, 0.0]]))
+    penalty = consistency(probs, torch.tensor([[1.0, 0.0]]))
     assert penalty.item() == pytest.approx(math.log(4))
     penalty.backward()
     assert probs.grad.isfinite().all()
 
 
-def test_agreement_refuses_bad_numbers():
+def test_consistency_refuses_bad_numbers():
     with pytest.raises(ValueError, match="temperature must be in"):
-        Agreement(2, 3, temperature=0.0)
+        Consistency(2, 3, temperature=0.0)
     with pytest.raises(ValueError, match=r"teacher must have shape \(2, 3\)"):
-        Agreement(2, 3)(torch.ones(3, 3), torch.ones(3, 3))
+        Consistency(2, 3)(torch.ones(3, 3), torch.ones(3, 3))
 
 
 def small_problem():
@@ -177,26 +176,26 @@ def small_problem():
     return data, Neighborhood(data.edge_index, data.num_nodes)
 
 
-def test_agreement_is_a_factor_of_the_model_in_training_only():
+def test_consistency_is_a_factor_of_the_model_in_training_only():
     """The loss is the bound minus |tau| times the penalty, and the bound alone in evaluation."""
     import pyro.poutine as poutine
 
     hood, y = house(), torch.tensor([0, 1, 0, 1, 1])
     observed = torch.tensor([True, True, False, False, True])
     network = NMMNetwork(MLP([5, 2]), MLP([5, 4]), num_classes=2)
-    program = AmortizedNMM(hood, network, agreement=Agreement(5, 2, warmup=0))
+    program = AmortizedNMM(hood, network, consistency=Consistency(5, 2, warmup=0))
     x = torch.eye(5)
     trace = poutine.trace(program.model).get_trace(x, y=y, observed=observed)
-    factor = trace.nodes["agreement"]["fn"].log_factor
+    factor = trace.nodes["consistency"]["fn"].log_factor
     mixture = NeighborMixture(hood, *network(hood, x))
-    other = Agreement(5, 2, warmup=0)
-    other.past.copy_(program.agreement.past / (1 - 0.9))  # one call: the teacher itself
+    other = Consistency(5, 2, warmup=0)
+    other.past.copy_(program.consistency.past / (1 - 0.9))  # one call: the teacher itself
     again = other(mixture.marginals(), other.past.clone())
     torch.testing.assert_close(factor, -3 * again)
-    labels = program.agreement.past[observed] / (1 - 0.9)
+    labels = program.consistency.past[observed] / (1 - 0.9)
     torch.testing.assert_close(labels, torch.eye(2)[y[observed]])
     program.eval()
-    assert "agreement" not in poutine.trace(program.model).get_trace(x, y=y, observed=observed)
+    assert "consistency" not in poutine.trace(program.model).get_trace(x, y=y, observed=observed)
 
 
 @pytest.mark.slow
@@ -209,8 +208,8 @@ def test_training_learns_and_resumes(tmp_path):
         return NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10, floor=0.1)
 
     def run(num_epochs, checkpoint=None):
-        agreement = Agreement(data.num_nodes, 10)
-        return fit_nmm(build(), data, hood, agreement=agreement, lr=0.03, patience=60,
+        consistency = Consistency(data.num_nodes, 10)
+        return fit_nmm(build(), data, hood, consistency=consistency, lr=0.03, patience=60,
                        num_epochs=num_epochs, checkpoint=checkpoint)  # fmt: skip
 
     whole, curve = run(60)
@@ -226,9 +225,9 @@ def test_training_learns_and_resumes(tmp_path):
 @pytest.mark.parametrize("agree", [False, True])
 def test_classifier_learns(agree):
     data, _ = small_problem()
-    agreement = Agreement(data.num_nodes, 10) if agree else None
+    consistency = Consistency(data.num_nodes, 10) if agree else None
     torch.manual_seed(0)
-    out, curve = fit_classifier(gcn(64, 10), data, lr=0.03, num_epochs=60, agreement=agreement,
+    out, curve = fit_classifier(gcn(64, 10), data, lr=0.03, num_epochs=60, consistency=consistency,
                                 criterion="likelihood")  # fmt: skip
     hit = (out.argmax(-1) == data.y)[data.test_mask]
     assert hit.double().mean() > 0.9
@@ -239,18 +238,18 @@ def test_classifier_learns(agree):
 
 @pytest.mark.slow
 def test_checkpoints_of_another_run_are_refused(tmp_path):
-    """Another split, criterion, dropout or agreement; the leak of a split would go unseen."""
+    """Another split, criterion, dropout or consistency; the leak of a split would go unseen."""
     data, hood = small_problem()
 
-    def run(data=data, dropout=0.5, agreement=None, **options):
+    def run(data=data, dropout=0.5, consistency=None, **options):
         torch.manual_seed(0)
         labels, attention = gcn(64, 10, dropout=dropout), gcn(64, 8, attention=True)
         fit_nmm(NMMNetwork(labels, attention, num_classes=10), data, hood, num_epochs=20,
-                checkpoint=tmp_path / "nmm.pt", agreement=agreement, **options)  # fmt: skip
+                checkpoint=tmp_path / "nmm.pt", consistency=consistency, **options)  # fmt: skip
 
     run()
     changes = [{"data": random_split(data, 0.1, 0.1, 0.5, seed=1)}, {"dropout": 0.4}, {"lr": 0.1},
-               {"criterion": "likelihood"}, {"agreement": Agreement(1797, 10)}]  # fmt: skip
+               {"criterion": "likelihood"}, {"consistency": Consistency(1797, 10)}]  # fmt: skip
     for change in changes:
         with pytest.raises(ValueError, match="of another run, which differs in"):
             run(**change)
@@ -266,11 +265,11 @@ def test_empty_and_stacked_masks_are_refused():
             fit_classifier(gcn(64, 10), other, num_epochs=1)
 
 
-def test_agreement_survives_sharp_temperatures():
-    agreement = Agreement(1, 7, temperature=0.02, warmup=0)
+def test_consistency_survives_sharp_temperatures():
+    consistency = Consistency(1, 7, temperature=0.02, warmup=0)
     teacher = torch.tensor([[0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1]])
     probs = torch.full((1, 7), 1 / 7)
-    assert agreement(probs, teacher).item() == pytest.approx(math.log(7 / 3), rel=1e-4)
+    assert consistency(probs, teacher).item() == pytest.approx(math.log(7 / 3), rel=1e-4)
 
 
 def test_weight_decay_reaches_first_layers_only():

@@ -11,7 +11,7 @@ from graphs import parameters, to_hood, two_triangles
 from pyro_nmm import OrderedConditional
 from pyro_nmm.ops.counts import Groups
 from pyro_nmm.ops.predictive import predictive
-from pyro_nmm.ops.score_costs import horizon_costs, later_costs, others_mean
+from pyro_nmm.ops.score_costs import costs_to_go, one_step_credits, others_mean
 
 
 def test_sums_within_groups():
@@ -30,7 +30,7 @@ def test_sums_within_groups():
 def test_later_costs_stay_in_their_component():
     hood = two_triangles()
     f = torch.randn(3, 5)
-    costs = later_costs(hood.components(), f)
+    costs = costs_to_go(hood.components(), f)
     for i in range(5):
         mine = range(3) if i < 3 else range(3, 5)
         torch.testing.assert_close(costs[:, i], f[:, [k for k in mine if k > i]].sum(1))
@@ -46,7 +46,7 @@ def test_horizon_is_the_change_that_one_count_makes(kernels, batch):
     draw = q._draw(shape)
     terms, labels = q._flat(shape)
     f, _ = predictive(q.rows, terms, draw)
-    costs = horizon_costs(q.rows, terms, draw, f, labels, 2)
+    costs = one_step_credits(q.rows, terms, draw, f, labels, 2)
     labels = labels.expand(3, -1)
     rows = q.rows
     for b in range(3):

@@ -104,7 +104,7 @@ def test_attention_to_oneself_is_a_network_with_widths(spread, concentrations):
     expected = (table.gather(-1, y[..., None])[..., 0] / table.sum(-1)).log()
     wanted = gradients(expected.sum())
     torch.testing.assert_close(NeighborMixture(hood, alpha, logits).node_log_probs(y), expected)
-    for estimator in ("em", "horizon", "later"):
+    for estimator in ("no_score", "one_step_credit", "reward_to_go"):
         q = OrderedConditional(hood, *network(hood, noisy), y, estimator=estimator)
         c = q.sample()
         assert (c == torch.arange(20)).all()
@@ -128,7 +128,7 @@ def test_windows_of_the_fit():
     assert network.gamma != before["gamma"]
 
 
-@pytest.mark.parametrize("estimator", ["em", "horizon"])
+@pytest.mark.parametrize("estimator", ["no_score", "one_step_credit"])
 def test_learns_an_image(estimator):
     torch.manual_seed(0)
     network, hood = (

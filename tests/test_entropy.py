@@ -53,7 +53,7 @@ def test_value(name, num_classes, kernels):
     mix = NeighborMixture(hood, *parameters(hood, num_classes))
     order = torch.randperm(hood.num_nodes)
     truth = exact(mix, order.tolist())
-    for estimator in ("later", "horizon"):
+    for estimator in ("reward_to_go", "one_step_credit"):
         samples = mix.entropy_bound(20_000, estimator, order).detach()
         assert abs(samples.mean() - truth) < 4 * samples.std() / len(samples) ** 0.5 + 1e-9
     table = of_hood(hood, mix.alpha, mix.logits).log_prob
@@ -70,7 +70,7 @@ def test_gradient(name, kernels):
     order = torch.randperm(hood.num_nodes)
     truth = numeric_gradient(hood, log_alpha, logits, order.tolist())
     spread = {}
-    for estimator in ("later", "horizon"):
+    for estimator in ("reward_to_go", "one_step_credit"):
         draws = []
         for _ in range(200):
             mix = NeighborMixture(hood, log_alpha.exp(), logits)
@@ -80,14 +80,14 @@ def test_gradient(name, kernels):
         draws = torch.stack(draws)
         mean, error = draws.mean(0), draws.std(0) / len(draws) ** 0.5
         spread[estimator] = draws.std(0).norm()
-        if estimator == "later":
+        if estimator == "reward_to_go":
             assert ((mean - truth).abs() < 4 * error + 1e-8).all()
         else:
             assert (mean - truth).norm() < 0.05 * truth.norm()
             # What the choices change is a good part of the gradient: without it, this fails.
             direct = fixed_choices(hood, log_alpha, logits, order)
             assert (direct - truth).norm() > 2 * (mean - truth).norm()
-    assert spread["horizon"] < spread["later"]
+    assert spread["one_step_credit"] < spread["reward_to_go"]
 
 
 def fixed_choices(hood, log_alpha, logits, order):
@@ -138,7 +138,7 @@ def test_independent_labels_have_their_entropy():
     torch.testing.assert_close(mix.entropy_bound(3), entropy.expand(3))
 
 
-@pytest.mark.parametrize("estimator", ["later", "horizon"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit"])
 def test_edges_that_are_switched_off(estimator, kernels):
     hood = house()
     alpha, logits = parameters(hood, 2)
@@ -150,7 +150,7 @@ def test_edges_that_are_switched_off(estimator, kernels):
     assert alpha.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("estimator", ["later", "horizon"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit"])
 def test_provenance(estimator, kernels):
     hood = house()
     alpha, logits = parameters(hood, 2)
@@ -162,7 +162,7 @@ def test_bad_input():
     hood = house()
     mix = NeighborMixture(hood, *parameters(hood, 2))
     with pytest.raises(ValueError, match="estimator must be one of"):
-        mix.entropy_bound(estimator="em")
+        mix.entropy_bound(estimator="no_score")
     with pytest.raises(ValueError, match="order"):
         mix.entropy_bound(order=torch.tensor([0, 0, 1, 2, 3]))
     with pytest.raises(ValueError, match="num_samples"):

@@ -16,7 +16,7 @@ from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_dense_adj
 
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
-from pyro_nmm.metrics import log_likelihood
+from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import grid_edges, ising
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +53,7 @@ def test_readme_on_top_of_a_classifier(capsys):
     test = data.test_mask
     probs = {"alone": (20 * truth).softmax(-1), "NMM": namespace["posterior"].marginals()}
     likelihood = {
-        k: log_likelihood(p[test].clamp(min=1e-12), data.y[test]) for k, p in probs.items()
+        k: mean_log_prob(p[test].clamp(min=1e-12), data.y[test]) for k, p in probs.items()
     }
     assert likelihood["NMM"] > likelihood["alone"] + 0.5
     assert namespace["joint"] / test.sum() > likelihood["NMM"] - 0.01
@@ -120,7 +120,7 @@ def test_node_classification(tmp_path):
     for name in ("GCN", "NMM-GCN + StackedNMM"):
         del result[name][seconds], again[name][seconds]
         assert again[name] == result[name]
-    shared = run("--shared", "--agreement", "0")[1]
+    shared = run("--shared", "--consistency", "0")[1]
     assert shared["NMM-GCN + StackedNMM"]["accuracy"] > 0.9
 
 

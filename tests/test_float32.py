@@ -26,7 +26,7 @@ def extreme(num_nodes=60, num_classes=4):
 
 
 @pytest.mark.parametrize("collapsed", [False, True])
-@pytest.mark.parametrize("estimator", ["later", "horizon", "em", "joint"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
 def test_finite_values_and_gradients(kernels, estimator, collapsed):
     for _ in range(5):
         hood, alpha, logits, y = extreme()

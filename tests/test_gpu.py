@@ -25,7 +25,7 @@ from pyro_nmm.datasets.images import random_patches
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.datasets.nodes import digits, random_split
 from pyro_nmm.guides import (
-    Agreement,
+    Consistency,
     DGLFRMGuide,
     fit_images,
     fit_links,
@@ -75,7 +75,7 @@ def test_same_uniforms_same_choices(kind):
         assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
 
 
-@pytest.mark.parametrize("estimator", ["later", "horizon", "em", "joint"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
 def test_gradients_of_given_choices(estimator):
     hood = to_hood(nx.barabasi_albert_graph(200, 3, seed=0))
     alpha, logits = parameters(hood, 3)
@@ -131,8 +131,8 @@ def test_node_classification_trains(tmp_path):
     data.x = data.x.double().to_sparse_csr()
     hood = Neighborhood(data.edge_index, data.num_nodes)
     network = NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10, floor=0.1)
-    agreement = Agreement(data.num_nodes, 10).cuda()
-    mix, _ = fit_nmm(network.cuda(), data, hood, agreement=agreement, lr=0.03, num_epochs=60,
+    consistency = Consistency(data.num_nodes, 10).cuda()
+    mix, _ = fit_nmm(network.cuda(), data, hood, consistency=consistency, lr=0.03, num_epochs=60,
                      checkpoint=tmp_path / "nmm.pt")  # fmt: skip
     hit = mix.condition(data.y, data.train_mask, 32).predict() == data.y
     assert hit[data.test_mask].double().mean() > 0.9

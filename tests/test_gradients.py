@@ -18,6 +18,7 @@ from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.enumeration import enumerate_choices
+from pyro_nmm.ops.score_costs import ScoreEstimator
 
 PARTICLES, STEPS = 100, 200  # 20,000 draws
 MASK = {
@@ -100,7 +101,7 @@ def z_scores(problem, elbo, model, guide, steps=STEPS):
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [False, True], ids=["alone", "with a site on c"])
 @pytest.mark.parametrize("collapsed", [False, True], ids=["teaching", "collapsed"])
-@pytest.mark.parametrize("estimator", ["later", "joint"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "reinforce"])
 @pytest.mark.parametrize("name", HOODS)
 def test_unbiased(name, estimator, collapsed, extra):
     problem = Problem(name, extra)
@@ -130,7 +131,7 @@ def test_one_particle_is_enough():
     assert grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("estimator", ["later", "horizon", "em", "joint"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
 @pytest.mark.parametrize("name", HOODS)
 def test_teaching_and_collapsed_agree_draw_by_draw(name, estimator):
     problem = Problem(name, extra=True)
@@ -145,7 +146,7 @@ def test_teaching_and_collapsed_agree_draw_by_draw(name, estimator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["later", "horizon", "em", "joint"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
 def test_trace_elbo_has_the_same_gradient(estimator, kernels):
     """Draw by draw, tracked or not, and as a differentiable loss."""
     problem, gradients = Problem("house"), []
@@ -171,21 +172,21 @@ def test_variance_falls_and_the_biased_ones_stay_close():
     problem, variance = Problem("house"), {}
     exact = problem.exact_gradient()
     em = None
-    for estimator in ("em", "horizon", "later", "joint"):
+    for estimator in ("no_score", "one_step_credit", "reward_to_go", "reinforce"):
         guide = partial(problem.guide, collapsed=True, estimator=estimator)
         model = partial(problem.model, collapsed=True)
         grads = torch.stack(
             [problem.sampled_gradient(vectorized(4), model, guide) for _ in range(600)]
         )
         variance[estimator] = grads.var(0).sum()
-        if estimator == "em":
+        if estimator == "no_score":
             em = (grads.mean(0) - exact).norm()
             error = (grads.var(0).sum() / len(grads)).sqrt()
             assert em > 5 * error  # the score term is there
-        if estimator == "horizon":
+        if estimator == "one_step_credit":
             assert (grads.mean(0) - exact).norm() < 0.2 * em
-    assert variance["horizon"] < variance["joint"] / 16
-    assert variance["later"] < variance["joint"] / 4
+    assert variance["one_step_credit"] < variance["reinforce"] / 16
+    assert variance["reward_to_go"] < variance["reinforce"] / 4
 
 
 class PerNode(GraphDistribution):
@@ -244,14 +245,14 @@ def test_a_plate_over_nodes_is_caught():
 
     # The same program as one event passes, so it is the plate that fails.
     def joint_guide():
-        problem.guide(collapsed=True, estimator="joint")
+        problem.guide(collapsed=True, estimator="reinforce")
 
     scores = z_scores(problem, vectorized(), partial(problem.model, collapsed=True), joint_guide)
     assert scores.abs().max() < 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["later", "joint"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "reinforce"])
 def test_unbiased_below_a_discrete_site(estimator):
     """Parameters that depend on a sample of the program: they carry its provenance."""
     problem = Problem("house")
@@ -289,7 +290,7 @@ def test_em_gradient_is_the_direct_part():
     problem = Problem("house")
     pyro.set_rng_seed(1)
     elbo = vectorized(4)
-    guide = partial(problem.guide, collapsed=True, estimator="em")
+    guide = partial(problem.guide, collapsed=True, estimator="no_score")
     grad = problem.sampled_gradient(elbo, partial(problem.model, collapsed=True), guide)
     pyro.set_rng_seed(1)
     q = OrderedConditional(
@@ -324,10 +325,10 @@ def test_provenance_survives():
     for name, value in given.items():
         tracked = given | {name: track_provenance(value, frozenset("p"))}
         q = OrderedConditional(hood, **tracked)
-        for estimator in ("later", "horizon", "em", "joint"):
+        for estimator in ScoreEstimator:
             q.estimator = estimator
             parts = q.score_parts(c)
-            if estimator == "joint":  # as of stock distributions: no entropy term
+            if estimator is ScoreEstimator.REINFORCE:  # as of stock distributions: no entropy term
                 assert parts.entropy_term == 0
                 parts = parts[:2]
             parts = [*parts, q.log_prob(c), q.log_labels(c)]

@@ -18,7 +18,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.datasets.nodes import inner_edges, random_split, select_split
 from pyro_nmm.guides import (
-    Agreement,
+    Consistency,
     DGLFRMGuide,
     fit_classifier,
     fit_images,
@@ -374,16 +374,16 @@ def test_links_that_diverge():
     [("num_nodes", 0), ("num_classes", 1), ("weight", -1.0), ("weight", math.nan),
      ("temperature", 0.0), ("memory", 1.0), ("memory", math.nan), ("warmup", -1)],
 )  # fmt: skip
-def test_numbers_of_agreement(name, wrong):
+def test_numbers_of_consistency(name, wrong):
     with pytest.raises(ValueError, match=f"{name} must .*{wrong}"):
-        Agreement(**{"num_nodes": 3, "num_classes": 2} | {name: wrong})
+        Consistency(**{"num_nodes": 3, "num_classes": 2} | {name: wrong})
 
 
-def test_agreement_about_other_nodes():
+def test_consistency_about_other_nodes():
     """One row would broadcast."""
-    agreement = Agreement(3, 2, warmup=0)
+    consistency = Consistency(3, 2, warmup=0)
     with pytest.raises(ValueError, match=r"probs must have shape \(3, 2\), got \(1, 2\)"):
-        agreement(torch.full((1, 2), 0.5), torch.full((3, 2), 0.5))
+        consistency(torch.full((1, 2), 0.5), torch.full((3, 2), 0.5))
 
 
 def test_half_precision():

@@ -214,5 +214,5 @@ def test_bad_input():
         MembershipMixture(hood, log_odds, logits[1:])
     with pytest.raises(ValueError, match="temperature must be positive"):
         MembershipMixture(hood, log_odds, logits, 0.0)
-    with pytest.raises(ValueError, match="estimator one of"):
+    with pytest.raises(ValueError, match="estimator must be one of"):
         MembershipMixture(hood, log_odds, logits, estimator="score")

@@ -22,9 +22,9 @@ from pyro_nmm.models import (
     PairwiseMRF,
     annealed_log_normalizer,
     coarse_to_fine,
-    denoising,
     grid_edges,
     ising,
+    ising_posterior,
     potts,
 )
 
@@ -135,7 +135,7 @@ def test_expected_potential(seed, num_nodes, num_classes):
 
 def test_denoising_is_prior_times_noise():
     image = torch.randn(2, 3)
-    field, prior = denoising(image, 0.8, 1.5), ising(grid_edges(2, 3), 0.8, torch.zeros(6))
+    field, prior = ising_posterior(image, 0.8, 1.5), ising(grid_edges(2, 3), 0.8, torch.zeros(6))
     for y in labellings(6):
         noise = torch.distributions.Normal(2.0 * y - 1, 1.5).log_prob(image.flatten()).sum()
         torch.testing.assert_close(field.log_potential(y), prior.log_potential(y) + noise)
@@ -240,7 +240,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match="sample needs a field without batch"):
         random_field(0, 3, 2, batch=(2,)).sample()
     with pytest.raises(ValueError, match="image must have shape"):
-        denoising(torch.zeros(4))
+        ising_posterior(torch.zeros(4))
     with pytest.raises(ValueError, match="field, must be floating-point"):
         ising(edges, 0.7, torch.zeros(4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"interaction must be torch\.float64"):

@@ -18,8 +18,7 @@ from pyro.optim import Adam
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.metrics import temperature_scaling
-from pyro_nmm.models import StackedNMM
+from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked import PRIOR, _surrogate
 
 NAMES = ["log_scale", *PRIOR]

@@ -102,7 +102,7 @@ def fit_images(
     draw: Callable[[], Tensor],
     *,
     radius: int = 1,
-    estimator: str = "em",
+    estimator: str = "no_score",
     mean_weight: float = 0.5,
     num_steps: int = 1000,
     lr: float = 1e-3,

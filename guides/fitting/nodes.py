@@ -21,10 +21,10 @@ from torch_geometric.data import Data
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.entries import checked, contents, labels_in
 from pyro_nmm.guides.amortized import AmortizedNMM
-from pyro_nmm.guides.consistency import Agreement
+from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.fitting.loop import train, unvalidated
 from pyro_nmm.guides.shared_forward import evaluation
-from pyro_nmm.metrics import log_likelihood
+from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import NMMNetwork
 from pyro_nmm.validation import check_integers, check_positive
 
@@ -35,7 +35,7 @@ def fit_classifier(
     network: nn.Module,
     data: Data,
     *,
-    agreement: Agreement | None = None,
+    consistency: Consistency | None = None,
     lr: float = 0.01,
     weight_decay: float = 5e-4,
     num_epochs: int = 200,
@@ -56,7 +56,7 @@ def fit_classifier(
     :param nn.Module network: ``(x, edge_index) -> (N, C)``.
     :param Data data: with ``x``, ``edge_index``, integer labels ``y`` ``(N,)``, read in the masks
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
-    :param Agreement agreement: lets unlabelled nodes teach too, here with the classifier's own
+    :param Consistency consistency: lets unlabelled nodes teach too, here with the classifier's own
         predictions.
     :param float weight_decay: on the first layer alone, as Kipf and Welling (2017) have it.
     :param str criterion: of early stopping, ``"accuracy"`` or ``"likelihood"``; the other one
@@ -75,15 +75,15 @@ def fit_classifier(
         out = network(*inputs)
         y = labels_in(data, "train_mask", out.shape[-1])
         loss = F.cross_entropy(out[data.train_mask], y)
-        if agreement is not None:
+        if consistency is not None:
             probs = out.softmax(-1)
-            loss = loss + agreement(probs, probs.detach())
+            loss = loss + consistency(probs, probs.detach())
         loss.backward()
         return loss.item()
 
     optimizer = torch.optim.Adam(_groups(network, [network], weight_decay), lr=lr)
     scores = train(
-        _together(network, agreement), optimizer, backward,
+        _together(network, consistency), optimizer, backward,
         lambda: _quality(network(*inputs).softmax(-1), data, criterion),
         num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
         settings=contents(data) | {"criterion": criterion},
@@ -97,8 +97,8 @@ def fit_nmm(
     data: Data,
     hood: Neighborhood,
     *,
-    agreement: Agreement | None = None,
-    estimator: str = "later",
+    consistency: Consistency | None = None,
+    estimator: str = "reward_to_go",
     num_particles: int = 4,
     num_samples: int = 8,
     lr: float = 0.01,
@@ -125,7 +125,7 @@ def fit_nmm(
     >>> data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
     >>> hood = Neighborhood(data.edge_index, data.num_nodes)
     >>> network = NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10)
-    >>> mix, curve = fit_nmm(network, data, hood, agreement=Agreement(1797, 10), num_epochs=5)
+    >>> mix, curve = fit_nmm(network, data, hood, consistency=Consistency(1797, 10), num_epochs=5)
     >>> posterior = mix.condition(data.y, data.train_mask, num_samples=64)
     >>> posterior.marginals().shape
     torch.Size([1797, 10])
@@ -136,7 +136,7 @@ def fit_nmm(
     :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
         :class:`~pyro_nmm.models.NMMNetwork`.
     :param Neighborhood hood: of ``data.edge_index``.
-    :param Agreement agreement: lets unlabelled nodes teach too, with their posteriors.
+    :param Consistency consistency: lets unlabelled nodes teach too, with their posteriors.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param int num_particles: draws of :math:`q(c \mid y)` a step.
     :param int num_samples: draws of the posterior, for validation.
@@ -151,7 +151,7 @@ def fit_nmm(
         raise ValueError(f"hood has {hood.num_nodes} nodes, but data {data.num_nodes}")
     inputs, known = (data.x, data.edge_index), {"y": data.y, "observed": data.train_mask}
 
-    program = AmortizedNMM(hood, network, estimator=estimator, agreement=agreement)
+    program = AmortizedNMM(hood, network, estimator=estimator, consistency=consistency)
     number = int(data.train_mask.sum())
     model, guide = (poutine.scale(f, 1 / number) for f in (program.model, program.guide))
     elbo = TraceGraph_ELBO(num_particles, max_plate_nesting=0, vectorize_particles=True)
@@ -184,16 +184,16 @@ def fit_nmm(
     }  # fmt: skip
     with pyro.get_param_store().scope():
         scores = train(
-            _together(network, agreement), optimizer, backward, validate, settings=settings,
+            _together(network, consistency), optimizer, backward, validate, settings=settings,
             num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
         )  # fmt: skip
     with torch.no_grad():
         return NeighborMixture(hood, *network(hood, *inputs)), scores
 
 
-def _together(network: nn.Module, agreement: Agreement | None) -> nn.ModuleDict:
+def _together(network: nn.Module, consistency: Consistency | None) -> nn.ModuleDict:
     """What a checkpoint must hold."""
-    agreeing = {} if agreement is None else {"agreement": agreement}
+    agreeing = {} if consistency is None else {"consistency": consistency}
     return nn.ModuleDict({"network": network} | agreeing)
 
 
@@ -211,7 +211,7 @@ def _quality(probs: Tensor, data: Data, criterion: str) -> tuple[float, float]:
     y = labels_in(data, "val_mask", probs.shape[-1])
     probs = probs[data.val_mask]
     accuracy = (probs.argmax(-1) == y).double().mean().item()
-    likelihood = log_likelihood(probs.clamp(min=1e-12), y).item()
+    likelihood = mean_log_prob(probs.clamp(min=1e-12), y).item()
     return (accuracy, likelihood) if criterion == "accuracy" else (likelihood, accuracy)
 
 

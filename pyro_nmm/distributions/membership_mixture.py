@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 
 import torch
 from pyro.distributions import Independent, Logistic
@@ -18,10 +19,15 @@ from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import check_float, check_logits, check_values
+from pyro_nmm.validation import as_member, check_float, check_logits, check_positive, check_values
 
-#: How a sample's derivative follows the attention.
-ESTIMATORS = ("pathwise", "linear", "detached")
+
+class AttentionEstimator(StrEnum):
+    """How a sample's derivative follows the attention, see :class:`MembershipMixture`."""
+
+    PATHWISE = "pathwise"  #: unbiased, for few dimensions
+    LINEAR = "linear"  #: biased, of little variance
+    DETACHED = "detached"  #: not at all
 
 
 class RelaxedLogits(Logistic):
@@ -102,13 +108,10 @@ class MembershipMixture(GraphDistribution):
                 f"log_odds must have shape (..., {hood.num_nodes}, K), one row per node, got "
                 f"{tuple(log_odds.shape)}"
             )
-        if not temperature > 0 or estimator not in ESTIMATORS:
-            raise ValueError(
-                f"temperature must be positive and estimator one of {ESTIMATORS}, got "
-                f"{temperature} and {estimator!r}"
-            )
+        check_positive(temperature=temperature)
         self.hood, self.log_odds, self.logits = hood, log_odds, logits
-        self.temperature, self.estimator = temperature, estimator
+        self.temperature = temperature
+        self.estimator = as_member(AttentionEstimator, estimator=estimator)
         batch_shape = torch.broadcast_shapes(log_odds.shape[:-2], logits.shape[:-1])
         event_shape = Size([hood.num_rows, log_odds.shape[-1]])
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
@@ -189,10 +192,10 @@ class _Moving(torch.autograd.Function):
         log_posterior = hood.log_softmax(log_joint)
         grad_odds = torch.zeros_like(log_odds)
         grad_odds.index_add_(-2, hood.source, log_posterior.exp()[..., None] * g)
-        if mixture.estimator == "detached":
+        if mixture.estimator is AttentionEstimator.DETACHED:
             return None, grad_odds, None, None
         attention = log_attention.exp()
-        if mixture.estimator == "linear":
+        if mixture.estimator is AttentionEstimator.LINEAR:
             moved = log_odds.index_select(-2, hood.source)
         else:
             # Weight goes from a component to one at the mean log-odds, dimension by dimension:

@@ -18,18 +18,20 @@ from pyro_nmm.distributions.components import Components
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.distributions.smc import log_likelihood
+from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
-from pyro_nmm.ops.entropy import ESTIMATORS, entropy_bound
+from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
 from pyro_nmm.ops.intervals import Intervals, label_intervals
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import (
+    as_member,
     check_all_rows,
     check_label_range,
     check_labels,
     check_nodes,
+    check_pairs,
     check_shapes,
     check_values,
 )
@@ -208,7 +210,7 @@ class NeighborMixture(GraphDistribution):
         :return: ``(..., P, C, C)``, first node's label first. Cost: :math:`O(E C)` for the
             edges into the pairs' nodes, and :math:`O(C^2)` for each common neighbour of a pair.
         """
-        check_nodes(self.hood, pairs, name="pairs")
+        check_pairs(self.hood, pairs)
         tables = pair_marginals(self.hood, self.table, self.logits, pairs)
         return tables.expand(*self.batch_shape, -1, -1, -1)
 
@@ -231,7 +233,7 @@ class NeighborMixture(GraphDistribution):
         return q.log_labels(q.sample(Size([num_samples]))).sum(-1)
 
     def entropy_bound(
-        self, num_samples: int = 1, estimator: str = "horizon", order: Tensor | None = None
+        self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
     ) -> Tensor:
         r"""
         Samples of a lower bound on the entropy of all labels, each with its label summed out:
@@ -243,30 +245,30 @@ class NeighborMixture(GraphDistribution):
 
         the paper's ``eq-kl-upper`` without its sampling of :math:`y_i`. Equal where choices are
         certain. The mean of its derivative is the gradient of the bound, exactly so for
-        ``estimator="later"``. ``"horizon"`` counts what a choice changes in later terms at first
-        hand only, but for all choices and labels that a node could have drawn, instead of the
-        one it drew: far less noise, and the better choice for fitting.
+        ``estimator="reward_to_go"``. ``"one_step_credit"`` counts what a choice changes in later
+        terms at first hand only, but for all choices and labels that a node could have drawn,
+        instead of the one it drew: far less noise, and the better choice for fitting.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
         >>> mix.entropy_bound(num_samples=2)  # of 2 log 2 = 1.3863 at most
         tensor([1.3723, 1.3723])
 
-        :param int num_samples: draws of :math:`(y, c)`; ``"later"`` needs two for a baseline.
+        :param int num_samples: draws of :math:`(y, c)`; two for the baseline of
+            ``"reward_to_go"``.
         :param str estimator: of the derivative.
         :param Tensor order: ``(N,)`` node ids; every order gives a bound. Default ascending.
         :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample.
         """
         self._check_plain("entropy_bound")
-        if estimator not in ESTIMATORS:
-            raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
-        if num_samples < (2 if estimator == "later" else 1):
+        way = as_member(EntropyEstimator, estimator=estimator)
+        if num_samples < (2 if way is EntropyEstimator.REWARD_TO_GO else 1):
             raise ValueError(
-                f"num_samples must be at least 1, and 2 for estimator='later', whose draws are one "
-                f"another's baseline; got {num_samples}"
+                f"num_samples must be at least 1, and 2 for estimator='reward_to_go', whose draws "
+                f"are one another's baseline; got {num_samples}"
             )
         (alpha, logits), provenance = untracked(self.table, self.logits)
-        samples = entropy_bound(self.hood, alpha, logits, num_samples, estimator, order)
+        samples = entropy_bound(self.hood, alpha, logits, num_samples, way, order)
         return track_provenance(samples, provenance)
 
     @torch.no_grad()
@@ -321,7 +323,9 @@ class NeighborMixture(GraphDistribution):
                 f"{num_stages}"
             )
         model, arguments = (self.hood, self.alpha, self.logits), (y, observed, given)
-        return log_likelihood(*model, *arguments, num_particles, num_stages, order).to(self.logits)
+        return estimate_log_likelihood(*model, *arguments, num_particles, num_stages, order).to(
+            self.logits
+        )
 
     def _check_plain(self, method: str) -> None:
         if self.batch_shape:

@@ -19,9 +19,15 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import earlier_choices
 from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_choices
-from pyro_nmm.ops.score_costs import ESTIMATORS, horizon_costs, later_costs, others_mean
+from pyro_nmm.ops.score_costs import (
+    ScoreEstimator,
+    costs_to_go,
+    one_step_credits,
+    others_mean,
+)
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import (
+    as_member,
     check_all_rows,
     check_label_range,
     check_labels,
@@ -57,22 +63,21 @@ class OrderedConditional(GraphDistribution):
     entropy term with a control variate that takes the costs which a choice cannot have
     caused out of its score again. Other sites that depend on ``c`` stay charged to it.
 
-    =============  =======================================================  =========
-    ``estimator``  the choice :math:`c_i` is charged with                   bias
-    =============  =======================================================  =========
-    ``"later"``    :math:`f_{i'}` of later nodes connected to it, minus     none
-                   the mean of the other draws
-    ``"horizon"``  the change that its own count makes in later             small
-                   :math:`f_{i'}`, minus the mean of the other draws
-    ``"em"``       nothing (:math:`\sum_i \nabla f_i` remains: the EM       moderate
-                   gradient)
-    ``"joint"``    the whole bound: textbook REINFORCE                      none
-    =============  =======================================================  =========
+    =====================  ================================================  =========
+    ``estimator``          the choice :math:`c_i` is charged with            bias
+    =====================  ================================================  =========
+    ``"reward_to_go"``     :math:`f_{i'}` of later nodes connected to it,    none
+                           minus the mean of the other draws
+    ``"one_step_credit"``  the change that its own count makes in later      small
+                           :math:`f_{i'}`, minus the mean of the others
+    ``"no_score"``         nothing: the gradient of EM                       moderate
+    ``"reinforce"``        the whole bound: textbook REINFORCE               none
+    =====================  ================================================  =========
 
     Of Pyro's other losses, ``Trace_ELBO`` gives the same gradient, draw by draw, for programs with
     no other sites above ``c``: the charges are in ``score_parts``. It tracks nothing, so small
     graphs take less time, and its ``differentiable_loss`` is what ``ELBOModule`` or a data-parallel
-    wrapper needs, which ``TraceGraph_ELBO`` lacks. ``RenyiELBO`` takes ``"joint"`` alone, and
+    wrapper needs, which ``TraceGraph_ELBO`` lacks. ``RenyiELBO`` takes ``"reinforce"`` alone, and
     raises an empty ``NotImplementedError`` for the rest; ``TraceMeanField_ELBO`` is for
     reparameterised sites and has no score of ``c``.
 
@@ -108,15 +113,13 @@ class OrderedConditional(GraphDistribution):
         y: Tensor,
         observed: Tensor | None = None,
         order: Tensor | None = None,
-        estimator: str = "later",
+        estimator: str = "reward_to_go",
         *,
         validate_args=None,
     ) -> None:
         alpha, logits = check_shapes(hood, alpha, logits)
         check_all_rows(hood)
         y = check_labels(hood, y, hood.num_nodes)
-        if estimator not in ESTIMATORS:
-            raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
         self.observed_rows = hood.restrict(observed)
         size = self.observed_rows.num_rows
         if order is None:
@@ -125,7 +128,8 @@ class OrderedConditional(GraphDistribution):
             self._position = order_to_rows(self.observed_rows, order)
         places = torch.arange(size, device=hood.device)
         self._row_of = torch.empty_like(places).scatter_(0, self._position, places)
-        self.hood, self.alpha, self.logits, self.estimator = hood, alpha, logits, estimator
+        self.hood, self.alpha, self.logits = hood, alpha, logits
+        self.estimator = as_member(ScoreEstimator, estimator=estimator)
         self.num_classes = alpha.shape[-1]
         #: The observed rows in the order of the draw, which everything below is in.
         self.rows = self.observed_rows.take(self._position)
@@ -221,13 +225,13 @@ class OrderedConditional(GraphDistribution):
         draw, log_label, log_choice = self._evaluate(plain)
         log_prob = log_choice.sum(-1)
         entropy: Tensor | int = 0  # as stock distributions have it
-        if self.estimator != "joint":
+        if self.estimator is not ScoreEstimator.REINFORCE:
             # TraceGraph_ELBO adds score * cost with the whole bound as its cost. The score
             # of a node has mean zero given the past, so any cost that its choice does not
             # change may be subtracted again, node by node.
             (label,), _ = untracked(log_label.detach())
             excess = label.sum(-1, keepdim=True)
-            if self.estimator != "em":
+            if self.estimator is not ScoreEstimator.NO_SCORE:
                 excess = excess - self._charge(draw, label)
             variate = (log_choice * excess).sum(-1)
             # Zero with a derivative: some losses take the entropy term's value for the bound's.
@@ -251,10 +255,10 @@ class OrderedConditional(GraphDistribution):
 
     def _costs(self, draw: Draw, log_label: Tensor) -> Tensor:
         flat = log_label.reshape(-1, self.rows.num_rows)
-        if self.estimator == "later":
+        if self.estimator is ScoreEstimator.REWARD_TO_GO:
             component = self.observed_rows.components().index_select(0, self._position)
-            return later_costs(component, flat).view(log_label.shape)
+            return costs_to_go(component, flat).view(log_label.shape)
         terms, labels = self._flat(log_label.shape[:-1])
         terms, (labels,) = EdgeTerms(*untracked(*terms)[0]), untracked(labels)[0]
-        costs = horizon_costs(self.rows, terms, draw, flat, labels, self.num_classes)
+        costs = one_step_credits(self.rows, terms, draw, flat, labels, self.num_classes)
         return costs.view(log_label.shape)

@@ -19,7 +19,7 @@ from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, spread
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.ops.stages import Stages
-from pyro_nmm.validation import check_label_range, check_labels, check_nodes
+from pyro_nmm.validation import check_label_range, check_labels, check_nodes, check_pairs
 
 
 class Posterior:
@@ -115,7 +115,7 @@ class Posterior:
             check_mask(observed, self.hood.num_nodes, self.hood.device)
         else:
             observed = torch.ones_like(self.observed)
-        self._check_agreement(y, observed)
+        self._check_known_labels(y, observed)
         nodes = (observed & ~self.observed).nonzero()[:, 0]
         labels = y[nodes]
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
@@ -126,7 +126,7 @@ class Posterior:
         weighted = self.weighted if weighted is None else weighted
         return self._continued(nodes, labels, num_samples, weighted)
 
-    def _check_agreement(self, y: Tensor, observed: Tensor) -> None:
+    def _check_known_labels(self, y: Tensor, observed: Tensor) -> None:
         wrong = observed & self.observed & (y != self.labels)
         if wrong.any():
             node = int(wrong.nonzero()[0])
@@ -197,7 +197,7 @@ class Posterior:
         :return: ``(P, C, C)``. Cost, of each component: linear in the edges into the pairs'
             nodes and in ``n``, and :math:`O(C^2)` for each pair and each common neighbour.
         """
-        check_nodes(self.hood, pairs, name="pairs")
+        check_pairs(self.hood, pairs)
         size, weights, tables = self.num_classes, self.components.weights, []
         for some in blocks(pairs.shape[1], size**2):
             near = PairRows(self.hood, pairs[:, some])

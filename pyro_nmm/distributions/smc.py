@@ -27,7 +27,7 @@ from pyro_nmm.ops.stages import Counts, Stages
 from pyro_nmm.validation import check_label_range, order_to_rows
 
 
-def log_likelihood(
+def estimate_log_likelihood(
     hood: Neighborhood,
     alpha: Concentrations,
     logits: Tensor,

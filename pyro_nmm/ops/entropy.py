@@ -19,6 +19,8 @@ with equality where choices are certain. A pair of label and choice :math:`(k, j
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -29,12 +31,15 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, indicator
 from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.ops.sampling import pick
-from pyro_nmm.ops.score_costs import later_costs, others_mean
+from pyro_nmm.ops.score_costs import costs_to_go, others_mean
 from pyro_nmm.validation import order_to_rows
 
-#: ``later`` is unbiased; ``horizon`` nearly so, with far less variance. See
-#: :meth:`NeighborMixture.entropy_bound`.
-ESTIMATORS = ("later", "horizon")
+
+class EntropyEstimator(StrEnum):
+    """What a draw is charged with in the gradient, see :meth:`NeighborMixture.entropy_bound`."""
+
+    REWARD_TO_GO = "reward_to_go"  #: unbiased
+    ONE_STEP_CREDIT = "one_step_credit"  #: nearly so, with far less variance
 
 
 def entropy_bound(
@@ -42,14 +47,14 @@ def entropy_bound(
     alpha: Tensor,
     logits: Tensor,
     num_samples: int,
-    estimator: str,
+    estimator: EntropyEstimator,
     order: Tensor | None,
 ) -> Tensor:
     """``(num_samples,)``: see :meth:`NeighborMixture.entropy_bound`."""
     rows = hood if order is None else hood.take(order_to_rows(hood, order))
     attention = rows.softmax(logits.index_select(-1, rows.edge))
     component = None
-    if estimator == "later":
+    if estimator is EntropyEstimator.REWARD_TO_GO:
         component = hood.components().index_select(0, rows.nodes)
     with torch.no_grad():
         uniforms = torch.rand(num_samples, rows.num_rows, dtype=torch.double, device=rows.device)
@@ -108,7 +113,7 @@ def entropy_samples(
         score = (joint * credit).sum((1, 2))
     else:
         with torch.no_grad():
-            costs = later_costs(component, entr(probs).sum(1))
+            costs = costs_to_go(component, entr(probs).sum(1))
             baseline = others_mean(costs, [0])
             costs = (costs if baseline is None else costs - baseline).to(probs)
         drawn = joint.gather(2, edges[:, None].expand(-1, len(classes), -1))

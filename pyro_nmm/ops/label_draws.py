@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_nmm.concentrations import (
     Concentrations,
-    OrderedConcentrations,
+    OrdinalConcentrations,
     draw_labels,
     gather,
     totals,
@@ -31,7 +31,7 @@ def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
     :param Tensor choices: ``(..., n)`` node ids.
     :return: ``(..., n)`` labels. Cost: :math:`O(N C)` a draw; from urns :math:`O(n (C + \log n))`.
     """
-    if isinstance(alpha, OrderedConcentrations):
+    if isinstance(alpha, OrdinalConcentrations):
         return draw_from_urns(alpha, choices)
     log_z = _log_dirichlet(alpha.expand(*choices.shape[:-1], *alpha.shape[-2:]))
     index = choices[..., None].expand(*choices.shape, alpha.shape[-1])

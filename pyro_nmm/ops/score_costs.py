@@ -18,6 +18,7 @@ node by node.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from math import prod
 
 import torch
@@ -28,12 +29,17 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, choice_groups
 from pyro_nmm.ops.sampling import Draw, EdgeTerms
 
-#: ``later`` is unbiased, ``horizon`` nearly so with far less variance, ``em`` leaves the
-#: score out, ``joint`` is textbook REINFORCE. See :class:`OrderedConditional`.
-ESTIMATORS = ("later", "horizon", "em", "joint")
+
+class ScoreEstimator(StrEnum):
+    """What a choice is charged with in the gradient, see :class:`OrderedConditional`."""
+
+    REWARD_TO_GO = "reward_to_go"  #: unbiased
+    ONE_STEP_CREDIT = "one_step_credit"  #: nearly so, with far less variance
+    NO_SCORE = "no_score"  #: without the score, as in EM
+    REINFORCE = "reinforce"  #: textbook REINFORCE
 
 
-def later_costs(component: Tensor, log_label: Tensor) -> Tensor:
+def costs_to_go(component: Tensor, log_label: Tensor) -> Tensor:
     r"""
     :math:`D_i = \sum_{i' > i} f_{i'}` over the rows connected to row ``i``: other
     components are independent of it, so leaving them out has no bias.
@@ -44,7 +50,7 @@ def later_costs(component: Tensor, log_label: Tensor) -> Tensor:
     return Groups(component[None], len(component)).later(log_label.double())
 
 
-def horizon_costs(
+def one_step_credits(
     rows: Neighborhood,
     terms: EdgeTerms,
     draw: Draw,
@@ -64,7 +70,7 @@ def horizon_costs(
     all differences are two sums over the later edges of :math:`j`. Cost: :math:`O(B E)`.
     """
     if backend.compiled and rows.device.type == "cpu":
-        return backend.compiled.horizon_costs(rows, terms, draw, log_label, labels, num_classes)
+        return backend.compiled.one_step_credits(rows, terms, draw, log_label, labels, num_classes)
     attention, alpha, total = (t.double() for t in terms)
     attention = attention.exp()
     above, below = alpha + draw.same_label, total + draw.any_label
