@@ -135,13 +135,13 @@ def line(where: str, change: str, known: dict, effects: dict, unit: str) -> Line
 
 
 def stored(folder: Path) -> dict[str, list[dict]]:
-    files = "node_classification", "link_prediction", "denoising", "deviations"
+    files = "nodes", "link_prediction", "denoising", "deviations"
     return {name: load(folder / f"{name}.jsonl") for name in files}
 
 
 def from_paper(rows: dict[str, list[dict]], table: Table) -> str:
     """Each deviation undone alone: what is measured with the paper's choice, minus ours."""
-    lines = [*nodes(rows["node_classification"]),
+    lines = [*nodes(rows["nodes"]),
              *images(rows["denoising"]),
              *links(rows["deviations"], rows["link_prediction"]),
              *fields(rows["deviations"])]  # fmt: skip

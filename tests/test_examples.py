@@ -128,7 +128,7 @@ def test_node_classification(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_benchmark_of_node_classification(tmp_path):
     """Its smallest size runs through all tasks, and a second run has nothing left to do."""
-    benchmark = load("benchmarks/node_classification.py")
+    benchmark = load("benchmarks/nodes.py")
 
     tasks = [*benchmark.TASKS, "--smoke"]
     path = tmp_path / "results.jsonl"
