@@ -50,12 +50,15 @@ def chosen(rows: list[dict], quality: Callable, num_splits: int = 1, **key) -> d
 
 
 class Records:
-    """A file with a line of JSON for each measurement, so that a run may be interrupted."""
+    """
+    A file with a line of JSON for each measurement, so that a run may be interrupted; without a
+    path, they are only printed.
+    """
 
-    def __init__(self, path: Path) -> None:
-        if path.exists() and not (text := path.read_text()).endswith("\n"):
+    def __init__(self, path: Path | None) -> None:
+        if path and path.exists() and not (text := path.read_text()).endswith("\n"):
             path.write_text(text[: text.rfind("\n") + 1])  # without a line that was cut short
-        self.path, self.rows = path, read(path)
+        self.path, self.rows = path, read(path) if path else []
 
     def missing(self, **key) -> Iterator[dict]:
         """
@@ -65,14 +68,18 @@ class Records:
         each = [v if isinstance(v, list | tuple | range) else [v] for v in key.values()]
         for values in itertools.product(*each):
             found = dict(zip(key, values, strict=True))
-            if not pick(self.rows, **found):
+            if not self.has(**found):
                 yield {k: v for k, v in found.items() if v is not None}
+
+    def has(self, **key) -> bool:
+        return bool(pick(self.rows, **key))
 
     def add(self, **row) -> None:
         self.rows.append(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
         print(self.line(row), flush=True)
 
     def line(self, row: dict) -> str:

@@ -21,7 +21,7 @@ RATIOS = (0.2, 0.4, 0.6)
 Cell = Callable[[Runs, str], str]
 
 
-def tables(rows: list[dict], epochs_rows: list[dict]) -> dict[str, str]:
+def tables(rows: list[dict]) -> dict[str, str]:
     public, pair_runs, sized, deviated = (
         Runs(pick(rows, task=task)) for task in ("accuracy", "pairs", "sizes", "deviations")
     )
@@ -38,7 +38,6 @@ def tables(rows: list[dict], epochs_rows: list[dict]) -> dict[str, str]:
         "on top": on_top(pair_runs),
         "sizes": sizes(sized),
         "few labels": nodes_claims.few_labels(sized),
-        "epochs": epochs(epochs_rows),
     }
 
 
@@ -241,15 +240,6 @@ def deviations(runs: Runs) -> str:
     head = ["Cora, NMM-GCN", "seeds", "accuracy", "minus ours, points", "NLL", "minus ours",
             "predicted one by one, points"]  # fmt: skip
     return table(head, rows)
-
-
-def epochs(rows: list[dict]) -> str:
-    lines = [[GRAPHS[row["dataset"]], NAMES[row["backbone"]],
-              *(f"{row['ms'][name]:.1f}" for name in ("backbone", "networks", "NMM")),
-              *(f"{ratio:.2f}" for ratio in row["ratios"])] for row in rows]  # fmt: skip
-    head = ["graph", "backbone", "backbone, ms", "networks, ms", "NMM, ms", "NMM / networks",
-            "with agreement", "in Pyro"]  # fmt: skip
-    return table(head, lines, left=2)
 
 
 def tests(rows: list[dict], against: str) -> list[str]:

@@ -12,24 +12,24 @@ With --readme, tables replace what stands between their markers in that file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
+from argparse import ArgumentParser
 from pathlib import Path
 
-import denoise_tables
-import deviation_tables
-import link_tables
+import deviations_tables
+import epochs
+import fields_tables
+import images_tables
+import links_tables
 import matplotlib
 import matplotlib.pyplot as plt
-import mrf_tables
 import nodes_figures
 import nodes_tables
 import scale
-from common import read
-from summaries import table
+from common import RESULTS, arguments, read
 
-RESULTS = Path(__file__).parent / "results"
+FILES = ("nodes", "links", "images", "fields", "deviations", "speed")
 
 
 def insert(text: str, name: str, content: str) -> str:
@@ -41,20 +41,20 @@ def insert(text: str, name: str, content: str) -> str:
 
 
 def main(args) -> dict[str, str]:
-    folder = args.results.parent
-    rows, epochs = read(args.results), folder / "epochs.json"
-    tables = nodes_tables.tables(rows, json.loads(epochs.read_text()) if epochs.exists() else [])
-    graphs = mrf_tables.load(folder / "link_prediction.jsonl")
-    images = mrf_tables.load(folder / "denoising.jsonl")
-    tables |= mrf_tables.tables(mrf_tables.load(folder / "mrf.jsonl"), table)
-    tables |= link_tables.tables(graphs, table)
-    tables |= denoise_tables.tables(images, table)
-    tables["scale"] = scale.summary(mrf_tables.load(folder / "speed.jsonl"), table)
-    tables["from paper"] = deviation_tables.from_paper(deviation_tables.stored(folder), table)
+    rows = {name: read(args.results / f"{name}.jsonl") for name in FILES}
+    tables = {
+        **nodes_tables.tables(rows["nodes"]),
+        **epochs.tables(json.loads((args.results / "epochs.json").read_text())),
+        **fields_tables.tables(rows["fields"]),
+        **links_tables.tables(rows["links"]),
+        **images_tables.tables(rows["images"]),
+        **scale.tables(rows["speed"]),
+        **deviations_tables.tables(rows),
+    }
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
     for against in ("backbone", "backbone, temperature", "backbone + agreement, temperature"):
-        print("", *nodes_tables.tests(rows, against), sep="\n")
+        print("", *nodes_tables.tests(rows["nodes"], against), sep="\n")
     if args.readme:
         text = args.readme.read_text()
         for name, content in tables.items():
@@ -64,20 +64,19 @@ def main(args) -> dict[str, str]:
         matplotlib.use("Agg")
         plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
         args.figures.mkdir(parents=True, exist_ok=True)
-        nodes_figures.figures(rows, args.figures)
-        link_tables.bound_figure(graphs, args.figures)
-        denoise_tables.curves_figure(images, args.figures)
+        nodes_figures.figures(rows["nodes"], args.figures)
+        links_tables.bound_figure(rows["links"], args.figures)
+        images_tables.curves_figure(rows["images"], args.figures)
     return tables
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def parser() -> ArgumentParser:
+    return arguments(
+        __doc__,
+        results=(RESULTS, "folder with the results"),
+        readme=(Path, "file with markers <!-- accuracy --> and so on"),
+        figures=(Path, "folder for pictures"),
     )
-    parser.add_argument("--results", type=Path, default=RESULTS / "nodes.jsonl")
-    parser.add_argument("--readme", type=Path, help="file with markers <!-- accuracy --> and so on")
-    parser.add_argument("--figures", type=Path, help="folder for pictures")
-    return parser
 
 
 if __name__ == "__main__":

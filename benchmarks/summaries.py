@@ -55,6 +55,12 @@ def difference(pairs: Pairs, digits: int) -> str:
     return spread(gaps, digits, sign="+") + (f" ({', '.join(inside)})" if inside else "")
 
 
+def costs(row: dict) -> list[str]:
+    """Milliseconds of two methods, their ratio, and MiB."""
+    times = [f"{1e3 * value:.0f}" for value in row["seconds"].values()]
+    return [*times, f"{row['ratio']:.2f}", *(f"{value:.0f}" for value in row["MiB"].values())]
+
+
 def names(known: dict[str, str], found: Iterable[str]) -> dict[str, str]:
     """Names of all that is stored: known ones first, others as they are stored."""
     found = list(dict.fromkeys(found))

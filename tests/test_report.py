@@ -19,7 +19,7 @@ PLACES = {"accuracy": ("accuracy", "quality"), "pairs": ("pairs",), "sizes": ("s
 
 @pytest.fixture(scope="module")
 def tables_of():
-    return lambda rows: load("benchmarks/nodes_tables.py").tables(rows, [])
+    return load("benchmarks/nodes_tables.py").tables
 
 
 def name_of(row):

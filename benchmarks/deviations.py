@@ -1,0 +1,89 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+What it changes where links and fields deviate from the paper, each measured once:
+
+    python benchmarks/deviations.py links fields --data-root F
+
+Tasks: ``links`` (DGLFRM's attention by a network of its own, as wide as the memberships, on the
+splits and with the settings of links.py's ``compare``, whose rows are the other half of each pair)
+and ``fields`` (NMM-CNN with and without the groups of pixels among its inputs, on the fields of
+fields.py's ``strips``). Each fit appends one line to ``--results``, and what is there already is
+not run again. ``benchmarks/report.py`` makes the table, with the rows that images.py and nodes.py
+have of their own deviations.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+import fields as mrf
+import links as dglfrm
+import pyro
+from common import RESULTS, Records, arguments, read, start
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import fit_mixture, mean_field
+from pyro_nmm.models import ConvolutionalNMM, coarse_to_fine
+
+
+def links(args, results: Records) -> None:
+    data = dglfrm.load(args, "nips12")
+    settings = dglfrm.chosen(read(RESULTS / "links.jsonl"), "nips12", "nmm")
+    settings = settings | {"own_attention": True, "width": settings["num_communities"]}
+    seeds = dglfrm.compared(args, "nips12")
+    for key in results.missing(task="links", dataset="nips12", change="own attention", seed=seeds):
+        row = dglfrm.measure(args, data, "nmm", settings, key["seed"])
+        del row["curve"]
+        results.add(**key, **row)
+
+
+def fields(args, results: Records) -> None:
+    shape = (8, 4) if args.smoke else (40, 12)
+    hood, order = Neighborhood.grid(*shape, args.radius), coarse_to_fine(*shape)
+    for key in results.missing(
+        task="fields", seed=range(args.num_field_seeds), coupling=mrf.COUPLINGS,
+        settings={"num_steps": args.num_field_steps, "radius": args.radius},
+        change=["", "no groups"],
+    ):  # fmt: skip
+        field = mrf.random_field(shape, key["coupling"], key["seed"])
+        pyro.set_rng_seed(0)
+        network = ConvolutionalNMM(args.radius, groups=not key["change"])
+        mix, _ = fit_mixture(
+            field, hood, network, order=order, num_steps=args.num_field_steps, num_samples=4,
+            lr=0.003,
+        )  # fmt: skip
+        log_z = field.log_normalizer().item()
+        bound, error = mrf.loss(mix, field, order, 1024, 64)
+        row = {"bound": bound + log_z, "error": error}
+        row["mean field"] = mean_field(field, num_random=12).losses[0].item() + log_z
+        results.add(**key, **row)
+
+
+TASKS = {"links": links, "fields": fields}
+
+
+def main(args) -> Records:
+    start(num_threads=1)
+    if args.smoke:
+        args.num_splits = args.num_field_seeds = args.radius = 1
+        args.num_steps = args.num_field_steps = 3
+    results = Records(args.results)
+    for task in args.tasks:
+        TASKS[task](args, results)
+    return results
+
+
+def parser() -> ArgumentParser:
+    return arguments(
+        __doc__, TASKS, "seconds", num_splits=5, num_searched=(2, "as of links.py"),
+        num_samples=(100, "memberships at the test"), num_steps=(500, "of the links"),
+        num_field_seeds=2, num_field_steps=1000, radius=(3, "of the fields' windows"),
+        results=RESULTS / "deviations.jsonl", data_root=Path, device="cpu",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())
