@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import images_tables
-from common import grouped, pick
-from summaries import GRAPHS, Pairs, difference, names, table
+from common import GRAPHS, Pairs, difference, grouped, names, pick, table
 
 #: The change back to the paper's choice (or to another one): where, in the paper, and here.
 NODES = {

@@ -22,10 +22,9 @@ from pathlib import Path
 
 import pyro
 import torch
-from common import arguments, start
+from common import GRAPHS, arguments, start, table
 from nodes_fits import BACKBONES, load
 from pyro.infer import TraceGraph_ELBO
-from summaries import GRAPHS, table
 from torch.nn import functional as F
 
 from pyro_nmm.guides import Agreement, AmortizedNMM

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from statistics import mean, median
 
-from common import grouped, pick
-from summaries import centre, difference, table
+from common import centre, difference, grouped, pick, table
 
 #: With loopy belief propagation, which runs where PGMax is installed.
 METHODS = {"mean field": "mean field", "loopy": "loopy BP", "NMM": "NMM"}

@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import mean
 
 import matplotlib.pyplot as plt
-from common import grouped, pick
+from common import centre, costs, difference, grouped, names, pick, table
 from references import PAPER_IMAGES
-from summaries import centre, costs, difference, names, table
 
 SETS = {"bsds300": "BSD300", "kodak24": "Kodak24"}
 METHODS = {

@@ -10,9 +10,8 @@ from statistics import mean
 
 import matplotlib.pyplot as plt
 import torch
-from common import grouped, pick
+from common import GRAPHS, costs, difference, grouped, names, pick, spread, table
 from references import AUTHORS_LINKS, PAPER_LINKS, PAPER_SPLITS
-from summaries import GRAPHS, costs, difference, names, spread, table
 
 GUIDES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}
 MEASURES = ("AP", "AUC")

@@ -27,8 +27,7 @@ from statistics import mean
 
 import common
 from common import RESULTS, Records, arguments, start
-from nodes_fits import BACKBONES, DEFAULT, fit, load, random_settings
-from nodes_scores import evaluate, variants
+from nodes_fits import BACKBONES, DEFAULT, evaluate, fit, load, random_settings, variants
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets.nodes import inner_edges, random_split

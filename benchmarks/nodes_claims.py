@@ -8,10 +8,9 @@ from __future__ import annotations
 import textwrap
 from statistics import mean
 
-from common import grouped
+from common import GRAPHS, grouped, p_text
 from nodes_runs import FORM, NAMES, Gap, Runs, gap
 from references import PAPER_CORA
-from summaries import GRAPHS, p_text
 
 
 class Gaps:

@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
-from common import pick
+from common import GRAPHS, pick
 from nodes_runs import Runs, label
-from summaries import GRAPHS
 
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
 

@@ -10,8 +10,7 @@ from math import nan
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from common import pick
-from summaries import GRAPHS, p_text, p_value
+from common import GRAPHS, p_text, p_value, pick
 
 NAMES = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP", "mlp": "MLP"}
 #: In which tables put what they know; what else is stored comes after it.

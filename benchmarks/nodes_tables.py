@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable
 from statistics import mean, median
 
 import nodes_claims
-from common import grouped, pick
+from common import GRAPHS, grouped, pick, spread, table
 from nodes import chosen
 from nodes_runs import FORM, NAMES, Runs, gap, label, mark, method_of
-from summaries import GRAPHS, spread, table
 
 RATIOS = (0.2, 0.4, 0.6)
 Cell = Callable[[Runs, str], str]

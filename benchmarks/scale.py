@@ -16,8 +16,7 @@ import time
 from itertools import pairwise
 
 import torch
-from common import PeakMemory, Records, citation_like, grouped, in_a_process
-from summaries import table
+from common import PeakMemory, Records, citation_like, grouped, in_a_process, table
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models import StackedNMM

@@ -170,7 +170,7 @@ def gains_of(num_nodes, num_pairs, hub=0.0):
 
 
 def test_what_two_nodes_give():
-    gains = load("benchmarks/nodes_scores.py")
+    gains = load("benchmarks/nodes_fits.py")
     mask, ids, pairs, gain = gains_of(20, 60, hub=3.0)
     found = gains.summary(gain, pairs, mask)
     together = (gain[(pairs == a).any(0) | (pairs == b).any(0)].sum() / 60
@@ -182,7 +182,7 @@ def test_what_two_nodes_give():
 
 def test_interval_is_a_bootstrap_over_nodes():
     """As drawn node by node, far wider than over pairs where one hub carries the mean."""
-    gains = load("benchmarks/nodes_scores.py")
+    gains = load("benchmarks/nodes_fits.py")
     mask, ids, pairs, gain = gains_of(40, 300, hub=8.0)
     before = torch.get_rng_state()
     found = gains.summary(gain, pairs, mask, num_resamples=2000)

@@ -17,7 +17,6 @@ import deviations_tables  # noqa: E402
 import fields_tables  # noqa: E402
 import images_tables  # noqa: E402
 import links_tables  # noqa: E402
-import summaries  # noqa: E402
 
 sys.path.remove(str(BENCHMARKS))
 
@@ -58,7 +57,7 @@ def ends(rows):
 
 @pytest.mark.parametrize("name", [*FILES, "deviations"])
 def test_every_row_is_shown(name, monkeypatch):
-    monkeypatch.setattr(summaries, "p_value", lambda pairs: None)  # for speed
+    monkeypatch.setattr(common, "p_value", lambda pairs: None)  # for speed
     rows = read(name)
     assert rows
     whole = shown(name, rows)
@@ -122,9 +121,9 @@ def test_changes_of_nodes_are_read_as_they_come():
 
 def test_differences_are_paired_and_have_a_spread():
     pairs = [(1.0, 1.5), (2.0, 2.4), (5.0, 5.9)]
-    assert summaries.difference(pairs, 2) == "+0.60 ± 0.26 (median +0.50, p = .059)"
-    assert summaries.difference([(1.0, 3.0)] * 5, 1) == "+2.0 ± 0.0 (median +2.0)"
-    assert summaries.difference(pairs[:1], 1) == "+0.5"
-    assert summaries.difference([], 1) == ""
-    assert summaries.difference([(0.0, 1 + 1e-3 * i) for i in range(9)], 2).endswith("p < 1e-6)")
-    assert summaries.centre([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"
+    assert common.difference(pairs, 2) == "+0.60 ± 0.26 (median +0.50, p = .059)"
+    assert common.difference([(1.0, 3.0)] * 5, 1) == "+2.0 ± 0.0 (median +2.0)"
+    assert common.difference(pairs[:1], 1) == "+0.5"
+    assert common.difference([], 1) == ""
+    assert common.difference([(0.0, 1 + 1e-3 * i) for i in range(9)], 2).endswith("p < 1e-6)")
+    assert common.centre([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"
