@@ -241,8 +241,8 @@ def names(known: dict[str, str], found: Iterable[str]) -> dict[str, str]:
     return {key: known.get(key, key) for key in stored}
 
 
-def table(head: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
+def table(head: str, rows: Iterable[list[str]], left: int = 1) -> str:
     """In Markdown, the first columns aligned to the left; without rows that have nothing else."""
-    rows = [row for row in rows if any(row[left:])]
-    align = ["---"] * left + ["---:"] * (len(head) - left)
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, align, *rows])
+    align = ["---"] * left + ["---:"] * (head.count(" | ") + 1 - left)
+    lines = [" | ".join(row) for row in (align, *rows) if any(row[left:])]
+    return "\n".join(f"| {line} |" for line in (head, *lines))

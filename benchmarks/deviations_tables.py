@@ -52,7 +52,7 @@ def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
     """Each deviation undone alone: what is measured with the paper's choice, minus ours."""
     lines = [*nodes(rows["nodes"]), *images(rows["images"]),
              *links(rows["deviations"], rows["links"]), *fields(rows["deviations"])]  # fmt: skip
-    head = ["experiment", "what", "in the paper", "here", "measured on", "the paper's minus ours"]
+    head = "experiment | what | in the paper | here | measured on | the paper's minus ours"
     return {"from paper": table(head, lines, left=5)}
 
 

@@ -88,8 +88,10 @@ def tables(rows: list[dict]) -> dict[str, str]:
     lines = [[GRAPHS.get(row["dataset"], row["dataset"]), row["backbone"].upper(),
               *(f"{row['ms'][name]:.1f}" for name in ("backbone", "networks", "NMM")),
               *(f"{ratio:.2f}" for ratio in row["ratios"])] for row in rows]  # fmt: skip
-    head = ["graph", "backbone", "backbone, ms", "networks, ms", "NMM, ms", "NMM / networks",
-            "with agreement", "in Pyro"]  # fmt: skip
+    head = (
+        "graph | backbone | backbone, ms | networks, ms | NMM, ms | NMM / networks | "
+        "with agreement | in Pyro"
+    )
     return {"epochs": table(head, lines, left=2)}
 
 

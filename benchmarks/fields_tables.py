@@ -37,9 +37,12 @@ def strips(rows: list[dict]) -> str:
             *(column(part, "marginals", n, lambda v: f"{mean(v):.4f}") for n in METHODS),
             *(column(part, "seconds", n, lambda v: f"{median(v):.1f}") for n in METHODS),
         ])  # fmt: skip
-    head = ["coupling", "fields", "KL, mean field", "KL, NMM's bound", "KL, NMM",
-            "minus mean field", "worst ratio"]  # fmt: skip
-    head += [f"{what}, {name}" for what in ("error", "s") for name in METHODS.values()]
+    head = (
+        "coupling | fields | KL, mean field | KL, NMM's bound | KL, NMM | minus mean field | "
+        "worst ratio"
+    )
+    for what in ("error", "s"):
+        head += "".join(f" | {what}, {name}" for name in METHODS.values())
     return table(head, lines)
 
 
@@ -55,9 +58,11 @@ def large(rows: list[dict]) -> str:
             *(f"{kl[method] / kl['mean field']:.2f}" for method in ("NMM", "NMM-CNN")),
             *(f"{value:.0f}" if value is not None else "" for value in seconds),
         ])  # fmt: skip
-    head = ["field", "log Z", "KL, mean field", "KL, NMM's bound", "KL, NMM-CNN's bound",
-            "NMM / mean field", "NMM-CNN / mean field"]  # fmt: skip
-    return table(head + [f"s, {name}" for name in methods.values()], lines)
+    head = (
+        "field | log Z | KL, mean field | KL, NMM's bound | KL, NMM-CNN's bound | "
+        "NMM / mean field | NMM-CNN / mean field"
+    )
+    return table(head + "".join(f" | s, {name}" for name in methods.values()), lines)
 
 
 def amortized(rows: list[dict]) -> str:
@@ -70,8 +75,10 @@ def amortized(rows: list[dict]) -> str:
             *(f"{1e3 * median(row['seconds'][name]):.0f}" for name in methods),
             f"{row['train seconds']:.0f}",
         ])  # fmt: skip
-    head = ["NMM-CNN better", "mean field", "NMM-CNN, bound", "difference", "mean field, ms",
-            "NMM-CNN, ms", "training, s"]  # fmt: skip
+    head = (
+        "NMM-CNN better | mean field | NMM-CNN, bound | difference | mean field, ms | "
+        "NMM-CNN, ms | training, s"
+    )
     return table(head, lines, left=0)
 
 
@@ -79,4 +86,4 @@ def scaling(rows: list[dict]) -> str:
     lines = [[f"{row['size']} x {row['size']}", f"{1e3 * row['seconds']:.0f}", f"{row['MiB']:.0f}",
               f"{1e6 * row['seconds'] / row['size'] ** 2:.1f}"]
              for row in pick(rows, task="scaling")]  # fmt: skip
-    return table(["grid", "a step, ms", "memory, MiB", "µs a pixel"], lines)
+    return table("grid | a step, ms | memory, MiB | µs a pixel", lines)

@@ -94,9 +94,11 @@ def denoised(rows: list[dict]) -> str:
             whole = "crop" not in json.loads(block[0])
             cells.append(PAPER_IMAGES.get((block[1], method), "") if whole else "")
             lines.append([*title(block), name, *cells])
-    head = ["network", "images", "method", "seeds", "rows", "PSNR, dB", "minus the first row's",
-            "log p", "minus the first row's", "log p, width by validation", "in 90 % intervals",
-            "their length", "PSNR in the paper"]  # fmt: skip
+    head = (
+        "network | images | method | seeds | rows | PSNR, dB | minus the first row's | log p | "
+        "minus the first row's | log p, width by validation | in 90 % intervals | their length | "
+        "PSNR in the paper"
+    )
     return table(head, lines, left=3)
 
 
@@ -118,8 +120,10 @@ def steps(rows: list[dict]) -> str:
                           difference(paired(*parts, "PSNR"), 2), difference(gaps, 3),
                           f"{sum(b > a for a, b in gaps)} of {len(gaps)}",
                           ", ".join(f"{value:+.3f}" for value in means)])  # fmt: skip
-    head = ["network", "images", "added", "seeds", "PSNR, dB", "log p", "images that gain",
-            "log p, seed by seed"]  # fmt: skip
+    head = (
+        "network | images | added | seeds | PSNR, dB | log p | images that gain | "
+        "log p, seed by seed"
+    )
     return table(head, lines, left=3)
 
 
@@ -135,15 +139,17 @@ def joints(rows: list[dict]) -> str:
                 lines.append([*title(block), name, f"{len({s for s, _ in part})}",
                               centre(by_image(part, "joint"), 3),
                               *(difference(pairs, 3) for pairs in gaps)])  # fmt: skip
-    head = ["network", "images", "method", "seeds", "log p of whole images, at least",
-            "minus marginals", "minus marginals, widths by validation"]  # fmt: skip
+    head = (
+        "network | images | method | seeds | log p of whole images, at least | minus marginals | "
+        "minus marginals, widths by validation"
+    )
     return table(head, lines, left=3)
 
 
 def cost(rows: list[dict]) -> str:
     found = pick(rows, task="cost")
     lines = [[f"{row['settings']['batch_size']} patches", *costs(row)] for row in found]
-    return table(["a step", "U-Net, ms", "NMM, ms", "ratio", "U-Net, MiB", "NMM, MiB"], lines)
+    return table("a step | U-Net, ms | NMM, ms | ratio | U-Net, MiB | NMM, MiB", lines)
 
 
 def validated(rows: list[dict]) -> str:
@@ -158,7 +164,7 @@ def validated(rows: list[dict]) -> str:
         columns = map(", ".join, zip(*points, strict=True))
         likelihoods = (f"{row[f]:.4f}" if f in row else "" for f in ("log p", "joint"))
         lines.append([size(row["settings"]), name, f"{seed}", *columns, *likelihoods])
-    head = ["network", "part", "seed", "steps", "PSNR, dB", "log p at the last", "joint"]
+    head = "network | part | seed | steps | PSNR, dB | log p at the last | joint"
     return table(head, lines, left=4)
 
 

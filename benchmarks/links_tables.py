@@ -66,8 +66,10 @@ def pooled(rows: list[dict]) -> str:
         gain = f"{sum(b > a for a, b in every)}"
         gaps = [difference(part, 2) for part in (every, means, published)]
         lines.append([measure, f"{len(every)}", gaps[0], gain, *gaps[1:]])
-    head = ["NMM-DGLFRM minus DGLFRM", "splits", "all splits", "splits that gain",
-            "means of the graphs", "means of the graphs in the paper"]  # fmt: skip
+    head = (
+        "NMM-DGLFRM minus DGLFRM | splits | all splits | splits that gain | "
+        "means of the graphs | means of the graphs in the paper"
+    )
     return table(head, lines)
 
 
@@ -86,15 +88,16 @@ def links(rows: list[dict]) -> str:
                 both = [[part[seed]["test"][measure] for seed in shared] for part in columns[1:]]
                 cells.append(difference(list(zip(*both, strict=True)), 2))
             lines.append([name if guide == "nmm" else f"{name}, {guide}", *cells])
-    head = ["graph", "splits: Katz / DGLFRM / NMM-DGLFRM"]
+    head = "graph | splits: Katz / DGLFRM / NMM-DGLFRM"
     for measure in MEASURES:
-        head += [f"{measure}, {name}" for name in ("Katz", *GUIDES.values())] + ["difference"]
+        head += "".join(f" | {measure}, {name}" for name in ("Katz", *GUIDES.values()))
+        head += " | difference"
     return table(head, lines)
 
 
 def against_paper(rows: list[dict]) -> str:
     """Splits, and what was measured, here and there."""
-    lines, head = [], ["graph", "links here", "in the paper"]
+    lines, head = [], "graph | links here | in the paper"
     for (dataset, searched), guides in blocks(rows, "compare").items():
         if not searched:
             katz = pick(rows, task="katz", dataset=dataset)
@@ -105,14 +108,14 @@ def against_paper(rows: list[dict]) -> str:
                 cells += PAPER_LINKS.get((dataset, measure), ("", ""))
             lines.append([GRAPHS.get(dataset, dataset), *cells])
     for measure in MEASURES:
-        head += [f"{measure}, {name}" for name in GUIDES.values()]
-        head += [f"paper's {name}" for name in GUIDES.values()]
+        head += "".join(f" | {measure}, {name}" for name in GUIDES.values())
+        head += "".join(f" | paper's {name}" for name in GUIDES.values())
     return table(head, lines)
 
 
 def bounds(rows: list[dict]) -> str:
     """Nats a pair of nodes: as trained, and without the network's dropout."""
-    lines, head = [], ["graph", "splits"]
+    lines, head = [], "graph | splits"
     for dataset, name in graphs(rows).items():
         if both := pairs(rows, dataset):
             cells = [f"{len(both)}"]
@@ -122,7 +125,7 @@ def bounds(rows: list[dict]) -> str:
                 cells.append(difference(found, 4))
             lines.append([name, *cells])
     for kind in ("bound", "bound, no dropout"):
-        head += [f"{kind}, DGLFRM", f"{kind}, NMM-DGLFRM", "difference"]
+        head += f" | {kind}, DGLFRM | {kind}, NMM-DGLFRM | difference"
     return table(head, lines)
 
 
@@ -138,7 +141,7 @@ def searched(rows: list[dict]) -> str:
                 cells = [f"{mean(r['val'][m] for r in trial):.2f}" for m in MEASURES]
                 cells.append(f"{-mean(r['loss'] for r in trial):.4f}")
                 lines.append([name, label, settings, f"{len(trial)}", *cells])
-    head = ["graph", "guide", "settings", "splits", "AP", "AUC", "bound, no dropout"]
+    head = "graph | guide | settings | splits | AP | AUC | bound, no dropout"
     return table(head, lines, left=3)
 
 
@@ -150,7 +153,7 @@ def reproduced(rows: list[dict]) -> str:
         here = [spread([r["test"][measure] for r in part], 2) for measure in ("AUC", "AP")]
         name = f"{GRAPHS.get(dataset, dataset)}, split_{number}"
         lines.append([name, f"{len(part)}", *theirs, *here])
-    head = ["graph", "seeds", "AUC, authors", "AP, authors", "AUC, here", "AP, here"]
+    head = "graph | seeds | AUC, authors | AP, authors | AUC, here | AP, here"
     return table(head, lines)
 
 
@@ -162,14 +165,14 @@ def memberships(rows: list[dict]) -> str:
         if part:
             means = (f"{mean(found[whose] for found in part):.2f}" for whose in part[0])
             lines.append([name, f"{len(part)}", *means])
-    head = ["AP, DGLFRM", "splits", "own memberships", "a neighbour's", "anyone's"]
+    head = "AP, DGLFRM | splits | own memberships | a neighbour's | anyone's"
     return table(head, lines)
 
 
 def cost(rows: list[dict]) -> str:
     lines = [[name, *costs(row)] for dataset, name in graphs(rows).items()
              for row in pick(rows, task="cost", dataset=dataset)]  # fmt: skip
-    head = ["graph", "DGLFRM, ms", "NMM-DGLFRM, ms", "ratio", "DGLFRM, MiB", "NMM-DGLFRM, MiB"]
+    head = "graph | DGLFRM, ms | NMM-DGLFRM, ms | ratio | DGLFRM, MiB | NMM-DGLFRM, MiB"
     return table(head, lines)
 
 

@@ -52,7 +52,7 @@ def over_graphs(runs: Runs, title: str, cell: Cell, lines: Iterable[tuple[str, s
     rows = [[label(method, kind),
              *(cell(runs.part(dataset=dataset, backbone=kind), method) for dataset in graphs)]
             for kind, method in lines]  # fmt: skip
-    return table([title, *(GRAPHS.get(dataset, dataset) for dataset in graphs)], rows)
+    return table(" | ".join([title, *(GRAPHS.get(name, name) for name in graphs)]), rows)
 
 
 def accuracy(runs: Runs) -> str:
@@ -121,8 +121,10 @@ def against_backbone(runs: Runs) -> str:
                             part.get(field, "backbone" + theirs + given)).text(*FORM[field])
                         for field, ours, theirs in fields]  # fmt: skip
                 rows.append([graph, label("backbone" + given, kind), *gaps])
-    head = ["plain NMM minus", "backbone", "accuracy, points", "NLL", "NLL, backbone + temperature",
-            "NLL, StackedNMM on either"]  # fmt: skip
+    head = (
+        "plain NMM minus | backbone | accuracy, points | NLL | NLL, backbone + temperature | "
+        "NLL, StackedNMM on either"
+    )
     return table(head, rows, left=2)
 
 
@@ -145,7 +147,7 @@ def pairs(runs: Runs) -> str:
         rows.append([f"*{NAMES.get(kind, kind)}, number of splits*", *numbers])
         for method in runs.part(backbone=kind).methods:
             rows.append([label(method, kind), *(cell(part, method) for part in parts)])
-    return table(["PLL", *(f"{GRAPHS.get(d, d)} {r}" for d, r in cells)], rows)
+    return table("PLL" + "".join(f" | {GRAPHS.get(d, d)} {r}" for d, r in cells), rows)
 
 
 def gains(runs: Runs) -> str:
@@ -173,8 +175,10 @@ def gains(runs: Runs) -> str:
             cells.append(f"{sides[0]}, {sides[1]} of {len(found)}")
             cells.append(f"{mean(row['two nodes'] for row in found):.3f}")
             rows.append([f"{graph}, {label(method, kind)}", *cells, middle(found), middle(own)])
-    head = ["mean gain per pair", *map(str, RATIOS), "interval above, below 0", "two nodes",
-            "median pair, pairs that gain", "the same on own product"]  # fmt: skip
+    head = (
+        "mean gain per pair | 0.2 | 0.4 | 0.6 | interval above, below 0 | two nodes | "
+        "median pair, pairs that gain | the same on own product"
+    )
     return table(head, rows)
 
 
@@ -194,7 +198,7 @@ def on_top(runs: Runs) -> str:
         seconds = [r["fit seconds"] for r in fits if r["ratio"] in RATIOS and "fit seconds" in r]
         time = f"{median(seconds):.1f}" if seconds else ""
         rows.append([graph, NAMES.get(kind, kind), *row, time])
-    head = ["PLL gained on temperature scaling", "classifier", *map(str, RATIOS), "seconds a fit"]
+    head = "PLL gained on temperature scaling | classifier | 0.2 | 0.4 | 0.6 | seconds a fit"
     return table(head, rows, left=2)
 
 
@@ -218,7 +222,8 @@ def sizes(runs: Runs) -> str:
         parts = [part.part(ratio=ratio) for ratio in ratios]
         for method in part.methods:
             rows.append([f"{graph}, {label(method, kind)}", *(cell(p, method) for p in parts)])
-    return table(["accuracy (against the backbone) / NLL", *map(str, ratios)], rows)
+    head = "accuracy (against the backbone) / NLL"
+    return table(head + "".join(f" | {ratio}" for ratio in ratios), rows)
 
 
 def deviations(runs: Runs) -> str:
@@ -236,8 +241,10 @@ def deviations(runs: Runs) -> str:
         hits = part.get("test.accuracy", "NMM")
         row.append(gap(part.get("sequential", "NMM"), hits).text(1, 100))
         rows.append(row)
-    head = ["Cora, NMM-GCN", "seeds", "accuracy", "minus ours, points", "NLL", "minus ours",
-            "predicted one by one, points"]  # fmt: skip
+    head = (
+        "Cora, NMM-GCN | seeds | accuracy | minus ours, points | NLL | minus ours | "
+        "predicted one by one, points"
+    )
     return table(head, rows)
 
 

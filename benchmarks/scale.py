@@ -46,7 +46,7 @@ def tables(rows: list[dict]) -> dict[str, str]:
             lines.append([row["name"], f"{row['nodes']:,}", f"{row['edges']:,}",
                           str(row["classes"]), f"{row['seconds']:.2f}", growth,
                           f"{row['peak'] / 1e9:.2f}"])  # fmt: skip
-    head = ["query", "nodes", "edges", "labels", "seconds", "exponent of time", "peak memory, GB"]
+    head = "query | nodes | edges | labels | seconds | exponent of time | peak memory, GB"
     return {"scale": table(head, lines)}
 
 
