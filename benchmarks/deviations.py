@@ -43,18 +43,14 @@ def links(args, results: Records) -> None:
 def fields(args, results: Records) -> None:
     shape = (8, 4) if args.smoke else (40, 12)
     hood, order = Neighborhood.grid(*shape, args.radius), coarse_to_fine(*shape)
-    for key in results.missing(
-        task="fields", seed=range(args.num_field_seeds), coupling=mrf.COUPLINGS,
-        settings={"num_steps": args.num_field_steps, "radius": args.radius},
-        change=["", "no groups"],
-    ):  # fmt: skip
+    settings = {"num_steps": args.num_field_steps, "radius": args.radius}
+    each = {"seed": range(args.num_field_seeds), "coupling": mrf.COUPLINGS, "settings": settings}
+    for key in results.missing(task="fields", **each, change=("", "no groups")):
         field = mrf.random_field(shape, key["coupling"], key["seed"])
         pyro.set_rng_seed(0)
         network = ConvolutionalNMM(args.radius, groups=not key["change"])
-        mix, _ = fit_mixture(
-            field, hood, network, order=order, num_steps=args.num_field_steps, num_samples=4,
-            lr=0.003,
-        )  # fmt: skip
+        options = {"num_steps": args.num_field_steps, "num_samples": 4, "lr": 0.003}
+        mix, _ = fit_mixture(field, hood, network, order=order, **options)
         log_z = field.log_normalizer().item()
         bound, error = mrf.loss(mix, field, order, 1024, 64)
         row = {"bound": bound + log_z, "error": error}
@@ -62,7 +58,7 @@ def fields(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-TASKS = {"links": links, "fields": fields}
+TASKS = {task.__name__: task for task in (links, fields)}
 
 
 def main(args) -> Records:

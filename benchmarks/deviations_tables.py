@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import images_tables
-from common import GRAPHS, Pairs, difference, grouped, names, pick, table
+from common import GRAPHS, difference, grouped, names, pick, table
 
 #: The change back to the paper's choice (or to another one): where, in the paper, and here.
 NODES = {
@@ -34,8 +34,8 @@ NODES = {
     ),
     "sequential": ("prediction", "joint: one node after another", "marginals"),
 }
-LINKS = {"own attention": ("DGLFRM's attention", "a network of its own, as wide as memberships",
-                           "first layer shared, 16 outputs")}  # fmt: skip
+OWN = "a network of its own, as wide as memberships"
+LINKS = {"own attention": ("DGLFRM's attention", OWN, "first layer shared, 16 outputs")}
 FIELDS = {"no groups": ("NMM-CNN's input", "potentials", "and the groups of the order")}
 IMAGES = {
     "NMM-horizon": ("gradient", "REINFORCE; tried: `horizon`", "`em`: no score term"),
@@ -44,25 +44,24 @@ IMAGES = {
     "NMM-one-width": ("widths", "one width", "a width for each pixel"),
 }  # fmt: skip
 Line = list[str]
-#: Of a measure: pairs (here, changed), the factor of its unit, and digits.
-Effects = dict[str, tuple[Pairs, float, int]]
 
 
 def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
     """Each deviation undone alone: what is measured with the paper's choice, minus ours."""
-    lines = [*nodes(rows["nodes"]), *images(rows["images"]),
-             *links(rows["deviations"], rows["links"]), *fields(rows["deviations"])]  # fmt: skip
+    lines = [*nodes(rows["nodes"]), *images(rows["images"])]
+    lines += [*links(rows["deviations"], rows["links"]), *fields(rows["deviations"])]
     head = "experiment | what | in the paper | here | measured on | the paper's minus ours"
     return {"from paper": table(head, lines, left=5)}
 
 
-def line(where: str, change: str, known: dict, effects: Effects, unit: str) -> Line:
-    what, paper, here = known.get(change, (change, "", ""))
-    gaps = {name: difference([(factor * a, factor * b) for a, b in pairs], digits)
-            for name, (pairs, factor, digits) in effects.items()}  # fmt: skip
-    number = max(len(pairs) for pairs, _, _ in effects.values())
+def line(where: str, change: str, known: dict, on: str, gaps: dict[str, str]) -> Line:
     cells = "; ".join(f"{name} {gap}" for name, gap in gaps.items() if gap)
-    return [where, what, paper, here, f"{number} {unit}", cells]
+    return [where, *known.get(change, (change, "", "")), on, cells]
+
+
+def gap(both: list[tuple[dict, dict]], field: str, digits: int, unit: float = 1) -> str:
+    """Of rows here and changed."""
+    return difference([(unit * a[field], unit * b[field]) for a, b in both], digits)
 
 
 def nodes(rows: list[dict]) -> Iterator[Line]:
@@ -70,19 +69,18 @@ def nodes(rows: list[dict]) -> Iterator[Line]:
     found = grouped(pick(rows, task="deviations"), "dataset", "backbone")
     for (dataset, kind), part in found.items():
         where = f"NMM-{kind.upper()}, {GRAPHS.get(dataset, dataset)}"
-        by = {change: {row["seed"]: row for row in each}
-              for (change,), each in grouped(part, "change").items()}  # fmt: skip
-        base = by.pop("none", {})
-        hits = [
-            (r["test"]["accuracy"], r["sequential"]) for r in base.values() if "sequential" in r
-        ]
+        by: dict[str, dict] = {}
+        for row in part:
+            by.setdefault(row["change"], {})[row["seed"]] = row["test"]
+        base, one_by_one = by.pop("none", {}), pick(part, change="none")
+        hits = [(r["test"], {"accuracy": r["sequential"]}) for r in one_by_one if "sequential" in r]
         for change in names(NODES, ["sequential"] * bool(hits) + list(by)):
-            effects = {"accuracy": (hits, 100, 1)}
+            both, gaps = hits, {}
             if change != "sequential":
-                both = [(base[s]["test"], by[change][s]["test"]) for s in base if s in by[change]]
-                effects = {"accuracy": ([(a["accuracy"], b["accuracy"]) for a, b in both], 100, 1),
-                           "NLL": ([(a["nll"], b["nll"]) for a, b in both], 1, 3)}  # fmt: skip
-            yield line(where, change, NODES, effects, "seeds")
+                both = [(base[seed], test) for seed, test in by[change].items() if seed in base]
+                gaps = {"NLL": gap(both, "nll", 3)}
+            gaps = {"accuracy": gap(both, "accuracy", 1, 100)} | gaps
+            yield line(where, change, NODES, f"{len(both)} seeds", gaps)
 
 
 def links(rows: list[dict], compared: list[dict]) -> Iterator[Line]:
@@ -90,39 +88,42 @@ def links(rows: list[dict], compared: list[dict]) -> Iterator[Line]:
         ours = pick(compared, task="compare", guide="nmm", dataset=dataset)
         here = {row["seed"]: row for row in ours}
         both = [(here[row["seed"]], row) for row in part if row["seed"] in here]
-        effects = {m: ([(a["test"][m], b["test"][m]) for a, b in both], 1, 2)
-                   for m in ("AP", "AUC")}  # fmt: skip
-        effects["bound"] = [(-a["loss"], -b["loss"]) for a, b in both], 1, 4
-        yield line(f"NMM-DGLFRM, {GRAPHS.get(dataset, dataset)}", change, LINKS, effects, "splits")
+        tests = [(a["test"], b["test"]) for a, b in both]
+        gaps = {measure: gap(tests, measure, 2) for measure in ("AP", "AUC")}
+        gaps["bound"] = gap(both, "loss", 4, -1)
+        where = f"NMM-DGLFRM, {GRAPHS.get(dataset, dataset)}"
+        yield line(where, change, LINKS, f"{len(both)} splits", gaps)
 
 
 def fields(rows: list[dict]) -> Iterator[Line]:
-    by = {change: {(row["coupling"], row["seed"]): row["bound"] for row in part}
-          for (change,), part in grouped(pick(rows, task="fields"), "change").items()}  # fmt: skip
-    base = by.pop("", {})
-    for change, found in by.items():
-        both = [(base[key], found[key]) for key in base if key in found]
-        effects = {"KL's bound, nats": (both, 1, 2)}
-        yield line("NMM-CNN on 12 x 40 pixels", change, FIELDS, effects, "fields")
+    rows = pick(rows, task="fields")
+    here = {(row["coupling"], row["seed"]): row for row in pick(rows, change="")}
+    for (change,), part in grouped(rows, "change").items():
+        places = [(row["coupling"], row["seed"]) for row in part]
+        both = [
+            (here[place], row) for place, row in zip(places, part, strict=True) if place in here
+        ]
+        if change:
+            gaps = {"KL's bound, nats": gap(both, "bound", 2)}
+            yield line("NMM-CNN on 12 x 40 pixels", change, FIELDS, f"{len(both)} fields", gaps)
 
 
 def images(rows: list[dict]) -> Iterator[Line]:
     """Test images where there are, or else the mean over validation images."""
     done = set()
     for block, found in images_tables.tested(rows).items():
-        for change in IMAGES:
-            if change in found and "NMM" in found:
-                parts = [images_tables.with_scaled(found[m]) for m in ("NMM", change)]
-                effects = {"PSNR": (images_tables.paired(*parts, "PSNR"), 1, 2),
-                           "log p": (images_tables.paired(*parts, "best"), 1, 3)}  # fmt: skip
-                where = "NMM denoiser, " + ", ".join(images_tables.title(block))
-                done.add((change, images_tables.steps_of(block)))
-                yield line(where, change, IMAGES, effects, "images")
+        for change in (change for change in IMAGES if change in found and "NMM" in found):
+            parts = [images_tables.with_scaled(found[method]) for method in ("NMM", change)]
+            pairs = {field: images_tables.paired(*parts, field) for field in ("PSNR", "best")}
+            gaps = {"PSNR": difference(pairs["PSNR"], 2), "log p": difference(pairs["best"], 3)}
+            where = "NMM denoiser, " + ", ".join(images_tables.title(block))
+            done.add((change, images_tables.steps_of(block)))
+            yield line(where, change, IMAGES, f"{len(pairs['PSNR'])} images", gaps)
     trained = [row for row in pick(rows, task="train") if "log p" in row]
     last = {(r["method"], r["seed"], images_tables.size(r["settings"])): r for r in trained}
     for (change, seed, size), row in last.items():
         base = last.get(("NMM", seed, size))
         if change in IMAGES and base and (change, row["settings"]["num_steps"]) not in done:
-            effects = {field: ([(base[field], row[field])], 1, digits)
-                       for field, digits in (("PSNR", 2), ("log p", 3), ("joint", 3))}  # fmt: skip
-            yield line(f"NMM denoiser, {size}, validation", change, IMAGES, effects, "seed")
+            digits = {"PSNR": 2, "log p": 3, "joint": 3}
+            gaps = {field: gap([(base, row)], field, digits[field]) for field in digits}
+            yield line(f"NMM denoiser, {size}, validation", change, IMAGES, "1 seed", gaps)

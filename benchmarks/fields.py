@@ -80,10 +80,7 @@ def divergence(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_part
     return samples.mean().item(), (samples.std() / num_samples**0.5).item()
 
 
-def fit_free(
-    field: PairwiseMRF, hood: Neighborhood, order: Tensor, marginals: Tensor, args,
-    other: NeighborMixture | None = None,
-) -> NeighborMixture:  # fmt: skip
+def fit_free(field: PairwiseMRF, hood: Neighborhood, order, marginals, args, other=None):
     """
     The best of several starts by the loss itself: single pixels' evidence, the mean field, and
     another mixture if given.
@@ -106,10 +103,8 @@ def fit_free(
         starts.append((network, 0.0, 0.2 * args.lr))
     count, found = max(4, 2**15 // field.num_nodes), []
     for network, warmup, lr in starts:
-        mix, _ = fit_mixture(
-            field, hood, network, order=order, num_steps=args.num_steps,
-            num_samples=args.num_samples, lr=lr, warmup=warmup,
-        )  # fmt: skip
+        steps = {"num_steps": args.num_steps, "num_samples": args.num_samples}
+        mix, _ = fit_mixture(field, hood, network, order=order, lr=lr, warmup=warmup, **steps)
         found.append((loss(mix, field, order, 8 * count, count)[0], mix))
     return min(found, key=lambda f: f[0])[1]
 
@@ -155,17 +150,15 @@ def strips(args, results: Records) -> None:
         kl, kl_error = divergence(mix, field, order, 64)
         beliefs, loopy_seconds = loopy(field) or (None, None)
         marginals = {"mean field": independent.marginals, "NMM": mix.marginals(), "loopy": beliefs}
-        results.add(
-            **key,
-            **{
-                "log Z": log_z, "mean field": independent.losses[0].item() + log_z,
-                "NMM bound": bound + log_z, "bound error": error,
-                "NMM": kl + log_z, "error": kl_error,
-                "marginals": {name: None if found is None else (found - truth).abs().mean().item()
-                              for name, found in marginals.items()},
-                "seconds": {"mean field": seconds, "NMM": nmm_seconds, "loopy": loopy_seconds},
-            },
-        )  # fmt: skip
+        row = {"log Z": log_z, "mean field": independent.losses[0].item() + log_z}
+        row |= {"NMM bound": bound + log_z, "bound error": error}
+        row |= {"NMM": kl + log_z, "error": kl_error}
+        row["marginals"] = {
+            name: None if found is None else (found - truth).abs().mean().item()
+            for name, found in marginals.items()
+        }
+        row["seconds"] = {"mean field": seconds, "NMM": nmm_seconds, "loopy": loopy_seconds}
+        results.add(**key, **row)
 
 
 def compare(field: PairwiseMRF, size: int, log_z: float | None, starts, args) -> dict:
@@ -180,16 +173,14 @@ def compare(field: PairwiseMRF, size: int, log_z: float | None, starts, args) ->
         (log_z, error), row["seconds"]["log Z"] = annealed
         log_z, row["log Z error"] = log_z.item(), error.item()
     row["log Z"] = log_z
-    (shared, _), row["seconds"]["NMM-CNN"] = timed(
-        fit_mixture, field, hood, ConvolutionalNMM(args.radius), order=order,
-        num_steps=args.num_steps, num_samples=args.num_samples, lr=0.003,
-    )  # fmt: skip
+    network = ConvolutionalNMM(args.radius)
+    options = {"num_steps": args.num_steps, "num_samples": args.num_samples, "lr": 0.003}
+    found = timed(fit_mixture, field, hood, network, order=order, **options)
+    (shared, _), row["seconds"]["NMM-CNN"] = found
     row["NMM-CNN"] = loss(shared, field, order, 64, 4)[0]
     # Where all pixels are alike, a network that shares its weights among them gets there first.
-    other = shared if same else None
-    mix, row["seconds"]["NMM"] = timed(
-        fit_free, field, hood, order, independent.marginals, args, other
-    )
+    known = independent.marginals, args, shared if same else None
+    mix, row["seconds"]["NMM"] = timed(fit_free, field, hood, order, *known)
     row["NMM"], row["error"] = loss(mix, field, order, 64, 4)
     row["seconds"]["loopy"] = (loopy(field) or (None, None))[1]
     return row
@@ -219,13 +210,15 @@ def amortized(args, results: Records) -> None:
     """Couplings from 0.1 to 0.6 and fields of sd 0.5: trained on a stream, tested on 20 others."""
     shape = (8, 4) if args.smoke else (40, 12)
     hood, order = Neighborhood.grid(*shape), coarse_to_fine(*shape)
+
+    def stream(step: int) -> PairwiseMRF:
+        return random_field(shape, None, 1000 + step)
+
     for key in results.missing(task="amortized"):
         pyro.set_rng_seed(0)
         network = ConvolutionalNMM(radius=1)
-        _, seconds = timed(
-            fit_mixture, lambda step: random_field(shape, None, 1000 + step), hood, network,
-            order=order, num_steps=3 * args.num_steps, num_samples=4, lr=0.006,
-        )  # fmt: skip
+        options = {"num_steps": 3 * args.num_steps, "num_samples": 4, "lr": 0.006}
+        _, seconds = timed(fit_mixture, stream, hood, network, order=order, **options)
         row: dict = {"train seconds": seconds, "mean field": [], "NMM-CNN": []}
         row["seconds"] = {"mean field": [], "NMM-CNN": []}
         for seed in range(20):
@@ -261,8 +254,7 @@ def one_step(size: int, radius: int = 1) -> dict:
     return {"seconds": median(times), "first": first, "MiB": (after - before) / 1024}
 
 
-TASKS = {"strips": strips, "letter": letter, "plain": plain, "amortized": amortized,
-         "scaling": scaling}  # fmt: skip
+TASKS = {task.__name__: task for task in (strips, letter, plain, amortized, scaling)}
 
 
 def main(args) -> Records | None:

@@ -174,8 +174,8 @@ def train(args, results: Records) -> None:
         radius = PARTS[method].radius if method in PARTS else 1
 
         def watch(network, part: str, step: int, seed=seed, radius=radius) -> None:
-            key = {"task": "train", "method": part, "seed": seed, "step": step,
-                   "settings": settings(args)}  # fmt: skip
+            key = {"task": "train", "method": part, "seed": seed, "step": step}
+            key["settings"] = settings(args)
             if step % args.watch_every or results.has(**key):
                 return
             found = [scores.validated(network, x, clean, radius) for x, clean in pairs]
@@ -200,8 +200,8 @@ def tested(args, method: str, seed: int) -> Iterator[tuple[dict, Tensor, Tensor]
     crop = {"crop": args.crop} if args.crop else {}
     for dataset, folder in FOLDERS.items():
         for number, (name, image) in enumerate(load(args, folder).items()):
-            key = {"task": "test", "dataset": dataset, "method": method, "seed": seed,
-                   "image": name, "settings": settings(args) | crop}  # fmt: skip
+            key = {"task": "test", "dataset": dataset, "method": method, "seed": seed}
+            key |= {"image": name, "settings": settings(args) | crop}
             clean = (middle(image, args.crop) if args.crop else image).to(args.device)
             yield key, clean, noisy(clean, 1000 + number)
 
@@ -222,13 +222,15 @@ def cost(args, results: Records) -> None:
         fit_denoiser(network, lambda: patches, num_steps=7, lr=args.lr, progress=clocked)
         return median(b - a for a, b in itertools.pairwise(marks[2:]))
 
-    makers = {"U-Net": lambda: partial(run, unet_of(args).to(args.device)),
-              "NMM": lambda: partial(run, Denoiser(unet_of(args)).to(args.device))}  # fmt: skip
+    makers = {
+        "U-Net": lambda: partial(run, unet_of(args).to(args.device)),
+        "NMM": lambda: partial(run, Denoiser(unet_of(args)).to(args.device)),
+    }
     for key in results.missing(task="cost", settings=settings(args)):
         results.add(**key, **common.cost(makers, 1 if args.smoke else 6))
 
 
-TASKS = {"train": train, "test": test, "cost": cost}
+TASKS = {task.__name__: task for task in (train, test, cost)}
 
 
 def main(args) -> Records:

@@ -120,8 +120,8 @@ def held_out(split: LinkSplit, part: str) -> tuple[Tensor, int]:
 def precision(ranks: Tensor, count: int) -> dict:
     """In percent; the first ``count`` of the ranked pairs are links."""
     labels = torch.arange(len(ranks)) < count
-    return {"AP": 100 * float(average_precision_score(labels, ranks)),
-            "AUC": 100 * float(roc_auc_score(labels, ranks))}  # fmt: skip
+    scores = average_precision_score(labels, ranks), roc_auc_score(labels, ranks)
+    return {name: 100 * float(score) for name, score in zip(("AP", "AUC"), scores, strict=True)}
 
 
 def loss(pair: DGLFRMGuide, data: Data, split: LinkSplit, num_draws: int = 20) -> float:
@@ -139,9 +139,8 @@ def fit(args, data: Data, split: LinkSplit, guide: str, settings: dict, seed: in
     curve = fit_links(pair, split, data.x, num_steps=args.num_steps)
     seconds = (time.perf_counter() - began) / len(curve)
     means = [mean(curve[i : i + 10]) for i in range(0, len(curve), 10)]
-    row = {"settings": settings, "loss in training": mean(means[-5:]),
-           "loss": loss(pair, data, split), "seconds": seconds, "curve": means}  # fmt: skip
-    return pair, row
+    row = {"settings": settings, "loss in training": mean(means[-5:])}
+    return pair, row | {"loss": loss(pair, data, split), "seconds": seconds, "curve": means}
 
 
 def split_of(args, data: Data, seed: int) -> LinkSplit:
@@ -220,8 +219,8 @@ def memberships(args, results: Records, dataset: str) -> None:
         hood = Neighborhood(split.train, data.num_nodes)
         neighbors = NeighborChoice(hood, torch.zeros(hood.num_edges, device=hood.device))
         everyone = torch.arange(data.num_nodes, device=hood.device)
-        donors = {"own": lambda own=everyone: own, "a neighbour's": neighbors.sample,
-                  "anyone's": lambda own=everyone: own[torch.randperm(len(own))]}  # fmt: skip
+        donors = {"own": lambda own=everyone: own, "a neighbour's": neighbors.sample}
+        donors["anyone's"] = lambda own=everyone: own[torch.randperm(len(own))]
         (tested, count), found = held_out(split, "test"), {}
         for name, draw in donors.items():
             logits = torch.zeros(tested.shape[1])
@@ -272,8 +271,7 @@ def cost(args, results: Records, dataset: str) -> None:
     results.add(task="cost", dataset=dataset, **row, settings=settings)
 
 
-TASKS = {"reproduce": reproduce, "search": search, "compare": compare,
-         "memberships": memberships, "katz": katz, "cost": cost}  # fmt: skip
+TASKS = {task.__name__: task for task in (reproduce, search, compare, memberships, katz, cost)}
 
 
 def main(args) -> Records:

@@ -21,7 +21,6 @@ import itertools
 import random
 import time
 from argparse import ArgumentParser
-from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -86,9 +85,8 @@ def search(args, results: Results, **place) -> None:
     for method in args.searched:
         rng = random.Random(0)
         trials = [random_settings(method, place["dataset"], rng) for _ in range(args.num_trials)]
-        for key in results.missing(
-            task="search", **place, method=method, trial=range(args.num_trials), seed=(100, 101)
-        ):
+        each = {"trial": range(args.num_trials), "seed": (100, 101)}
+        for key in results.missing(task="search", **place, method=method, **each):
             settings = trials[key["trial"]]
             model, _ = fit(method, place["backbone"], data, hood, settings, key["seed"], args)
             model = model if "NMM" in method else model.softmax(-1)
@@ -99,9 +97,8 @@ def accuracy(args, results: Results, **place) -> None:
     data, hood = load(args, place["dataset"])
     # "settings of" is absent from a row with the method's own search, or that of its sibling.
     given = {"settings of": args.settings_of}
-    for key in results.missing(
-        task="accuracy", **place, seed=range(args.num_seeds), method=args.methods, **given
-    ):
+    each = {"seed": range(args.num_seeds), "method": args.methods}
+    for key in results.missing(task="accuracy", **place, **each, **given):
         method, seed = key["method"], key["seed"]
         searched = args.settings_of or SIBLING.get(method, method)
         settings = chosen(results.rows, **place, method=searched)
@@ -131,22 +128,20 @@ def splits(args, results, place: dict, task: str, ratios: tuple, val: float, cri
     data, hood = load(args, place["dataset"])
     calibrated = {}
     # Splits 0 to 4 served to choose the priors of StackedNMM and the default settings.
-    for key in results.missing(
-        task=task, **place, seed=range(10, 10 + args.num_splits),
-        ratio=ratios[:1] if args.smoke else ratios, method=args.methods,
-    ):  # fmt: skip
+    seeds, ratios = range(10, 10 + args.num_splits), ratios[:1] if args.smoke else ratios
+    for key in results.missing(task=task, **place, seed=seeds, ratio=ratios, method=args.methods):
         method, seed, ratio = key["method"], key["seed"], key["ratio"]
         part = random_split(data, ratio, val, 0.3, seed)
         ends = inner_edges(part.edge_index, part.test_mask) if task == "pairs" else None
-        run = partial(fit, kind=place["backbone"], data=part, hood=hood, settings=DEFAULT,
-                      seed=seed, args=args, criterion=criterion)  # fmt: skip
+        known = place["backbone"], part, hood, DEFAULT, seed, args
         fitted = None
         if ends is not None and calibrated.get("of") != (seed, ratio):
-            scores, _ = run("backbone")
+            scores, _ = fit("backbone", *known, criterion=criterion)
             temperature = temperature_scaling(scores, part.y, part.val_mask)
             calibrated = {"of": (seed, ratio), "probs": (scores / temperature).softmax(-1)}
             fitted = scores if method == "backbone" else None
-        fitted = run(method)[0] if fitted is None else fitted
+        if fitted is None:
+            fitted, _ = fit(method, *known, criterion=criterion)
         for name, model, fit_seconds in reversed(list(variants(method, fitted, hood, part))):
             more = evaluate(model, part, ends, temperature=calibrated.get("probs"))
             results.add(**key | {"method": name}, **more, **{"fit seconds": fit_seconds})
@@ -156,9 +151,8 @@ def deviations(args, results: Results, **place) -> None:
     """The public split, with one thing of the recipe changed, then with the paper's whole one."""
     data, hood = load(args, place["dataset"])
     ours = chosen(results.rows, **place, method="backbone") | OURS
-    for key in results.missing(
-        task="deviations", **place, method="NMM", seed=range(args.num_seeds), change=list(CHANGES)
-    ):
+    each = {"seed": range(args.num_seeds), "change": list(CHANGES)}
+    for key in results.missing(task="deviations", **place, method="NMM", **each):
         settings, options = CHANGES[key["change"]]
         settings, most = ours | settings, min(options.get("num_epochs", 400), args.num_epochs)
         more = options | {"num_epochs": most}
@@ -175,8 +169,7 @@ def sequential_accuracy(mixture: NeighborMixture, data) -> float:
     return (found == data.y[test]).double().mean().item()
 
 
-TASKS = {"search": search, "accuracy": accuracy, "pairs": pairs, "sizes": sizes,
-         "deviations": deviations}  # fmt: skip
+TASKS = {task.__name__: task for task in (search, accuracy, pairs, sizes, deviations)}
 
 
 def main(args) -> Results:

@@ -9,7 +9,7 @@ import textwrap
 from statistics import mean
 
 from common import GRAPHS, grouped, p_text
-from nodes_runs import FORM, NAMES, Gap, Runs, gap
+from nodes_runs import FORM, NAMES, Gap, Runs
 from references import PAPER_CORA
 
 
@@ -18,7 +18,7 @@ class Gaps:
 
     def __init__(self, runs: Runs, field: str, ours: str, theirs: str) -> None:
         each = {
-            f"{graph} {NAMES.get(kind, kind)}": gap(part.get(field, ours), part.get(field, theirs))
+            f"{graph} {NAMES.get(kind, kind)}": part.gap(field, ours, theirs)
             for graph, kind, part in runs.cells()
         }
         self.digits, self.unit = FORM[field]
@@ -59,8 +59,8 @@ def first_screen(accuracy: Runs, pairs: Runs, deviations: Runs) -> str:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, 99, subsequent_indent=indent, break_on_hyphens=False,
-                         break_long_words=False)  # fmt: skip
+    whole = {"break_on_hyphens": False, "break_long_words": False}
+    return textwrap.fill(text, 99, subsequent_indent=indent, **whole)
 
 
 def plain(runs: Runs) -> list[str]:
@@ -112,8 +112,8 @@ def correlation(runs: Runs) -> list[str]:
 def recipe(runs: Runs) -> list[str]:
     """The paper's recipe as a whole, and its rule of prediction."""
     changes = grouped(runs.part(dataset="cora", backbone="gcn").rows, "change")
-    found = [Runs(rows).get("test.accuracy", "NMM").values()
-             for (name,), rows in changes.items() if name.startswith("paper")]  # fmt: skip
+    paper = [rows for (name,), rows in changes.items() if name.startswith("paper")]
+    found = [Runs(rows).get("test.accuracy", "NMM").values() for rows in paper]
     seeds = min(map(len, found), default=0)
     if seeds < 3:
         return []
@@ -167,8 +167,8 @@ def few_labels(runs: Runs) -> str:
     for method in ("backbone + agreement", "NMM + agreement", "NMM"):
         parts = []
         for graph, kind, part in runs.cells():
-            gaps = [gap(known.get("test.accuracy", method), known.get("test.accuracy", "backbone"))
-                    for known in (part.part(ratio=ratio) for ratio in ratios)]  # fmt: skip
+            each = [part.part(ratio=ratio) for ratio in ratios]
+            gaps = [known.gap("test.accuracy", method, "backbone") for known in each]
             gains = [f"{100 * found.mean:+.1f}" if found.seeds > 2 else "–" for found in gaps]
             parts.append(f"{' / '.join(gains)} ({graph} {NAMES.get(kind, kind)})")
             every += [found.p for found in gaps if found.seeds > 2]

@@ -88,6 +88,9 @@ class Runs:
                 found[row["seed"]] = value
         return found
 
+    def gap(self, field: str, ours: str, theirs: str) -> Gap:
+        return gap(self.get(field, ours), self.get(field, theirs))
+
     def paired(self, field: str, method: str) -> tuple[Values, str]:
         """
         Values on the seeds that all methods with three or more share, so that the rows of a table

@@ -49,9 +49,10 @@ def blocks(runs: Runs) -> list[tuple[str, str]]:
 def over_graphs(runs: Runs, title: str, cell: Cell, lines: Iterable[tuple[str, str]]) -> str:
     """A line for each backbone's method, a column for each graph."""
     graphs = runs.values("dataset", GRAPHS)
-    rows = [[label(method, kind),
-             *(cell(runs.part(dataset=dataset, backbone=kind), method) for dataset in graphs)]
-            for kind, method in lines]  # fmt: skip
+    rows = []
+    for kind, method in lines:
+        parts = (runs.part(dataset=dataset, backbone=kind) for dataset in graphs)
+        rows.append([label(method, kind), *(cell(part, method) for part in parts)])
     return table(" | ".join([title, *(GRAPHS.get(name, name) for name in graphs)]), rows)
 
 
@@ -110,17 +111,17 @@ def searches(runs: Runs) -> str:
 
 def against_backbone(runs: Runs) -> str:
     """The paper's claim: what the plain NMM changes, seed by seed."""
-    fields = [("test.accuracy", "", ""), ("test.nll", "", ""),
-              ("test.nll", "", ", temperature"),
-              ("test.nll", ", stacked", ", stacked")]  # fmt: skip
+    fields = [("test.accuracy", "", ""), ("test.nll", "", ""), ("test.nll", "", ", temperature")]
+    fields.append(("test.nll", ", stacked", ", stacked"))
     rows = []
     for graph, kind, part in runs.cells():
         for given in ("", ", settings of NMM"):
             if "NMM" + given in part.methods:
-                gaps = [gap(part.get(field, "NMM" + ours + given),
-                            part.get(field, "backbone" + theirs + given)).text(*FORM[field])
-                        for field, ours, theirs in fields]  # fmt: skip
-                rows.append([graph, label("backbone" + given, kind), *gaps])
+                row = [graph, label("backbone" + given, kind)]
+                for field, ours, theirs in fields:
+                    both = f"NMM{ours}{given}", f"backbone{theirs}{given}"
+                    row.append(part.gap(field, *both).text(*FORM[field]))
+                rows.append(row)
     head = (
         "plain NMM minus | backbone | accuracy, points | NLL | NLL, backbone + temperature | "
         "NLL, StackedNMM on either"
