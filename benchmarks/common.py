@@ -26,8 +26,8 @@ from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results"
 #: Names in tables; what else is stored comes after them, as it is stored.
-GRAPHS = {"nips12": "NIPS12", "yeast": "Yeast", "cora": "Cora", "citeseer": "CiteSeer",
-          "pubmed": "PubMed"}  # fmt: skip
+GRAPHS = {"nips12": "NIPS12", "yeast": "Yeast"}
+GRAPHS |= {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 Pairs = Sequence[tuple[float, float]]
 
 
@@ -239,6 +239,11 @@ def names(known: dict[str, str], found: Iterable[str]) -> dict[str, str]:
     found = list(dict.fromkeys(found))
     stored = [key for key in known if key in found] + [key for key in found if key not in known]
     return {key: known.get(key, key) for key in stored}
+
+
+def made(makers: Iterable[Callable[[list[dict]], str]], rows: list[dict]) -> dict[str, str]:
+    """Tables by their names in the README, which are those of the functions that make them."""
+    return {make.__name__.replace("_", " "): make(rows) for make in makers}
 
 
 def table(head: str, rows: Iterable[list[str]], left: int = 1) -> str:

@@ -39,10 +39,13 @@ LINKS = {"own attention": ("DGLFRM's attention", OWN, "first layer shared, 16 ou
 FIELDS = {"no groups": ("NMM-CNN's input", "potentials", "and the groups of the order")}
 IMAGES = {
     "NMM-horizon": ("gradient", "REINFORCE; tried: `horizon`", "`em`: no score term"),
-    "NMM-Gaussian": ("concentrations, attention", "Gaussian of one width, γ = 5",
-                     "logistic of a width for each pixel, γ learned"),
+    "NMM-Gaussian": (
+        "concentrations, attention",
+        "Gaussian of one width, γ = 5",
+        "logistic of a width for each pixel, γ learned",
+    ),
     "NMM-one-width": ("widths", "one width", "a width for each pixel"),
-}  # fmt: skip
+}
 Line = list[str]
 
 

@@ -10,17 +10,21 @@ from pathlib import Path
 from statistics import mean
 
 import matplotlib.pyplot as plt
-from common import centre, costs, difference, grouped, names, pick, table
+from common import centre, costs, difference, grouped, made, names, pick, table
 from references import PAPER_IMAGES
 
 SETS = {"bsds300": "BSD300", "kodak24": "Kodak24"}
 METHODS = {
-    "U-Net": "U-Net, squared error", "U-Net-log": "U-Net, log of it",
-    "U-Net-widths": "U-Net with widths", "NMM-one-width": "NMM of one width", "NMM": "NMM",
-    "NMM-horizon": "NMM, `horizon`", "NMM-Gaussian": "NMM, Gaussian, γ = 5",
-}  # fmt: skip
-COLORS = {"U-Net": "#D55E00", "U-Net-log": "#E69F00", "NMM": "#0072B2",
-          "U-Net-widths": "#CC79A7", "NMM-one-width": "#56B4E9"}  # fmt: skip
+    "U-Net": "U-Net, squared error",
+    "U-Net-log": "U-Net, log of it",
+    "U-Net-widths": "U-Net with widths",
+    "NMM-one-width": "NMM of one width",
+    "NMM": "NMM",
+    "NMM-horizon": "NMM, `horizon`",
+    "NMM-Gaussian": "NMM, Gaussian, γ = 5",
+}
+#: In the order of the methods; others are grey.
+COLORS = ("#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#0072B2")
 #: A method, what it is compared with, and what they differ in.
 STEPS = {
     ("U-Net-widths", "U-Net-log"): "a width for each pixel, no neighbours",
@@ -37,11 +41,15 @@ def size(settings: dict) -> str:
     return f"{settings['width']} filters, {settings['num_steps']:,} steps{middles}"
 
 
+def text_of(settings: dict) -> str:
+    return json.dumps(settings, sort_keys=True)
+
+
 def tested(rows: list[dict]) -> dict[tuple[str, str], dict[str, Part]]:
     """By settings (as text) and dataset: of every method, rows by seed and image."""
     found: dict[tuple[str, str], dict[str, Part]] = {}
     for row in pick(rows, task="test"):
-        block = json.dumps(row["settings"], sort_keys=True), row["dataset"]
+        block = text_of(row["settings"]), row["dataset"]
         part = found.setdefault(block, {}).setdefault(row["method"], {})
         part[row["seed"], row["image"]] = row
     return dict(sorted(found.items(), key=lambda item: (-steps_of(item[0]), item[0])))
@@ -102,7 +110,7 @@ def denoised(rows: list[dict]) -> str:
     return table(head, lines, left=3)
 
 
-def steps(rows: list[dict]) -> str:
+def denoising_steps(rows: list[dict]) -> str:
     """Where the likelihood comes from: one difference at a time, paired by image."""
     lines = []
     for block, found in tested(rows).items():
@@ -116,10 +124,10 @@ def steps(rows: list[dict]) -> str:
             gaps = paired(*parts, "best")
             each = [[{k: r for k, r in p.items() if k[0] == seed} for p in parts] for seed in seeds]
             means = [mean(b - a for a, b in paired(*pair, "best")) for pair in each]
-            lines.append([*title(block), what, f"{len(seeds)}",
-                          difference(paired(*parts, "PSNR"), 2), difference(gaps, 3),
-                          f"{sum(b > a for a, b in gaps)} of {len(gaps)}",
-                          ", ".join(f"{value:+.3f}" for value in means)])  # fmt: skip
+            cells = [f"{len(seeds)}", difference(paired(*parts, "PSNR"), 2), difference(gaps, 3)]
+            cells.append(f"{sum(b > a for a, b in gaps)} of {len(gaps)}")
+            cells.append(", ".join(f"{value:+.3f}" for value in means))
+            lines.append([*title(block), what, *cells])
     head = (
         "network | images | added | seeds | PSNR, dB | log p | images that gain | "
         "log p, seed by seed"
@@ -127,18 +135,18 @@ def steps(rows: list[dict]) -> str:
     return table(head, lines, left=3)
 
 
-def joints(rows: list[dict]) -> str:
+def joint_images(rows: list[dict]) -> str:
     """What pixels say of each other: the bound of whole images minus the sum of marginals."""
     lines = []
     for block, found in tested(rows).items():
         for method, name in names(METHODS, found).items():
             part = {k: row for k, row in found[method].items() if "joint" in row}
             if part:
-                gaps = [list(zip(*(by_image(part, f + suffix) for f in ("log p", "joint")),
-                                 strict=True)) for suffix in ("", ", scaled")]  # fmt: skip
-                lines.append([*title(block), name, f"{len({s for s, _ in part})}",
-                              centre(by_image(part, "joint"), 3),
-                              *(difference(pairs, 3) for pairs in gaps)])  # fmt: skip
+                cells = [f"{len({s for s, _ in part})}", centre(by_image(part, "joint"), 3)]
+                for suffix in ("", ", scaled"):
+                    columns = by_image(part, "log p" + suffix), by_image(part, "joint" + suffix)
+                    cells.append(difference(list(zip(*columns, strict=True)), 3))
+                lines.append([*title(block), name, *cells])
     head = (
         "network | images | method | seeds | log p of whole images, at least | minus marginals | "
         "minus marginals, widths by validation"
@@ -146,18 +154,17 @@ def joints(rows: list[dict]) -> str:
     return table(head, lines, left=3)
 
 
-def cost(rows: list[dict]) -> str:
+def denoising_cost(rows: list[dict]) -> str:
     found = pick(rows, task="cost")
     lines = [[f"{row['settings']['batch_size']} patches", *costs(row)] for row in found]
     return table("a step | U-Net, ms | NMM, ms | ratio | U-Net, MiB | NMM, MiB", lines)
 
 
-def validated(rows: list[dict]) -> str:
+def denoising_validated(rows: list[dict]) -> str:
     """At the end of training, on the middles of the images that are no part of it."""
     lines = []
-    watched = [row | {"block": json.dumps(row["settings"], sort_keys=True)}
-               for row in pick(rows, task="train")]  # fmt: skip
-    for (_, method, seed), part in grouped(watched, "block", "method", "seed").items():
+    blocks = [row | {"block": text_of(row["settings"])} for row in pick(rows, task="train")]
+    for (_, method, seed), part in grouped(blocks, "block", "method", "seed").items():
         part.sort(key=lambda row: row["step"])
         row, name = part[-1], METHODS.get(method, method)
         points = [(f"{r['step']:,}", f"{r['PSNR']:.2f}") for r in part]
@@ -168,14 +175,11 @@ def validated(rows: list[dict]) -> str:
     return table(head, lines, left=4)
 
 
+TABLES = (denoised, denoising_steps, joint_images, denoising_validated, denoising_cost)
+
+
 def tables(rows: list[dict]) -> dict[str, str]:
-    return {
-        "denoised": denoised(rows),
-        "denoising steps": steps(rows),
-        "joint images": joints(rows),
-        "denoising validated": validated(rows),
-        "denoising cost": cost(rows),
-    }
+    return made(TABLES, rows)
 
 
 def curves(rows: list[dict]) -> dict[tuple[str, int], list[tuple[int, float]]]:
@@ -183,8 +187,9 @@ def curves(rows: list[dict]) -> dict[tuple[str, int], list[tuple[int, float]]]:
     watched = pick(rows, task="train")
     largest = max((row["settings"]["num_steps"] for row in watched), default=0)
     watched = [row for row in watched if row["settings"]["num_steps"] == largest]
-    parts = {key: [(row["step"], row["PSNR"]) for row in part]
-             for key, part in grouped(watched, "method", "seed").items()}  # fmt: skip
+    parts: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for row in watched:
+        parts.setdefault((row["method"], row["seed"]), []).append((row["step"], row["PSNR"]))
     trunks = {seed: sorted(points) for (method, seed), points in parts.items() if method == "trunk"}
     lines = {}
     for (method, seed), points in parts.items():
@@ -197,11 +202,11 @@ def curves(rows: list[dict]) -> dict[tuple[str, int], list[tuple[int, float]]]:
 
 def curves_figure(rows: list[dict], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
-    lines = curves(rows)
+    lines, colors = curves(rows), dict(zip(METHODS, COLORS, strict=False))
     for method, name in names(METHODS, [method for method, _ in lines]).items():
         for seed, points in ((s, p) for (m, s), p in lines.items() if m == method):
-            axis.plot(*zip(*points, strict=True), color=COLORS.get(method, "#999999"), marker="o",
-                      ms=3, lw=1.2, label=name if seed == 0 else None)  # fmt: skip
+            looks = {"color": colors.get(method, "#999999"), "marker": "o", "ms": 3, "lw": 1.2}
+            axis.plot(*zip(*points, strict=True), label=name if seed == 0 else None, **looks)
     axis.set(xlabel="step", ylabel="PSNR on validation images, dB")
     if axis.lines:
         axis.legend(frameon=False, loc="lower right")

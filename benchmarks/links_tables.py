@@ -10,21 +10,13 @@ from statistics import mean
 
 import matplotlib.pyplot as plt
 import torch
-from common import GRAPHS, costs, difference, grouped, names, pick, spread, table
+from common import GRAPHS, costs, difference, grouped, made, names, pick, spread, table
 from references import AUTHORS_LINKS, PAPER_LINKS, PAPER_SPLITS
 
 GUIDES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}
 MEASURES = ("AP", "AUC")
 #: Rows by seed.
 Part = dict[int, dict]
-
-
-def tables(rows: list[dict]) -> dict[str, str]:
-    return {
-        "pooled links": pooled(rows), "links": links(rows), "against paper": against_paper(rows),
-        "bounds": bounds(rows), "links searched": searched(rows), "reproduced": reproduced(rows),
-        "memberships": memberships(rows), "link cost": cost(rows),
-    }  # fmt: skip
 
 
 def graphs(rows: list[dict]) -> dict[str, str]:
@@ -54,15 +46,15 @@ def values(part: Part, measure: str) -> list[float]:
     return [row["test"][measure] for row in part.values()]
 
 
-def pooled(rows: list[dict]) -> str:
+def pooled_links(rows: list[dict]) -> str:
     """Over all splits of all graphs on which no settings were chosen, and the graphs' means."""
     lines, known = [], {dataset: pairs(rows, dataset) for dataset in graphs(rows)}
     for measure in MEASURES:
         both = [[(a["test"][measure], b["test"][measure]) for a, b in p] for p in known.values()]
         every = [pair for part in both for pair in part]
         means = [tuple(map(mean, zip(*part, strict=True))) for part in both if part]
-        published = [tuple(float(cell.split()[0]) for cell in PAPER_LINKS[dataset, measure])
-                     for dataset in known if (dataset, measure) in PAPER_LINKS]  # fmt: skip
+        cells = [PAPER_LINKS.get((dataset, measure), ()) for dataset in known]
+        published = [(float(a.split()[0]), float(b.split()[0])) for a, b in filter(None, cells)]
         gain = f"{sum(b > a for a, b in every)}"
         gaps = [difference(part, 2) for part in (every, means, published)]
         lines.append([measure, f"{len(every)}", gaps[0], gain, *gaps[1:]])
@@ -129,7 +121,7 @@ def bounds(rows: list[dict]) -> str:
     return table(head, lines)
 
 
-def searched(rows: list[dict]) -> str:
+def links_searched(rows: list[dict]) -> str:
     """All that was tried: on validation links, means over the splits of the search."""
     lines, tried = [], pick(rows, task="search")
     guides = names(GUIDES, sorted({row["guide"] for row in tried}))
@@ -169,11 +161,19 @@ def memberships(rows: list[dict]) -> str:
     return table(head, lines)
 
 
-def cost(rows: list[dict]) -> str:
-    lines = [[name, *costs(row)] for dataset, name in graphs(rows).items()
-             for row in pick(rows, task="cost", dataset=dataset)]  # fmt: skip
+def link_cost(rows: list[dict]) -> str:
+    lines = []
+    for dataset, name in graphs(rows).items():
+        lines += [[name, *costs(row)] for row in pick(rows, task="cost", dataset=dataset)]
     head = "graph | DGLFRM, ms | NMM-DGLFRM, ms | ratio | DGLFRM, MiB | NMM-DGLFRM, MiB"
     return table(head, lines)
+
+
+TABLES = (pooled_links, links, against_paper, bounds, links_searched, reproduced, memberships)
+
+
+def tables(rows: list[dict]) -> dict[str, str]:
+    return made((*TABLES, link_cost), rows)
 
 
 def bound_figure(rows: list[dict], path: Path, dataset: str = "nips12") -> None:
@@ -190,10 +190,9 @@ def bound_figure(rows: list[dict], path: Path, dataset: str = "nips12") -> None:
         axis.plot(steps, values.T, color=color, lw=0.4, alpha=0.4)
         axis.plot(steps, values.mean(0), color=color, lw=1.8, label=name)
     last = -torch.tensor([row["curve"] for pair in both for row in pair])
-    axis.set(xlabel="step", ylabel="evidence lower bound, nats a pair of nodes",
-             title=f"{GRAPHS[dataset]}, {len(both)} splits and their mean",
-             ylim=(last[:, last.shape[1] // 8].min().item(), last.max().item() + 0.005),
-             )  # fmt: skip
+    axis.set(xlabel="step", ylabel="evidence lower bound, nats a pair of nodes")
+    axis.set(title=f"{GRAPHS[dataset]}, {len(both)} splits and their mean")
+    axis.set_ylim(last[:, last.shape[1] // 8].min().item(), last.max().item() + 0.005)
     axis.legend(frameon=False, loc="lower right")
     figure.savefig(path / "link_bound.png", dpi=150)
     plt.close(figure)

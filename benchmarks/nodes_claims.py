@@ -9,7 +9,7 @@ import textwrap
 from statistics import mean
 
 from common import GRAPHS, grouped, p_text
-from nodes_runs import FORM, NAMES, Gap, Runs
+from nodes_runs import FORM, NAMES, Runs
 from references import PAPER_CORA
 
 
@@ -17,39 +17,30 @@ class Gaps:
     """One method minus another in the cells of a table, by name."""
 
     def __init__(self, runs: Runs, field: str, ours: str, theirs: str) -> None:
-        each = {
-            f"{graph} {NAMES.get(kind, kind)}": part.gap(field, ours, theirs)
-            for graph, kind, part in runs.cells()
-        }
+        names = [f"{graph} {NAMES.get(kind, kind)}" for graph, kind, _ in runs.cells()]
+        gaps = [part.gap(field, ours, theirs) for _, _, part in runs.cells()]
         self.digits, self.unit = FORM[field]
-        self.cells = {name: found for name, found in each.items() if found.seeds > 2}
+        self.cells = [pair for pair in zip(names, gaps, strict=True) if pair[1].seeds > 2]
 
     def count(self, sign: int) -> int:
         """Cells in which the mean has the sign."""
-        return sum(sign * found.mean > 0 for found in self.cells.values())
+        return sum(sign * found.mean > 0 for _, found in self.cells)
 
-    def clear(self, *signs: int) -> dict[str, Gap]:
+    def clear(self, sign: int) -> list[str]:
         """Those where p < .05 besides."""
-        return {
-            name: found
-            for name, found in self.cells.items()
-            if found.p < 0.05 and any(sign * found.mean > 0 for sign in signs)
-        }
+        found = [(name, g) for name, g in self.cells if g.p < 0.05 and sign * g.mean > 0]
+        return [f"{name} {self.number(gap.mean)}, {p_text(gap.p)}" for name, gap in found]
 
     def number(self, mean: float) -> str:
         return f"{self.unit * mean:+.{self.digits}f}"
 
     def span(self) -> str:
-        means = [found.mean for found in self.cells.values()]
+        means = [found.mean for _, found in self.cells]
         return f"{self.number(min(means))} to {self.number(max(means))}"
 
-    def listed(self, *signs: int) -> str:
-        """The clear ones, in brackets."""
-        parts = [
-            f"{name} {self.number(found.mean)}, {p_text(found.p)}"
-            for name, found in self.clear(*signs).items()
-        ]
-        return f" ({'; '.join(parts)})" if parts else ""
+
+def listed(cells: list[str]) -> str:
+    return f" ({'; '.join(cells)})" if cells else ""
 
 
 def first_screen(accuracy: Runs, pairs: Runs, deviations: Runs) -> str:
@@ -70,21 +61,20 @@ def plain(runs: Runs) -> list[str]:
     both = Gaps(runs, "test.nll", "NMM, stacked", "backbone, stacked")
     if not all(found.cells for found in (hits, nll, tempered, both)):
         return []
-    seeds = sorted({found.seeds for found in hits.cells.values()})
+    seeds = sorted({found.seeds for _, found in hits.cells})
     seeds = " to ".join(str(number) for number in dict.fromkeys((seeds[0], seeds[-1])))
     return [
         f"*Accuracy*: significantly higher than the backbone's in {len(hits.clear(1))} of "
         f"{len(hits.cells)} cells (graph and backbone, public split, {seeds} seeds), lower in "
-        f"{len(hits.clear(-1))}{hits.listed(-1)}; mean differences {hits.span()} "
-        f"points.",
+        f"{len(hits.clear(-1))}{listed(hits.clear(-1))}; mean differences {hits.span()} points.",
         f"*Calibration*: its negative log-likelihood is worse than the backbone's in "
         f"{nll.count(1)} of {len(nll.cells)} cells, significantly in {len(nll.clear(1))}"
-        f"{nll.listed(1, -1)}, and significantly better in {len(nll.clear(-1))}; differences "
-        f"{nll.span()} nats a node. Against the backbone with temperature scaling it is worse in "
-        f"{tempered.count(1)} of {len(tempered.cells)}, significantly in "
-        f"{len(tempered.clear(1))}, by {tempered.span()} nats; with StackedNMM on either, worse in "
-        f"{both.count(1)} (significantly {len(both.clear(1))}) and better in {both.count(-1)} "
-        f"({len(both.clear(-1))}).",
+        f"{listed(nll.clear(1) + nll.clear(-1))}, and significantly better in "
+        f"{len(nll.clear(-1))}; differences {nll.span()} nats a node. Against the backbone with "
+        f"temperature scaling it is worse in {tempered.count(1)} of {len(tempered.cells)}, "
+        f"significantly in {len(tempered.clear(1))}, by {tempered.span()} nats; with StackedNMM on "
+        f"either, worse in {both.count(1)} (significantly {len(both.clear(1))}) and better in "
+        f"{both.count(-1)} ({len(both.clear(-1))}).",
     ]
 
 

@@ -24,8 +24,8 @@ def figures(rows: list[dict], path: Path) -> None:
 def panels(runs: Runs, width: float):
     """One axis a graph."""
     graphs = runs.values("dataset", GRAPHS)
-    figure, axes = plt.subplots(1, len(graphs), figsize=(width * len(graphs), 3.6),
-                                layout="constrained", squeeze=False)  # fmt: skip
+    size = {"figsize": (width * len(graphs), 3.6), "layout": "constrained"}
+    figure, axes = plt.subplots(1, len(graphs), squeeze=False, **size)
     return figure, list(zip(axes[0], graphs, strict=True))
 
 
@@ -42,22 +42,21 @@ def sizes_figure(runs: Runs, path: Path) -> None:
         for kind in runs.part(dataset=dataset).values("backbone"):
             part = runs.part(dataset=dataset, backbone=kind)
             for method in part.methods:
-                points = {ratio: part.part(ratio=ratio).paired("test.accuracy", method)
-                          for ratio in part.values("ratio")}  # fmt: skip
-                points = {r: list(v.values()) for r, (v, fewer) in points.items() if not fewer}
-                points = {r: v for r, v in points.items() if len(v) > 1}
+                points = {}
+                for ratio in part.values("ratio"):
+                    values, fewer = part.part(ratio=ratio).paired("test.accuracy", method)
+                    if len(values) > 1 and not fewer:
+                        points[ratio] = list(values.values())
                 if "temperature" in method or not points:
                     continue
                 name, _, more = method.partition(", ")
                 means = [100 * mean(v) for v in points.values()]
                 errors = [100 * stdev(v) / len(v) ** 0.5 for v in points.values()]
-                axis.errorbar(
-                    list(points), means, errors, marker="o", ms=3, capsize=2, lw=1,
-                    label=label(method, kind), ls=":" if more else "-",
-                    color=COLORS[first.index(name) % len(COLORS)],
-                )  # fmt: skip
-        axis.set(xlabel="share of training nodes", ylabel="test accuracy, %",
-                 title=f"{GRAPHS.get(dataset, dataset)}, ± one standard error")  # fmt: skip
+                looks = {"marker": "o", "ms": 3, "capsize": 2, "lw": 1, "ls": ":" if more else "-"}
+                looks["color"] = COLORS[first.index(name) % len(COLORS)]
+                axis.errorbar(list(points), means, errors, label=label(method, kind), **looks)
+        axis.set(xlabel="share of training nodes", ylabel="test accuracy, %")
+        axis.set(title=f"{GRAPHS.get(dataset, dataset)}, ± one standard error")
     places[0][0].legend(frameon=False, fontsize=7)
     figure.savefig(path / "training_size.png", dpi=150)
     plt.close(figure)
@@ -71,10 +70,11 @@ def convergence_figure(runs: Runs, path: Path) -> None:
     for axis, dataset in places:
         for row in pick(runs.rows, dataset=dataset):
             curve = [100 * value for value in row["curve"]]
-            axis.plot(range(1, len(curve) + 1), curve, lw=1, label=label(row["method"], "gcn"),
-                      color=COLORS[runs.methods.index(row["method"]) % len(COLORS)])  # fmt: skip
-        axis.set(xlabel="epoch", ylabel="validation accuracy, %",
-                 title=GRAPHS.get(dataset, dataset), ylim=(50, None))  # fmt: skip
+            color = COLORS[runs.methods.index(row["method"]) % len(COLORS)]
+            name = label(row["method"], "gcn")
+            axis.plot(range(1, len(curve) + 1), curve, lw=1, label=name, color=color)
+        axis.set(xlabel="epoch", ylabel="validation accuracy, %", ylim=(50, None))
+        axis.set(title=GRAPHS.get(dataset, dataset))
     places[0][0].legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(path / "convergence.png", dpi=150)
     plt.close(figure)

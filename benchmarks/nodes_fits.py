@@ -69,10 +69,8 @@ def fit(method: str, kind: str, data, hood, settings: dict, seed: int, args, **o
             module.dropout = 0.0  # most of an epoch, where the features are dense
         return module
 
-    options = {
-        "lr": settings["lr"], "weight_decay": settings["weight_decay"],
-        "num_epochs": args.num_epochs, "agreement": agreement,
-    } | options  # fmt: skip
+    known = {name: settings[name] for name in ("lr", "weight_decay")}
+    options = known | {"num_epochs": args.num_epochs, "agreement": agreement} | options
     if "NMM" not in method:
         return fit_classifier(build(classes).to(args.device), data, **options)
     labels = build(classes)

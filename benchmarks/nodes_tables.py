@@ -260,6 +260,6 @@ def tests(rows: list[dict], against: str) -> list[str]:
                 found = gap(ours, known.get("own product", against))
                 if found.seeds > 2:
                     where = f"{part.rows[0]['dataset']:9} {kind:6} {ratio} {method:28}"
-                    lines.append(f"{where} - {against}: {found.mean:+.4f}  p {found.p:.4f}  "
-                                 f"n {found.seeds}")  # fmt: skip
+                    numbers = f"{found.mean:+.4f}  p {found.p:.4f}  n {found.seeds}"
+                    lines.append(f"{where} - {against}: {numbers}")
     return lines

@@ -245,9 +245,9 @@ def test_benchmark_of_denoising(tmp_path):
             assert 0.85 < row["coverage"] < (1 if more else 0.95)
             assert 60 < row["length"] < 90
     assert tables.denoised(rows).count("\n") == 1 + 2 * number
-    assert tables.steps(rows).count("\n") == 1 + 2 * len(tables.STEPS)
-    assert tables.joints(rows).count("\n") == 1 + 2 * len(benchmark.PARTS)
-    assert tables.cost(rows).count("\n") == 2
+    assert tables.denoising_steps(rows).count("\n") == 1 + 2 * len(tables.STEPS)
+    assert tables.joint_images(rows).count("\n") == 1 + 2 * len(benchmark.PARTS)
+    assert tables.denoising_cost(rows).count("\n") == 2
     tables.curves_figure(rows, tmp_path)
     assert (tmp_path / "denoising_steps.png").stat().st_size > 10_000
     path.unlink()
@@ -286,7 +286,7 @@ def test_benchmark_of_link_prediction(tmp_path):
     rows = benchmark.main(args).rows
     assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 3) + 6 + 1 + 3 + 1
     assert len(benchmark.main(args).rows) == len(rows)
-    for name in ("links", "against_paper", "bounds", "reproduced", "memberships", "cost"):
+    for name in ("links", "against_paper", "bounds", "reproduced", "memberships", "link_cost"):
         assert getattr(tables, name)(rows).count("\n") > 1
     tables.bound_figure(rows, tmp_path)
     assert (tmp_path / "link_bound.png").stat().st_size > 10_000
