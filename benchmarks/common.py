@@ -123,6 +123,14 @@ def start(num_threads: int) -> None:
     pyro.enable_validation(False)
 
 
+def run(args, tasks: dict[str, Callable], *values: Sequence) -> Records:
+    """Each of the tasks asked for, with each of the values, the last in the innermost loop."""
+    results = Records(args.results)
+    for task, *each in itertools.product(args.tasks, *values):
+        tasks[task](args, results, *each)
+    return results
+
+
 class PeakMemory(threading.Thread):
     """Largest resident memory of this process while it runs, read every two milliseconds."""
 

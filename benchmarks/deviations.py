@@ -19,6 +19,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
+import common
 import fields as mrf
 import links as dglfrm
 import pyro
@@ -66,10 +67,7 @@ def main(args) -> Records:
     if args.smoke:
         args.num_splits = args.num_field_seeds = args.radius = 1
         args.num_steps = args.num_field_steps = 3
-    results = Records(args.results)
-    for task in args.tasks:
-        TASKS[task](args, results)
-    return results
+    return common.run(args, TASKS)
 
 
 def parser() -> ArgumentParser:

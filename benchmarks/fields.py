@@ -23,6 +23,7 @@ from argparse import SUPPRESS, ArgumentParser
 from pathlib import Path
 from statistics import median
 
+import common
 import numpy as np
 import pyro
 import torch
@@ -263,10 +264,7 @@ def main(args) -> Records | None:
         return print(json.dumps(one_step(args.one_step)))
     if args.smoke:
         args.num_steps, args.sweeps, args.radius = 4, 4, 1
-    results = Records(args.results)
-    for task in args.tasks:
-        TASKS[task](args, results)
-    return results
+    return common.run(args, TASKS)
 
 
 def parser() -> ArgumentParser:

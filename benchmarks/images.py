@@ -238,10 +238,7 @@ def main(args) -> Records:
     if args.smoke:
         args.num_steps, args.watch_every, args.seeds = 5, 1, [0]
         args.width, args.depth, args.batch_size = 6, 1, 2
-    results = Records(args.results)
-    for task in args.tasks:
-        TASKS[task](args, results)
-    return results
+    return common.run(args, TASKS)
 
 
 def parser() -> ArgumentParser:

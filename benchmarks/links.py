@@ -279,10 +279,7 @@ def main(args) -> Records:
     if args.smoke:
         args.datasets, args.num_trials, args.num_searched = ["nips12"], 2, 1
         args.num_splits, args.num_steps = 3, 3
-    results = Records(args.results)
-    for task, dataset in itertools.product(args.tasks, args.datasets):
-        TASKS[task](args, results, dataset)
-    return results
+    return common.run(args, TASKS, args.datasets)
 
 
 def parser() -> ArgumentParser:
