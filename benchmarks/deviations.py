@@ -2,66 +2,82 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Where node classification deviates from the paper's recipe, one change at a time. Run by
+What it changes where links and fields deviate from the paper, each measured once:
 
-    python benchmarks/node_classification.py deviations --datasets cora --backbones gcn
+    python benchmarks/deviations.py links fields --data-root F
+
+Tasks: ``links`` (DGLFRM's attention by a network of its own, as wide as the memberships, on the
+splits and with the settings of links.py's ``compare``, whose rows are the other half of each pair)
+and ``fields`` (NMM-CNN with and without the groups of pixels among its inputs, on the fields of
+fields.py's ``strips``). Each fit appends one line to ``--results``, and what is there already is
+not run again. ``benchmarks/report.py`` makes the table, with the rows that images.py and nodes.py
+have of their own deviations.
 """
 
 from __future__ import annotations
 
-import itertools
+from argparse import ArgumentParser
+from pathlib import Path
 
-from node_fits import fit, load
-from node_scores import evaluate
+import common
+import fields as mrf
+import links as dglfrm
+import pyro
+from common import RESULTS, Records, arguments, read, start
 
-from pyro_nmm import NeighborMixture
-
-#: Besides the backbone's own learning rate, weight decay and dropout, chosen by validation.
-OURS = {"link": "exp", "floor": 0.1, "gamma": 2.0}
-
-PAPER = {"floor": 1.0, "gamma": 0.0, "weight_decay": 0.005, "dropout": 0.5, "lr": 0.01}
-SHORT = {"num_epochs": 200}
-
-#: What is changed: settings, and options of the fit. "none" is the row of the other tables.
-CHANGES: dict[str, tuple[dict, dict]] = {
-    "none": ({}, {}),
-    "link softplus + 1": ({"link": "softplus", "floor": 1.0}, {}),
-    "link square + 1": ({"link": "square", "floor": 1.0}, {}),
-    "link exp + 1": ({"floor": 1.0}, {}),
-    "gamma 0": ({"gamma": 0.0}, {}),
-    "200 epochs": ({}, SHORT),
-    "weight decay .005": ({"weight_decay": 0.005}, {}),
-    "estimator horizon": ({}, {"estimator": "horizon"}),
-    "estimator em": ({}, {"estimator": "em"}),
-    "paper's, softplus + 1": (PAPER | {"link": "softplus"}, SHORT),
-    "paper's, square + 1": (PAPER | {"link": "square"}, SHORT),
-    "paper's, softplus + 1, lr .05": (PAPER | {"link": "softplus", "lr": 0.05}, SHORT),
-    "paper's, square + 1, lr .05": (PAPER | {"link": "square", "lr": 0.05}, SHORT),
-}
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import fit_mixture, mean_field
+from pyro_nmm.models import ConvolutionalNMM, coarse_to_fine
 
 
-def deviations(args, results, dataset: str, kind: str) -> None:
-    """The public split, with one thing of the recipe changed, then with the paper's whole one."""
-    data, hood = load(args, dataset)
-    ours = results.chosen(dataset, kind, "backbone") | OURS
-    for seed, (change, (settings, options)) in itertools.product(
-        range(args.num_seeds), CHANGES.items()
-    ):
-        key = {"task": "deviations", "dataset": dataset, "backbone": kind, "method": "NMM",
-               "change": change, "seed": seed}  # fmt: skip
-        if results.has(**key):
-            continue
-        settings, most = ours | settings, min(options.get("num_epochs", 400), args.num_epochs)
-        more = options | {"num_epochs": most}
-        mixture, curve = fit("NMM", kind, data, hood, settings, seed, args, **more)
-        scores = evaluate(mixture, data, joint=True)
-        scores["sequential"] = sequential_accuracy(mixture, data)
-        results.add(**key, **scores, settings=settings | more, epochs=len(curve))
+def links(args, results: Records) -> None:
+    data = dglfrm.load(args, "nips12")
+    settings = dglfrm.chosen(read(RESULTS / "links.jsonl"), "nips12", "nmm")
+    settings = settings | {"own_attention": True, "width": settings["num_communities"]}
+    seeds = dglfrm.compared(args, "nips12")
+    for key in results.missing(task="links", dataset="nips12", change="own attention", seed=seeds):
+        row = dglfrm.measure(args, data, "nmm", settings, key["seed"])
+        del row["curve"]
+        results.add(**key, **row)
 
 
-def sequential_accuracy(mixture: NeighborMixture, data) -> float:
-    """Of the paper's rule: one test node after another, each prediction a known label."""
-    test = data.test_mask.nonzero().flatten()
-    posterior = mixture.condition(data.y, data.train_mask, num_samples=16)
-    found = posterior.predict(test, method="sequential")
-    return (found == data.y[test]).double().mean().item()
+def fields(args, results: Records) -> None:
+    shape = (8, 4) if args.smoke else (40, 12)
+    hood, order = Neighborhood.grid(*shape, args.radius), coarse_to_fine(*shape)
+    settings = {"num_steps": args.num_field_steps, "radius": args.radius}
+    each = {"seed": range(args.num_field_seeds), "coupling": mrf.COUPLINGS, "settings": settings}
+    for key in results.missing(task="fields", **each, change=("", "no groups")):
+        field = mrf.random_field(shape, key["coupling"], key["seed"])
+        pyro.set_rng_seed(0)
+        network = ConvolutionalNMM(args.radius, groups=not key["change"])
+        options = {"num_steps": args.num_field_steps, "num_samples": 4, "lr": 0.003}
+        mix, _ = fit_mixture(field, hood, network, order=order, **options)
+        log_z = field.log_normalizer().item()
+        bound, error = mrf.loss(mix, field, order, 1024, 64)
+        row = {"bound": bound + log_z, "error": error}
+        row["mean field"] = mean_field(field, num_random=12).losses[0].item() + log_z
+        results.add(**key, **row)
+
+
+TASKS = {task.__name__: task for task in (links, fields)}
+
+
+def main(args) -> Records:
+    start(num_threads=1)
+    if args.smoke:
+        args.num_splits = args.num_field_seeds = args.radius = 1
+        args.num_steps = args.num_field_steps = 3
+    return common.run(args, TASKS)
+
+
+def parser() -> ArgumentParser:
+    return arguments(
+        __doc__, TASKS, "seconds", num_splits=5, num_searched=(2, "as of links.py"),
+        num_samples=(100, "memberships at the test"), num_steps=(500, "of the links"),
+        num_field_seeds=2, num_field_steps=1000, radius=(3, "of the fields' windows"),
+        results=RESULTS / "deviations.jsonl", data_root=Path, device="cpu",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())

@@ -13,26 +13,23 @@ included), an epoch of the NMM, one with agreement, and one through Pyro's SVI. 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
+from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
 
 import pyro
 import torch
+from common import GRAPHS, arguments, start, table
+from nodes_fits import BACKBONES, load
 from pyro.infer import TraceGraph_ELBO
 from torch.nn import functional as F
 
-from pyro_nmm import Neighborhood
-from pyro_nmm.datasets.nodes import digits, planetoid, random_split
 from pyro_nmm.guides import Agreement, AmortizedNMM
 from pyro_nmm.guides.fitting.nodes import nmm_loss
 from pyro_nmm.models import NMMNetwork
-from pyro_nmm.models.backbones import appnp, gat, gcn
-
-BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp}
 
 
 def steps(kind: str, data, hood, args) -> dict:
@@ -86,57 +83,51 @@ def steps(kind: str, data, hood, args) -> dict:
     }
 
 
+def tables(rows: list[dict]) -> dict[str, str]:
+    """Of the stored measurements, for ``report.py``."""
+    lines = [[GRAPHS.get(row["dataset"], row["dataset"]), row["backbone"].upper(),
+              *(f"{row['ms'][name]:.1f}" for name in ("backbone", "networks", "NMM")),
+              *(f"{ratio:.2f}" for ratio in row["ratios"])] for row in rows]  # fmt: skip
+    head = (
+        "graph | backbone | backbone, ms | networks, ms | NMM, ms | NMM / networks | "
+        "with agreement | in Pyro"
+    )
+    return {"epochs": table(head, lines, left=2)}
+
+
 def main(args) -> list[dict]:
     if args.smoke:
         args.datasets, args.repeats = ["digits"], 2
-    torch.set_num_threads(args.num_threads)
-    pyro.enable_validation(False)
+    start(args.num_threads)
     pyro.set_rng_seed(0)
     rows = []
-    heads = ("graph", "backbone", "ms, backbone", "ms, networks", "ms, NMM", "NMM / networks",
-             "with agreement / networks", "in Pyro / networks")  # fmt: skip
-    print("|", " | ".join(heads), "|\n|---|---|" + "---:|" * 6)
     for dataset in args.datasets:
-        if dataset == "digits":
-            data = random_split(digits(), 0.05, 0.1, 0.5, seed=0)
-        else:
-            data = planetoid(dataset, args.data_root)
-        data = data.to(args.device)
-        hood = Neighborhood(data.edge_index, data.num_nodes)
+        data, hood = load(args, dataset)
         for kind in args.backbones:
             times: dict[str, list[float]] = {}
             closures = steps(kind, data, hood, args)
-            for repeat in range(args.repeats + 2):
+            for _ in range(args.repeats + 2):
                 for name, step in closures.items():
-                    start = time.perf_counter()
+                    began = time.perf_counter()
                     step()
-                    if repeat > 1:
-                        times.setdefault(name, []).append(time.perf_counter() - start)
-            row = {name: 1000 * statistics.median(t) for name, t in times.items()}
+                    times.setdefault(name, []).append(time.perf_counter() - began)
+            row = {name: 1000 * statistics.median(each[2:]) for name, each in times.items()}
             ratios = [row[name] / row["networks"] for name in list(row)[2:]]
             rows.append({"dataset": dataset, "backbone": kind, "ms": row, "ratios": ratios})
-            numbers = " | ".join(f"{row[n]:.1f}" for n in ("backbone", "networks", "NMM"))
-            shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
-            print(f"| {dataset} | {kind} | {numbers} | {shown} |")
+            print(rows[-1], flush=True)
+    print(tables(rows)["epochs"])
     if args.results:
         args.results.parent.mkdir(parents=True, exist_ok=True)
         args.results.write_text(json.dumps(rows, indent=1) + "\n")
     return rows
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--datasets", nargs="+", default=["cora", "citeseer", "pubmed"])
-    parser.add_argument("--backbones", nargs="+", default=list(BACKBONES), choices=BACKBONES)
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--num-threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--smoke", action="store_true", help="seconds, on the digits")
-    return parser
+def parser() -> ArgumentParser:
+    return arguments(
+        __doc__, (), "seconds, on the digits", {"backbones": BACKBONES},
+        datasets=["cora", "citeseer", "pubmed"], backbones=["gcn", "gat", "appnp"], repeats=30,
+        num_threads=1, device="cpu", data_root=Path, results=Path,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

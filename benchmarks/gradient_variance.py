@@ -15,16 +15,18 @@ for the unbiased ones and zero for ``em`` by construction, measured for ``horizo
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser
 from functools import partial
+from pathlib import Path
 
-import citation_graphs
 import pyro
 import torch
+from common import arguments, citation_like
 from pyro.infer import TraceGraph_ELBO
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.datasets.nodes import planetoid
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 
@@ -35,9 +37,10 @@ def problem(args):
     """A graph, labels, and parameters away from those that made the labels."""
     num_classes = 7
     if args.data_root:
-        edge_index, y = citation_graphs.cora(args.data_root)
+        data = planetoid("cora", args.data_root)
+        edge_index, y = data.edge_index, data.y
     else:
-        edge_index, y = citation_graphs.citation_like(2708, 5278, args.seed), None
+        edge_index, y = citation_like(2708, 5278, args.seed), None
     num_nodes = int(edge_index.max()) + 1
     hood = Neighborhood(edge_index, num_nodes)
     logits = torch.randn(hood.num_edges)
@@ -103,12 +106,12 @@ def score_share(biased, unbiased, direct):
     return share.item(), (variance.sqrt() / (truth.mean() - base.mean()).abs()).item()
 
 
+def parser() -> ArgumentParser:
+    return arguments(
+        __doc__, data_root=(Path, "folder of PyG's Planetoid data, for Cora itself"),
+        labelled=[0.05, 0.2, 0.6, 1.0], particles=4, repeats=200, seed=0, threads=1,
+    )  # fmt: skip
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--data-root", help="folder of PyG's Planetoid data, for Cora itself")
-    parser.add_argument("--labelled", type=float, nargs="+", default=[0.05, 0.2, 0.6, 1.0])
-    parser.add_argument("--particles", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
-    main(parser.parse_args())
+    main(parser().parse_args())

@@ -10,89 +10,19 @@ Table 4 of ``benchmarks/speed.py``.
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from itertools import pairwise
 
-import citation_graphs
 import torch
-from peak import PeakMemory
-from records import Records
+from common import PeakMemory, Records, citation_like, grouped, in_a_process, table
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models import StackedNMM
 
 #: Nodes, directed edges, labels: a large graph, and one as dense as co-purchases are.
 LARGE, DENSE = (10**6, 10**7, 20), (13_752, 490_000, 10)
-
-
-def summary(rows: list[dict], table: Callable[..., str]) -> str:
-    """The table of the stored measurements, for ``report.py``."""
-    lines = []
-    for query in dict.fromkeys(row["query"] for row in rows):
-        part = sorted((r for r in rows if r["query"] == query), key=lambda r: r["edges"])
-        for small, row in itertools.zip_longest([None, *part[:-1]], part):
-            growth = ""
-            if small is not None and small["edges"] < row["edges"]:
-                time, size = (math.log(row[k] / small[k]) for k in ("seconds", "edges"))
-                growth = f"{time / size:.2f}"
-            cells = [f"{row['nodes']:,}", f"{row['edges']:,}", str(row["classes"])]
-            cells += [f"{row['seconds']:.2f}", growth, f"{row['peak'] / 1e9:.2f}"]
-            lines.append([row["name"], *cells])
-    head = ["query", "nodes", "edges", "labels", "seconds", "exponent of time", "peak memory, GB"]
-    return table(head, lines)
-
-
-class Problem:
-    """A graph with hubs, a classifier's scores, and 2 % of the nodes each to learn from."""
-
-    def __init__(self, num_nodes: int, num_edges: int, num_classes: int) -> None:
-        edge_index = citation_graphs.citation_like(num_nodes, num_edges // 2)
-        self.hood = Neighborhood(edge_index, num_nodes)
-        self.scores = 2 * torch.randn(num_nodes, num_classes)
-        # Labels of the model itself: particles then differ in weight, and are drawn anew.
-        self.y = self.mixture().sample()
-        part = torch.rand(num_nodes)
-        self.train, self.held_out, self.test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01
-        self.pairs = torch.randint(num_nodes, (2, 1000))
-
-    def fit(self, num_steps: int = 150) -> StackedNMM:
-        known = self.hood, self.scores, self.y, self.train, self.held_out
-        return StackedNMM().fit(*known, num_steps=num_steps)
-
-    def mixture(self) -> NeighborMixture:
-        # Where a fit starts: queries cost the same at all values.
-        return StackedNMM().mixture(self.hood, self.scores)
-
-    def posterior(self):
-        return self.mixture().condition(self.y, self.train, num_samples=64)
-
-
-def prepared(query: str, problem: Problem):
-    """The query as a function of nothing, and what it is called in the table."""
-    if query == "fit":
-        return problem.fit, "StackedNMM.fit, 2 % + 2 %"
-    if query in ("condition", "log_likelihood"):
-        mix, y = problem.mixture(), problem.y
-        if query == "condition":
-            return lambda: mix.condition(y, problem.train, 64), "condition, 64 samples"
-        size = int(problem.test.sum())
-        return lambda: mix.log_likelihood(y, problem.test, num_particles=16), (
-            f"log_likelihood of {size} nodes, 16 particles"
-        )
-    posterior = problem.posterior()
-    return {
-        "marginals": (posterior.marginals, "marginals"),
-        "pairwise": (lambda: posterior.pairwise(problem.pairs), "pairwise of 1,000 pairs"),
-        "sample": (lambda: posterior.sample(), "sample"),
-        "sequential": (lambda: posterior.predict(method="sequential"), 'predict("sequential")'),
-    }[query]
-
-
 #: The graph that each query runs on.
 QUERIES = {
     "fit": LARGE, "condition": LARGE, "marginals": LARGE, "pairwise": LARGE, "sample": LARGE,
@@ -100,13 +30,69 @@ QUERIES = {
 }  # fmt: skip
 
 
+def exponent(small: dict, row: dict) -> float:
+    time, size = (math.log(row[k] / small[k]) for k in ("seconds", "edges"))
+    return time / size
+
+
+def tables(rows: list[dict]) -> dict[str, str]:
+    """Of the stored measurements, for ``report.py``."""
+    lines = []
+    for part in grouped(rows, "query").values():
+        part.sort(key=lambda row: row["edges"])
+        for small, row in pairwise([None, *part]):
+            grown = small is not None and small["edges"] < row["edges"]
+            growth = f"{exponent(small, row):.2f}" if grown else ""
+            lines.append([row["name"], f"{row['nodes']:,}", f"{row['edges']:,}",
+                          str(row["classes"]), f"{row['seconds']:.2f}", growth,
+                          f"{row['peak'] / 1e9:.2f}"])  # fmt: skip
+    head = "query | nodes | edges | labels | seconds | exponent of time | peak memory, GB"
+    return {"scale": table(head, lines)}
+
+
+class Problem:
+    """A graph with hubs, a classifier's scores, and 2 % of the nodes each to learn from."""
+
+    def __init__(self, num_nodes: int, num_edges: int, num_classes: int) -> None:
+        self.hood = Neighborhood(citation_like(num_nodes, num_edges // 2), num_nodes)
+        self.scores = 2 * torch.randn(num_nodes, num_classes)
+        # Labels of the model itself: particles then differ in weight, and are drawn anew.
+        self.y = self.mixture().sample()
+        part = torch.rand(num_nodes)
+        self.train, self.held_out, self.test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01
+        self.pairs = torch.randint(num_nodes, (2, 1000))
+
+    def mixture(self) -> NeighborMixture:
+        # Where a fit starts: queries cost the same at all values.
+        return StackedNMM().mixture(self.hood, self.scores)
+
+    def prepared(self, query: str):
+        """The query as a function of nothing, and what it is called in the table."""
+        if query == "fit":
+            known = self.hood, self.scores, self.y, self.train, self.held_out
+            return lambda: StackedNMM().fit(*known, num_steps=150), "StackedNMM.fit, 2 % + 2 %"
+        mix = self.mixture()
+        if query == "condition":
+            return lambda: mix.condition(self.y, self.train, 64), "condition, 64 samples"
+        if query == "log_likelihood":
+            name = f"log_likelihood of {int(self.test.sum())} nodes, 16 particles"
+            return lambda: mix.log_likelihood(self.y, self.test, num_particles=16), name
+        posterior = mix.condition(self.y, self.train, num_samples=64)
+        return {
+            "marginals": (posterior.marginals, "marginals"),
+            "pairwise": (lambda: posterior.pairwise(self.pairs), "pairwise of 1,000 pairs"),
+            "sample": (posterior.sample, "sample"),
+            "sequential": (lambda: posterior.predict(method="sequential"), 'predict("sequential")'),
+        }[query]
+
+
 def one_query(query: str, num_nodes: int, num_edges: int, num_classes: int) -> dict:
     """A measurement, in this process."""
     torch.manual_seed(0)
-    tiny = prepared(query, Problem(300, 1500, num_classes))[0]
+    tiny = Problem(300, 1500, num_classes).prepared(query)[0]
     tiny()  # pays for what is loaded or compiled once
     problem = Problem(num_nodes, num_edges, num_classes)
-    run, name = prepared(query, problem)
+    run, name = problem.prepared(query)
     memory = PeakMemory()
     start, cpu = time.perf_counter(), time.process_time()
     run()
@@ -119,29 +105,24 @@ def one_query(query: str, num_nodes: int, num_edges: int, num_classes: int) -> d
     }  # fmt: skip
 
 
-def table(args) -> None:
-    """Table 4."""
+class Lines(Records):
+    def line(self, row: dict) -> str:
+        return (
+            f"   {row['name']:46} {row['nodes']:8} {row['edges']:9} {row['seconds']:8.2f} "
+            f"{row['peak'] / 1e9:8.2f} {row['above'] / 1e9:7.2f}"
+        )
+
+
+def measure(args) -> None:
+    """Table 4; what is in ``--results`` already is measured again."""
     print("\n4. Queries on large graphs, at a tenth of the size and in full")
     print(f"   {'query':46} {'nodes':>8} {'edges':>9} {'seconds':>8} {'peak GB':>8} {'above':>7}")
-    results = Records(args.results) if args.results else None
+    results = Lines(args.results)
     for query in args.queries or QUERIES:
         nodes, edges, classes = QUERIES[query]
         nodes, edges = (round(size * args.scale_nodes / 10**6) for size in (nodes, edges))
-        rows = []
         for part in (10, 1):
-            sizes = [str(nodes // part), str(edges // part), str(classes)]
-            command = [sys.executable, sys.argv[0], "--one-query", query, *sizes]
-            command += ["--threads", str(args.threads)]
-            done = subprocess.run(command, capture_output=True, check=True, text=True)
-            rows.append(json.loads(done.stdout.splitlines()[-1]))
-            row = rows[-1]
-            print(
-                f"   {row['name']:46} {row['nodes']:8} {row['edges']:9} {row['seconds']:8.2f} "
-                f"{row['peak'] / 1e9:8.2f} {row['above'] / 1e9:7.2f}",
-                flush=True,
-            )
-            if results is not None:
-                results.add(**row)
-        grown = rows[1]["edges"] / rows[0]["edges"]
-        exponent = math.log(rows[1]["seconds"] / rows[0]["seconds"]) / math.log(grown)
-        print(f"   {'':46} exponent of time {exponent:.2f}")
+            sizes = nodes // part, edges // part, classes
+            one = ("--one-query", query, *sizes, "--threads", args.threads)
+            results.add(**in_a_process(sys.argv[0], *one))
+        print(f"   {'':46} exponent of time {exponent(*results.rows[-2:]):.2f}")

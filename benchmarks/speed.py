@@ -19,19 +19,16 @@ milliseconds a step more.
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 import time
+from argparse import SUPPRESS, ArgumentParser
 from functools import partial
 from pathlib import Path
 
-import citation_graphs
 import pyro
 import scale
 import torch
-from peak import PeakMemory
+from common import PeakMemory, arguments, citation_like, in_a_process, start
 from pyro.infer import TraceGraph_ELBO
 from torch_geometric.nn import GCN
 
@@ -46,24 +43,24 @@ COMPILED = backend.compiled
 def median_seconds(device, repeats, *functions):
     """Medians of functions that take turns, after one warm-up round each."""
 
-    def run(function):
+    def now():
         if device == "cuda":
             torch.cuda.synchronize()
-        start = time.perf_counter()
-        function()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
+        return time.perf_counter()
 
-    for function in functions:
-        run(function)
-    rounds = [[run(function) for function in functions] for _ in range(repeats)]
-    return torch.tensor(rounds).median(0).values.tolist()
+    rounds = []
+    for _ in range(repeats + 1):
+        rounds.append([])
+        for function in functions:
+            began = now()
+            function()
+            rounds[-1].append(now() - began)
+    return torch.tensor(rounds[1:]).median(0).values.tolist()
 
 
 def problem(num_nodes, num_links, device):
     """A graph, its NMM parameters and labels."""
-    edge_index = citation_graphs.citation_like(num_nodes, num_links)
+    edge_index = citation_like(num_nodes, num_links)
     hood = Neighborhood(edge_index, num_nodes).to(device)
     alpha = torch.randn(num_nodes, CLASSES, device=device).exp().requires_grad_()
     logits = torch.randn(hood.num_edges, device=device, requires_grad=True)
@@ -162,7 +159,7 @@ def one_size(args):
     peak, above = memory.stop(), memory.peak - memory.start_bytes
     if args.device == "cuda":
         peak = above = torch.cuda.max_memory_allocated()
-    print(json.dumps([hood.num_nodes, hood.num_edges, seconds, peak, above]))
+    return [hood.num_nodes, hood.num_edges, seconds, peak, above]
 
 
 def growth(args):
@@ -171,9 +168,8 @@ def growth(args):
     print(f"   {'nodes':>9} {'edges':>9} {'seconds':>9} {'peak GB':>9} {'above start':>12}")
     rows = []
     for size in args.sizes:
-        command = [sys.executable, __file__, "--one-size", str(size), "--device", args.device]
-        command += ["--threads", str(args.threads)]
-        rows.append(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
+        options = "--one-size", size, "--device", args.device, "--threads", args.threads
+        rows.append(in_a_process(__file__, *options))
         nodes, edges, seconds, peak, above = rows[-1]
         print(f"   {nodes:9} {edges:9} {seconds:9.3f} {peak / 1e9:9.2f} {above / 1e9:12.3f}")
     table = torch.tensor(rows, dtype=torch.double).log()
@@ -185,31 +181,30 @@ def growth(args):
 
 
 def main(args):
-    torch.set_num_threads(args.threads)
+    start(args.threads)
     torch.set_grad_enabled(True)
     pyro.set_rng_seed(0)
-    pyro.enable_validation(False)
     if args.one_size:
-        return one_size(args)
+        return print(json.dumps(one_size(args)))
     if args.one_query:
         query, *sizes = args.one_query
         return print(json.dumps(scale.one_query(query, *map(int, sizes))))
     print(f"device {args.device}, {args.threads} thread(s), numba {'on' if COMPILED else 'off'}")
     for table in args.tables:
-        {1: sampling, 2: steps, 3: growth, 4: scale.table}[table](args)
+        {1: sampling, 2: steps, 3: growth, 4: scale.measure}[table](args)
+
+
+def parser() -> ArgumentParser:
+    parser = arguments(
+        __doc__, device="cpu", threads=1, particles=[1, 8], repeats=11,
+        sizes=[10**4, 10**5, 10**6, 10**7], tables=[1, 2, 3, 4],
+        scale_nodes=(10**6, "size of table 4"), one_size=(0, SUPPRESS),
+        results=(Path, "lines of JSON that table 4 is added to"),
+    )  # fmt: skip
+    parser.add_argument("--queries", nargs="+", choices=scale.QUERIES, help="of table 4; all")
+    parser.add_argument("--one-query", nargs=4, help=SUPPRESS)
+    return parser
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--particles", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
-    parser.add_argument("--tables", type=int, nargs="+", default=[1, 2, 3, 4])
-    parser.add_argument("--scale-nodes", type=int, default=10**6, help="size of table 4")
-    parser.add_argument("--queries", nargs="+", choices=scale.QUERIES, help="of table 4; all")
-    parser.add_argument("--results", type=Path, help="lines of JSON that table 4 is added to")
-    parser.add_argument("--one-query", nargs=4, help=argparse.SUPPRESS)
-    parser.add_argument("--one-size", type=int, default=0, help=argparse.SUPPRESS)
-    main(parser.parse_args())
+    main(parser().parse_args())

@@ -12,14 +12,15 @@ sequential Monte Carlo with many particles.
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import ArgumentParser
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import pyro
 import torch
+from common import arguments, start
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid, random_split
@@ -53,8 +54,7 @@ def measure(network, hood, data, pairs, args) -> dict:
 def main(args) -> list[dict]:
     if args.smoke:
         args.dataset, args.num_epochs, args.every, args.num_pairs = "digits", 4, 2, 5
-    torch.set_num_threads(args.num_threads)
-    pyro.enable_validation(False)
+    start(args.num_threads)
     pyro.set_rng_seed(args.seed)
     data = digits() if args.dataset == "digits" else planetoid(args.dataset, args.data_root)
     data = random_split(data, 0.2, 0.1, 0.3, args.seed)
@@ -105,23 +105,13 @@ def draw(rows: list[dict], args, num_pairs: int, num_test: int) -> None:
     print(f"picture: {args.output}")
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--dataset", default="cora", choices=["digits", "cora", "citeseer"])
-    parser.add_argument("--num-epochs", type=int, default=200)
-    parser.add_argument("--every", type=int, default=10, help="epochs between measurements")
-    parser.add_argument("--num-pairs", type=int, default=400)
-    parser.add_argument("--num-particles", type=int, default=256)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=10)
-    parser.add_argument("--num-threads", type=int, default=1)
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("output/tightness.png"))
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--smoke", action="store_true", help="seconds, on the digits")
-    return parser
+def parser() -> ArgumentParser:
+    return arguments(
+        __doc__, (), "seconds, on the digits", {"dataset": ["digits", "cora", "citeseer"]},
+        dataset="cora", num_epochs=200, every=(10, "epochs between measurements"), num_pairs=400,
+        num_particles=256, lr=0.02, seed=10, num_threads=1, data_root=Path,
+        output=Path("output/tightness.png"), results=Path,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def test_node_classification(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_benchmark_of_node_classification(tmp_path):
     """Its smallest size runs through all tasks, and a second run has nothing left to do."""
-    benchmark = load("benchmarks/node_classification.py")
+    benchmark = load("benchmarks/nodes.py")
 
     tasks = [*benchmark.TASKS, "--smoke"]
     path = tmp_path / "results.jsonl"
@@ -176,13 +176,13 @@ def test_ising(tmp_path):
 
 @pytest.mark.slow
 def test_benchmark_of_random_fields(tmp_path):
-    benchmark = load("benchmarks/mrf.py")
+    benchmark = load("benchmarks/fields.py")
     tasks = ["strips", "letter", "plain", "amortized", "scaling"]
-    path = tmp_path / "mrf.jsonl"
+    path = tmp_path / "fields.jsonl"
     args = benchmark.parser().parse_args([*tasks, "--smoke", "--results", str(path)])
-    rows = benchmark.main(args)
+    rows = benchmark.main(args).rows
     assert len(rows) == len(path.read_text().splitlines()) == 3 + 1 + 3 + 1 + 2
-    assert len(benchmark.main(args)) == len(rows)
+    assert len(benchmark.main(args).rows) == len(rows)
     for height, width, coupling in ((5, 4, 0.3), (1, 6, 0.5), (6, 1, 0.4), (7, 7, 0.9)):
         field = ising(grid_edges(height, width), coupling, torch.zeros(height * width).double())
         log_z = field.log_normalizer().item()
@@ -219,8 +219,7 @@ def test_denoising(tmp_path):
 
 @pytest.mark.slow
 def test_benchmark_of_denoising(tmp_path):
-    benchmark, tables = load("benchmarks/denoising.py"), load("benchmarks/denoise_tables.py")
-    report = load("benchmarks/report.py")
+    benchmark, tables = load("benchmarks/images.py"), load("benchmarks/images_tables.py")
     path, places = tmp_path / "images.jsonl", ["--checkpoints", str(tmp_path)]
     tasks = [*benchmark.TASKS, "--smoke", "--results", str(path), *places]
     args = benchmark.parser().parse_args(tasks)
@@ -245,10 +244,10 @@ def test_benchmark_of_denoising(tmp_path):
         if row["method"] != "U-Net-widths":
             assert 0.85 < row["coverage"] < (1 if more else 0.95)
             assert 60 < row["length"] < 90
-    assert tables.denoised(rows, report.table).count("\n") == 1 + 2 * number
-    assert tables.steps(rows, report.table).count("\n") == 1 + 2 * len(tables.STEPS)
-    assert tables.joints(rows, report.table).count("\n") == 1 + 2 * len(benchmark.PARTS)
-    assert tables.denoising_cost(rows, report.table).count("\n") == 2
+    assert tables.denoised(rows).count("\n") == 1 + 2 * number
+    assert tables.denoising_steps(rows).count("\n") == 1 + 2 * len(tables.STEPS)
+    assert tables.joint_images(rows).count("\n") == 1 + 2 * len(benchmark.PARTS)
+    assert tables.denoising_cost(rows).count("\n") == 2
     tables.curves_figure(rows, tmp_path)
     assert (tmp_path / "denoising_steps.png").stat().st_size > 10_000
     path.unlink()
@@ -263,7 +262,7 @@ def test_benchmark_of_denoising(tmp_path):
 @pytest.mark.parametrize("name", ["log p", "log p, logistic"])
 def test_densities_of_grey_levels(name):
     """Masses that sum to one, as SciPy's, far out too."""
-    density = load("benchmarks/pixel_scores.py").DENSITIES[name]
+    density = load("benchmarks/images_scores.py").DENSITIES[name]
     law = {"log p": scipy.stats.norm, "log p, logistic": scipy.stats.logistic}[name]
     floor = 0.0 if name == "log p" else 1e-5
     for mean in (-3.0, 100.2, 254.9):
@@ -281,22 +280,21 @@ def test_densities_of_grey_levels(name):
 
 @pytest.mark.slow
 def test_benchmark_of_link_prediction(tmp_path):
-    benchmark, tables = load("benchmarks/link_prediction.py"), load("benchmarks/link_tables.py")
-    report = load("benchmarks/report.py")
+    benchmark, tables = load("benchmarks/links.py"), load("benchmarks/links_tables.py")
     tasks, path = list(benchmark.TASKS), tmp_path / "links.jsonl"
     args = benchmark.parser().parse_args([*tasks, "--smoke", "--results", str(path)])
     rows = benchmark.main(args).rows
     assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 3) + 6 + 1 + 3 + 1
     assert len(benchmark.main(args).rows) == len(rows)
     for name in ("links", "against_paper", "bounds", "reproduced", "memberships", "link_cost"):
-        assert getattr(tables, name)(rows, report.table).count("\n") > 1
+        assert getattr(tables, name)(rows).count("\n") > 1
     tables.bound_figure(rows, tmp_path)
     assert (tmp_path / "link_bound.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
 def test_deviations_of_links_and_fields(tmp_path):
-    benchmark = load("benchmarks/deviations_links_fields.py")
+    benchmark = load("benchmarks/deviations.py")
     tasks = [*benchmark.TASKS, "--smoke", "--results", str(tmp_path / "deviations.jsonl")]
     rows = benchmark.main(benchmark.parser().parse_args(tasks)).rows
     assert [row["change"] for row in rows] == ["own attention", *["", "no groups"] * 3]
@@ -306,7 +304,7 @@ def test_deviations_of_links_and_fields(tmp_path):
 
 def test_katz_counts_walks():
     """Against powers of the adjacency matrix, with more pairs than one block."""
-    katz, edge_index = load("benchmarks/katz.py"), KarateClub()[0].edge_index
+    katz, edge_index = load("benchmarks/references.py"), KarateClub()[0].edge_index
     graph = to_dense_adj(edge_index)[0].double()
     powers = torch.stack([graph.matrix_power(n) for n in range(1, 5)])
     pairs = torch.cartesian_prod(torch.arange(34), torch.arange(34)).T
@@ -342,13 +340,10 @@ def test_readme_tables_are_those_of_the_results():
 
 @pytest.mark.data
 def test_cora_loads(request):
-    graphs = load("benchmarks/citation_graphs.py")
-
     root = request.config.getoption("--data-root")
     data = select_split(planetoid("cora", root))
     assert data.x.layout == torch.sparse_csr
     assert [int(data[f"{m}_mask"].sum()) for m in ("train", "val", "test")] == [140, 500, 1000]
     torch.testing.assert_close(data.x.to_dense().sum(-1), torch.ones(2708))
-    edge_index, y = graphs.cora(root)
-    assert edge_index.shape == (2, 10556)
-    assert y.shape == (2708,)
+    assert data.edge_index.shape == (2, 10556)
+    assert data.y.shape == (2708,)

@@ -52,7 +52,7 @@ def test_sdist_holds_what_its_tests_need(built):
         "LICENSE",
         "Makefile",
         "README.md",
-        "benchmarks/results/mrf.jsonl",
+        "benchmarks/results/fields.jsonl",
         "constraints.txt",
         "docs/ising.png",
         "examples/karate.py",

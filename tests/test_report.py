@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_examples import ROOT, load
 
-RESULTS = ROOT / "benchmarks" / "results" / "node_classification.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "nodes.jsonl"
 GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 #: Where each task's rows are looked for. A temperature changes no prediction.
 PLACES = {"accuracy": ("accuracy", "quality"), "pairs": ("pairs",), "sizes": ("sizes",),
@@ -18,12 +18,8 @@ PLACES = {"accuracy": ("accuracy", "quality"), "pairs": ("pairs",), "sizes": ("s
 
 
 @pytest.fixture(scope="module")
-def report():
-    return load("benchmarks/report.py")
-
-
-def tables_of(report, path):
-    return report.nodes(path)
+def tables_of():
+    return load("benchmarks/nodes_tables.py").tables
 
 
 def name_of(row):
@@ -74,11 +70,11 @@ def read():
     return [json.loads(line) for line in RESULTS.read_text().splitlines()]
 
 
-def test_every_stored_row_is_in_a_table(report):
-    assert hidden(tables_of(report, RESULTS), read()) == []
+def test_every_stored_row_is_in_a_table(tables_of):
+    assert hidden(tables_of(read()), read()) == []
 
 
-def test_new_methods_are_in_the_tables(report, tmp_path):
+def test_new_methods_are_in_the_tables(tables_of):
     """A method, a graph and a backbone that no table was written for, and a single seed."""
     rows = [r for r in read() if r["dataset"] == "cora" and r["backbone"] in ("gcn", "mlp")]
     rows = [r for r in rows if r["task"] in PLACES and r["task"] != "search"]
@@ -88,16 +84,14 @@ def test_new_methods_are_in_the_tables(report, tmp_path):
         for change in ({"method": "GMNN"}, {"dataset": "photo"}, {"seed": 77, "method": "other"})
     ]
     assert hidden(dict.fromkeys(sum(PLACES.values(), ()), "|a|\n|-|"), new)  # the test can fail
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows + new))
-    tables = tables_of(report, path)
+    tables = tables_of(rows + new)
     assert hidden(tables, rows + new) == []
     assert "| GMNN | " in tables["pairs"]
     line = next(s for s in tables["accuracy"].splitlines() if s.startswith("| other |"))
     assert "(1 seed)" in line
 
 
-def test_what_is_compared_is_paired(report, tmp_path):
+def test_what_is_compared_is_paired(tables_of):
     """
     Means over splits are over those that all have; means over seeds over all, and a test over the
     common ones. Who has fewer is shown, and says so.
@@ -114,9 +108,7 @@ def test_what_is_compared_is_paired(report, tmp_path):
         test = {"accuracy": score, "nll": -score, "ece": 0.0}
         rows.append(same | {"task": "accuracy", "joint": 0.0, "test": test})
         rows.append(same | {"task": "pairs", "ratio": 0.2, "own product": score})
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tables = tables_of(report, path)
+    tables = tables_of(rows)
 
     def found(name):
         lines = tables[name].splitlines()
@@ -141,7 +133,7 @@ def test_what_is_compared_is_paired(report, tmp_path):
     assert pairs["StackedNMM on NMM-GCN"].endswith("(1 split)")
 
 
-def test_claims_follow_from_the_rows(report, tmp_path):
+def test_claims_follow_from_the_rows(tables_of):
     """The first screen's counts: three cells, in which the NMM is worse, much worse, better."""
     rows, noise = [], (0.0, 0.01, -0.01, 0.02)
     for dataset, gap in (("cora", 0.005), ("citeseer", 0.2), ("pubmed", -0.005)):
@@ -159,9 +151,7 @@ def test_claims_follow_from_the_rows(report, tmp_path):
         for method, gain in (("NMM", 0.002), ("NMM, stacked", 0.01))
         for seed in range(3)
     ]  # fmt: skip
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = " ".join(tables_of(report, path)["reproduced nodes"].split())
+    text = " ".join(tables_of(rows)["reproduced nodes"].split())
     assert "worse than the backbone's in 2 of 3 cells, significantly in 1 (CiteSeer GCN" in text
     assert "significantly higher than the backbone's in 0 of 3 cells" in text
     assert "is worth 0.0020 nats" in text
@@ -180,7 +170,7 @@ def gains_of(num_nodes, num_pairs, hub=0.0):
 
 
 def test_what_two_nodes_give():
-    gains = load("benchmarks/pair_gains.py")
+    gains = load("benchmarks/nodes_fits.py")
     mask, ids, pairs, gain = gains_of(20, 60, hub=3.0)
     found = gains.summary(gain, pairs, mask)
     together = (gain[(pairs == a).any(0) | (pairs == b).any(0)].sum() / 60
@@ -192,7 +182,7 @@ def test_what_two_nodes_give():
 
 def test_interval_is_a_bootstrap_over_nodes():
     """As drawn node by node, far wider than over pairs where one hub carries the mean."""
-    gains = load("benchmarks/pair_gains.py")
+    gains = load("benchmarks/nodes_fits.py")
     mask, ids, pairs, gain = gains_of(40, 300, hub=8.0)
     before = torch.get_rng_state()
     found = gains.summary(gain, pairs, mask, num_resamples=2000)

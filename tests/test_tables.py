@@ -12,27 +12,35 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import comparison  # noqa: E402
-import denoise_tables  # noqa: E402
-import deviation_tables  # noqa: E402
-import link_tables  # noqa: E402
-import mrf_tables  # noqa: E402
+import common  # noqa: E402
+import deviations_tables  # noqa: E402
+import fields_tables  # noqa: E402
+import images_tables  # noqa: E402
+import links_tables  # noqa: E402
 
 sys.path.remove(str(BENCHMARKS))
 
-FILES = {"link_prediction": link_tables, "mrf": mrf_tables, "denoising": denoise_tables}
+FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables}
 
 
-def table(head, rows, left=1):
-    """All cells, also of rows that report.py would leave out."""
-    return "\n".join(" | ".join(row) for row in rows)
+@pytest.fixture(autouse=True)
+def all_cells(monkeypatch):
+    """Tables have all cells, also of rows that report.py would leave out."""
+    for module in (*FILES.values(), deviations_tables):
+        monkeypatch.setattr(
+            module, "table", lambda head, rows, left=1: "\n".join(map(" | ".join, rows))
+        )
 
 
 def shown(name, rows):
     if name == "deviations":
-        stored = deviation_tables.stored(BENCHMARKS / "results")
-        return deviation_tables.from_paper(stored | {name: rows}, table)
-    return "\n".join(FILES[name].tables(rows, table).values())
+        stored = {file: read(file) for file in ("nodes", "links", "images")}
+        return deviations_tables.tables(stored | {name: rows})["from paper"]
+    return "\n".join(FILES[name].tables(rows).values())
+
+
+def read(name):
+    return common.read(common.RESULTS / f"{name}.jsonl")
 
 
 def ends(rows):
@@ -49,8 +57,8 @@ def ends(rows):
 
 @pytest.mark.parametrize("name", [*FILES, "deviations"])
 def test_every_row_is_shown(name, monkeypatch):
-    monkeypatch.setattr(comparison, "p_value", lambda pairs: "")  # for speed
-    rows = mrf_tables.load(BENCHMARKS / "results" / f"{name}.jsonl")
+    monkeypatch.setattr(common, "p_value", lambda pairs: None)  # for speed
+    rows = read(name)
     assert rows
     whole = shown(name, rows)
     for number in ends(rows):
@@ -63,34 +71,34 @@ def test_every_row_is_shown(name, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "task", "field"),
     [
-        ("denoising", "test", "method"),
-        ("denoising", "test", "dataset"),
-        ("denoising", "train", "method"),
-        ("link_prediction", "compare", "dataset"),
-        ("link_prediction", "compare", "guide"),
-        ("link_prediction", "search", "guide"),
-        ("link_prediction", "search", "dataset"),
-        ("link_prediction", "memberships", "dataset"),
-        ("link_prediction", "cost", "dataset"),
-        ("link_prediction", "reproduce", "dataset"),
+        ("images", "test", "method"),
+        ("images", "test", "dataset"),
+        ("images", "train", "method"),
+        ("links", "compare", "dataset"),
+        ("links", "compare", "guide"),
+        ("links", "search", "guide"),
+        ("links", "search", "dataset"),
+        ("links", "memberships", "dataset"),
+        ("links", "cost", "dataset"),
+        ("links", "reproduce", "dataset"),
         ("deviations", "links", "change"),
         ("deviations", "fields", "change"),
     ],
 )
 def test_rows_under_new_names_appear(name, task, field):
     """Nothing is looked up in a list of what is known."""
-    rows = mrf_tables.load(BENCHMARKS / "results" / f"{name}.jsonl")
+    rows = read(name)
     row = next(r for r in rows if r["task"] == task and r.get(field) != "")
     assert "another one" in shown(name, [*rows, row | {field: "another one"}])
 
 
 def test_new_seeds_and_settings_appear():
-    rows = mrf_tables.load(BENCHMARKS / "results" / "denoising.jsonl")
+    rows = read("images")
     row = next(r for r in rows if r["task"] == "test")
-    whole = shown("denoising", rows)
-    assert shown("denoising", [*rows, row | {"seed": 77}]) != whole
+    whole = shown("images", rows)
+    assert shown("images", [*rows, row | {"seed": 77}]) != whole
     other = row | {"settings": row["settings"] | {"num_steps": 123}}
-    assert "123 steps" in shown("denoising", [*rows, other])
+    assert "123 steps" in shown("images", [*rows, other])
 
 
 def test_changes_of_nodes_are_read_as_they_come():
@@ -102,7 +110,7 @@ def test_changes_of_nodes_are_read_as_they_come():
         for change, gap in (("none", 0.0), ("something new", 0.02))
         for seed, score in enumerate(scores)
     ]  # fmt: skip
-    lines = [list(part) for part in deviation_tables.nodes(rows)]
+    lines = [list(part) for part in deviations_tables.nodes(rows)]
     assert [part[1] for part in lines] == ["prediction", "something new"]
     assert lines[0][-1] == "accuracy -1.0 ± 0.0 (median -1.0)"
     assert lines[1][4:] == [
@@ -113,9 +121,9 @@ def test_changes_of_nodes_are_read_as_they_come():
 
 def test_differences_are_paired_and_have_a_spread():
     pairs = [(1.0, 1.5), (2.0, 2.4), (5.0, 5.9)]
-    assert comparison.difference(pairs, 2) == "+0.60 ± 0.26 (median +0.50, p = .059)"
-    assert comparison.difference([(1.0, 3.0)] * 5, 1) == "+2.0 ± 0.0 (median +2.0)"
-    assert comparison.difference(pairs[:1], 1) == "+0.5"
-    assert comparison.difference([], 1) == ""
-    assert comparison.difference([(0.0, 1 + 1e-3 * i) for i in range(9)], 2).endswith("p < 1e-6)")
-    assert comparison.centre([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"
+    assert common.difference(pairs, 2) == "+0.60 ± 0.26 (median +0.50, p = .059)"
+    assert common.difference([(1.0, 3.0)] * 5, 1) == "+2.0 ± 0.0 (median +2.0)"
+    assert common.difference(pairs[:1], 1) == "+0.5"
+    assert common.difference([], 1) == ""
+    assert common.difference([(0.0, 1 + 1e-3 * i) for i in range(9)], 2).endswith("p < 1e-6)")
+    assert common.centre([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"

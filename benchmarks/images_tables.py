@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables and the figure of denoising.py's results, for report.py."""
+"""The tables and the figure of images.py's results, for report.py."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from pathlib import Path
 from statistics import mean
 
 import matplotlib.pyplot as plt
-from comparison import Table, centre, difference, names
+from common import centre, costs, difference, grouped, made, names, pick, table
+from references import PAPER_IMAGES
 
 SETS = {"bsds300": "BSD300", "kodak24": "Kodak24"}
 METHODS = {
-    "U-Net": "U-Net, squared error", "U-Net-log": "U-Net, log of it",
-    "U-Net-widths": "U-Net with widths", "NMM-one-width": "NMM of one width", "NMM": "NMM",
-    "NMM-horizon": "NMM, `horizon`", "NMM-Gaussian": "NMM, Gaussian, γ = 5",
-}  # fmt: skip
-COLORS = {"U-Net": "#D55E00", "U-Net-log": "#E69F00", "NMM": "#0072B2",
-          "U-Net-widths": "#CC79A7", "NMM-one-width": "#56B4E9"}  # fmt: skip
-#: Decibels in the paper's table of image denoising.
-PAPER = {("bsds300", "U-Net"): "30.28", ("kodak24", "U-Net"): "31.07",
-         ("bsds300", "NMM"): "30.33", ("kodak24", "NMM"): "31.55"}  # fmt: skip
+    "U-Net": "U-Net, squared error",
+    "U-Net-log": "U-Net, log of it",
+    "U-Net-widths": "U-Net with widths",
+    "NMM-one-width": "NMM of one width",
+    "NMM": "NMM",
+    "NMM-horizon": "NMM, `horizon`",
+    "NMM-Gaussian": "NMM, Gaussian, γ = 5",
+}
+#: In the order of the methods; others are grey.
+COLORS = ("#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#0072B2")
 #: A method, what it is compared with, and what they differ in.
 STEPS = {
     ("U-Net-widths", "U-Net-log"): "a width for each pixel, no neighbours",
@@ -39,16 +41,22 @@ def size(settings: dict) -> str:
     return f"{settings['width']} filters, {settings['num_steps']:,} steps{middles}"
 
 
+def text_of(settings: dict) -> str:
+    return json.dumps(settings, sort_keys=True)
+
+
 def tested(rows: list[dict]) -> dict[tuple[str, str], dict[str, Part]]:
     """By settings (as text) and dataset: of every method, rows by seed and image."""
     found: dict[tuple[str, str], dict[str, Part]] = {}
-    for row in rows:
-        if row["task"] == "test":
-            block = json.dumps(row["settings"], sort_keys=True), row["dataset"]
-            part = found.setdefault(block, {}).setdefault(row["method"], {})
-            part[row["seed"], row["image"]] = row
-    largest = {block: -json.loads(block[0])["num_steps"] for block in found}
-    return dict(sorted(found.items(), key=lambda item: (largest[item[0]], item[0])))
+    for row in pick(rows, task="test"):
+        block = text_of(row["settings"]), row["dataset"]
+        part = found.setdefault(block, {}).setdefault(row["method"], {})
+        part[row["seed"], row["image"]] = row
+    return dict(sorted(found.items(), key=lambda item: (-steps_of(item[0]), item[0])))
+
+
+def steps_of(block: tuple[str, str]) -> int:
+    return json.loads(block[0])["num_steps"]
 
 
 def title(block: tuple[str, str]) -> list[str]:
@@ -57,11 +65,8 @@ def title(block: tuple[str, str]) -> list[str]:
 
 def by_image(part: Part, field: str) -> list[float]:
     """Means over seeds, images in the order of their names."""
-    found: dict[str, list[float]] = {}
-    for (_, image), row in sorted(part.items(), key=lambda item: item[0][1]):
-        if field in row:
-            found.setdefault(image, []).append(row[field])
-    return [mean(values) for values in found.values()]
+    known = grouped([row for row in part.values() if field in row], "image")
+    return [mean(row[field] for row in known[image]) for image in sorted(known)]
 
 
 def paired(base: Part, ours: Part, field: str) -> list[tuple[float, float]]:
@@ -77,7 +82,7 @@ def with_scaled(part: Part) -> Part:
     return {k: row | {"best": next(row[n] for n in names if n in row)} for k, row in part.items()}
 
 
-def denoised(rows: list[dict], table: Table) -> str:
+def denoised(rows: list[dict]) -> str:
     """Means and medians over images, and differences from the U-Net paired by image."""
     lines = []
     for block, found in tested(rows).items():
@@ -95,15 +100,17 @@ def denoised(rows: list[dict], table: Table) -> str:
             cells.append(f"{100 * mean(by_image(part, 'coverage')):.1f} %")
             cells.append(f"{mean(by_image(part, 'length')):.1f}")
             whole = "crop" not in json.loads(block[0])
-            cells.append(PAPER.get((block[1], method), "") if whole else "")
+            cells.append(PAPER_IMAGES.get((block[1], method), "") if whole else "")
             lines.append([*title(block), name, *cells])
-    head = ["network", "images", "method", "seeds", "rows", "PSNR, dB", "minus the first row's",
-            "log p", "minus the first row's", "log p, width by validation", "in 90 % intervals",
-            "their length", "PSNR in the paper"]  # fmt: skip
+    head = (
+        "network | images | method | seeds | rows | PSNR, dB | minus the first row's | log p | "
+        "minus the first row's | log p, width by validation | in 90 % intervals | their length | "
+        "PSNR in the paper"
+    )
     return table(head, lines, left=3)
 
 
-def steps(rows: list[dict], table: Table) -> str:
+def denoising_steps(rows: list[dict]) -> str:
     """Where the likelihood comes from: one difference at a time, paired by image."""
     lines = []
     for block, found in tested(rows).items():
@@ -114,20 +121,21 @@ def steps(rows: list[dict], table: Table) -> str:
             seeds = sorted({s for s, _ in parts[0].keys() & parts[1].keys()})
             if not seeds:
                 continue
-            cells = [f"{len(seeds)}", difference(paired(*parts, "PSNR"), 2)]
             gaps = paired(*parts, "best")
-            cells.append(difference(gaps, 3))
-            cells.append(f"{sum(b > a for a, b in gaps)} of {len(gaps)}")
             each = [[{k: r for k, r in p.items() if k[0] == seed} for p in parts] for seed in seeds]
             means = [mean(b - a for a, b in paired(*pair, "best")) for pair in each]
+            cells = [f"{len(seeds)}", difference(paired(*parts, "PSNR"), 2), difference(gaps, 3)]
+            cells.append(f"{sum(b > a for a, b in gaps)} of {len(gaps)}")
             cells.append(", ".join(f"{value:+.3f}" for value in means))
             lines.append([*title(block), what, *cells])
-    head = ["network", "images", "added", "seeds", "PSNR, dB", "log p", "images that gain",
-            "log p, seed by seed"]  # fmt: skip
+    head = (
+        "network | images | added | seeds | PSNR, dB | log p | images that gain | "
+        "log p, seed by seed"
+    )
     return table(head, lines, left=3)
 
 
-def joints(rows: list[dict], table: Table) -> str:
+def joint_images(rows: list[dict]) -> str:
     """What pixels say of each other: the bound of whole images minus the sum of marginals."""
     lines = []
     for block, found in tested(rows).items():
@@ -136,79 +144,69 @@ def joints(rows: list[dict], table: Table) -> str:
             if part:
                 cells = [f"{len({s for s, _ in part})}", centre(by_image(part, "joint"), 3)]
                 for suffix in ("", ", scaled"):
-                    fields = "log p" + suffix, "joint" + suffix
-                    gaps = list(zip(*(by_image(part, f) for f in fields), strict=True))
-                    cells.append(difference(gaps, 3))
+                    columns = by_image(part, "log p" + suffix), by_image(part, "joint" + suffix)
+                    cells.append(difference(list(zip(*columns, strict=True)), 3))
                 lines.append([*title(block), name, *cells])
-    head = ["network", "images", "method", "seeds", "log p of whole images, at least",
-            "minus marginals", "minus marginals, widths by validation"]  # fmt: skip
+    head = (
+        "network | images | method | seeds | log p of whole images, at least | minus marginals | "
+        "minus marginals, widths by validation"
+    )
     return table(head, lines, left=3)
 
 
-def denoising_cost(rows: list[dict], table: Table) -> str:
-    lines = []
-    for row in rows:
-        if row["task"] == "cost":
-            cells = [f"{1e3 * value:.0f}" for value in row["seconds"].values()]
-            memory = [f"{value:.0f}" for value in row["MiB"].values()]
-            patches = row["settings"]["batch_size"]
-            lines.append([f"{patches} patches", *cells, f"{row['ratio']:.2f}", *memory])
-    head = ["a step", "U-Net, ms", "NMM, ms", "ratio", "U-Net, MiB", "NMM, MiB"]
-    return table(head, lines)
+def denoising_cost(rows: list[dict]) -> str:
+    found = pick(rows, task="cost")
+    lines = [[f"{row['settings']['batch_size']} patches", *costs(row)] for row in found]
+    return table("a step | U-Net, ms | NMM, ms | ratio | U-Net, MiB | NMM, MiB", lines)
 
 
-def validated(rows: list[dict], table: Table) -> str:
+def denoising_validated(rows: list[dict]) -> str:
     """At the end of training, on the middles of the images that are no part of it."""
-    lines, ends = [], {}
-    for row in rows:
-        if row["task"] == "train":
-            key = json.dumps(row["settings"], sort_keys=True), row["method"], row["seed"]
-            points = ends.setdefault(key, [])
-            points.append((row["step"], row))
-    for (settings, method, seed), points in ends.items():
-        points.sort(key=lambda point: point[0])
-        row = points[-1][1]
-        cells = [", ".join(f"{r['PSNR']:.2f}" for _, r in points)]
-        cells += [f"{row[f]:.4f}" if f in row else "" for f in ("log p", "joint")]
-        steps = ", ".join(f"{step:,}" for step, _ in points)
-        lines.append([size(json.loads(settings)), METHODS.get(method, method), str(seed), steps,
-                      *cells])  # fmt: skip
-    head = ["network", "part", "seed", "steps", "PSNR, dB", "log p at the last", "joint"]
+    lines = []
+    blocks = [row | {"block": text_of(row["settings"])} for row in pick(rows, task="train")]
+    for (_, method, seed), part in grouped(blocks, "block", "method", "seed").items():
+        part.sort(key=lambda row: row["step"])
+        row, name = part[-1], METHODS.get(method, method)
+        points = [(f"{r['step']:,}", f"{r['PSNR']:.2f}") for r in part]
+        columns = map(", ".join, zip(*points, strict=True))
+        likelihoods = (f"{row[f]:.4f}" if f in row else "" for f in ("log p", "joint"))
+        lines.append([size(row["settings"]), name, f"{seed}", *columns, *likelihoods])
+    head = "network | part | seed | steps | PSNR, dB | log p at the last | joint"
     return table(head, lines, left=4)
 
 
-def tables(rows: list[dict], table: Table) -> dict[str, str]:
-    found = {"denoised": denoised, "denoising steps": steps, "joint images": joints,
-             "denoising validated": validated, "denoising cost": denoising_cost}  # fmt: skip
-    return {name: make(rows, table) for name, make in found.items()}
+TABLES = (denoised, denoising_steps, joint_images, denoising_validated, denoising_cost)
+
+
+def tables(rows: list[dict]) -> dict[str, str]:
+    return made(TABLES, rows)
 
 
 def curves(rows: list[dict]) -> dict[tuple[str, int], list[tuple[int, float]]]:
     """Validation PSNR over steps of the largest networks; from the trunk on which they stand."""
-    watched = [row for row in rows if row["task"] == "train"]
+    watched = pick(rows, task="train")
     largest = max((row["settings"]["num_steps"] for row in watched), default=0)
+    watched = [row for row in watched if row["settings"]["num_steps"] == largest]
     parts: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for row in watched:
-        if row["settings"]["num_steps"] == largest:
-            parts.setdefault((row["method"], row["seed"]), []).append((row["step"], row["PSNR"]))
+        parts.setdefault((row["method"], row["seed"]), []).append((row["step"], row["PSNR"]))
+    trunks = {seed: sorted(points) for (method, seed), points in parts.items() if method == "trunk"}
     lines = {}
     for (method, seed), points in parts.items():
-        trunk = sorted(parts.get(("trunk", seed), []))
-        if method == "trunk":
-            continue
-        if method != "U-Net":
-            points = (trunk if method == "U-Net-log" else trunk[-1:]) + points
-        lines[method, seed] = sorted(points)
+        trunk = trunks.get(seed, [])
+        below = {"U-Net": [], "U-Net-log": trunk}.get(method, trunk[-1:])
+        if method != "trunk":
+            lines[method, seed] = sorted(below + points)
     return lines
 
 
 def curves_figure(rows: list[dict], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
-    lines = curves(rows)
+    lines, colors = curves(rows), dict(zip(METHODS, COLORS, strict=False))
     for method, name in names(METHODS, [method for method, _ in lines]).items():
         for seed, points in ((s, p) for (m, s), p in lines.items() if m == method):
-            axis.plot(*zip(*points, strict=True), color=COLORS.get(method, "#999999"), marker="o",
-                      ms=3, lw=1.2, label=name if seed == 0 else None)  # fmt: skip
+            looks = {"color": colors.get(method, "#999999"), "marker": "o", "ms": 3, "lw": 1.2}
+            axis.plot(*zip(*points, strict=True), label=name if seed == 0 else None, **looks)
     axis.set(xlabel="step", ylabel="PSNR on validation images, dB")
     if axis.lines:
         axis.legend(frameon=False, loc="lower right")

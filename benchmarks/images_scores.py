@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What denoising.py measures of a network that has been fitted: likelihoods, in nats a value."""
+"""What images.py measures of a network that has been fitted: likelihoods, in nats a value."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from pyro_nmm.models import Denoiser, Prediction, UNet, pixel_log_probs, predict
 
 #: An image's neighbourhoods, concentrations and attention.
 Law = tuple[Neighborhood, OrderedConcentrations, Tensor]
+#: Noisy images or estimates, with clean ones; what makes a row of them.
+Pairs = Sequence[tuple[Tensor, Tensor]]
+Score = Callable[[Tensor, Tensor], dict]
 #: By which all widths are multiplied, of which validation images choose one.
 FACTORS = torch.logspace(-0.5, 0.5, 41).tolist()
 
@@ -66,15 +69,34 @@ def scaled(law: Law, factor: float) -> Law:
     return hood, type(alpha)(alpha.mean, width, alpha.scale, alpha.num_classes, alpha.floor), logits
 
 
-def best_factor(laws: Sequence[Law], clean: Sequence[Tensor]) -> float:
-    def quality(factor: float) -> float:
-        pairs = zip(laws, clean, strict=True)
-        return statistics.mean(marginal(scaled(law, factor), y) for law, y in pairs)
+def validated(network: UNet | Denoiser, x: Tensor, clean: Tensor, radius: int) -> dict:
+    row = {"PSNR": psnr(estimate(network, x, radius), clean)}
+    if isinstance(network, Denoiser):
+        law = law_of(network, x, radius)
+        row |= {"log p": marginal(law, clean), "joint": joint(law, clean, seed=0)}
+    return row
 
-    return max(FACTORS, key=quality)
+
+def fitted_score(network: UNet | Denoiser, pairs: Pairs, radius: int) -> Score:
+    """What a test image's row is made by; widths are fitted on validation images."""
+    if isinstance(network, UNet):
+        half, widths = one_width([(estimate(network, x), clean) for x, clean in pairs])
+
+        def of_estimate(x: Tensor, clean: Tensor) -> dict:
+            mean = estimate(network, x)
+            row = {k: density(mean, clean, widths[k]) for k, density in DENSITIES.items()}
+            found = Prediction(mean, mean - half, mean + half)
+            return {"PSNR": psnr(mean, clean), **row, **intervals(found, clean)}
+
+        return of_estimate
+    laws = [(law_of(network, x, radius), clean) for x, clean in pairs]
+    factor = max(
+        FACTORS, key=lambda f: statistics.mean(marginal(scaled(law, f), y) for law, y in laws)
+    )
+    return partial(of_mixture, network, radius=radius, factor=factor)
 
 
-def score(network: Denoiser, x: Tensor, clean: Tensor, radius: int, factor: float) -> dict:
+def of_mixture(network: Denoiser, x: Tensor, clean: Tensor, radius: int, factor: float) -> dict:
     """One image's row; where ``factor`` is not one, with and without it."""
     law, size = law_of(network, x, radius), (x.shape[-2], x.shape[-1])
     found = Prediction(*(t[0] for t in predict_pixels(*law, size)))
@@ -107,18 +129,14 @@ def log_logistic(mean: Tensor, clean: Tensor, width: float) -> float:
 
 
 DENSITIES = {"log p": log_gaussian, "log p, logistic": log_logistic}
-Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 def one_width(pairs: Pairs) -> tuple[float, dict[str, float]]:
     """Of estimates and what is true: half a 90 % interval, and each density's best width."""
     half = torch.cat([(x - y).abs().flatten() for x, y in pairs]).quantile(0.9).item()
-    widths = {}
-    for name, density in DENSITIES.items():
-        quality = partial(mean_over, pairs, density)
-        widths[name] = max(torch.logspace(0, 1.5, 61).tolist(), key=quality)
-    return half, widths
+    widths = torch.logspace(0, 1.5, 61).tolist()
 
+    def best(density: Callable) -> float:
+        return max(widths, key=lambda w: statistics.mean(density(x, y, w) for x, y in pairs))
 
-def mean_over(pairs: Pairs, density: Callable, width: float) -> float:
-    return statistics.mean(density(x, y, width) for x, y in pairs)
+    return half, {name: best(density) for name, density in DENSITIES.items()}

@@ -4,7 +4,7 @@
 """
 Link prediction with DGLFRM, its original guide and the NMM's: the paper's table 5 and figure 5.
 
-    python benchmarks/link_prediction.py \\
+    python benchmarks/links.py \\
         reproduce search compare memberships katz cost --data-root F
 
 Tasks: ``reproduce`` (the original guide on the authors' splits of Cora, with their settings),
@@ -20,21 +20,21 @@ with other nodes' memberships), ``katz`` (links predicted by counting walks, on 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
 import time
+from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
+import common
 import pyro
 import torch
-from katz import katz_index, walks
+from common import RESULTS, Records, arguments, start
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
-from records import Records
+from references import katz_index, walks
 from sklearn.metrics import average_precision_score, roc_auc_score
-from speed import PeakMemory
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
@@ -46,9 +46,8 @@ from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models import DGLFRM
 from pyro_nmm.sparse import identity
 
-RESULTS = Path(__file__).parent / "results" / "link_prediction.jsonl"
-DATASETS = ("nips12", "yeast", "cora", "citeseer", "pubmed")
-GUIDES = ("original", "nmm")
+DATASETS = ["nips12", "yeast", "cora", "citeseer", "pubmed"]
+GUIDES = ["original", "nmm"]
 #: The authors' settings (nikhil-dce/SBM-meet-GNN, run_expr.sh); Yeast's as those of NIPS12.
 CITATIONS = {"hidden": 32, "decoder": [32, 16], "num_communities": 50, "concentration": 10.0}
 NETWORKS = {"hidden": 128, "decoder": [64, 32], "num_communities": 100, "concentration": 40.0}
@@ -66,25 +65,17 @@ def candidates(dataset: str) -> list[dict]:
     return [first | change for change in changes]
 
 
-class Results(Records):
-    """Lines of a file, one for each fit."""
+def chosen(rows: list[dict], dataset: str, guide: str) -> dict:
+    """
+    The best settings by their mean over the splits of the search: the original guide's by average
+    precision, the NMM's by its bound. PubMed has Cora's.
+    """
 
-    def chosen(self, dataset: str, guide: str) -> dict:
-        """The best settings, by their mean over the splits of the search; PubMed has Cora's."""
-        dataset = "cora" if dataset == "pubmed" else dataset
-        trials: dict[int, list[dict]] = {}
-        for row in self.rows:
-            if {"task": "search", "dataset": dataset, "guide": guide}.items() <= row.items():
-                trials.setdefault(row["trial"], []).append(row)
-        if not trials:
-            raise ValueError(f"search has not been run for {dataset} and {guide}")
+    def quality(trial: list[dict]) -> float:
+        return mean(row["val"]["AP"] if guide == "original" else -row["loss"] for row in trial)
 
-        def quality(trial: list[dict]) -> float:
-            if guide == "original":
-                return statistics.mean(row["val"]["AP"] for row in trial)
-            return -statistics.mean(row["loss"] for row in trial)
-
-        return max(trials.values(), key=quality)[0]["settings"]
+    dataset = "cora" if dataset == "pubmed" else dataset
+    return common.chosen(rows, quality, dataset=dataset, guide=guide)
 
 
 def load(args, dataset: str) -> Data:
@@ -129,8 +120,8 @@ def held_out(split: LinkSplit, part: str) -> tuple[Tensor, int]:
 def precision(ranks: Tensor, count: int) -> dict:
     """In percent; the first ``count`` of the ranked pairs are links."""
     labels = torch.arange(len(ranks)) < count
-    return {"AP": 100 * float(average_precision_score(labels, ranks)),
-            "AUC": 100 * float(roc_auc_score(labels, ranks))}  # fmt: skip
+    scores = average_precision_score(labels, ranks), roc_auc_score(labels, ranks)
+    return {name: 100 * float(score) for name, score in zip(("AP", "AUC"), scores, strict=True)}
 
 
 def loss(pair: DGLFRMGuide, data: Data, split: LinkSplit, num_draws: int = 20) -> float:
@@ -138,57 +129,54 @@ def loss(pair: DGLFRMGuide, data: Data, split: LinkSplit, num_draws: int = 20) -
     inputs = pair.model, pair.guide, split.train, data.x, split.held_out
     with evaluation(pair):
         draws = [TraceMeanField_ELBO().loss(*inputs) for _ in range(num_draws)]
-    return statistics.mean(draws) / data.num_nodes**2
+    return mean(draws) / data.num_nodes**2
 
 
 def fit(args, data: Data, split: LinkSplit, guide: str, settings: dict, seed: int):
     """The fitted pair, with the row that is kept of it."""
     pair = build(data, split, guide, settings, seed)
-    start = time.perf_counter()
+    began = time.perf_counter()
     curve = fit_links(pair, split, data.x, num_steps=args.num_steps)
-    seconds = (time.perf_counter() - start) / len(curve)
-    means = [statistics.mean(curve[i : i + 10]) for i in range(0, len(curve), 10)]
-    row = {"settings": settings, "loss in training": statistics.mean(means[-5:]),
-           "loss": loss(pair, data, split), "seconds": seconds, "curve": means}  # fmt: skip
-    return pair, row
+    seconds = (time.perf_counter() - began) / len(curve)
+    means = [mean(curve[i : i + 10]) for i in range(0, len(curve), 10)]
+    row = {"settings": settings, "loss in training": mean(means[-5:])}
+    return pair, row | {"loss": loss(pair, data, split), "seconds": seconds, "curve": means}
 
 
-def reproduce(args, results: Results, dataset: str) -> None:
+def split_of(args, data: Data, seed: int) -> LinkSplit:
+    return link_split(data.edge_index, data.num_nodes, seed).to(args.device)
+
+
+def reproduce(args, results: Records, dataset: str) -> None:
     """The authors' settings on their splits of Cora, three seeds each."""
     if dataset != "cora" and not args.smoke:
         return
     data = load(args, dataset)
-    for number, seed in itertools.product((0, 1), range(3)):
-        key = {"task": "reproduce", "dataset": dataset, "split": number, "seed": seed}
-        if results.has(**key):
-            continue
+    for key in results.missing(task="reproduce", dataset=dataset, split=(0, 1), seed=range(3)):
         if args.smoke:
-            split = link_split(data.edge_index, data.num_nodes, number).to(args.device)
+            split = split_of(args, data, key["split"])
         else:
-            path = args.data_root / "linkpred_splits" / dataset / f"split_{number}.npz"
+            path = args.data_root / "linkpred_splits" / dataset / f"split_{key['split']}.npz"
             split = published_split(path, data.num_nodes).to(args.device)
-        pair, row = fit(args, data, split, "original", candidates(dataset)[0], seed)
+        pair, row = fit(args, data, split, "original", candidates(dataset)[0], key["seed"])
         results.add(**key, **row, test=scores(pair, data, split, "test", 15))
 
 
-def search(args, results: Results, dataset: str) -> None:
+def search(args, results: Records, dataset: str) -> None:
     if dataset == "pubmed":  # A fit takes a quarter of an hour.
         return
     data = load(args, dataset)
     for guide in GUIDES:
-        if guide == "original":
-            trials = candidates(dataset)[: args.num_trials]
-        else:
-            shared = results.chosen(dataset, "original")
+        trials = candidates(dataset)[: args.num_trials]
+        if guide == "nmm":
+            shared = chosen(results.rows, dataset, "original")
             trials = [shared | choice for choice in CHOICES]
-        for trial, seed in itertools.product(range(len(trials)), range(args.num_searched)):
-            key = {"task": "search", "dataset": dataset, "guide": guide, "trial": trial}
-            if not results.has(**key, seed=seed):
-                split = link_split(data.edge_index, data.num_nodes, seed).to(args.device)
-                pair, row = fit(args, data, split, guide, trials[trial], seed)
-                val = scores(pair, data, split, "val", args.num_samples)
-                del row["curve"]
-                results.add(**key, seed=seed, **row, val=val)
+        each = {"trial": range(len(trials)), "seed": range(args.num_searched)}
+        for key in results.missing(task="search", dataset=dataset, guide=guide, **each):
+            split = split_of(args, data, key["seed"])
+            pair, row = fit(args, data, split, guide, trials[key["trial"]], key["seed"])
+            del row["curve"]
+            results.add(**key, **row, val=scores(pair, data, split, "val", args.num_samples))
 
 
 def compared(args, dataset: str) -> range:
@@ -198,39 +186,41 @@ def compared(args, dataset: str) -> range:
     return range(args.num_searched, args.num_searched + args.num_splits)
 
 
-def compare(args, results: Results, dataset: str) -> None:
+def compare(args, results: Records, dataset: str) -> None:
     data = load(args, dataset)
     for seed, guide in itertools.product(compared(args, dataset), GUIDES):
+        settings = chosen(results.rows, dataset, guide)
         key = {"task": "compare", "dataset": dataset, "guide": guide, "seed": seed}
-        settings = results.chosen(dataset, guide)
-        if results.has(**key, settings=settings):
-            continue
-        split = link_split(data.edge_index, data.num_nodes, seed).to(args.device)
-        pair, row = fit(args, data, split, guide, settings, seed)
-        row |= {part: scores(pair, data, split, part, args.num_samples) for part in ("val", "test")}
-        results.add(**key, **row)
+        if not results.has(**key, settings=settings):
+            results.add(**key, **measure(args, data, guide, settings, seed))
+
+
+def measure(args, data: Data, guide: str, settings: dict, seed: int) -> dict:
+    """The row of a fit, with its scores."""
+    split = split_of(args, data, seed)
+    pair, row = fit(args, data, split, guide, settings, seed)
+    parts = ("val", "test")
+    return row | {part: scores(pair, data, split, part, args.num_samples) for part in parts}
 
 
 @torch.no_grad()
-def memberships(args, results: Results, dataset: str) -> None:
+def memberships(args, results: Records, dataset: str) -> None:
     """
     What the memberships say of the links: average precision of the original guide, fitted, with
     every node's own memberships, with those of a random neighbour or itself, and of any node.
     """
     data = load(args, dataset)
-    for seed in range(args.num_searched):
-        key = {"task": "memberships", "dataset": dataset, "seed": seed}
-        if results.has(**key):
-            continue
-        split = link_split(data.edge_index, data.num_nodes, seed).to(args.device)
+    for key in results.missing(task="memberships", dataset=dataset, seed=range(args.num_searched)):
+        split = split_of(args, data, key["seed"])
+        settings = chosen(results.rows, dataset, "original")
         with torch.enable_grad():
-            pair, _ = fit(args, data, split, "original", results.chosen(dataset, "original"), seed)
+            pair, _ = fit(args, data, split, "original", settings, key["seed"])
         pair.eval()
         hood = Neighborhood(split.train, data.num_nodes)
         neighbors = NeighborChoice(hood, torch.zeros(hood.num_edges, device=hood.device))
         everyone = torch.arange(data.num_nodes, device=hood.device)
-        donors = {"own": lambda own=everyone: own, "a neighbour's": neighbors.sample,
-                  "anyone's": lambda own=everyone: own[torch.randperm(len(own))]}  # fmt: skip
+        donors = {"own": lambda own=everyone: own, "a neighbour's": neighbors.sample}
+        donors["anyone's"] = lambda own=everyone: own[torch.randperm(len(own))]
         (tested, count), found = held_out(split, "test"), {}
         for name, draw in donors.items():
             logits = torch.zeros(tested.shape[1])
@@ -242,15 +232,11 @@ def memberships(args, results: Results, dataset: str) -> None:
         results.add(**key, AP=found)
 
 
-def katz(args, results: Results, dataset: str) -> None:
+def katz(args, results: Records, dataset: str) -> None:
     """A reference without any model: Katz's index, its discount chosen on validation links."""
     data = load(args, dataset)
-    for seed in compared(args, dataset):
-        key = {"task": "katz", "dataset": dataset, "seed": seed}
-        if results.has(**key):
-            continue
-        split = link_split(data.edge_index, data.num_nodes, seed).to(args.device)
-        counted = {}
+    for key in results.missing(task="katz", dataset=dataset, seed=compared(args, dataset)):
+        split, counted = split_of(args, data, key["seed"]), {}
         for part in ("val", "test"):
             tested, count = held_out(split, part)
             counted[part] = walks(split.train, data.num_nodes, tested).cpu(), count
@@ -263,68 +249,46 @@ def katz(args, results: Results, dataset: str) -> None:
         results.add(**key, discount=best, sizes=sizes, test=score("test", best))
 
 
-def cost(args, results: Results, dataset: str) -> None:
+def cost(args, results: Records, dataset: str) -> None:
     """Seconds of a step, the guides in turn, and the process's peak memory under each."""
     if results.has(task="cost", dataset=dataset):
         return
     data = load(args, dataset)
-    split = link_split(data.edge_index, data.num_nodes, 0).to(args.device)
-    settings = results.chosen(dataset, "nmm")
+    split = split_of(args, data, 0)
+    settings = chosen(results.rows, dataset, "nmm")
     # The NMM's steps differ: every other one, at random, compares neighbours.
     block = 2 if args.smoke else 10
-    steps, memory, seconds = {}, {}, {guide: [] for guide in GUIDES}
-    for guide in GUIDES:
-        pair = build(data, split, guide, settings, 0)
-        steps[guide] = partial(fit_links, pair, split, data.x, num_steps=block)
-        steps[guide]()
-        watcher = PeakMemory()
-        steps[guide]()
-        watcher.done.set()
-        memory[guide] = watcher.peak / 2**20
-    for _ in range(3 if args.smoke else 8):
-        for guide, run in steps.items():
-            start = time.perf_counter()
-            run()
-            seconds[guide].append((time.perf_counter() - start) / block)
-    ratio = statistics.median(b / a for a, b in zip(*seconds.values(), strict=True))
-    medians = {guide: statistics.median(times) for guide, times in seconds.items()}
-    results.add(task="cost", dataset=dataset, ratio=ratio, MiB=memory, seconds=medians,
-                settings=settings)  # fmt: skip
+
+    def run(pair: DGLFRMGuide) -> float:
+        began = time.perf_counter()
+        fit_links(pair, split, data.x, num_steps=block)
+        return (time.perf_counter() - began) / block
+
+    def maker(guide: str):
+        return lambda: partial(run, build(data, split, guide, settings, 0))
+
+    row = common.cost({guide: maker(guide) for guide in GUIDES}, 3 if args.smoke else 8)
+    results.add(task="cost", dataset=dataset, **row, settings=settings)
 
 
-TASKS = {"reproduce": reproduce, "search": search, "compare": compare,
-         "memberships": memberships, "katz": katz, "cost": cost}  # fmt: skip
+TASKS = {task.__name__: task for task in (reproduce, search, compare, memberships, katz, cost)}
 
 
-def main(args) -> Results:
-    torch.set_num_threads(args.num_threads)
-    pyro.enable_validation(False)
+def main(args) -> Records:
+    start(args.num_threads)
     if args.smoke:
         args.datasets, args.num_trials, args.num_searched = ["nips12"], 2, 1
         args.num_splits, args.num_steps = 3, 3
-    results = Results(args.results)
-    for task, dataset in itertools.product(args.tasks, args.datasets):
-        TASKS[task](args, results, dataset)
-    return results
+    return common.run(args, TASKS, args.datasets)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("tasks", nargs="+", choices=TASKS)
-    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
-    parser.add_argument("--num-trials", type=int, default=5, help="candidates of the search")
-    parser.add_argument("--num-searched", type=int, default=2, help="splits of the search")
-    parser.add_argument("--num-splits", type=int, default=10, help="compared; PubMed at most 5")
-    parser.add_argument("--num-samples", type=int, default=100, help="memberships at the test")
-    parser.add_argument("--num-steps", type=int, default=500)
-    parser.add_argument("--num-threads", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--smoke", action="store_true", help="seconds, on the karate club")
-    return parser
+def parser() -> ArgumentParser:
+    return arguments(
+        __doc__, TASKS, "seconds, on the karate club", {"datasets": DATASETS}, datasets=DATASETS,
+        num_trials=(5, "candidates of the search"), num_searched=(2, "splits of the search"),
+        num_splits=(10, "compared; PubMed at most 5"), num_samples=(100, "memberships at the test"),
+        num_steps=500, num_threads=1, results=RESULTS / "links.jsonl", data_root=Path, device="cpu",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
