@@ -22,15 +22,15 @@ NODES = {
     "paper's, square + 1": ("all of it", "square + 1, rate .01", "ours"),
     "paper's, softplus + 1, lr .05": ("all of it", "softplus + 1, rate .05", "ours"),
     "paper's, square + 1, lr .05": ("all of it", "square + 1, rate .05", "ours"),
-    "estimator horizon": (
+    "estimator one_step_credit": (
         "gradient",
-        "REINFORCE; tried: `horizon`",
-        "`later` up to 300 labels, unbiased too",
+        "REINFORCE; tried: `one_step_credit`",
+        "`reward_to_go` up to 300 labels, unbiased too",
     ),
-    "estimator em": (
+    "estimator no_score": (
         "gradient",
-        "REINFORCE; tried: `em`",
-        "`later` up to 300 labels, unbiased too",
+        "REINFORCE; tried: `no_score`",
+        "`reward_to_go` up to 300 labels, unbiased too",
     ),
     "sequential": ("prediction", "joint: one node after another", "marginals"),
 }
@@ -38,7 +38,11 @@ OWN = "a network of its own, as wide as memberships"
 LINKS = {"own attention": ("DGLFRM's attention", OWN, "first layer shared, 16 outputs")}
 FIELDS = {"no groups": ("NMM-CNN's input", "potentials", "and the groups of the order")}
 IMAGES = {
-    "NMM-horizon": ("gradient", "REINFORCE; tried: `horizon`", "`em`: no score term"),
+    "NMM-one-step-credit": (
+        "gradient",
+        "REINFORCE; tried: `one_step_credit`",
+        "`no_score`: no score term",
+    ),
     "NMM-Gaussian": (
         "concentrations, attention",
         "Gaussian of one width, γ = 5",

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import json
 import resource
-import sys
 import time
 from argparse import SUPPRESS, ArgumentParser
-from pathlib import Path
 from statistics import median
 
 import common
@@ -32,6 +30,7 @@ from references import kac_ward
 from torch import Tensor
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.datasets import letters
 from pyro_nmm.guides import fit_mixture, mean_field
 from pyro_nmm.models import (
     ConvolutionalNMM,
@@ -39,13 +38,10 @@ from pyro_nmm.models import (
     PairwiseMRF,
     annealed_log_normalizer,
     coarse_to_fine,
-    denoising,
     grid_edges,
     ising,
+    ising_posterior,
 )
-
-sys.path.append(str(Path(__file__).parent.parent / "examples"))
-from letters import letters
 
 COUPLINGS = (0.2, 0.4, 0.6)
 
@@ -62,7 +58,9 @@ def random_field(shape: tuple[int, int], coupling: float | None, seed: int) -> P
 def loss(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_samples: int, chunk: int):
     """The bound's loss E[log p(y, c) / q(c | y) - log p*(y)], and its standard error."""
     with torch.no_grad():
-        parts = [mix.entropy_bound(chunk, "later", order) for _ in range(num_samples // chunk)]
+        parts = [
+            mix.entropy_bound(chunk, "reward_to_go", order) for _ in range(num_samples // chunk)
+        ]
         samples = -torch.cat(parts).double() - field.expected_potential(mix).double()
     return samples.mean().item(), (samples.std() / len(samples) ** 0.5).item()
 
@@ -194,7 +192,7 @@ def letter(args, results: Records) -> None:
     for key in results.missing(task="letter", seed=range(1 if args.smoke else 3)):
         pyro.set_rng_seed(0)
         noise = torch.randn(size, size, generator=torch.Generator().manual_seed(key["seed"]))
-        field = denoising(clean + 2 * noise, coupling=1.0, sigma=2.0)
+        field = ising_posterior(clean + 2 * noise, coupling=1.0, sigma=2.0)
         results.add(**key, **compare(field, size, None, right.clamp(0.001, 0.999)[None], args))
 
 

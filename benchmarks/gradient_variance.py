@@ -10,7 +10,7 @@ The noise of each gradient estimator under Pyro's TraceGraph_ELBO, at equal part
 The graph has Cora's size, labels are drawn from an NMM, and gradients (to log alpha and
 logits) are taken at perturbed parameters. ``sd`` is the root of the total variance of one
 step's gradient, ``score`` the share of the true score term that an estimator carries: one
-for the unbiased ones and zero for ``em`` by construction, measured for ``horizon``.
+for the unbiased ones and zero for ``no_score`` by construction, measured for ``one_step_credit``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyro_nmm.datasets.nodes import planetoid
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 
-ESTIMATORS = ("joint", "later", "horizon", "em")
+ESTIMATORS = ("reinforce", "reward_to_go", "one_step_credit", "no_score")
 
 
 def problem(args):
@@ -61,7 +61,7 @@ def gradients(hood, y, log_alpha, logits, observed, estimator, args):
     guide = partial(ordered_guide, collapsed=True, estimator=estimator)
     rows = []
     # The true score term is a difference of noisy means: its unbiased half needs more steps.
-    for _ in range(args.repeats * (5 if estimator == "later" else 1)):
+    for _ in range(args.repeats * (5 if estimator == "reward_to_go" else 1)):
         a, b = log_alpha.clone().requires_grad_(), logits.clone().requires_grad_()
         elbo.loss_and_grads(model, guide, hood, a.exp(), b, y, observed)
         rows.append(torch.cat([a.grad.flatten(), b.grad]))
@@ -81,8 +81,11 @@ def main(args):
         observed = torch.rand(hood.num_nodes) < share
         grads = {e: gradients(hood, y, log_alpha, logits, observed, e, args) for e in ESTIMATORS}
         sd = {e: g.var(0).sum().sqrt().item() for e, g in grads.items()}
-        part, error = score_share(grads["horizon"], grads["later"], grads["em"])
-        shares = {"horizon": f"{part:7.2f} ± {error:.2f}", "em": "0", "later": "1", "joint": "1"}
+        part, error = score_share(
+            grads["one_step_credit"], grads["reward_to_go"], grads["no_score"]
+        )
+        shares = {"reward_to_go": "1", "reinforce": "1", "no_score": "0"}
+        shares["one_step_credit"] = f"{part:7.2f} ± {error:.2f}"
         for e, g in grads.items():
             print(
                 f"{int(observed.sum()):>9} {e:>10} {g.mean(0).norm():>9.2f} {sd[e]:>9.2f} "

@@ -35,8 +35,8 @@ from torch import Tensor
 
 from pyro_nmm import GaussianConcentrations
 from pyro_nmm.datasets.images import image_folder, photographs, random_patches
-from pyro_nmm.guides import fit_denoiser
-from pyro_nmm.guides.fitting.loop import load_checkpoint, save_checkpoint
+from pyro_nmm.guides import fit_images, fit_unet
+from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
 from pyro_nmm.models import Denoiser, UNet
 
 
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
     network: dict = {}
     radius: int = 1
-    estimator: str = "em"
+    estimator: str = "no_score"
 
 
 PARTS = {
@@ -53,7 +53,7 @@ PARTS = {
     # Each pixel for itself: a U-Net with widths, and the NMM's likelihood.
     "U-Net-widths": Part(radius=0),
     "NMM-one-width": Part({"spread": False}),
-    "NMM-horizon": Part(estimator="horizon"),
+    "NMM-one-step-credit": Part(estimator="one_step_credit"),
     # The paper's concentrations and attention; the scale that makes their sums start at 20.
     "NMM-Gaussian": Part({"spread": False, "concentrations": GaussianConcentrations,
                           "sigma": 12.8, "scale": 0.88, "gamma": 5.0}),
@@ -122,7 +122,8 @@ def learn(args, method: str, seed: int, images: list[Tensor], watch: Watch) -> N
                 if step < last - first:
                     yield step
 
-        fit_denoiser(
+        loop = fit_unet if isinstance(network, UNet) else fit_images
+        loop(
             network, partial(random_patches, images, args.batch_size, PATCH),
             num_steps=last - first, checkpoint=args.checkpoints / f"{part}.{seed}.pt",
             settings=f"{seed} {args.width} {args.depth} {args.batch_size}", progress=watched,
@@ -219,7 +220,8 @@ def cost(args, results: Records) -> None:
                 yield step
             marks.append(time.perf_counter())
 
-        fit_denoiser(network, lambda: patches, num_steps=7, lr=args.lr, progress=clocked)
+        loop = fit_unet if isinstance(network, UNet) else fit_images
+        loop(network, lambda: patches, num_steps=7, lr=args.lr, progress=clocked)
         return median(b - a for a, b in itertools.pairwise(marks[2:]))
 
     makers = {

@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.special import log_ndtr
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
-from pyro_nmm import LogisticConcentrations, Neighborhood, OrderedConditional
-from pyro_nmm.concentrations import OrderedConcentrations
-from pyro_nmm.models import Denoiser, Prediction, UNet, pixel_log_probs, predict_pixels
+from pyro_nmm import Intervals, LogisticConcentrations, Neighborhood, NeighborMixture
+from pyro_nmm.models import Denoiser, UNet
 
 #: An image's neighbourhoods, concentrations and attention.
-Law = tuple[Neighborhood, OrderedConcentrations, Tensor]
 #: Noisy images or estimates, with clean ones; what makes a row of them.
 Pairs = Sequence[tuple[Tensor, Tensor]]
 Score = Callable[[Tensor, Tensor], dict]
@@ -33,9 +31,9 @@ def psnr(image: Tensor, clean: Tensor) -> float:
 
 
 @torch.no_grad()
-def law_of(network: Denoiser, image: Tensor, radius: int) -> Law:
+def mixture_of(network: Denoiser, image: Tensor, radius: int) -> NeighborMixture:
     hood = Neighborhood.grid(*image.shape[-2:], radius, device=image.device)
-    return hood, *network(hood, image[None])
+    return NeighborMixture(hood, *network(hood, image[None]), validate_args=False)
 
 
 @torch.no_grad()
@@ -43,37 +41,38 @@ def estimate(network: UNet | Denoiser, image: Tensor, radius: int = 1) -> Tensor
     """The mean, which either network gives for its estimate; images ``(channels, H, W)``."""
     if isinstance(network, UNet):
         return 255 * network(image[None] / 255)[0][0]
-    return predict_pixels(*law_of(network, image, radius), image.shape[-2:]).mean[0]
-
-
-def marginal(law: Law, clean: Tensor) -> float:
-    """Of each value alone."""
-    return pixel_log_probs(*law, clean.flatten(1)).double().mean().item()
+    return mixture_of(network, image, radius).intervals().mean[0].view(image.shape)
 
 
 @torch.no_grad()
-def joint(law: Law, clean: Tensor, seed: int) -> float:
+def marginal(mix: NeighborMixture, clean: Tensor) -> float:
+    """Of each value alone."""
+    return mix.node_log_probs(clean.flatten(1)).double().mean().item()
+
+
+@torch.no_grad()
+def joint(mix: NeighborMixture, clean: Tensor, seed: int) -> float:
     """
     A lower bound on that of the image as a whole, by one draw in a random order; colors are
     independent. The difference from :func:`marginal` is what neighbours say of each other.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        q = OrderedConditional(*law, clean.flatten(1)[None], validate_args=False)
+        q = mix.choices(clean.flatten(1)[None])
         return q.log_labels(q.sample()).double().mean().item()
 
 
-def scaled(law: Law, factor: float) -> Law:
-    hood, alpha, logits = law
-    width = factor * alpha.width
-    return hood, type(alpha)(alpha.mean, width, alpha.scale, alpha.num_classes, alpha.floor), logits
+def scaled(mix: NeighborMixture, factor: float) -> NeighborMixture:
+    alpha, width = mix.alpha, factor * mix.alpha.width
+    alpha = type(alpha)(alpha.mean, width, alpha.scale, alpha.num_classes, alpha.floor)
+    return NeighborMixture(mix.hood, alpha, mix.logits, validate_args=False)
 
 
 def validated(network: UNet | Denoiser, x: Tensor, clean: Tensor, radius: int) -> dict:
     row = {"PSNR": psnr(estimate(network, x, radius), clean)}
     if isinstance(network, Denoiser):
-        law = law_of(network, x, radius)
-        row |= {"log p": marginal(law, clean), "joint": joint(law, clean, seed=0)}
+        mix = mixture_of(network, x, radius)
+        row |= {"log p": marginal(mix, clean), "joint": joint(mix, clean, seed=0)}
     return row
 
 
@@ -85,11 +84,11 @@ def fitted_score(network: UNet | Denoiser, pairs: Pairs, radius: int) -> Score:
         def of_estimate(x: Tensor, clean: Tensor) -> dict:
             mean = estimate(network, x)
             row = {k: density(mean, clean, widths[k]) for k, density in DENSITIES.items()}
-            found = Prediction(mean, mean - half, mean + half)
+            found = Intervals(mean, mean - half, mean + half)
             return {"PSNR": psnr(mean, clean), **row, **intervals(found, clean)}
 
         return of_estimate
-    laws = [(law_of(network, x, radius), clean) for x, clean in pairs]
+    laws = [(mixture_of(network, x, radius), clean) for x, clean in pairs]
     factor = max(
         FACTORS, key=lambda f: statistics.mean(marginal(scaled(law, f), y) for law, y in laws)
     )
@@ -98,8 +97,8 @@ def fitted_score(network: UNet | Denoiser, pairs: Pairs, radius: int) -> Score:
 
 def of_mixture(network: Denoiser, x: Tensor, clean: Tensor, radius: int, factor: float) -> dict:
     """One image's row; where ``factor`` is not one, with and without it."""
-    law, size = law_of(network, x, radius), (x.shape[-2], x.shape[-1])
-    found = Prediction(*(t[0] for t in predict_pixels(*law, size)))
+    law = mixture_of(network, x, radius)
+    found = Intervals(*(t[0].view(x.shape) for t in law.intervals()))
     row = {"PSNR": psnr(found.mean, clean), **intervals(found, clean)}
     for suffix, each in (("", law), (", scaled", scaled(law, factor))):
         row["log p" + suffix] = marginal(each, clean)
@@ -107,7 +106,7 @@ def of_mixture(network: Denoiser, x: Tensor, clean: Tensor, radius: int, factor:
     return {**row, "factor": factor}
 
 
-def intervals(found: Prediction, clean: Tensor) -> dict:
+def intervals(found: Intervals, clean: Tensor) -> dict:
     length = (found.high - found.low).mean().item()
     return {"coverage": found.coverage(clean).item(), "length": length}
 

@@ -20,7 +20,7 @@ METHODS = {
     "U-Net-widths": "U-Net with widths",
     "NMM-one-width": "NMM of one width",
     "NMM": "NMM",
-    "NMM-horizon": "NMM, `horizon`",
+    "NMM-one-step-credit": "NMM, `one_step_credit`",
     "NMM-Gaussian": "NMM, Gaussian, γ = 5",
 }
 #: In the order of the methods; others are grey.

@@ -119,17 +119,17 @@ def recipe(runs: Runs) -> list[str]:
 
 def helps(runs: Runs) -> list[str]:
     on_top = Gaps(runs, "test.nll", "backbone, stacked", "backbone, temperature")
-    agreement = Gaps(runs, "test.accuracy", "backbone + agreement", "backbone")
+    consistency = Gaps(runs, "test.accuracy", "backbone + consistency", "backbone")
     stacked = Gaps(runs, "test.nll", "backbone, stacked", "backbone")
-    if not all(found.cells for found in (on_top, agreement, stacked)):
+    if not all(found.cells for found in (on_top, consistency, stacked)):
         return []
     return [
         f"*What helps*: calibration and known labels of neighbours on top of a trained classifier, "
         f"StackedNMM (negative log-likelihood {stacked.span()} against the classifier, "
         f"{on_top.span()} against temperature scaling, significant in {len(on_top.clear(-1))} of "
-        f"{len(on_top.cells)} cells); and for accuracy agreement among unlabelled nodes, NMM or "
-        f"not ({agreement.span()} points, significant in {len(agreement.clear(1))} of "
-        f"{len(agreement.cells)}).",
+        f"{len(on_top.cells)} cells); and for accuracy consistency among unlabelled nodes, NMM or "
+        f"not ({consistency.span()} points, significant in {len(consistency.clear(1))} of "
+        f"{len(consistency.cells)}).",
     ]
 
 
@@ -154,7 +154,7 @@ def hubs(runs: Runs) -> str:
 def few_labels(runs: Runs) -> str:
     """Accuracy over training sizes, against the backbone on the same splits."""
     lines, ratios, every = [], runs.values("ratio"), []
-    for method in ("backbone + agreement", "NMM + agreement", "NMM"):
+    for method in ("backbone + consistency", "NMM + consistency", "NMM"):
         parts = []
         for graph, kind, part in runs.cells():
             each = [part.part(ratio=ratio) for ratio in ratios]

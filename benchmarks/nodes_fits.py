@@ -15,9 +15,9 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
-from pyro_nmm.guides import Agreement, fit_classifier, fit_nmm
-from pyro_nmm.metrics import brier, independent_pairs, log_likelihood, temperature_scaling
-from pyro_nmm.models import NMMNetwork, StackedNMM
+from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
+from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob
+from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
 from pyro_nmm.models.backbones import appnp, gat, gcn, mlp
 
 BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp, "mlp": mlp}
@@ -46,7 +46,7 @@ def random_settings(method: str, dataset: str, rng: random.Random) -> dict:
         # The backbones' own searches chose the heavier decays on PubMed.
         decays = heavy if dataset == "pubmed" else [2e-4, 5e-4, 1e-3]
         pools = {"lr": [0.01, 0.02, 0.03], "weight_decay": decays, "dropout": [0.5, 0.6]}
-        if method == "NMM + agreement":
+        if method == "NMM + consistency":
             values = [0.5, 1.0], [0.3, 0.5, 0.7], [0.8, 0.95]
             pools |= zip(AGREEMENT, values, strict=True)
         pools |= {"floor": [0.01, 0.1, 1.0], "gamma": [0.0, 2.0, 3.0]}
@@ -56,11 +56,11 @@ def random_settings(method: str, dataset: str, rng: random.Random) -> dict:
 def fit(method: str, kind: str, data, hood, settings: dict, seed: int, args, **options):
     """Logits of a classifier, or a NeighborMixture; and the validation curve."""
     pyro.set_rng_seed(seed)
-    classes, agreement = int(data.y.max()) + 1, None
+    classes, consistency = int(data.y.max()) + 1, None
     drop = {"dropout": settings["dropout"]}
-    if "agreement" in method:
-        agreement = Agreement(data.num_nodes, classes, **{n: settings[n] for n in AGREEMENT})
-        agreement.to(args.device)
+    if "consistency" in method:
+        consistency = Consistency(data.num_nodes, classes, **{n: settings[n] for n in AGREEMENT})
+        consistency.to(args.device)
         drop["drop_nodes"] = 0.5
 
     def build(width, **extra):
@@ -70,7 +70,7 @@ def fit(method: str, kind: str, data, hood, settings: dict, seed: int, args, **o
         return module
 
     known = {name: settings[name] for name in ("lr", "weight_decay")}
-    options = known | {"num_epochs": args.num_epochs, "agreement": agreement} | options
+    options = known | {"num_epochs": args.num_epochs, "consistency": consistency} | options
     if "NMM" not in method:
         return fit_classifier(build(classes).to(args.device), data, **options)
     labels = build(classes)
@@ -78,7 +78,9 @@ def fit(method: str, kind: str, data, hood, settings: dict, seed: int, args, **o
     more = {"floor": settings["floor"], "gamma": settings["gamma"]}
     more["link"] = settings.get("link", "exp")
     network = NMMNetwork(labels, attention, num_classes=classes, **more)
-    options.setdefault("estimator", "horizon" if int(data.train_mask.sum()) > 300 else "later")
+    options.setdefault(
+        "estimator", "one_step_credit" if int(data.train_mask.sum()) > 300 else "reward_to_go"
+    )
     return fit_nmm(network.to(args.device), data, hood, **options)
 
 
@@ -89,7 +91,7 @@ def node_scores(probs: Tensor, data) -> dict:
         p, y = probs[mask], data.y[mask]
         result[part] = {
             "accuracy": (p.argmax(-1) == y).double().mean().item(),
-            "nll": -log_likelihood(p.clamp(min=1e-12), y).item(),
+            "nll": -mean_log_prob(p.clamp(min=1e-12), y).item(),
             "ece": multiclass_calibration_error(p, y, probs.shape[-1], n_bins=15).item(),
             "brier": brier(p, y).item(),
         }

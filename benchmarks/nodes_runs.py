@@ -14,7 +14,7 @@ from common import GRAPHS, p_text, p_value, pick
 
 NAMES = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP", "mlp": "MLP"}
 #: In which tables put what they know; what else is stored comes after it.
-ORDER = ["backbone", "NMM", "backbone + agreement", "NMM + agreement"]
+ORDER = ["backbone", "NMM", "backbone + consistency", "NMM + consistency"]
 LATER = ["", "temperature", "stacked"]
 #: Of a field in tables: its digits and unit.
 FORM = {"test.accuracy": (1, 100), "test.nll": (3, 1)}

@@ -53,7 +53,7 @@ def main(args) -> dict[str, str]:
     }
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
-    for against in ("backbone", "backbone, temperature", "backbone + agreement, temperature"):
+    for against in ("backbone", "backbone, temperature", "backbone + consistency, temperature"):
         print("", *nodes_tables.tests(rows["nodes"], against), sep="\n")
     if args.readme:
         text = args.readme.read_text()

@@ -133,7 +133,7 @@ def steps(args):
         observed[torch.randperm(hood.num_nodes)[:labelled]] = True
         observed = observed.to(args.device)
         for size in args.particles:
-            for estimator in ("later", "horizon", "em"):
+            for estimator in ("reward_to_go", "one_step_credit", "no_score"):
                 bound, plain, dropped = median_seconds(
                     args.device, args.repeats,
                     partial(nmm_step, hood, alpha, logits, y, observed, size, estimator),
@@ -151,10 +151,10 @@ def one_size(args):
     """A line of table 3, in a process of its own."""
     num_links = args.one_size // 2
     # The first step pays for what is loaded or compiled once.
-    nmm_step(*problem(100, 500, args.device)[1:], None, 1, "later")
+    nmm_step(*problem(100, 500, args.device)[1:], None, 1, "reward_to_go")
     memory = PeakMemory()
     _, hood, alpha, logits, y = problem(num_links // 5, num_links, args.device)
-    step = partial(nmm_step, hood, alpha, logits, y, None, 1, "later")
+    step = partial(nmm_step, hood, alpha, logits, y, None, 1, "reward_to_go")
     (seconds,) = median_seconds(args.device, 3, step)
     peak, above = memory.stop(), memory.peak - memory.start_bytes
     if args.device == "cuda":

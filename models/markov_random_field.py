@@ -132,7 +132,7 @@ class PairwiseMRF(GraphDistribution):
         return self.log_potential(value) - self.log_normalizer()
 
     def log_normalizer(self) -> Tensor:
-        r"""Exact :math:`\log Z`, differentiable, by :func:`~pyro_nmm.models.elimination.log_sum`."""
+        r"""Exact :math:`\log Z`, differentiable: :func:`~pyro_nmm.models.elimination.log_sum`."""
         return log_sum(self.edges, self.unary, self._tables())
 
     def marginals(self) -> Tensor:
