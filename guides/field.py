@@ -47,9 +47,9 @@ class FieldGuide(nn.Module):
     :func:`~pyro_nmm.guides.fit_mixture` does it with a schedule. Cost: :math:`O(E C^2)` a sample.
 
     :param Neighborhood hood: The neighbourhoods.
-    :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``, called with what ``model``
-        and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network that reads
-        the target's parameters.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with what
+        ``model`` and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network
+        that reads the target's parameters.
     :param target: a ``PairwiseMRF``, or a Pyro program that returns one, called with the same
         inputs.
     :param str estimator: of the entropy's gradient, see

@@ -34,7 +34,7 @@ class MixtureGuide(nn.Module):
     Here the roles of :class:`~pyro_nmm.guides.AmortizedNMM` are swapped: the guide draws choices
     ``c`` and labels ``y`` from the NMM, and the model is the target, extended with the choices
     from the parameter-free :class:`~pyro_nmm.OrderedConditional`. The loss of Pyro's
-    ``TraceGraph_ELBO`` is the right-hand side, the paper's ``eq-kl-upper``, an upper bound; with
+    ``TraceGraph_ELBO`` is the right-hand side, the paper's equation (10), an upper bound; with
     self-loops alone it is the mean field's KL divergence, exactly.
 
     The target is a black box: labels are drawn, and their score meets its log-density. For a
@@ -62,9 +62,9 @@ class MixtureGuide(nn.Module):
     by the baseline.
 
     :param Neighborhood hood: The neighbourhoods.
-    :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``, called with what ``model``
-        and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network that reads
-        the target's parameters.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with what
+        ``model`` and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network
+        that reads the target's parameters.
     :param target: a Pyro program, called with the same inputs. For a function :math:`\log p^*`, see
         :func:`density`.
     :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.

@@ -15,7 +15,7 @@ from pyro_nmm.models.markov_random_field import (
     ising_posterior,
     potts,
 )
-from pyro_nmm.models.networks import FreeNMM, NMMNetwork
+from pyro_nmm.models.networks import FreeNMM, NMMNetwork, ParameterNetwork
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.models.stacked import StackedNMM, temperature_scaling
 from pyro_nmm.models.unet import UNet
@@ -27,6 +27,7 @@ __all__ = [
     "FreeNMM",
     "NMMNetwork",
     "PairwiseMRF",
+    "ParameterNetwork",
     "StackedNMM",
     "UNet",
     "annealed_log_normalizer",

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.concentrations import in_single
+from pyro_nmm.concentrations import Concentrations, in_single
 
 #: Positive links for ``alpha``. ``softplus`` is the steadiest, ``square`` grows faster, and
 #: ``exp`` makes alpha's direction the softmax that the backbone alone would have.
@@ -19,6 +20,27 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "square": torch.square,
     "exp": torch.exp,
 }
+
+
+class ParameterNetwork(Protocol):
+    r"""
+    What gives an NMM its parameters: a ``torch.nn.Module`` that is called with the neighbourhoods
+    and whatever it reads, and returns :math:`(\alpha, \text{logits})`. Every guide and every fit
+    takes one: :class:`NMMNetwork`, :class:`FreeNMM`, :class:`~pyro_nmm.models.ConvolutionalNMM`,
+    :class:`~pyro_nmm.models.Denoiser`, :class:`~pyro_nmm.models.StackedNMM`, or the user's own,
+
+    >>> class Mine(nn.Module):
+    ...     def forward(self, hood, x):
+    ...         return x.exp(), torch.zeros(hood.num_edges)
+    >>> network: ParameterNetwork = Mine()
+    >>> alpha, logits = network(Neighborhood.grid(1, 2), torch.zeros(2, 3))
+    """
+
+    def __call__(self, hood: Neighborhood, *inputs: Any) -> tuple[Concentrations, Tensor]:
+        """
+        :return: ``alpha``, a table ``(..., N, C)`` or a formula, and ``logits``
+            ``(..., num_edges)`` in the order of ``hood``, both finite and ``alpha`` positive.
+        """
 
 
 def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:
@@ -37,8 +59,7 @@ def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor
 
 class NMMNetwork(nn.Module):
     r"""
-    Graph neural networks as the parameters of an NMM, the paper's equation
-    ``eq-GNN-construction-of-alpha-L``.
+    Graph neural networks as the parameters of an NMM, the paper's equation (7).
 
     .. math::
 

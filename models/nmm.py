@@ -30,8 +30,7 @@ def nmm(
     collapsed: bool = False,
 ) -> Tensor:
     r"""
-    The Neighbor Mixture Model as a Pyro program, the paper's equation
-    ``eq-general-dist-detailed``.
+    The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
 
     .. math::
 

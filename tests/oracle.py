@@ -14,7 +14,7 @@ from scipy.special import gammaln, logsumexp
 class Oracle:
     """
     The table of p(y, c) over all labellings and all joint choices of some nodes, by
-    equation eq-joint-y-c: attention times a ratio of multivariate Beta functions.
+    the paper's equation (4): attention times a ratio of multivariate Beta functions.
 
     ``neighbors[i]`` lists n(i) of the i-th node of the set, ``attention[i]`` its L_i.
     """

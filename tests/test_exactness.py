@@ -94,7 +94,7 @@ def check_condition(mix, oracle):
 
 @pytest.mark.parametrize("name", ["star", "house", "two_triangles"])
 def test_integral_over_z(name):
-    """p(y) as the mean over z of the product of mixtures, equation eq-dist-mixture."""
+    """p(y) as the mean over z of the product of mixtures, the paper's equation (2)."""
     hood = getattr(graphs, name)()
     alpha, logits = parameters(hood, 3)
     mix = NeighborMixture(hood, alpha, logits)

@@ -110,8 +110,8 @@ def fit_nmm(
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[NeighborMixture, Scores]:
     r"""
-    The bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
-    ``eq-learn-obj``, early stopping on the validation nodes' :math:`p(y_i \mid y_\tau)`.
+    The bound on the joint likelihood of the training nodes :math:`\tau`, the paper's equation (5),
+    early stopping on the validation nodes' :math:`p(y_i \mid y_\tau)`.
 
     .. math::
 

@@ -33,7 +33,7 @@ class ChosenLabels(GraphDistribution):
         p(y \mid c) = \prod_j \frac{\mathrm{B}(\alpha_j + s_j)}{\mathrm{B}(\alpha_j)}, \quad
         s_{jk} = |\{i : c_i = j, y_i = k\}|
 
-    the second factor of the paper's equation ``eq-joint-y-c``. It is computed as a Pólya
+    the second factor of the paper's equation (4). It is computed as a Pólya
     urn, one factor :math:`(\alpha_{jk} + \text{earlier } k) / (A_j + \text{earlier})` per
     label, because the difference of two ``lgamma`` loses all digits at large ``alpha``.
 

@@ -40,7 +40,7 @@ class NeighborChoice(GraphDistribution):
 
     A sample holds node ids, shape ``batch_shape + (num_rows,)``, one for each row of
     ``hood`` (see :meth:`~pyro_nmm.Neighborhood.restrict` for the rows of some nodes).
-    This is the second line of the paper's equation ``eq-general-dist-detailed``.
+    This is the second line of the paper's equation (1).
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
     >>> choice = NeighborChoice(hood, torch.zeros(hood.num_edges))

@@ -40,7 +40,7 @@ from pyro_nmm.validation import (
 class NeighborMixture(GraphDistribution):
     r"""
     The Neighbor Mixture Model [1]: a joint distribution :math:`p(y)` of the labels of a
-    graph's nodes, the paper's equation ``eq-general-dist-detailed``.
+    graph's nodes, the paper's equation (1).
 
     .. math::
 
@@ -70,7 +70,7 @@ class NeighborMixture(GraphDistribution):
     tensor(0.2917)
 
     [1] Linfeng Liu, Michael C. Hughes, Li-Ping Liu (2021) "Modeling Graph Node Correlations
-    with Neighbor Mixture Models", AISTATS.
+    with Neighbor Mixture Models", AISTATS, https://arxiv.org/abs/2103.15966.
 
     :param Neighborhood hood: The neighbourhoods of all nodes.
     :param alpha: ``(..., N, C)`` positive concentrations; or
@@ -130,7 +130,7 @@ class NeighborMixture(GraphDistribution):
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""
-        Exact :math:`\log p(y_\tau)` of a small set of nodes, eq. ``eq-exact-py``.
+        Exact :math:`\log p(y_\tau)` of a small set of nodes, the paper's equation (3).
 
         :param Tensor nodes: ``(K,)`` distinct node ids :math:`\tau`.
         :param Tensor labels: ``(..., K)`` their labels.
@@ -216,7 +216,7 @@ class NeighborMixture(GraphDistribution):
 
     def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
         r"""
-        Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's ``eq-learn-obj``:
+        Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
         :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
         order. Their mean estimates the bound; ``logsumexp - log(num_samples)`` is a
         tighter one. The derivative of a sample lacks the score of its choices: use
@@ -243,7 +243,7 @@ class NeighborMixture(GraphDistribution):
             H(y) \ge E_{p(y, c)} \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big)
                 = -E_{p(y, c)} \log \frac{p(y, c)}{q(c \mid y)} ,
 
-        the paper's ``eq-kl-upper`` without its sampling of :math:`y_i`. Equal where choices are
+        the paper's equation (10) without its sampling of :math:`y_i`. Equal where choices are
         certain. The mean of its derivative is the gradient of the bound, exactly so for
         ``estimator="reward_to_go"``. ``"one_step_credit"`` counts what a choice changes in later
         terms at first hand only, but for all choices and labels that a node could have drawn,

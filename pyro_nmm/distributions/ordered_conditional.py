@@ -40,7 +40,7 @@ from pyro_nmm.validation import (
 class OrderedConditional(GraphDistribution):
     r"""
     The choices of the observed nodes given their labels, node after node in a random
-    order: :math:`q(c \mid y)`, the paper's equation ``eq-qcy-form``. It has no
+    order: :math:`q(c \mid y)`, the paper's equation (6). It has no
     parameter of its own.
 
     .. math::

@@ -8,7 +8,13 @@ A draw of :math:`c` from :math:`q(c \mid y)` has the weight :math:`\prod_i e^{f_
 mean weight of ``P`` draws, the particles, is an unbiased estimate of :math:`p(y)`. Over many
 nodes a few particles come to hold all the weight. Sequential Monte Carlo cuts the order into
 stages and, where the weights have become uneven, draws the particles anew in proportion to
-them; the estimate stays unbiased.
+them, by systematic resampling [2]; the estimate stays unbiased [1].
+
+[1] Pierre Del Moral, Arnaud Doucet, Ajay Jasra (2006) "Sequential Monte Carlo Samplers", Journal of
+the Royal Statistical Society B 68, https://doi.org/10.1111/j.1467-9868.2006.00553.x.
+[2] Genshiro Kitagawa (1996) "Monte Carlo Filter and Smoother for Non-Gaussian Nonlinear State Space
+Models", Journal of Computational and Graphical Statistics 5,
+https://doi.org/10.1080/10618600.1996.10474692.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ def _expected_credit(
     """
     credit = _over_edges(groups.later, _added(attention, mean, below, probs))
     for k in range(counts.shape[1]):
-        # Rows that chose this edge with label k see later rows without that count. Where nobody
-        # has chosen before, nobody asks: any value will do.
+        # A row that chose this edge with label k compares with later rows without its count. Where
+        # no row chose it, the value is not used.
         there = counts[:, k : k + 1] > 0
         fewer = above.clone()
         fewer[:, k : k + 1] -= there.to(fewer)

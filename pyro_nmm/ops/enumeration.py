@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-Exact sums over all choices of a small set of nodes, the paper's equation ``eq-exact-py``.
+Exact sums over all choices of a small set of nodes, the paper's equation (3).
 
 Everything here costs :math:`\prod_{i \in \tau} |n(i)|` terms. It is what the bound is
 measured against, and what ``log_marginal`` of a small set uses.
@@ -61,7 +61,7 @@ def log_joint(
     rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, edges: Tensor
 ) -> Tensor:
     r"""
-    :math:`\log p(y, c)` of every labelling with every joint choice, eq. ``eq-joint-y-c``.
+    :math:`\log p(y, c)` of every labelling with every joint choice, the paper's equation (4).
 
     :param Tensor alpha: ``(..., N, C)``.
     :param Tensor logits: ``(..., rows.num_edges)``, in the order of ``rows``.

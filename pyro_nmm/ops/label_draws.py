@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Labels of nodes that share label distributions: by drawing these, or from urns (Blackwell and
-MacQueen, 1973, "Ferguson Distributions via Polya Urn Schemes", Annals of Statistics).
+Labels of nodes that share label distributions: by drawing these, or from urns [1].
+
+[1] David Blackwell, James B. MacQueen (1973) "Ferguson Distributions via Polya Urn Schemes", Annals
+of Statistics 1, https://doi.org/10.1214/aos/1176342372.
 """
 
 from __future__ import annotations

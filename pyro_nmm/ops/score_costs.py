@@ -12,8 +12,16 @@ and its gradient
     E_q \Big[ \sum_i \nabla f_i + \sum_i \nabla \log q(c_i) \, (D_i - b_i) \Big] ,
 
 where :math:`D_i` is the cost that :math:`c_i` can change. Each estimator is a choice of
-:math:`D_i`; :math:`b_i` is the mean of :math:`D_i` over the other draws of the same order,
-node by node.
+:math:`D_i`; the baseline :math:`b_i` is the mean of :math:`D_i` over the other draws of the same
+order, node by node: leave-one-out, [1] and [2]. With the whole bound for :math:`D_i` it is
+REINFORCE [3].
+
+[1] Andriy Mnih, Danilo J. Rezende (2016) "Variational Inference for Monte Carlo Objectives", ICML,
+https://arxiv.org/abs/1602.06725.
+[2] Wouter Kool, Herke van Hoof, Max Welling (2019) "Buy 4 REINFORCE Samples, Get a Baseline for
+Free!", ICLR workshop, https://openreview.net/forum?id=r1lgTGL5DE.
+[3] Ronald J. Williams (1992) "Simple Statistical Gradient-Following Algorithms for Connectionist
+Reinforcement Learning", Machine Learning 8, https://doi.org/10.1007/BF00992696.
 """
 
 from __future__ import annotations
@@ -76,7 +84,7 @@ def one_step_credits(
     above, below = alpha + draw.same_label, total + draw.any_label
     scale = attention / log_label.double().exp().index_select(1, rows.row)
     now = above / below
-    # One count fewer at an edge that nobody chose before concerns nobody: any value will do.
+    # Where no earlier row chose the source, no count can be taken away, and the value is not used.
     fewer = (below - 1).where(draw.any_label > 0, below)
     other = -torch.log1p(scale * (above / fewer - now))
     equal_count = (above - 1).where(draw.same_label > 0, above)
