@@ -44,8 +44,8 @@ class AmortizedNMM(nn.Module):
     Sites are those of :func:`~pyro_nmm.models.nmm`; parameters are named after ``name``.
 
     :param Neighborhood hood: The neighbourhoods.
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, for example
-        :class:`~pyro_nmm.models.NMMNetwork`.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` with an ``alpha`` of
+        shape ``(N, C)``, for example :class:`~pyro_nmm.models.NMMNetwork`.
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the network's parameters in Pyro's store.

@@ -25,8 +25,9 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 class ParameterNetwork(Protocol):
     r"""
     What gives an NMM its parameters: a ``torch.nn.Module`` that is called with the neighbourhoods
-    and whatever it reads, and returns :math:`(\alpha, \text{logits})`. Every guide and every fit
-    takes one: :class:`NMMNetwork`, :class:`FreeNMM`, :class:`~pyro_nmm.models.ConvolutionalNMM`,
+    and whatever it reads, and returns :math:`\alpha`, a table ``(..., N, C)`` or a formula, and
+    logits ``(..., num_edges)``. Every guide and every fit takes one: :class:`NMMNetwork`,
+    :class:`FreeNMM`, :class:`~pyro_nmm.models.ConvolutionalNMM`,
     :class:`~pyro_nmm.models.Denoiser`, :class:`~pyro_nmm.models.StackedNMM`, or the user's own,
 
     >>> class Mine(nn.Module):

@@ -71,6 +71,15 @@ class Neighborhood:
 
     @classmethod
     @torch.inference_mode(False)
+    def of_rows(cls, num_nodes, nodes, ptr, source, edge=None) -> Neighborhood:
+        """
+        From the attributes of these names, without a check: rows must hold their sources in
+        ascending order.
+        """
+        return cls.__new__(cls)._fill(num_nodes, nodes, ptr, source, edge)
+
+    @classmethod
+    @torch.inference_mode(False)
     def grid(cls, height: int, width: int, radius: int = 1, device=None) -> Neighborhood:
         r"""
         Pixels of a ``height x width`` image in row-major order, each with the square
@@ -93,8 +102,8 @@ class Neighborhood:
         y = pixel.div(width, rounding_mode="floor")[:, None] + down.flatten()
         x = (pixel % width)[:, None] + right.flatten()
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        hood = cls.__new__(cls)
-        return hood._fill(height * width, pixel, _pointers(inside.sum(1)), (y * width + x)[inside])
+        source = (y * width + x)[inside]
+        return cls.of_rows(height * width, pixel, _pointers(inside.sum(1)), source)
 
     @property
     def target(self) -> Tensor:
@@ -108,9 +117,8 @@ class Neighborhood:
     @torch.inference_mode(False)
     def to(self, device) -> Neighborhood:
         """The same neighbourhoods on another device."""
-        hood = type(self).__new__(type(self))
         tensors = (t.to(device) for t in (self.nodes, self.ptr, self.source, self.edge))
-        return hood._fill(self.num_nodes, *tensors)
+        return self.of_rows(self.num_nodes, *tensors)
 
     @torch.inference_mode(False)
     def take(self, rows: Tensor) -> Neighborhood:
@@ -124,8 +132,7 @@ class Neighborhood:
         shift = self.ptr[:-1][rows] - ptr[:-1]
         edges = torch.repeat_interleave(shift, degree, output_size=int(ptr[-1]))
         edges += torch.arange(len(edges), device=self.device)
-        hood = type(self).__new__(type(self))
-        hood._fill(
+        hood = self.of_rows(
             self.num_nodes,
             self.nodes.index_select(0, rows),
             ptr,

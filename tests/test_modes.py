@@ -125,9 +125,7 @@ def test_the_score_cancels_before_it_meets_the_bound():
         torch.manual_seed(2)
         found[estimator] = mix.entropy_bound(2, estimator)
     torch.testing.assert_close(found["reward_to_go"], found["one_step_credit"], rtol=2e-6, atol=0)
-    with pytest.raises(
-        ValueError, match="num_samples must be at least 1, and 2 for estimator='reward"
-    ):
+    with pytest.raises(ValueError, match="num_samples must be an integer of at least 2, got 1"):
         mix.entropy_bound(estimator="reward_to_go")
 
 
@@ -343,7 +341,7 @@ def test_network_of_more_labels_than_the_target():
 def test_more_bad_input():
     hood, alpha, logits = problem()
     mix = NeighborMixture(hood, alpha, logits)
-    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_samples must be .*at least 1, got 0"):
         mix.elbo(Y, num_samples=0)
     with pytest.raises(ValueError, match=r"logits must be a floating-point tensor, got .*NoneType"):
         NeighborMixture(hood, alpha, None)

@@ -165,9 +165,9 @@ def test_bad_input():
         mix.log_likelihood(y, given=mask.long())
     with pytest.raises(ValueError, match="given selects no node"):
         mix.log_likelihood(y, given=mask & ~mask)
-    with pytest.raises(ValueError, match="num_particles and num_stages must be at least 1"):
+    with pytest.raises(ValueError, match=r"num_(particles|stages) must be .* at least 1"):
         mix.log_likelihood(y, num_particles=0)
-    with pytest.raises(ValueError, match="num_particles and num_stages must be at least 1"):
+    with pytest.raises(ValueError, match=r"num_(particles|stages) must be .* at least 1"):
         mix.log_likelihood(y, num_stages=0)
     with pytest.raises(ValueError, match="log_likelihood needs one labelling y"):
         mix.log_likelihood(y.expand(2, -1))

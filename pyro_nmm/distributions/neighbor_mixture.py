@@ -28,6 +28,7 @@ from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import (
     as_member,
     check_all_rows,
+    check_integers,
     check_label_range,
     check_labels,
     check_nodes,
@@ -124,7 +125,6 @@ class NeighborMixture(GraphDistribution):
         Exact :math:`\log p(y)` by enumeration of :math:`\prod_i |n(i)|` joint choices.
 
         :param Tensor value: ``(..., N)`` labels.
-        :raises ValueError: on graphs that are too large, naming :meth:`elbo`.
         """
         return self._log_marginal(self.hood, self._labels(value))
 
@@ -144,20 +144,8 @@ class NeighborMixture(GraphDistribution):
         return self._log_marginal(rows, labels)
 
     def _log_marginal(self, rows: Neighborhood, labels: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(labels.shape[:-1], self.batch_shape)
         logits = self.logits[..., rows.edge]
-        if self.batch_shape.numel() == 1:
-            flat = labels.reshape(-1, rows.num_rows)
-            log_prob = enumeration.log_marginal(rows, self.table, logits, flat)
-            return log_prob.reshape(labels.shape[:-1]).expand(shape)
-        batch = shape[len(shape) - len(self.batch_shape) :]
-        alpha = self.table.expand(*batch, -1, -1).flatten(end_dim=-3)
-        logits = logits.expand(*batch, -1).flatten(end_dim=-2)
-        labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
-        columns = zip(alpha, logits, labels.unbind(1), strict=True)
-        return torch.stack([enumeration.log_marginal(rows, *column) for column in columns], 1).view(
-            shape
-        )
+        return enumeration.log_marginals(rows, self.table, logits, labels, self.batch_shape)
 
     def marginals(self) -> Tensor:
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
@@ -167,12 +155,6 @@ class NeighborMixture(GraphDistribution):
     def node_log_probs(self, y: Tensor) -> Tensor:
         r"""
         ``(..., N)``: :math:`\log p(y_i)` of every node alone, in nats; no table is made.
-
-        >>> from pyro_nmm import LogisticConcentrations
-        >>> hood = Neighborhood.grid(1, 2)
-        >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
-        >>> NeighborMixture(hood, alpha, torch.zeros(4)).node_log_probs(torch.tensor([50, 50]))
-        tensor([-3.3409, -3.3409])
 
         :param Tensor y: ``(..., N)`` labels. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
         """
@@ -185,9 +167,8 @@ class NeighborMixture(GraphDistribution):
     def intervals(self, level: float = 0.9) -> Intervals:
         r"""
         Every node's mean label and an interval of ordered labels, such as grey levels, from its own
-        distribution; without a table of all of them. With half of ``1 - level`` beyond each end, a
-        label ``k`` is spread over ``k - 0.5`` to ``k + 0.5``: whole numbers would have to cover
-        more than ``level``; see :meth:`Intervals.coverage`.
+        distribution; no table is made. With half of ``1 - level`` beyond each end, a label ``k`` is
+        spread over ``k - 0.5`` to ``k + 0.5``: whole numbers would cover more than ``level``.
 
         >>> from pyro_nmm import LogisticConcentrations
         >>> hood = Neighborhood.grid(1, 2)
@@ -198,8 +179,6 @@ class NeighborMixture(GraphDistribution):
 
         :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
         """
-        if not 0 < level < 1:
-            raise ValueError(f"level must lie between 0 and 1, got {level}")
         return label_intervals(self.hood, self.alpha, self.attention, level)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
@@ -218,16 +197,14 @@ class NeighborMixture(GraphDistribution):
         r"""
         Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
         :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
-        order. Their mean estimates the bound; ``logsumexp - log(num_samples)`` is a
-        tighter one. The derivative of a sample lacks the score of its choices: use
-        :func:`~pyro_nmm.models.nmm` with Pyro's SVI to fit.
+        order. The mean estimates the bound, ``logsumexp - log(num_samples)`` a tighter one. To
+        fit use :func:`~pyro_nmm.models.nmm`: derivatives here lack the score of the choices.
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
         :return: ``(num_samples, ...)``.
         """
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        check_integers(1, num_samples=num_samples)
         q = self.choices(y, observed)
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
         return q.log_labels(q.sample(Size([num_samples]))).sum(-1)
@@ -240,8 +217,7 @@ class NeighborMixture(GraphDistribution):
 
         .. math::
 
-            H(y) \ge E_{p(y, c)} \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big)
-                = -E_{p(y, c)} \log \frac{p(y, c)}{q(c \mid y)} ,
+            H(y) \ge E_{p(y, c)} \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) ,
 
         the paper's equation (10) without its sampling of :math:`y_i`. Equal where choices are
         certain. The mean of its derivative is the gradient of the bound, exactly so for
@@ -254,19 +230,14 @@ class NeighborMixture(GraphDistribution):
         >>> mix.entropy_bound(num_samples=2)  # of 2 log 2 = 1.3863 at most
         tensor([1.3723, 1.3723])
 
-        :param int num_samples: draws of :math:`(y, c)`; two for the baseline of
-            ``"reward_to_go"``.
+        :param int num_samples: draws of :math:`(y, c)`; ``"reward_to_go"`` needs two.
         :param str estimator: of the derivative.
         :param Tensor order: ``(N,)`` node ids; every order gives a bound. Default ascending.
         :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample.
         """
         self._check_plain("entropy_bound")
         way = as_member(EntropyEstimator, estimator=estimator)
-        if num_samples < (2 if way is EntropyEstimator.REWARD_TO_GO else 1):
-            raise ValueError(
-                f"num_samples must be at least 1, and 2 for estimator='reward_to_go', whose draws "
-                f"are one another's baseline; got {num_samples}"
-            )
+        check_integers(2 if way is EntropyEstimator.REWARD_TO_GO else 1, num_samples=num_samples)
         (alpha, logits), provenance = untracked(self.table, self.logits)
         samples = entropy_bound(self.hood, alpha, logits, num_samples, way, order)
         return track_provenance(samples, provenance)
@@ -291,10 +262,9 @@ class NeighborMixture(GraphDistribution):
             \hat p(y_\tau) = \prod_t \frac1P \sum_p \prod_{i \in t} e^{f_i^{(p)}}, \qquad
             f_i = \log p(y_i \mid y_{<i}, c_{<i}),
 
-        with particles resampled between the stages ``t`` of a random order where their weights
-        have become uneven. :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the
-        logarithm is a lower bound on average. With ``given``, those nodes come first and the
-        estimate is the ratio of two such.
+        with particles resampled between stages ``t`` of a random order where weights are uneven.
+        :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
+        average. With ``given``, those nodes come first and the estimate is a ratio of two such.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -305,27 +275,18 @@ class NeighborMixture(GraphDistribution):
         Cost: :math:`O(P E)`, ``E`` the edges into the observed and the given nodes.
 
         :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only.
-        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes that are
-            not given.
+        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all others.
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho`, default none.
         :param int num_particles: ``P``.
-        :param int num_stages: number of stages of :math:`\tau`, default one for every 64
-            nodes; 1 is plain importance weighting, without resampling inside :math:`\tau`.
+        :param int num_stages: default one for every 64 nodes; 1 is plain importance weighting.
         :param Tensor order: ``(N,)`` permutation of the node ids, which both sets follow. Default
             random. A mixture that was fitted in one order is estimated best in it.
         :return: a number, in nats.
-        :raises ValueError: for bad masks, and if the mixture has batch dimensions.
         """
         y = self._check_single("log_likelihood", y)
-        if num_particles < 1 or (num_stages is not None and num_stages < 1):
-            raise ValueError(
-                f"num_particles and num_stages must be at least 1, got {num_particles} and "
-                f"{num_stages}"
-            )
-        model, arguments = (self.hood, self.alpha, self.logits), (y, observed, given)
-        return estimate_log_likelihood(*model, *arguments, num_particles, num_stages, order).to(
-            self.logits
-        )
+        mixture, sets = (self.hood, self.alpha, self.logits), (observed, given)
+        found = estimate_log_likelihood(*mixture, y, *sets, num_particles, num_stages, order)
+        return found.to(self.logits)
 
     def _check_plain(self, method: str) -> None:
         if self.batch_shape:
@@ -357,10 +318,8 @@ class NeighborMixture(GraphDistribution):
         :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`,
             which makes the result exact as ``T`` grows; equal weights, the paper's choice,
             vary less at small ``T``.
-        :return: the posterior, which takes more labels later (:meth:`Posterior.condition`).
-            Cost: :math:`O(T E_\tau)`, :math:`E_\tau` the edges into the observed nodes.
-        :raises ValueError: if the mixture has batch dimensions, or ``num_samples`` is
-            ``None`` and the set is too large.
+        :return: the posterior. Cost: :math:`O(T E_\tau)`, the edges into the observed nodes.
+        :raises ValueError: for a batch, and for a set that is too large for an exact sum.
         """
         y = self._check_single("condition", y)
         if num_samples is None:

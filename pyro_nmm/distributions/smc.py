@@ -30,7 +30,7 @@ from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.edges import check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.stages import Counts, Stages
-from pyro_nmm.validation import check_label_range, order_to_rows
+from pyro_nmm.validation import check_integers, check_label_range, order_to_rows
 
 
 def estimate_log_likelihood(
@@ -45,6 +45,9 @@ def estimate_log_likelihood(
     order: Tensor | None,
 ) -> Tensor:
     """A number in double precision: see :meth:`NeighborMixture.log_likelihood`."""
+    check_integers(1, num_particles=num_particles)
+    if num_stages is not None:
+        check_integers(1, num_stages=num_stages)
     if given is not None:
         check_mask(given, hood.num_nodes, hood.device, "given")
     if observed is None:

@@ -26,8 +26,8 @@ def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:
     :return: the rows, and ``(M,)`` the node ids of their sources in ascending order.
     """
     sources, place = rows.source.unique(return_inverse=True)
-    small = Neighborhood.__new__(Neighborhood)
-    return small._fill(len(sources), rows.nodes, rows.ptr, place, rows.edge), sources
+    small = Neighborhood.of_rows(len(sources), rows.nodes, rows.ptr, place, rows.edge)
+    return small, sources
 
 
 def consecutive(rows: Neighborhood, first: int, last: int) -> tuple[Neighborhood, slice]:
@@ -37,8 +37,7 @@ def consecutive(rows: Neighborhood, first: int, last: int) -> tuple[Neighborhood
     """
     ptr = rows.ptr[first : last + 1]
     span = slice(*ptr[[0, -1]].tolist())
-    part = Neighborhood.__new__(Neighborhood)
-    part._fill(
+    part = Neighborhood.of_rows(
         rows.num_nodes,
         rows.nodes[first:last],
         ptr - span.start,

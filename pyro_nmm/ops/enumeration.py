@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from pyro_nmm.neighborhood import Neighborhood
 
@@ -94,6 +94,28 @@ def log_marginal(rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tens
         log_joint(rows, alpha, logits, part, edges).logsumexp(-1) for part in labels.split(some)
     ]
     return torch.cat(parts, -1)
+
+
+def log_marginals(
+    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, batch_shape: Size
+) -> Tensor:
+    """
+    :func:`log_marginal` of labels with batch dimensions of their own.
+
+    :param Tensor labels: ``(..., num_rows)``.
+    :param Size batch_shape: of ``alpha`` and ``logits`` together.
+    :return: ``(...)``, the shapes of labels and parameters broadcast.
+    """
+    shape = torch.broadcast_shapes(labels.shape[:-1], batch_shape)
+    if batch_shape.numel() == 1:
+        log_prob = log_marginal(rows, alpha, logits, labels.reshape(-1, rows.num_rows))
+        return log_prob.reshape(labels.shape[:-1]).expand(shape)
+    batch = shape[len(shape) - len(batch_shape) :]
+    alpha = alpha.expand(*batch, -1, -1).flatten(end_dim=-3)
+    logits = logits.expand(*batch, -1).flatten(end_dim=-2)
+    labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
+    columns = zip(alpha, logits, labels.unbind(1), strict=True)
+    return torch.stack([log_marginal(rows, *column) for column in columns], 1).view(shape)
 
 
 def log_posterior(

@@ -59,6 +59,8 @@ def label_intervals(
     :param Tensor attention: ``(..., num_edges)``, :math:`L_{ij}`.
     :param float level: of the interval, with half of ``1 - level`` beyond each end.
     """
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
     found, num_classes = [], alpha.shape[-1]
     tail, labels = (1 - level) / 2, torch.arange(num_classes, device=hood.device)
     for rows in torch.arange(hood.num_rows, device=hood.device).split(STRIP):
