@@ -341,7 +341,7 @@ def test_network_of_more_labels_than_the_target():
 def test_more_bad_input():
     hood, alpha, logits = problem()
     mix = NeighborMixture(hood, alpha, logits)
-    with pytest.raises(ValueError, match="num_samples must be .*at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"num_samples must be .*at least 1, got 0"):
         mix.elbo(Y, num_samples=0)
     with pytest.raises(ValueError, match=r"logits must be a floating-point tensor, got .*NoneType"):
         NeighborMixture(hood, alpha, None)

@@ -172,7 +172,7 @@ def test_labels_that_are_known_already():
             post.condition(wrong, mask(1, 3))
         with pytest.raises(ValueError, match="y holds label 5 at node 3"):
             post.condition(y.masked_fill(mask(3), 5), mask(3))
-        with pytest.raises(ValueError, match="num_samples must be .*at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"num_samples must be .*at least 1, got 0"):
             post.condition(y, mask(3), 0)
         with pytest.raises(ValueError, match="condition needs one labelling y"):
             post.condition(y.expand(2, 5), mask(3))
