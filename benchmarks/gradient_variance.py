@@ -123,6 +123,7 @@ def bias(rows: list[dict]) -> str:
     """What the biased estimators leave out, and what the unbiased ones pay, in a sentence."""
     parts = grouped(rows, "graph", "particles", "repeats", "seed", "share").values()
     parts = [{row["estimator"]: row for row in part} for part in parts]
+    parts = [part for part in parts if part.keys() >= set(ESTIMATORS)]
     shares = [part["one_step_credit"]["score"] for part in parts]
     means = [part["no_score"]["mean"] / part["reward_to_go"]["mean"] for part in parts]
     noise = [part["reward_to_go"]["sd"] / part["one_step_credit"]["sd"] for part in parts]

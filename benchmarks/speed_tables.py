@@ -9,7 +9,7 @@ import math
 from itertools import pairwise
 
 import torch
-from common import grouped, made, pick, table, wrapped
+from common import grouped, made, names, pick, table, wrapped
 
 CODES = {
     "loop": "loop over nodes in PyTorch",
@@ -28,11 +28,12 @@ def draws(rows: list[dict]) -> str:
     """One draw of q(c | y), against a loop over nodes."""
     lines = []
     for part in grouped(pick(rows, task="draw"), "device", "threads", "nodes").values():
-        loop = next(row["seconds"] for row in part if row["code"] == "loop")
-        for row in sorted(part, key=lambda row: list(CODES).index(row["code"])):
+        loop = next((row["seconds"] for row in part if row["code"] == "loop"), math.nan)
+        known = names(CODES, (row["code"] for row in part))
+        for row in sorted(part, key=lambda row: list(known).index(row["code"])):
             each = f", each of T = {row['particles']}" if row["code"] != "loop" else ""
             ratio = f"{loop / row['seconds']:,.0f} ×" if row["code"] != "loop" else "1"
-            lines.append([CODES[row["code"]] + each, f"{row['nodes']:,}", f"{row['edges']:,}",
+            lines.append([known[row["code"]] + each, f"{row['nodes']:,}", f"{row['edges']:,}",
                           f"{1e3 * row['seconds']:,.1f}", ratio])  # fmt: skip
     return table("one draw of q(c \\| y) | nodes | edges | ms | against the loop", lines)
 
