@@ -57,7 +57,7 @@ def on_nodes(rows: list[dict]) -> list[str]:
     return [
         f"{see('Node classification')}: **not reproduced.** An NMM trained on a backbone is "
         f"significantly more accurate than the backbone in {len(hits.clear(1))} of "
-        f"{len(hits.cells)} cells (graph and backbone, {seeds} seeds), less in "
+        f"{len(hits.cells)} cells ({seeds} seeds), less in "
         f"{len(hits.clear(-1))}. Its negative log-likelihood (NLL) is significantly worse than the "
         f"temperature-scaled backbone's in {len(nll.clear(1))} of {len(nll.cells)}. The "
         f"correlation that it learns is worth {mean(share):.4f} nats a pair of nodes.",
