@@ -13,6 +13,7 @@ import itertools
 import json
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -250,7 +251,7 @@ def names(known: dict[str, str], found: Iterable[str]) -> dict[str, str]:
 
 
 def made(makers: Iterable[Callable[[list[dict]], str]], rows: list[dict]) -> dict[str, str]:
-    """Tables by their names in the README, which are those of the functions that make them."""
+    """Tables by their names in the documents, which are those of the functions that make them."""
     return {make.__name__.replace("_", " "): make(rows) for make in makers}
 
 
@@ -259,3 +260,9 @@ def table(head: str, rows: Iterable[list[str]], left: int = 1) -> str:
     align = ["---"] * left + ["---:"] * (head.count(" | ") + 1 - left)
     lines = [" | ".join(row) for row in (align, *rows) if any(row[left:])]
     return "\n".join(f"| {line} |" for line in (head, *lines))
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """A paragraph in lines of 99 characters."""
+    whole = {"break_on_hyphens": False, "break_long_words": False}
+    return textwrap.fill(text, 99, subsequent_indent=indent, **whole)

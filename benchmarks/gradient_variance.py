@@ -4,13 +4,14 @@
 r"""
 The noise of each gradient estimator under Pyro's TraceGraph_ELBO, at equal particles.
 
-    python benchmarks/gradient_variance.py
+    python benchmarks/gradient_variance.py --results benchmarks/results/gradient_variance.jsonl
     python benchmarks/gradient_variance.py --data-root data/planetoid
 
 The graph has Cora's size, labels are drawn from an NMM, and gradients (to log alpha and
 logits) are taken at perturbed parameters. ``sd`` is the root of the total variance of one
 step's gradient, ``score`` the share of the true score term that an estimator carries: one
 for the unbiased ones and zero for ``no_score`` by construction, measured for ``one_step_credit``.
+With ``--results`` each share of labelled nodes is stored, and not measured again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import pyro
 import torch
-from common import arguments, citation_like
+from common import Records, arguments, citation_like, grouped, table, wrapped
 from pyro.infer import TraceGraph_ELBO
 from torch.nn.functional import one_hot
 
@@ -68,29 +69,72 @@ def gradients(hood, y, log_alpha, logits, observed, estimator, args):
     return torch.stack(rows)
 
 
-def main(args):
+def measure(args, observed, known: dict, results: Records, *problem) -> None:
+    """A row for each estimator, of one share of labelled nodes."""
+    hood, *parameters = problem
+    grads = {e: gradients(hood, *parameters, observed, e, args) for e in ESTIMATORS}
+    share = score_share(grads["one_step_credit"], grads["reward_to_go"], grads["no_score"])
+    for estimator, found in grads.items():
+        row = {"labelled": int(observed.sum()), "estimator": estimator, "steps": len(found)}
+        row |= {"mean": found.mean(0).norm().item(), "sd": found.var(0).sum().sqrt().item()}
+        if estimator == "one_step_credit":
+            row |= {"score": share[0], "score error": share[1]}
+        results.add(**known, **row)
+
+
+def main(args) -> Records:
     torch.set_default_dtype(torch.double)
     torch.set_num_threads(args.threads)
-    pyro.set_rng_seed(args.seed)
-    hood, y, log_alpha, logits = problem(args)
-    print(f"{hood}, {args.particles} particles, {args.repeats} steps")
-    print(
-        f"{'labelled':>9} {'estimator':>10} {'|mean|':>9} {'sd':>9} {'joint/sd':>9} {'score':>14}"
+    results = Records(args.results)
+    graph = "Cora" if args.data_root else "of Cora's size"
+    known = {"graph": graph, "particles": args.particles, "repeats": args.repeats}
+    for one in results.missing(**known, seed=args.seed, share=args.labelled):
+        pyro.set_rng_seed(args.seed)
+        hood, *parameters = problem(args)
+        observed = torch.rand(hood.num_nodes) < one["share"]
+        measure(args, observed, one, results, hood, *parameters)
+    print(tables(results.rows)["gradient variance"])
+    return results
+
+
+def tables(rows: list[dict]) -> dict[str, str]:
+    """Of the stored measurements, for ``report.py``."""
+    lines, exact = [], {"reinforce": "1", "reward_to_go": "1", "no_score": "0"}
+    for part in grouped(rows, "graph", "particles", "repeats", "seed", "share").values():
+        noise = {row["estimator"]: row["sd"] for row in part}
+        for row in part:
+            # A mean that is within twice its own noise says nothing.
+            known = row["mean"] > 2 * row["sd"] / row["steps"] ** 0.5
+            share = f"{row['score']:.2f} ± {row['score error']:.2f}" if "score" in row else ""
+            ratio = noise["reinforce"] / row["sd"] if "reinforce" in noise else None
+            lines.append(
+                [f"{row['labelled']}", f"`{row['estimator']}`", f"{row['steps']}",
+                 f"{row['mean']:.2f}" if known else "–", f"{row['sd']:,.2f}",
+                 f"{ratio:,.0f}" if ratio else "", share or exact.get(row["estimator"], "")]
+            )  # fmt: skip
+    head = (
+        "labelled | estimator | steps | \\|mean\\| | sd | sd of `reinforce` / sd | "
+        "share of the score term"
     )
-    for share in args.labelled:
-        observed = torch.rand(hood.num_nodes) < share
-        grads = {e: gradients(hood, y, log_alpha, logits, observed, e, args) for e in ESTIMATORS}
-        sd = {e: g.var(0).sum().sqrt().item() for e, g in grads.items()}
-        part, error = score_share(
-            grads["one_step_credit"], grads["reward_to_go"], grads["no_score"]
-        )
-        shares = {"reward_to_go": "1", "reinforce": "1", "no_score": "0"}
-        shares["one_step_credit"] = f"{part:7.2f} ± {error:.2f}"
-        for e, g in grads.items():
-            print(
-                f"{int(observed.sum()):>9} {e:>10} {g.mean(0).norm():>9.2f} {sd[e]:>9.2f} "
-                f"{sd['joint'] / sd[e]:>9.1f} {shares[e]:>14}"
-            )
+    return {"gradient variance": table(head, lines, left=2), "gradient bias": bias(rows)}
+
+
+def bias(rows: list[dict]) -> str:
+    """What the biased estimators leave out, and what the unbiased ones pay, in a sentence."""
+    parts = grouped(rows, "graph", "particles", "repeats", "seed", "share").values()
+    parts = [{row["estimator"]: row for row in part} for part in parts]
+    parts = [part for part in parts if part.keys() >= set(ESTIMATORS)]
+    shares = [part["one_step_credit"]["score"] for part in parts]
+    means = [part["no_score"]["mean"] / part["reward_to_go"]["mean"] for part in parts]
+    noise = [part["reward_to_go"]["sd"] / part["one_step_credit"]["sd"] for part in parts]
+    nodes = [part["no_score"]["labelled"] for part in parts]
+    return wrapped(
+        f"With {min(nodes)} to {max(nodes)} labelled nodes `one_step_credit` carries "
+        f"{min(shares):.2f} to {max(shares):.2f} of the true score term, and `no_score` none. "
+        f"The score term is small: the mean gradient of `no_score` has {min(means):.3f} to "
+        f"{max(means):.3f} of the length of that of `reward_to_go`. The noise of `reward_to_go` is "
+        f"{min(noise):.0f} to {max(noise):.0f} times that of `one_step_credit`."
+    )
 
 
 def score_share(biased, unbiased, direct):
@@ -113,6 +157,7 @@ def parser() -> ArgumentParser:
     return arguments(
         __doc__, data_root=(Path, "folder of PyG's Planetoid data, for Cora itself"),
         labelled=[0.05, 0.2, 0.6, 1.0], particles=4, repeats=200, seed=0, threads=1,
+        results=(Path, "lines of JSON that are added to"),
     )  # fmt: skip
 
 

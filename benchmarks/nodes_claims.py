@@ -1,14 +1,13 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sentences of the README whose numbers follow from nodes.py's results."""
+"""Sentences of the documents whose numbers follow from nodes.py's results."""
 
 from __future__ import annotations
 
-import textwrap
 from statistics import mean
 
-from common import GRAPHS, grouped, p_text
+from common import GRAPHS, grouped, p_text, wrapped
 from nodes_runs import FORM, NAMES, Runs
 from references import PAPER_CORA
 
@@ -34,9 +33,11 @@ class Gaps:
     def number(self, mean: float) -> str:
         return f"{self.unit * mean:+.{self.digits}f}"
 
+    def means(self) -> list[float]:
+        return [found.mean for _, found in self.cells]
+
     def span(self) -> str:
-        means = [found.mean for _, found in self.cells]
-        return f"{self.number(min(means))} to {self.number(max(means))}"
+        return f"{self.number(min(self.means()))} to {self.number(max(self.means()))}"
 
 
 def listed(cells: list[str]) -> str:
@@ -47,11 +48,6 @@ def first_screen(accuracy: Runs, pairs: Runs, deviations: Runs) -> str:
     """What of the paper's claim for node classification reproduces, and what helps instead."""
     lines = [*plain(accuracy), *correlation(pairs), *recipe(deviations), *helps(accuracy)]
     return "\n".join(wrapped(f"- {line}", "  ") for line in lines)
-
-
-def wrapped(text: str, indent: str = "") -> str:
-    whole = {"break_on_hyphens": False, "break_long_words": False}
-    return textwrap.fill(text, 99, subsequent_indent=indent, **whole)
 
 
 def plain(runs: Runs) -> list[str]:

@@ -4,10 +4,11 @@
 """
 Tables and figures from the results that are committed:
 
-    python benchmarks/report.py                 # prints them
-    python benchmarks/report.py --readme README.md --figures docs
+    python benchmarks/report.py                               # prints them
+    python benchmarks/report.py --documents --figures docs    # and writes them into the documents
 
-With --readme, tables replace what stands between their markers in that file.
+Tables replace what stands between their markers. Every table has its place in one document, and
+--documents takes other files than the project's too.
 """
 
 from __future__ import annotations
@@ -17,49 +18,86 @@ import re
 from argparse import ArgumentParser
 from pathlib import Path
 
+import claims
 import deviations_tables
 import epochs
 import fields_tables
+import gradient_variance
 import images_tables
 import links_tables
 import matplotlib
 import matplotlib.pyplot as plt
 import nodes_figures
 import nodes_tables
-import scale
+import speed_tables
 from common import RESULTS, arguments, read
 
-FILES = ("nodes", "links", "images", "fields", "deviations", "speed")
+ROOT = Path(__file__).parent.parent
+#: Files that hold tables between markers.
+DOCUMENTS = [ROOT / name for name in ("README.md", "docs/results.md", "docs/design.md")]
+FILES = ("nodes", "links", "images", "fields", "deviations", "speed", "gradient_variance")
 
 
 def insert(text: str, name: str, content: str) -> str:
-    """``content`` between the markers of ``name``; an error if they are missing."""
+    """``content`` between the markers of ``name``, if the text has them."""
     pattern = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-    if not re.search(pattern, text, re.DOTALL):
-        raise ValueError(f"the file has no markers <!-- {name} --> and <!-- end of {name} -->")
     return re.sub(pattern, lambda m: m[1] + content + "\n" + m[2], text, flags=re.DOTALL)
+
+
+def markers(text: str) -> list[str]:
+    return re.findall(r"<!-- end of (.*?) -->", text)
+
+
+def written(texts: dict[Path, str], tables: dict[str, str]) -> dict[Path, str]:
+    """The documents with all tables; an error if markers and tables are not the same."""
+    found = [name for text in texts.values() for name in markers(text)]
+    for name in tables:
+        if found.count(name) != 1:
+            raise ValueError(
+                f"{found.count(name)} of the documents have markers <!-- {name} --> and "
+                f"<!-- end of {name} -->: exactly one must"
+            )
+    if unknown := set(found) - tables.keys():
+        raise ValueError(f"no table is called {', '.join(sorted(unknown))}")
+    for name, content in tables.items():
+        texts = {path: insert(text, name, content) for path, text in texts.items()}
+    return texts
+
+
+def all_tables(rows: dict[str, list[dict]], results: Path) -> dict[str, str]:
+    epochs_rows, tightness = (
+        json.loads((results / f"{name}.json").read_text()) for name in ("epochs", "tightness")
+    )
+    parts = (
+        nodes_tables.tables(rows["nodes"]),
+        epochs.tables(epochs_rows),
+        fields_tables.tables(rows["fields"]),
+        links_tables.tables(rows["links"]),
+        images_tables.tables(rows["images"]),
+        gradient_variance.tables(rows["gradient_variance"]),
+        speed_tables.tables(rows["speed"]),
+        deviations_tables.tables(rows),
+        claims.tables(rows, tightness),
+    )
+    tables: dict[str, str] = {}
+    for part in parts:
+        if same := tables.keys() & part.keys():
+            raise ValueError(f"two tables are called {', '.join(sorted(same))}")
+        tables |= part
+    return tables
 
 
 def main(args) -> dict[str, str]:
     rows = {name: read(args.results / f"{name}.jsonl") for name in FILES}
-    tables = {
-        **nodes_tables.tables(rows["nodes"]),
-        **epochs.tables(json.loads((args.results / "epochs.json").read_text())),
-        **fields_tables.tables(rows["fields"]),
-        **links_tables.tables(rows["links"]),
-        **images_tables.tables(rows["images"]),
-        **scale.tables(rows["speed"]),
-        **deviations_tables.tables(rows),
-    }
+    tables = all_tables(rows, args.results)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
     for against in ("backbone", "backbone, temperature", "backbone + consistency, temperature"):
         print("", *nodes_tables.tests(rows["nodes"], against), sep="\n")
-    if args.readme:
-        text = args.readme.read_text()
-        for name, content in tables.items():
-            text = insert(text, name, content)
-        args.readme.write_text(text)
+    if args.documents is not None:
+        texts = {path: path.read_text() for path in args.documents or DOCUMENTS}
+        for path, text in written(texts, tables).items():
+            path.write_text(text)
     if args.figures:
         matplotlib.use("Agg")
         plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
@@ -71,12 +109,14 @@ def main(args) -> dict[str, str]:
 
 
 def parser() -> ArgumentParser:
-    return arguments(
+    parser = arguments(
         __doc__,
         results=(RESULTS, "folder with the results"),
-        readme=(Path, "file with markers <!-- accuracy --> and so on"),
         figures=(Path, "folder for pictures"),
     )
+    text = "files with markers <!-- accuracy --> and so on, default README.md and those in docs"
+    parser.add_argument("--documents", nargs="*", type=Path, help=text)
+    return parser
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ Table 4 of ``benchmarks/speed.py``.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from itertools import pairwise
 
 import torch
-from common import PeakMemory, Records, citation_like, grouped, in_a_process, table
+from common import PeakMemory, Records, citation_like, in_a_process
+from speed_tables import exponent
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models import StackedNMM
@@ -28,26 +27,6 @@ QUERIES = {
     "fit": LARGE, "condition": LARGE, "marginals": LARGE, "pairwise": LARGE, "sample": LARGE,
     "log_likelihood": LARGE, "sequential": DENSE,
 }  # fmt: skip
-
-
-def exponent(small: dict, row: dict) -> float:
-    time, size = (math.log(row[k] / small[k]) for k in ("seconds", "edges"))
-    return time / size
-
-
-def tables(rows: list[dict]) -> dict[str, str]:
-    """Of the stored measurements, for ``report.py``."""
-    lines = []
-    for part in grouped(rows, "query").values():
-        part.sort(key=lambda row: row["edges"])
-        for small, row in pairwise([None, *part]):
-            grown = small is not None and small["edges"] < row["edges"]
-            growth = f"{exponent(small, row):.2f}" if grown else ""
-            lines.append([row["name"], f"{row['nodes']:,}", f"{row['edges']:,}",
-                          str(row["classes"]), f"{row['seconds']:.2f}", growth,
-                          f"{row['peak'] / 1e9:.2f}"])  # fmt: skip
-    head = "query | nodes | edges | labels | seconds | exponent of time | peak memory, GB"
-    return {"scale": table(head, lines)}
 
 
 class Problem:

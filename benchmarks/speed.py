@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Speed as ratios within one run: medians of turns, but for the slow loop, which runs once.
+Speed as ratios within one run: medians of turns, but for the slow loop, which runs once. On one
+thread of a CPU, seconds are those of the process, so that other work on the machine counts less.
 Validation is off, as ``pyro.enable_validation(False)`` does; Pyro's default costs a few
 milliseconds a step more.
 
@@ -13,8 +14,11 @@ milliseconds a step more.
 4. Time and peak memory of every query on a million nodes, likewise (``benchmarks/scale.py``).
 
     python benchmarks/speed.py
+    python benchmarks/speed.py --tables 1 2 3 --results benchmarks/results/speed.jsonl
     python benchmarks/speed.py --tables 4 --threads 2 --scale-nodes 20000
     python benchmarks/speed.py --device cuda
+
+With ``--results``, what tables 1 to 3 find there is not measured again.
 """
 
 from __future__ import annotations
@@ -28,8 +32,9 @@ from pathlib import Path
 import pyro
 import scale
 import torch
-from common import PeakMemory, arguments, citation_like, in_a_process, start
+from common import PeakMemory, Records, arguments, citation_like, in_a_process, start
 from pyro.infer import TraceGraph_ELBO
+from speed_tables import tables
 from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood, OrderedConditional, backend
@@ -46,7 +51,8 @@ def median_seconds(device, repeats, *functions):
     def now():
         if device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter()
+        alone = device == "cpu" and torch.get_num_threads() == 1
+        return time.process_time() if alone else time.perf_counter()
 
     rounds = []
     for _ in range(repeats + 1):
@@ -81,28 +87,24 @@ def draw_in_a_loop(hood, alpha, logits, y, order):
     return torch.cat(chosen)
 
 
-def sampling(args):
+def sampling(args, results: Records) -> None:
     """Table 1."""
     _, hood, alpha, logits, y = problem(20_000, 50_000, args.device)
+    known = {"task": "draw", "nodes": hood.num_nodes, "edges": hood.num_edges} | machine(args)
+    if results.has(**known):
+        return
     alpha, logits = alpha.detach(), logits.detach()
     order = torch.randperm(hood.num_nodes, device=args.device)
     (loop,) = median_seconds(args.device, 1, partial(draw_in_a_loop, hood, alpha, logits, y, order))
-    print(f"\n1. One draw of q(c|y), {hood}")
-    print(f"   {'loop over nodes':34} {1e3 * loop:10.2f} ms a draw")
+    results.add(**known, code="loop", particles=1, seconds=loop)
     for size in args.particles:
-        times = {}
         for name, code in (("compiled", COMPILED), ("sweeps", None)):
             if name == "compiled" and (code is None or args.device != "cpu"):
                 continue
             backend.compiled = code
             q = OrderedConditional(hood, alpha, logits, y, validate_args=False)
             (seconds,) = median_seconds(args.device, args.repeats, partial(q.sample, (size,)))
-            times[name] = each = seconds / size
-            label = f"{name}, T = {size}"
-            print(f"   {label:34} {1e3 * each:10.2f} ms a draw {loop / each:8.0f} x")
-        if len(times) == 2:
-            ratio = times["sweeps"] / times["compiled"]
-            print(f"   compiled loops over sweeps, T = {size}: {ratio:.0f} x")
+            results.add(**known, code=name, particles=size, seconds=seconds / size)
     backend.compiled = COMPILED
 
 
@@ -120,31 +122,29 @@ def gcn_step(model, x, edge_index, y, observed, input_dropout):
     torch.nn.functional.cross_entropy(out[observed], y[observed]).backward()
 
 
-def steps(args):
+def steps(args, results: Records) -> None:
     """Table 2."""
     edge_index, hood, alpha, logits, y = problem(20_000, 50_000, args.device)
     model = GCN(500, 16, 2, CLASSES, dropout=0.5, cached=True).to(args.device)
     x = torch.randn(hood.num_nodes, 500, device=args.device)
-    print("\n2. One step of the bound over one step of a GCN (2 layers, 16 hidden, 500 dense")
-    print(f"   features), {hood}")
-    print("   labelled   T  estimator   bound ms   GCN ms  ratio   GCN with input dropout, ratio")
+    known = {"task": "step", "nodes": hood.num_nodes, "edges": hood.num_edges} | machine(args)
     for labelled in (60, 140, hood.num_nodes):
         observed = torch.zeros(hood.num_nodes, dtype=torch.bool)
         observed[torch.randperm(hood.num_nodes)[:labelled]] = True
         observed = observed.to(args.device)
-        for size in args.particles:
-            for estimator in ("reward_to_go", "one_step_credit", "no_score"):
-                bound, plain, dropped = median_seconds(
-                    args.device, args.repeats,
-                    partial(nmm_step, hood, alpha, logits, y, observed, size, estimator),
-                    partial(gcn_step, model, x, edge_index, y, observed, False),
-                    partial(gcn_step, model, x, edge_index, y, observed, True),
-                )  # fmt: skip
-                print(
-                    f"   {labelled:8} {size:3}  {estimator:9} {1e3 * bound:9.2f} "
-                    f"{1e3 * plain:8.2f} {bound / plain:6.2f} "
-                    f"{1e3 * dropped:12.2f} {bound / dropped:12.2f}"
-                )
+        for row in results.missing(
+            **known, labelled=labelled, particles=args.particles,
+            estimator=("reward_to_go", "one_step_credit", "no_score"),
+        ):  # fmt: skip
+            size, estimator = row["particles"], row["estimator"]
+            bound, plain, dropped = median_seconds(
+                args.device, args.repeats,
+                partial(nmm_step, hood, alpha, logits, y, observed, size, estimator),
+                partial(gcn_step, model, x, edge_index, y, observed, False),
+                partial(gcn_step, model, x, edge_index, y, observed, True),
+            )  # fmt: skip
+            gcn = {"GCN": plain, "GCN, input dropout": dropped}
+            results.add(**row, seconds={"bound": bound} | gcn)
 
 
 def one_size(args):
@@ -162,22 +162,25 @@ def one_size(args):
     return [hood.num_nodes, hood.num_edges, seconds, peak, above]
 
 
-def growth(args):
+def growth(args, results: Records) -> None:
     """Table 3."""
-    print("\n3. One step with all nodes labelled, T = 1, as the graph grows")
-    print(f"   {'nodes':>9} {'edges':>9} {'seconds':>9} {'peak GB':>9} {'above start':>12}")
-    rows = []
-    for size in args.sizes:
-        options = "--one-size", size, "--device", args.device, "--threads", args.threads
-        rows.append(in_a_process(__file__, *options))
-        nodes, edges, seconds, peak, above = rows[-1]
-        print(f"   {nodes:9} {edges:9} {seconds:9.3f} {peak / 1e9:9.2f} {above / 1e9:12.3f}")
-    table = torch.tensor(rows, dtype=torch.double).log()
-    for name, column in (("time", 2), ("memory above start", 4)):
-        design = torch.stack([table[:, 1], torch.ones(len(rows), dtype=torch.double)], 1)
-        fit = torch.linalg.lstsq(design, table[:, column])
-        last = (table[-1, column] - table[-2, column]) / (table[-1, 1] - table[-2, 1])
-        print(f"   exponent of {name}: {fit.solution[0]:.2f}, last step {last:.2f}")
+    for row in results.missing(task="growth", size=args.sizes, **machine(args)):
+        options = "--one-size", row["size"], "--device", args.device, "--threads", args.threads
+        names = "nodes", "edges", "seconds", "peak", "above"
+        found = in_a_process(__file__, *options)
+        results.add(**row, **dict(zip(names, found, strict=True)))
+
+
+def machine(args) -> dict:
+    return {"device": args.device, "threads": args.threads}
+
+
+def report(args, results: Records) -> None:
+    """Tables 1 to 3, of what is stored."""
+    names = {1: ("draws",), 2: ("steps",), 3: ("growth", "growth rates")}
+    made = tables(results.rows)
+    for name in (name for number in args.tables for name in names.get(number, ())):
+        print(f"\n{name}\n{made[name]}")
 
 
 def main(args):
@@ -190,8 +193,13 @@ def main(args):
         query, *sizes = args.one_query
         return print(json.dumps(scale.one_query(query, *map(int, sizes))))
     print(f"device {args.device}, {args.threads} thread(s), numba {'on' if COMPILED else 'off'}")
+    results = Records(args.results)
     for table in args.tables:
-        {1: sampling, 2: steps, 3: growth, 4: scale.measure}[table](args)
+        if table == 4:
+            scale.measure(args)
+        else:
+            {1: sampling, 2: steps, 3: growth}[table](args, results)
+    report(args, results)
 
 
 def parser() -> ArgumentParser:
@@ -199,7 +207,7 @@ def parser() -> ArgumentParser:
         __doc__, device="cpu", threads=1, particles=[1, 8], repeats=11,
         sizes=[10**4, 10**5, 10**6, 10**7], tables=[1, 2, 3, 4],
         scale_nodes=(10**6, "size of table 4"), one_size=(0, SUPPRESS),
-        results=(Path, "lines of JSON that table 4 is added to"),
+        results=(Path, "lines of JSON that are added to"),
     )  # fmt: skip
     parser.add_argument("--queries", nargs="+", choices=scale.QUERIES, help="of table 4; all")
     parser.add_argument("--one-query", nargs=4, help=SUPPRESS)

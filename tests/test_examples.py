@@ -1,25 +1,23 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The README's code and the examples run, and reach what they claim."""
+"""The documents' code and the examples run, and reach what they claim."""
 
 import importlib.util
 import math
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import scipy.stats
 import torch
+from documents import DOCUMENTS, ROOT, SNIPPETS, anchors, links, run_page
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_dense_adj
 
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import grid_edges, ising
-
-ROOT = Path(__file__).parent.parent
 
 
 def load(path):
@@ -40,15 +38,12 @@ def as_a_user():
     torch.set_default_dtype(torch.float)
 
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-
-
 def test_readme_on_top_of_a_classifier(capsys):
-    """The first screen's code, with a classifier that is too sure of itself."""
+    """The first snippet, with a classifier that is too sure of itself."""
     data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
     truth = torch.nn.functional.one_hot(data.y).float() + 0.6 * torch.randn(1797, 10)
     namespace = {"data": data, "model": lambda x, edge_index: 20 * truth}
-    code = BLOCKS[0].rstrip().rpartition("\n")
+    code = SNIPPETS["README.md"][0].rstrip().rpartition("\n")
     exec(f"{code[0]}\njoint = {code[2]}", namespace)
     test = data.test_mask
     probs = {"alone": (20 * truth).softmax(-1), "NMM": namespace["posterior"].marginals()}
@@ -60,7 +55,7 @@ def test_readme_on_top_of_a_classifier(capsys):
 
 
 def test_quick_start_of_the_readme(capsys):
-    code = BLOCKS[1]
+    code = SNIPPETS["README.md"][1]
     assert len(code.splitlines()) <= 25
     exec(compile(code, "README.md", "exec"), {})
     printed = capsys.readouterr().out
@@ -68,18 +63,63 @@ def test_quick_start_of_the_readme(capsys):
     assert accuracy > 0.75
 
 
-def test_variational_family_of_the_readme(capsys):
-    exec(compile(BLOCKS[2], "README.md", "exec"), {})
-    independent, joint = re.findall(r"([\d.]+)(?: nats|$)", capsys.readouterr().out, re.MULTILINE)
-    assert 0 < float(joint) < 0.7 * float(independent)
+def test_every_snippet_of_the_docs_is_run_here():
+    run = {"README.md", "denoising.md", "links.md", "node-classification.md"}
+    assert SNIPPETS.keys() == run | {"variational-family.md"}
+    assert len(SNIPPETS["README.md"]) == 2
 
 
 @pytest.mark.slow
-def test_denoising_of_the_readme(capsys):
-    exec(compile(BLOCKS[3], "README.md", "exec"), {})
+def test_docs_variational_family(capsys):
+    found = run_page("variational-family.md")
+    independent, joint = re.findall(r"([\d.]+)(?: nats|$)", capsys.readouterr().out, re.MULTILINE)
+    assert 0 < float(joint) < 0.7 * float(independent)
+    assert sum(found["losses"][-20:]) / 20 + found["log_z"] < float(independent)  # fit_mixture
+    assert found["ones"].mean() > 0.6
+    assert found["family"].network.log_odds.mean() < -1
+
+
+@pytest.mark.slow
+def test_docs_node_classification():
+    found = run_page("node-classification.md")
+    data, scores, later = found["data"], found["scores"], found["later"]
+    test, val = data.test_mask, data.val_mask
+    assert mean_log_prob(found["marginals"][test], data.y[test]) > mean_log_prob(
+        scores.softmax(-1)[test], data.y[test]
+    )
+    assert found["joint"] / test.sum() > mean_log_prob(found["marginals"][test], data.y[test])
+    assert torch.equal(later.predict()[val], data.y[val])
+    for posterior in (later, found["trained"]):
+        assert (posterior.predict() == data.y)[test].float().mean() > 0.9
+    assert found["pyro"].param("loc") > 1  # concentrations above the prior's median
+
+
+def test_docs_links(capsys):
+    found = run_page("links.md")
+    first, last = map(
+        float, re.search(r"loss ([\d.]+) to ([\d.]+)", capsys.readouterr().out).groups()
+    )
+    assert last < 0.9 * first
+    pair, split, x = found["pair"], found["split"], found["data"].x
+    assert found["logits"].shape == (2 * split.test.shape[1],)
+    # A handful of hidden links says nothing; those that were fitted must be likelier than others.
+    known = pair.link_logits(split.train, split.train, x)
+    assert known.mean() > pair.link_logits(split.test_false, split.train, x).mean() + 0.2
+
+
+@pytest.mark.slow
+def test_docs_denoising(capsys):
+    run_page("denoising.md")
     error, inside = re.findall(r"(\d+\.\d+)", capsys.readouterr().out)
     assert float(error) < 15
     assert 0.85 < float(inside) < 0.995
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_docs_link_to_what_is_there(path):
+    for file, anchor in links(path):
+        assert file.exists(), file
+        assert not anchor or anchor in anchors(file.read_text()), f"{file.name}#{anchor}"
 
 
 @pytest.mark.slow
@@ -328,14 +368,19 @@ def test_smaller_benchmarks(tmp_path):
     assert args.output.stat().st_size > 10_000
 
 
-def test_readme_tables_are_those_of_the_results():
-    """Every table between markers is what the committed results give."""
+def test_tables_of_the_documents_are_those_of_the_results():
+    """Every table between markers is what the committed results give, and all have a place."""
     report = load("benchmarks/report.py")
-    text = (ROOT / "README.md").read_text()
-    for name, content in report.main(report.parser().parse_args([])).items():
-        assert report.insert(text, name, content) == text, name
-    with pytest.raises(ValueError, match="no markers <!-- other -->"):
-        report.insert(text, "other", "")
+    texts = {path: path.read_text() for path in report.DOCUMENTS}
+    tables = report.main(report.parser().parse_args([]))
+    for path, text in report.written(texts, tables).items():
+        for name in report.markers(text):
+            assert report.insert(texts[path], name, tables[name]) == texts[path], name
+        assert text == texts[path]
+    with pytest.raises(ValueError, match="0 of the documents have markers <!-- other -->"):
+        report.written(texts, tables | {"other": ""})
+    with pytest.raises(ValueError, match="no table is called strips"):
+        report.written(texts, {k: v for k, v in tables.items() if k != "strips"})
 
 
 @pytest.mark.data

@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from documents import SNIPPETS
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -154,9 +155,7 @@ def installed(requirements):
     return found.values()
 
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-
-# What the README's first block leaves to its reader, a graph and a classifier.
+# What the README's first snippet leaves to its reader, a graph and a classifier.
 GIVEN = """
 import torch
 from torch_geometric.datasets import KarateClub
@@ -165,16 +164,19 @@ data = KarateClub()[0]
 data.val_mask, data.test_mask = ~data.train_mask, ~data.train_mask
 model = lambda x, edge_index: 3 * torch.randn(34, 4)
 """
+FIRST, *OTHERS = SNIPPETS["README.md"]
+PAGES = {name: "\n".join(found) for name, found in SNIPPETS.items() if name != "README.md"}
+CODE = [GIVEN + FIRST, *OTHERS, *PAGES.values()]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_readme_needs_no_more_than_it_says(built, tmp_path, number):
+@pytest.mark.parametrize("code", CODE, ids=[*map(str, range(len(CODE) - len(PAGES))), *PAGES])
+def test_snippets_need_no_more_than_they_say(built, tmp_path, code):
     """
-    The code runs, for a few steps, with the wheel and its runtime dependencies; a block that
+    The code runs, for a few steps, with the wheel and its runtime dependencies; a page that
     needs an extra says so.
     """
-    code = re.sub(r"(range\(|num_steps=)\d+", r"\g<1>2", BLOCKS[number])
+    code = re.sub(r"(range\(|num_steps=|num_epochs=)\d+", r"\g<1>2", code)
     extras = re.findall(r"# pip install '\.\[(\w+)\]'", code)
     (wheel,) = built.glob("*.whl")
     site = tmp_path / "site"
@@ -185,7 +187,7 @@ def test_readme_needs_no_more_than_it_says(built, tmp_path, number):
             if not (site / top).exists():
                 (site / top).symlink_to(distribution.locate_file(top))
     script = tmp_path / "script.py"
-    script.write_text(GIVEN * (number == 0) + code)
+    script.write_text(code)
     environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     run(sys.executable, "-S", "-W", "error::RuntimeWarning", script, cwd=tmp_path, env=environment)
 

@@ -4,6 +4,7 @@
 """No row of the results is hidden: take it away, and a table changes; add one, and it appears."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,15 +13,19 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import claims  # noqa: E402
 import common  # noqa: E402
 import deviations_tables  # noqa: E402
 import fields_tables  # noqa: E402
+import gradient_variance  # noqa: E402
 import images_tables  # noqa: E402
 import links_tables  # noqa: E402
+import speed_tables  # noqa: E402
 
 sys.path.remove(str(BENCHMARKS))
 
-FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables}
+FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables,
+         "speed": speed_tables, "gradient_variance": gradient_variance}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +53,7 @@ def ends(rows):
     found = {}
     for number, row in enumerate(rows):
         names = {k: v for k, v in row.items() if isinstance(v, str) or k in ("split", "coupling")}
-        if row["task"] in ("train", "test"):
+        if row.get("task") in ("train", "test"):
             names |= {"settings": row["settings"], "seed": row["seed"]}
         key = {k: v for k, v in names.items() if k != "image"}
         found.setdefault(json.dumps(key, sort_keys=True), []).append(number)
@@ -81,6 +86,10 @@ def test_every_row_is_shown(name, monkeypatch):
         ("links", "memberships", "dataset"),
         ("links", "cost", "dataset"),
         ("links", "reproduce", "dataset"),
+        ("speed", "draw", "code"),
+        ("speed", "step", "estimator"),
+        ("speed", "scale", "name"),
+        ("gradient_variance", None, "estimator"),
         ("deviations", "links", "change"),
         ("deviations", "fields", "change"),
     ],
@@ -88,8 +97,22 @@ def test_every_row_is_shown(name, monkeypatch):
 def test_rows_under_new_names_appear(name, task, field):
     """Nothing is looked up in a list of what is known."""
     rows = read(name)
-    row = next(r for r in rows if r["task"] == task and r.get(field) != "")
+    row = next(r for r in rows if r.get("task") == task and r.get(field) != "")
     assert "another one" in shown(name, [*rows, row | {field: "another one"}])
+
+
+def test_sentences_follow_from_the_rows():
+    """A comparison that would turn out otherwise is told otherwise."""
+    rows = {name: read(name) for name in ("nodes", "links", "images", "fields", "speed")}
+    whole = claims.first_screen(rows)
+    field = next(row for row in rows["fields"] if row["task"] == "strips")
+    worse = field | {"NMM bound": 2 * field["mean field"]}
+    changed = [worse if row is field else row for row in rows["fields"]]
+    count = re.search(r"below it on\s+(\d+) of (\d+)", whole)
+    assert count[1] == count[2]
+    again = claims.first_screen(rows | {"fields": changed})
+    assert re.search(r"below it on\s+(\d+) of", again)[1] == str(int(count[1]) - 1)
+    assert "to 2.00 times" in " ".join(again.split())
 
 
 def test_new_seeds_and_settings_appear():

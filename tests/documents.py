@@ -1,0 +1,39 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""README.md and the pages in docs: their text, and the Python in them."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Snippets by page. Those of the README stand alone; on other pages each goes on from the last.
+SNIPPETS = {
+    path.name: found
+    for path in DOCUMENTS
+    if (found := re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
+}
+
+
+def run_page(name):
+    """What the snippets of a page leave behind."""
+    namespace = {}
+    for number, code in enumerate(SNIPPETS[name]):
+        exec(compile(code, f"{name}, snippet {number + 1}", "exec"), namespace)
+    return namespace
+
+
+def anchors(text):
+    """Of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def links(path):
+    """Relative links of a page: the file, and the anchor or an empty string."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if "://" not in target:
+            file, _, anchor = target.partition("#")
+            yield (path.parent / file if file else path), anchor
