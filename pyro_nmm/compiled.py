@@ -60,7 +60,7 @@ def _find(first, last, ptr, source, choices, edges):
 
 
 @compiled
-def _horizon(first, last, ptr, source, attention, alpha, total, labels, edges, same_label,
+def _one_step_credit(first, last, ptr, source, attention, alpha, total, labels, edges, same_label,
              any_label, log_label, table, costs):  # fmt: skip
     # From the last row to the first: table[j] holds what one count fewer at j would have
     # changed in the later rows, in its last column, and the excess for an equal label.
@@ -241,7 +241,7 @@ def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
 
     def run(first, last):
         table = np.zeros((rows.num_nodes, num_classes + 1))
-        _horizon(first, last, *inputs, table, costs)
+        _one_step_credit(first, last, *inputs, table, costs)
 
     _in_threads(run, len(costs), draw.same_label.numel())
     return torch.from_numpy(costs)
