@@ -19,7 +19,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pyro
 import torch
-from pictures import save
+from plotting import save
 from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
 from tqdm import tqdm

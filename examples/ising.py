@@ -18,7 +18,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pyro
 import torch
-from pictures import save
+from plotting import save
 from torch import Tensor
 from tqdm import tqdm
 

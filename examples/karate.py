@@ -20,7 +20,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import networkx as nx
 import pyro
-from pictures import save
+from plotting import save
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from torch_geometric.datasets import KarateClub

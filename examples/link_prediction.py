@@ -22,7 +22,7 @@ import networkx
 import pyro
 import torch
 from matplotlib.patches import Rectangle
-from pictures import save
+from plotting import save
 from sklearn.cluster import KMeans
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pyro
 import torch
-from panels import draw
+from plotting import draw
 from torchmetrics.functional.classification import multiclass_calibration_error
 from tqdm import tqdm
 

@@ -1,20 +1,28 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The pictures of node_classification.py."""
+"""How every example ends, and the three panels of node_classification.py."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
-from pictures import save
 from torch import Tensor
 
 COLORS = ("#E69F00", "#0072B2")
 #: Okabe and Ito's palette for up to eight labels, extended by greys.
 PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000",
            "#999999", "#555555")  # fmt: skip
+
+
+def save(figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    print(f"picture: {path}")
 
 
 def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
