@@ -126,7 +126,7 @@ def test_estimators_agree():
         pyro.set_rng_seed(0)
         pair = make("nmm", NUM_FEATURES, width=2, **options)
         state = state or pair.state_dict()
-        pair.load_state_dict(state)
+        pair.load_state_dict(state, strict=False)  # a site c needs an order
         pair.eval()
         elbo = TraceMeanField_ELBO() if options.get("marginal", True) else TraceGraph_ELBO()
         results.append(gradient(pair, elbo, 300, names))

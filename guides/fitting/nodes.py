@@ -13,7 +13,7 @@ from pathlib import Path
 import pyro
 import torch
 from pyro import poutine
-from pyro.infer import Trace_ELBO
+from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Data
@@ -132,8 +132,8 @@ def fit_nmm(
 
     A step is one of Pyro's ``Trace_ELBO`` on :class:`~pyro_nmm.guides.AmortizedNMM`, which is the
     way to fit the same inside a larger program. It has the gradient of ``TraceGraph_ELBO``, draw by
-    draw, in less time where graphs are small (``benchmarks/epochs.py``). Pyro's parameter store is
-    left as it was.
+    draw, in less time where graphs are small (``benchmarks/epochs.py``); with a ``consistency`` it
+    is ``TraceGraph_ELBO`` itself. Pyro's parameter store is left as it was.
 
     :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
         :class:`~pyro_nmm.models.NMMNetwork`.
@@ -156,8 +156,10 @@ def fit_nmm(
     program = AmortizedNMM(hood, network, estimator=estimator, consistency=consistency)
     number = int(data.train_mask.sum())
     model, guide = (poutine.scale(f, 1 / number) for f in (program.model, program.guide))
-    # Draw by draw this is TraceGraph_ELBO's gradient; tracking tensors costs a small graph more.
-    elbo = Trace_ELBO(num_particles, max_plate_nesting=0, vectorize_particles=True)
+    # Draw by draw the gradient is the same, and tracking tensors costs a small graph more; but only
+    # tracking tells that choices have no part in the penalty, whose size would be noise on them.
+    loss = Trace_ELBO if consistency is None else TraceGraph_ELBO
+    elbo = loss(num_particles, max_plate_nesting=0, vectorize_particles=True)
 
     @functools.cache
     def check_once() -> None:

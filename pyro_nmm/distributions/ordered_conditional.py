@@ -75,7 +75,8 @@ class OrderedConditional(GraphDistribution):
     =====================  ================================================  =========
 
     Of Pyro's other losses, ``Trace_ELBO`` gives the same gradient, draw by draw, for programs with
-    no other sites above ``c``: the charges are in ``score_parts``. It tracks nothing, so small
+    no other sites or factors: the charges are in ``score_parts``, and what else there is it charges
+    to every choice, as noise. It tracks nothing, so small
     graphs take less time, and its ``differentiable_loss`` is what ``ELBOModule`` or a data-parallel
     wrapper needs, which ``TraceGraph_ELBO`` lacks. ``RenyiELBO`` takes ``"reinforce"`` alone, and
     raises an empty ``NotImplementedError`` for the rest; ``TraceMeanField_ELBO`` is for
