@@ -127,8 +127,8 @@ class DGLFRMGuide(nn.Module):
         self._last_check = LastCall()
         widths = [target.num_communities] * 3 + ([] if hood is None else [width])
         self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma, own_attention)
-        self.forward_pass = SharedForward(hood, self.encoder, name)
         if hood is None:
+            self.forward_pass = SharedForward(hood, self.encoder, name)
             return
         local = way is LinkEstimator.LOCAL
         follows = "detached" if local else way.value
@@ -162,10 +162,12 @@ class DGLFRMGuide(nn.Module):
             self._last_check.get(question, lambda: _check_held_out(edge_index, held_out, size))
         a, b = self.encoder.sticks(self.target.concentration)
         v = pyro.sample("v", StickShares(a, b).expand(self.target.shape).to_event(2))
-        outputs, logits = self.forward_pass.give((v, edge_index, x, held_out))
-        if self.hood is None:
+        inputs = v, edge_index, x, held_out
+        if self.hood is None:  # the model takes nothing over, so that nothing is kept for it
+            outputs, _ = self.forward_pass.run(inputs)
             s = pyro.sample("s", relaxed_logits(outputs.log_odds, self.temperature).to_event(2))
         else:
+            outputs, logits = self.forward_pass.give(inputs)
             s = self.memberships.draw(outputs, logits)
         r = pyro.sample("r", Normal(outputs.mean, outputs.scale).to_event(2))
         return s.sigmoid() * r

@@ -76,11 +76,11 @@ class OrderedConditional(GraphDistribution):
 
     Of Pyro's other losses, ``Trace_ELBO`` gives the same gradient, draw by draw, for programs with
     no other sites or factors: the charges are in ``score_parts``, and what else there is it charges
-    to every choice, as noise. It tracks nothing, so small
-    graphs take less time, and its ``differentiable_loss`` is what ``ELBOModule`` or a data-parallel
-    wrapper needs, which ``TraceGraph_ELBO`` lacks. ``RenyiELBO`` takes ``"reinforce"`` alone, and
-    raises an empty ``NotImplementedError`` for the rest; ``TraceMeanField_ELBO`` is for
-    reparameterised sites and has no score of ``c``.
+    to every choice, as noise. It tracks nothing, so small graphs take less time, and its
+    ``differentiable_loss`` is what ``ELBOModule`` or a data-parallel wrapper needs, which
+    ``TraceGraph_ELBO`` lacks. ``RenyiELBO`` takes ``"reinforce"`` alone, and raises an empty
+    ``NotImplementedError`` for the rest; ``TraceMeanField_ELBO`` is for reparameterised sites and
+    has no score of ``c``.
 
     "The other draws" are the rest of the batch: particles that Pyro vectorizes share one
     order. Where there are none, one more draw is made for the baseline alone.
