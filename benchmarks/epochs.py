@@ -9,7 +9,8 @@ What an epoch of an NMM costs, over the networks that it runs:
 Per backbone, in one process and in turn, so that a busy machine slows all alike: an epoch of
 the backbone alone, forward and backward passes of the NMM's two networks (their edge scores
 included), an epoch of the NMM as ``fit_nmm`` has it, through Pyro's ``Trace_ELBO``, one with
-consistency, and one through ``TraceGraph_ELBO``, which has the same gradient. Medians and ratios.
+consistency, which ``fit_nmm`` takes through ``TraceGraph_ELBO``, and one without through
+``TraceGraph_ELBO``, which has the same gradient. Medians and ratios.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def steps(kind: str, data, hood, args) -> dict:
         "backbone": partial(epoch, adam(alone.parameters()), backbone),
         "networks": partial(epoch, shared, networks),
         "NMM": partial(epoch, shared, nmm()),
-        "NMM + consistency": partial(epoch, shared, nmm(consistency=consistency)),
+        "NMM + consistency": partial(epoch, shared, nmm(TraceGraph_ELBO, consistency)),
         "NMM, TraceGraph_ELBO": partial(epoch, shared, nmm(TraceGraph_ELBO)),
     }
 
