@@ -9,8 +9,9 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 CONSTRAINTS = constraints.txt
 FLOOR ?= build/floor
-# One process a core; each test runs on one thread.
+# One process a core, each on one thread; processes that the tests start too.
 WORKERS ?= -n logical --dist worksteal
+test quick: export OMP_NUM_THREADS = 1
 
 .PHONY: demo test quick floor lint benchmarks clean
 

@@ -117,6 +117,7 @@ def test_bound_of_a_patch(kind):
     assert abs(draws.mean() - bound) < 4 * draws.std() / 4000**0.5
 
 
+@pytest.mark.slow
 @kinds
 def test_mixture_of_a_patch(kind):
     """Every query is that of the table."""

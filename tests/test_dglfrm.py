@@ -138,6 +138,7 @@ def test_estimators_agree():
     assert (mean[-3:].abs() / error[-3:]).max() > 5
 
 
+@pytest.mark.slow
 def test_bounds_agree():
     """Every ELBO of Pyro's has the same mean, with choices summed out and with a site c."""
     losses, data = [], graph()
@@ -182,6 +183,7 @@ def test_objective():
     assert torch.allclose(torch.stack(found), -(size**2) * torch.stack([loss, features]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balanced", [True, False])
 def test_swaps(balanced):
     """Against the density of the whole program, one node at a time; on average with few columns."""
@@ -303,6 +305,7 @@ def test_another_graph_is_another_graph():
     assert not torch.allclose(pair.link_logits(pairs, edge_index, x), found[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["original", "nmm"])
 def test_learns(kind):
     """Links of the karate club come out on top of other pairs."""

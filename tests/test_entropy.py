@@ -61,6 +61,7 @@ def test_value(name, num_classes, kernels):
     assert truth <= entropy + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["square", "star"])
 def test_gradient(name, kernels):
     hood = GRAPHS[name]()

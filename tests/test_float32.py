@@ -75,6 +75,7 @@ def test_shared_labels(alpha):
         assert abs(value.mean() - expected) < 4 * (expected * (1 - expected) / 50_000) ** 0.5
 
 
+@pytest.mark.slow
 def test_a_hub_of_degree_ten_thousand(kernels):
     leaves = torch.arange(1, 10_001)
     hub = torch.zeros_like(leaves)

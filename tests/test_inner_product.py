@@ -89,6 +89,7 @@ def test_single_precision_of_many_pairs():
     assert values[1].item() == pytest.approx(values[0].item(), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loops", [False, True])
 def test_swaps(blocks, loops):
     """One node at a time, against the density; with random columns, on average."""

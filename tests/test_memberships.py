@@ -178,6 +178,7 @@ def enumerated(hood, log_odds, logits, num_draws=4000, num_batches=50):
     return moments(torch.stack(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("marginal", "estimator"), [(True, "pathwise"), (True, "linear"), (False, "pathwise")]
 )

@@ -101,6 +101,7 @@ def test_identity_attention_is_mean_field():
     assert network.log_alpha.grad.abs().max() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["black box", "reward_to_go", "one_step_credit"])
 def test_gradients(way):
     hood, order = Neighborhood.grid(2, 2), torch.tensor([2, 0, 3, 1])
@@ -164,6 +165,7 @@ def test_particles_are_baselines():
     assert 0.5 < spread["far"] / spread["none"] < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", ["plate", "subsample", "large scale", "small scale"])
 def test_baselines_inside_plates_and_scales(around):
     """A baseline of the wrong size would have no bias, but noise a hundredfold."""
@@ -205,6 +207,7 @@ def test_baselines_inside_plates_and_scales(around):
     assert spread["with"] < spread["without"]
 
 
+@pytest.mark.slow
 def test_discrete_latent_beside_the_closed_form(kernels):
     """The entropy's factor is charged to a sample that the network reads."""
     hood, field = Neighborhood.grid(1, 2), ising(grid_edges(1, 2), 0.5, torch.zeros(2))
@@ -298,6 +301,7 @@ def larger_program(edges, noisy, closed_form):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed_form", [True, False])
 def test_inside_a_larger_program(closed_form):
     edges, hood = grid_edges(3, 3), Neighborhood.grid(3, 3)

@@ -100,6 +100,7 @@ def test_model_alone_runs_the_network_and_forgets_old_weights():
     assert draws["y"].shape == (5, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collapsed", [True, False])
 def test_all_parameters_learn(collapsed):
     hood, x, edge_index, y, train = data()

@@ -87,6 +87,7 @@ def random_case(seed, kind):
     return hood, alpha, logits, y, observed, order, shape, uniforms
 
 
+@pytest.mark.slow
 @settings(
     max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -50,6 +50,7 @@ def train(model, guide, elbo=vectorized, steps=150, lr=0.03):
     return losses[: steps // 5].mean(), losses[-steps // 5 :].mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collapsed", [False, True])
 @pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score"])
 @pytest.mark.parametrize("elbo", [vectorized, TraceGraph_ELBO], ids=["8", "1"])
@@ -68,6 +69,7 @@ def test_svi_raises_the_bound(collapsed, estimator, elbo):
     torch.testing.assert_close(-after, bound, atol=1.0, rtol=0)
 
 
+@pytest.mark.slow
 def test_hyperprior_on_alpha_beside_the_ordered_guide():
     hood, y, observed = field()
 
@@ -93,6 +95,7 @@ def test_hyperprior_on_alpha_beside_the_ordered_guide():
     assert (mean.argmax(-1)[observed] == y[observed]).double().mean() > 0.9
 
 
+@pytest.mark.slow
 def test_two_models_in_one_program():
     hood, y, observed = field()
 
@@ -109,6 +112,7 @@ def test_two_models_in_one_program():
     assert (first != second).double().mean() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collapsed", [False, True])
 def test_replicated_fields_in_a_plate(collapsed):
     hood, y, observed = field()
@@ -158,6 +162,7 @@ def test_scale_and_mask():
     assert (masked_grad == 0).all()
 
 
+@pytest.mark.slow
 def test_labels_by_handler_are_labels_by_argument():
     hood, y, observed = field()
     seen = y[observed]
@@ -181,6 +186,7 @@ def test_labels_by_handler_are_labels_by_argument():
     assert losses[0][1] < losses[0][0] - 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("collapsed", [False, True])
 def test_predictive(parallel, collapsed):
