@@ -12,7 +12,7 @@ import images_tables
 import links_tables
 import nodes_claims
 from common import pick, wrapped
-from writing import Paired, bullets, made, p_text
+from writing import Paired, Rows, bullets, made, p_text
 
 NAMES = {"AP": "average precision", "AUC": "AUC"}
 #: Of the small network: a method, what it is compared with, and what it adds.
@@ -22,7 +22,6 @@ WIDTHS = {
     ("NMM", "U-Net-widths"): "Neighbours on top of widths",
     ("NMM-one-width", "U-Net-log"): "Neighbours without widths",
 }
-Rows = list[dict]
 #: By the file that they are stored in.
 Files = dict[str, Rows]
 
@@ -44,53 +43,50 @@ def see(section: str) -> str:
 
 
 def on_nodes(rows: Rows) -> list[str]:
-    hits = nodes_claims.Cells(rows, "accuracy", "NMM", "backbone")
-    nll = nodes_claims.Cells(rows, "nll", "NMM", "backbone, temperature")
-    on_top = nodes_claims.Cells(rows, "nll", "backbone, stacked", "backbone, temperature")
+    hits = nodes_claims.over_cells(rows, "accuracy", "NMM", "backbone")
+    nll = nodes_claims.over_cells(rows, "nll", "NMM", "backbone, temperature")
+    on_top = nodes_claims.over_cells(rows, "nll", "backbone, stacked", "backbone, temperature")
     return [
         f"{see('Node classification')}: **not reproduced.** An NMM trained on a backbone is "
-        f"significantly more accurate than the backbone in {len(hits.clear(1))} of "
-        f"{len(hits)} cells ({min(map(len, hits.cells.values()))} seeds), less in "
-        f"{len(hits.clear(-1))}. Its negative log-likelihood (NLL) is significantly worse than the "
-        f"temperature-scaled backbone's in {len(nll.clear(1))} of {len(nll)}. The correlation that "
-        f"it learns is worth {mean(nodes_claims.shares(rows, False)):.4f} nats a pair of nodes.",
+        f"significantly more accurate than the backbone in {len(hits.higher)} of {hits.number} "
+        f"cells ({hits.seeds[0]} seeds), less in {len(hits.lower)}. Its negative log-likelihood "
+        f"(NLL) is significantly worse than the temperature-scaled backbone's in "
+        f"{len(nll.higher)} of {nll.number}. The correlation that it learns is worth "
+        f"{mean(nodes_claims.shares(rows, False)):.4f} nats a pair of nodes.",
         f"An NMM *on top of a trained classifier*, `StackedNMM`, **helps a little**: its NLL is "
-        f"{-max(on_top.means()):.3f} to {-min(on_top.means()):.3f} nats a node below temperature "
-        f"scaling's, significantly in {len(on_top.clear(-1))} of {len(on_top)} cells.",
+        f"{-on_top.means[-1]:.3f} to {-on_top.means[0]:.3f} nats a node below temperature "
+        f"scaling's, significantly in {len(on_top.lower)} of {on_top.number} cells.",
     ]
 
 
-def ratios(rows: Rows) -> list[float]:
-    """The NMM's upper bound on the KL divergence over the mean field's, of every field."""
-    narrow = [row["NMM bound"] / row["mean field"] for row in pick(rows, task="strips")]
-    return narrow + [row["NMM"] / row["mean field"] for row in fields_tables.with_kl(rows)]
-
-
-def lost(rows: Rows) -> Rows:
-    """Large fields on which NMM-CNN is above the mean field."""
-    return [r for r in fields_tables.with_kl(rows) if r["NMM-CNN"] > r["mean field"]]
+def against_mean_field(rows: Rows) -> tuple[list[float], Rows, int]:
+    """
+    The NMM's bound on the KL divergence over the mean field's, of every field; large fields on
+    which NMM-CNN is above the mean field; and how many large ones there are.
+    """
+    large = fields_tables.with_kl(rows)
+    free = [row["NMM bound"] / row["mean field"] for row in pick(rows, task="strips")]
+    free += [row["NMM"] / row["mean field"] for row in large]
+    return free, [row for row in large if row["NMM-CNN"] > row["mean field"]], len(large)
 
 
 def on_fields(rows: Rows) -> str:
-    free, number = ratios(rows), len(fields_tables.with_kl(rows))
+    free, lost, number = against_mean_field(rows)
     return (
         f"{see('Markov random fields')}: **reproduced in part.** The NMM's bound on the KL "
         f"divergence is {min(free):.2f} to {max(free):.2f} times the mean field's, below it on "
         f"{sum(r < 1 for r in free)} of {len(free)} fields; that of a network fitted to a single "
-        f"field is above it on {len(lost(rows))} of {number}."
+        f"field is above it on {len(lost)} of {number}."
     )
 
 
 def fields_claim(files: Files) -> str:
-    rows = files["fields"]
-    free, number = ratios(rows), len(fields_tables.with_kl(rows))
-    each = (
-        f"{r['NMM-CNN']:.1f} nats against {r['mean field']:.1f} on {r['name']}" for r in lost(rows)
-    )
+    free, lost, number = against_mean_field(files["fields"])
+    each = (f"{r['NMM-CNN']:.1f} nats against {r['mean field']:.1f} on {r['name']}" for r in lost)
     return wrapped(
         f"Free parameters come closer than the mean field on {sum(r < 1 for r in free)} of "
         f"{len(free)} fields below. A network fitted to a single field (NMM-CNN) does not on "
-        f"{len(lost(rows))} of {number}: {'; '.join(each)}. In the paper it stays within one "
+        f"{len(lost)} of {number}: {'; '.join(each)}. In the paper it stays within one "
         f"percent of free parameters."
     )
 

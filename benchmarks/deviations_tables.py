@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import images_tables
 import nodes_runs
 from common import GRAPHS, grouped, pick
-from writing import Paired, made, scores, sections
+from writing import Paired, Rows, made, sections
 
-#: The change back to the paper's choice (or to another one): what, in the paper, and here.
 LABELS = "`reward_to_go` up to 300 labels, unbiased too"
-NODES = {
+CREDIT = "REINFORCE; tried: `one_step_credit`"
+#: The change back to the paper's choice (or to another one): what, in the paper, and here.
+CHANGES = {
     "link softplus + 1": ("concentrations", "softplus + 1", "exp, floor 0.1"),
     "link square + 1": ("concentrations", "square + 1", "exp, floor 0.1"),
     "link exp + 1": ("concentrations", "floor 1", "exp, floor 0.1"),
@@ -25,21 +26,23 @@ NODES = {
     "paper's, square + 1": ("all of it", "square + 1, rate .01", "ours"),
     "paper's, softplus + 1, lr .05": ("all of it", "softplus + 1, rate .05", "ours"),
     "paper's, square + 1, lr .05": ("all of it", "square + 1, rate .05", "ours"),
-    "estimator one_step_credit": ("gradient", "REINFORCE; tried: `one_step_credit`", LABELS),
+    "estimator one_step_credit": ("gradient", CREDIT, LABELS),
     "estimator no_score": ("gradient", "REINFORCE; tried: `no_score`", LABELS),
     "sequential": ("prediction", "joint: one node after another", "marginals"),
-}
-OWN = "a network of its own, as wide as memberships"
-LINKS = {"own attention": ("DGLFRM's attention", OWN, "first layer shared, 16 outputs")}
-FIELDS = {"no groups": ("NMM-CNN's input", "potentials", "and the groups of the order")}
-CREDIT = "REINFORCE; tried: `one_step_credit`"
-WIDE = "logistic of a width for each pixel, γ learned"
-IMAGES = {
+    "own attention": (
+        "DGLFRM's attention",
+        "a network of its own, as wide as memberships",
+        "first layer shared, 16 outputs",
+    ),
+    "no groups": ("NMM-CNN's input", "potentials", "and the groups of the order"),
     "NMM-one-step-credit": ("gradient", CREDIT, "`no_score`: no score term"),
-    "NMM-Gaussian": ("concentrations, attention", "Gaussian of one width, γ = 5", WIDE),
+    "NMM-Gaussian": (
+        "concentrations, attention",
+        "Gaussian of one width, γ = 5",
+        "logistic of a width for each pixel, γ learned",
+    ),
     "NMM-one-width": ("widths", "one width", "a width for each pixel"),
 }
-Rows = list[dict]
 Line = dict[str, str]
 
 
@@ -53,9 +56,9 @@ def from_paper(rows: dict[str, Rows]) -> Iterator[Line]:
     yield from (*links(rows["deviations"], rows["links"]), *fields(rows["deviations"]))
 
 
-def line(where: str, change: str, known: dict, on: str, **gaps: tuple) -> Line:
+def line(where: str, change: str, on: str, **gaps: tuple) -> Line:
     """What was measured and its differences, each with its digits and maybe a unit."""
-    what, paper, here = known.get(change, (change, "", ""))
+    what, paper, here = CHANGES.get(change, (change, "", ""))
     number = max(len(found) for found, *_ in gaps.values())
     texts = [f"{name} {found.text(*form)}" for name, (found, *form) in gaps.items() if found]
     return {
@@ -73,63 +76,54 @@ def nodes(rows: Rows) -> Iterator[Line]:
     known = nodes_runs.runs(rows, "deviations")
     for (graph, backbone), part in nodes_runs.parts(known, "dataset", "backbone").items():
         base = pick(part, change="none")
-        one_by_one = [
-            {"change": "sequential", "seed": row["seed"], "accuracy": row["sequential"]}
-            for row in base
-            if "sequential" in row
-        ]
-        for (change,), changed in sections([*part, *one_by_one], change=list(NODES)).items():
+        for row in [row for row in base if "sequential" in row]:
+            hits = {"change": "sequential", "accuracy": row["sequential"]}
+            part.append({"seed": row["seed"]} | hits)
+        for (change,), changed in sections(part, change=list(CHANGES)).items():
             if change != "none":
-                hits, nll = (
-                    Paired.of(scores(changed, field), scores(base, field))
-                    for field in ("accuracy", "nll")
-                )
-                where = f"NMM-{backbone}, {graph}"
-                yield line(where, change, NODES, "seed", accuracy=(hits, 1, 100), NLL=(nll, 3))
+                hits = Paired.rows(changed, base, "accuracy"), 1, 100
+                nll = Paired.rows(changed, base, "nll"), 3
+                yield line(f"NMM-{backbone}, {graph}", change, "seed", accuracy=hits, NLL=nll)
 
 
 def links(rows: Rows, compared: Rows) -> Iterator[Line]:
+    """On the same splits with the guide as it is here."""
     for (dataset, change), part in grouped(pick(rows, task="links"), "dataset", "change").items():
         ours = pick(compared, task="compare", guide="nmm", dataset=dataset)
         here, changed = ([row | row["test"] for row in known] for known in (ours, part))
-        gaps = {
-            measure: (Paired.of(scores(changed, measure), scores(here, measure)), 2)
-            for measure in ("AP", "AUC")
-        }
-        gaps["bound"] = (Paired.of(scores(here, "loss"), scores(changed, "loss")), 4)
-        yield line(f"NMM-DGLFRM, {GRAPHS.get(dataset, dataset)}", change, LINKS, "split", **gaps)
+        ap, auc = ((Paired.rows(changed, here, measure), 2) for measure in ("AP", "AUC"))
+        bound = Paired.rows(here, changed, "loss"), 4
+        where = f"NMM-DGLFRM, {GRAPHS.get(dataset, dataset)}"
+        yield line(where, change, "split", AP=ap, AUC=auc, bound=bound)
 
 
 def fields(rows: Rows) -> Iterator[Line]:
+    """On the same strips with all input."""
     known = pick(rows, task="fields")
     for (change,), part in grouped(known, "change").items():
-        changed, here = (
-            scores(found, "bound", ("coupling", "seed")) for found in (part, pick(known, change=""))
-        )
         if change:
-            gaps = {"KL's bound, nats": (Paired.of(changed, here), 2)}
-            yield line("NMM-CNN on 12 x 40 pixels", change, FIELDS, "field", **gaps)
+            found = Paired.rows(part, pick(known, change=""), "bound", ("coupling", "seed"))
+            gaps = {"KL's bound, nats": (found, 2)}
+            yield line("NMM-CNN on 12 x 40 pixels", change, "field", **gaps)
 
 
 def images(rows: Rows) -> Iterator[Line]:
     """Test images where there are, or else the mean over validation images."""
     done = set()
     for title, part in images_tables.tested(rows):
-        for change in IMAGES:
+        for change in CHANGES:
             psnr, best = (images_tables.gap(part, f, change, "NMM") for f in ("PSNR", "best"))
             if psnr:
                 done.add((change, part[0]["settings"]["num_steps"]))
-                where = ", ".join(["NMM denoiser", *title.values()])
-                gaps = {"PSNR": (psnr, 2), "log p": (best, 3)}
-                yield line(where, change, IMAGES, "image", **gaps)
+                where = f"NMM denoiser, {title['network']}, {title['images']}"
+                yield line(where, change, "image", **{"PSNR": (psnr, 2), "log p": (best, 3)})
     trained = [row for row in images_tables.sized(rows, "train") if "log p" in row]
     for part in grouped(trained, "network", "seed").values():
-        last, settings = {row["method"]: row for row in part}, part[0]["settings"]
-        for change in IMAGES:
-            if {change, "NMM"} <= last.keys() and (change, settings["num_steps"]) not in done:
-                gaps = {
-                    field: (Paired([last[change][field] - last["NMM"][field]]), digits)
-                    for field, digits in (("PSNR", 2), ("log p", 3), ("joint", 3))
-                }
-                where = f"NMM denoiser, {images_tables.size(settings)}, validation"
-                yield line(where, change, IMAGES, "seed", **gaps)
+        settings = part[0]["settings"]
+        where = f"NMM denoiser, {images_tables.size(settings)}, validation"
+        for change in CHANGES:
+            ours, base = pick(part, method=change)[-1:], pick(part, method="NMM")[-1:]
+            if ours and base and (change, settings["num_steps"]) not in done:
+                digits = {"PSNR": 2, "log p": 3, "joint": 3}
+                gaps = {name: (Paired.rows(ours, base, name), digits[name]) for name in digits}
+                yield line(where, change, "seed", **gaps)

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from statistics import mean, median
 
 from common import pick
-from writing import Paired, centre, made, scores, sections
+from writing import Paired, Rows, centre, made, scores, sections
 
 #: With loopy belief propagation, which runs where PGMax is installed.
 METHODS = {"mean field": "mean field", "loopy": "loopy BP", "NMM": "NMM"}
-Rows = list[dict]
 
 
 def tables(rows: Rows) -> dict[str, str]:

@@ -11,7 +11,7 @@ from statistics import mean
 
 from common import grouped, pick
 from references import PAPER_IMAGES
-from writing import Paired, centre, costs, made, scores, sections
+from writing import Paired, Rows, centre, costs, made, scores, sections
 
 SETS = {"bsds300": "BSD300", "kodak24": "Kodak24"}
 METHODS = {
@@ -31,7 +31,6 @@ STEPS = {
     ("NMM", "U-Net-widths"): "neighbours, a width for each pixel",
     ("NMM", "U-Net-log"): "both",
 }
-Rows = list[dict]
 
 
 def tables(rows: Rows) -> dict[str, str]:

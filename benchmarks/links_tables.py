@@ -10,11 +10,10 @@ from statistics import mean
 
 from common import GRAPHS, grouped, pick
 from references import AUTHORS_LINKS, PAPER_LINKS, PAPER_SPLITS
-from writing import Paired, costs, made, scores, sections, spread
+from writing import Paired, Rows, costs, made, scores, sections, spread
 
 GUIDES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}
 MEASURES = ("AP", "AUC")
-Rows = list[dict]
 
 
 def tables(rows: Rows) -> dict[str, str]:
@@ -28,14 +27,10 @@ def blocks(rows: Rows) -> dict[tuple[str, bool], Rows]:
     Katz's index as a guide.
     """
     searched = grouped(pick(rows, task="search"), "dataset", "seed")
-    found = [
-        {"guide": "katz"}
-        | row
-        | row["test"]
-        | {"searched": (row["dataset"], row["seed"]) in searched}
-        for row in rows
-        if row["task"] in ("compare", "katz")
-    ]
+    found = [r | r["test"] for r in rows if r["task"] in ("compare", "katz")]
+    for row in found:
+        row.setdefault("guide", "katz")
+        row["searched"] = (row["dataset"], row["seed"]) in searched
     return sections(found, dataset=GRAPHS, searched=(True, False))
 
 
@@ -46,7 +41,7 @@ def compared(rows: Rows) -> dict[str, Rows]:
 
 def gap(part: Rows, field: str, guide: str = "nmm") -> Paired:
     """Of two guides on the same splits."""
-    return Paired.of(scores(part, field, guide=guide), scores(part, field, guide="original"))
+    return Paired.rows(pick(part, guide=guide), pick(part, guide="original"), field)
 
 
 def both(part: Rows, field: str) -> list[list[float]]:

@@ -6,47 +6,41 @@
 from __future__ import annotations
 
 from statistics import mean
+from types import SimpleNamespace
 
 from common import grouped, pick, wrapped
 from nodes_runs import FORM, Rows, gap, parts, runs
 from references import PAPER_CORA
-from writing import Paired, bullets, p_text, scores
+from writing import bullets, p_text, scores
 
 
-class Cells:
-    """One method minus another on every graph and backbone with three seeds of both, by name."""
+def over_cells(rows: Rows, field: str, ours: str, theirs: str) -> SimpleNamespace:
+    """
+    What sentences say of one method minus another in all cells, which are graphs and backbones
+    with three seeds of both. ``higher`` and ``lower`` are those where p < .05.
+    """
+    digits, unit = FORM[field]
+    every = parts(runs(rows, "accuracy"), "dataset", "backbone").items()
+    found = {" ".join(name): gap(part, field, ours, theirs) for name, part in every}
+    found = {name: each for name, each in found.items() if len(each) > 2}
+    texts = {name: f"{unit * each.mean:+.{digits}f}" for name, each in found.items()}
+    order = sorted(found, key=lambda name: found[name].mean)
+    higher, lower = (
+        [f"{n} {texts[n]}, {p_text(each.p)}" for n, each in found.items() if each.clear(sign)]
+        for sign in (1, -1)
+    )
+    return SimpleNamespace(
+        number=len(found),
+        seeds=sorted({len(each) for each in found.values()}),
+        means=[found[name].mean for name in order],
+        span=" to ".join(texts[name] for name in (*order[:1], *order[-1:])),
+        higher=higher,
+        lower=lower,
+    )
 
-    def __init__(self, rows: Rows, field: str, ours: str, theirs: str) -> None:
-        every = parts(runs(rows, "accuracy"), "dataset", "backbone").items()
-        found = {" ".join(name): gap(part, field, ours, theirs) for name, part in every}
-        self.cells = {name: each for name, each in found.items() if len(each) > 2}
-        self.digits, self.unit = FORM[field]
 
-    def __len__(self) -> int:
-        return len(self.cells)
-
-    def number(self, mean: float) -> str:
-        return f"{self.unit * mean:+.{self.digits}f}"
-
-    def means(self) -> list[float]:
-        return [found.mean for found in self.cells.values()]
-
-    def count(self, sign: int) -> int:
-        """Cells in which the mean has the sign."""
-        return sum(sign * each > 0 for each in self.means())
-
-    def clear(self, sign: int) -> dict[str, Paired]:
-        """Those where p < .05 besides."""
-        return {name: found for name, found in self.cells.items() if found.clear(sign)}
-
-    def listed(self, *signs: int) -> str:
-        """These in brackets."""
-        found = [pair for sign in signs for pair in self.clear(sign).items()]
-        each = (f"{name} {self.number(gap.mean)}, {p_text(gap.p)}" for name, gap in found)
-        return f" ({'; '.join(each)})" if found else ""
-
-    def span(self) -> str:
-        return f"{self.number(min(self.means()))} to {self.number(max(self.means()))}"
+def listed(cells: list[str]) -> str:
+    return f" ({'; '.join(cells)})" if cells else ""
 
 
 def reproduced_nodes(rows: Rows) -> str:
@@ -55,26 +49,27 @@ def reproduced_nodes(rows: Rows) -> str:
 
 
 def plain(rows: Rows) -> list[str]:
-    hits = Cells(rows, "accuracy", "NMM", "backbone")
-    nll = Cells(rows, "nll", "NMM", "backbone")
-    tempered = Cells(rows, "nll", "NMM", "backbone, temperature")
-    both = Cells(rows, "nll", "NMM, stacked", "backbone, stacked")
-    if not (hits and nll and tempered and both):
+    hits = over_cells(rows, "accuracy", "NMM", "backbone")
+    nll = over_cells(rows, "nll", "NMM", "backbone")
+    tempered = over_cells(rows, "nll", "NMM", "backbone, temperature")
+    both = over_cells(rows, "nll", "NMM, stacked", "backbone, stacked")
+    if not (hits.number and nll.number and tempered.number and both.number):
         return []
-    seeds = sorted({len(found) for found in hits.cells.values()})
-    seeds = " to ".join(str(number) for number in dict.fromkeys((seeds[0], seeds[-1])))
+    seeds = " to ".join(str(number) for number in dict.fromkeys((hits.seeds[0], hits.seeds[-1])))
+    worse, tempered_worse, both_worse = (
+        sum(mean > 0 for mean in found.means) for found in (nll, tempered, both)
+    )
     return [
-        f"*Accuracy*: significantly higher than the backbone's in {len(hits.clear(1))} of "
-        f"{len(hits)} cells (graph and backbone, public split, {seeds} seeds), lower in "
-        f"{len(hits.clear(-1))}{hits.listed(-1)}; mean differences {hits.span()} points.",
-        f"*Calibration*: its negative log-likelihood is worse than the backbone's in "
-        f"{nll.count(1)} of {len(nll)} cells, significantly in {len(nll.clear(1))}"
-        f"{nll.listed(1, -1)}, and significantly better in {len(nll.clear(-1))}; differences "
-        f"{nll.span()} nats a node. Against the backbone with temperature scaling it is worse in "
-        f"{tempered.count(1)} of {len(tempered)}, significantly in {len(tempered.clear(1))}, by "
-        f"{tempered.span()} nats; with StackedNMM on either, worse in {both.count(1)} "
-        f"(significantly {len(both.clear(1))}) and better in {both.count(-1)} "
-        f"({len(both.clear(-1))}).",
+        f"*Accuracy*: significantly higher than the backbone's in {len(hits.higher)} of "
+        f"{hits.number} cells (graph and backbone, public split, {seeds} seeds), lower in "
+        f"{len(hits.lower)}{listed(hits.lower)}; mean differences {hits.span} points.",
+        f"*Calibration*: its negative log-likelihood is worse than the backbone's in {worse} of "
+        f"{nll.number} cells, significantly in {len(nll.higher)}{listed(nll.higher + nll.lower)}, "
+        f"and significantly better in {len(nll.lower)}; differences {nll.span} nats a node. "
+        f"Against the backbone with temperature scaling it is worse in {tempered_worse} of "
+        f"{tempered.number}, significantly in {len(tempered.higher)}, by {tempered.span} nats; "
+        f"with StackedNMM on either, worse in {both_worse} (significantly {len(both.higher)}) and "
+        f"better in {sum(mean < 0 for mean in both.means)} ({len(both.lower)}).",
     ]
 
 
@@ -118,18 +113,18 @@ def recipe(rows: Rows) -> list[str]:
 
 
 def helps(rows: Rows) -> list[str]:
-    on_top = Cells(rows, "nll", "backbone, stacked", "backbone, temperature")
-    consistency = Cells(rows, "accuracy", "backbone + consistency", "backbone")
-    stacked = Cells(rows, "nll", "backbone, stacked", "backbone")
-    if not (on_top and consistency and stacked):
+    on_top = over_cells(rows, "nll", "backbone, stacked", "backbone, temperature")
+    consistency = over_cells(rows, "accuracy", "backbone + consistency", "backbone")
+    stacked = over_cells(rows, "nll", "backbone, stacked", "backbone")
+    if not (on_top.number and consistency.number and stacked.number):
         return []
     return [
         f"*What helps*: calibration and known labels of neighbours on top of a trained classifier, "
-        f"StackedNMM (negative log-likelihood {stacked.span()} against the classifier, "
-        f"{on_top.span()} against temperature scaling, significant in {len(on_top.clear(-1))} of "
-        f"{len(on_top)} cells); and for accuracy consistency among unlabelled nodes, NMM or not "
-        f"({consistency.span()} points, significant in {len(consistency.clear(1))} of "
-        f"{len(consistency)}).",
+        f"StackedNMM (negative log-likelihood {stacked.span} against the classifier, "
+        f"{on_top.span} against temperature scaling, significant in {len(on_top.lower)} of "
+        f"{on_top.number} cells); and for accuracy consistency among unlabelled nodes, NMM or not "
+        f"({consistency.span} points, significant in {len(consistency.higher)} of "
+        f"{consistency.number}).",
     ]
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from common import GRAPHS, pick
-from writing import Paired, scores, sections
+from writing import Paired, Rows, scores, sections
 
 NAMES = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP", "mlp": "MLP"}
 #: What tables put first, in this order; ratios are in their own.
@@ -23,8 +23,6 @@ ORDERS = {
 }
 #: Of a score in tables: its digits and unit.
 FORM = {"accuracy": (1, 100), "nll": (3, 1)}
-RATIOS = (0.2, 0.4, 0.6)
-Rows = list[dict]
 
 
 def runs(rows: Rows, task: str) -> Rows:
@@ -63,7 +61,7 @@ def label(method: str, backbone: str) -> str:
 
 def gap(rows: Rows, field: str, ours: str, theirs: str) -> Paired:
     """Of two methods in one cell."""
-    return Paired.of(scores(rows, field, method=ours), scores(rows, field, method=theirs))
+    return Paired.rows(pick(rows, method=ours), pick(rows, method=theirs), field)
 
 
 def shared(rows: Rows) -> set[tuple]:

@@ -14,8 +14,11 @@ from statistics import mean, median, stdev
 import nodes_claims
 from common import grouped, pick
 from nodes import chosen
-from nodes_runs import FORM, RATIOS, Rows, gap, label, on_shared, parts, runs, shared, whole
+from nodes_runs import FORM, Rows, gap, label, on_shared, parts, runs, shared, whole
 from writing import Paired, made, scores, spread
+
+#: Of a method, and of all rows that it is compared with.
+Cell = Callable[[Rows, str], str]
 
 
 def tables(rows: Rows) -> dict[str, str]:
@@ -25,19 +28,15 @@ def tables(rows: Rows) -> dict[str, str]:
     return made(public | random | {nodes_claims.few_labels: 0}, rows)
 
 
-def grid(
-    rows: Rows, title: str, columns: list[str], cell: Callable[[Rows, str], str], *more: str
-) -> Iterator[dict]:
+def grid(rows: Rows, title: str, columns: list[str], cell: Cell, *more: str) -> Iterator[dict]:
     """A line for every method of every backbone (and graph), a cell for all values of columns."""
-    for line in parts(rows, *more, "backbone", "method"):
-        *_, backbone, method = line
-        key = dict(zip((*more, "backbone"), line, strict=False))
-        yield {title: ", ".join([*line[:-2], label(method, backbone)])} | {
-            " ".join(map(str, values)): cell(
-                pick(rows, **key, **dict(zip(columns, values, strict=True))), method
-            )
-            for values in parts(rows, *columns)
-        }
+    for *graph, backbone, method in parts(rows, *more, "backbone", "method"):
+        line = {title: ", ".join([*graph, label(method, backbone)])}
+        part = pick(rows, backbone=backbone, **dict(zip(more, graph, strict=True)))
+        for values in parts(rows, *columns):
+            among = pick(part, **dict(zip(columns, values, strict=True)))
+            line[" ".join(map(str, values))] = cell(among, method)
+        yield line
 
 
 def accuracy(rows: Rows) -> Iterator[dict]:
@@ -125,47 +124,39 @@ def gains(rows: Rows) -> Iterator[dict]:
         both = [mean(gain[name] for gain in found) for name in ("median", "share") if found]
         return f"{both[0]:+.4f}, {100 * both[1]:.0f} %" if both else ""
 
-    known = [row for row in runs(rows, "pairs") if row["ratio"] in RATIOS]
+    known = runs(rows, "pairs")
     for (graph, backbone, method), fits in parts(known, "dataset", "backbone", "method").items():
         found = [row["on temperature"] for row in fits if "on temperature" in row]
         if not found or method == "backbone, temperature":
             continue
         line = {"mean gain per pair": f"{graph}, {label(method, backbone)}"}
-        for ratio in RATIOS:
+        for (ratio,) in parts(known, "ratio"):
             means = [each["mean"] for each in scores(fits, "on temperature", ratio=ratio).values()]
             line[f"{ratio}"] = spread(means, 3, sign="+") + f" ({len(means)})" * bool(means)
-        above, below = (
-            sum(each["low"] > 0 for each in found),
-            sum(each["high"] < 0 for each in found),
-        )
+        above, below = [g for g in found if g["low"] > 0], [g for g in found if g["high"] < 0]
+        own = [row["on own product"] for row in fits if "on own product" in row]
         yield line | {
-            "interval above, below 0": f"{above}, {below} of {len(found)}",
+            "interval above, below 0": f"{len(above)}, {len(below)} of {len(found)}",
             "two nodes": f"{mean(each['two nodes'] for each in found):.3f}",
             "median pair, pairs that gain": middle(found),
-            "the same on own product": middle(
-                [row["on own product"] for row in fits if "on own product" in row]
-            ),
+            "the same on own product": middle(own),
         }
 
 
 def on_top(rows: Rows) -> Iterator[dict]:
     """PLL of StackedNMM minus that of temperature scaling, on the same trained classifier."""
-    for (graph, backbone), part in parts(runs(rows, "pairs"), "dataset", "backbone").items():
+    known = runs(rows, "pairs")
+    for (graph, backbone), every in parts(known, "dataset", "backbone").items():
         line = {"PLL gained on temperature scaling": graph, "classifier": backbone}
-        every = pick(part, method="backbone, stacked")
-        for ratio in RATIOS:
-            fits, alone = (
-                pick(part, ratio=ratio, method=f"backbone, {after}")
-                for after in ("stacked", "temperature")
-            )
-            joint = scores(fits, "conditional")
-            found = Paired.of(joint, scores(alone, "own product"))
-            share = Paired.of(joint, scores(fits, "own product")).mean
+        fits = pick(every, method="backbone, stacked")
+        for (ratio,) in parts(known, "ratio"):
+            joint, own = (scores(fits, f, ratio=ratio) for f in ("conditional", "own product"))
+            alone = scores(every, "own product", ratio=ratio, method="backbone, temperature")
+            found, share = Paired.of(joint, alone), Paired.of(joint, own).mean
             wide = f" ± {stdev(found.gaps):.3f}" if len(found) > 2 else ""
             cell = f"{found.mean:+.3f}{wide}{' *' * found.clear()} ({share:+.3f}; {len(found)})"
             line[f"{ratio}"] = cell if found else ""
-        seconds = scores(every, "fit seconds", ("ratio", "seed"))
-        seconds = [value for (ratio, _), value in seconds.items() if ratio in RATIOS]
+        seconds = scores(fits, "fit seconds", ("ratio", "seed")).values()
         yield line | {"seconds a fit": f"{median(seconds):.1f}" if seconds else ""}
 
 
@@ -191,19 +182,16 @@ def deviations(rows: Rows) -> Iterator[dict]:
     known = pick(runs(rows, "deviations"), dataset="Cora", backbone="GCN", method="NMM")
     ours = pick(known, change="none")
     for (change,), part in grouped(known, "change").items():
-        hits, nll = scores(part, "accuracy"), scores(part, "nll")
-        gaps = [Paired.of(hits, scores(ours, "accuracy")), Paired.of(nll, scores(ours, "nll"))]
-        hit_gap, nll_gap = gaps if change != "none" else (Paired([]), Paired([]))
+        hits, nll, one_by_one = (scores(part, f) for f in ("accuracy", "nll", "sequential"))
+        base = [] if change == "none" else ours
         yield {
             "Cora, NMM-GCN": "ours" if change == "none" else change,
             "seeds": f"{len(part)}",
             "accuracy": spread(hits.values(), 1, 100),
-            "minus ours, points": hit_gap.brief(1, 100),
+            "minus ours, points": Paired.rows(part, base, "accuracy").brief(1, 100),
             "NLL": spread(nll.values(), 3),
-            "minus ours": nll_gap.brief(3),
-            "predicted one by one, points": Paired.of(scores(part, "sequential"), hits).brief(
-                1, 100
-            ),
+            "minus ours": Paired.rows(part, base, "nll").brief(3),
+            "predicted one by one, points": Paired.of(one_by_one, hits).brief(1, 100),
         }
 
 
@@ -213,8 +201,7 @@ def tests(rows: Rows, against: str) -> Iterator[str]:
         for (method, ratio), fits in parts(part, "method", "ratio").items():
             ours = scores(fits, "conditional") or scores(fits, "own product")
             found = Paired.of(ours, scores(part, "own product", method=against, ratio=ratio))
-            if len(found) > 2 and method != against and ratio in RATIOS:
+            if len(found) > 2 and method != against:
                 dataset, backbone = (fits[0][name].lower() for name in ("dataset", "backbone"))
-                p = 1.0 if found.p is None else found.p
-                numbers = f"{found.mean:+.4f}  p {p:.4f}  n {len(found)}"
+                numbers = f"{found.mean:+.4f}  p {found.p:.4f}  n {len(found)}"
                 yield f"{dataset:9} {backbone:6} {ratio} {method:28} - {against}: {numbers}"

@@ -11,14 +11,13 @@ from itertools import pairwise
 from statistics import linear_regression
 
 from common import grouped, pick, wrapped
-from writing import made, sections
+from writing import Rows, made, sections
 
 CODES = {
     "loop": "loop over nodes in PyTorch",
     "compiled": "compiled loops (CPU, numba)",
     "sweeps": "tensor code (any device)",
 }
-Rows = list[dict]
 
 
 def tables(rows: Rows) -> dict[str, str]:

@@ -16,30 +16,28 @@ from statistics import mean, median, stdev
 from common import grouped, pick, table, wrapped
 from scipy.stats import ttest_1samp
 
+Rows = list[dict]
 
-def scores(rows: list[dict], field: str, by: tuple[str, ...] = ("seed",), **key) -> dict:
+
+def scores(rows: Rows, field: str, by: tuple[str, ...] = ("seed",), **key) -> dict:
     """A field's values by seed, of rows that have it; or by other fields, such as images."""
     known = [row for row in pick(rows, **key) if row.get(field) is not None]
     return {tuple(row[name] for name in by): row[field] for row in known}
 
 
-def sections(rows: list[dict], **orders: Iterable | None) -> dict[tuple, list[dict]]:
+def sections(rows: Rows, **orders: Iterable | None) -> dict[tuple, Rows]:
     """
     Rows by the values of some fields, in an order: the known ones first, under their names if the
     order has such, and then others as they are stored; by size if there is no order.
     """
+    names = {}
+    for field, order in reversed(orders.items()):
+        values = [row[field] for row in rows]
+        known = list(dict.fromkeys(sorted(values) if order is None else [*order, *values]))
+        rows = sorted(rows, key=lambda row: known.index(row[field]))
+        names |= order if isinstance(order, dict) else {}
     found = grouped(rows, *orders)
-    places = {f: o if o is None else [*o, *(row[f] for row in rows)] for f, o in orders.items()}
-
-    def place(values: tuple) -> list:
-        each = zip(values, places.values(), strict=True)
-        return [value if order is None else order.index(value) for value, order in each]
-
-    def named(values: tuple) -> tuple:
-        each = zip(values, orders.values(), strict=True)
-        return tuple(o.get(value, value) if isinstance(o, dict) else value for value, o in each)
-
-    return {named(values): found[values] for values in sorted(found, key=place)}
+    return {tuple(names.get(v, v) for v in values): part for values, part in found.items()}
 
 
 def p_text(p: float, limits: Sequence[str] = (".001",)) -> str:
@@ -83,6 +81,11 @@ class Paired:
         """Of values by what they were measured on."""
         return Paired([value - theirs[key] for key, value in ours.items() if key in theirs])
 
+    @staticmethod
+    def rows(ours: Rows, theirs: Rows, field: str, by: tuple[str, ...] = ("seed",)) -> Paired:
+        """Of a field of rows."""
+        return Paired.of(scores(ours, field, by), scores(theirs, field, by))
+
     def __len__(self) -> int:
         return len(self.gaps)
 
@@ -91,16 +94,18 @@ class Paired:
         return mean(self.gaps) if self.gaps else nan
 
     @property
-    def p(self) -> float | None:
-        """Of a paired t-test; none of fewer than three pairs or of pairs that are all alike."""
-        if len(self) < 3 or len(set(self.gaps)) < 2:
-            return None
-        return float(ttest_1samp(self.gaps, 0).pvalue)
+    def tested(self) -> bool:
+        """Not of fewer than three pairs, nor of pairs that are all alike."""
+        return len(self) > 2 and len(set(self.gaps)) > 1
+
+    @property
+    def p(self) -> float:
+        """Of a paired t-test."""
+        return float(ttest_1samp(self.gaps, 0).pvalue) if self.tested else 1.0
 
     def clear(self, sign: int = 0) -> bool:
         """Whether p < .05, with a mean of this sign."""
-        p = self.p
-        return p is not None and p < 0.05 and (sign == 0 or sign * self.mean > 0)
+        return self.p < 0.05 and (sign == 0 or sign * self.mean > 0)
 
     def mark(self, sign: int = 1) -> str:
         """† better and ‡ worse, p < .05; ``sign`` is -1 where less is better."""
@@ -111,16 +116,12 @@ class Paired:
 
     def brief(self, digits: int, unit: float = 1) -> str:
         """Mean ± sd and the p-value, of three pairs or more."""
-        if len(self) < 3:
-            return ""
-        p = self.p
-        return f"{self.spread(digits, unit)} ({p_text(1.0 if p is None else p)})"
+        return f"{self.spread(digits, unit)} ({p_text(self.p)})" if len(self) > 2 else ""
 
     def text(self, digits: int, unit: float = 1) -> str:
         """Mean ± sd, the median, and the p-value."""
         inside = [f"median {unit * median(self.gaps):+.{digits}f}"] if len(self) > 1 else []
-        if (p := self.p) is not None:
-            inside.append(p_text(p, ("1e-6", ".001")))
+        inside += [p_text(self.p, ("1e-6", ".001"))] if self.tested else []
         return self.spread(digits, unit) + (f" ({', '.join(inside)})" if inside else "")
 
 
