@@ -81,8 +81,8 @@ def nodes(rows: Rows) -> Iterator[Line]:
             part.append({"seed": row["seed"]} | hits)
         for (change,), changed in sections(part, change=list(CHANGES)).items():
             if change != "none":
-                hits = Paired.rows(changed, base, "accuracy"), 1, 100
-                nll = Paired.rows(changed, base, "nll"), 3
+                hits = Paired.of_rows(changed, base, "accuracy"), 1, 100
+                nll = Paired.of_rows(changed, base, "nll"), 3
                 yield line(f"NMM-{backbone}, {graph}", change, "seed", accuracy=hits, NLL=nll)
 
 
@@ -91,8 +91,8 @@ def links(rows: Rows, compared: Rows) -> Iterator[Line]:
     for (dataset, change), part in grouped(pick(rows, task="links"), "dataset", "change").items():
         ours = pick(compared, task="compare", guide="nmm", dataset=dataset)
         here, changed = ([row | row["test"] for row in known] for known in (ours, part))
-        ap, auc = ((Paired.rows(changed, here, measure), 2) for measure in ("AP", "AUC"))
-        bound = Paired.rows(here, changed, "loss"), 4
+        ap, auc = ((Paired.of_rows(changed, here, measure), 2) for measure in ("AP", "AUC"))
+        bound = Paired.of_rows(here, changed, "loss"), 4
         where = f"NMM-DGLFRM, {GRAPHS.get(dataset, dataset)}"
         yield line(where, change, "split", AP=ap, AUC=auc, bound=bound)
 
@@ -102,7 +102,7 @@ def fields(rows: Rows) -> Iterator[Line]:
     known = pick(rows, task="fields")
     for (change,), part in grouped(known, "change").items():
         if change:
-            found = Paired.rows(part, pick(known, change=""), "bound", ("coupling", "seed"))
+            found = Paired.of_rows(part, pick(known, change=""), "bound", ("coupling", "seed"))
             gaps = {"KL's bound, nats": (found, 2)}
             yield line("NMM-CNN on 12 x 40 pixels", change, "field", **gaps)
 
@@ -125,5 +125,5 @@ def images(rows: Rows) -> Iterator[Line]:
             ours, base = pick(part, method=change)[-1:], pick(part, method="NMM")[-1:]
             if ours and base and (change, settings["num_steps"]) not in done:
                 digits = {"PSNR": 2, "log p": 3, "joint": 3}
-                gaps = {name: (Paired.rows(ours, base, name), digits[name]) for name in digits}
+                gaps = {name: (Paired.of_rows(ours, base, name), digits[name]) for name in digits}
                 yield line(where, change, "seed", **gaps)

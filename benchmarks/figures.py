@@ -17,12 +17,8 @@ from nodes_runs import Rows, label, on_shared, parts, runs
 from writing import sections
 
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
-#: Of methods of denoising; others are grey.
-DENOISERS = dict(
-    zip(
-        images_tables.METHODS, ("#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#0072B2"), strict=False
-    )
-)
+#: Of methods of denoising in their order; others are grey.
+DENOISING = ("#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#0072B2")
 
 
 def figures(files: dict[str, Rows], path: Path) -> None:
@@ -62,7 +58,7 @@ def training_size(rows: Rows, path: Path) -> None:
     known = runs(rows, "sizes")
     if not known:
         return
-    figure, places = panels(known, 4.8)
+    color, (figure, places) = colors(known), panels(known, 4.8)
     for axis, every in places:
         for kind, method in parts(every, "backbone", "method"):
             points = {}
@@ -76,7 +72,7 @@ def training_size(rows: Rows, path: Path) -> None:
             means = [mean(values) for values in points.values()]
             errors = [stdev(values) / len(values) ** 0.5 for values in points.values()]
             looks = {"marker": "o", "ms": 3, "capsize": 2, "lw": 1, "ls": ":" if more else "-"}
-            looks |= {"color": colors(known)[name], "label": label(method, kind)}
+            looks |= {"color": color[name], "label": label(method, kind)}
             axis.errorbar(list(points), means, errors, **looks)
         axis.set(xlabel="share of training nodes", ylabel="test accuracy, %")
         axis.set_title(f"{axis.get_title()}, ± one standard error")
@@ -89,11 +85,11 @@ def convergence(rows: Rows, path: Path) -> None:
     known = [row for row in pick(runs(rows, "accuracy"), backbone="GCN") if "curve" in row]
     if not known:
         return
-    figure, places = panels(known, 4)
+    color, (figure, places) = colors(known), panels(known, 4)
     for axis, part in places:
         for row in part:
             curve = [100 * value for value in row["curve"]]
-            looks = {"label": label(row["method"], "GCN"), "color": colors(known)[row["method"]]}
+            looks = {"label": label(row["method"], "GCN"), "color": color[row["method"]]}
             axis.plot(range(1, len(curve) + 1), curve, lw=1, **looks)
         axis.set(xlabel="epoch", ylabel="validation accuracy, %", ylim=(50, None))
     places[0][0].legend(frameon=False, fontsize=8, loc="lower right")
@@ -108,13 +104,11 @@ def link_bound(rows: Rows, path: Path, graph: str = "NIPS12") -> None:
     if not both:
         return
     figure, axis = plt.subplots(figsize=(5, 3.6), layout="constrained")
-    for (guide, name), color in zip(
-        links_tables.GUIDES.items(), ("#D55E00", "#0072B2"), strict=True
-    ):
+    for guide, color in (("original", "#D55E00"), ("nmm", "#0072B2")):
         values = -torch.tensor([row["curve"] for row in pick(both, guide=guide)])
         steps = 10 * torch.arange(1, values.shape[1] + 1)
         axis.plot(steps, values.T, color=color, lw=0.4, alpha=0.4)
-        axis.plot(steps, values.mean(0), color=color, lw=1.8, label=name)
+        axis.plot(steps, values.mean(0), color=color, lw=1.8, label=links_tables.GUIDES[guide])
     every = -torch.tensor([row["curve"] for row in both])
     axis.set(xlabel="step", ylabel="evidence lower bound, nats a pair of nodes")
     axis.set(title=f"{graph}, {len(values)} splits and their mean")
@@ -126,8 +120,9 @@ def link_bound(rows: Rows, path: Path, graph: str = "NIPS12") -> None:
 def denoising_steps(rows: Rows, path: Path) -> None:
     """PSNR on validation images of the largest networks, from the trunk on which they stand."""
     figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
+    known = dict(zip(images_tables.METHODS, DENOISING, strict=False))
     for (method, seed), points in validated(rows).items():
-        looks = {"color": DENOISERS.get(method, "#999999"), "marker": "o", "ms": 3, "lw": 1.2}
+        looks = {"color": known.get(method, "#999999"), "marker": "o", "ms": 3, "lw": 1.2}
         name = images_tables.METHODS.get(method, method)
         axis.plot(*zip(*points, strict=True), label=name if seed == 0 else None, **looks)
     axis.set(xlabel="step", ylabel="PSNR on validation images, dB")

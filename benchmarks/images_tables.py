@@ -45,7 +45,8 @@ def size(settings: dict) -> str:
 
 def sized(rows: Rows, task: str) -> Rows:
     """Rows of a task with their settings as a text, so that they can be grouped."""
-    return [row | {"network": json.dumps(row["settings"])} for row in pick(rows, task=task)]
+    found = pick(rows, task=task)
+    return [row | {"network": json.dumps(row["settings"], sort_keys=True)} for row in found]
 
 
 def tested(rows: Rows) -> list[tuple[dict[str, str], Rows]]:
@@ -101,10 +102,10 @@ def denoised(rows: Rows) -> Iterator[dict]:
                 change = between(part, base, field).text(digits) if method not in first else ""
                 line[heading] = centre(by_image(part, field), digits)
                 line[field, "minus the first row's"] = change
-            chosen = scores(part, "chosen", ("image", "seed")).values()
+            chosen = [row["chosen"] for row in part]
             paper = PAPER_IMAGES.get((part[0]["dataset"], part[0]["method"]), "")
             yield line | {
-                "log p, width by validation": f"{mean(chosen):.3f}" if chosen else "",
+                "log p, width by validation": "" if None in chosen else f"{mean(chosen):.3f}",
                 "in 90 % intervals": f"{100 * mean(by_image(part, 'coverage')):.1f} %",
                 "their length": f"{mean(by_image(part, 'length')):.1f}",
                 "PSNR in the paper": "" if "crop" in part[0]["settings"] else paper,

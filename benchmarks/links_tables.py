@@ -41,7 +41,7 @@ def compared(rows: Rows) -> dict[str, Rows]:
 
 def gap(part: Rows, field: str, guide: str = "nmm") -> Paired:
     """Of two guides on the same splits."""
-    return Paired.rows(pick(part, guide=guide), pick(part, guide="original"), field)
+    return Paired.of_rows(pick(part, guide=guide), pick(part, guide="original"), field)
 
 
 def both(part: Rows, field: str) -> list[list[float]]:
@@ -113,15 +113,14 @@ def against_paper(rows: Rows) -> Iterator[dict]:
 def bounds(rows: Rows) -> Iterator[dict]:
     """Nats a pair of nodes: as trained, and without the network's dropout."""
     for graph, part in compared(rows).items():
-        line = {"graph": graph, "splits": f"{len(gap(part, 'loss'))}"}
-        for field, bound in (("loss in training", "bound"), ("loss", "bound, no dropout")):
-            losses = both(part, field)
-            for name, values in zip(GUIDES.values(), losses, strict=True):
-                line[f"{bound}, {name}"] = f"{-mean(values):.4f}" if values else ""
-            line[bound, "difference"] = Paired([a - b for a, b in zip(*losses, strict=True)]).text(
-                4
-            )
-        yield line
+        if number := len(gap(part, "loss")):
+            line = {"graph": graph, "splits": f"{number}"}
+            for field, bound in (("loss in training", "bound"), ("loss", "bound, no dropout")):
+                for name, values in zip(GUIDES.values(), both(part, field), strict=True):
+                    line[f"{bound}, {name}"] = f"{-mean(values):.4f}"
+                theirs, ours = (pick(part, guide=guide) for guide in GUIDES)
+                line[bound, "difference"] = Paired.of_rows(theirs, ours, field).text(4)
+            yield line
 
 
 def links_searched(rows: Rows) -> Iterator[dict]:

@@ -61,7 +61,7 @@ def label(method: str, backbone: str) -> str:
 
 def gap(rows: Rows, field: str, ours: str, theirs: str) -> Paired:
     """Of two methods in one cell."""
-    return Paired.rows(pick(rows, method=ours), pick(rows, method=theirs), field)
+    return Paired.of_rows(pick(rows, method=ours), pick(rows, method=theirs), field)
 
 
 def shared(rows: Rows) -> set[tuple]:

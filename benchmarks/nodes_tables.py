@@ -188,9 +188,9 @@ def deviations(rows: Rows) -> Iterator[dict]:
             "Cora, NMM-GCN": "ours" if change == "none" else change,
             "seeds": f"{len(part)}",
             "accuracy": spread(hits.values(), 1, 100),
-            "minus ours, points": Paired.rows(part, base, "accuracy").brief(1, 100),
+            "minus ours, points": Paired.of_rows(part, base, "accuracy").brief(1, 100),
             "NLL": spread(nll.values(), 3),
-            "minus ours": Paired.rows(part, base, "nll").brief(3),
+            "minus ours": Paired.of_rows(part, base, "nll").brief(3),
             "predicted one by one, points": Paired.of(one_by_one, hits).brief(1, 100),
         }
 

@@ -82,7 +82,7 @@ class Paired:
         return Paired([value - theirs[key] for key, value in ours.items() if key in theirs])
 
     @staticmethod
-    def rows(ours: Rows, theirs: Rows, field: str, by: tuple[str, ...] = ("seed",)) -> Paired:
+    def of_rows(ours: Rows, theirs: Rows, field: str, by: tuple[str, ...] = ("seed",)) -> Paired:
         """Of a field of rows."""
         return Paired.of(scores(ours, field, by), scores(theirs, field, by))
 
@@ -128,6 +128,8 @@ class Paired:
 def as_table(lines: Iterable[dict], left: int = 1) -> str:
     """From lines that name their cells; of a name that is a tuple the last part is the heading."""
     lines = list(lines)
+    if not lines:
+        return "Nothing has been measured yet."
     names = list(dict.fromkeys(name for line in lines for name in line))
     headings = (name if isinstance(name, str) else name[-1] for name in names)
     return table(" | ".join(headings), [[line.get(n, "") for n in names] for line in lines], left)
