@@ -84,7 +84,7 @@ def links(rows: Rows) -> Iterator[dict]:
         known = [guide for (guide,) in grouped(part, "guide") if guide not in ("katz", "original")]
         for guide in known or ["nmm"]:
             columns = {"Katz": "katz", "DGLFRM": "original", "NMM-DGLFRM": guide}
-            numbers = (str(len(pick(part, guide=each))) for each in columns.values())
+            numbers = (str(len(scores(part, "seed", guide=each))) for each in columns.values())
             line = {"graph": name if guide == "nmm" else f"{name}, {guide}"}
             line[f"splits: {' / '.join(columns)}"] = " / ".join(numbers)
             for measure in MEASURES:

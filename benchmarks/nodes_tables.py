@@ -40,15 +40,20 @@ def grid(rows: Rows, title: str, columns: list[str], cell: Cell, *more: str) -> 
 
 
 def accuracy(rows: Rows) -> Iterator[dict]:
-    """In percent; † and ‡ mark differences from the backbone. Temperatures change no prediction."""
+    """In percent, mean ± sd; † and ‡ mark differences from the backbone alone."""
 
     def cell(part: Rows, method: str) -> str:
         values, remark = whole(part, "accuracy", method)
         marked = gap(part, "accuracy", method, "backbone").mark()
         return spread(values.values(), *FORM["accuracy"]) + marked + remark
 
-    known = [row for row in runs(rows, "accuracy") if "temperature" not in row["method"]]
-    return grid(known, "accuracy", ["dataset"], cell)
+    known, shown = runs(rows, "accuracy"), []
+    methods, lines = parts(known, "backbone", "method"), grid(known, "accuracy", ["dataset"], cell)
+    for (backbone, _), part, line in zip(methods, methods.values(), lines, strict=True):
+        hits = backbone, {(row["dataset"], row["seed"], row["accuracy"]) for row in part}
+        if hits not in shown:  # A temperature changes no prediction; the next table has it.
+            yield line
+        shown.append(hits)
 
 
 def quality(rows: Rows) -> Iterator[dict]:
