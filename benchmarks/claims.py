@@ -5,249 +5,204 @@
 
 from __future__ import annotations
 
-import json
 from statistics import mean
 
+import fields_tables
 import images_tables
 import links_tables
 import nodes_claims
-from common import GRAPHS, difference, p_text, p_value, pick, wrapped
-from nodes_runs import Runs
-from references import PAPER_LINKS
+from common import pick, wrapped
+from writing import Paired, Rows, bullets, made, p_text
 
-RESULTS = "docs/results.md"
-Rows = dict[str, list[dict]]
-
-
-def tables(rows: Rows, tightness: list[dict]) -> dict[str, str]:
-    return {
-        "what reproduces": first_screen(rows),
-        "fields claim": fields(rows["fields"]),
-        "links claim": links(rows["links"]),
-        "yeast claim": against_paper(rows["links"], "yeast"),
-        "denoising claim": denoising(rows["images"]),
-        "widths claim": widths(rows["images"]),
-        "whole images claim": whole_images(rows["images"]),
-        "compiled claim": compiled(rows["speed"]),
-        "bound claim": bound(tightness),
-    }
+NAMES = {"AP": "average precision", "AUC": "AUC"}
+#: Of the small network: a method, what it is compared with, and what it adds.
+WIDTHS = {
+    ("NMM", "U-Net-log"): "The NMM as a whole",
+    ("U-Net-widths", "U-Net-log"): "A width for each pixel, without neighbours",
+    ("NMM", "U-Net-widths"): "Neighbours on top of widths",
+    ("NMM-one-width", "U-Net-log"): "Neighbours without widths",
+}
+#: By the file that they are stored in.
+Files = dict[str, Rows]
 
 
-def bullets(*lines: str) -> str:
-    return "\n".join(wrapped(f"- {line}", "  ") for line in lines if line)
+def tables(files: Files) -> dict[str, str]:
+    makers = [what_reproduces, fields_claim, links_claim, yeast_claim, denoising_claim]
+    makers += [widths_claim, whole_images_claim, compiled_claim, bound_claim]
+    return made(dict.fromkeys(makers, 0), files)
 
 
-def first_screen(rows: Rows) -> str:
+def what_reproduces(files: Files) -> str:
     """What of the paper reproduces and what does not, a line for each experiment."""
-    return bullets(*on_nodes(rows["nodes"]), on_fields(rows["fields"]), on_links(rows["links"]),
-                   on_images(rows["images"]))  # fmt: skip
+    lines = [*on_nodes(files["nodes"]), on_fields(files["fields"]), on_links(files["links"])]
+    return bullets([*lines, on_images(files["images"])])
 
 
 def see(section: str) -> str:
-    return f"[{section}]({RESULTS}#{section.lower().replace(' ', '-')})"
+    return f"[{section}](docs/results.md#{section.lower().replace(' ', '-')})"
 
 
-def on_nodes(rows: list[dict]) -> list[str]:
-    runs = Runs(pick(rows, task="accuracy"))
-    hits = nodes_claims.Gaps(runs, "test.accuracy", "NMM", "backbone")
-    nll = nodes_claims.Gaps(runs, "test.nll", "NMM", "backbone, temperature")
-    on_top = nodes_claims.Gaps(runs, "test.nll", "backbone, stacked", "backbone, temperature")
-    share = nodes_claims.shares(Runs(pick(rows, task="pairs")), False)
-    seeds = min(found.seeds for _, found in hits.cells)
+def on_nodes(rows: Rows) -> list[str]:
+    hits = nodes_claims.over_cells(rows, "accuracy", "NMM", "backbone")
+    nll = nodes_claims.over_cells(rows, "nll", "NMM", "backbone, temperature")
+    on_top = nodes_claims.over_cells(rows, "nll", "backbone, stacked", "backbone, temperature")
     return [
         f"{see('Node classification')}: **not reproduced.** An NMM trained on a backbone is "
-        f"significantly more accurate than the backbone in {len(hits.clear(1))} of "
-        f"{len(hits.cells)} cells ({seeds} seeds), less in "
-        f"{len(hits.clear(-1))}. Its negative log-likelihood (NLL) is significantly worse than the "
-        f"temperature-scaled backbone's in {len(nll.clear(1))} of {len(nll.cells)}. The "
-        f"correlation that it learns is worth {mean(share):.4f} nats a pair of nodes.",
+        f"significantly more accurate than the backbone in {len(hits.higher)} of {hits.number} "
+        f"cells ({hits.seeds[0]} seeds), less in {len(hits.lower)}. Its negative log-likelihood "
+        f"(NLL) is significantly worse than the temperature-scaled backbone's in "
+        f"{len(nll.higher)} of {nll.number}. The correlation that it learns is worth "
+        f"{mean(nodes_claims.shares(rows, False)):.4f} nats a pair of nodes.",
         f"An NMM *on top of a trained classifier*, `StackedNMM`, **helps a little**: its NLL is "
-        f"{-max(on_top.means()):.3f} to {-min(on_top.means()):.3f} nats a node below temperature "
-        f"scaling's, significantly in {len(on_top.clear(-1))} of {len(on_top.cells)} cells.",
+        f"{-on_top.means[-1]:.3f} to {-on_top.means[0]:.3f} nats a node below temperature "
+        f"scaling's, significantly in {len(on_top.lower)} of {on_top.number} cells.",
     ]
 
 
-def on_fields(rows: list[dict]) -> str:
-    free = ratios(rows, "NMM")
+def against_mean_field(rows: Rows) -> tuple[list[float], Rows, int]:
+    """
+    The NMM's bound on the KL divergence over the mean field's, of every field; large fields on
+    which NMM-CNN is above the mean field; and how many large ones there are.
+    """
+    large = fields_tables.with_kl(rows)
+    free = [row["NMM bound"] / row["mean field"] for row in pick(rows, task="strips")]
+    free += [row["NMM"] / row["mean field"] for row in large]
+    return free, [row for row in large if row["NMM-CNN"] > row["mean field"]], len(large)
+
+
+def on_fields(rows: Rows) -> str:
+    free, lost, number = against_mean_field(rows)
     return (
         f"{see('Markov random fields')}: **reproduced in part.** The NMM's bound on the KL "
         f"divergence is {min(free):.2f} to {max(free):.2f} times the mean field's, below it on "
         f"{sum(r < 1 for r in free)} of {len(free)} fields; that of a network fitted to a single "
-        f"field is above it on {len(lost(rows))} of {len(large(rows))}."
+        f"field is above it on {len(lost)} of {number}."
     )
 
 
-def on_links(rows: list[dict]) -> str:
-    every = gaps(rows, "AP")
+def fields_claim(files: Files) -> str:
+    free, lost, number = against_mean_field(files["fields"])
+    each = (f"{r['NMM-CNN']:.1f} nats against {r['mean field']:.1f} on {r['name']}" for r in lost)
+    return wrapped(
+        f"Free parameters come closer than the mean field on {sum(r < 1 for r in free)} of "
+        f"{len(free)} fields below. A network fitted to a single field (NMM-CNN) does not on "
+        f"{len(lost)} of {number}: {'; '.join(each)}. In the paper it stays within one "
+        f"percent of free parameters."
+    )
+
+
+def paper_gain(measure: str) -> float:
+    return mean(ours - theirs for theirs, ours in links_tables.published(measure).values())
+
+
+def on_links(rows: Rows) -> str:
+    every = links_tables.pooled(rows, "AP")
     return (
         f"{see('Link prediction')}: **not reproduced.** Average precision gains "
-        f"{mean(b - a for a, b in every):+.2f} points ({p_text(p_value(every))}, {len(every)} "
-        f"splits); the paper has {paper_gain('AP'):+.2f}."
+        f"{every.mean:+.2f} points ({p_text(every.p)}, {len(every)} splits); the paper has "
+        f"{paper_gain('AP'):+.2f}."
     )
 
 
-def on_images(rows: list[dict]) -> str:
-    control = "U-Net-log", "NMM"
-    alone = means(rows, "best", "U-Net-log", "U-Net-widths", 3, True)
+def links_claim(files: Files) -> str:
+    known, pooled = links_tables.compared(files["links"]).values(), []
+    for measure, name in NAMES.items():
+        every = links_tables.pooled(files["links"], measure)
+        paper = f"{p_text(every.p)}; the paper {paper_gain(measure):+.2f}"
+        pooled.append(f"{every.mean:+.2f} points of {name} ({paper})")
+    single = [links_tables.gap(part, measure) for part in known for measure in NAMES]
+    single = [found for found in single if found]
+    return wrapped(
+        f"Over all {len(every)} splits of {len(single) // 2} graphs on which no settings were "
+        f"chosen, the NMM's guide minus the original one is {' and '.join(pooled)}. Of the "
+        f"{len(single)} differences of single graphs, {sum(found.clear() for found in single)} "
+        f"have p < .05."
+    )
+
+
+def yeast_claim(files: Files) -> str:
+    """How far both guides are from what the paper has."""
+    part, parts = links_tables.compared(files["links"])["Yeast"], []
+    for measure, name in NAMES.items():
+        here, paper = links_tables.both(part, measure), links_tables.published(measure)["yeast"]
+        below = (f"{there - mean(values):.1f}" for there, values in zip(paper, here, strict=True))
+        parts.append(f"{' and '.join(below)} points below the paper's {name}")
+    return wrapped(
+        f"On Yeast DGLFRM and NMM-DGLFRM stay {', and '.join(parts)}, on splits of the same sizes."
+    )
+
+
+def by_set(rows: Rows, small: bool) -> list[tuple[str, Rows]]:
+    """Test images: of the network tested on whole images, or of the small one."""
+    found = images_tables.tested(rows)
+    return [(title["images"], p) for title, p in found if ("crop" in p[0]["settings"]) == small]
+
+
+def gaps(rows: Rows, field: str, ours: str, base: str, small: bool) -> list[tuple[str, Paired]]:
+    found = [(name, images_tables.gap(p, field, ours, base)) for name, p in by_set(rows, small)]
+    return [(name, gap) for name, gap in found if gap]
+
+
+def means(rows: Rows, field: str, ours: str, base: str, digits: int, small: bool = False) -> str:
+    found = gaps(rows, field, ours, base, small)
+    return " and ".join(f"{gap.mean:+.{digits}f} ({name})" for name, gap in found)
+
+
+def texts(rows: Rows, field: str, ours: str, base: str, digits: int, small: bool = False) -> str:
+    found = gaps(rows, field, ours, base, small)
+    return ", ".join(f"{gap.text(digits)} on {name}" for name, gap in found)
+
+
+def on_images(rows: Rows) -> str:
+    control = "NMM", "U-Net-log"
     return (
         f"{see('Image denoising')}: **not reproduced.** Against the same U-Net trained as long "
         f"without an NMM, the PSNR differs by {means(rows, 'PSNR', *control, 2)} dB, the "
         f"log-likelihood by {means(rows, 'best', *control, 2)} nats a value; on a small network by "
         f"{means(rows, 'best', *control, 3, True)}, where a width for each pixel without an NMM "
-        f"gives {alone}."
+        f"gives {means(rows, 'best', 'U-Net-widths', 'U-Net-log', 3, True)}."
     )
 
 
-def large(rows: list[dict]) -> list[dict]:
-    return [row for row in rows if row["task"] in ("letter", "plain")]
-
-
-def ratios(rows: list[dict], method: str) -> list[float]:
-    """KL divergence (the NMM's upper bound) over the mean field's, of every field."""
-    narrow = [row["NMM bound"] / row["mean field"] for row in pick(rows, task="strips")]
-    wide = [
-        (row[method] + row["log Z"]) / (row["mean field"] + row["log Z"]) for row in large(rows)
-    ]
-    return (narrow if method == "NMM" else []) + wide
-
-
-def lost(rows: list[dict]) -> list[tuple[str, float, float]]:
-    """Large fields on which NMM-CNN is above the mean field."""
-    found = []
-    for row in large(rows):
-        name = f"{row['task']} {row.get('seed', row.get('coupling'))}"
-        ours, theirs = (row[method] + row["log Z"] for method in ("NMM-CNN", "mean field"))
-        found += [(name, ours, theirs)] if ours > theirs else []
-    return found
-
-
-def fields(rows: list[dict]) -> str:
-    free = ratios(rows, "NMM")
-    each = "; ".join(f"{a:.1f} nats against {b:.1f} on {name}" for name, a, b in lost(rows))
-    return wrapped(
-        f"Free parameters come closer than the mean field on {sum(r < 1 for r in free)} of "
-        f"{len(free)} fields below. A network fitted to a single field (NMM-CNN) does not on "
-        f"{len(lost(rows))} of {len(large(rows))}: {each}. In the paper it stays within one "
-        f"percent of free parameters."
-    )
-
-
-def gaps(rows: list[dict], measure: str) -> list[tuple[float, float]]:
-    """Both guides on every split on which no settings were chosen."""
-    return [
-        (a["test"][measure], b["test"][measure])
-        for dataset in links_tables.graphs(rows)
-        for a, b in links_tables.pairs(rows, dataset)
-    ]
-
-
-def paper_gain(measure: str) -> float:
-    cells = [values for (_, name), values in PAPER_LINKS.items() if name == measure]
-    return mean(float(b.split()[0]) - float(a.split()[0]) for a, b in cells)
-
-
-def links(rows: list[dict]) -> str:
-    known = [name for name in links_tables.graphs(rows) if links_tables.pairs(rows, name)]
-    clear = 0
-    parts = []
-    for measure, name in (("AP", "average precision"), ("AUC", "AUC")):
-        every = gaps(rows, measure)
-        gain = mean(b - a for a, b in every)
-        paper = f"the paper {paper_gain(measure):+.2f}"
-        parts.append(f"{gain:+.2f} points of {name} ({p_text(p_value(every))}; {paper})")
-        for dataset in known:
-            both = links_tables.pairs(rows, dataset)
-            p = p_value([(a["test"][measure], b["test"][measure]) for a, b in both])
-            clear += p is not None and p < 0.05
-    return wrapped(
-        f"Over all {len(gaps(rows, 'AP'))} splits of {len(known)} graphs on which no settings were "
-        f"chosen, the NMM's guide minus the original one is {' and '.join(parts)}. Of the "
-        f"{2 * len(known)} differences of single graphs, {clear} have p < .05."
-    )
-
-
-def against_paper(rows: list[dict], dataset: str) -> str:
-    """How far both guides are from what the paper has."""
-    parts, both = [], links_tables.pairs(rows, dataset)
-    for measure, name in (("AP", "average precision"), ("AUC", "AUC")):
-        paper = [float(value.split()[0]) for value in PAPER_LINKS[dataset, measure]]
-        columns = zip(*both, strict=True)
-        here = [mean(row["test"][measure] for row in column) for column in columns]
-        below = " and ".join(f"{a - b:.1f}" for a, b in zip(paper, here, strict=True))
-        parts.append(f"{below} points below the paper's {name}")
-    return wrapped(
-        f"On {GRAPHS[dataset]} DGLFRM and NMM-DGLFRM stay {', and '.join(parts)}, on splits of the "
-        f"same sizes."
-    )
-
-
-def blocks(rows: list[dict], small: bool) -> list[tuple[str, dict]]:
-    """Test images by set: of the network tested on whole images, or of the small one."""
-    found = images_tables.tested(rows).items()
-    return [(images_tables.title(block)[1], part) for block, part in found
-            if ("crop" in json.loads(block[0])) == small]  # fmt: skip
-
-
-def image_pairs(rows: list[dict], field: str, base: str, ours: str, small: bool = False):
-    """By image, of every set: its name, and values of both methods."""
-    for name, found in blocks(rows, small):
-        if base in found and ours in found:
-            parts = [images_tables.with_scaled(found[method]) for method in (base, ours)]
-            yield name, images_tables.paired(*parts, field)
-
-
-def means(rows: list[dict], field: str, base: str, ours: str, digits: int, small=False) -> str:
-    found = image_pairs(rows, field, base, ours, small)
-    return " and ".join(f"{mean(b - a for a, b in p):+.{digits}f} ({name})" for name, p in found)
-
-
-def compared(rows, field: str, base: str, ours: str, digits: int, small: bool = False) -> str:
-    found = image_pairs(rows, field, base, ours, small)
-    return ", ".join(f"{difference(pairs, digits)} on {name}" for name, pairs in found)
-
-
-def denoising(rows: list[dict]) -> str:
-    control, squared = ("U-Net-log", "NMM"), ("U-Net", "NMM")
+def denoising_claim(files: Files) -> str:
+    rows, control, squared = files["images"], ("NMM", "U-Net-log"), ("NMM", "U-Net")
     return bullets(
-        f"*PSNR*, the NMM minus its control, the same U-Net trained to the end without an NMM: "
-        f"{compared(rows, 'PSNR', *control, 2)}, in dB.",
-        f"*PSNR* against a U-Net fitted to squared errors: {compared(rows, 'PSNR', *squared, 2)}; "
-        f"the control against it: {compared(rows, 'PSNR', 'U-Net', 'U-Net-log', 2)}.",
-        f"*Likelihood*, nats a value, against the U-Net fitted to squared errors with a Gaussian "
-        f"of one width: {compared(rows, 'log p', *squared, 3)}; against the control with a "
-        f"logistic one: {compared(rows, 'best', *control, 3)}.",
+        [
+            f"*PSNR*, the NMM minus its control, the same U-Net trained to the end without an NMM: "
+            f"{texts(rows, 'PSNR', *control, 2)}, in dB.",
+            f"*PSNR* against a U-Net fitted to squared errors: {texts(rows, 'PSNR', *squared, 2)}; "
+            f"the control against it: {texts(rows, 'PSNR', 'U-Net-log', 'U-Net', 2)}.",
+            f"*Likelihood*, nats a value, against the U-Net fitted to squared errors with a "
+            f"Gaussian of one width: {texts(rows, 'log p', *squared, 3)}; against the control with "
+            f"a logistic one: {texts(rows, 'best', *control, 3)}.",
+        ]
     )
 
 
-def widths(rows: list[dict]) -> str:
+def widths_claim(files: Files) -> str:
     """What widths and neighbours add apart, on the small network."""
-    names = {
-        ("U-Net-log", "NMM"): "the NMM as a whole",
-        ("U-Net-log", "U-Net-widths"): "a width for each pixel, without neighbours",
-        ("U-Net-widths", "NMM"): "neighbours on top of widths",
-        ("U-Net-log", "NMM-one-width"): "neighbours without widths",
-    }
-    lines = [
-        f"*{name}*: log p {compared(rows, 'best', *key, 3, True)}; PSNR "
-        f"{compared(rows, 'PSNR', *key, 2, True)}."
-        for key, name in names.items()
-    ]
-    return bullets(*(f"{line[:1]}{line[1:2].upper()}{line[2:]}" for line in lines))
+    rows = files["images"]
+    return bullets(
+        f"*{name}*: log p {texts(rows, 'best', *both, 3, True)}; PSNR "
+        f"{texts(rows, 'PSNR', *both, 2, True)}."
+        for both, name in WIDTHS.items()
+    )
 
 
-def whole_images(rows: list[dict]) -> str:
+def whole_images_claim(files: Files) -> str:
     """The bound of whole images minus the sum of their pixels' marginals."""
     parts = []
-    for name, found in blocks(rows, True):
-        part = {k: row for k, row in found["NMM"].items() if "joint" in row}
-        columns = (images_tables.by_image(part, field) for field in ("log p", "joint"))
-        parts.append(f"{difference(list(zip(*columns, strict=True)), 3)} nats on {name}")
+    for name, every in by_set(files["images"], True):
+        part = pick(every, method="NMM")
+        parts.append(
+            f"{images_tables.between(part, part, 'joint', 'log p').text(3)} nats on {name}"
+        )
     return wrapped(f"Correlations of the NMM are worth at least {' and '.join(parts)}.")
 
 
-def compiled(rows: list[dict]) -> str:
+def compiled_claim(files: Files) -> str:
     """Compiled loops against tensor code."""
-    part = pick(rows, task="draw", device="cpu")
+    part = pick(files["speed"], task="draw", device="cpu")
     seconds = {(row["code"], row["particles"]): row["seconds"] for row in part}
     sizes = sorted(size for code, size in seconds if code == "compiled")
     ratio = [f"{seconds['sweeps', n] / seconds['compiled', n]:.0f}" for n in sizes]
@@ -257,11 +212,11 @@ def compiled(rows: list[dict]) -> str:
     )
 
 
-def bound(rows: list[dict]) -> str:
-    pair = max(abs(row["pair gap"]) for row in rows)
-    whole = max(rows, key=lambda row: row["test estimate"] - row["test bound"])
+def bound_claim(files: Files) -> str:
+    """How tight the bound is while a model trains."""
+    pair = max(abs(row["pair gap"]) for row in files["tightness"])
+    gap, epoch = max((r["test estimate"] - r["test bound"], r["epoch"]) for r in files["tightness"])
     return wrapped(
-        f"The largest gaps are {pair:.4f} nats a node for pairs and "
-        f"{whole['test estimate'] - whole['test bound']:.4f} for the whole test set, the latter at "
-        f"epoch {whole['epoch']}."
+        f"The largest gaps are {pair:.4f} nats a node for pairs and {gap:.4f} for the whole test "
+        f"set, the latter at epoch {epoch}."
     )

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import images_tables
-from common import GRAPHS, difference, grouped, names, pick, table
+import nodes_runs
+from common import GRAPHS, grouped, pick
+from writing import Paired, Rows, made, sections
 
-#: The change back to the paper's choice (or to another one): where, in the paper, and here.
-NODES = {
+LABELS = "`reward_to_go` up to 300 labels, unbiased too"
+CREDIT = "REINFORCE; tried: `one_step_credit`"
+#: The change back to the paper's choice (or to another one): what, in the paper, and here.
+CHANGES = {
     "link softplus + 1": ("concentrations", "softplus + 1", "exp, floor 0.1"),
     "link square + 1": ("concentrations", "square + 1", "exp, floor 0.1"),
     "link exp + 1": ("concentrations", "floor 1", "exp, floor 0.1"),
@@ -22,27 +26,16 @@ NODES = {
     "paper's, square + 1": ("all of it", "square + 1, rate .01", "ours"),
     "paper's, softplus + 1, lr .05": ("all of it", "softplus + 1, rate .05", "ours"),
     "paper's, square + 1, lr .05": ("all of it", "square + 1, rate .05", "ours"),
-    "estimator one_step_credit": (
-        "gradient",
-        "REINFORCE; tried: `one_step_credit`",
-        "`reward_to_go` up to 300 labels, unbiased too",
-    ),
-    "estimator no_score": (
-        "gradient",
-        "REINFORCE; tried: `no_score`",
-        "`reward_to_go` up to 300 labels, unbiased too",
-    ),
+    "estimator one_step_credit": ("gradient", CREDIT, LABELS),
+    "estimator no_score": ("gradient", "REINFORCE; tried: `no_score`", LABELS),
     "sequential": ("prediction", "joint: one node after another", "marginals"),
-}
-OWN = "a network of its own, as wide as memberships"
-LINKS = {"own attention": ("DGLFRM's attention", OWN, "first layer shared, 16 outputs")}
-FIELDS = {"no groups": ("NMM-CNN's input", "potentials", "and the groups of the order")}
-IMAGES = {
-    "NMM-one-step-credit": (
-        "gradient",
-        "REINFORCE; tried: `one_step_credit`",
-        "`no_score`: no score term",
+    "own attention": (
+        "DGLFRM's attention",
+        "a network of its own, as wide as memberships",
+        "first layer shared, 16 outputs",
     ),
+    "no groups": ("NMM-CNN's input", "potentials", "and the groups of the order"),
+    "NMM-one-step-credit": ("gradient", CREDIT, "`no_score`: no score term"),
     "NMM-Gaussian": (
         "concentrations, attention",
         "Gaussian of one width, γ = 5",
@@ -50,87 +43,87 @@ IMAGES = {
     ),
     "NMM-one-width": ("widths", "one width", "a width for each pixel"),
 }
-Line = list[str]
+Line = dict[str, str]
 
 
-def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
+def tables(rows: dict[str, Rows]) -> dict[str, str]:
+    return made({from_paper: 5}, rows)
+
+
+def from_paper(rows: dict[str, Rows]) -> Iterator[Line]:
     """Each deviation undone alone: what is measured with the paper's choice, minus ours."""
-    lines = [*nodes(rows["nodes"]), *images(rows["images"])]
-    lines += [*links(rows["deviations"], rows["links"]), *fields(rows["deviations"])]
-    head = "experiment | what | in the paper | here | measured on | the paper's minus ours"
-    return {"from paper": table(head, lines, left=5)}
+    yield from (*nodes(rows["nodes"]), *images(rows["images"]))
+    yield from (*links(rows["deviations"], rows["links"]), *fields(rows["deviations"]))
 
 
-def line(where: str, change: str, known: dict, on: str, gaps: dict[str, str]) -> Line:
-    cells = "; ".join(f"{name} {gap}" for name, gap in gaps.items() if gap)
-    return [where, *known.get(change, (change, "", "")), on, cells]
+def line(where: str, change: str, on: str, **gaps: tuple) -> Line:
+    """What was measured and its differences, each with its digits and maybe a unit."""
+    what, paper, here = CHANGES.get(change, (change, "", ""))
+    number = max(len(found) for found, *_ in gaps.values())
+    texts = [f"{name} {found.text(*form)}" for name, (found, *form) in gaps.items() if found]
+    return {
+        "experiment": where,
+        "what": what,
+        "in the paper": paper,
+        "here": here,
+        "measured on": f"{number} {on}{'s' * (number != 1)}",
+        "the paper's minus ours": "; ".join(texts),
+    }
 
 
-def gap(both: list[tuple[dict, dict]], field: str, digits: int, unit: float = 1) -> str:
-    """Of rows here and changed."""
-    return difference([(unit * a[field], unit * b[field]) for a, b in both], digits)
-
-
-def nodes(rows: list[dict]) -> Iterator[Line]:
+def nodes(rows: Rows) -> Iterator[Line]:
     """Test accuracy in points and NLL, paired by seed with the row of no change."""
-    found = grouped(pick(rows, task="deviations"), "dataset", "backbone")
-    for (dataset, kind), part in found.items():
-        where = f"NMM-{kind.upper()}, {GRAPHS.get(dataset, dataset)}"
-        by: dict[str, dict] = {}
-        for row in part:
-            by.setdefault(row["change"], {})[row["seed"]] = row["test"]
-        base, one_by_one = by.pop("none", {}), pick(part, change="none")
-        hits = [(r["test"], {"accuracy": r["sequential"]}) for r in one_by_one if "sequential" in r]
-        for change in names(NODES, ["sequential"] * bool(hits) + list(by)):
-            both, gaps = hits, {}
-            if change != "sequential":
-                both = [(base[seed], test) for seed, test in by[change].items() if seed in base]
-                gaps = {"NLL": gap(both, "nll", 3)}
-            gaps = {"accuracy": gap(both, "accuracy", 1, 100)} | gaps
-            yield line(where, change, NODES, f"{len(both)} seeds", gaps)
+    known = nodes_runs.runs(rows, "deviations")
+    for (graph, backbone), part in nodes_runs.parts(known, "dataset", "backbone").items():
+        base = pick(part, change="none")
+        for row in [row for row in base if "sequential" in row]:
+            hits = {"change": "sequential", "accuracy": row["sequential"]}
+            part.append({"seed": row["seed"]} | hits)
+        for (change,), changed in sections(part, change=list(CHANGES)).items():
+            if change != "none":
+                hits = Paired.of_rows(changed, base, "accuracy"), 1, 100
+                nll = Paired.of_rows(changed, base, "nll"), 3
+                yield line(f"NMM-{backbone}, {graph}", change, "seed", accuracy=hits, NLL=nll)
 
 
-def links(rows: list[dict], compared: list[dict]) -> Iterator[Line]:
+def links(rows: Rows, compared: Rows) -> Iterator[Line]:
+    """On the same splits with the guide as it is here."""
     for (dataset, change), part in grouped(pick(rows, task="links"), "dataset", "change").items():
         ours = pick(compared, task="compare", guide="nmm", dataset=dataset)
-        here = {row["seed"]: row for row in ours}
-        both = [(here[row["seed"]], row) for row in part if row["seed"] in here]
-        tests = [(a["test"], b["test"]) for a, b in both]
-        gaps = {measure: gap(tests, measure, 2) for measure in ("AP", "AUC")}
-        gaps["bound"] = gap(both, "loss", 4, -1)
+        here, changed = ([row | row["test"] for row in known] for known in (ours, part))
+        ap, auc = ((Paired.of_rows(changed, here, measure), 2) for measure in ("AP", "AUC"))
+        bound = Paired.of_rows(here, changed, "loss"), 4
         where = f"NMM-DGLFRM, {GRAPHS.get(dataset, dataset)}"
-        yield line(where, change, LINKS, f"{len(both)} splits", gaps)
+        yield line(where, change, "split", AP=ap, AUC=auc, bound=bound)
 
 
-def fields(rows: list[dict]) -> Iterator[Line]:
-    rows = pick(rows, task="fields")
-    here = {(row["coupling"], row["seed"]): row for row in pick(rows, change="")}
-    for (change,), part in grouped(rows, "change").items():
-        places = [(row["coupling"], row["seed"]) for row in part]
-        both = [
-            (here[place], row) for place, row in zip(places, part, strict=True) if place in here
-        ]
+def fields(rows: Rows) -> Iterator[Line]:
+    """On the same strips with all input."""
+    known = pick(rows, task="fields")
+    for (change,), part in grouped(known, "change").items():
         if change:
-            gaps = {"KL's bound, nats": gap(both, "bound", 2)}
-            yield line("NMM-CNN on 12 x 40 pixels", change, FIELDS, f"{len(both)} fields", gaps)
+            found = Paired.of_rows(part, pick(known, change=""), "bound", ("coupling", "seed"))
+            gaps = {"KL's bound, nats": (found, 2)}
+            yield line("NMM-CNN on 12 x 40 pixels", change, "field", **gaps)
 
 
-def images(rows: list[dict]) -> Iterator[Line]:
+def images(rows: Rows) -> Iterator[Line]:
     """Test images where there are, or else the mean over validation images."""
     done = set()
-    for block, found in images_tables.tested(rows).items():
-        for change in (change for change in IMAGES if change in found and "NMM" in found):
-            parts = [images_tables.with_scaled(found[method]) for method in ("NMM", change)]
-            pairs = {field: images_tables.paired(*parts, field) for field in ("PSNR", "best")}
-            gaps = {"PSNR": difference(pairs["PSNR"], 2), "log p": difference(pairs["best"], 3)}
-            where = "NMM denoiser, " + ", ".join(images_tables.title(block))
-            done.add((change, images_tables.steps_of(block)))
-            yield line(where, change, IMAGES, f"{len(pairs['PSNR'])} images", gaps)
-    trained = [row for row in pick(rows, task="train") if "log p" in row]
-    last = {(r["method"], r["seed"], images_tables.size(r["settings"])): r for r in trained}
-    for (change, seed, size), row in last.items():
-        base = last.get(("NMM", seed, size))
-        if change in IMAGES and base and (change, row["settings"]["num_steps"]) not in done:
-            digits = {"PSNR": 2, "log p": 3, "joint": 3}
-            gaps = {field: gap([(base, row)], field, digits[field]) for field in digits}
-            yield line(f"NMM denoiser, {size}, validation", change, IMAGES, "1 seed", gaps)
+    for title, part in images_tables.tested(rows):
+        for change in CHANGES:
+            psnr, best = (images_tables.gap(part, f, change, "NMM") for f in ("PSNR", "best"))
+            if psnr:
+                done.add((change, part[0]["settings"]["num_steps"]))
+                where = f"NMM denoiser, {title['network']}, {title['images']}"
+                yield line(where, change, "image", **{"PSNR": (psnr, 2), "log p": (best, 3)})
+    trained = [row for row in images_tables.sized(rows, "train") if "log p" in row]
+    for part in grouped(trained, "network", "seed").values():
+        settings = part[0]["settings"]
+        where = f"NMM denoiser, {images_tables.size(settings)}, validation"
+        for change in CHANGES:
+            ours, base = pick(part, method=change)[-1:], pick(part, method="NMM")[-1:]
+            if ours and base and (change, settings["num_steps"]) not in done:
+                digits = {"PSNR": 2, "log p": 3, "joint": 3}
+                gaps = {name: (Paired.of_rows(ours, base, name), digits[name]) for name in digits}
+                yield line(where, change, "seed", **gaps)

@@ -5,82 +5,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import mean, median
 
-from common import centre, difference, grouped, made, pick, table
+from common import pick
+from writing import Paired, Rows, centre, made, scores, sections
 
 #: With loopy belief propagation, which runs where PGMax is installed.
 METHODS = {"mean field": "mean field", "loopy": "loopy BP", "NMM": "NMM"}
 
 
-def strips(rows: list[dict]) -> str:
-    """Means and medians over the seeds of each coupling."""
+def tables(rows: Rows) -> dict[str, str]:
+    return made({strips: 1, large: 1, amortized: 0, scaling: 1}, rows)
 
-    def column(part: list[dict], field: str, name: str, form) -> str:
-        values = [row[field][name] for row in part]
-        return form(values) if None not in values else ""
 
-    lines = []
-    for (coupling,), part in sorted(grouped(pick(rows, task="strips"), "coupling").items()):
-        independent, bound, kl = ([r[f] for r in part] for f in ("mean field", "NMM bound", "NMM"))
+def strips(rows: Rows) -> Iterator[dict]:
+    """KL divergences: means and medians over the seeds of each coupling."""
+    for (coupling,), part in sections(pick(rows, task="strips"), coupling=None).items():
+        free, bound, kl = (scores(part, name) for name in ("mean field", "NMM bound", "NMM"))
         error = sum(row["error"] ** 2 for row in part) ** 0.5 / len(part)
-        gaps = difference(list(zip(independent, kl, strict=True)), 2)
-        worst = max(b / a for a, b in zip(independent, bound, strict=True))
-        cells = [f"{coupling}", f"{len(part)}", centre(independent, 2), centre(bound, 2)]
-        cells += [f"{centre(kl, 2)} ± {error:.2f}", gaps, f"{worst:.2f}"]
-        cells += [column(part, "marginals", n, lambda v: f"{mean(v):.4f}") for n in METHODS]
-        cells += [column(part, "seconds", n, lambda v: f"{median(v):.1f}") for n in METHODS]
-        lines.append(cells)
-    head = (
-        "coupling | fields | KL, mean field | KL, NMM's bound | KL, NMM | minus mean field | "
-        "worst ratio"
-    )
-    for what in ("error", "s"):
-        head += "".join(f" | {what}, {name}" for name in METHODS.values())
-    return table(head, lines)
+        line = {
+            "coupling": f"{coupling}",
+            "fields": f"{len(part)}",
+            "KL, mean field": centre(free.values(), 2),
+            "KL, NMM's bound": centre(bound.values(), 2),
+            "KL, NMM": f"{centre(kl.values(), 2)} ± {error:.2f}",
+            "minus mean field": Paired.of(kl, free).text(2),
+            "worst ratio": f"{max(bound[seed] / free[seed] for seed in free):.2f}",
+        }
+        for method, name in METHODS.items():
+            errors = [row["marginals"][method] for row in part]
+            line[f"error, {name}"] = "" if None in errors else f"{mean(errors):.4f}"
+        for method, name in METHODS.items():
+            seconds = [row["seconds"][method] for row in part]
+            line[f"s, {name}"] = "" if None in seconds else f"{median(seconds):.1f}"
+        yield line
 
 
-def large(rows: list[dict]) -> str:
-    lines, methods = [], METHODS | {"NMM-CNN": "NMM-CNN"}
-    for row in (row for row in rows if row["task"] in ("letter", "plain")):
-        log_z, seconds = row["log Z"], [row["seconds"][method] for method in methods]
-        kl = {m: row[m] + log_z for m in ("mean field", "NMM", "NMM-CNN")}
-        cells = [f"{row['task']} {row.get('seed', row.get('coupling'))}", f"{log_z:.1f}"]
-        cells[1] += f" ± {row['log Z error']:.1f}" if "log Z error" in row else ""
-        cells += [f"{value:.1f}" for value in kl.values()]
-        cells += [f"{kl[method] / kl['mean field']:.2f}" for method in ("NMM", "NMM-CNN")]
-        lines.append([*cells, *(f"{s:.0f}" if s is not None else "" for s in seconds)])
-    head = (
-        "field | log Z | KL, mean field | KL, NMM's bound | KL, NMM-CNN's bound | "
-        "NMM / mean field | NMM-CNN / mean field"
-    )
-    return table(head + "".join(f" | s, {name}" for name in methods.values()), lines)
+def with_kl(rows: Rows) -> Rows:
+    """Large fields by name, with bounds on KL divergences."""
+    found = [row for row in rows if row["task"] in ("letter", "plain")]
+    for number, row in enumerate(found):
+        kl = {method: row[method] + row["log Z"] for method in ("mean field", "NMM", "NMM-CNN")}
+        name = f"{row['task']} {row.get('seed', row.get('coupling'))}"
+        found[number] = row | kl | {"name": name}
+    return found
 
 
-def amortized(rows: list[dict]) -> str:
-    lines, methods = [], ("mean field", "NMM-CNN")
+def large(rows: Rows) -> Iterator[dict]:
+    """Fields of many pixels, one by one."""
+    for row in with_kl(rows):
+        error = f" ± {row['log Z error']:.1f}" if "log Z error" in row else ""
+        line = {
+            "field": row["name"],
+            "log Z": f"{row['log Z']:.1f}{error}",
+            "KL, mean field": f"{row['mean field']:.1f}",
+            "KL, NMM's bound": f"{row['NMM']:.1f}",
+            "KL, NMM-CNN's bound": f"{row['NMM-CNN']:.1f}",
+            "NMM / mean field": f"{row['NMM'] / row['mean field']:.2f}",
+            "NMM-CNN / mean field": f"{row['NMM-CNN'] / row['mean field']:.2f}",
+        }
+        for method, name in (METHODS | {"NMM-CNN": "NMM-CNN"}).items():
+            seconds = row["seconds"][method]
+            line[f"s, {name}"] = "" if seconds is None else f"{seconds:.0f}"
+        yield line
+
+
+def amortized(rows: Rows) -> Iterator[dict]:
+    """One network for many fields, on fields that it was not trained on."""
     for row in pick(rows, task="amortized"):
-        pairs = list(zip(*(row[name] for name in methods), strict=True))
-        cells = [f"{sum(b < a for a, b in pairs)} of {len(pairs)}"]
-        cells += [*(centre(row[name], 2) for name in methods), difference(pairs, 2)]
-        cells += [f"{1e3 * median(row['seconds'][name]):.0f}" for name in methods]
-        lines.append([*cells, f"{row['train seconds']:.0f}"])
-    head = (
-        "NMM-CNN better | mean field | NMM-CNN, bound | difference | mean field, ms | "
-        "NMM-CNN, ms | training, s"
-    )
-    return table(head, lines, left=0)
+        free, network, seconds = row["mean field"], row["NMM-CNN"], row["seconds"]
+        found = Paired([b - a for a, b in zip(free, network, strict=True)])
+        yield {
+            "NMM-CNN better": f"{sum(gap < 0 for gap in found.gaps)} of {len(found)}",
+            "mean field": centre(free, 2),
+            "NMM-CNN, bound": centre(network, 2),
+            "difference": found.text(2),
+            "mean field, ms": f"{1e3 * median(seconds['mean field']):.0f}",
+            "NMM-CNN, ms": f"{1e3 * median(seconds['NMM-CNN']):.0f}",
+            "training, s": f"{row['train seconds']:.0f}",
+        }
 
 
-def scaling(rows: list[dict]) -> str:
-    lines = []
+def scaling(rows: Rows) -> Iterator[dict]:
+    """A step of training on square grids."""
     for row in pick(rows, task="scaling"):
-        cells = [f"{row['size']} x {row['size']}", f"{1e3 * row['seconds']:.0f}"]
-        lines.append(
-            [*cells, f"{row['MiB']:.0f}", f"{1e6 * row['seconds'] / row['size'] ** 2:.1f}"]
-        )
-    return table("grid | a step, ms | memory, MiB | µs a pixel", lines)
-
-
-def tables(rows: list[dict]) -> dict[str, str]:
-    return made((strips, large, amortized, scaling), rows)
+        yield {
+            "grid": f"{row['size']} x {row['size']}",
+            "a step, ms": f"{1e3 * row['seconds']:.0f}",
+            "memory, MiB": f"{row['MiB']:.0f}",
+            "µs a pixel": f"{1e6 * row['seconds'] / row['size'] ** 2:.1f}",
+        }

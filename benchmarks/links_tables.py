@@ -1,198 +1,170 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables and the figure of links.py's results, for report.py."""
+"""The tables of links.py's results, for report.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from statistics import mean
 
-import matplotlib.pyplot as plt
-import torch
-from common import GRAPHS, costs, difference, grouped, made, names, pick, spread, table
+from common import GRAPHS, grouped, pick
 from references import AUTHORS_LINKS, PAPER_LINKS, PAPER_SPLITS
+from writing import Paired, Rows, costs, made, scores, sections, spread
 
 GUIDES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}
 MEASURES = ("AP", "AUC")
-#: Rows by seed.
-Part = dict[int, dict]
 
 
-def graphs(rows: list[dict]) -> dict[str, str]:
-    return names(GRAPHS, (row["dataset"] for row in rows))
+def tables(rows: Rows) -> dict[str, str]:
+    compared = {pooled_links: 1, links: 1, against_paper: 1, bounds: 1}
+    return made(compared | {links_searched: 3, reproduced: 1, memberships: 1, link_cost: 1}, rows)
 
 
-def blocks(rows: list[dict], task: str) -> dict[tuple[str, bool], dict[str, Part]]:
-    """By graph, and whether settings were chosen on the split: of every guide, rows by seed."""
+def blocks(rows: Rows) -> dict[tuple[str, bool], Rows]:
+    """
+    By graph, and whether settings were chosen on the split: what was measured on test links, with
+    Katz's index as a guide.
+    """
     searched = grouped(pick(rows, task="search"), "dataset", "seed")
-    found: dict[tuple[str, bool], dict[str, Part]] = {}
-    for dataset in graphs(rows):
-        for row in pick(rows, task=task, dataset=dataset):
-            block = dataset, (dataset, row["seed"]) in searched
-            guide = row.get("guide", task)
-            found.setdefault(block, {}).setdefault(guide, {})[row["seed"]] = row
-    return found
+    found = [r | r["test"] for r in rows if r["task"] in ("compare", "katz")]
+    for row in found:
+        row.setdefault("guide", "katz")
+        row["searched"] = (row["dataset"], row["seed"]) in searched
+    return sections(found, dataset=GRAPHS, searched=(True, False))
 
 
-def pairs(rows: list[dict], dataset: str) -> list[tuple[dict, dict]]:
-    """Rows of both guides on the same split, unless settings were chosen on it."""
-    found = blocks(rows, "compare").get((dataset, False), {})
-    theirs, ours = (found.get(guide, {}) for guide in GUIDES)
-    return [(theirs[seed], ours[seed]) for seed in sorted(theirs.keys() & ours.keys())]
+def compared(rows: Rows) -> dict[str, Rows]:
+    """By graph: splits on which no settings were chosen."""
+    return {graph: part for (graph, searched), part in blocks(rows).items() if not searched}
 
 
-def values(part: Part, measure: str) -> list[float]:
-    return [row["test"][measure] for row in part.values()]
+def gap(part: Rows, field: str, guide: str = "nmm") -> Paired:
+    """Of two guides on the same splits."""
+    return Paired.of_rows(pick(part, guide=guide), pick(part, guide="original"), field)
 
 
-def pooled_links(rows: list[dict]) -> str:
+def both(part: Rows, field: str) -> list[list[float]]:
+    """Of each guide, on the splits that both have."""
+    theirs, ours = (scores(part, field, guide=guide) for guide in GUIDES)
+    return [[values[seed] for seed in theirs if seed in ours] for values in (theirs, ours)]
+
+
+def pooled(rows: Rows, measure: str) -> Paired:
+    """On every split of every graph."""
+    return Paired([each for part in compared(rows).values() for each in gap(part, measure).gaps])
+
+
+def published(measure: str) -> dict[str, tuple[float, float]]:
+    """Means of both guides in the paper, by graph."""
+    cells = {graph: both for (graph, name), both in PAPER_LINKS.items() if name == measure}
+    return {graph: tuple(float(cell.split()[0]) for cell in both) for graph, both in cells.items()}
+
+
+def pooled_links(rows: Rows) -> Iterator[dict]:
     """Over all splits of all graphs on which no settings were chosen, and the graphs' means."""
-    lines, known = [], {dataset: pairs(rows, dataset) for dataset in graphs(rows)}
     for measure in MEASURES:
-        both = [[(a["test"][measure], b["test"][measure]) for a, b in p] for p in known.values()]
-        every = [pair for part in both for pair in part]
-        means = [tuple(map(mean, zip(*part, strict=True))) for part in both if part]
-        cells = [PAPER_LINKS.get((dataset, measure), ()) for dataset in known]
-        published = [(float(a.split()[0]), float(b.split()[0])) for a, b in filter(None, cells)]
-        gain = f"{sum(b > a for a, b in every)}"
-        gaps = [difference(part, 2) for part in (every, means, published)]
-        lines.append([measure, f"{len(every)}", gaps[0], gain, *gaps[1:]])
-    head = (
-        "NMM-DGLFRM minus DGLFRM | splits | all splits | splits that gain | "
-        "means of the graphs | means of the graphs in the paper"
-    )
-    return table(head, lines)
+        every, parts, paper = pooled(rows, measure), compared(rows).values(), published(measure)
+        graphs = [found.mean for part in parts if (found := gap(part, measure))]
+        stated = [paper[name] for (name,) in grouped(rows, "dataset") if name in paper]
+        yield {
+            "NMM-DGLFRM minus DGLFRM": measure,
+            "splits": f"{len(every)}",
+            "all splits": every.text(2),
+            "splits that gain": f"{sum(each > 0 for each in every.gaps)}",
+            "means of the graphs": Paired(graphs).text(2),
+            "means of the graphs in the paper": Paired([b - a for a, b in stated]).text(2),
+        }
 
 
-def links(rows: list[dict]) -> str:
+def links(rows: Rows) -> Iterator[dict]:
     """Mean ± sd over splits, and paired differences; splits of the search in rows of their own."""
-    lines, reference = [], blocks(rows, "katz")
-    for (dataset, searched), guides in blocks(rows, "compare").items():
-        name = GRAPHS.get(dataset, dataset) + (", splits of the search" if searched else "")
-        katz = reference.get((dataset, searched), {}).get("katz", {})
-        for guide in [g for g in guides if g != "original"] or ["nmm"]:
-            theirs, ours = guides.get("original", {}), guides.get(guide, {})
-            columns, shared = (katz, theirs, ours), sorted(theirs.keys() & ours.keys())
-            cells = [" / ".join(str(len(part)) for part in columns)]
+    for (graph, searched), part in blocks(rows).items():
+        name = graph + ", splits of the search" * searched
+        known = [guide for (guide,) in grouped(part, "guide") if guide not in ("katz", "original")]
+        for guide in known or ["nmm"]:
+            columns = {"Katz": "katz", "DGLFRM": "original", "NMM-DGLFRM": guide}
+            numbers = (str(len(scores(part, "seed", guide=each))) for each in columns.values())
+            line = {"graph": name if guide == "nmm" else f"{name}, {guide}"}
+            line[f"splits: {' / '.join(columns)}"] = " / ".join(numbers)
             for measure in MEASURES:
-                cells += [spread(values(part, measure), 2) for part in columns]
-                both = [[part[seed]["test"][measure] for seed in shared] for part in columns[1:]]
-                cells.append(difference(list(zip(*both, strict=True)), 2))
-            lines.append([name if guide == "nmm" else f"{name}, {guide}", *cells])
-    head = "graph | splits: Katz / DGLFRM / NMM-DGLFRM"
-    for measure in MEASURES:
-        head += "".join(f" | {measure}, {name}" for name in ("Katz", *GUIDES.values()))
-        head += " | difference"
-    return table(head, lines)
+                for column, each in columns.items():
+                    values = scores(part, measure, guide=each).values()
+                    line[f"{measure}, {column}"] = spread(values, 2)
+                line[measure, "difference"] = gap(part, measure, guide).text(2)
+            yield line
 
 
-def against_paper(rows: list[dict]) -> str:
+def against_paper(rows: Rows) -> Iterator[dict]:
     """Splits, and what was measured, here and there."""
-    lines, head = [], "graph | links here | in the paper"
-    for (dataset, searched), guides in blocks(rows, "compare").items():
-        if not searched:
-            katz = pick(rows, task="katz", dataset=dataset)
-            cells = [" / ".join(map(str, katz[0]["sizes"])) if katz else ""]
-            cells.append(PAPER_SPLITS.get(dataset, ""))
-            for measure in MEASURES:
-                cells += [spread(values(guides.get(guide, {}), measure), 2) for guide in GUIDES]
-                cells += PAPER_LINKS.get((dataset, measure), ("", ""))
-            lines.append([GRAPHS.get(dataset, dataset), *cells])
-    for measure in MEASURES:
-        head += "".join(f" | {measure}, {name}" for name in GUIDES.values())
-        head += "".join(f" | paper's {name}" for name in GUIDES.values())
-    return table(head, lines)
+    for graph, part in compared(rows).items():
+        dataset, sizes = part[0]["dataset"], next((r["sizes"] for r in part if "sizes" in r), [])
+        line = {"graph": graph, "links here": " / ".join(map(str, sizes))}
+        line["in the paper"] = PAPER_SPLITS.get(dataset, "")
+        for measure in MEASURES:
+            paper = PAPER_LINKS.get((dataset, measure), ("", ""))
+            for guide, name in GUIDES.items():
+                line[f"{measure}, {name}"] = spread(scores(part, measure, guide=guide).values(), 2)
+            for name, value in zip(GUIDES.values(), paper, strict=True):
+                line[measure, f"paper's {name}"] = value
+        yield line
 
 
-def bounds(rows: list[dict]) -> str:
+def bounds(rows: Rows) -> Iterator[dict]:
     """Nats a pair of nodes: as trained, and without the network's dropout."""
-    lines, head = [], "graph | splits"
-    for dataset, name in graphs(rows).items():
-        if both := pairs(rows, dataset):
-            cells = [f"{len(both)}"]
-            for field in ("loss in training", "loss"):
-                found = [(-a[field], -b[field]) for a, b in both]
-                cells += [f"{mean(column):.4f}" for column in zip(*found, strict=True)]
-                cells.append(difference(found, 4))
-            lines.append([name, *cells])
-    for kind in ("bound", "bound, no dropout"):
-        head += f" | {kind}, DGLFRM | {kind}, NMM-DGLFRM | difference"
-    return table(head, lines)
+    for graph, part in compared(rows).items():
+        if number := len(gap(part, "loss")):
+            line = {"graph": graph, "splits": f"{number}"}
+            for field, bound in (("loss in training", "bound"), ("loss", "bound, no dropout")):
+                for name, values in zip(GUIDES.values(), both(part, field), strict=True):
+                    line[f"{bound}, {name}"] = f"{-mean(values):.4f}"
+                theirs, ours = (pick(part, guide=guide) for guide in GUIDES)
+                line[bound, "difference"] = Paired.of_rows(theirs, ours, field).text(4)
+            yield line
 
 
-def links_searched(rows: list[dict]) -> str:
+def links_searched(rows: Rows) -> Iterator[dict]:
     """All that was tried: on validation links, means over the splits of the search."""
-    lines, tried = [], pick(rows, task="search")
-    guides = names(GUIDES, sorted({row["guide"] for row in tried}))
-    for dataset, name in names(GRAPHS, sorted({row["dataset"] for row in tried})).items():
-        for guide, label in guides.items():
-            part = grouped(pick(tried, dataset=dataset, guide=guide), "trial")
-            for _, trial in sorted(part.items()):
-                settings = ", ".join(f"{k} {v}" for k, v in trial[0]["settings"].items())
-                cells = [f"{mean(r['val'][m] for r in trial):.2f}" for m in MEASURES]
-                cells.append(f"{-mean(r['loss'] for r in trial):.4f}")
-                lines.append([name, label, settings, f"{len(trial)}", *cells])
-    head = "graph | guide | settings | splits | AP | AUC | bound, no dropout"
-    return table(head, lines, left=3)
+    found = sections(pick(rows, task="search"), dataset=GRAPHS, guide=GUIDES, trial=None)
+    for (graph, guide, _), part in found.items():
+        yield {
+            "graph": graph,
+            "guide": guide,
+            "settings": ", ".join(f"{k} {v}" for k, v in part[0]["settings"].items()),
+            "splits": f"{len(part)}",
+            "AP": f"{mean(row['val']['AP'] for row in part):.2f}",
+            "AUC": f"{mean(row['val']['AUC'] for row in part):.2f}",
+            "bound, no dropout": f"{-mean(row['loss'] for row in part):.4f}",
+        }
 
 
-def reproduced(rows: list[dict]) -> str:
-    lines = []
-    found = grouped(pick(rows, task="reproduce"), "dataset", "split")
-    for (dataset, number), part in sorted(found.items(), key=lambda item: item[0]):
-        theirs = [f"{value:.2f}" for value in AUTHORS_LINKS.get(number, ())] or ["", ""]
-        here = [spread([r["test"][measure] for r in part], 2) for measure in ("AUC", "AP")]
-        name = f"{GRAPHS.get(dataset, dataset)}, split_{number}"
-        lines.append([name, f"{len(part)}", *theirs, *here])
-    head = "graph | seeds | AUC, authors | AP, authors | AUC, here | AP, here"
-    return table(head, lines)
+def reproduced(rows: Rows) -> Iterator[dict]:
+    """On splits of the authors, with their settings."""
+    found = sections(pick(rows, task="reproduce"), dataset=GRAPHS, split=None)
+    for (graph, split), part in found.items():
+        auc, ap = AUTHORS_LINKS.get(split, ("", ""))
+        yield {
+            "graph": f"{graph}, split_{split}",
+            "seeds": f"{len(part)}",
+            "AUC, authors": f"{auc}",
+            "AP, authors": f"{ap}",
+            "AUC, here": spread([row["test"]["AUC"] for row in part], 2),
+            "AP, here": spread([row["test"]["AP"] for row in part], 2),
+        }
 
 
-def memberships(rows: list[dict]) -> str:
+def memberships(rows: Rows) -> Iterator[dict]:
     """Mean over splits of what is left with other nodes' memberships."""
-    lines = []
-    for dataset, name in graphs(rows).items():
-        part = [row["AP"] for row in pick(rows, task="memberships", dataset=dataset)]
-        if part:
-            means = (f"{mean(found[whose] for found in part):.2f}" for whose in part[0])
-            lines.append([name, f"{len(part)}", *means])
-    head = "AP, DGLFRM | splits | own memberships | a neighbour's | anyone's"
-    return table(head, lines)
+    for (graph,), part in sections(pick(rows, task="memberships"), dataset=GRAPHS).items():
+        line = {"AP, DGLFRM": graph, "splits": f"{len(part)}"}
+        for whose in part[0]["AP"]:
+            heading = "own memberships" if whose == "own" else whose
+            line[heading] = f"{mean(row['AP'][whose] for row in part):.2f}"
+        yield line
 
 
-def link_cost(rows: list[dict]) -> str:
-    lines = []
-    for dataset, name in graphs(rows).items():
-        lines += [[name, *costs(row)] for row in pick(rows, task="cost", dataset=dataset)]
-    head = "graph | DGLFRM, ms | NMM-DGLFRM, ms | ratio | DGLFRM, MiB | NMM-DGLFRM, MiB"
-    return table(head, lines)
-
-
-TABLES = (pooled_links, links, against_paper, bounds, links_searched, reproduced, memberships)
-
-
-def tables(rows: list[dict]) -> dict[str, str]:
-    return made((*TABLES, link_cost), rows)
-
-
-def bound_figure(rows: list[dict], path: Path, dataset: str = "nips12") -> None:
-    """The bound over the steps: every split, and their mean."""
-    both = pairs(rows, dataset)
-    if not both:
-        return
-    figure, axis = plt.subplots(figsize=(5, 3.6), layout="constrained")
-    for curves, name, color in zip(
-        zip(*both, strict=True), GUIDES.values(), ("#D55E00", "#0072B2"), strict=True
-    ):
-        values = -torch.tensor([row["curve"] for row in curves])
-        steps = 10 * torch.arange(1, values.shape[1] + 1)
-        axis.plot(steps, values.T, color=color, lw=0.4, alpha=0.4)
-        axis.plot(steps, values.mean(0), color=color, lw=1.8, label=name)
-    last = -torch.tensor([row["curve"] for pair in both for row in pair])
-    axis.set(xlabel="step", ylabel="evidence lower bound, nats a pair of nodes")
-    axis.set(title=f"{GRAPHS[dataset]}, {len(both)} splits and their mean")
-    axis.set_ylim(last[:, last.shape[1] // 8].min().item(), last.max().item() + 0.005)
-    axis.legend(frameon=False, loc="lower right")
-    figure.savefig(path / "link_bound.png", dpi=150)
-    plt.close(figure)
+def link_cost(rows: Rows) -> Iterator[dict]:
+    """A step with either guide."""
+    for (graph,), part in sections(pick(rows, task="cost"), dataset=GRAPHS).items():
+        for row in part:
+            yield {"graph": graph} | costs(row, GUIDES)

@@ -6,85 +6,84 @@
 from __future__ import annotations
 
 from statistics import mean
+from types import SimpleNamespace
 
-from common import GRAPHS, grouped, p_text, wrapped
-from nodes_runs import FORM, NAMES, Runs
+from common import grouped, pick, wrapped
+from nodes_runs import FORM, Rows, gap, parts, runs
 from references import PAPER_CORA
+from writing import bullets, p_text, scores
 
 
-class Gaps:
-    """One method minus another in the cells of a table, by name."""
-
-    def __init__(self, runs: Runs, field: str, ours: str, theirs: str) -> None:
-        names = [f"{graph} {NAMES.get(kind, kind)}" for graph, kind, _ in runs.cells()]
-        gaps = [part.gap(field, ours, theirs) for _, _, part in runs.cells()]
-        self.digits, self.unit = FORM[field]
-        self.cells = [pair for pair in zip(names, gaps, strict=True) if pair[1].seeds > 2]
-
-    def count(self, sign: int) -> int:
-        """Cells in which the mean has the sign."""
-        return sum(sign * found.mean > 0 for _, found in self.cells)
-
-    def clear(self, sign: int) -> list[str]:
-        """Those where p < .05 besides."""
-        found = [(name, g) for name, g in self.cells if g.p < 0.05 and sign * g.mean > 0]
-        return [f"{name} {self.number(gap.mean)}, {p_text(gap.p)}" for name, gap in found]
-
-    def number(self, mean: float) -> str:
-        return f"{self.unit * mean:+.{self.digits}f}"
-
-    def means(self) -> list[float]:
-        return [found.mean for _, found in self.cells]
-
-    def span(self) -> str:
-        return f"{self.number(min(self.means()))} to {self.number(max(self.means()))}"
+def over_cells(rows: Rows, field: str, ours: str, theirs: str) -> SimpleNamespace:
+    """
+    What sentences say of one method minus another in all cells, which are graphs and backbones
+    with three seeds of both. ``higher`` and ``lower`` are those where p < .05.
+    """
+    digits, unit = FORM[field]
+    every = parts(runs(rows, "accuracy"), "dataset", "backbone").items()
+    found = {" ".join(name): gap(part, field, ours, theirs) for name, part in every}
+    found = {name: each for name, each in found.items() if len(each) > 2}
+    texts = {name: f"{unit * each.mean:+.{digits}f}" for name, each in found.items()}
+    order = sorted(found, key=lambda name: found[name].mean)
+    higher, lower = (
+        [f"{n} {texts[n]}, {p_text(each.p)}" for n, each in found.items() if each.clear(sign)]
+        for sign in (1, -1)
+    )
+    return SimpleNamespace(
+        number=len(found),
+        seeds=sorted({len(each) for each in found.values()}),
+        means=[found[name].mean for name in order],
+        span=" to ".join(texts[name] for name in (*order[:1], *order[-1:])),
+        higher=higher,
+        lower=lower,
+    )
 
 
 def listed(cells: list[str]) -> str:
     return f" ({'; '.join(cells)})" if cells else ""
 
 
-def first_screen(accuracy: Runs, pairs: Runs, deviations: Runs) -> str:
+def reproduced_nodes(rows: Rows) -> str:
     """What of the paper's claim for node classification reproduces, and what helps instead."""
-    lines = [*plain(accuracy), *correlation(pairs), *recipe(deviations), *helps(accuracy)]
-    return "\n".join(wrapped(f"- {line}", "  ") for line in lines)
+    return bullets([*plain(rows), *correlation(rows), *recipe(rows), *helps(rows)])
 
 
-def plain(runs: Runs) -> list[str]:
-    hits = Gaps(runs, "test.accuracy", "NMM", "backbone")
-    nll = Gaps(runs, "test.nll", "NMM", "backbone")
-    tempered = Gaps(runs, "test.nll", "NMM", "backbone, temperature")
-    both = Gaps(runs, "test.nll", "NMM, stacked", "backbone, stacked")
-    if not all(found.cells for found in (hits, nll, tempered, both)):
+def plain(rows: Rows) -> list[str]:
+    hits = over_cells(rows, "accuracy", "NMM", "backbone")
+    nll = over_cells(rows, "nll", "NMM", "backbone")
+    tempered = over_cells(rows, "nll", "NMM", "backbone, temperature")
+    both = over_cells(rows, "nll", "NMM, stacked", "backbone, stacked")
+    if not (hits.number and nll.number and tempered.number and both.number):
         return []
-    seeds = sorted({found.seeds for _, found in hits.cells})
-    seeds = " to ".join(str(number) for number in dict.fromkeys((seeds[0], seeds[-1])))
+    seeds = " to ".join(str(number) for number in dict.fromkeys((hits.seeds[0], hits.seeds[-1])))
+    worse, tempered_worse, both_worse = (
+        sum(mean > 0 for mean in found.means) for found in (nll, tempered, both)
+    )
     return [
-        f"*Accuracy*: significantly higher than the backbone's in {len(hits.clear(1))} of "
-        f"{len(hits.cells)} cells (graph and backbone, public split, {seeds} seeds), lower in "
-        f"{len(hits.clear(-1))}{listed(hits.clear(-1))}; mean differences {hits.span()} points.",
-        f"*Calibration*: its negative log-likelihood is worse than the backbone's in "
-        f"{nll.count(1)} of {len(nll.cells)} cells, significantly in {len(nll.clear(1))}"
-        f"{listed(nll.clear(1) + nll.clear(-1))}, and significantly better in "
-        f"{len(nll.clear(-1))}; differences {nll.span()} nats a node. Against the backbone with "
-        f"temperature scaling it is worse in {tempered.count(1)} of {len(tempered.cells)}, "
-        f"significantly in {len(tempered.clear(1))}, by {tempered.span()} nats; with StackedNMM on "
-        f"either, worse in {both.count(1)} (significantly {len(both.clear(1))}) and better in "
-        f"{both.count(-1)} ({len(both.clear(-1))}).",
+        f"*Accuracy*: significantly higher than the backbone's in {len(hits.higher)} of "
+        f"{hits.number} cells (graph and backbone, public split, {seeds} seeds), lower in "
+        f"{len(hits.lower)}{listed(hits.lower)}; mean differences {hits.span} points.",
+        f"*Calibration*: its negative log-likelihood is worse than the backbone's in {worse} of "
+        f"{nll.number} cells, significantly in {len(nll.higher)}{listed(nll.higher + nll.lower)}, "
+        f"and significantly better in {len(nll.lower)}; differences {nll.span} nats a node. "
+        f"Against the backbone with temperature scaling it is worse in {tempered_worse} of "
+        f"{tempered.number}, significantly in {len(tempered.higher)}, by {tempered.span} nats; "
+        f"with StackedNMM on either, worse in {both_worse} (significantly {len(both.higher)}) and "
+        f"better in {sum(mean < 0 for mean in both.means)} ({len(both.lower)}).",
     ]
 
 
-def shares(runs: Runs, stacked: bool) -> list[float]:
+def shares(rows: Rows, stacked: bool) -> list[float]:
     """Joint tables of pairs minus the products of the same model's marginals, nats per pair."""
     return [
         row["conditional"] - row["own product"]
-        for row in runs.rows
+        for row in pick(rows, task="pairs")
         if "conditional" in row and row["method"].endswith("stacked") == stacked
     ]
 
 
-def correlation(runs: Runs) -> list[str]:
-    trained, stacked = shares(runs, False), shares(runs, True)
+def correlation(rows: Rows) -> list[str]:
+    trained, stacked = shares(rows, False), shares(rows, True)
     if not trained or not stacked:
         return []
     return [
@@ -95,73 +94,74 @@ def correlation(runs: Runs) -> list[str]:
     ]
 
 
-def recipe(runs: Runs) -> list[str]:
+def recipe(rows: Rows) -> list[str]:
     """The paper's recipe as a whole, and its rule of prediction."""
-    changes = grouped(runs.part(dataset="cora", backbone="gcn").rows, "change")
-    paper = [rows for (name,), rows in changes.items() if name.startswith("paper")]
-    found = [Runs(rows).get("test.accuracy", "NMM").values() for rows in paper]
-    seeds = min(map(len, found), default=0)
+    every = runs(rows, "deviations")
+    changes = grouped(pick(every, dataset="Cora", backbone="GCN", method="NMM"), "change")
+    paper = [scores(part, "accuracy") for (name,), part in changes.items() if name[:5] == "paper"]
+    seeds = min(map(len, paper), default=0)
     if seeds < 3:
         return []
-    means = [100 * mean(values) for values in found]
-    one_by_one = [r["sequential"] - r["test"]["accuracy"] for r in runs.rows]
+    means = [100 * mean(values.values()) for values in paper]
+    one_by_one = mean(row["sequential"] - row["accuracy"] for row in every)
     return [
-        f"*Tried besides*: the paper's own recipe ({len(found)} settings of its pool, {seeds} "
+        f"*Tried besides*: the paper's own recipe ({len(paper)} settings of its pool, {seeds} "
         f"seeds each, NMM-GCN on Cora) has an accuracy of {min(means):.1f} to {max(means):.1f}, "
         f"where it states {PAPER_CORA}; predicting nodes one by one, as it does, changes "
-        f"{round(100 * mean(one_by_one), 2) + 0.0:+.2f} points."
+        f"{round(100 * one_by_one, 2) + 0.0:+.2f} points."
     ]
 
 
-def helps(runs: Runs) -> list[str]:
-    on_top = Gaps(runs, "test.nll", "backbone, stacked", "backbone, temperature")
-    consistency = Gaps(runs, "test.accuracy", "backbone + consistency", "backbone")
-    stacked = Gaps(runs, "test.nll", "backbone, stacked", "backbone")
-    if not all(found.cells for found in (on_top, consistency, stacked)):
+def helps(rows: Rows) -> list[str]:
+    on_top = over_cells(rows, "nll", "backbone, stacked", "backbone, temperature")
+    consistency = over_cells(rows, "accuracy", "backbone + consistency", "backbone")
+    stacked = over_cells(rows, "nll", "backbone, stacked", "backbone")
+    if not (on_top.number and consistency.number and stacked.number):
         return []
     return [
         f"*What helps*: calibration and known labels of neighbours on top of a trained classifier, "
-        f"StackedNMM (negative log-likelihood {stacked.span()} against the classifier, "
-        f"{on_top.span()} against temperature scaling, significant in {len(on_top.clear(-1))} of "
-        f"{len(on_top.cells)} cells); and for accuracy consistency among unlabelled nodes, NMM or "
-        f"not ({consistency.span()} points, significant in {len(consistency.clear(1))} of "
-        f"{len(consistency.cells)}).",
+        f"StackedNMM (negative log-likelihood {stacked.span} against the classifier, "
+        f"{on_top.span} against temperature scaling, significant in {len(on_top.lower)} of "
+        f"{on_top.number} cells); and for accuracy consistency among unlabelled nodes, NMM or not "
+        f"({consistency.span} points, significant in {len(consistency.higher)} of "
+        f"{consistency.number}).",
     ]
 
 
-def hubs(runs: Runs) -> str:
+def hubs(rows: Rows) -> str:
     """How far the mean gain of pairs rests on few nodes."""
-    stacked = runs.by_method.get("backbone, stacked", [])
-    found = [(row["on temperature"], row) for row in stacked if "on temperature" in row]
-    if not found:
+    fits = [
+        r for r in pick(runs(rows, "pairs"), method="backbone, stacked") if "on temperature" in r
+    ]
+    if not fits:
         return "No row has them yet."
-    gain, top = max(found, key=lambda pair: pair[0]["two nodes"])
-    share = [gain["share"] for gain, _ in found]
-    low = sum(gain["median"] < 0 for gain, _ in found)
+    gains = [row["on temperature"] for row in fits]
+    top = max(fits, key=lambda row: row["on temperature"]["two nodes"])
+    share, gain = [each["share"] for each in gains], top["on temperature"]
     return wrapped(
-        f"Means rest on few nodes: in {low} of {len(found)} fits of StackedNMM on a classifier the "
-        f"median pair loses, and {100 * min(share):.0f} to {100 * max(share):.0f} % of the pairs "
-        f"gain. At the extreme ({GRAPHS[top['dataset']]}, {NAMES[top['backbone']]}, "
-        f"{top['ratio']}, split {top['seed']}) two nodes give {gain['two nodes']:.3f} of "
-        f"{gain['mean']:.3f} nats, with an interval of {gain['low']:.3f} to {gain['high']:.3f}."
+        f"Means rest on few nodes: in {sum(each['median'] < 0 for each in gains)} of {len(fits)} "
+        f"fits of StackedNMM on a classifier the median pair loses, and {100 * min(share):.0f} to "
+        f"{100 * max(share):.0f} % of the pairs gain. At the extreme ({top['dataset']}, "
+        f"{top['backbone']}, {top['ratio']}, split {top['seed']}) two nodes give "
+        f"{gain['two nodes']:.3f} of {gain['mean']:.3f} nats, with an interval of "
+        f"{gain['low']:.3f} to {gain['high']:.3f}."
     )
 
 
-def few_labels(runs: Runs) -> str:
+def few_labels(rows: Rows) -> str:
     """Accuracy over training sizes, against the backbone on the same splits."""
-    lines, ratios, every = [], runs.values("ratio"), []
+    known, lines, every = runs(rows, "sizes"), [], []
+    ratios = [ratio for (ratio,) in parts(known, "ratio")]
     for method in ("backbone + consistency", "NMM + consistency", "NMM"):
-        parts = []
-        for graph, kind, part in runs.cells():
-            each = [part.part(ratio=ratio) for ratio in ratios]
-            gaps = [known.gap("test.accuracy", method, "backbone") for known in each]
-            gains = [f"{100 * found.mean:+.1f}" if found.seeds > 2 else "–" for found in gaps]
-            parts.append(f"{' / '.join(gains)} ({graph} {NAMES.get(kind, kind)})")
-            every += [found.p for found in gaps if found.seeds > 2]
-        lines.append(f"{method.replace('backbone', 'the backbone')} {', '.join(parts)}")
-    shares = " / ".join(f"{ratio:g}" for ratio in ratios)
+        each = []
+        for name, part in parts(known, "dataset", "backbone").items():
+            gaps = [gap(pick(part, ratio=r), "accuracy", method, "backbone") for r in ratios]
+            gains = [f"{100 * found.mean:+.1f}" if len(found) > 2 else "–" for found in gaps]
+            each.append(f"{' / '.join(gains)} ({' '.join(name)})")
+            every += [found for found in gaps if len(found) > 2]
+        lines.append(f"{method.replace('backbone', 'the backbone')} {', '.join(each)}")
     return wrapped(
-        f"Points of accuracy against the backbone at shares of {shares}: {'; '.join(lines)}. Of "
-        f"these {len(every)} differences {sum(p < 0.05 for p in every)} have p < .05 in a paired "
-        f"t-test over the splits."
+        f"Points of accuracy against the backbone at shares of {' / '.join(map(str, ratios))}: "
+        f"{'; '.join(lines)}. Of these {len(every)} differences "
+        f"{sum(found.clear() for found in every)} have p < .05 in a paired t-test over the splits."
     )

@@ -1,44 +1,51 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rows of node classification's results: looked up, named and compared seed by seed."""
+"""Rows of node classification's results: named, looked up and compared seed by seed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import nan
-from statistics import mean, stdev
-from typing import NamedTuple
-
-from common import GRAPHS, p_text, p_value, pick
+from common import GRAPHS, pick
+from writing import Paired, Rows, scores, sections
 
 NAMES = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP", "mlp": "MLP"}
-#: In which tables put what they know; what else is stored comes after it.
-ORDER = ["backbone", "NMM", "backbone + consistency", "NMM + consistency"]
-LATER = ["", "temperature", "stacked"]
-#: Of a field in tables: its digits and unit.
-FORM = {"test.accuracy": (1, 100), "test.nll": (3, 1)}
-Values = dict[int, float]
+#: What tables put first, in this order; ratios are in their own.
+ORDERS = {
+    "dataset": GRAPHS.values(),
+    "backbone": NAMES.values(),
+    "ratio": None,
+    "method": [
+        model + after + given
+        for model in ("backbone", "NMM", "backbone + consistency", "NMM + consistency")
+        for given in ("", ", settings of its first 6 trials", ", settings of NMM")
+        for after in ("", ", temperature", ", stacked")
+    ],
+}
+#: Of a score in tables: its digits and unit.
+FORM = {"accuracy": (1, 100), "nll": (3, 1)}
 
 
-def method_of(row: dict) -> str:
-    """A row's method; settings from elsewhere than its own search make it another one."""
-    given = row.get("settings of")
-    return row["method"] + (f", settings of {given}" if given else "")
+def runs(rows: Rows, task: str) -> Rows:
+    """
+    Rows of a task under the names of tables, with their scores on the test nodes. Settings from
+    elsewhere than its own search make a method another one.
+    """
+    found = [row | row.get("test", {}) for row in pick(rows, task=task)]
+    for row in found:
+        row["dataset"] = GRAPHS.get(row["dataset"], row["dataset"])
+        row["backbone"] = NAMES.get(row["backbone"], row["backbone"])
+        if "settings of" in row:
+            row["method"] += f", settings of {row['settings of']}"
+    return found
 
 
-def place(method: str) -> tuple:
-    """Where tables put a method."""
-    first, *more = method.split(", ")
-    given = more.pop() if more and more[-1].startswith("settings of") else ""
-    after = ", ".join(more)
-    known = ORDER.index(first) if first in ORDER else len(ORDER)
-    return known, first, given, LATER.index(after) if after in LATER else len(LATER), after
+def parts(rows: Rows, *fields: str) -> dict[tuple, Rows]:
+    """By some fields, in the order of tables."""
+    return sections(rows, **{field: ORDERS[field] for field in fields})
 
 
-def label(method: str, kind: str) -> str:
+def label(method: str, backbone: str) -> str:
     """A method's name in a table: ``"NMM, stacked"`` on GCN is StackedNMM on NMM-GCN."""
-    backbone = NAMES.get(kind, kind)
     first, *more = method.split(", ")
     name = first.replace("NMM", "NMM-" + backbone).replace("backbone", backbone)
     for part in more:
@@ -52,92 +59,34 @@ def label(method: str, kind: str) -> str:
     return name
 
 
-class Runs:
-    """Rows of one task, or of a part of it."""
-
-    def __init__(self, rows: list[dict]) -> None:
-        self.rows = rows
-        self.by_method: dict[str, list[dict]] = {}
-        for row in rows:
-            self.by_method.setdefault(method_of(row), []).append(row)
-        self.methods = sorted(self.by_method, key=place)
-
-    def part(self, **key) -> Runs:
-        return Runs(pick(self.rows, **key))
-
-    def values(self, name: str, order=()) -> list:
-        """What stands in a column, known values in their order, then all others."""
-        found = {row[name] for row in self.rows}
-        return [v for v in order if v in found] + sorted(found - set(order), key=str)
-
-    def cells(self) -> Iterator[tuple[str, str, Runs]]:
-        """Every graph with every backbone of it that is stored."""
-        for dataset in self.values("dataset", GRAPHS):
-            part = self.part(dataset=dataset)
-            for kind in part.values("backbone", NAMES):
-                yield GRAPHS.get(dataset, dataset), kind, part.part(backbone=kind)
-
-    def get(self, field: str, method: str) -> Values:
-        """Values by seed; ``field`` may be ``"test.nll"``."""
-        found = {}
-        for row in self.by_method.get(method, []):
-            value = row
-            for name in field.split("."):
-                value = value.get(name) if value is not None else None
-            if value is not None:
-                found[row["seed"]] = value
-        return found
-
-    def gap(self, field: str, ours: str, theirs: str) -> Gap:
-        return gap(self.get(field, ours), self.get(field, theirs))
-
-    def paired(self, field: str, method: str) -> tuple[Values, str]:
-        """
-        Values on the seeds that all methods with three or more share, so that the rows of a table
-        compare; or, of a method that has fewer, on its own, and a remark that says how many.
-        """
-        values, shared = self.get(field, method), self.shared()
-        if shared and shared <= values.keys():
-            return {seed: values[seed] for seed in sorted(shared)}, ""
-        return values, remark(values)
-
-    def shared(self) -> set[int]:
-        seeds = [{row["seed"] for row in rows} for rows in self.by_method.values()]
-        return set.intersection(*([s for s in seeds if len(s) >= 3] or [set()]))
-
-    def whole(self, field: str, method: str) -> tuple[Values, str]:
-        """All values, and a remark if another method has more seeds."""
-        values = self.get(field, method)
-        most = max((len({r["seed"] for r in rows}) for rows in self.by_method.values()), default=0)
-        return values, remark(values) if len(values) < most else ""
+def gap(rows: Rows, field: str, ours: str, theirs: str) -> Paired:
+    """Of two methods in one cell."""
+    return Paired.of_rows(pick(rows, method=ours), pick(rows, method=theirs), field)
 
 
-def remark(values: Values) -> str:
-    return f" ({len(values)} seed{'s' * (len(values) > 1)})" if values else ""
+def shared(rows: Rows) -> set[tuple]:
+    """Seeds that all methods with three or more have."""
+    seeds = [set(scores(part, "seed")) for part in parts(rows, "method").values()]
+    return set.intersection(*([known for known in seeds if len(known) > 2] or [set()]))
 
 
-class Gap(NamedTuple):
-    """One method minus another over common seeds, with the p-value of a paired t-test."""
-
-    mean: float
-    sd: float
-    p: float
-    seeds: int
-
-    def text(self, digits: int, unit: float) -> str:
-        if self.seeds < 3:
-            return ""
-        return f"{unit * self.mean:+.{digits}f} ± {unit * self.sd:.{digits}f} ({p_text(self.p)})"
+def on_shared(rows: Rows, field: str, method: str) -> tuple[dict, str]:
+    """
+    Values on the seeds that all methods with three or more share, so that the rows of a table
+    compare; or, of a method that has fewer, on its own, and a remark that says how many.
+    """
+    values, common = scores(rows, field, method=method), shared(rows)
+    if common and common <= values.keys():
+        return {seed: values[seed] for seed in common}, ""
+    return values, remark(values, "split")
 
 
-def gap(ours: Values, theirs: Values) -> Gap:
-    pairs = [(theirs[seed], ours[seed]) for seed in sorted(ours.keys() & theirs.keys())]
-    gaps, p = [b - a for a, b in pairs], p_value(pairs)
-    sd = stdev(gaps) if len(gaps) > 1 else nan
-    return Gap(mean(gaps) if gaps else nan, sd, 1.0 if p is None else p, len(gaps))
+def remark(values: dict, what: str) -> str:
+    return f" ({len(values)} {what}{'s' * (len(values) > 1)})" if values else ""
 
 
-def mark(values: Values, base: Values, sign: int = 1) -> str:
-    """† better than ``base`` and ‡ worse, p < .05; ``sign`` is -1 where less is better."""
-    found = gap(values, base)
-    return "" if not found.p < 0.05 else " †" if sign * found.mean > 0 else " ‡"
+def whole(rows: Rows, field: str, method: str) -> tuple[dict, str]:
+    """All values, and a remark if another method has more seeds."""
+    values = scores(rows, field, method=method)
+    most = max((len(scores(part, "seed")) for part in parts(rows, "method").values()), default=0)
+    return values, remark(values, "seed") if len(values) < most else ""

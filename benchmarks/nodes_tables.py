@@ -8,95 +8,73 @@ the rows: none is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from statistics import mean, median
+from collections.abc import Callable, Iterator
+from statistics import mean, median, stdev
 
 import nodes_claims
-from common import GRAPHS, grouped, pick, spread, table
+from common import grouped, pick
 from nodes import chosen
-from nodes_runs import FORM, NAMES, Runs, gap, label, mark, method_of
+from nodes_runs import FORM, Rows, gap, label, on_shared, parts, runs, shared, whole
+from writing import Paired, made, scores, spread
 
-RATIOS = (0.2, 0.4, 0.6)
-Cell = Callable[[Runs, str], str]
-
-
-def tables(rows: list[dict]) -> dict[str, str]:
-    public, pair_runs, sized, deviated = (
-        Runs(pick(rows, task=task)) for task in ("accuracy", "pairs", "sizes", "deviations")
-    )
-    return {
-        "reproduced nodes": nodes_claims.first_screen(public, pair_runs, deviated),
-        "against backbone": against_backbone(public),
-        "accuracy": accuracy(public),
-        "searches": searches(Runs(pick(rows, task="search"))),
-        "quality": quality(public),
-        "deviations": deviations(deviated),
-        "pairs": pairs(pair_runs),
-        "hubs": nodes_claims.hubs(pair_runs),
-        "gains": gains(pair_runs),
-        "on top": on_top(pair_runs),
-        "sizes": sizes(sized),
-        "few labels": nodes_claims.few_labels(sized),
-    }
+#: Of a method, and of all rows that it is compared with.
+Cell = Callable[[Rows, str], str]
 
 
-def blocks(runs: Runs) -> list[tuple[str, str]]:
-    """Each backbone with each of its methods, in the order of the tables."""
-    kinds = runs.values("backbone", NAMES)
-    return [(kind, method) for kind in kinds for method in runs.part(backbone=kind).methods]
+def tables(rows: Rows) -> dict[str, str]:
+    public = {nodes_claims.reproduced_nodes: 0, against_backbone: 2, accuracy: 1, searches: 1}
+    public |= {quality: 1, deviations: 1}
+    random = {pairs: 1, nodes_claims.hubs: 0, gains: 1, on_top: 2, sizes: 1}
+    return made(public | random | {nodes_claims.few_labels: 0}, rows)
 
 
-def over_graphs(runs: Runs, title: str, cell: Cell, lines: Iterable[tuple[str, str]]) -> str:
-    """A line for each backbone's method, a column for each graph."""
-    graphs = runs.values("dataset", GRAPHS)
-    rows = []
-    for kind, method in lines:
-        parts = (runs.part(dataset=dataset, backbone=kind) for dataset in graphs)
-        rows.append([label(method, kind), *(cell(part, method) for part in parts)])
-    return table(" | ".join([title, *(GRAPHS.get(name, name) for name in graphs)]), rows)
+def grid(rows: Rows, title: str, columns: list[str], cell: Cell, *more: str) -> Iterator[dict]:
+    """A line for every method of every backbone (and graph), a cell for all values of columns."""
+    for *graph, backbone, method in parts(rows, *more, "backbone", "method"):
+        line = {title: ", ".join([*graph, label(method, backbone)])}
+        part = pick(rows, backbone=backbone, **dict(zip(more, graph, strict=True)))
+        for values in parts(rows, *columns):
+            among = pick(part, **dict(zip(columns, values, strict=True)))
+            line[" ".join(map(str, values))] = cell(among, method)
+        yield line
 
 
-def accuracy(runs: Runs) -> str:
-    """Accuracy in percent, mean ± sd; † and ‡ mark differences from the backbone alone."""
+def accuracy(rows: Rows) -> Iterator[dict]:
+    """In percent, mean ± sd; † and ‡ mark differences from the backbone alone."""
 
-    def cell(part: Runs, method: str) -> str:
-        values, remark = part.whole("test.accuracy", method)
-        base = part.get("test.accuracy", "backbone")
-        return (
-            spread(values.values(), *FORM["test.accuracy"]) + mark(values, base) + remark
-            if values
-            else ""
-        )
+    def cell(part: Rows, method: str) -> str:
+        values, remark = whole(part, "accuracy", method)
+        marked = gap(part, "accuracy", method, "backbone").mark()
+        return spread(values.values(), *FORM["accuracy"]) + marked + remark
 
-    lines: dict[tuple, tuple[str, str]] = {}
-    for kind, method in blocks(runs):
-        part = [r for r in pick(runs.rows, backbone=kind) if method_of(r) == method]
-        hits = frozenset((r["dataset"], r["seed"], r["test"]["accuracy"]) for r in part)
-        # A temperature changes no prediction; the next table has it.
-        lines.setdefault((kind, hits), (kind, method))
-    return over_graphs(runs, "accuracy", cell, lines.values())
+    known, shown = runs(rows, "accuracy"), []
+    methods, lines = parts(known, "backbone", "method"), grid(known, "accuracy", ["dataset"], cell)
+    for (backbone, _), part, line in zip(methods, methods.values(), lines, strict=True):
+        hits = backbone, {(row["dataset"], row["seed"], row["accuracy"]) for row in part}
+        if hits not in shown:  # A temperature changes no prediction; the next table has it.
+            yield line
+        shown.append(hits)
 
 
-def quality(runs: Runs) -> str:
+def quality(rows: Rows) -> Iterator[dict]:
     """NLL, ECE and the joint likelihood of the test set on the public split."""
 
-    def cell(part: Runs, method: str) -> str:
-        values, remark = part.whole("test.nll", method)
+    def cell(part: Rows, method: str) -> str:
+        values, remark = whole(part, "nll", method)
         if not values:
             return ""
-        first = spread(values.values(), 3)
-        first += mark(values, part.get("test.nll", "backbone, temperature"), -1)
-        more = [f"{mean(part.get(f, method).values()):.3f}" for f in ("test.ece", "joint")]
-        return " / ".join([first, *more]) + remark
+        marked = gap(part, "nll", method, "backbone, temperature").mark(-1)
+        ece, joint = (mean(scores(part, f, method=method).values()) for f in ("ece", "joint"))
+        return f"{spread(values.values(), 3)}{marked} / {ece:.3f} / {joint:.3f}{remark}"
 
-    return over_graphs(runs, "NLL / ECE / log p(test \\| train)", cell, blocks(runs))
+    return grid(runs(rows, "accuracy"), "NLL / ECE / log p(test \\| train)", ["dataset"], cell)
 
 
-def searches(runs: Runs) -> str:
+def searches(rows: Rows) -> Iterator[dict]:
     """How many settings were drawn, and those that the validation nodes chose."""
 
-    def cell(part: Runs, method: str) -> str:
-        found = part.by_method.get(method)
+    def cell(part: Rows, method: str) -> str:
+        found = pick(part, method=method)
         if not found:
             return ""
         try:
@@ -104,162 +82,131 @@ def searches(runs: Runs) -> str:
             drawn = [f"{k.replace('weight_', '')} {best[k]:g}" for k in found[0]["settings"]]
         except ValueError:
             drawn = ["not ended"]
-        return f"{len(grouped(found, 'trial'))}: " + ", ".join(drawn)
+        return f"{len(grouped(found, 'trial'))}: {', '.join(drawn)}"
 
-    return over_graphs(runs, "trials, and the settings chosen", cell, blocks(runs))
+    return grid(runs(rows, "search"), "trials, and the settings chosen", ["dataset"], cell)
 
 
-def against_backbone(runs: Runs) -> str:
+def against_backbone(rows: Rows) -> Iterator[dict]:
     """The paper's claim: what the plain NMM changes, seed by seed."""
-    fields = [("test.accuracy", "", ""), ("test.nll", "", ""), ("test.nll", "", ", temperature")]
-    fields.append(("test.nll", ", stacked", ", stacked"))
-    rows = []
-    for graph, kind, part in runs.cells():
+    columns = {
+        "accuracy, points": ("accuracy", "", ""),
+        "NLL": ("nll", "", ""),
+        "NLL, backbone + temperature": ("nll", "", ", temperature"),
+        "NLL, StackedNMM on either": ("nll", ", stacked", ", stacked"),
+    }
+    for (graph, backbone), part in parts(runs(rows, "accuracy"), "dataset", "backbone").items():
         for given in ("", ", settings of NMM"):
-            if "NMM" + given in part.methods:
-                row = [graph, label("backbone" + given, kind)]
-                for field, ours, theirs in fields:
-                    both = f"NMM{ours}{given}", f"backbone{theirs}{given}"
-                    row.append(part.gap(field, *both).text(*FORM[field]))
-                rows.append(row)
-    head = (
-        "plain NMM minus | backbone | accuracy, points | NLL | NLL, backbone + temperature | "
-        "NLL, StackedNMM on either"
-    )
-    return table(head, rows, left=2)
+            line = {"plain NMM minus": graph, "backbone": label("backbone" + given, backbone)}
+            for heading, (field, ours, theirs) in columns.items():
+                found = gap(part, field, f"NMM{ours}{given}", f"backbone{theirs}{given}")
+                line[heading] = found.brief(*FORM[field])
+            yield line
 
 
-def pairs(runs: Runs) -> str:
+def pairs(rows: Rows) -> Iterator[dict]:
     """PLL given the training labels, ± sd over splits; in brackets own product and prior."""
 
-    def cell(part: Runs, method: str) -> str:
-        product, remark = part.paired("own product", method)
-        prior = part.paired("prior", method)[0]
-        text = spread((part.paired("conditional", method)[0] or product).values(), 3)
+    def cell(part: Rows, method: str) -> str:
+        product, remark = on_shared(part, "own product", method)
+        joint, prior = (on_shared(part, f, method)[0] for f in ("conditional", "prior"))
+        text = spread((joint or product).values(), 3)
         if prior:
             text += f" ({mean(product.values()):.3f}, {mean(prior.values()):.3f})"
-        return text + remark.replace("seed", "split")
+        return text + remark
 
-    rows, graphs = [], runs.values("dataset", GRAPHS)
-    cells = [(d, r) for d in graphs for r in runs.part(dataset=d).values("ratio", RATIOS)]
-    for kind in runs.values("backbone", NAMES):
-        parts = [runs.part(dataset=d, ratio=r, backbone=kind) for d, r in cells]
-        numbers = [str(len(part.shared())) for part in parts]
-        rows.append([f"*{NAMES.get(kind, kind)}, number of splits*", *numbers])
-        for method in runs.part(backbone=kind).methods:
-            rows.append([label(method, kind), *(cell(part, method) for part in parts)])
-    return table("PLL" + "".join(f" | {GRAPHS.get(d, d)} {r}" for d, r in cells), rows)
+    for (backbone,), part in parts(runs(rows, "pairs"), "backbone").items():
+        lines = list(grid(part, "PLL", ["dataset", "ratio"], cell))
+        counts = next(grid(part, "PLL", ["dataset", "ratio"], lambda p, _: str(len(shared(p)))))
+        yield from [counts | {"PLL": f"*{backbone}, number of splits*"}, *lines]
 
 
-def gains(runs: Runs) -> str:
+def gains(rows: Rows) -> Iterator[dict]:
     """What pairs gain on the backbone with temperature scaling: means, medians, hubs."""
 
-    def middle(rows: list[dict]) -> str:
+    def middle(found: list[dict]) -> str:
         """The median pair and the share of pairs that gain, means over fits."""
-        both = [mean(row[name] for row in rows) for name in ("median", "share") if rows]
+        both = [mean(gain[name] for gain in found) for name in ("median", "share") if found]
         return f"{both[0]:+.4f}, {100 * both[1]:.0f} %" if both else ""
 
-    rows = []
-    for graph, kind, part in runs.cells():
-        for method in part.methods:
-            cells, found, own = [], [], []
-            for ratio in RATIOS:
-                known = part.part(ratio=ratio)
-                each = list(known.get("on temperature", method).values())
-                means = spread([row["mean"] for row in each], 3, sign="+")
-                cells.append(means + f" ({len(each)})" * bool(each))
-                found += each
-                own += known.get("on own product", method).values()
-            if not found or method == "backbone, temperature":
-                continue
-            sides = sum(r["low"] > 0 for r in found), sum(r["high"] < 0 for r in found)
-            cells.append(f"{sides[0]}, {sides[1]} of {len(found)}")
-            cells.append(f"{mean(row['two nodes'] for row in found):.3f}")
-            rows.append([f"{graph}, {label(method, kind)}", *cells, middle(found), middle(own)])
-    head = (
-        "mean gain per pair | 0.2 | 0.4 | 0.6 | interval above, below 0 | two nodes | "
-        "median pair, pairs that gain | the same on own product"
-    )
-    return table(head, rows)
+    known = runs(rows, "pairs")
+    for (graph, backbone, method), fits in parts(known, "dataset", "backbone", "method").items():
+        found = [row["on temperature"] for row in fits if "on temperature" in row]
+        if not found or method == "backbone, temperature":
+            continue
+        line = {"mean gain per pair": f"{graph}, {label(method, backbone)}"}
+        for (ratio,) in parts(known, "ratio"):
+            means = [each["mean"] for each in scores(fits, "on temperature", ratio=ratio).values()]
+            line[f"{ratio}"] = spread(means, 3, sign="+") + f" ({len(means)})" * bool(means)
+        above, below = [g for g in found if g["low"] > 0], [g for g in found if g["high"] < 0]
+        own = [row["on own product"] for row in fits if "on own product" in row]
+        yield line | {
+            "interval above, below 0": f"{len(above)}, {len(below)} of {len(found)}",
+            "two nodes": f"{mean(each['two nodes'] for each in found):.3f}",
+            "median pair, pairs that gain": middle(found),
+            "the same on own product": middle(own),
+        }
 
 
-def on_top(runs: Runs) -> str:
+def on_top(rows: Rows) -> Iterator[dict]:
     """PLL of StackedNMM minus that of temperature scaling, on the same trained classifier."""
-    rows, ours = [], "backbone, stacked"
-    for graph, kind, part in runs.cells():
-        row = []
-        for known in (part.part(ratio=ratio) for ratio in RATIOS):
-            joint = known.get("conditional", ours)
-            found = gap(joint, known.get("own product", "backbone, temperature"))
-            share = gap(joint, known.get("own product", ours)).mean
-            wide = f" ± {found.sd:.3f}" * (found.seeds > 2) + " *" * (found.p < 0.05)
-            cell = f"{found.mean:+.3f}{wide} ({share:+.3f}; {found.seeds})"
-            row.append(cell if found.seeds else "")
-        fits = part.by_method.get(ours, [])
-        seconds = [r["fit seconds"] for r in fits if r["ratio"] in RATIOS and "fit seconds" in r]
-        time = f"{median(seconds):.1f}" if seconds else ""
-        rows.append([graph, NAMES.get(kind, kind), *row, time])
-    head = "PLL gained on temperature scaling | classifier | 0.2 | 0.4 | 0.6 | seconds a fit"
-    return table(head, rows, left=2)
+    known = runs(rows, "pairs")
+    for (graph, backbone), every in parts(known, "dataset", "backbone").items():
+        line = {"PLL gained on temperature scaling": graph, "classifier": backbone}
+        fits = pick(every, method="backbone, stacked")
+        for (ratio,) in parts(known, "ratio"):
+            joint, own = (scores(fits, f, ratio=ratio) for f in ("conditional", "own product"))
+            alone = scores(every, "own product", ratio=ratio, method="backbone, temperature")
+            found, share = Paired.of(joint, alone), Paired.of(joint, own).mean
+            wide = f" ± {stdev(found.gaps):.3f}" if len(found) > 2 else ""
+            cell = f"{found.mean:+.3f}{wide}{' *' * found.clear()} ({share:+.3f}; {len(found)})"
+            line[f"{ratio}"] = cell if found else ""
+        seconds = scores(fits, "fit seconds", ("ratio", "seed")).values()
+        yield line | {"seconds a fit": f"{median(seconds):.1f}" if seconds else ""}
 
 
-def sizes(runs: Runs) -> str:
+def sizes(rows: Rows) -> Iterator[dict]:
     """Accuracy and NLL for each share of training nodes."""
 
-    def cell(part: Runs, method: str) -> str:
-        values, remark = part.paired("test.accuracy", method)
+    def cell(part: Rows, method: str) -> str:
+        values, remark = on_shared(part, "accuracy", method)
         if not values:
             return ""
-        found = gap(values, part.get("test.accuracy", "backbone"))
-        shown = found.seeds > 2 and method != "backbone"
-        gain = f" ({100 * found.mean:+.1f} ± {100 * found.sd:.1f})" if shown else ""
-        nll = mean(part.paired("test.nll", method)[0].values())
-        return f"{100 * mean(values.values()):.1f}{gain} / {nll:.3f}" + remark.replace(
-            "seed", "split"
-        )
+        found = Paired.of(values, scores(part, "accuracy", method="backbone"))
+        shown = len(found) > 2 and method != "backbone"
+        change = f" ({found.spread(1, 100)})" if shown else ""
+        nll = mean(on_shared(part, "nll", method)[0].values())
+        return f"{100 * mean(values.values()):.1f}{change} / {nll:.3f}{remark}"
 
-    ratios, rows = runs.values("ratio"), []
-    for graph, kind, part in runs.cells():
-        parts = [part.part(ratio=ratio) for ratio in ratios]
-        for method in part.methods:
-            rows.append([f"{graph}, {label(method, kind)}", *(cell(p, method) for p in parts)])
-    head = "accuracy (against the backbone) / NLL"
-    return table(head + "".join(f" | {ratio}" for ratio in ratios), rows)
+    title = "accuracy (against the backbone) / NLL"
+    return grid(runs(rows, "sizes"), title, ["ratio"], cell, "dataset")
 
 
-def deviations(runs: Runs) -> str:
+def deviations(rows: Rows) -> Iterator[dict]:
     """One change of the recipe at a time, against ours, seed by seed."""
-    rows, runs = [], runs.part(dataset="cora", backbone="gcn")
-    base = runs.part(change="none")
-    for (name,) in grouped(runs.rows, "change"):
-        part, row = runs.part(change=name), [name if name != "none" else "ours"]
-        row.append(str(len(part.get("test.accuracy", "NMM"))))
-        for field in FORM:
-            values = part.get(field, "NMM")
-            row.append(spread(values.values(), *FORM[field]))
-            change = gap(values, base.get(field, "NMM")).text(*FORM[field])
-            row.append(change if name != "none" else "")
-        hits = part.get("test.accuracy", "NMM")
-        row.append(gap(part.get("sequential", "NMM"), hits).text(1, 100))
-        rows.append(row)
-    head = (
-        "Cora, NMM-GCN | seeds | accuracy | minus ours, points | NLL | minus ours | "
-        "predicted one by one, points"
-    )
-    return table(head, rows)
+    known = pick(runs(rows, "deviations"), dataset="Cora", backbone="GCN", method="NMM")
+    ours = pick(known, change="none")
+    for (change,), part in grouped(known, "change").items():
+        hits, nll, one_by_one = (scores(part, f) for f in ("accuracy", "nll", "sequential"))
+        base = [] if change == "none" else ours
+        yield {
+            "Cora, NMM-GCN": "ours" if change == "none" else change,
+            "seeds": f"{len(part)}",
+            "accuracy": spread(hits.values(), 1, 100),
+            "minus ours, points": Paired.of_rows(part, base, "accuracy").brief(1, 100),
+            "NLL": spread(nll.values(), 3),
+            "minus ours": Paired.of_rows(part, base, "nll").brief(3),
+            "predicted one by one, points": Paired.of(one_by_one, hits).brief(1, 100),
+        }
 
 
-def tests(rows: list[dict], against: str) -> list[str]:
+def tests(rows: Rows, against: str) -> Iterator[str]:
     """Paired differences in PLL of every row from one without correlation."""
-    lines = []
-    for _, kind, part in Runs(pick(rows, task="pairs")).cells():
-        for method in (name for name in part.methods if name != against):
-            for ratio in RATIOS:
-                known = part.part(ratio=ratio)
-                ours = known.get("conditional", method) or known.get("own product", method)
-                found = gap(ours, known.get("own product", against))
-                if found.seeds > 2:
-                    where = f"{part.rows[0]['dataset']:9} {kind:6} {ratio} {method:28}"
-                    numbers = f"{found.mean:+.4f}  p {found.p:.4f}  n {found.seeds}"
-                    lines.append(f"{where} - {against}: {numbers}")
-    return lines
+    for _, part in parts(runs(rows, "pairs"), "dataset", "backbone").items():
+        for (method, ratio), fits in parts(part, "method", "ratio").items():
+            ours = scores(fits, "conditional") or scores(fits, "own product")
+            found = Paired.of(ours, scores(part, "own product", method=against, ratio=ratio))
+            if len(found) > 2 and method != against:
+                dataset, backbone = (fits[0][name].lower() for name in ("dataset", "backbone"))
+                numbers = f"{found.mean:+.4f}  p {found.p:.4f}  n {len(found)}"
+                yield f"{dataset:9} {backbone:6} {ratio} {method:28} - {against}: {numbers}"

@@ -22,12 +22,11 @@ import claims
 import deviations_tables
 import epochs
 import fields_tables
+import figures
 import gradient_variance
 import images_tables
 import links_tables
 import matplotlib
-import matplotlib.pyplot as plt
-import nodes_figures
 import nodes_tables
 import speed_tables
 from common import RESULTS, arguments, read
@@ -35,7 +34,6 @@ from common import RESULTS, arguments, read
 ROOT = Path(__file__).parent.parent
 #: Files that hold tables between markers.
 DOCUMENTS = [ROOT / name for name in ("README.md", "docs/results.md", "docs/design.md")]
-FILES = ("nodes", "links", "images", "fields", "deviations", "speed", "gradient_variance")
 
 
 def insert(text: str, name: str, content: str) -> str:
@@ -64,20 +62,23 @@ def written(texts: dict[Path, str], tables: dict[str, str]) -> dict[Path, str]:
     return texts
 
 
-def all_tables(rows: dict[str, list[dict]], results: Path) -> dict[str, str]:
-    epochs_rows, tightness = (
-        json.loads((results / f"{name}.json").read_text()) for name in ("epochs", "tightness")
-    )
+def stored(folder: Path) -> dict[str, list[dict]]:
+    """All rows, by the file that they are stored in."""
+    whole = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    return whole | {path.stem: read(path) for path in folder.glob("*.jsonl")}
+
+
+def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
     parts = (
-        nodes_tables.tables(rows["nodes"]),
-        epochs.tables(epochs_rows),
-        fields_tables.tables(rows["fields"]),
-        links_tables.tables(rows["links"]),
-        images_tables.tables(rows["images"]),
-        gradient_variance.tables(rows["gradient_variance"]),
-        speed_tables.tables(rows["speed"]),
-        deviations_tables.tables(rows),
-        claims.tables(rows, tightness),
+        nodes_tables.tables(files["nodes"]),
+        epochs.tables(files["epochs"]),
+        fields_tables.tables(files["fields"]),
+        links_tables.tables(files["links"]),
+        images_tables.tables(files["images"]),
+        gradient_variance.tables(files["gradient_variance"]),
+        speed_tables.tables(files["speed"]),
+        deviations_tables.tables(files),
+        claims.tables(files),
     )
     tables: dict[str, str] = {}
     for part in parts:
@@ -88,23 +89,20 @@ def all_tables(rows: dict[str, list[dict]], results: Path) -> dict[str, str]:
 
 
 def main(args) -> dict[str, str]:
-    rows = {name: read(args.results / f"{name}.jsonl") for name in FILES}
-    tables = all_tables(rows, args.results)
+    files = stored(args.results)
+    tables = all_tables(files)
     for name, content in tables.items():
         print(f"\n{name}\n{content}")
     for against in ("backbone", "backbone, temperature", "backbone + consistency, temperature"):
-        print("", *nodes_tables.tests(rows["nodes"], against), sep="\n")
+        print("", *nodes_tables.tests(files["nodes"], against), sep="\n")
     if args.documents is not None:
         texts = {path: path.read_text() for path in args.documents or DOCUMENTS}
         for path, text in written(texts, tables).items():
             path.write_text(text)
     if args.figures:
         matplotlib.use("Agg")
-        plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
         args.figures.mkdir(parents=True, exist_ok=True)
-        nodes_figures.figures(rows["nodes"], args.figures)
-        links_tables.bound_figure(rows["links"], args.figures)
-        images_tables.curves_figure(rows["images"], args.figures)
+        figures.figures(files, args.figures)
     return tables
 
 

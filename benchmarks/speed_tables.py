@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
+from statistics import linear_regression
 
-import torch
-from common import grouped, made, names, pick, table, wrapped
+from common import grouped, pick, wrapped
+from writing import Rows, made, sections
 
 CODES = {
     "loop": "loop over nodes in PyTorch",
@@ -18,91 +20,96 @@ CODES = {
 }
 
 
+def tables(rows: Rows) -> dict[str, str]:
+    return made({draws: 1, steps: 2, growth: 0, growth_rates: 0, scale: 1}, rows)
+
+
 def exponent(small: dict, row: dict, what: str = "seconds") -> float:
     """Of growth with the edges."""
-    gain, size = (math.log(row[k] / small[k]) for k in (what, "edges"))
-    return gain / size
+    return math.log(row[what] / small[what]) / math.log(row["edges"] / small["edges"])
 
 
-def draws(rows: list[dict]) -> str:
+def by_edges(rows: Rows) -> Rows:
+    return sorted(rows, key=lambda row: row["edges"])
+
+
+def draws(rows: Rows) -> Iterator[dict]:
     """One draw of q(c | y), against a loop over nodes."""
-    lines = []
     for part in grouped(pick(rows, task="draw"), "device", "threads", "nodes").values():
-        loop = next((row["seconds"] for row in part if row["code"] == "loop"), math.nan)
-        known = names(CODES, (row["code"] for row in part))
-        for row in sorted(part, key=lambda row: list(known).index(row["code"])):
-            each = f", each of T = {row['particles']}" if row["code"] != "loop" else ""
-            ratio = f"{loop / row['seconds']:,.0f} ×" if row["code"] != "loop" else "1"
-            lines.append([known[row["code"]] + each, f"{row['nodes']:,}", f"{row['edges']:,}",
-                          f"{1e3 * row['seconds']:,.1f}", ratio])  # fmt: skip
-    return table("one draw of q(c \\| y) | nodes | edges | ms | against the loop", lines)
+        loop = next((row["seconds"] for row in pick(part, code="loop")), math.nan)
+        for (code,), found in sections(part, code=CODES).items():
+            for row in found:
+                alone = row["code"] == "loop"
+                yield {
+                    "one draw of q(c \\| y)": code
+                    + f", each of T = {row['particles']}" * (not alone),
+                    "nodes": f"{row['nodes']:,}",
+                    "edges": f"{row['edges']:,}",
+                    "ms": f"{1e3 * row['seconds']:,.1f}",
+                    "against the loop": "1" if alone else f"{loop / row['seconds']:,.0f} ×",
+                }
 
 
-def steps(rows: list[dict]) -> str:
+def steps(rows: Rows) -> Iterator[dict]:
     """A step of the bound over a step of a GCN, and in brackets of one with input dropout."""
     found = pick(rows, task="step")
-    sizes = sorted({row["particles"] for row in found})
-    lines = []
     for (nodes, labelled, estimator), part in grouped(
         found, "nodes", "labelled", "estimator"
     ).items():
-        cells = []
-        for size in sizes:
-            each = [row["seconds"] for row in part if row["particles"] == size]
-            ratios = [
-                [s["bound"] / s[name] for name in ("GCN", "GCN, input dropout")] for s in each
-            ]
-            cells.append(", ".join(f"{a:.2f} ({b:.2f})" for a, b in ratios))
-            cells.append(", ".join(f"{1e3 * s['bound']:.1f}" for s in each))
-        who = "all" if labelled == nodes else ""
-        lines.append([f"{who} {labelled:,} labelled".strip(), f"`{estimator}`", *cells])
-    head = "one step of the bound / one step of a GCN | estimator"
-    head += "".join(f" | T = {size} | T = {size}, ms" for size in sizes)
-    return table(head, lines, left=2)
+        who = f"{'all ' * (labelled == nodes)}{labelled:,} labelled"
+        line = {"one step of the bound / one step of a GCN": who, "estimator": f"`{estimator}`"}
+        for (size,) in sections(found, particles=None):
+            ratios, times = [], []
+            for seconds in (row["seconds"] for row in pick(part, particles=size)):
+                plain, dropout = (
+                    seconds["bound"] / seconds[n] for n in ("GCN", "GCN, input dropout")
+                )
+                ratios.append(f"{plain:.2f} ({dropout:.2f})")
+                times.append(f"{1e3 * seconds['bound']:.1f}")
+            line |= {f"T = {size}": ", ".join(ratios), f"T = {size}, ms": ", ".join(times)}
+        yield line
 
 
-def growth(rows: list[dict]) -> str:
-    lines = [
-        [f"{row['nodes']:,}", f"{row['edges']:,}", f"{row['seconds']:.3f}",
-         f"{row['peak'] / 1e9:.2f}", f"{row['above'] / 1e9:.3f}"]
-        for row in sorted(pick(rows, task="growth"), key=lambda row: row["edges"])
-    ]  # fmt: skip
-    head = "nodes | edges | seconds a step | peak memory, GB | memory above start, GB"
-    return table(head, lines, left=0)
+def growth(rows: Rows) -> Iterator[dict]:
+    """Time and memory of a step, by the size of the graph."""
+    for row in by_edges(pick(rows, task="growth")):
+        yield {
+            "nodes": f"{row['nodes']:,}",
+            "edges": f"{row['edges']:,}",
+            "seconds a step": f"{row['seconds']:.3f}",
+            "peak memory, GB": f"{row['peak'] / 1e9:.2f}",
+            "memory above start, GB": f"{row['above'] / 1e9:.3f}",
+        }
 
 
-def growth_rates(rows: list[dict]) -> str:
+def growth_rates(rows: Rows) -> str:
     """Exponents of a least-squares fit, and of the last step."""
-    found = sorted(pick(rows, task="growth"), key=lambda row: row["edges"])
+    found = by_edges(pick(rows, task="growth"))
     if len(found) < 2:
         return "One size has been measured."
-    edges = torch.tensor([row["edges"] for row in found], dtype=torch.double).log()
-    design = torch.stack([edges, torch.ones_like(edges)], 1)
-    parts = []
+    rates = []
     for name, what in (("time", "seconds"), ("memory above start", "above")):
-        values = torch.tensor([row[what] for row in found], dtype=torch.double).log()
-        slope = torch.linalg.lstsq(design, values).solution[0]
-        last = exponent(*found[-2:], what)
-        parts.append(f"{name} grows with the exponent {slope:.2f} ({last:.2f} over the last size)")
-    ends = f"{found[0]['edges']:,} to {found[-1]['edges']:,} edges"
-    peak = f"{found[-1]['nodes']:,} nodes take {found[-1]['peak'] / 1e9:.1f} GB in all"
-    return wrapped(f"From {ends}, {' and '.join(parts)}; {peak}.")
+        edges, values = ([math.log(row[field]) for row in found] for field in ("edges", what))
+        slope, last = linear_regression(edges, values).slope, exponent(*found[-2:], what)
+        rates.append(f"{name} grows with the exponent {slope:.2f} ({last:.2f} over the last size)")
+    first, last = found[0], found[-1]
+    return wrapped(
+        f"From {first['edges']:,} to {last['edges']:,} edges, {' and '.join(rates)}; "
+        f"{last['nodes']:,} nodes take {last['peak'] / 1e9:.1f} GB in all."
+    )
 
 
-def scale(rows: list[dict]) -> str:
+def scale(rows: Rows) -> Iterator[dict]:
     """Queries on large graphs, each after the same at a tenth of the size."""
-    lines = []
     for part in grouped(pick(rows, task="scale"), "query").values():
-        part.sort(key=lambda row: row["edges"])
-        for small, row in pairwise([None, *part]):
+        for small, row in pairwise([None, *by_edges(part)]):
             grown = small is not None and small["edges"] < row["edges"]
-            rate = f"{exponent(small, row):.2f}" if grown else ""
-            lines.append([row["name"], f"{row['nodes']:,}", f"{row['edges']:,}",
-                          str(row["classes"]), f"{row['seconds']:.2f}", rate,
-                          f"{row['peak'] / 1e9:.2f}"])  # fmt: skip
-    head = "query | nodes | edges | labels | seconds | exponent of time | peak memory, GB"
-    return table(head, lines)
-
-
-def tables(rows: list[dict]) -> dict[str, str]:
-    return made((draws, steps, growth, growth_rates, scale), rows)
+            yield {
+                "query": row["name"],
+                "nodes": f"{row['nodes']:,}",
+                "edges": f"{row['edges']:,}",
+                "labels": f"{row['classes']}",
+                "seconds": f"{row['seconds']:.2f}",
+                "exponent of time": f"{exponent(small, row):.2f}" if grown else "",
+                "peak memory, GB": f"{row['peak'] / 1e9:.2f}",
+            }

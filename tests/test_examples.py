@@ -284,11 +284,12 @@ def test_benchmark_of_denoising(tmp_path):
         if row["method"] != "U-Net-widths":
             assert 0.85 < row["coverage"] < (1 if more else 0.95)
             assert 60 < row["length"] < 90
-    assert tables.denoised(rows).count("\n") == 1 + 2 * number
-    assert tables.denoising_steps(rows).count("\n") == 1 + 2 * len(tables.STEPS)
-    assert tables.joint_images(rows).count("\n") == 1 + 2 * len(benchmark.PARTS)
-    assert tables.denoising_cost(rows).count("\n") == 2
-    tables.curves_figure(rows, tmp_path)
+    found = {name: text.count("\n") for name, text in tables.tables(rows).items()}
+    assert found["denoised"] == 1 + 2 * number
+    assert found["denoising steps"] == 1 + 2 * len(tables.STEPS)
+    assert found["joint images"] == 1 + 2 * len(benchmark.PARTS)
+    assert found["denoising cost"] == 2
+    load("benchmarks/figures.py").denoising_steps(rows, tmp_path)
     assert (tmp_path / "denoising_steps.png").stat().st_size > 10_000
     path.unlink()
     args.tasks, args.methods, args.crop = ["test"], ["NMM"], 32
@@ -326,9 +327,10 @@ def test_benchmark_of_link_prediction(tmp_path):
     rows = benchmark.main(args).rows
     assert len(rows) == len(path.read_text().splitlines()) == 6 + (2 + 3) + 6 + 1 + 3 + 1
     assert len(benchmark.main(args).rows) == len(rows)
-    for name in ("links", "against_paper", "bounds", "reproduced", "memberships", "link_cost"):
-        assert getattr(tables, name)(rows).count("\n") > 1
-    tables.bound_figure(rows, tmp_path)
+    found = tables.tables(rows)
+    for name in ("links", "against paper", "bounds", "reproduced", "memberships", "link cost"):
+        assert found[name].count("\n") > 1
+    load("benchmarks/figures.py").link_bound(rows, tmp_path)
     assert (tmp_path / "link_bound.png").stat().st_size > 10_000
 
 

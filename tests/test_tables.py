@@ -21,6 +21,7 @@ import gradient_variance  # noqa: E402
 import images_tables  # noqa: E402
 import links_tables  # noqa: E402
 import speed_tables  # noqa: E402
+import writing  # noqa: E402
 
 sys.path.remove(str(BENCHMARKS))
 
@@ -31,7 +32,7 @@ FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables
 @pytest.fixture(autouse=True)
 def all_cells(monkeypatch):
     """Tables have all cells, also of rows that report.py would leave out."""
-    for module in (*FILES.values(), deviations_tables):
+    for module in (writing, gradient_variance):
         monkeypatch.setattr(
             module, "table", lambda head, rows, left=1: "\n".join(map(" | ".join, rows))
         )
@@ -62,7 +63,7 @@ def ends(rows):
 
 @pytest.mark.parametrize("name", [*FILES, "deviations"])
 def test_every_row_is_shown(name, monkeypatch):
-    monkeypatch.setattr(common, "p_value", lambda pairs: None)  # for speed
+    monkeypatch.setattr(writing.Paired, "p", 1.0)  # for speed
     rows = read(name)
     assert rows
     whole = shown(name, rows)
@@ -104,13 +105,13 @@ def test_rows_under_new_names_appear(name, task, field):
 def test_sentences_follow_from_the_rows():
     """A comparison that would turn out otherwise is told otherwise."""
     rows = {name: read(name) for name in ("nodes", "links", "images", "fields", "speed")}
-    whole = claims.first_screen(rows)
+    whole = claims.what_reproduces(rows)
     field = next(row for row in rows["fields"] if row["task"] == "strips")
     worse = field | {"NMM bound": 2 * field["mean field"]}
     changed = [worse if row is field else row for row in rows["fields"]]
     count = re.search(r"below it on\s+(\d+) of (\d+)", whole)
     assert count[1] == count[2]
-    again = claims.first_screen(rows | {"fields": changed})
+    again = claims.what_reproduces(rows | {"fields": changed})
     assert re.search(r"below it on\s+(\d+) of", again)[1] == str(int(count[1]) - 1)
     assert "to 2.00 times" in " ".join(again.split())
 
@@ -133,7 +134,7 @@ def test_changes_of_nodes_are_read_as_they_come():
         for change, gap in (("none", 0.0), ("something new", 0.02))
         for seed, score in enumerate(scores)
     ]  # fmt: skip
-    lines = [list(part) for part in deviations_tables.nodes(rows)]
+    lines = [list(part.values()) for part in deviations_tables.nodes(rows)]
     assert [part[1] for part in lines] == ["prediction", "something new"]
     assert lines[0][-1] == "accuracy -1.0 ± 0.0 (median -1.0)"
     assert lines[1][4:] == [
@@ -142,11 +143,17 @@ def test_changes_of_nodes_are_read_as_they_come():
     ]
 
 
+def difference(pairs, digits):
+    theirs, ours = (dict(enumerate(values)) for values in zip(*pairs, strict=True))
+    return writing.Paired.of(ours, theirs).text(digits)
+
+
 def test_differences_are_paired_and_have_a_spread():
     pairs = [(1.0, 1.5), (2.0, 2.4), (5.0, 5.9)]
-    assert common.difference(pairs, 2) == "+0.60 ± 0.26 (median +0.50, p = .059)"
-    assert common.difference([(1.0, 3.0)] * 5, 1) == "+2.0 ± 0.0 (median +2.0)"
-    assert common.difference(pairs[:1], 1) == "+0.5"
-    assert common.difference([], 1) == ""
-    assert common.difference([(0.0, 1 + 1e-3 * i) for i in range(9)], 2).endswith("p < 1e-6)")
-    assert common.centre([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"
+    assert difference(pairs, 2) == "+0.60 ± 0.26 (median +0.50, p = .059)"
+    assert difference([(1.0, 3.0)] * 5, 1) == "+2.0 ± 0.0 (median +2.0)"
+    assert difference(pairs[:1], 1) == "+0.5"
+    assert writing.Paired.of({}, {}).text(1) == ""
+    assert writing.Paired.of({1: 3.0, 2: 4.0}, {2: 1.0, 3: 0.0}).gaps == [3.0]
+    assert difference([(0.0, 1 + 1e-3 * i) for i in range(9)], 2).endswith("p < 1e-6)")
+    assert writing.centre([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"
