@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import subprocess
-import sys
+import multiprocessing
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -89,70 +90,97 @@ class Records:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-        print(self.line(row), flush=True)
-
-    def line(self, row: dict) -> str:
-        """What is printed of a measurement."""
-        return str({k: v for k, v in row.items() if k != "curve"})
+        print({k: v for k, v in row.items() if k != "curve"}, flush=True)
 
 
-def arguments(
-    doc: str, tasks=(), smoke: str = "", choices: dict | None = None, **options
-) -> argparse.ArgumentParser:
+def arguments(doc: str, choices: dict | None = None, **options) -> argparse.ArgumentParser:
     """
-    A benchmark's options by name: a default, whose type they have, or a type alone; in a tuple
-    with a help text. A list takes one value or more. ``choices`` are those of some options.
+    Options by name: a default, whose type they have, or a type alone; in a tuple with a help text.
+    A list takes one value or more. ``choices`` are those of some options.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    if tasks:
-        parser.add_argument("tasks", nargs="+", choices=tasks)
     for name, option in options.items():
         value, text = option if isinstance(option, tuple) else (option, None)
         default, kind = (None, value) if isinstance(value, type) else (value, type(value))
         more = {"nargs": "+", "type": type(value[0])} if kind is list else {"type": kind}
         more |= {"default": default, "help": text, "choices": (choices or {}).get(name)}
         parser.add_argument(f"--{name.replace('_', '-')}", **more)
-    if smoke:
-        parser.add_argument("--smoke", action="store_true", help=smoke)
     return parser
 
 
-def start(num_threads: int) -> None:
-    torch.set_num_threads(num_threads)
+def started(argv, doc: str, tasks=(), smoke: dict | None = None, **options) -> argparse.Namespace:
+    """
+    The arguments of a benchmark, with its threads set. ``smoke`` are the values that options have
+    under ``--smoke``, a run of everything in small; what is given besides counts more.
+    """
+    parser = arguments(doc, threads=1, **options)
+    if tasks:
+        parser.add_argument("tasks", nargs="+", choices=tasks)
+    parser.add_argument("--smoke", action="store_true", help="everything in small")
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args = parser.parse_args(argv, argparse.Namespace(**smoke or {}))
+    start(args.threads)
+    return args
+
+
+def start(threads: int) -> None:
+    torch.set_num_threads(threads)
     pyro.enable_validation(False)
 
 
-def run(args, tasks: dict[str, Callable], *values: Sequence) -> Records:
-    """Each of the tasks asked for, with each of the values, the last in the innermost loop."""
+def run(argv, doc: str, tasks: Iterable[Callable], **options) -> Records:
+    """The tasks that are asked for, functions of arguments and of what has been measured."""
+    named = {task.__name__: task for task in tasks}
+    args = started(argv, doc, tuple(named), **options)
     results = Records(args.results)
-    for task, *each in itertools.product(args.tasks, *values):
-        tasks[task](args, results, *each)
+    for name in args.tasks:
+        named[name](args, results)
     return results
 
 
-class PeakMemory(threading.Thread):
-    """Largest resident memory of this process while it runs, read every two milliseconds."""
+def store(path: Path | None, rows: list[dict]) -> None:
+    """All rows of a run, instead of those of the last one."""
+    if path:
+        path.write_text(json.dumps(rows, indent=1) + "\n")
 
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.process, self.done = psutil.Process(), threading.Event()
-        self.start_bytes = self.peak = self.process.memory_info().rss
-        self.start()
 
-    def run(self) -> None:
-        while not self.done.wait(0.002):
-            self._read()
+def timed(function: Callable, *args, clock: Callable[[], float] = time.perf_counter, **options):
+    """What a function returns, and its seconds."""
+    began = clock()
+    return function(*args, **options), clock() - began
 
-    def stop(self) -> int:
-        """The peak, in bytes."""
-        self.done.set()
-        self._read()
-        return self.peak
 
-    def _read(self) -> None:
-        self.peak = max(self.peak, self.process.memory_info().rss)
+def in_turn(functions: dict[str, Callable[[], float]], repeats: int) -> dict[str, tuple]:
+    """What functions return that take turns, so that a busy machine slows all of them alike."""
+    turns = [[function() for function in functions.values()] for _ in range(repeats)]
+    return dict(zip(functions, zip(*turns, strict=True), strict=True))
+
+
+def peak_memory(function: Callable, *args, **options):
+    """
+    What a function returns, the process's largest resident memory while it runs, read every two
+    milliseconds, and by how much that is above the memory at the start, in bytes.
+    """
+    memory, done = psutil.Process().memory_info, threading.Event()
+    first = peak = memory().rss
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, memory().rss)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        found = function(*args, **options)
+    finally:
+        done.set()
+        thread.join()
+    peak = max(peak, memory().rss)
+    return found, peak, peak - first
 
 
 def cost(makers: dict[str, Callable[[], Callable[[], float]]], repeats: int) -> dict:
@@ -164,19 +192,17 @@ def cost(makers: dict[str, Callable[[], Callable[[], float]]], repeats: int) -> 
     for name, make in makers.items():
         runs[name] = make()
         runs[name]()
-        watcher = PeakMemory()
-        runs[name]()
-        memory[name] = watcher.stop() / 2**20
-    turns = [[run() for run in runs.values()] for _ in range(repeats)]
-    seconds = dict(zip(runs, map(median, zip(*turns, strict=True)), strict=True))
-    return {"ratio": median(b / a for a, b in turns), "MiB": memory, "seconds": seconds}
+        memory[name] = peak_memory(runs[name])[1] / 2**20
+    turns = in_turn(runs, repeats)
+    ratio = median(b / a for a, b in zip(*turns.values(), strict=True))
+    return {"ratio": ratio, "MiB": memory, "seconds": {k: median(v) for k, v in turns.items()}}
 
 
-def in_a_process(script: str, *arguments: object):
-    """What a script prints in its last line, in a process of its own."""
-    command = [sys.executable, script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, check=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def in_a_process(threads: int, function: Callable, *args):
+    """What a function returns, in a new process."""
+    new = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, new, start, (threads,)) as pool:
+        return pool.submit(function, *args).result()
 
 
 def citation_like(num_nodes: int, num_links: int, seed: int = 0) -> Tensor:

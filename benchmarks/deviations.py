@@ -16,14 +16,12 @@ have of their own deviations.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from pathlib import Path
 
-import common
 import fields as mrf
 import links as dglfrm
 import pyro
-from common import RESULTS, Records, arguments, read, start
+from common import RESULTS, Records, read, run
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import fit_mixture, mean_field
@@ -31,12 +29,12 @@ from pyro_nmm.models import ConvolutionalNMM, coarse_to_fine
 
 
 def links(args, results: Records) -> None:
-    data = dglfrm.load(args, "nips12")
     settings = dglfrm.chosen(read(RESULTS / "links.jsonl"), "nips12", "nmm")
-    settings = settings | {"own_attention": True, "width": settings["num_communities"]}
+    settings |= {"own_attention": True, "width": settings["num_communities"]}
     seeds = dglfrm.compared(args, "nips12")
     for key in results.missing(task="links", dataset="nips12", change="own attention", seed=seeds):
-        row = dglfrm.measure(args, data, "nmm", settings, key["seed"])
+        known = dglfrm.problem(args, "nips12", key["seed"])
+        row = dglfrm.measure(args, *known, "nmm", settings, key["seed"])
         del row["curve"]
         results.add(**key, **row)
 
@@ -59,25 +57,16 @@ def fields(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-TASKS = {task.__name__: task for task in (links, fields)}
-
-
-def main(args) -> Records:
-    start(num_threads=1)
-    if args.smoke:
-        args.num_splits = args.num_field_seeds = args.radius = 1
-        args.num_steps = args.num_field_steps = 3
-    return common.run(args, TASKS)
-
-
-def parser() -> ArgumentParser:
-    return arguments(
-        __doc__, TASKS, "seconds", num_splits=5, num_searched=(2, "as of links.py"),
+def main(argv: list[str] | None = None) -> Records:
+    smoke = {"num_splits": 1, "num_field_seeds": 1, "radius": 1}
+    return run(
+        argv, __doc__, (links, fields), smoke=smoke | {"num_steps": 3, "num_field_steps": 3},
+        num_splits=5, num_searched=(2, "as of links.py"),
         num_samples=(100, "memberships at the test"), num_steps=(500, "of the links"),
         num_field_seeds=2, num_field_steps=1000, radius=(3, "of the fields' windows"),
-        results=RESULTS / "deviations.jsonl", data_root=Path, device="cpu",
+        data_root=Path, device="cpu", results=RESULTS / "deviations.jsonl",
     )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main(parser().parse_args())
+    main()
