@@ -9,9 +9,7 @@ What it changes where links and fields deviate from the paper, each measured onc
 Tasks: ``links`` (DGLFRM's attention by a network of its own, as wide as the memberships, on the
 splits and with the settings of links.py's ``compare``, whose rows are the other half of each pair)
 and ``fields`` (NMM-CNN with and without the groups of pixels among its inputs, on the fields of
-fields.py's ``strips``). Each fit appends one line to ``--results``, and what is there already is
-not run again. ``benchmarks/report.py`` makes the table, with the rows that images.py and nodes.py
-have of their own deviations.
+fields.py's ``strips``). Of their own deviations images.py and nodes.py have the rows.
 """
 
 from __future__ import annotations
@@ -23,9 +21,8 @@ import links as dglfrm
 import pyro
 from common import RESULTS, Records, read, run
 
-from pyro_nmm import Neighborhood
 from pyro_nmm.guides import fit_mixture, mean_field
-from pyro_nmm.models import ConvolutionalNMM, coarse_to_fine
+from pyro_nmm.models import ConvolutionalNMM
 
 
 def links(args, results: Records) -> None:
@@ -40,8 +37,8 @@ def links(args, results: Records) -> None:
 
 
 def fields(args, results: Records) -> None:
-    shape = (8, 4) if args.smoke else (40, 12)
-    hood, order = Neighborhood.grid(*shape, args.radius), coarse_to_fine(*shape)
+    shape = mrf.narrow(args)
+    hood, order = mrf.grid(shape, args.radius)
     settings = {"num_steps": args.num_field_steps, "radius": args.radius}
     each = {"seed": range(args.num_field_seeds), "coupling": mrf.COUPLINGS, "settings": settings}
     for key in results.missing(task="fields", **each, change=("", "no groups")):

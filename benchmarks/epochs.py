@@ -22,9 +22,10 @@ from statistics import median
 
 import pyro
 import torch
-from common import GRAPHS, in_turn, started, store, table, timed
+from common import GRAPHS, started, store, table
 from nodes_fits import BACKBONES, backbone, load, nmm_network
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
+from timing import in_turn, timed
 from torch.nn import functional as F
 
 from pyro_nmm.guides import AmortizedNMM, Consistency

@@ -8,9 +8,8 @@ The NMM as an approximation of Markov random fields, against the best mean field
 
 Tasks: ``strips`` (12 x 40, exact log Z), ``letter`` (the paper's: 128 x 128, Murphy's noisy
 letter), ``plain`` (128 x 128 without fields, exact log Z), ``amortized`` (one network for many
-fields) and ``scaling``. Results are appended to ``--results``, and what is there already is not
-run again. With PGMax installed, loopy belief propagation runs beside (``pip install pgmax
-"jax==0.4.35"``). One thread unless told otherwise: seconds compare within a row.
+fields) and ``scaling``. With PGMax installed, loopy belief propagation runs beside (``pip install
+pgmax "jax==0.4.35"``). Seconds compare within a row.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from statistics import median
 import numpy as np
 import pyro
 import torch
-from common import RESULTS, Records, in_a_process, peak_memory, run, timed
+from common import RESULTS, Records, run
 from references import kac_ward
+from timing import in_a_process, peak_memory, timed
 from torch import Tensor
 
 from pyro_nmm import Neighborhood, NeighborMixture

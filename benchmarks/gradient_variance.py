@@ -11,7 +11,6 @@ The graph has Cora's size, labels are drawn from an NMM, and gradients (to log a
 logits) are taken at perturbed parameters. ``sd`` is the root of the total variance of one
 step's gradient, ``score`` the share of the true score term that an estimator carries: one
 for the unbiased ones and zero for ``no_score`` by construction, measured for ``one_step_credit``.
-With ``--results`` each share of labelled nodes is stored, and not measured again.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from pathlib import Path
 
 import pyro
 import torch
-from common import Records, citation_like, grouped, started, table, wrapped
+from common import Records, grouped, started, table, wrapped
 from pyro.infer import TraceGraph_ELBO
+from timing import citation_like
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture

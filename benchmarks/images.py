@@ -10,9 +10,7 @@ Tasks: ``train`` (all methods, from the same weights, on patches of BSD300's tra
 are drawn alike; 20 of the images are kept for validation), ``test`` (BSD300's test images and
 Kodak24, with the same noise of standard deviation 25 for all) and ``cost`` (seconds and memory of a
 step). F holds ``bsds300/images/{train,test}`` and ``kodak24``. Training saves to ``--checkpoints``
-and goes on from there; ``--results`` gets a line for each point of the curves and for each image,
-and what is there already is not run again. ``benchmarks/report.py`` makes the tables and the
-figure.
+and goes on from there.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ from functools import cache, partial
 from pathlib import Path
 from statistics import mean, median
 
-import common
 import images_scores as scores
 import pyro
 import torch
 from common import RESULTS, Records, run
+from timing import median_cost
 from torch import Tensor
 
 from pyro_nmm import GaussianConcentrations
@@ -37,6 +35,9 @@ from pyro_nmm.guides import fit_images, fit_unet
 from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
 from pyro_nmm.models import Denoiser, UNet
 
+#: The paper's concentrations and attention; the scale that makes their sums start at 20.
+GAUSSIAN = {"concentrations": GaussianConcentrations, "sigma": 12.8, "scale": 0.88}
+GAUSSIAN |= {"spread": False, "gamma": 5.0}
 #: Of an NMM on a fitted U-Net: options of its network, its windows and its gradient.
 PARTS = {
     "NMM": {},
@@ -44,16 +45,7 @@ PARTS = {
     "U-Net-widths": {"radius": 0},
     "NMM-one-width": {"network": {"spread": False}},
     "NMM-one-step-credit": {"estimator": "one_step_credit"},
-    # The paper's concentrations and attention; the scale that makes their sums start at 20.
-    "NMM-Gaussian": {
-        "network": {
-            "spread": False,
-            "concentrations": GaussianConcentrations,
-            "sigma": 12.8,
-            "scale": 0.88,
-            "gamma": 5.0,
-        }
-    },
+    "NMM-Gaussian": {"network": GAUSSIAN},
 }
 METHODS = ["U-Net", "U-Net-log", *PARTS]
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
@@ -222,7 +214,7 @@ def cost(args, results: Records) -> None:
     """Seconds of a step, the networks in turn, and the process's peak memory under each."""
     makers = {method: partial(stepper, args, method) for method in ("U-Net", "NMM")}
     for key in results.missing(task="cost", settings=settings(args)):
-        results.add(**key, **common.cost(makers, 1 if args.smoke else 6))
+        results.add(**key, **median_cost(makers, 1 if args.smoke else 6))
 
 
 def main(argv: list[str] | None = None) -> Records:

@@ -4,8 +4,7 @@
 """
 Link prediction with DGLFRM, its original guide and the NMM's: the paper's table 5 and figure 5.
 
-    python benchmarks/links.py \\
-        reproduce search compare memberships katz cost --data-root F
+    python benchmarks/links.py reproduce search compare memberships katz cost --data-root F
 
 Tasks: ``reproduce`` (the original guide on the authors' splits of Cora, with their settings),
 ``search`` (the model's and the network's settings by the original guide's average precision on
@@ -13,9 +12,7 @@ validation links, then the NMM's estimator and start by its bound), ``compare`` 
 settings, paired random splits, others than those of the search), ``memberships`` (links predicted
 with other nodes' memberships), ``katz`` (links predicted by counting walks, on the same splits) and
 ``cost`` (seconds and memory of a step). F holds ``nips12/nips12.mat``, ``yeast/yeast.mat``,
-``linkpred_splits/cora/split_0.npz`` and what PyG's Planetoid needs. Each fit appends one line to
-``--results``, and what is there already is not run again, so a run may be interrupted.
-``benchmarks/report.py`` makes the tables and the figure.
+``linkpred_splits/cora/split_0.npz`` and what PyG's Planetoid needs.
 """
 
 from __future__ import annotations
@@ -28,11 +25,12 @@ from statistics import mean
 import common
 import pyro
 import torch
-from common import RESULTS, Records, run, timed
+from common import RESULTS, Records, run
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from references import katz_index, walks
 from sklearn.metrics import average_precision_score, roc_auc_score
+from timing import median_cost, timed
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
@@ -51,6 +49,8 @@ CITATIONS = {"hidden": 32, "decoder": [32, 16], "num_communities": 50, "concentr
 NETWORKS = {"hidden": 128, "decoder": [64, 32], "num_communities": 100, "concentration": 40.0}
 #: Of the NMM: estimators, and attention that starts uniform or mostly at the node itself.
 CHOICES = ({"estimator": "local"}, {"estimator": "linear"}, {"estimator": "local", "gamma": 3.0})
+#: By name and folder.
+load = cache(link_graph)
 
 
 def candidates(dataset: str) -> list[dict]:
@@ -76,19 +76,15 @@ def chosen(rows: list[dict], dataset: str, guide: str) -> dict:
     return common.chosen(rows, quality, dataset=dataset, guide=guide)
 
 
-@cache
-def load(dataset: str, root: Path | None, device: str) -> Data:
-    return link_graph(dataset, root).to(device)
-
-
 def problem(args, dataset: str, seed: int) -> tuple[Data, LinkSplit]:
     """A graph and a random split of its links; the karate club's under ``--smoke``."""
     if args.smoke:
         edge_index = KarateClub()[0].edge_index
         data = Data(x=identity(34), edge_index=edge_index, num_nodes=34, has_features=False)
     else:
-        data = load(dataset, args.data_root, args.device)
-    return data, link_split(data.edge_index, data.num_nodes, seed).to(args.device)
+        data = load(dataset, args.data_root)
+    split = link_split(data.edge_index, data.num_nodes, seed)
+    return data.to(args.device), split.to(args.device)
 
 
 def build(data: Data, split: LinkSplit, guide: str, settings: dict, seed: int) -> DGLFRMGuide:
@@ -256,7 +252,7 @@ def cost(args, results: Records) -> None:
             chosen(results.rows, key["dataset"], "nmm"),
         )
         makers = {guide: partial(stepper, block, *known, guide, settings) for guide in GUIDES}
-        results.add(**key, **common.cost(makers, repeats), settings=settings)
+        results.add(**key, **median_cost(makers, repeats), settings=settings)
 
 
 def main(argv: list[str] | None = None) -> Records:

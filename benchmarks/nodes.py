@@ -9,10 +9,8 @@ Node classification: the paper's tables 2 and 3, its accuracy over training size
 Tasks: ``search`` (random settings, kept for the others, chosen by validation accuracy),
 ``accuracy`` (public split, 10 seeds), ``pairs`` (pair log-likelihood, random splits), ``sizes``
 (accuracy against the share of training nodes) and ``deviations`` (from the paper's recipe, one
-change at a time). Each fit appends one line to ``--results``, and what is there already is not run
-again, so a run may be interrupted; all of it takes a day on two cores. Tables and figures are made
-from that file by ``benchmarks/report.py``. ``search --searched NMM`` draws settings for an NMM of
-its own, and ``accuracy --settings-of NMM`` gives them to it and to its backbone.
+change at a time). All of it takes a day on two cores. ``search --searched NMM`` draws settings for
+an NMM of its own, and ``accuracy --settings-of NMM`` gives them to it and to its backbone.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 
 import common
-from common import RESULTS, Records, run, timed
+from common import RESULTS, Records, run
 from nodes_fits import (
     BACKBONES,
     DEFAULT,
@@ -32,6 +30,7 @@ from nodes_fits import (
     random_settings,
     variants,
 )
+from timing import timed
 
 from pyro_nmm.datasets.nodes import inner_edges, random_split
 

@@ -11,7 +11,7 @@ from functools import cache
 
 import pyro
 import torch
-from common import timed
+from timing import timed
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 
 import torch
-from common import Records, citation_like, in_a_process, peak_memory, timed
+from common import Records
+from timing import citation_like, in_a_process, peak_memory, timed
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM

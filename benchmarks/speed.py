@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Speed as ratios within one run: medians of turns, but for the slow loop, which runs once. On one
-thread of a CPU, seconds are those of the process, so that other work on the machine counts less.
-Validation is off, as ``pyro.enable_validation(False)`` does; Pyro's default costs a few
-milliseconds a step more.
+Speed as ratios within one run: medians of turns, but for the slow loop, which runs once.
+
+    python benchmarks/speed.py
+    python benchmarks/speed.py --tables 1 2 3 --results benchmarks/results/speed.jsonl
+    python benchmarks/speed.py --tables 4 --threads 2 --scale-nodes 200000
+    python benchmarks/speed.py --device cuda
 
 1. One draw of q(c|y) against a loop over nodes in PyTorch.
 2. One whole step of the bound (order, draw, evaluation, gradient to alpha and logits, under
@@ -13,12 +15,9 @@ milliseconds a step more.
 3. Time and peak memory of a step as the graph grows, each size in a process of its own.
 4. Time and peak memory of every query on a million nodes, likewise (``benchmarks/scale.py``).
 
-    python benchmarks/speed.py
-    python benchmarks/speed.py --tables 1 2 3 --results benchmarks/results/speed.jsonl
-    python benchmarks/speed.py --tables 4 --threads 2 --scale-nodes 20000
-    python benchmarks/speed.py --device cuda
-
-With ``--results``, what is found there is not measured again.
+On one thread of a CPU, seconds are those of the process, so that other work on the machine counts
+less. Validation is off, as ``pyro.enable_validation(False)`` does; Pyro's default costs a few
+milliseconds a step more.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ from statistics import median
 import pyro
 import scale
 import torch
-from common import Records, citation_like, in_a_process, in_turn, peak_memory, started, timed
+from common import Records, started
 from pyro.infer import TraceGraph_ELBO
 from speed_tables import tables
+from timing import citation_like, in_a_process, in_turn, peak_memory, timed
 from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood, OrderedConditional, backend
@@ -43,8 +43,6 @@ from pyro_nmm.models import nmm
 CLASSES = 3
 COMPILED = backend.compiled
 ESTIMATORS = ("reward_to_go", "one_step_credit", "no_score")
-#: Of tables 1 to 4, in the documents.
-NAMES = {1: ["draws"], 2: ["steps"], 3: ["growth", "growth rates"], 4: ["scale"]}
 
 
 def seconds(device: str, repeats: int, *functions) -> list[float]:
@@ -168,7 +166,8 @@ def one_size(device: str, size: int) -> dict:
 def main(argv: list[str] | None = None) -> Records:
     args = started(
         argv, __doc__, choices={"queries": scale.QUERIES}, device="cpu", particles=[1, 8],
-        smoke={"particles": [1], "repeats": 1, "sizes": [1000], "scale_nodes": 20_000},
+        smoke={"particles": [1], "repeats": 1, "sizes": [1000], "scale_nodes": 200_000,
+               "queries": ["condition", "sequential"]},
         repeats=11, sizes=[10**4, 10**5, 10**6, 10**7], tables=[1, 2, 3, 4],
         scale_nodes=(10**6, "size of table 4"), queries=(list(scale.QUERIES), "of table 4"),
         results=(Path, "lines of JSON that are added to"),
@@ -177,9 +176,8 @@ def main(argv: list[str] | None = None) -> Records:
     results = Records(args.results)
     for number in args.tables:
         {1: draws, 2: steps, 3: growth, 4: scale.measure}[number](args, results)
-    made = tables(results.rows)
-    for name in (name for number in args.tables for name in NAMES[number]):
-        print(f"\n{name}\n{made[name]}")
+    for name, table in tables(results.rows).items():
+        print(f"\n{name}\n{table}")
     return results
 
 
