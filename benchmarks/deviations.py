@@ -9,41 +9,36 @@ What it changes where links and fields deviate from the paper, each measured onc
 Tasks: ``links`` (DGLFRM's attention by a network of its own, as wide as the memberships, on the
 splits and with the settings of links.py's ``compare``, whose rows are the other half of each pair)
 and ``fields`` (NMM-CNN with and without the groups of pixels among its inputs, on the fields of
-fields.py's ``strips``). Each fit appends one line to ``--results``, and what is there already is
-not run again. ``benchmarks/report.py`` makes the table, with the rows that images.py and nodes.py
-have of their own deviations.
+fields.py's ``strips``). Of their own deviations images.py and nodes.py have the rows.
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from pathlib import Path
 
-import common
 import fields as mrf
 import links as dglfrm
 import pyro
-from common import RESULTS, Records, arguments, read, start
+from common import RESULTS, Records, read, run
 
-from pyro_nmm import Neighborhood
 from pyro_nmm.guides import fit_mixture, mean_field
-from pyro_nmm.models import ConvolutionalNMM, coarse_to_fine
+from pyro_nmm.models import ConvolutionalNMM
 
 
 def links(args, results: Records) -> None:
-    data = dglfrm.load(args, "nips12")
     settings = dglfrm.chosen(read(RESULTS / "links.jsonl"), "nips12", "nmm")
-    settings = settings | {"own_attention": True, "width": settings["num_communities"]}
+    settings |= {"own_attention": True, "width": settings["num_communities"]}
     seeds = dglfrm.compared(args, "nips12")
     for key in results.missing(task="links", dataset="nips12", change="own attention", seed=seeds):
-        row = dglfrm.measure(args, data, "nmm", settings, key["seed"])
+        known = dglfrm.problem(args, "nips12", key["seed"])
+        row = dglfrm.measure(args, *known, "nmm", settings, key["seed"])
         del row["curve"]
         results.add(**key, **row)
 
 
 def fields(args, results: Records) -> None:
-    shape = (8, 4) if args.smoke else (40, 12)
-    hood, order = Neighborhood.grid(*shape, args.radius), coarse_to_fine(*shape)
+    shape = mrf.narrow(args)
+    hood, order = mrf.grid(shape, args.radius)
     settings = {"num_steps": args.num_field_steps, "radius": args.radius}
     each = {"seed": range(args.num_field_seeds), "coupling": mrf.COUPLINGS, "settings": settings}
     for key in results.missing(task="fields", **each, change=("", "no groups")):
@@ -59,25 +54,16 @@ def fields(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-TASKS = {task.__name__: task for task in (links, fields)}
-
-
-def main(args) -> Records:
-    start(num_threads=1)
-    if args.smoke:
-        args.num_splits = args.num_field_seeds = args.radius = 1
-        args.num_steps = args.num_field_steps = 3
-    return common.run(args, TASKS)
-
-
-def parser() -> ArgumentParser:
-    return arguments(
-        __doc__, TASKS, "seconds", num_splits=5, num_searched=(2, "as of links.py"),
+def main(argv: list[str] | None = None) -> Records:
+    smoke = {"num_splits": 1, "num_field_seeds": 1, "radius": 1}
+    return run(
+        argv, __doc__, (links, fields), smoke=smoke | {"num_steps": 3, "num_field_steps": 3},
+        num_splits=5, num_searched=(2, "as of links.py"),
         num_samples=(100, "memberships at the test"), num_steps=(500, "of the links"),
         num_field_seeds=2, num_field_steps=1000, radius=(3, "of the fields' windows"),
-        results=RESULTS / "deviations.jsonl", data_root=Path, device="cpu",
+        data_root=Path, device="cpu", results=RESULTS / "deviations.jsonl",
     )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main(parser().parse_args())
+    main()

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -17,12 +16,22 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 from pyro_nmm import Intervals, LogisticConcentrations, Neighborhood, NeighborMixture
 from pyro_nmm.models import Denoiser, UNet
 
-#: An image's neighbourhoods, concentrations and attention.
-#: Noisy images or estimates, with clean ones; what makes a row of them.
-Pairs = Sequence[tuple[Tensor, Tensor]]
-Score = Callable[[Tensor, Tensor], dict]
+#: A U-Net's estimate of an image ``(channels, H, W)``, or a mixture over its pixels.
+Prediction = Tensor | NeighborMixture
+#: With what is true.
+Pairs = Sequence[tuple[Prediction, Tensor]]
 #: By which all widths are multiplied, of which validation images choose one.
 FACTORS = torch.logspace(-0.5, 0.5, 41).tolist()
+#: Of which they choose one for all values of a U-Net.
+WIDTHS = torch.logspace(0, 1.5, 61).tolist()
+
+
+@torch.no_grad()
+def predicted(network: UNet | Denoiser, image: Tensor, radius: int = 1) -> Prediction:
+    if isinstance(network, UNet):
+        return 255 * network(image[None] / 255)[0][0]
+    hood = Neighborhood.grid(*image.shape[-2:], radius, device=image.device)
+    return NeighborMixture(hood, *network(hood, image[None]), validate_args=False)
 
 
 def psnr(image: Tensor, clean: Tensor) -> float:
@@ -30,28 +39,12 @@ def psnr(image: Tensor, clean: Tensor) -> float:
     return peak_signal_noise_ratio(image, clean.float(), data_range=(0.0, 255.0)).item()
 
 
-@torch.no_grad()
-def mixture_of(network: Denoiser, image: Tensor, radius: int) -> NeighborMixture:
-    hood = Neighborhood.grid(*image.shape[-2:], radius, device=image.device)
-    return NeighborMixture(hood, *network(hood, image[None]), validate_args=False)
-
-
-@torch.no_grad()
-def estimate(network: UNet | Denoiser, image: Tensor, radius: int = 1) -> Tensor:
-    """The mean, which either network gives for its estimate; images ``(channels, H, W)``."""
-    if isinstance(network, UNet):
-        return 255 * network(image[None] / 255)[0][0]
-    return mixture_of(network, image, radius).intervals().mean[0].view(image.shape)
-
-
-@torch.no_grad()
 def marginal(mix: NeighborMixture, clean: Tensor) -> float:
     """Of each value alone."""
     return mix.node_log_probs(clean.flatten(1)).double().mean().item()
 
 
-@torch.no_grad()
-def joint(mix: NeighborMixture, clean: Tensor, seed: int) -> float:
+def joint(mix: NeighborMixture, clean: Tensor, seed: int = 0) -> float:
     """
     A lower bound on that of the image as a whole, by one draw in a random order; colors are
     independent. The difference from :func:`marginal` is what neighbours say of each other.
@@ -68,47 +61,44 @@ def scaled(mix: NeighborMixture, factor: float) -> NeighborMixture:
     return NeighborMixture(mix.hood, alpha, mix.logits, validate_args=False)
 
 
-def validated(network: UNet | Denoiser, x: Tensor, clean: Tensor, radius: int) -> dict:
-    row = {"PSNR": psnr(estimate(network, x, radius), clean)}
-    if isinstance(network, Denoiser):
-        mix = mixture_of(network, x, radius)
-        row |= {"log p": marginal(mix, clean), "joint": joint(mix, clean, seed=0)}
-    return row
+def validated(found: Prediction, clean: Tensor) -> dict:
+    if isinstance(found, Tensor):
+        return {"PSNR": psnr(found, clean)}
+    estimate = found.intervals().mean[0].view(clean.shape)
+    return {"PSNR": psnr(estimate, clean), "log p": marginal(found, clean),
+            "joint": joint(found, clean)}  # fmt: skip
 
 
-def fitted_score(network: UNet | Denoiser, pairs: Pairs, radius: int) -> Score:
-    """What a test image's row is made by; widths are fitted on validation images."""
-    if isinstance(network, UNet):
-        half, widths = one_width([(estimate(network, x), clean) for x, clean in pairs])
+def fitted(pairs: Pairs) -> dict:
+    """
+    What suits the validation images best: of an NMM a factor of its widths; of a U-Net half a 90 %
+    interval, and each density's width.
+    """
 
-        def of_estimate(x: Tensor, clean: Tensor) -> dict:
-            mean = estimate(network, x)
-            row = {k: density(mean, clean, widths[k]) for k, density in DENSITIES.items()}
-            found = Intervals(mean, mean - half, mean + half)
-            return {"PSNR": psnr(mean, clean), **row, **intervals(found, clean)}
+    def best(values: list[float], score: Callable) -> float:
+        return max(values, key=lambda value: mean(score(x, y, value) for x, y in pairs))
 
-        return of_estimate
-    laws = [(mixture_of(network, x, radius), clean) for x, clean in pairs]
-    factor = max(
-        FACTORS, key=lambda f: statistics.mean(marginal(scaled(law, f), y) for law, y in laws)
-    )
-    return partial(of_mixture, network, radius=radius, factor=factor)
+    if isinstance(pairs[0][0], NeighborMixture):
+        return {"factor": best(FACTORS, lambda mix, y, factor: marginal(scaled(mix, factor), y))}
+    errors = torch.cat([(x - y).abs().flatten() for x, y in pairs])
+    widths = {name: best(WIDTHS, density) for name, density in DENSITIES.items()}
+    return {"half": errors.quantile(0.9).item(), "widths": widths}
 
 
-def of_mixture(network: Denoiser, x: Tensor, clean: Tensor, radius: int, factor: float) -> dict:
-    """One image's row; where ``factor`` is not one, with and without it."""
-    law = mixture_of(network, x, radius)
-    found = Intervals(*(t[0].view(x.shape) for t in law.intervals()))
-    row = {"PSNR": psnr(found.mean, clean), **intervals(found, clean)}
-    for suffix, each in (("", law), (", scaled", scaled(law, factor))):
-        row["log p" + suffix] = marginal(each, clean)
-        row["joint" + suffix] = joint(each, clean, seed=0)
-    return {**row, "factor": factor}
-
-
-def intervals(found: Intervals, clean: Tensor) -> dict:
-    length = (found.high - found.low).mean().item()
-    return {"coverage": found.coverage(clean).item(), "length": length}
+def tested(found: Prediction, clean: Tensor, **known) -> dict:
+    """A test image's row; of an NMM with its own widths, and times the factor."""
+    if isinstance(found, Tensor):
+        half, widths = known["half"], known["widths"]
+        ends = Intervals(found, found - half, found + half)
+        row = {name: density(found, clean, widths[name]) for name, density in DENSITIES.items()}
+    else:
+        ends, row = Intervals(*(t[0].view(clean.shape) for t in found.intervals())), {}
+        for suffix, mix in (("", found), (", scaled", scaled(found, known["factor"]))):
+            row |= {"log p" + suffix: marginal(mix, clean), "joint" + suffix: joint(mix, clean)}
+        row["factor"] = known["factor"]
+    length = (ends.high - ends.low).mean().item()
+    row |= {"coverage": ends.coverage(clean).item(), "length": length}
+    return {"PSNR": psnr(ends.mean, clean)} | row
 
 
 def log_gaussian(mean: Tensor, clean: Tensor, width: float) -> float:
@@ -128,14 +118,3 @@ def log_logistic(mean: Tensor, clean: Tensor, width: float) -> float:
 
 
 DENSITIES = {"log p": log_gaussian, "log p, logistic": log_logistic}
-
-
-def one_width(pairs: Pairs) -> tuple[float, dict[str, float]]:
-    """Of estimates and what is true: half a 90 % interval, and each density's best width."""
-    half = torch.cat([(x - y).abs().flatten() for x, y in pairs]).quantile(0.9).item()
-    widths = torch.logspace(0, 1.5, 61).tolist()
-
-    def best(density: Callable) -> float:
-        return max(widths, key=lambda w: statistics.mean(density(x, y, w) for x, y in pairs))
-
-    return half, {name: best(density) for name, density in DENSITIES.items()}

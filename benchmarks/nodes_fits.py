@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import random
-import time
+from collections.abc import Iterator
+from functools import cache
 
 import pyro
 import torch
-from torch import Tensor
+from timing import timed
+from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
 from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
 from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob
@@ -23,23 +25,22 @@ from pyro_nmm.models.backbones import appnp, gat, gcn, mlp
 BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp, "mlp": mlp}
 AGREEMENT = ("weight", "temperature", "memory")
 #: Where nothing was searched for: random splits with many labels.
-DEFAULT = {
-    "lr": 0.02, "weight_decay": 5e-4, "dropout": 0.5, "floor": 0.1, "gamma": 2.0,
-    "weight": 0.5, "temperature": 0.5, "memory": 0.9,
-}  # fmt: skip
+DEFAULT = {"lr": 0.02, "weight_decay": 5e-4, "dropout": 0.5, "floor": 0.1, "gamma": 2.0}
+DEFAULT |= {"weight": 0.5, "temperature": 0.5, "memory": 0.9}
 
 
-def load(args, name: str):
+@cache
+def load(name: str, root, device: str):
+    """A graph with masks, and its neighbourhoods."""
     if name == "digits":
         data = random_split(digits(), 0.05, 0.1, 0.5, seed=0)
     else:
-        data = select_split(planetoid(name, args.data_root))
-    hood = Neighborhood(data.edge_index, data.num_nodes)
-    return data.to(args.device), hood.to(args.device)
+        data = select_split(planetoid(name, root))
+    return data.to(device), Neighborhood(data.edge_index, data.num_nodes).to(device)
 
 
-def random_settings(method: str, dataset: str, rng: random.Random) -> dict:
-    """One draw from the appendix's pools, and ours."""
+def random_settings(method: str, dataset: str, trial: int) -> dict:
+    """A draw from the appendix's pools, and ours; those of a search follow one another."""
     heavy = [5e-4, 2e-3, 5e-3]
     pools = {"lr": [0.01, 0.03, 0.05], "weight_decay": heavy, "dropout": [0.5, 0.6, 0.7]}
     if method != "backbone":
@@ -50,70 +51,74 @@ def random_settings(method: str, dataset: str, rng: random.Random) -> dict:
             values = [0.5, 1.0], [0.3, 0.5, 0.7], [0.8, 0.95]
             pools |= zip(AGREEMENT, values, strict=True)
         pools |= {"floor": [0.01, 0.1, 1.0], "gamma": [0.0, 2.0, 3.0]}
-    return {name: rng.choice(pool) for name, pool in pools.items()}
+    rng = random.Random(0)
+    draws = [{name: rng.choice(pool) for name, pool in pools.items()} for _ in range(trial + 1)]
+    return draws[-1]
 
 
-def fit(method: str, kind: str, data, hood, settings: dict, seed: int, args, **options):
+def backbone(kind: str, data, width: int, **options) -> nn.Module:
+    module = BACKBONES[kind](data.num_features, width, **options)
+    if data.x.layout == torch.strided:
+        module.dropout = 0.0  # most of an epoch, where the features are dense
+    return module
+
+
+def nmm_network(kind: str, data, drop: dict | None = None, **options) -> NMMNetwork:
+    """``drop``: of both backbones, but the one for attention sees all nodes."""
+    drop, classes = drop or {}, int(data.y.max()) + 1
+    labels = backbone(kind, data, classes, **drop)
+    width, drop = 64 if kind == "gcn" else 32, drop | {"drop_nodes": 0.0}
+    attention = backbone(kind, data, width, attention=True, **drop)
+    return NMMNetwork(labels, attention, num_classes=classes, **options)
+
+
+def fit(key: dict, data, hood, settings: dict, **options):
     """Logits of a classifier, or a NeighborMixture; and the validation curve."""
-    pyro.set_rng_seed(seed)
-    classes, consistency = int(data.y.max()) + 1, None
-    drop = {"dropout": settings["dropout"]}
+    pyro.set_rng_seed(key["seed"])
+    method, kind, classes = key["method"], key["backbone"], int(data.y.max()) + 1
+    drop, device = {"dropout": settings["dropout"]}, data.y.device
+    names = {"lr", "weight_decay", "num_epochs", "estimator"} & settings.keys()
+    options = {name: settings[name] for name in names} | options
     if "consistency" in method:
-        consistency = Consistency(data.num_nodes, classes, **{n: settings[n] for n in AGREEMENT})
-        consistency.to(args.device)
+        agreement = {name: settings[name] for name in AGREEMENT}
+        options["consistency"] = Consistency(data.num_nodes, classes, **agreement).to(device)
         drop["drop_nodes"] = 0.5
-
-    def build(width, **extra):
-        module = BACKBONES[kind](data.num_features, width, **drop | extra)
-        if data.x.layout == torch.strided:
-            module.dropout = 0.0  # most of an epoch, where the features are dense
-        return module
-
-    known = {name: settings[name] for name in ("lr", "weight_decay")}
-    options = known | {"num_epochs": args.num_epochs, "consistency": consistency} | options
     if "NMM" not in method:
-        return fit_classifier(build(classes).to(args.device), data, **options)
-    labels = build(classes)
-    attention = build(64 if kind == "gcn" else 32, attention=True, drop_nodes=0.0)
-    more = {"floor": settings["floor"], "gamma": settings["gamma"]}
-    more["link"] = settings.get("link", "exp")
-    network = NMMNetwork(labels, attention, num_classes=classes, **more)
-    options.setdefault(
-        "estimator", "one_step_credit" if int(data.train_mask.sum()) > 300 else "reward_to_go"
-    )
-    return fit_nmm(network.to(args.device), data, hood, **options)
+        return fit_classifier(backbone(kind, data, classes, **drop).to(device), data, **options)
+    more = {name: settings[name] for name in {"link", "floor", "gamma"} & settings.keys()}
+    network = nmm_network(kind, data, drop, **more).to(device)
+    few = int(data.train_mask.sum()) <= 300
+    options.setdefault("estimator", "reward_to_go" if few else "one_step_credit")
+    return fit_nmm(network, data, hood, **options)
 
 
-def node_scores(probs: Tensor, data) -> dict:
-    result = {}
-    for part in ("val", "test"):
-        mask = data[part + "_mask"]
-        p, y = probs[mask], data.y[mask]
-        result[part] = {
-            "accuracy": (p.argmax(-1) == y).double().mean().item(),
-            "nll": -mean_log_prob(p.clamp(min=1e-12), y).item(),
-            "ece": multiclass_calibration_error(p, y, probs.shape[-1], n_bins=15).item(),
-            "brier": brier(p, y).item(),
-        }
-    return result
+def variants(method: str, fitted, hood, data) -> Iterator[tuple]:
+    """
+    What comes out of one fit: what the validation nodes make of it, with seconds, and itself, which
+    is the last, so that a run that was interrupted goes on with it.
+    """
+    mixes = "NMM" in method
+    scores = fitted.alpha.log() if mixes else fitted
+    stack, known = StackedNMM(), (data.y, data.train_mask, data.val_mask)
+    stacked, seconds = timed(stack.fit, hood, scores, *known)
+    yield method + ", stacked", stacked.mixture(hood, scores), seconds
+    if not mixes:
+        yield method + ", temperature", calibrated(scores, data), None
+    yield method, fitted if mixes else scores.softmax(-1), None
 
 
-def variants(method: str, fitted, hood, data):
-    """What comes out of one fit, and seconds: itself, and with numbers of the validation nodes."""
+def calibrated(scores: Tensor, data) -> Tensor:
+    """Marginals at the temperature that suits the validation nodes."""
+    return (scores / temperature_scaling(scores, data.y, data.val_mask)).softmax(-1)
 
-    def stack(scores: Tensor) -> tuple[NeighborMixture, float]:
-        start = time.perf_counter()
-        stacked = StackedNMM().fit(hood, scores, data.y, data.train_mask, data.val_mask)
-        return stacked.mixture(hood, scores), time.perf_counter() - start
 
-    if "NMM" in method:
-        yield method, fitted, None
-        yield method + ", stacked", *stack(fitted.alpha.log())
-        return
-    yield method, fitted.softmax(-1), None
-    temperature = temperature_scaling(fitted, data.y, data.val_mask)
-    yield method + ", temperature", (fitted / temperature).softmax(-1), None
-    yield method + ", stacked", *stack(fitted)
+def node_scores(probs: Tensor, y: Tensor) -> dict:
+    return {
+        "accuracy": (probs.argmax(-1) == y).double().mean().item(),
+        "nll": -mean_log_prob(probs.clamp(min=1e-12), y).item(),
+        "ece": multiclass_calibration_error(probs, y, probs.shape[-1], n_bins=15).item(),
+        "brier": brier(probs, y).item(),
+    }
 
 
 def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
@@ -124,7 +129,8 @@ def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
     independent = isinstance(model, Tensor)
     post = None if independent else model.condition(data.y, data.train_mask, num_samples=64)
     probs = model if independent else post.marginals()
-    result = node_scores(probs, data)
+    masks = {"val": data.val_mask, "test": data.test_mask}
+    result = {part: node_scores(probs[mask], data.y[mask]) for part, mask in masks.items()}
     if joint:
         result["joint"] = -result["test"]["nll"]
         if not independent:

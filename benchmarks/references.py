@@ -10,7 +10,7 @@ import torch
 from scipy.sparse import coo_matrix, identity
 from scipy.sparse.linalg import splu
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch_geometric.utils import to_scipy_sparse_matrix
 
 from pyro_nmm.models import grid_edges
 
@@ -52,42 +52,41 @@ def kac_ward(height: int, width: int, coupling: float) -> float:
     """
     edges = grid_edges(height, width).numpy()
     tail, head = np.concatenate([edges, edges[::-1]], 1)
-    step = head - tail
-    angle = np.select([step == 1, step == -1, step == width], [0, np.pi, np.pi / 2], -np.pi / 2)
-    if width == 1:
-        angle = np.where(step > 0, np.pi / 2, -np.pi / 2)
-    out = [[] for _ in range(height * width)]
-    for number, node in enumerate(tail):
-        out[node].append(number)
-    pairs = [(e, f) for e in range(len(tail)) for f in out[head[e]] if head[f] != tail[e]]
-    row, column = np.array(pairs, int).reshape(-1, 2).T
-    turn = (angle[column] - angle[row] + np.pi) % (2 * np.pi) - np.pi
-    weight = coo_matrix(
-        (np.tanh(coupling) * np.exp(0.5j * turn), (row, column)), shape=(len(tail), len(tail))
+    count = len(tail)
+    angle = np.arctan2(head // width - tail // width, head % width - tail % width)
+    # Which edges end, and which start, at every node; an edge does not turn back.
+    nodes = height * width
+    ends, starts = (
+        coo_matrix((np.ones(count), (np.arange(count), each)), shape=(count, nodes))
+        for each in (head, tail)
     )
-    factors = splu((identity(len(tail), dtype=complex) - weight).tocsc())
+    row, column = (ends @ starts.T).nonzero()
+    onward = tail[row] != head[column]
+    row, column = row[onward], column[onward]
+    turn = (angle[column] - angle[row] + np.pi) % (2 * np.pi) - np.pi
+    weight = np.tanh(coupling) * np.exp(0.5j * turn)
+    weight = coo_matrix((weight, (row, column)), shape=(count, count))
+    factors = splu((identity(count, dtype=complex) - weight).tocsc())
     log_det = np.log(np.abs(factors.U.diagonal())).sum()
-    size = height * width * np.log(2) + edges.shape[1] * np.log(np.cosh(coupling))
+    size = nodes * np.log(2) + edges.shape[1] * np.log(np.cosh(coupling))
     return float(size + log_det / 2)
 
 
 def walks(edge_index: Tensor, num_nodes: int, pairs: Tensor, longest: int = 6) -> Tensor:
     """
-    ``(longest, P)``: how many walks of each length lead from one node of a pair to the other, for
-    the index of Katz (1953, "A new status index derived from sociometric analysis",
-    Psychometrika), which predicts links without a model.
+    ``(longest, P)``: how many walks of each length lead from one node of a pair to the other in an
+    undirected graph, for the index of Katz (1953, "A new status index derived from sociometric
+    analysis", Psychometrika), which predicts links without a model.
     """
-    ones = torch.ones(edge_index.shape[1], dtype=torch.double, device=edge_index.device)
-    size = num_nodes, num_nodes
-    graph = torch.sparse_coo_tensor(edge_index, ones, size, check_invariants=True).coalesce()
-    found = []
-    for start, end in (part.unbind() for part in pairs.split(500, 1)):
-        reached, counts = one_hot(start, num_nodes).double().T, []
-        for _ in range(longest):
-            reached = torch.sparse.mm(graph, reached)
-            counts.append(reached.gather(0, end[None])[0])
-        found.append(torch.stack(counts))
-    return torch.cat(found, 1)
+    graph = to_scipy_sparse_matrix(edge_index, num_nodes=num_nodes).tocsr().astype(float)
+    start, end = pairs.cpu().numpy()
+    # A walk of each length is two of half of it, which meet.
+    powers = [identity(num_nodes, format="csr")]
+    for _ in range((longest + 1) // 2):
+        powers.append(powers[-1] @ graph)
+    halves = [(powers[n // 2], powers[n - n // 2]) for n in range(1, longest + 1)]
+    counts = [a[start].multiply(b[end]).sum(1) for a, b in halves]
+    return torch.from_numpy(np.hstack(counts).T.copy())
 
 
 def katz_index(counts: Tensor, discount: float) -> Tensor:

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Speed as ratios within one run: medians of turns, but for the slow loop, which runs once. On one
-thread of a CPU, seconds are those of the process, so that other work on the machine counts less.
-Validation is off, as ``pyro.enable_validation(False)`` does; Pyro's default costs a few
-milliseconds a step more.
+Speed as ratios within one run: medians of turns, but for the slow loop, which runs once.
+
+    python benchmarks/speed.py
+    python benchmarks/speed.py --tables 1 2 3 --results benchmarks/results/speed.jsonl
+    python benchmarks/speed.py --tables 4 --threads 2 --scale-nodes 200000
+    python benchmarks/speed.py --device cuda
 
 1. One draw of q(c|y) against a loop over nodes in PyTorch.
 2. One whole step of the bound (order, draw, evaluation, gradient to alpha and logits, under
@@ -13,28 +15,25 @@ milliseconds a step more.
 3. Time and peak memory of a step as the graph grows, each size in a process of its own.
 4. Time and peak memory of every query on a million nodes, likewise (``benchmarks/scale.py``).
 
-    python benchmarks/speed.py
-    python benchmarks/speed.py --tables 1 2 3 --results benchmarks/results/speed.jsonl
-    python benchmarks/speed.py --tables 4 --threads 2 --scale-nodes 20000
-    python benchmarks/speed.py --device cuda
-
-With ``--results``, what tables 1 to 3 find there is not measured again.
+On one thread of a CPU, seconds are those of the process, so that other work on the machine counts
+less. Validation is off, as ``pyro.enable_validation(False)`` does; Pyro's default costs a few
+milliseconds a step more.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from argparse import SUPPRESS, ArgumentParser
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import pyro
 import scale
 import torch
-from common import PeakMemory, Records, arguments, citation_like, in_a_process, start
+from common import Records, started
 from pyro.infer import TraceGraph_ELBO
 from speed_tables import tables
+from timing import citation_like, in_a_process, in_turn, peak_memory, timed
 from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood, OrderedConditional, backend
@@ -43,25 +42,20 @@ from pyro_nmm.models import nmm
 
 CLASSES = 3
 COMPILED = backend.compiled
+ESTIMATORS = ("reward_to_go", "one_step_credit", "no_score")
 
 
-def median_seconds(device, repeats, *functions):
-    """Medians of functions that take turns, after one warm-up round each."""
+def seconds(device: str, repeats: int, *functions) -> list[float]:
+    """Medians of functions that take turns, after one round to warm up."""
 
-    def now():
+    def clock() -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         alone = device == "cpu" and torch.get_num_threads() == 1
         return time.process_time() if alone else time.perf_counter()
 
-    rounds = []
-    for _ in range(repeats + 1):
-        rounds.append([])
-        for function in functions:
-            began = now()
-            function()
-            rounds[-1].append(now() - began)
-    return torch.tensor(rounds[1:]).median(0).values.tolist()
+    turns = in_turn({f: lambda f=f: timed(f, clock=clock)[1] for f in functions}, repeats + 1)
+    return [median(times[1:]) for times in turns.values()]
 
 
 def problem(num_nodes, num_links, device):
@@ -72,6 +66,10 @@ def problem(num_nodes, num_links, device):
     logits = torch.randn(hood.num_edges, device=device, requires_grad=True)
     y = torch.randint(CLASSES, (num_nodes,), device=device)
     return edge_index.to(device), hood, alpha, logits, y
+
+
+def machine(args) -> dict:
+    return {"device": args.device, "threads": args.threads}
 
 
 def draw_in_a_loop(hood, alpha, logits, y, order):
@@ -87,24 +85,23 @@ def draw_in_a_loop(hood, alpha, logits, y, order):
     return torch.cat(chosen)
 
 
-def sampling(args, results: Records) -> None:
+def draws(args, results: Records) -> None:
     """Table 1."""
     _, hood, alpha, logits, y = problem(20_000, 50_000, args.device)
-    known = {"task": "draw", "nodes": hood.num_nodes, "edges": hood.num_edges} | machine(args)
-    if results.has(**known):
-        return
     alpha, logits = alpha.detach(), logits.detach()
-    order = torch.randperm(hood.num_nodes, device=args.device)
-    (loop,) = median_seconds(args.device, 1, partial(draw_in_a_loop, hood, alpha, logits, y, order))
-    results.add(**known, code="loop", particles=1, seconds=loop)
-    for size in args.particles:
-        for name, code in (("compiled", COMPILED), ("sweeps", None)):
-            if name == "compiled" and (code is None or args.device != "cpu"):
-                continue
-            backend.compiled = code
-            q = OrderedConditional(hood, alpha, logits, y, validate_args=False)
-            (seconds,) = median_seconds(args.device, args.repeats, partial(q.sample, (size,)))
-            results.add(**known, code=name, particles=size, seconds=seconds / size)
+    graph = {"task": "draw", "nodes": hood.num_nodes, "edges": hood.num_edges} | machine(args)
+    for key in results.missing(**graph, code="loop", particles=1):
+        order = torch.randperm(hood.num_nodes, device=args.device)
+        loop = partial(draw_in_a_loop, hood, alpha, logits, y, order)
+        results.add(**key, seconds=seconds(args.device, 1, loop)[0])
+    codes = {"sweeps": None}
+    if COMPILED is not None and args.device == "cpu":
+        codes = {"compiled": COMPILED, "sweeps": None}
+    for key in results.missing(**graph, particles=args.particles, code=list(codes)):
+        backend.compiled = codes[key["code"]]
+        q = OrderedConditional(hood, alpha, logits, y, validate_args=False)
+        (found,) = seconds(args.device, args.repeats, partial(q.sample, (key["particles"],)))
+        results.add(**key, seconds=found / key["particles"])
     backend.compiled = COMPILED
 
 
@@ -127,92 +124,62 @@ def steps(args, results: Records) -> None:
     edge_index, hood, alpha, logits, y = problem(20_000, 50_000, args.device)
     model = GCN(500, 16, 2, CLASSES, dropout=0.5, cached=True).to(args.device)
     x = torch.randn(hood.num_nodes, 500, device=args.device)
-    known = {"task": "step", "nodes": hood.num_nodes, "edges": hood.num_edges} | machine(args)
-    for labelled in (60, 140, hood.num_nodes):
-        observed = torch.zeros(hood.num_nodes, dtype=torch.bool)
-        observed[torch.randperm(hood.num_nodes)[:labelled]] = True
-        observed = observed.to(args.device)
-        for row in results.missing(
-            **known, labelled=labelled, particles=args.particles,
-            estimator=("reward_to_go", "one_step_credit", "no_score"),
-        ):  # fmt: skip
-            size, estimator = row["particles"], row["estimator"]
-            bound, plain, dropped = median_seconds(
-                args.device, args.repeats,
-                partial(nmm_step, hood, alpha, logits, y, observed, size, estimator),
-                partial(gcn_step, model, x, edge_index, y, observed, False),
-                partial(gcn_step, model, x, edge_index, y, observed, True),
-            )  # fmt: skip
-            gcn = {"GCN": plain, "GCN, input dropout": dropped}
-            results.add(**row, seconds={"bound": bound} | gcn)
-
-
-def one_size(args):
-    """A line of table 3, in a process of its own."""
-    num_links = args.one_size // 2
-    # The first step pays for what is loaded or compiled once.
-    nmm_step(*problem(100, 500, args.device)[1:], None, 1, "reward_to_go")
-    memory = PeakMemory()
-    _, hood, alpha, logits, y = problem(num_links // 5, num_links, args.device)
-    step = partial(nmm_step, hood, alpha, logits, y, None, 1, "reward_to_go")
-    (seconds,) = median_seconds(args.device, 3, step)
-    peak, above = memory.stop(), memory.peak - memory.start_bytes
-    if args.device == "cuda":
-        peak = above = torch.cuda.max_memory_allocated()
-    return [hood.num_nodes, hood.num_edges, seconds, peak, above]
+    each = {"task": "step", "nodes": hood.num_nodes, "edges": hood.num_edges} | machine(args)
+    each |= {"labelled": (60, 140, hood.num_nodes), "particles": args.particles}
+    for key in results.missing(**each, estimator=ESTIMATORS):
+        observed = torch.randperm(hood.num_nodes, device=args.device) < key["labelled"]
+        how = key["particles"], key["estimator"]
+        gcn = partial(gcn_step, model, x, edge_index, y, observed)
+        functions = {
+            "bound": partial(nmm_step, hood, alpha, logits, y, observed, *how),
+            "GCN": partial(gcn, input_dropout=False),
+            "GCN, input dropout": partial(gcn, input_dropout=True),
+        }
+        found = seconds(args.device, args.repeats, *functions.values())
+        results.add(**key, seconds=dict(zip(functions, found, strict=True)))
 
 
 def growth(args, results: Records) -> None:
     """Table 3."""
-    for row in results.missing(task="growth", size=args.sizes, **machine(args)):
-        options = "--one-size", row["size"], "--device", args.device, "--threads", args.threads
-        names = "nodes", "edges", "seconds", "peak", "above"
-        found = in_a_process(__file__, *options)
-        results.add(**row, **dict(zip(names, found, strict=True)))
+    for key in results.missing(task="growth", size=args.sizes, **machine(args)):
+        results.add(**key, **in_a_process(args.threads, one_size, args.device, key["size"]))
 
 
-def machine(args) -> dict:
-    return {"device": args.device, "threads": args.threads}
-
-
-def report(args, results: Records) -> None:
-    """Tables 1 to 3, of what is stored."""
-    names = {1: ("draws",), 2: ("steps",), 3: ("growth", "growth rates")}
-    made = tables(results.rows)
-    for name in (name for number in args.tables for name in names.get(number, ())):
-        print(f"\n{name}\n{made[name]}")
-
-
-def main(args):
-    start(args.threads)
-    torch.set_grad_enabled(True)
+def one_size(device: str, size: int) -> dict:
+    """A line of table 3, in a process of its own."""
     pyro.set_rng_seed(0)
-    if args.one_size:
-        return print(json.dumps(one_size(args)))
-    if args.one_query:
-        query, *sizes = args.one_query
-        return print(json.dumps(scale.one_query(query, *map(int, sizes))))
-    print(f"device {args.device}, {args.threads} thread(s), numba {'on' if COMPILED else 'off'}")
-    results = Records(args.results)
-    for table in args.tables:
-        if table == 4:
-            scale.measure(args)
-        else:
-            {1: sampling, 2: steps, 3: growth}[table](args, results)
-    report(args, results)
+    # The first step pays for what is loaded or compiled once.
+    nmm_step(*problem(100, 500, device)[1:], None, 1, "reward_to_go")
+
+    def measured():
+        _, hood, *parameters = problem(size // 10, size // 2, device)
+        step = partial(nmm_step, hood, *parameters, None, 1, "reward_to_go")
+        return hood, *seconds(device, 3, step)
+
+    (hood, found), peak, above = peak_memory(measured)
+    if device == "cuda":
+        peak = above = torch.cuda.max_memory_allocated()
+    row = {"nodes": hood.num_nodes, "edges": hood.num_edges, "seconds": found}
+    return row | {"peak": peak, "above": above}
 
 
-def parser() -> ArgumentParser:
-    parser = arguments(
-        __doc__, device="cpu", threads=1, particles=[1, 8], repeats=11,
-        sizes=[10**4, 10**5, 10**6, 10**7], tables=[1, 2, 3, 4],
-        scale_nodes=(10**6, "size of table 4"), one_size=(0, SUPPRESS),
+def main(argv: list[str] | None = None) -> Records:
+    args = started(
+        argv, __doc__, choices={"queries": scale.QUERIES}, device="cpu", particles=[1, 8],
+        smoke={"particles": [1], "repeats": 1, "sizes": [1000], "scale_nodes": 200_000,
+               "queries": ["condition", "sequential"]},
+        repeats=11, sizes=[10**4, 10**5, 10**6, 10**7], tables=[1, 2, 3, 4],
+        scale_nodes=(10**6, "size of table 4"), queries=(list(scale.QUERIES), "of table 4"),
         results=(Path, "lines of JSON that are added to"),
     )  # fmt: skip
-    parser.add_argument("--queries", nargs="+", choices=scale.QUERIES, help="of table 4; all")
-    parser.add_argument("--one-query", nargs=4, help=SUPPRESS)
-    return parser
+    pyro.set_rng_seed(0)
+    results = Records(args.results)
+    for number in args.tables:
+        {1: draws, 2: steps, 3: growth, 4: scale.measure}[number](args, results)
+    for name, table in tables(results.rows).items():
+        print(f"\n{name}\n{table}")
+    return results
 
 
 if __name__ == "__main__":
-    main(parser().parse_args())
+    main()
