@@ -1,5 +1,7 @@
 # make demo: environment, installation, the examples, their pictures.
 # make test: environment, installation, all checks and tests.
+# make coverage: the quick tests again, with every line traced: before Python 3.12 that takes most of
+# their time.
 # make floor: the quick tests with the lowest versions that pyproject.toml allows, in an environment of
 # its own (several GB, for the oldest torch comes with CUDA).
 
@@ -11,9 +13,9 @@ CONSTRAINTS = constraints.txt
 FLOOR ?= build/floor
 # One process a core, each on one thread; processes that the tests start too.
 WORKERS ?= -n logical --dist worksteal
-test quick: export OMP_NUM_THREADS = 1
+test quick coverage: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test quick floor lint benchmarks clean
+.PHONY: demo test quick coverage floor lint benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/karate.py --output output/karate.png
@@ -22,7 +24,11 @@ demo: $(STAMP)
 	$(BIN)/python examples/link_prediction.py --output output/links.png
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest $(WORKERS) --cov --cov-report=term:skip-covered --cov-fail-under=95
+	$(BIN)/python -m pytest $(WORKERS)
+
+coverage: $(STAMP)
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow" --cov --cov-report=term:skip-covered \
+		--cov-fail-under=95
 
 quick: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow"

@@ -15,7 +15,7 @@ from torch.distributions import constraints
 from pyro_nmm import NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.models.elimination import adjacency, exact_draws, log_sum
-from pyro_nmm.ops.marginals import expected_interaction
+from pyro_nmm.ops.marginals import expected_interaction, node_marginals
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import as_labels
 
@@ -93,12 +93,18 @@ class PairwiseMRF(GraphDistribution):
                 f"mixture must have {self.num_nodes} nodes and {self.num_classes} labels, as the "
                 f"field has, got {mixture.hood.num_nodes} and {mixture.num_classes}"
             )
-        marginals = mixture.marginals()
-        single = (self.unary * marginals).sum((-2, -1))
-        pair = expected_interaction(
-            mixture.hood, mixture.table, mixture.attention, marginals, self.edges, self.interaction
+        mine, theirs = (
+            (self.unary, self.strength, self.interaction),
+            (mixture.table, mixture.logits),
         )
-        return single + (self.strength * pair).sum(-1)
+        plain, provenance = untracked(*mine, *theirs)
+        unary, strength, interaction, alpha, logits = plain
+        attention = mixture.hood.softmax(logits)
+        marginals = node_marginals(mixture.hood, alpha, attention)
+        single = (unary * marginals).sum((-2, -1))
+        arguments = mixture.hood, alpha, attention, marginals, self.edges, interaction
+        potential = single + (strength * expected_interaction(*arguments)).sum(-1)
+        return track_provenance(potential, provenance)
 
     def local_logits(self, probs: Tensor) -> Tensor:
         r"""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.provenance import untracked
 
 Member = TypeVar("Member", bound=StrEnum)
 
@@ -106,6 +107,7 @@ def check_values(
     hood: Neighborhood | None = None,
 ) -> None:
     """Values of the parameters; follows ``validate_args``, because it reads the data."""
+    (alpha, logits), _ = untracked(alpha, logits)
     if isinstance(alpha, OrdinalConcentrations):
         for name in ("width", "scale"):
             value = getattr(alpha, name)

@@ -19,8 +19,6 @@ def pytest_collection_modifyitems(config, items):
     skip = pytest.mark.skip(reason="needs a CUDA device")
     no_data = pytest.mark.skip(reason="needs --data-root")
     for item in items:
-        if "slow" in item.keywords:  # tracing of lines would make it slower by half
-            item.add_marker("no_cover")
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(skip)
         if "data" in item.keywords and config.getoption("--data-root") is None:

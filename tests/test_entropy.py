@@ -86,8 +86,9 @@ def test_gradient(name, kernels):
         else:
             assert (mean - truth).norm() < 0.05 * truth.norm()
             # What the choices change is a good part of the gradient: without it, this fails.
-            direct = fixed_choices(hood, log_alpha, logits, order)
-            assert (direct - truth).norm() > 2 * (mean - truth).norm()
+            if kernels == "tensors":  # a slow loop that has no kernels of its own
+                direct = fixed_choices(hood, log_alpha, logits, order)
+                assert (direct - truth).norm() > 2 * (mean - truth).norm()
     assert spread["one_step_credit"] < spread["reward_to_go"]
 
 

@@ -20,7 +20,7 @@ from pyro_nmm.models import nmm
 from pyro_nmm.ops.enumeration import enumerate_choices
 from pyro_nmm.ops.score_costs import ScoreEstimator
 
-PARTICLES, STEPS = 100, 200  # 20,000 draws
+PARTICLES, STEPS = 250, 80  # 20,000 draws
 MASK = {
     "house": torch.tensor([True, True, False, True, True]),
     "star": None,

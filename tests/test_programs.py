@@ -43,7 +43,7 @@ def learned(hood, num_classes=2, name=""):
     return alpha, pyro.param(name + "logits", torch.zeros(hood.num_edges))
 
 
-def train(model, guide, elbo=vectorized, steps=150, lr=0.03):
+def train(model, guide, elbo=vectorized, steps=80, lr=0.06):
     svi = SVI(model, guide, Adam({"lr": lr}), elbo())
     losses = torch.tensor([svi.step() for _ in range(steps)])
     assert losses.isfinite().all()
@@ -87,7 +87,7 @@ def test_hyperprior_on_alpha_beside_the_ordered_guide():
         alpha = (values["base"] + values["sharpness"][..., None, None]).exp()
         ordered_guide(hood, alpha, torch.zeros(hood.num_edges), y, observed, collapsed=True)
 
-    before, after = train(model, guide, steps=300)
+    before, after = train(model, guide, steps=150)
     assert after < before - 3
     median = with_alpha.median()
     alpha = (median["base"] + median["sharpness"]).exp()
