@@ -125,6 +125,11 @@ class NMMNetwork(nn.Module):
         :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``, of the
             backbones' type, at least single precision.
         """
+        if hood.bipartite:
+            raise ValueError(
+                "hood has sources that are no nodes, but NMMNetwork makes an alpha for every node: "
+                "use FreeNMM, or a network (hood, *inputs) -> (alpha, logits) of your own"
+            )
         u = self.labels(*inputs)
         if self.attention is None:
             u, v = u[..., : self.num_classes], u[..., self.num_classes :]
@@ -164,7 +169,8 @@ class FreeNMM(nn.Module):
 
     :param Neighborhood hood: The neighbourhoods.
     :param int num_classes: ``C``.
-    :param Tensor marginals: ``(N, C)``, :math:`m`, for example of a mean field. Default uniform.
+    :param Tensor marginals: ``(N, C)``, :math:`m`, for example of a mean field; ``(M, C)`` where
+        sources are no nodes. Default uniform.
     :param float kappa: :math:`\kappa`.
     :param float gamma: :math:`\gamma`; as it grows, nodes become independent.
     :param float epsilon: :math:`\epsilon`: labels that the marginals rule out could not return.
@@ -181,17 +187,18 @@ class FreeNMM(nn.Module):
         epsilon: float = 0.02,
     ) -> None:
         super().__init__()
-        shape = hood.num_nodes, num_classes
+        shape = hood.num_sources, num_classes
         if marginals is None:
             marginals = torch.full(shape, 1 / num_classes, device=hood.device)
         if marginals.shape != shape:
             raise ValueError(
-                f"marginals must have shape {shape}, one row of probabilities per node, got "
+                f"marginals must have shape {shape}, one row of probabilities per source, got "
                 f"{tuple(marginals.shape)}"
             )
         start = kappa * ((1 - epsilon) * marginals.detach() + epsilon / num_classes)
         self.log_alpha = nn.Parameter(start.log())
-        self.logits = nn.Parameter(gamma * (hood.source == hood.target).to(start))
+        own = (hood.source == hood.target) & (not hood.bipartite)
+        self.logits = nn.Parameter(gamma * own.to(start))
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
         """``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``."""

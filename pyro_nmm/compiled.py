@@ -214,7 +214,7 @@ def draw_choices(rows, terms, labels, num_classes, uniforms):
 
     def run(first, last):
         # Zeroed lazily by the operating system: only the touched nodes cost.
-        table = np.zeros((rows.num_nodes, num_classes + 1), np.int32)
+        table = np.zeros((rows.num_sources, num_classes + 1), np.int32)
         _draw(first, last, *inputs, _array(labels), _array(uniforms), table, edges, same, every)
 
     _in_threads(run, size[0], size[0] * rows.num_edges)
@@ -240,7 +240,7 @@ def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
     costs = np.empty(draw.edges.shape)
 
     def run(first, last):
-        table = np.zeros((rows.num_nodes, num_classes + 1))
+        table = np.zeros((rows.num_sources, num_classes + 1))
         _one_step_credit(first, last, *inputs, table, costs)
 
     _in_threads(run, len(costs), draw.same_label.numel())

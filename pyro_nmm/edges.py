@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 
-def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
-    """Pairs of node ids, as PyG has them."""
-    if not isinstance(num_nodes, int) or num_nodes < 1:
-        raise ValueError(f"num_nodes must be a positive integer, got {num_nodes!r}")
+def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
+    """Pairs of node ids, as PyG has them, or of a source and a node."""
+    sizes = {"num_nodes": num_nodes}
+    if num_sources is not None:
+        sizes["num_sources"] = num_sources
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be a positive integer, got {size!r}")
     if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
         raise ValueError(
             "edge_index must hold pairs of node ids, got a sparse matrix: take its entries with "
@@ -25,11 +29,30 @@ def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
         raise ValueError("edge_index is on the meta device and holds no node ids")
     if edge_index.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"edge_index must hold integers (torch.long), got {edge_index.dtype}")
-    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
-        bad = edge_index.min() if edge_index.min() < 0 else edge_index.max()
+    sources, nodes = edge_index
+    if num_sources is None:
+        _check_range(edge_index, "node", "num_nodes", num_nodes)
+    else:
+        _check_range(sources, "source", "num_sources", num_sources)
+        _check_range(nodes, "node", "num_nodes", num_nodes)
+
+
+def _check_range(ids: Tensor, what: str, name: str, size: int) -> None:
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+        bad = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(
-            f"edge_index holds node id {int(bad)}, but ids must lie in 0..{num_nodes - 1}: "
-            f"renumber the nodes or raise num_nodes (now {num_nodes})"
+            f"edge_index holds {what} id {int(bad)}, but ids must lie in 0..{size - 1}: "
+            f"renumber the {what}s or raise {name} (now {size})"
+        )
+
+
+def check_degrees(degree: Tensor) -> None:
+    """The number of every node's sources ``(N,)``; without one there is no label to take."""
+    if (degree == 0).any():
+        empty = (degree == 0).nonzero()[:, 0]
+        raise ValueError(
+            f"edge_index has no edge into node {int(empty[0])} ({len(empty)} such nodes): with "
+            f"num_sources there are no self-loops, so give every node a source"
         )
 
 

@@ -11,7 +11,7 @@ from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.edges import check_edge_index, check_mask
+from pyro_nmm.edges import check_degrees, check_edge_index, check_mask
 
 
 class Neighborhood:
@@ -22,6 +22,10 @@ class Neighborhood:
     .. math::
 
         n(i) = \{ j : (j, i) \in E \} \cup \{ i \}
+
+    With ``num_sources`` the sources are no nodes but places of their own, which many nodes may
+    share: edges go from sources to nodes, there are no self-loops, and everything *per source*,
+    such as ``alpha``, has ``num_sources`` rows.
 
     Edges are stored row after row (CSR): row ``r`` belongs to node ``nodes[r]``
     and owns the edges ``ptr[r]:ptr[r + 1]``, in ascending order of their source.
@@ -34,6 +38,8 @@ class Neighborhood:
     Neighborhood(num_nodes=4, num_rows=4, num_edges=7)
     >>> hood.source[hood.ptr[2]:hood.ptr[3]]  # the neighbours of node 2
     tensor([1, 2])
+    >>> Neighborhood(torch.tensor([[0, 0, 1], [0, 1, 1]]), num_nodes=2, num_sources=3)
+    Neighborhood(num_nodes=2, num_sources=3, num_rows=2, num_edges=3)
 
     Cost: :math:`O(E \log E)` to build, :math:`O(E)` to store.
 
@@ -41,28 +47,34 @@ class Neighborhood:
         holds the sources :math:`j`, ``edge_index[1]`` the targets :math:`i`.
         An undirected graph lists both directions.
     :param int num_nodes: The number of nodes ``N``.
-    :raises ValueError: for a wrong shape, dtype or node id.
+    :param int num_sources: The number of sources ``M`` that are no nodes; every node needs an edge
+        from one. Default: the nodes are the sources.
+    :raises ValueError: for a wrong shape, dtype or id, and for a node without a source.
     """
 
-    num_nodes: int  #: number of nodes ``N`` of the graph, the range of ``source``
+    num_nodes: int  #: number of nodes ``N`` of the graph, the range of ``nodes``
     nodes: Tensor  #: ``(num_rows,)`` node id of every row
     ptr: Tensor  #: ``(num_rows + 1,)`` first edge of every row
-    source: Tensor  #: ``(num_edges,)`` node id :math:`j` that an edge comes from
+    source: Tensor  #: ``(num_edges,)`` source :math:`j` that an edge comes from
     edge: Tensor  #: ``(num_edges,)`` index of the edge in the graph's own edge list
     within: Tensor  #: ``(num_edges,)`` index of the edge in the rows it was taken from
 
     # Neighbourhoods are kept and shared: made inside of inference mode, they serve training too.
     @torch.inference_mode(False)
-    def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
-        check_edge_index(edge_index, num_nodes)
-        loops = torch.arange(num_nodes, device=edge_index.device).expand(2, -1)
-        edges = torch.cat([edge_index.long(), loops], dim=1)
-        source, target = coalesce(edges, num_nodes=num_nodes, sort_by_row=False)
+    def __init__(self, edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
+        check_edge_index(edge_index, num_nodes, num_sources)
+        nodes, edges = torch.arange(num_nodes, device=edge_index.device), edge_index.long()
+        if num_sources is None:
+            edges = torch.cat([edges, nodes.expand(2, -1)], dim=1)
+        ids = max(num_nodes, num_sources or 0)
+        source, target = coalesce(edges, num_nodes=ids, sort_by_row=False)
         degree = torch.bincount(target, minlength=num_nodes)
-        self._fill(num_nodes, loops[0], _pointers(degree), source)
+        check_degrees(degree)
+        self._fill(num_nodes, nodes, _pointers(degree), source, None, num_sources)
 
-    def _fill(self, num_nodes, nodes, ptr, source, edge=None) -> Neighborhood:
+    def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> Neighborhood:
         self.num_nodes, self.nodes, self.ptr, self.source = num_nodes, nodes, ptr, source
+        self._own_sources = num_sources
         self.num_rows, self.num_edges = len(nodes), len(source)
         self.row = torch.repeat_interleave(ptr.diff(), output_size=len(source))
         self.edge = torch.arange(len(source), device=source.device) if edge is None else edge
@@ -71,12 +83,12 @@ class Neighborhood:
 
     @classmethod
     @torch.inference_mode(False)
-    def of_rows(cls, num_nodes, nodes, ptr, source, edge=None) -> Neighborhood:
+    def of_rows(cls, num_nodes, nodes, ptr, source, edge=None, num_sources=None) -> Neighborhood:
         """
         From the attributes of these names, without a check: rows must hold their sources in
         ascending order.
         """
-        return cls.__new__(cls)._fill(num_nodes, nodes, ptr, source, edge)
+        return cls.__new__(cls)._fill(num_nodes, nodes, ptr, source, edge, num_sources)
 
     @classmethod
     @torch.inference_mode(False)
@@ -118,7 +130,17 @@ class Neighborhood:
     def to(self, device) -> Neighborhood:
         """The same neighbourhoods on another device."""
         tensors = (t.to(device) for t in (self.nodes, self.ptr, self.source, self.edge))
-        return self.of_rows(self.num_nodes, *tensors)
+        return self.of_rows(self.num_nodes, *tensors, self._own_sources)
+
+    @property
+    def bipartite(self) -> bool:
+        """Whether the sources are places of their own, no nodes."""
+        return self._own_sources is not None
+
+    @property
+    def num_sources(self) -> int:
+        """The number of sources ``M``, the range of ``source``: ``N`` where they are nodes."""
+        return self.num_nodes if self._own_sources is None else self._own_sources
 
     @torch.inference_mode(False)
     def take(self, rows: Tensor) -> Neighborhood:
@@ -138,6 +160,7 @@ class Neighborhood:
             ptr,
             self.source.index_select(0, edges),
             self.edge.index_select(0, edges),
+            self._own_sources,
         )
         hood.within = edges
         return hood
@@ -227,9 +250,9 @@ class Neighborhood:
         swap = degree[pairs[0]] > degree[pairs[1]]
         small, large = pairs.flip(0).where(swap, pairs)
         near = self.take(small)
-        wanted = large[near.row] * self.num_nodes + near.source
+        wanted = large[near.row] * self.num_sources + near.source
         # Rows come one after the other and their sources ascend, so the keys are sorted.
-        keys = self.row * self.num_nodes + self.source
+        keys = self.row * self.num_sources + self.source
         found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
         hit = keys[found] == wanted
         pair, edge, other = near.row[hit], near.within[hit], found[hit]
@@ -249,14 +272,15 @@ class Neighborhood:
         label, old = torch.arange(self.num_rows, device=self.device), None
         while old is None or not torch.equal(label, old):
             old = label
-            least = scatter(label[self.row], self.source, dim_size=self.num_nodes, reduce="min")
+            least = scatter(label[self.row], self.source, dim_size=self.num_sources, reduce="min")
             label = scatter(least[self.source], self.row, dim_size=self.num_rows, reduce="min")
             label = label[label]
         return label
 
     def __repr__(self) -> str:
+        sources = f"num_sources={self.num_sources}, " if self.bipartite else ""
         return (
-            f"{type(self).__name__}(num_nodes={self.num_nodes}, "
+            f"{type(self).__name__}(num_nodes={self.num_nodes}, {sources}"
             f"num_rows={self.num_rows}, num_edges={self.num_edges})"
         )
 

@@ -39,18 +39,19 @@ def check_shapes(
 
 def check_alpha(hood: Neighborhood, alpha: Concentrations) -> Concentrations:
     """The concentrations; see :func:`check_shapes`."""
+    what = "source" if hood.bipartite else "node"
     if isinstance(alpha, OrdinalConcentrations):
         _check_device("alpha.mean", alpha.mean, hood)
-        if alpha.mean.shape[-1] != hood.num_nodes:
+        if alpha.mean.shape[-1] != hood.num_sources:
             raise ValueError(
-                f"alpha.mean must have shape (..., {hood.num_nodes}), one number per node, got "
+                f"alpha.mean must have shape (..., {hood.num_sources}), one number per {what}, got "
                 f"{tuple(alpha.mean.shape)}"
             )
         return alpha
     check_float("alpha", alpha, hood)
-    if alpha.dim() < 2 or alpha.shape[-2] != hood.num_nodes or alpha.shape[-1] < 2:
+    if alpha.dim() < 2 or alpha.shape[-2] != hood.num_sources or alpha.shape[-1] < 2:
         raise ValueError(
-            f"alpha must have shape (..., {hood.num_nodes}, C), one row per node and "
+            f"alpha must have shape (..., {hood.num_sources}, C), one row per {what} and "
             f"C >= 2 labels, got {tuple(alpha.shape)}"
         )
     return in_single(alpha)

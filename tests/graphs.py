@@ -36,7 +36,7 @@ def connected_graphs(max_nodes=5):
 
 def parameters(hood, num_classes, batch=(), scale=1.5):
     """Random alpha and logits."""
-    alpha = (scale * torch.randn(*batch, hood.num_nodes, num_classes)).exp()
+    alpha = (scale * torch.randn(*batch, hood.num_sources, num_classes)).exp()
     return alpha, scale * torch.randn(*batch, hood.num_edges)
 
 
@@ -51,3 +51,17 @@ def house():
 def two_triangles():
     """Two components."""
     return to_hood(nx.disjoint_union(nx.cycle_graph(3), nx.path_graph(2)))
+
+
+def random_sources(num_nodes, num_sources, generator=None):
+    """Every node reaches one source at least, and each of the others with probability .4."""
+    reach = torch.rand(num_nodes, num_sources, generator=generator) < 0.4
+    sure = torch.randint(num_sources, (num_nodes,), generator=generator)
+    reach[torch.arange(num_nodes), sure] = True
+    return Neighborhood(reach.nonzero().flip(1).T, num_nodes, num_sources)
+
+
+def shared_sources():
+    """Five nodes that take their labels from three places."""
+    edges = [[0, 0, 1, 0, 2, 1, 2, 1], [0, 1, 1, 2, 2, 3, 3, 4]]
+    return Neighborhood(torch.tensor(edges), num_nodes=5, num_sources=3)

@@ -6,7 +6,7 @@
 import networkx as nx
 import pytest
 import torch
-from graphs import house, parameters, star, to_hood, two_triangles
+from graphs import house, parameters, shared_sources, star, to_hood, two_triangles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import edge_lists, entropy_bound, of_hood
@@ -19,6 +19,7 @@ GRAPHS = {
     "square": lambda: Neighborhood.grid(2, 2),
     "triangles": two_triangles,
     "star": lambda: star(3),
+    "shared": shared_sources,
 }
 
 
@@ -46,7 +47,15 @@ def numeric_gradient(hood, log_alpha, logits, order, step=1e-5):
 
 @pytest.mark.parametrize(
     ("name", "num_classes"),
-    [("pair", 2), ("pair", 3), ("square", 2), ("square", 3), ("triangles", 2), ("star", 2)],
+    [
+        ("pair", 2),
+        ("pair", 3),
+        ("square", 2),
+        ("square", 3),
+        ("triangles", 2),
+        ("star", 2),
+        ("shared", 2),
+    ],
 )
 def test_value(name, num_classes, kernels):
     hood = GRAPHS[name]()
@@ -62,7 +71,7 @@ def test_value(name, num_classes, kernels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["square", "star"])
+@pytest.mark.parametrize("name", ["square", "star", "shared"])
 def test_gradient(name, kernels):
     hood = GRAPHS[name]()
     alpha, logits = parameters(hood, 2, scale=1.0)

@@ -9,7 +9,7 @@ import graphs
 import numpy as np
 import pytest
 import torch
-from graphs import connected_graphs, parameters, to_hood
+from graphs import connected_graphs, parameters, random_sources, to_hood
 from oracle import of_hood
 from scipy.stats import chi2 as chi2_law
 
@@ -17,7 +17,7 @@ from pyro_nmm import NeighborMixture
 from pyro_nmm.ops import enumeration
 
 GRAPHS = list(connected_graphs())
-CASES = list(itertools.product(range(len(GRAPHS)), [False, True]))
+CASES = list(itertools.product(range(len(GRAPHS)), ["both ways", "one way", "sources"]))
 EXACT = {"rtol": 0, "atol": 1e-10}
 
 
@@ -29,11 +29,15 @@ def test_all_connected_graphs_are_there():
     assert [sum(len(g) == n for g in GRAPHS) for n in range(1, 6)] == [1, 1, 2, 6, 21]
 
 
-@pytest.mark.parametrize(("index", "directed"), CASES)
-def test_against_enumeration(index, directed):
+@pytest.mark.parametrize(("index", "edges"), CASES)
+def test_against_enumeration(index, edges):
     generator = torch.Generator().manual_seed(index)
     for num_classes, _ in itertools.product([2, 3], range(3)):
-        hood = to_hood(GRAPHS[index], directed, generator)
+        if edges == "sources":  # that are no nodes: fewer, as many, or more
+            size = len(GRAPHS[index])
+            hood = random_sources(size, 1 + index % 4, generator)
+        else:
+            hood = to_hood(GRAPHS[index], edges == "one way", generator)
         alpha, logits = parameters(hood, num_classes)
         mix = NeighborMixture(hood, alpha, logits)
         oracle = of_hood(hood, alpha, logits)
@@ -92,7 +96,7 @@ def check_condition(mix, oracle):
     close(post.pairwise(pairs), table.reshape(-1, num_classes, num_classes))
 
 
-@pytest.mark.parametrize("name", ["star", "house", "two_triangles"])
+@pytest.mark.parametrize("name", ["star", "house", "two_triangles", "shared_sources"])
 def test_integral_over_z(name):
     """p(y) as the mean over z of the product of mixtures, the paper's equation (2)."""
     hood = getattr(graphs, name)()

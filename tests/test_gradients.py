@@ -10,7 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from graphs import house, parameters, star, two_triangles
+from graphs import house, parameters, shared_sources, star, two_triangles
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 
 from pyro_nmm import ChosenLabels, NeighborChoice, OrderedConditional
@@ -25,8 +25,10 @@ MASK = {
     "house": torch.tensor([True, True, False, True, True]),
     "star": None,
     "two_triangles": None,
+    "shared": torch.tensor([True, False, True, True, True]),
 }
 HOODS = {"house": house, "star": star, "two_triangles": two_triangles}
+HOODS |= {"shared": shared_sources}
 
 
 class Problem:

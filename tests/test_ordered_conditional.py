@@ -6,7 +6,7 @@ import itertools
 import networkx as nx
 import pytest
 import torch
-from graphs import house, parameters, star, to_hood, two_triangles
+from graphs import house, parameters, random_sources, shared_sources, star, to_hood, two_triangles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -24,7 +24,7 @@ from pyro_nmm.ops.enumeration import enumerate_choices
 from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.sampling import draw_by_sweeps
 
-GRAPHS = {"star": star, "house": house, "two_triangles": two_triangles}
+GRAPHS = {"star": star, "house": house, "two_triangles": two_triangles, "shared": shared_sources}
 MASKS = [None, torch.tensor([True, False, True, True, False])]
 
 
@@ -66,6 +66,8 @@ def random_case(seed, kind):
         graph = nx.barabasi_albert_graph(n + 3, 1 + number(2), seed=seed)
     if kind == "grid":
         hood = Neighborhood.grid(1 + number(5), 1 + number(5), number(3))
+    elif kind == "sources":
+        hood = random_sources(n, 1 + number(6), generator)
     else:
         hood = to_hood(graph, directed=bool(number(2)), generator=generator)
     num_classes, n = 2 + number(3), hood.num_nodes
@@ -75,7 +77,7 @@ def random_case(seed, kind):
     (alpha_batch, y_batch) = [a, b, c][number(3)]
     logits_batch = [(), (3,)][number(2)]
     randn = {"generator": generator}
-    alpha = (scale * torch.randn(*alpha_batch, n, num_classes, **randn)).exp()
+    alpha = (scale * torch.randn(*alpha_batch, hood.num_sources, num_classes, **randn)).exp()
     logits = scale * torch.randn(*logits_batch, hood.num_edges, **randn)
     y = torch.randint(num_classes, (*y_batch, n), **randn)
     observed = torch.rand(n, **randn) < 0.7
@@ -91,7 +93,7 @@ def random_case(seed, kind):
 @settings(
     max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(st.integers(0, 2**31), st.sampled_from(["random", "hubs", "grid"]))
+@given(st.integers(0, 2**31), st.sampled_from(["random", "hubs", "grid", "sources"]))
 def test_same_uniforms_same_choices_as_one_by_one(kernels, seed, kind):
     hood, alpha, logits, y, observed, order, shape, uniforms = random_case(seed, kind)
     q = OrderedConditional(hood, alpha, logits, y, observed, order)
@@ -117,7 +119,7 @@ def test_sweeps_and_loop_agree_on_a_graph_with_hubs(num_classes):
         q = OrderedConditional(hood, scale * alpha, logits, torch.randint(num_classes, (3000,)))
         terms, labels = q._flat(torch.Size([2]))
         uniforms = torch.rand(2, 3000)
-        one = draw_by_sweeps(q.rows, terms, labels, num_classes, uniforms)
+        one = draw_by_sweeps(q.rows, terms, labels[:, q.rows.row], num_classes, uniforms)
         two = backend.compiled.draw_choices(q.rows, terms, labels, num_classes, uniforms)
         assert all(map(torch.equal, one, two))
 

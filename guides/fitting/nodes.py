@@ -184,7 +184,7 @@ def fit_nmm(
         backbones = [b for b in (network.labels, network.attention) if b is not None]
     optimizer = torch.optim.Adam(_groups(network, backbones, weight_decay), lr=lr)
     settings = contents(data) | {
-        "hood": (hood.num_nodes, hood.ptr, hood.source), "criterion": criterion,
+        "hood": (hood.num_sources, hood.ptr, hood.source), "criterion": criterion,
         "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
     }  # fmt: skip
     with pyro.get_param_store().scope():

@@ -103,9 +103,9 @@ class MembershipMixture(GraphDistribution):
     ) -> None:
         logits = check_logits(hood, logits)
         check_float("log_odds", log_odds, hood)
-        if log_odds.dim() < 2 or log_odds.shape[-2] != hood.num_nodes:
+        if log_odds.dim() < 2 or log_odds.shape[-2] != hood.num_sources:
             raise ValueError(
-                f"log_odds must have shape (..., {hood.num_nodes}, K), one row per node, got "
+                f"log_odds must have shape (..., {hood.num_sources}, K), one row per source, got "
                 f"{tuple(log_odds.shape)}"
             )
         check_positive(temperature=temperature)

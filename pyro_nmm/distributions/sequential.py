@@ -106,7 +106,7 @@ def _settle(course: Course, block: Tensor) -> tuple[Tensor, Tensor]:
     before = course.counts[rows.source].permute(2, 1, 0)
     alpha = course.alpha[rows.source]
     above, below = alpha.T[:, None] + before[:-1], alpha.sum(-1) + before[-1]
-    groups = Groups(rows.source[None], rows.num_nodes)
+    groups = Groups(rows.source[None], rows.num_sources)
     labels, edges = torch.full_like(block, -1), torch.full_like(uniforms, -1, dtype=torch.long)
     chosen = torch.zeros_like(below, dtype=torch.int32)
     while True:

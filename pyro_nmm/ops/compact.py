@@ -23,10 +23,11 @@ def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:
     >>> rows.source
     tensor([0, 2, 0, 1])
 
-    :return: the rows, and ``(M,)`` the node ids of their sources in ascending order.
+    :return: the rows, and ``(M,)`` their sources in ascending order.
     """
     sources, place = rows.source.unique(return_inverse=True)
-    small = Neighborhood.of_rows(len(sources), rows.nodes, rows.ptr, place, rows.edge)
+    arguments = rows.num_nodes, rows.nodes, rows.ptr, place, rows.edge
+    small = Neighborhood.of_rows(*arguments, num_sources=len(sources))
     return small, sources
 
 
@@ -43,6 +44,7 @@ def consecutive(rows: Neighborhood, first: int, last: int) -> tuple[Neighborhood
         ptr - span.start,
         rows.source[span],
         rows.edge[span],
+        rows.num_sources,
     )
     return part, span
 

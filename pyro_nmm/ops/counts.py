@@ -37,33 +37,43 @@ class Groups:
 
     :param Tensor key: ``(b, K)`` integers in ``0..num_keys - 1``. Values that are summed
         have shape ``(B, K)`` with ``b == B``, or share the groups of ``b == 1``.
+    :param Tensor time: ``(K,)`` ascending integers: entries of one time are neither earlier nor
+        later than one another. Default: every entry has a time of its own.
     """
 
-    def __init__(self, key: Tensor, num_keys: int) -> None:
+    def __init__(self, key: Tensor, num_keys: int, time: Tensor | None = None) -> None:
         self.batch = len(key)
         offset = num_keys * torch.arange(len(key), device=key.device)
         key = (key + offset[:, None]).flatten()
         sorted_key, self.order = torch.sort(key, stable=True)
         place = torch.arange(len(key), device=key.device)
         self.rank = torch.empty_like(place).scatter_(0, self.order, place)
+        self.first, self.last = self._borders(sorted_key)
+        #: The first and the last place of the entries of an entry's own time, in its group.
+        self.since, self.until = self.rank, self.rank
+        if time is not None:
+            time = time.repeat(self.batch).index_select(0, self.order)
+            self.since, self.until = self._borders(sorted_key * (int(time.max()) + 1) + time)
+
+    def _borders(self, sorted_key: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the last place of each entry's equals."""
         # From the borders of the groups: a count of every key would need memory for all keys.
         _, group, sizes = sorted_key.unique_consecutive(return_inverse=True, return_counts=True)
         end = sizes.cumsum(0)
         group = group.index_select(0, self.rank)
-        self.last = end.index_select(0, group) - 1
-        self.first = (end - sizes).index_select(0, group)
+        return (end - sizes).index_select(0, group), end.index_select(0, group) - 1
 
     def earlier(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries before each one in its group."""
         sums = self._cumulate(values)
         exclusive = torch.nn.functional.pad(sums, (1, -1))
-        before = exclusive.index_select(1, self.rank) - exclusive.index_select(1, self.first)
+        before = exclusive.index_select(1, self.since) - exclusive.index_select(1, self.first)
         return before.view_as(values)
 
     def later(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries after each one in its group."""
         sums = self._cumulate(values)
-        after = sums.index_select(1, self.last) - sums.index_select(1, self.rank)
+        after = sums.index_select(1, self.last) - sums.index_select(1, self.until)
         return after.view_as(values)
 
     def _cumulate(self, values: Tensor) -> Tensor:
@@ -87,17 +97,24 @@ def earlier_choices(
     :param Tensor labels: ``(b, num_rows)`` with ``b`` one or ``B``.
     :return: two ``(B, num_edges)`` int32 tensors. Cost: :math:`O(E \log E + B E)`.
     """
-    by_source, by_label = choice_groups(rows, labels, num_classes)
+    edge_labels = labels.index_select(1, rows.row)
+    by_source, by_label = choice_groups(rows, edge_labels, num_classes)
     chosen = indicator(edges, rows.num_edges)
     return by_label.earlier(chosen), by_source.earlier(chosen)
 
 
-def choice_groups(rows: Neighborhood, labels: Tensor, num_classes: int) -> tuple[Groups, Groups]:
-    """Edges grouped by their source, and by their source and their row's label."""
-    by_label = rows.source * num_classes + labels.index_select(1, rows.row)
+def choice_groups(
+    rows: Neighborhood, edge_labels: Tensor, num_classes: int, time: Tensor | None = None
+) -> tuple[Groups, Groups]:
+    """
+    Edges grouped by their source, and by their source and label ``(b, num_edges)``.
+
+    :param Tensor time: ``rows.row``, if a row may have several edges from one source.
+    """
+    by_label = rows.source * num_classes + edge_labels
     return (
-        Groups(rows.source[None], rows.num_nodes),
-        Groups(by_label, rows.num_nodes * num_classes),
+        Groups(rows.source[None], rows.num_sources, time),
+        Groups(by_label, rows.num_sources * num_classes, time),
     )
 
 

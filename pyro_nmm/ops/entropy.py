@@ -95,7 +95,7 @@ def entropy_samples(
     """
     if component is None and backend.compiled and rows.device.type == "cpu":
         return _Compiled.apply(alpha, attention, rows, edges, labels)
-    groups = Groups(rows.source[None], rows.num_nodes)
+    groups = Groups(rows.source[None], rows.num_sources)
     concentration = alpha.T.index_select(1, rows.source)  # (C, E), as all that follows
     classes = torch.arange(len(concentration), device=rows.device)
     chosen = indicator(edges, rows.num_edges)[:, None]

@@ -72,23 +72,30 @@ BLOCK = {"cpu": 2**12, "cuda": 2**16}
 
 
 def draw_by_sweeps(
-    rows: Neighborhood, terms: EdgeTerms, labels: Tensor, num_classes: int, uniforms: Tensor
+    rows: Neighborhood,
+    terms: EdgeTerms,
+    edge_labels: Tensor,
+    num_classes: int,
+    uniforms: Tensor,
+    parallel: bool = False,
 ) -> Draw:
     """
     The sequential draw as a fixed point, on any device.
 
-    :param Tensor labels: ``(b, num_rows)``.
+    :param Tensor edge_labels: ``(b, num_edges)``, the label that a choice of the edge counts for:
+        that of its row, where labels are observed.
     :param Tensor uniforms: ``(B, num_rows)`` float64, one per row and draw.
+    :param bool parallel: whether rows may have several edges from one source.
 
     Cost: :math:`O(B E)` a sweep; at most one sweep more than a block has levels.
     """
-    by_label = rows.source * num_classes + labels.index_select(1, rows.row)
-    keys, sizes = (rows.source, by_label), (rows.num_nodes, rows.num_nodes * num_classes)
+    by_label = rows.source * num_classes + edge_labels
+    keys, sizes = (rows.source, by_label), (rows.num_sources, rows.num_sources * num_classes)
     if sizes[1] > rows.num_edges:  # many labels: a place for each that occurs at a node
-        offset = sizes[1] * torch.arange(len(labels), device=rows.device)[:, None]
+        offset = sizes[1] * torch.arange(len(edge_labels), device=rows.device)[:, None]
         _, places = (by_label + offset).unique(return_inverse=True)
         places = places - places.amin(1, keepdim=True)
-        keys, sizes = (rows.source, places), (rows.num_nodes, int(places.max()) + 1)
+        keys, sizes = (rows.source, places), (rows.num_sources, int(places.max()) + 1)
     tables = [torch.zeros(len(uniforms), n, dtype=torch.int32, device=rows.device) for n in sizes]
     attention, parts = terms.log_attention.double().exp(), []
     size = BLOCK.get(rows.device.type, rows.num_rows)
@@ -98,8 +105,9 @@ def draw_by_sweeps(
         near = [key.expand(len(uniforms), -1)[:, span] for key in keys]
         every, same = (table.gather(1, key) for table, key in zip(tables, near, strict=True))
         alpha, total = terms.alpha[:, span] + same, terms.total[:, span] + every
-        label, u = labels[:, block], uniforms[:, block]
-        edges, *more = _settle(part, attention[:, span], alpha, total, label, num_classes, u)
+        time = part.row if parallel else None
+        groups = choice_groups(part, edge_labels[:, span], num_classes, time)
+        edges, *more = _settle(part, groups, attention[:, span], alpha, total, uniforms[:, block])
         for table, key in zip(tables, near, strict=True):
             chosen = key.gather(1, edges)
             table.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=table.dtype))
@@ -107,8 +115,8 @@ def draw_by_sweeps(
     return Draw(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
 
 
-def _settle(rows, attention, alpha, total, labels, num_classes, uniforms):
-    by_source, by_label = choice_groups(rows, labels, num_classes)
+def _settle(rows, groups, attention, alpha, total, uniforms):
+    by_source, by_label = groups
     same = every = torch.zeros((), dtype=torch.int32, device=rows.device)
     edges = None
     while True:
@@ -124,8 +132,12 @@ def _settle(rows, attention, alpha, total, labels, num_classes, uniforms):
 def draw_choices(
     rows: Neighborhood, terms: EdgeTerms, labels: Tensor, num_classes: int, uniforms: Tensor
 ) -> Draw:
-    """As :func:`draw_by_sweeps`; on a CPU by the compiled loop where numba is installed."""
+    """
+    As :func:`draw_by_sweeps`, with labels ``(b, num_rows)``; on a CPU by the compiled loop where
+    numba is installed.
+    """
     with torch.no_grad():
         if backend.compiled and rows.device.type == "cpu":
             return Draw(*backend.compiled.draw_choices(rows, terms, labels, num_classes, uniforms))
-        return draw_by_sweeps(rows, terms, labels, num_classes, uniforms)
+        edge_labels = labels.index_select(1, rows.row)
+        return draw_by_sweeps(rows, terms, edge_labels, num_classes, uniforms)

@@ -1,0 +1,138 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""
+Sources that are no nodes: places that many nodes share.
+
+Where every node is its own source, a label distribution :math:`z_j` is used once on average, and
+labels are hardly correlated. Fewer sources are shared by more nodes. Each function here gives a
+:class:`~pyro_nmm.Neighborhood` whose ``alpha`` has a row for every source.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.edges import check_edge_index
+from pyro_nmm.neighborhood import Neighborhood
+
+
+def grid(height: int, width: int, stride: int, radius: int | None = None, device=None):
+    r"""
+    Pixels of a ``height x width`` image in row-major order, and sources on every ``stride``-th row
+    and column of them, centred.
+
+    >>> grid(6, 6, stride=3)
+    Neighborhood(num_nodes=36, num_sources=4, num_rows=36, num_edges=100)
+
+    :param int stride: pixels from one source to the next.
+    :param int radius: A pixel reaches sources at most so many rows and columns away. Default
+        ``stride``: two or three sources in each direction, one at the border.
+    :return: a neighbourhood with ``ceil(height / stride) * ceil(width / stride)`` sources in
+        row-major order. Cost: linear in its edges.
+    :raises ValueError: if ``radius`` is too small for a pixel to reach a source.
+    """
+    radius = stride if radius is None else radius
+    sizes = (height, width, stride, radius)
+    if not all(isinstance(n, int) for n in sizes) or min(height, width, stride) < 1 or radius < 0:
+        raise ValueError(
+            f"grid needs height >= 1, width >= 1, stride >= 1 and radius >= 0, integers, got "
+            f"{height!r}, {width!r}, {stride!r}, {radius!r}"
+        )
+    axes = [_near(size, stride, radius, device) for size in (height, width)]
+    (rows, above, _), (columns, left, across) = axes
+    # Every pair of a row's edge with a column's edge is an edge of the pixel.
+    source = (above[:, None] * across + left).flatten()
+    pixel = (rows[:, None] * width + columns).flatten()
+    return Neighborhood(torch.stack([source, pixel]), height * width, axes[0][2] * across)
+
+
+def _near(size: int, stride: int, radius: int, device) -> tuple[Tensor, Tensor, int]:
+    """Along one axis: pairs of a place and a source in its reach, and the number of sources."""
+    number = -(-size // stride)
+    first = (size - 1 - stride * (number - 1)) // 2
+    place = torch.arange(size, device=device)
+    source = torch.arange(number, device=device)
+    gap = (place[:, None] - first - stride * source).abs()
+    if int(gap.amin(1).max()) > radius:
+        raise ValueError(f"radius={radius} reaches no source from everywhere at stride={stride}")
+    return *(gap <= radius).nonzero().unbind(1), number
+
+
+def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborhood, Tensor]:
+    r"""
+    Nodes at points in space, and sources on a square lattice between them.
+
+    >>> hood, places = points(torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]]), 2.0, 2.0)
+    >>> hood, tuple(places.shape)
+    (Neighborhood(num_nodes=3, num_sources=7, num_rows=3, num_edges=9), (7, 2))
+
+    :param Tensor positions: ``(N, D)`` coordinates, in any unit.
+    :param float radius: A node reaches the sources at most this far away, in the same unit.
+    :param float spacing: from one source to the next along each axis; sources that no node reaches
+        are left out.
+    :return: the neighbourhoods, and ``(M, D)`` the places of the sources. Cost:
+        :math:`O(N (2 \, \text{radius} / \text{spacing} + 1)^D)`.
+    :raises ValueError: if ``radius`` is below the half diagonal of a lattice cell, so that a node
+        may reach none.
+    """
+    good = isinstance(positions, Tensor) and positions.is_floating_point() and positions.dim() == 2
+    if not good or not len(positions) or not positions.isfinite().all():
+        got = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions)
+        raise ValueError(f"positions must be finite floats of shape (N, D), N >= 1, got {got}")
+    num_nodes, num_axes = positions.shape
+    if not spacing > 0 or not radius >= spacing * num_axes**0.5 / 2:
+        raise ValueError(
+            f"radius must be at least spacing * sqrt({num_axes}) / 2, so that every node reaches "
+            f"a source, got radius={radius} and spacing={spacing}"
+        )
+    scaled = positions / spacing
+    cell = scaled.round()
+    reach = int(radius / spacing + 0.5)
+    steps = torch.tensor(list(itertools.product(range(-reach, reach + 1), repeat=num_axes)))
+    place = cell[:, None] + steps.to(cell)
+    near = (place - scaled[:, None]).norm(dim=-1) <= radius / spacing
+    node = near.nonzero()[:, 0]
+    lattice, source = place[near].unique(dim=0, return_inverse=True)
+    edge_index = torch.stack([source, node])
+    return Neighborhood(edge_index, num_nodes, len(lattice)), lattice * spacing
+
+
+def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neighborhood:
+    r"""
+    The nodes of a graph, each with its neighbours and itself for sources, and besides one source
+    for each of its communities.
+
+    >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+    >>> hood = communities(edge_index, 4, torch.tensor([0, 0, 1, 1]))
+    >>> hood
+    Neighborhood(num_nodes=4, num_sources=6, num_rows=4, num_edges=12)
+    >>> hood.source[hood.ptr[0]:hood.ptr[1]]  # itself, its neighbour, its community
+    tensor([0, 1, 4])
+
+    :param Tensor edge_index: ``(2, num_edges)`` node ids, as in PyG.
+    :param int num_nodes: ``N``.
+    :param Tensor membership: ``(N,)`` or, for several partitions such as those of several
+        resolutions, ``(R, N)``: the community of every node, integers from zero.
+    :return: a neighbourhood whose sources are the ``N`` nodes, then the communities of the first
+        partition, then those of the next. Cost: :math:`O((E + R N) \log E)`.
+    """
+    check_edge_index(edge_index, num_nodes)
+    good = isinstance(membership, Tensor) and not membership.is_floating_point()
+    if not good or membership.shape[-1:] != (num_nodes,) or membership.dim() > 2:
+        got = tuple(membership.shape) if isinstance(membership, Tensor) else type(membership)
+        raise ValueError(
+            f"membership must hold integers of shape ({num_nodes},) or (R, {num_nodes}), one "
+            f"community per node, got {got}"
+        )
+    if membership.numel() and int(membership.min()) < 0:
+        raise ValueError(f"membership must not be negative, got {int(membership.min())}")
+    nodes, num_sources = torch.arange(num_nodes, device=edge_index.device), num_nodes
+    edges = [edge_index.long(), nodes.expand(2, -1)]
+    for partition in membership.view(-1, num_nodes).long():
+        edges.append(torch.stack([partition + num_sources, nodes]))
+        num_sources += int(partition.max()) + 1
+    return Neighborhood(torch.cat(edges, 1), num_nodes, num_sources)
