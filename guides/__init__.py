@@ -6,6 +6,7 @@
 from pyro_nmm.guides.amortized import AmortizedNMM
 from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
+from pyro_nmm.guides.evidence import evidence_guide
 from pyro_nmm.guides.field import FieldGuide
 from pyro_nmm.guides.fitting.field import fit_mixture
 from pyro_nmm.guides.fitting.images import fit_images, fit_unet
@@ -24,6 +25,7 @@ __all__ = [
     "MarginalGuide",
     "MixtureGuide",
     "density",
+    "evidence_guide",
     "fit_classifier",
     "fit_images",
     "fit_links",

@@ -6,6 +6,7 @@
 from pyro_nmm.concentrations import GaussianConcentrations, LogisticConcentrations
 from pyro_nmm.distributions import (
     ChosenLabels,
+    EvidenceConditional,
     InnerProductGraph,
     MembershipMixture,
     NeighborChoice,
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ChosenLabels",
+    "EvidenceConditional",
     "GaussianConcentrations",
     "InnerProductGraph",
     "Intervals",

@@ -138,6 +138,45 @@ def check_values(
             raise ValueError(f"logits of node {node} are all -inf: leave at least one finite")
 
 
+def check_evidence(hood: Neighborhood, alpha: Tensor, evidence: Tensor) -> Tensor:
+    """
+    Shape, dtype and device of log-likelihoods of labels, of every node or of every edge.
+
+    :return: the evidence, that of half precision in single precision.
+    """
+    if isinstance(alpha, OrdinalConcentrations):
+        raise ValueError("alpha must be written out where labels are latent: pass alpha.table()")
+    check_float("evidence", evidence, hood)
+    shapes = [(size, alpha.shape[-1]) for size in (hood.num_nodes, hood.num_edges)]
+    if evidence.dim() < 2 or evidence.shape[-2:] not in shapes:
+        raise ValueError(
+            f"evidence must hold log-likelihoods of shape (..., {shapes[0][0]}, {shapes[0][1]}), "
+            f"one row per node, or (..., {shapes[1][0]}, {shapes[1][1]}), one per edge, got "
+            f"{tuple(evidence.shape)}"
+        )
+    evidence = in_single(evidence)
+    if evidence.dtype != alpha.dtype:
+        raise ValueError(
+            f"alpha and evidence must have the same dtype, got {alpha.dtype} and {evidence.dtype}"
+        )
+    return evidence
+
+
+def check_evidence_values(rows: Neighborhood, evidence: Tensor) -> None:
+    """Values of evidence ``(..., num_rows, C)`` or ``(..., num_edges, C)`` of some rows."""
+    if (evidence.isnan() | (evidence == torch.inf)).any():
+        raise ValueError("evidence must not be NaN or +inf: log-likelihoods are finite or -inf")
+    possible = evidence.isfinite().any(-1)
+    if evidence.shape[-2] == rows.num_edges:
+        possible = rows.sum(possible.int()) > 0
+    if not possible.all():
+        node = rows.nodes[(~possible).nonzero()[0, -1]].item()
+        raise ValueError(
+            f"evidence rules out every label of node {node}: leave one finite, or mask the node "
+            f"out with observed"
+        )
+
+
 def as_labels(name: str, value: Tensor) -> Tensor:
     """
     Labels of any integer type as ``torch.long``: comparisons of small types wrap around, so that

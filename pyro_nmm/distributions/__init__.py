@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
+from pyro_nmm.distributions.evidence_conditional import EvidenceConditional
 from pyro_nmm.distributions.inner_product import InnerProductGraph
 from pyro_nmm.distributions.membership_mixture import MembershipMixture
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
@@ -10,6 +11,7 @@ from pyro_nmm.distributions.ordered_conditional import OrderedConditional
 
 __all__ = [
     "ChosenLabels",
+    "EvidenceConditional",
     "InnerProductGraph",
     "MembershipMixture",
     "NeighborChoice",

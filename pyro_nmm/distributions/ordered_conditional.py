@@ -22,8 +22,9 @@ from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_choices
 from pyro_nmm.ops.score_costs import (
     ScoreEstimator,
     costs_to_go,
+    less_baseline,
     one_step_credits,
-    others_mean,
+    score_parts,
 )
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import (
@@ -224,35 +225,24 @@ class OrderedConditional(GraphDistribution):
             self._validate_sample(value)
         (plain,), provenance = untracked(value)
         draw, log_label, log_choice = self._evaluate(plain)
-        log_prob = log_choice.sum(-1)
-        entropy: Tensor | int = 0  # as stock distributions have it
-        if self.estimator is not ScoreEstimator.REINFORCE:
-            # TraceGraph_ELBO adds score * cost with the whole bound as its cost. The score
-            # of a node has mean zero given the past, so any cost that its choice does not
-            # change may be subtracted again, node by node.
-            (label,), _ = untracked(log_label.detach())
-            excess = label.sum(-1, keepdim=True)
-            if self.estimator is not ScoreEstimator.NO_SCORE:
-                excess = excess - self._charge(draw, label)
-            variate = (log_choice * excess).sum(-1)
-            # Zero with a derivative: some losses take the entropy term's value for the bound's.
-            entropy = log_prob + (variate - variate.detach())
-        parts = (track_provenance(part, provenance) for part in (log_prob, log_prob, entropy))
-        return ScoreParts(*parts)
+        (costs,), _ = untracked(log_label.detach())
+        parts = score_parts(self.estimator, log_choice, costs, lambda: self._charge(draw, costs))
+        return ScoreParts(*(track_provenance(part, provenance) for part in parts))
 
     @torch.no_grad()
     def _charge(self, draw: Draw, log_label: Tensor) -> Tensor:
         """``(..., n)``: the costs that each choice is charged with, less their baseline."""
         shape = log_label.shape[:-1]
-        costs = self._costs(draw, log_label)
-        parameters = (self.alpha.shape[:-2], self.logits.shape[:-1], self.labels.shape[:-1])
-        own = torch.broadcast_shapes(*parameters, (1,) * len(shape))
-        baseline = others_mean(costs, [d for d, size in enumerate(own) if size == 1])
-        if baseline is None:
+
+        def of_another_draw() -> Tensor:
             other = self._draw(shape)
             (other_label,), _ = untracked(predictive(self.rows, self._flat(shape)[0], other)[0])
-            baseline = self._costs(other, other_label.view_as(log_label))
-        return (costs - baseline).to(log_label.dtype)
+            return self._costs(other, other_label.view_as(log_label))
+
+        parameters = (self.alpha.shape[:-2], self.logits.shape[:-1], self.labels.shape[:-1])
+        own = torch.broadcast_shapes(*parameters, (1,) * len(shape))
+        costs = self._costs(draw, log_label)
+        return less_baseline(costs, own, of_another_draw).to(log_label.dtype)
 
     def _costs(self, draw: Draw, log_label: Tensor) -> Tensor:
         flat = log_label.reshape(-1, self.rows.num_rows)

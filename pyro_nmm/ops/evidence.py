@@ -32,7 +32,7 @@ from torch_geometric.utils import segment
 
 from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import choice_groups, indicator
+from pyro_nmm.ops.counts import Groups, choice_groups, indicator
 from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_by_sweeps
 from pyro_nmm.provenance import untracked
@@ -172,3 +172,33 @@ def _predictive(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw) -> tup
     chosen = indicator(edges, wide.num_edges)
     counts = by_label.earlier(chosen), by_source.earlier(chosen)
     return predictive(wide, _flat_terms(rows, terms), Draw(edges, *counts))
+
+
+def one_step_credits(
+    rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, predicted: Tensor
+) -> Tensor:
+    r"""
+    What the draw :math:`(c_i, u_i) = (j, k)` changes at first hand: for the later rows that have
+    :math:`j` as a neighbour, :math:`f_{i'}` minus its value without the one count at :math:`(j, k)`
+    that row ``i`` added, as :func:`pyro_nmm.ops.score_costs.one_step_credits`.
+
+    :param Tensor predicted: ``(B, num_rows)``, :math:`f_i`.
+    :return: ``(B, num_rows)`` double. Cost: :math:`O(E \log E + B E C)`.
+    """
+    terms, top = _relative(rows, LatentTerms(*(t.double() for t in terms)))
+    groups = Groups(rows.source[None], rows.num_sources)
+    label = draw.labels.index_select(1, rows.row)[:, None]
+    classes = torch.arange(terms.num_classes, device=rows.device)[:, None]
+    chosen = indicator(draw.edges, rows.num_edges)[:, None] * (label == classes)  # (B, C, E)
+    counts = groups.earlier(chosen.flatten(0, 1)).view_as(chosen)
+    likelihood = edge_evidence(rows, terms.evidence).exp().mT
+    alpha = terms.alpha.index_select(1, rows.source).mT
+    above = ((alpha + counts) * likelihood).sum(1, keepdim=True)
+    below = (alpha + counts).sum(1, keepdim=True)
+    share = terms.log_attention.exp() / (predicted - top).exp().index_select(1, rows.row)
+    # Where no earlier row made this draw, no count can be taken away, and the value is not used.
+    fewer = ((above - likelihood) / (below - 1)).where(counts > 0, above / below)
+    credit = -torch.log1p(share[:, None] * (fewer - above / below))
+    later = groups.later(credit.flatten(0, 1)).view_as(credit)
+    edges, labels = draw.edges[:, None].expand(-1, len(classes), -1), draw.labels[:, None]
+    return later.gather(2, edges).gather(1, labels)[:, 0]

@@ -26,11 +26,13 @@ Reinforcement Learning", Machine Learning 8, https://doi.org/10.1007/BF00992696.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from math import prod
 
 import torch
-from torch import Tensor
+from pyro.distributions.score_parts import ScoreParts
+from torch import Size, Tensor
 
 from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
@@ -45,6 +47,29 @@ class ScoreEstimator(StrEnum):
     ONE_STEP_CREDIT = "one_step_credit"  #: nearly so, with far less variance
     NO_SCORE = "no_score"  #: without the score, as in EM
     REINFORCE = "reinforce"  #: textbook REINFORCE
+
+
+def score_parts(
+    estimator: ScoreEstimator, log_choice: Tensor, costs: Tensor, charge: Callable[[], Tensor]
+) -> ScoreParts:
+    r"""
+    What Pyro's losses ask of :math:`q`. ``TraceGraph_ELBO`` adds score times cost with the whole
+    bound for its cost. The score of a row has mean zero given the past, so any cost that its choice
+    does not change may be subtracted again, row by row, in the entropy term.
+
+    :param Tensor log_choice: ``(..., n)``, :math:`\log q(c_i \mid \text{earlier rows})`.
+    :param Tensor costs: ``(..., n)``, :math:`f_i` without gradient.
+    :param charge: makes ``(..., n)``, :math:`D_i - b_i`, where the estimator charges any.
+    """
+    log_prob = log_choice.sum(-1)
+    if estimator is ScoreEstimator.REINFORCE:
+        return ScoreParts(log_prob, log_prob, 0)  # as stock distributions have it
+    excess = costs.sum(-1, keepdim=True)
+    if estimator is not ScoreEstimator.NO_SCORE:
+        excess = excess - charge()
+    variate = (log_choice * excess).sum(-1)
+    # Zero with a derivative: some losses take the entropy term's value for the bound's.
+    return ScoreParts(log_prob, log_prob, log_prob + (variate - variate.detach()))
 
 
 def costs_to_go(component: Tensor, log_label: Tensor) -> Tensor:
@@ -92,6 +117,18 @@ def one_step_credits(
     by_source, by_label = choice_groups(rows, labels.index_select(1, rows.row), num_classes)
     later = by_source.later(other) + by_label.later(equal - other)
     return later.gather(1, draw.edges)
+
+
+def less_baseline(costs: Tensor, own: Size, fresh: Callable[[], Tensor]) -> Tensor:
+    """
+    Costs ``(..., n)`` less their mean over the other draws, or less that of one more draw.
+
+    :param Size own: the batch shape of the parameters: draws along dimensions of size one share
+        them.
+    :param fresh: the costs of one more draw, for where there are no others.
+    """
+    baseline = others_mean(costs, [d for d, size in enumerate(own) if size == 1])
+    return costs - (fresh() if baseline is None else baseline)
 
 
 def others_mean(costs: Tensor, dims: list[int]) -> Tensor | None:
