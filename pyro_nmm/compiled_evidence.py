@@ -19,38 +19,67 @@ from pyro_nmm.compiled import _array, _in_threads, compiled
 def _draw(first, last, ptr, source, attention, alpha, total, likelihood, each, uniforms, table,
           edges, labels):  # fmt: skip
     # table[j] counts the choices of source j: one column per label, then all of them.
-    every = table.shape[1] - 1
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     for b in range(first, last):
         b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
         b_e = min(b, len(likelihood) - 1)
         for i in range(len(ptr) - 1):
-            weight = 0.0
-            for e in range(ptr[i], ptr[i + 1]):
-                j, place, above = source[e], e if each else i, 0.0
-                for k in range(every):
-                    above += (alpha[b_a, j, k] + table[j, k]) * likelihood[b_e, place, k]
-                weight += attention[b_l, e] * above / (total[b_a, j] + table[j, every])
-                running[e - ptr[i]] = weight
-            e, threshold = ptr[i], uniforms[b, i] * weight
-            while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
-                e += 1
-            before = running[e - 1 - ptr[i]] if e > ptr[i] else 0.0
-            j, place = source[e], e if each else i
-            # What is left of the threshold, in units of this edge's labels.
-            scale = attention[b_l, e] / (total[b_a, j] + table[j, every])
-            rest, label, last_label = threshold - before, -1, 0
-            for k in range(every):
-                part = scale * (alpha[b_a, j, k] + table[j, k]) * likelihood[b_e, place, k]
-                if part > 0:
-                    last_label = k
-                    if label < 0 and rest < part:
-                        label = k
-                rest -= part
-            label = last_label if label < 0 else label
-            edges[b, i], labels[b, i] = e, label
-            table[j, label] += 1
-            table[j, every] += 1
+            e, k = _draw_row(i, ptr, source, attention[b_l], alpha[b_a], total[b_a],
+                             likelihood[b_e], each, uniforms[b, i], table, running)  # fmt: skip
+            edges[b, i], labels[b, i] = e, k
+            table[source[e], k] += 1
+            table[source[e], -1] += 1
+        _clear(ptr, source, edges[b], labels[b], table)
+
+
+@compiled
+def _draw_row(i, ptr, source, attention, alpha, total, likelihood, each, uniform, table, running):
+    every, weight = table.shape[1] - 1, 0.0
+    for e in range(ptr[i], ptr[i + 1]):
+        j, place, above = source[e], e if each else i, 0.0
+        for k in range(every):
+            above += (alpha[j, k] + table[j, k]) * likelihood[place, k]
+        weight += attention[e] * above / (total[j] + table[j, every])
+        running[e - ptr[i]] = weight
+    e, threshold = ptr[i], uniform * weight
+    while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
+        e += 1
+    j, place = source[e], e if each else i
+    # What is left of the threshold goes through the labels of this edge.
+    scale = attention[e] / (total[j] + table[j, every])
+    rest = threshold - running[e - 1 - ptr[i]] if e > ptr[i] else threshold
+    chosen = -1
+    for k in range(every):
+        part = scale * (alpha[j, k] + table[j, k]) * likelihood[place, k]
+        if part > 0:
+            chosen = k
+            if rest < part:
+                break
+        rest -= part
+    return e, chosen
+
+
+@compiled
+def _sweep(first, last, ptr, source, attention, alpha, total, likelihood, each, uniforms, table,
+           edges, labels):  # fmt: skip
+    # uniforms is (sweeps, draws, rows): every row in turn, given all others.
+    running = np.empty(np.max(ptr[1:] - ptr[:-1]))
+    for b in range(first, last):
+        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
+        b_e = min(b, len(likelihood) - 1)
+        for i in range(len(ptr) - 1):
+            table[source[edges[b, i]], labels[b, i]] += 1
+            table[source[edges[b, i]], -1] += 1
+        for sweep in range(len(uniforms)):
+            for i in range(len(ptr) - 1):
+                table[source[edges[b, i]], labels[b, i]] -= 1
+                table[source[edges[b, i]], -1] -= 1
+                e, k = _draw_row(i, ptr, source, attention[b_l], alpha[b_a], total[b_a],
+                                 likelihood[b_e], each, uniforms[sweep, b, i], table,
+                                 running)  # fmt: skip
+                edges[b, i], labels[b, i] = e, k
+                table[source[e], k] += 1
+                table[source[e], -1] += 1
         _clear(ptr, source, edges[b], labels[b], table)
 
 
@@ -144,6 +173,18 @@ def draw(rows, terms, uniforms):
         _draw(first, last, *inputs, _array(uniforms), _table(rows, terms), edges, labels)
 
     _in_threads(run, len(edges), edges.shape[0] * rows.num_edges)
+    return torch.from_numpy(edges), torch.from_numpy(labels)
+
+
+def sweep(rows, terms, draw, uniforms):
+    """See :func:`pyro_nmm.ops.gibbs.sweep`. Cost: :math:`O(S B E C)`."""
+    inputs = _inputs(rows, terms)
+    edges, labels = (_array(t).copy() for t in draw)
+
+    def run(first, last):
+        _sweep(first, last, *inputs, _array(uniforms), _table(rows, terms), edges, labels)
+
+    _in_threads(run, len(edges), uniforms.shape[0] * len(edges) * rows.num_edges)
     return torch.from_numpy(edges), torch.from_numpy(labels)
 
 

@@ -20,6 +20,7 @@ from torch_geometric.utils import to_undirected
 
 from pyro_nmm import (
     ChosenLabels,
+    EvidenceConditional,
     GaussianConcentrations,
     InnerProductGraph,
     LogisticConcentrations,
@@ -42,6 +43,12 @@ PAIRS = torch.tensor([[0, 0, 1], [1, 2, 2]])
 
 def choices():
     return HOOD.source[enumerate_choices(HOOD)]
+
+
+def both():
+    """Choices with labels."""
+    pairs = torch.broadcast_tensors(choices()[:, None], labellings(3)[None])
+    return torch.stack(pairs, 2).flatten(0, 1)
 
 
 def graphs():
@@ -80,6 +87,23 @@ SAMPLERS = {
         lambda x: OrderedConditional(HOOD, shifted(torch.zeros(()), 3, 2).exp(), torch.zeros(7),
                                      (LABELS * x[..., None]).long(), order=torch.arange(3)),
         choices,
+    ),
+    "latent labels, alpha": (
+        lambda x: EvidenceConditional(HOOD, (3 * shifted(x, 3, 2)).exp(), torch.zeros(7),
+                                      torch.tensor([[0.0, -1.0], [0.5, 0.0], [0.0, 0.0]]),
+                                      order=torch.arange(3)),
+        both,
+    ),
+    "latent labels, attention": (
+        lambda x: EvidenceConditional(HOOD, torch.tensor([[9.0, 1.0], [1.0, 9.0], [1.0, 5.0]]),
+                                      shifted(x, HOOD.num_edges), torch.zeros(3, 2),
+                                      order=torch.arange(3)),
+        both,
+    ),
+    "latent labels, evidence": (
+        lambda x: EvidenceConditional(HOOD, torch.ones(3, 2), torch.zeros(7), shifted(x, 3, 2),
+                                      order=torch.arange(3)),
+        both,
     ),
     "labels given choices": (
         lambda x: ChosenLabels(shifted(x, 3, 2).exp(), CHOICES), lambda: labellings(3)

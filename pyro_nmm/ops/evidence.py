@@ -70,13 +70,13 @@ def draw_latent(rows: Neighborhood, terms: LatentTerms, uniforms: Tensor) -> Lat
     Cost: :math:`O(B E C)`, a sweep of the fixed point.
     """
     with torch.no_grad():
-        terms, _ = _relative(rows, LatentTerms(*untracked(*terms)[0]))
+        terms, _ = relative(rows, LatentTerms(*untracked(*terms)[0]))
         if _compiled(rows):
             from pyro_nmm import compiled_evidence  # needs numba
 
             return LatentDraw(*compiled_evidence.draw(rows, terms, uniforms))
-        size, wide, labels = terms.num_classes, *_written_out(rows, terms.num_classes)
-        flat = _flat_terms(rows, terms)
+        size, wide, labels = terms.num_classes, *written_out(rows, terms.num_classes)
+        flat = flat_terms(rows, terms)
         edges = draw_by_sweeps(wide, flat, labels[None], size, uniforms, parallel=True).edges
         return LatentDraw(edges.div(size, rounding_mode="floor"), edges % size)
 
@@ -89,7 +89,7 @@ def latent_predictive(
     ``(B, num_rows)`` tensors, differentiable in ``terms``. Cost: :math:`O(B E C)`.
     """
     plain, provenance = untracked(*terms)
-    terms, top = _relative(rows, LatentTerms(*plain))
+    terms, top = relative(rows, LatentTerms(*plain))
     if _compiled(rows):
         predicted, choice = _Compiled.apply(*terms, rows, draw)
     else:
@@ -102,7 +102,7 @@ def _compiled(rows: Neighborhood) -> bool:
     return backend.compiled is not None and rows.device.type == "cpu"
 
 
-def _relative(rows: Neighborhood, terms: LatentTerms) -> tuple[LatentTerms, Tensor]:
+def relative(rows: Neighborhood, terms: LatentTerms) -> tuple[LatentTerms, Tensor]:
     """Evidence relative to every row's largest, and this one, ``(b, num_rows)``."""
     top = terms.evidence.detach().amax(-1)
     if per_edge(rows, terms.evidence):
@@ -137,7 +137,7 @@ class _Compiled(torch.autograd.Function):
         return *found, None, None
 
 
-def _written_out(rows: Neighborhood, num_classes: int) -> tuple[Neighborhood, Tensor]:
+def written_out(rows: Neighborhood, num_classes: int) -> tuple[Neighborhood, Tensor]:
     """The rows with an edge for every edge and label, and the labels ``(num_edges * C,)``."""
     source = rows.source.repeat_interleave(num_classes)
     labels = torch.arange(num_classes, device=rows.device).repeat(rows.num_edges)
@@ -145,7 +145,7 @@ def _written_out(rows: Neighborhood, num_classes: int) -> tuple[Neighborhood, Te
     return Neighborhood.of_rows(*arguments, num_sources=rows.num_sources), labels
 
 
-def _flat_terms(rows: Neighborhood, terms: LatentTerms) -> EdgeTerms:
+def flat_terms(rows: Neighborhood, terms: LatentTerms) -> EdgeTerms:
     """The terms of edges that are written out."""
     alpha = terms.alpha.index_select(1, rows.source)
     evidence = edge_evidence(rows, terms.evidence)
@@ -166,12 +166,12 @@ def edge_evidence(rows: Neighborhood, evidence: Tensor) -> Tensor:
 
 def _predictive(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw) -> tuple[Tensor, Tensor]:
     """:func:`latent_predictive` of plain tensors, on any device."""
-    size, wide, labels = terms.num_classes, *_written_out(rows, terms.num_classes)
+    size, wide, labels = terms.num_classes, *written_out(rows, terms.num_classes)
     by_source, by_label = choice_groups(wide, labels[None], size, wide.row)
     edges = draw.edges * size + draw.labels
     chosen = indicator(edges, wide.num_edges)
     counts = by_label.earlier(chosen), by_source.earlier(chosen)
-    return predictive(wide, _flat_terms(rows, terms), Draw(edges, *counts))
+    return predictive(wide, flat_terms(rows, terms), Draw(edges, *counts))
 
 
 def one_step_credits(
@@ -185,7 +185,7 @@ def one_step_credits(
     :param Tensor predicted: ``(B, num_rows)``, :math:`f_i`.
     :return: ``(B, num_rows)`` double. Cost: :math:`O(E \log E + B E C)`.
     """
-    terms, top = _relative(rows, LatentTerms(*(t.double() for t in terms)))
+    terms, top = relative(rows, LatentTerms(*(t.double() for t in terms)))
     groups = Groups(rows.source[None], rows.num_sources)
     label = draw.labels.index_select(1, rows.row)[:, None]
     classes = torch.arange(terms.num_classes, device=rows.device)[:, None]
