@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import pyro
 from pyro.distributions import Delta, Dirichlet
+from pyro.distributions.score_parts import ScoreParts
 from torch import Tensor
 
 from pyro_nmm import EvidenceConditional, Neighborhood
 from pyro_nmm.models.one_event import OneEvent
 from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.ops.score_costs import ScoreEstimator
 
 
 def evidence_guide(
@@ -59,17 +61,37 @@ def evidence_guide(
     True
 
     Sites ``c`` and ``y`` of event shape ``(n,)`` and, unless ``collapsed``, ``z`` of ``(M, C)``.
-    Choices and labels are drawn together, at the auxiliary site ``c and y``. The other parameters
-    are those of :class:`~pyro_nmm.EvidenceConditional`, whose bound and gradient these are.
+    Choices and labels are drawn together, at the auxiliary site ``c and y``, and given to the two,
+    of which ``c`` has the density. The other parameters are those of
+    :class:`~pyro_nmm.EvidenceConditional`, whose bound and gradient these are.
 
     :return: ``(..., n)`` the labels.
     """
-    q = EvidenceConditional(hood, alpha, logits, evidence, observed, estimator=estimator)
+    q = _Draw(hood, alpha, logits, evidence, observed, estimator=estimator)
     with OneEvent(q.rows.num_rows):
         both = pyro.sample("c and y", q, infer={"is_auxiliary": True})
         c, y = both.unbind(-2)
-        pyro.sample("c", Delta(c, event_dim=1))
+        pyro.sample("c", Delta(c, q.density(both), event_dim=1))
         pyro.sample("y", Delta(y, event_dim=1))
         if not collapsed:
             pyro.sample("z", Dirichlet(posterior_alpha(q.alpha, c, y)).to_event(1))
     return y
+
+
+class _Draw(EvidenceConditional):
+    """
+    The score of a draw without its density, which another site has: Pyro's ``Trace_ELBO`` leaves
+    the density of an auxiliary site out of the costs, and would be biased.
+    """
+
+    def density(self, value: Tensor) -> Tensor:
+        return super().log_prob(value)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.alpha.new_zeros(value.shape[:-2])
+
+    def score_parts(self, value: Tensor) -> ScoreParts:
+        log_prob, score, entropy = super().score_parts(value)
+        if self.estimator is not ScoreEstimator.REINFORCE:
+            entropy = entropy - log_prob
+        return ScoreParts(self.log_prob(value), score, entropy)

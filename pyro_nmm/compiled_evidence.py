@@ -61,7 +61,7 @@ def _draw_row(i, ptr, source, attention, alpha, total, likelihood, each, uniform
 
 @compiled
 def _sweep(first, last, ptr, source, attention, alpha, total, likelihood, each, uniforms, table,
-           edges, labels):  # fmt: skip
+           edges, labels, visits, totals):  # fmt: skip
     # uniforms is (sweeps, draws, rows): every row in turn, given all others.
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     for b in range(first, last):
@@ -78,6 +78,8 @@ def _sweep(first, last, ptr, source, attention, alpha, total, likelihood, each, 
                                  likelihood[b_e], each, uniforms[sweep, b, i], table,
                                  running)  # fmt: skip
                 edges[b, i], labels[b, i] = e, k
+                visits[b, i, k] += 1
+                totals[b, sweep, k] += 1
                 table[source[e], k] += 1
                 table[source[e], -1] += 1
         _clear(ptr, source, edges[b], labels[b], table)
@@ -180,12 +182,16 @@ def sweep(rows, terms, draw, uniforms):
     """See :func:`pyro_nmm.ops.gibbs.sweep`. Cost: :math:`O(S B E C)`."""
     inputs = _inputs(rows, terms)
     edges, labels = (_array(t).copy() for t in draw)
+    num_sweeps, num_draws, num_rows = uniforms.shape
+    visits = np.zeros((num_draws, num_rows, terms.num_classes), np.int32)
+    totals = np.zeros((num_draws, num_sweeps, terms.num_classes), np.int32)
 
     def run(first, last):
-        _sweep(first, last, *inputs, _array(uniforms), _table(rows, terms), edges, labels)
+        table = _table(rows, terms)
+        _sweep(first, last, *inputs, _array(uniforms), table, edges, labels, visits, totals)
 
-    _in_threads(run, len(edges), uniforms.shape[0] * len(edges) * rows.num_edges)
-    return torch.from_numpy(edges), torch.from_numpy(labels)
+    _in_threads(run, num_draws, num_sweeps * num_draws * rows.num_edges)
+    return map(torch.from_numpy, (edges, labels, visits, totals))
 
 
 def evaluate(rows, terms, draw):

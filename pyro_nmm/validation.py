@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
 from pyro_nmm.neighborhood import Neighborhood
@@ -201,6 +201,21 @@ def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
             f"y must have shape (..., {num_nodes}), one label per node, got {tuple(y.shape)}"
         )
     _check_device("y", y, hood)
+    return y
+
+
+def check_plain(method: str, batch_shape: Size) -> None:
+    """For queries that know no batch."""
+    if batch_shape:
+        raise ValueError(f"{method} needs a mixture without batch, got {batch_shape}")
+
+
+def check_labelling(method: str, hood: Neighborhood, batch_shape: Size, y: Tensor) -> Tensor:
+    """One labelling ``(N,)`` of a mixture without batch."""
+    check_plain(method, batch_shape)
+    y = check_labels(hood, y, hood.num_nodes)
+    if y.dim() != 1:
+        raise ValueError(f"{method} needs one labelling y of shape (N,), got {tuple(y.shape)}")
     return y
 
 

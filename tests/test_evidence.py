@@ -217,6 +217,7 @@ class Field:
         return dist.Normal(self.means, 0.7).log_prob(self.w[:, None])
 
     def model(self, **options):
+        pyro.param("known", torch.zeros(()))  # Trace_ELBO looks for a parameter before it derives
         y = nmm(self.hood, self.log_alpha.exp(), self.logits, **options)
         pyro.sample("w", dist.Normal(self.means[y], 0.7).to_event(1), obs=self.w)
 
@@ -241,10 +242,7 @@ class Field:
             leaf.grad = None
         model = partial(self.model, collapsed=collapsed)
         guide = partial(self.guide, collapsed=collapsed, estimator=estimator)
-        if isinstance(elbo, TraceGraph_ELBO):
-            elbo.loss_and_grads(model, guide)
-        else:
-            elbo.differentiable_loss(model, guide).backward()
+        elbo.loss_and_grads(model, guide)
         return self.flat([leaf.grad for leaf in self.leaves])
 
 

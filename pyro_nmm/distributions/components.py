@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.ops.compact import Places
@@ -20,7 +21,8 @@ class Components:
 
     :param Tensor alpha: ``(N, C)`` concentrations of the prior.
     :param Tensor nodes: ``(n,)`` observed node ids.
-    :param Tensor labels: ``(n,)`` their labels.
+    :param Tensor labels: ``(n,)`` their labels; or ``(T, n)`` where they are latent, and every
+        component has its own.
     :param Tensor choices: ``(T, n)`` their choices as node ids, one row for each component.
     :param Tensor log_weights: ``(T,)`` up to a constant.
     """
@@ -54,6 +56,22 @@ class Components:
         # To the right: a component of weight zero ends where it begins.
         return torch.searchsorted(sums, places, right=True).clamp(max=len(sums) - 1)
 
+    @property
+    def latent(self) -> bool:
+        """Whether components differ in their labels."""
+        return self.labels.dim() == 2
+
+    def labels_of(self, part: slice = slice(None)) -> Tensor:
+        """``(n,)`` or ``(T, n)``: the labels of some components."""
+        return self.labels[part] if self.latent else self.labels
+
+    def probs(self) -> Tensor:
+        """``(n, C)``: the weight of every label of the observed nodes."""
+        if not self.latent:
+            return one_hot(self.labels, self.alpha.shape[-1]).to(self.alpha)
+        probs = self.alpha.new_zeros(self.alpha.shape[-1], len(self.nodes))
+        return probs.scatter_add_(0, self.labels, self.weights[:, None].expand_as(self.labels)).T
+
     def concentrations(self, nodes: Tensor, part: slice = slice(None)) -> Tensor:
         r"""
         ``(T, K, C)``: :math:`\alpha_j + s_j` of nodes ``(K,)``, of all components or a part.
@@ -62,7 +80,8 @@ class Components:
         places, num_classes = Places(nodes), self.alpha.shape[-1]
         place, found = places.find(self.choices[part])
         counts = self.alpha.new_zeros(len(place), len(places.keys) * num_classes)
-        counts.scatter_add_(1, place * num_classes + self.labels, found.to(counts.dtype))
+        index = place * num_classes + self.labels_of(part)
+        counts.scatter_add_(1, index, found.to(counts.dtype))
         return self.alpha[nodes] + counts.unflatten(1, (-1, num_classes))[:, places.place]
 
     def mean(self) -> Tensor:
@@ -85,7 +104,7 @@ class Components:
             share = own / (total[node] + count)
             chosen.index_add_(0, node, own)
             changed.index_add_(0, node, share)
-            index = choices * num_classes + self.labels
+            index = choices * num_classes + self.labels_of(part)
             added.index_add_(0, index.flatten(), share[place].flatten())
         scale = (weights.sum() - chosen).clamp(min=0) / total + changed
         return added.view_as(self.alpha).addcmul_(self.alpha, scale[:, None]).to(self.alpha.dtype)

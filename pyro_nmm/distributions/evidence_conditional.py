@@ -13,6 +13,8 @@ from torch.distributions import constraints
 
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.distributions.latent_posterior import latent_posterior
+from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent, latent_predictive
 from pyro_nmm.ops.evidence import one_step_credits as latent_credits
@@ -23,6 +25,8 @@ from pyro_nmm.validation import (
     check_all_rows,
     check_evidence,
     check_evidence_values,
+    check_integers,
+    check_plain,
     check_shapes,
     check_values,
     order_to_rows,
@@ -119,7 +123,7 @@ class EvidenceConditional(GraphDistribution):
         if self._validate_args:
             check_values(alpha, logits, hood)
             check_evidence_values(self.rows, self._terms.evidence)
-        self._last_draw = LastCall()
+        self._last_draw, self._last_values = LastCall(), LastCall()
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
@@ -170,6 +174,11 @@ class EvidenceConditional(GraphDistribution):
         return LatentDraw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
 
     def _evaluate(self, value: Tensor) -> tuple[LatentDraw, Tensor, Tensor]:
+        # A guide asks for density and score of the same draw.
+        question = value, self.batch_shape, torch.is_grad_enabled()
+        return self._last_values.get(question, lambda: self._evaluated(value))
+
+    def _evaluated(self, value: Tensor) -> tuple[LatentDraw, Tensor, Tensor]:
         shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
         draw, wrong = self._recall(value, shape)
         predicted, log_choice = latent_predictive(self.rows, self._flat(shape), draw)
@@ -202,6 +211,39 @@ class EvidenceConditional(GraphDistribution):
         (costs,), _ = untracked(predicted.detach())
         parts = score_parts(self.estimator, log_choice, costs, lambda: self._charge(draw, costs))
         return ScoreParts(*(track_provenance(part, provenance) for part in parts))
+
+    @torch.no_grad()
+    def posterior(
+        self, num_samples: int | None = None, weighted: bool = False, num_sweeps: int = 0
+    ) -> Posterior:
+        r"""
+        The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels: marginals,
+        pairs, joint draws and predictions of all nodes.
+
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> evidence = torch.tensor([[0.0, -1.0], [0.0, 0.0]])
+        >>> q = EvidenceConditional(hood, torch.ones(2, 2), torch.zeros(4), evidence)
+        >>> q.posterior().marginals()
+        tensor([[0.7311, 0.2689],
+                [0.5385, 0.4615]])
+
+        :param int num_samples: number ``T`` of draws, or of chains; ``None`` sums over all choices
+            and labels, exactly, for small sets.
+        :param bool weighted: Weigh draws by :math:`\prod_i e^{f_i}`, exact as ``T`` grows.
+        :param int num_sweeps: ``S`` sweeps of collapsed Gibbs sampling in chains that start from
+            draws, which see the past only; a sweep sees all others, and is exact as ``S`` grows.
+            Marginals of nodes with evidence are means over the second half of the sweeps, and
+            ``chains`` of the posterior has diagnostics.
+        :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
+        :raises ValueError: for a batch, and for a set that is too large for an exact sum.
+        """
+        check_plain("posterior", self.batch_shape)
+        check_integers(0, num_sweeps=num_sweeps)
+        if num_samples is not None:
+            check_integers(1, num_samples=num_samples)
+        if num_sweeps and (weighted or num_samples is None):
+            raise ValueError("num_sweeps needs num_samples chains, which have equal weights")
+        return latent_posterior(self, num_samples, weighted, num_sweeps)
 
     @torch.no_grad()
     def _charge(self, draw: LatentDraw, costs: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.components import Components
+from pyro_nmm.distributions.evidence_conditional import EvidenceConditional
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
 from pyro_nmm.distributions.posterior import Posterior
@@ -30,9 +31,11 @@ from pyro_nmm.validation import (
     check_all_rows,
     check_integers,
     check_label_range,
+    check_labelling,
     check_labels,
     check_nodes,
     check_pairs,
+    check_plain,
     check_shapes,
     check_values,
 )
@@ -119,6 +122,13 @@ class NeighborMixture(GraphDistribution):
         """:math:`q(c \\mid y)`, which the bound is made of."""
         arguments = self.hood, self.alpha, self.logits, y, observed, order
         return OrderedConditional(*arguments, validate_args=self._validate_args)
+
+    def latents(
+        self, evidence: Tensor, observed: Tensor | None = None, order: Tensor | None = None
+    ) -> EvidenceConditional:
+        """:math:`q(c, u \\mid w)`, where labels are latent; its ``posterior`` has the queries."""
+        arguments = self.hood, self.table, self.logits, evidence, observed, order
+        return EvidenceConditional(*arguments, validate_args=self._validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""
@@ -213,17 +223,16 @@ class NeighborMixture(GraphDistribution):
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
     ) -> Tensor:
         r"""
-        Samples of a lower bound on the entropy of all labels, each with its label summed out:
+        Samples of a lower bound on the entropy of all labels, each with its label summed out, the
+        paper's equation (10) without its sampling of :math:`y_i`; equal where choices are certain:
 
         .. math::
 
-            H(y) \ge E_{p(y, c)} \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) ,
+            H(y) \ge E_{p(y, c)} \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) .
 
-        the paper's equation (10) without its sampling of :math:`y_i`. Equal where choices are
-        certain. The mean of its derivative is the gradient of the bound, exactly so for
-        ``estimator="reward_to_go"``. ``"one_step_credit"`` counts what a choice changes in later
-        terms at first hand only, but for all choices and labels that a node could have drawn,
-        instead of the one it drew: far less noise, and the better choice for fitting.
+        The mean of the derivative is the gradient, exactly so for ``estimator="reward_to_go"``.
+        ``"one_step_credit"`` counts what a choice changes in later terms at first hand only, but
+        for all that a node could have drawn: far less noise, and the better choice for fitting.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -235,7 +244,7 @@ class NeighborMixture(GraphDistribution):
         :param Tensor order: ``(N,)`` node ids; every order gives a bound. Default ascending.
         :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample.
         """
-        self._check_plain("entropy_bound")
+        check_plain("entropy_bound", self.batch_shape)
         way = as_member(EntropyEstimator, estimator=estimator)
         check_integers(2 if way is EntropyEstimator.REWARD_TO_GO else 1, num_samples=num_samples)
         (alpha, logits), provenance = untracked(self.table, self.logits)
@@ -255,14 +264,8 @@ class NeighborMixture(GraphDistribution):
         r"""
         Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
         y_\rho)` for a whole set of nodes given another: tighter than :meth:`elbo`, and the
-        tighter the more particles.
-
-        .. math::
-
-            \hat p(y_\tau) = \prod_t \frac1P \sum_p \prod_{i \in t} e^{f_i^{(p)}}, \qquad
-            f_i = \log p(y_i \mid y_{<i}, c_{<i}),
-
-        with particles resampled between stages ``t`` of a random order where weights are uneven.
+        tighter the more particles. They are resampled between the stages of a random order where
+        their weights are uneven; :mod:`pyro_nmm.distributions.smc` has the equation.
         :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
         average. With ``given``, those nodes come first and the estimate is a ratio of two such.
 
@@ -274,30 +277,18 @@ class NeighborMixture(GraphDistribution):
 
         Cost: :math:`O(P E)`, ``E`` the edges into the observed and the given nodes.
 
-        :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only.
-        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all others.
-        :param Tensor given: ``(N,)`` boolean mask :math:`\rho`, default none.
+        :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only: boolean masks
+            ``(N,)`` of :math:`\tau`, default all others, and of :math:`\rho`, default none.
         :param int num_particles: ``P``.
         :param int num_stages: default one for every 64 nodes; 1 is plain importance weighting.
-        :param Tensor order: ``(N,)`` permutation of the node ids, which both sets follow. Default
-            random. A mixture that was fitted in one order is estimated best in it.
+        :param Tensor order: ``(N,)`` node ids in an order that both sets follow, default random. A
+            mixture that was fitted in one order is estimated best in it.
         :return: a number, in nats.
         """
-        y = self._check_single("log_likelihood", y)
+        y = check_labelling("log_likelihood", self.hood, self.batch_shape, y)
         mixture, sets = (self.hood, self.alpha, self.logits), (observed, given)
         found = estimate_log_likelihood(*mixture, y, *sets, num_particles, num_stages, order)
         return found.to(self.logits)
-
-    def _check_plain(self, method: str) -> None:
-        if self.batch_shape:
-            raise ValueError(f"{method} needs a mixture without batch, got {self.batch_shape}")
-
-    def _check_single(self, method: str, y: Tensor) -> Tensor:
-        self._check_plain(method)
-        y = check_labels(self.hood, y, self.hood.num_nodes)
-        if y.dim() != 1:
-            raise ValueError(f"{method} needs one labelling y of shape (N,), got {tuple(y.shape)}")
-        return y
 
     @torch.no_grad()
     def condition(
@@ -315,16 +306,14 @@ class NeighborMixture(GraphDistribution):
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
         :param int num_samples: Number ``T`` of samples of :math:`q(c_\tau \mid y_\tau)`;
             ``None`` sums over all :math:`c_\tau`, exactly, for small sets.
-        :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`,
-            which makes the result exact as ``T`` grows; equal weights, the paper's choice,
-            vary less at small ``T``.
+        :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`:
+            exact as ``T`` grows; equal weights, the paper's choice, vary less at small ``T``.
         :return: the posterior. Cost: :math:`O(T E_\tau)`, the edges into the observed nodes.
         :raises ValueError: for a batch, and for a set that is too large for an exact sum.
         """
-        y = self._check_single("condition", y)
+        y = check_labelling("condition", self.hood, self.batch_shape, y)
         if num_samples is None:
             weighted = True
-        (alpha, logits, y), _ = untracked(self.table, self.logits, y)
-        alpha, logits = alpha.detach(), logits.detach()
+        (alpha, logits, y), _ = untracked(self.table.detach(), self.logits.detach(), y)
         prior = Posterior(self.hood, logits, Components.prior(alpha), is_exact=True)
         return prior.condition(y, observed, num_samples, weighted)

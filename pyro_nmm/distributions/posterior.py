@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Size, Tensor
+from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components
@@ -15,6 +16,7 @@ from pyro_nmm.edges import check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
+from pyro_nmm.ops.gibbs import Chains
 from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, spread
 from pyro_nmm.ops.sampling import pick
@@ -50,6 +52,7 @@ class Posterior:
     :param Components components: the choices and labels of the observed nodes.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
+    :param Chains chains: of Gibbs sweeps that the components are the ends of.
     """
 
     def __init__(
@@ -60,15 +63,19 @@ class Posterior:
         *,
         is_exact: bool = False,
         weighted: bool = True,
+        chains: Chains | None = None,
     ) -> None:
         self.hood, self.logits, self.components = hood, logits, components
         self.num_classes, self.nodes = components.alpha.shape[-1], components.nodes
         self.is_exact, self.weighted = is_exact, weighted
-        self.observed = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
-        self.observed[self.nodes] = True
+        # The place of every node among the observed ones, or -1.
+        self._place = torch.full((hood.num_nodes,), -1, device=hood.device)
+        self._place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
+        self.observed, self.chains = self._place >= 0, chains
+        self._probs = components.probs() if chains is None else chains.probs
         # Zero stands for "not known".
-        self.labels = torch.zeros_like(self.observed, dtype=torch.long)
-        self.labels[self.nodes] = components.labels
+        self.labels = torch.zeros_like(self._place)
+        self.labels[self.nodes] = self._probs.argmax(-1)
 
     @property
     def log_weights(self) -> Tensor:
@@ -84,8 +91,7 @@ class Posterior:
         weighted: bool | None = None,
     ) -> Posterior:
         r"""
-        The posterior given more labels :math:`y_\rho` too. Every component goes on to draw the
-        choices of the new nodes given its own,
+        The posterior given labels :math:`y_\rho` too: every component draws the new choices,
 
         .. math::
 
@@ -103,8 +109,7 @@ class Posterior:
         :param bool weighted: Whether weights change as above. Default: unless they are equal.
         :return: a new posterior. Cost: :math:`O(T E_\rho)`, :math:`E_\rho` the edges into the
             new nodes.
-        :raises ValueError: for a label that contradicts a known one, and if an exact sum would
-            be too large.
+        :raises ValueError: for a label that contradicts a known one, or too large an exact sum.
         """
         y = check_labels(self.hood, y, self.hood.num_nodes)
         if y.dim() != 1:
@@ -121,13 +126,19 @@ class Posterior:
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         if len(nodes) == 0 and num_samples is None:
             return self
-        if self.is_exact and num_samples is None:
+        if self.is_exact and not self.components.latent and num_samples is None:
             return self._enumerated(nodes, labels)
         weighted = self.weighted if weighted is None else weighted
         return self._continued(nodes, labels, num_samples, weighted)
 
     def _check_known_labels(self, y: Tensor, observed: Tensor) -> None:
-        wrong = observed & self.observed & (y != self.labels)
+        both = observed & self.observed
+        if self.components.latent and both.any():
+            raise ValueError(
+                f"observed selects node {int(both.nonzero()[0])}, which has evidence already: give "
+                f"the mixture all evidence at once, 0 and -inf for a known label"
+            )
+        wrong = both & (y != self.labels)
         if wrong.any():
             node = int(wrong.nonzero()[0])
             raise ValueError(
@@ -150,22 +161,25 @@ class Posterior:
         self, nodes: Tensor, labels: Tensor, num_samples: int | None, weighted: bool
     ) -> Posterior:
         old = self.components
-        choices, log_weights = old.choices, old.log_weights
+        choices, known, log_weights = old.choices, old.labels, old.log_weights
         if num_samples is not None:
-            choices = choices[old.drawn(num_samples)]
-            log_weights = log_weights.new_zeros(num_samples)
+            drawn = old.drawn(num_samples)
+            choices, log_weights = choices[drawn], log_weights.new_zeros(num_samples)
+            known = known[drawn] if old.latent else known
         order = torch.randperm(len(nodes), device=nodes.device)
         rows = self.hood.take(nodes[order])
         stages = Stages(rows, old.alpha, self.logits, labels[order])
         drawn, gains = [], []
         for part in blocks(len(choices), 4 * rows.num_edges + len(old.nodes)):
-            counts = stages.counts(choices[part], old.labels) if len(old.nodes) else None
+            some = known[part] if old.latent else known
+            counts = stages.counts(choices[part], some) if len(old.nodes) else None
             stage = stages.draw(counts, 0, rows.num_rows, len(choices[part]))
             drawn.append(stages.choices(stage.edges)[:, order.argsort()])
             if weighted:
                 gains.append(stage.log_labels().sum(-1))
         choices = torch.cat([choices, torch.cat(drawn)], 1)
-        nodes, labels = torch.cat([old.nodes, nodes]), torch.cat([old.labels, labels])
+        nodes = torch.cat([old.nodes, nodes])
+        labels = torch.cat([known, labels.expand(*known.shape[:-1], -1)], -1)
         log_weights = log_weights + torch.cat(gains) if weighted else log_weights
         new = Components(old.alpha, nodes, labels, choices, log_weights)
         return Posterior(self.hood, self.logits, new, weighted=weighted)
@@ -177,9 +191,8 @@ class Posterior:
 
     def _fix(self, nodes: Tensor, marginals: Tensor) -> Tensor:
         """Marginals ``(K, C)`` of nodes, with those of observed ones replaced."""
-        known = self.observed[nodes].nonzero()[:, 0]
-        marginals[known] = 0
-        marginals[known, self.labels[nodes[known]]] = 1
+        known = self.observed[nodes]
+        marginals[known] = self._probs[self._place[nodes[known]]]
         return marginals
 
     def marginals(self) -> Tensor:
@@ -200,44 +213,43 @@ class Posterior:
         check_pairs(self.hood, pairs)
         size, weights, tables = self.num_classes, self.components.weights, []
         for some in blocks(pairs.shape[1], size**2):
-            near = PairRows(self.hood, pairs[:, some])
-            table, mean = (self.components.alpha.new_zeros(()) for _ in range(2))
+            near, table = PairRows(self.hood, pairs[:, some]), self.logits.new_zeros(())
+            known = self.observed[near.nodes]
+            # In a component a label that is known depends on no other.
+            near.separate(known[near.pairs].any(0))
             attention = near.rows.softmax(self.logits.index_select(0, near.rows.edge))
             for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
                 alpha = self.components.concentrations(near.sources, part)
                 own = near.marginals(alpha, attention)
+                labels = self.components.labels_of(part)[..., self._place[near.nodes[known]]]
+                own[:, known] = one_hot(labels, size).to(own)
                 parts = near.tables(alpha, attention, own)
                 table = table + torch.tensordot(weights[part], parts, 1)
-                mean = mean + torch.tensordot(weights[part], own, 1)
-            first, second = self._fix(near.nodes, mean)[near.pairs]
-            fixed = self.observed[near.nodes][near.pairs].any(0)[:, None, None]
-            product = first[:, :, None] * second[:, None, :]
-            same = (near.pairs[0] == near.pairs[1])[:, None, None]
-            table = torch.diag_embed(first).where(same, table)
-            tables.append(product.where(fixed & ~same, table))
+            tables.append(table)
         return torch.cat(tables)
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         r"""
-        Joint draws of all labels; observed nodes keep theirs. A component is drawn by its
-        weight, then every other node's choice, then labels from the urns that the observed
-        choices have filled. Exact where the posterior is.
+        Joint draws of all labels; observed nodes keep theirs. A component is drawn by its weight,
+        then every other node's choice, then labels from the urns that observed choices have filled.
 
         :return: ``(*sample_shape, N)``. Cost: :math:`O(E + N (C + \log N))` a draw.
         """
         shape = Size(sample_shape)
         component = self.components.drawn(shape.numel())
         free = (~self.observed).nonzero()[:, 0]
-        value = self.labels.expand(len(component), -1).clone()
         rows, known = self.hood.take(free), self.components.labels
+        known = known[component] if known.dim() == 2 else known.expand(len(component), -1)
+        value = known.new_empty(len(component), self.hood.num_nodes)
+        value[:, self.nodes] = known
         attention = rows.softmax(self.logits.index_select(0, rows.edge))[None]
         for part in blocks(len(component) if len(free) else 0, 4 * rows.num_edges):
             old = self.components.choices[component[part]]
             uniforms = attention.new_empty(len(old), len(free), dtype=torch.double).uniform_()
             new = rows.source[pick(rows, attention, uniforms)]
-            labels = draw_from_urns(self.components.alpha, torch.cat([old, new], 1), known)
-            value[part, free] = labels[:, len(known) :]
+            labels = draw_from_urns(self.components.alpha, torch.cat([old, new], 1), known[part])
+            value[part, free] = labels[:, len(self.nodes) :]
         return value.view(*shape, self.hood.num_nodes)
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
@@ -251,23 +263,21 @@ class Posterior:
         check_nodes(self.hood, nodes)
         labels = check_labels(self.hood, labels, len(nodes))
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
-        known = self.observed[nodes]
-        agrees = (labels == self.labels[nodes]) | ~known
-        log_prob = self.log_weights.new_zeros(labels.shape[:-1])
-        if not known.all():
-            free = labels[..., ~known].reshape(-1, int((~known).sum()))
-            log_prob = self._log_marginal(nodes[~known], free).view_as(log_prob)
-        return log_prob.masked_fill(~agrees.all(-1), -torch.inf)
-
-    def _log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
-        rows, sources = compact(self.hood.take(nodes))
-        logits, parts = self.logits.index_select(0, rows.edge), []
-        numbers = max(enumeration.check_size(rows), len(labels), len(sources) * self.num_classes)
+        flat, known, parts = labels.reshape(-1, len(nodes)), self.observed[nodes], []
+        place, given = self._place[nodes[known]], flat[:, known]
+        rows, sources = compact(self.hood.take(nodes[~known]))
+        logits = self.logits.index_select(0, rows.edge)
+        numbers = max(enumeration.check_size(rows), flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
-            alpha = self.components.concentrations(sources, part)
-            log_prob = enumeration.log_marginal(rows, alpha, logits, labels)
-            parts.append((log_prob + self.log_weights[part, None]).logsumexp(0))
-        return torch.stack(parts).logsumexp(0)
+            log_prob = self.log_weights[part, None]
+            own = self.components.labels_of(part)[..., None, place]
+            agrees = (own == given).all(-1).expand(len(log_prob), -1)
+            if rows.num_rows:
+                alpha = self.components.concentrations(sources, part)
+                log_prob = log_prob + enumeration.log_marginal(rows, alpha, logits, flat[:, ~known])
+            log_prob = log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf)
+            parts.append(log_prob.logsumexp(0))
+        return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
 
     def predict(
         self, nodes: Tensor | None = None, method: str = "marginal", generator=None
@@ -276,12 +286,11 @@ class Posterior:
         Predicted labels.
 
         * ``"marginal"``: the mode of each node's own marginal.
-        * ``"joint"``: the joint mode of a small set of nodes, over all
-          :math:`C^K` labellings.
-        * ``"sequential"``: node after node, the most certain first; each prediction is
-          merged into the known labels before the next. Linear in the edges. Each of the
-          ``T`` components follows one continuation, so give :meth:`NeighborMixture.condition`
-          a ``num_samples`` of some dozens rather than an exact or weighted sum.
+        * ``"joint"``: the joint mode of a small set of nodes, over all :math:`C^K` labellings.
+        * ``"sequential"``: node after node, the most certain first; each prediction is merged into
+          the known labels before the next. Linear in the edges. Each of the ``T`` components
+          follows one continuation, so give :meth:`NeighborMixture.condition` some dozens of
+          ``num_samples`` rather than an exact or weighted sum.
 
         :param Tensor nodes: ``(K,)`` distinct node ids; default all nodes, which returns
             ``(N,)`` with the observed labels in place.
@@ -292,7 +301,9 @@ class Posterior:
         if nodes is not None:
             check_nodes(self.hood, nodes)
             wanted = nodes
-        free = wanted[~self.observed[wanted]]
+        # Labels that differ between components have a mode too, jointly with others.
+        latent = self.components.latent and method == "joint"
+        free = wanted if latent else wanted[~self.observed[wanted]]
         labels = self.labels.clone()
         if method == "marginal":
             labels[free] = self._marginals(self.hood.take(free)).argmax(-1)

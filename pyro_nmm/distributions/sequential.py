@@ -65,8 +65,8 @@ def predict_in_turn(
 def _known(components, sources: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Component, place of the choice in ``sources`` and label of every choice that has one."""
     place, found = Places(sources).find(components.choices)
-    component, node = found.nonzero().unbind(1)
-    return component, place[found], components.labels[node]
+    component, _ = found.nonzero().unbind(1)
+    return component, place[found], components.labels.expand_as(place)[found]
 
 
 def _count(counts: Tensor, component: Tensor, place: Tensor, label: Tensor) -> None:

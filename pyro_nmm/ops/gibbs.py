@@ -22,42 +22,61 @@ it is equal to the loop.
 [1] Jun S. Liu (1994) "The Collapsed Gibbs Sampler in Bayesian Computations with Applications to a
 Gene Regulation Problem", Journal of the American Statistical Association 89,
 https://doi.org/10.1080/01621459.1994.10476829.
+[2] Andrew Gelman et al. (2013) "Bayesian Data Analysis", third edition, sections 11.4 and 11.5,
+https://sites.stat.columbia.edu/gelman/book/.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from pyro_nmm import backend
+from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import choice_groups, indicator
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, flat_terms, relative, written_out
 from pyro_nmm.ops.sampling import pick
 
 
+class Sweeps(NamedTuple):
+    """Where ``B`` chains are after ``S`` sweeps, and what they met on their way."""
+
+    draw: LatentDraw  #: the last states
+    visits: Tensor  #: ``(B, num_rows, C)`` int32, after how many sweeps a row had each label
+    totals: Tensor  #: ``(B, S, C)`` int32, how many rows had each label after each sweep
+
+
 @torch.no_grad()
-def sweep(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, uniforms: Tensor) -> LatentDraw:
+def sweep(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, uniforms: Tensor) -> Sweeps:
     """
     Every row anew, in their order, as often as there are uniform numbers.
 
     :param LatentDraw draw: the states of ``B`` chains.
     :param Tensor uniforms: ``(S, B, num_rows)`` float64, one per sweep, chain and row.
-    :return: the states after ``S`` sweeps. Cost: :math:`O(S B E C)`; without compiled loops, times
-        the number of rounds to a fixed point.
+
+    Cost: :math:`O(S B E C)`; without compiled loops, times the number of rounds to a fixed point.
     """
     terms, _ = relative(rows, terms)
     if backend.compiled is not None and rows.device.type == "cpu":
         from pyro_nmm import compiled_evidence  # needs numba
 
-        return LatentDraw(*compiled_evidence.sweep(rows, terms, draw, uniforms))
+        edges, labels, visits, totals = compiled_evidence.sweep(rows, terms, draw, uniforms)
+        return Sweeps(LatentDraw(edges, labels), visits, totals)
     size, wide, labels = terms.num_classes, *written_out(rows, terms.num_classes)
     groups = choice_groups(wide, labels[None], size, wide.row)
     flat = flat_terms(rows, terms)
-    edges = draw.edges * size + draw.labels
+    edges, visited = draw.edges * size + draw.labels, []
     for numbers in uniforms:
         edges = _settle(wide, groups, flat, edges, numbers)
-    return LatentDraw(edges.div(size, rounding_mode="floor"), edges % size)
+        visited.append(one_hot(edges % size, size).int())
+    draw = LatentDraw(edges.div(size, rounding_mode="floor"), edges % size)
+    there = torch.stack(visited, 1)  # (B, S, num_rows, C)
+    return Sweeps(draw, there.sum(1, dtype=torch.int32), there.sum(2, dtype=torch.int32))
 
 
 def _settle(wide, groups, flat, old, uniforms):
@@ -73,3 +92,42 @@ def _settle(wide, groups, flat, old, uniforms):
         if torch.equal(found, new):
             return new
         new = found
+
+
+class Chains(NamedTuple):
+    """Chains of Gibbs sweeps, of which the first half is left out."""
+
+    draw: LatentDraw  #: the last states
+    probs: Tensor  #: ``(num_rows, C)``, how often a row had each label, over all chains
+    totals: Tensor  #: ``(B, S, C)``, how many rows had each label after every sweep
+
+    def effective_size(self) -> Tensor:
+        """``(C,)``: how many independent draws the totals are worth, over all chains [2]."""
+        return effective_sample_size(self.totals, chain_dim=0, sample_dim=1)
+
+    def gelman_rubin(self) -> Tensor:
+        """``(C,)``: near one where chains, and halves of a chain, agree on the totals [2]."""
+        return split_gelman_rubin(self.totals, chain_dim=0, sample_dim=1)
+
+
+@torch.no_grad()
+def run_chains(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, num_sweeps: int) -> Chains:
+    """
+    Sweeps from given states. Cost: :math:`O(S B E C)`.
+
+    :param LatentDraw draw: the states of ``B`` chains, such as sequential draws.
+    """
+    size, first = draw.edges.shape, num_sweeps // 2
+    visits, totals = torch.zeros((), device=rows.device), []
+    # The first half in blocks of its own, because what it met is not kept.
+    for start, end in ((0, first), (first, num_sweeps)):
+        for part in blocks(end - start, size.numel() * (1 + terms.num_classes)):
+            shape = part.stop - part.start, *size
+            uniforms = torch.rand(shape, dtype=torch.double, device=rows.device)
+            found = sweep(rows, terms, draw, uniforms)
+            draw = found.draw
+            if start == first:
+                visits = visits + found.visits.sum(0)
+                totals.append(found.totals)
+    probs = visits / visits.sum(-1, keepdim=True)
+    return Chains(draw, probs.to(terms.alpha.dtype), torch.cat(totals, 1).to(terms.alpha.dtype))

@@ -62,15 +62,15 @@ def draw_from_urns(alpha: Concentrations, choices: Tensor, known: Tensor | None 
         \frac{t}{A_j + t}, \qquad \text{or else is drawn from } \alpha_j / A_j .
 
     :param Tensor choices: ``(..., n)`` node ids.
-    :param Tensor known: ``(m,)`` labels of the first ``m`` entries, which stay. A table ``alpha``
-        with ``known`` has no batch dimensions.
+    :param Tensor known: ``(..., m)`` labels of the first ``m`` entries, which stay. A table
+        ``alpha`` with ``known`` has no batch dimensions.
     :return: ``(..., n)`` labels. Cost: :math:`O(n (C + \log n))`.
     """
     groups = Groups(choices.reshape(-1, choices.shape[-1]), alpha.shape[-2])
     total = gather(totals(alpha), choices).flatten()
     rank = groups.rank - groups.first
     copies = torch.rand_like(total) * (total + rank) < rank
-    first = 0 if known is None else len(known)
+    first = 0 if known is None else known.shape[-1]
     if first:
         copies.view_as(choices)[..., :first] = False
     # In double precision: a place among millions has more digits than single precision.

@@ -78,6 +78,11 @@ class PairRows:
         self.rows, self.sources = compact(hood.take(self.nodes))
         self.common = self.rows.common_neighbors(self.pairs)
 
+    def separate(self, pairs: Tensor) -> None:
+        """Leave out what the nodes of some pairs ``(P,)`` have in common."""
+        keep = ~pairs[self.common[0]]
+        self.common = tuple(found[keep] for found in self.common)
+
     def numbers(self, num_classes: int) -> int:
         """How many numbers :meth:`tables` holds for each batch entry, edges aside."""
         sizes = len(self.nodes) + len(self.sources), self.pairs.shape[1] * num_classes

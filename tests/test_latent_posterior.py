@@ -1,0 +1,160 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Posteriors of latent labels against enumeration; sweeps against their invariant law."""
+
+import itertools
+
+import pytest
+import torch
+from graphs import house, labellings, parameters, random_sources, shared_sources, star
+from pyro.ops.stats import effective_sample_size
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.gibbs import run_chains, sweep
+
+GRAPHS = {"house": house, "star": star, "shared": shared_sources}
+
+
+def brute_force(mix, evidence, observed=None):
+    """Every labelling of all nodes, and its probability given the evidence."""
+    labels = labellings(mix.hood.num_nodes, mix.num_classes)
+    found = evidence[torch.arange(len(evidence)), labels]
+    found = found if observed is None else found[:, observed]
+    return labels, (mix.log_prob(labels) + found.sum(-1)).softmax(0)
+
+
+def problem(name, num_classes=2):
+    hood = GRAPHS[name]()
+    mix = NeighborMixture(hood, *parameters(hood, num_classes))
+    evidence = torch.randn(hood.num_nodes, num_classes)
+    evidence[0, 0] = -torch.inf
+    return mix, evidence
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor([True, False, True, True, False])])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_exact_posterior(name, mask):
+    mix, evidence = problem(name)
+    posterior = mix.latents(evidence, mask).posterior()
+    labels, probs = brute_force(mix, evidence, mask)
+    one_hot = torch.nn.functional.one_hot(labels, 2).double()
+    torch.testing.assert_close(posterior.marginals(), torch.einsum("q,qnc->nc", probs, one_hot))
+    pairs = torch.tensor(list(itertools.product(range(5), repeat=2))).T
+    tables = torch.einsum("q,qia,qjb->ijab", probs, one_hot, one_hot).flatten(0, 1)
+    torch.testing.assert_close(posterior.pairwise(pairs), tables)
+    torch.testing.assert_close(posterior.log_marginal(torch.arange(5), labels).exp(), probs)
+    nodes = torch.tensor([3, 1, 0])
+    best = torch.zeros(8).index_add(0, labels[:, nodes] @ torch.tensor([4, 2, 1]), probs)
+    mode = labellings(3)[best.argmax()]
+    assert torch.equal(posterior.predict(nodes, "joint"), mode)
+
+
+def test_more_labels():
+    """Weighted draws given evidence go on with observed labels."""
+    mix, evidence = problem("house")
+    mask = torch.tensor([True, False, True, True, False])
+    y, known = torch.tensor([0, 1, 0, 0, 0]), torch.tensor([False, True, False, False, False])
+    labels, probs = brute_force(mix, evidence, mask)
+    probs = probs * (labels[:, 1] == 1)
+    probs = probs / probs.sum()
+    one_hot = torch.nn.functional.one_hot(labels, 2).double()
+    truth = torch.einsum("q,qnc->nc", probs, one_hot)
+    first = mix.latents(evidence, mask).posterior(num_samples=100_000, weighted=True)
+    found = first.condition(y, known).marginals()
+    torch.testing.assert_close(found, truth, atol=0.01, rtol=0)
+    with pytest.raises(ValueError, match="observed selects node 0, which has evidence already"):
+        first.condition(y)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_draws(kernels, name):
+    """Weighted draws and chains, their joint samples, and marginals of nodes that are left out."""
+    mix, evidence = problem(name)
+    mask = torch.tensor([True, True, True, False, True])
+    labels, probs = brute_force(mix, evidence, mask)
+    one_hot = torch.nn.functional.one_hot(labels, 2).double()
+    truth = torch.einsum("q,qnc->nc", probs, one_hot)
+    weighted = mix.latents(evidence, mask).posterior(num_samples=20_000, weighted=True)
+    torch.testing.assert_close(weighted.marginals(), truth, atol=0.02, rtol=0)
+    chains = mix.latents(evidence, mask).posterior(num_samples=2_000, num_sweeps=20)
+    torch.testing.assert_close(chains.marginals(), truth, atol=0.02, rtol=0)
+    draws = weighted.sample((20_000,))
+    place = draws @ (2 ** torch.arange(4, -1, -1))
+    counts = torch.bincount(place, minlength=32) / len(draws)
+    torch.testing.assert_close(counts, probs, atol=0.02, rtol=0)
+    assert chains.chains.gelman_rubin().isfinite().all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_loop_and_fixed_point_agree(monkeypatch, seed):
+    from pyro_nmm import backend
+
+    if backend.compiled is None:
+        pytest.skip("needs numba")
+    hood = [house(), star(), random_sources(9, 3), Neighborhood.grid(4, 4)][seed % 4]
+    num_classes = 2 + seed % 3
+    alpha, logits = parameters(hood, num_classes)
+    size = hood.num_nodes if seed < 4 else hood.num_edges
+    terms = LatentTerms(
+        hood.log_softmax(logits)[None], alpha[None], torch.randn(1, size, num_classes)
+    )
+    start = draw_latent(hood, terms, torch.rand(6, hood.num_rows))
+    uniforms = torch.rand(7, 6, hood.num_rows)
+    one = sweep(hood, terms, start, uniforms)
+    monkeypatch.setattr(backend, "compiled", None)
+    two = sweep(hood, terms, start, uniforms)
+    assert all(map(torch.equal, (*one.draw, *one[1:]), (*two.draw, *two[1:])))
+    assert (one.visits.sum(-1) == 7).all()
+
+
+def test_sweeps_leave_their_law_as_it_is(kernels):
+    """From exact draws of the posterior, a sweep gives exact draws."""
+    mix, evidence = problem("house")
+    hood = mix.hood
+    exact = mix.latents(evidence).posterior().components
+    terms = LatentTerms(hood.log_softmax(mix.logits)[None], mix.alpha[None], evidence[None])
+    start = exact.drawn(30_000)
+    edges = hood.find(exact.choices[start])
+    draw = sweep(hood, terms, (type(draw_latent(hood, terms, torch.rand(1, 5))))(
+        edges, exact.labels[start]), torch.rand(1, 30_000, 5)).draw  # fmt: skip
+    found = torch.stack([hood.source[draw.edges], draw.labels], 1)
+    key = found.flatten(1) @ (6 ** torch.arange(10))
+    place = torch.stack([exact.choices, exact.labels], 1).flatten(1) @ (6 ** torch.arange(10))
+    place, order = place.sort()
+    weights = exact.weights[order]
+    keep = weights * 30_000 > 5
+    counts = torch.bincount(torch.searchsorted(place, key), minlength=len(place))
+    expected = weights * 30_000
+    statistic = ((counts - expected)[keep] ** 2 / expected[keep]).sum()
+    freedom = int(keep.sum()) - 1
+    assert abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5
+    rare = expected[~keep].sum()
+    assert abs(counts[~keep].sum() - rare) < 5 * (rare + 1) ** 0.5
+
+
+def test_diagnostics():
+    hood = Neighborhood.grid(6, 6)
+    alpha, logits = torch.full((36, 2), 0.3), torch.zeros(hood.num_edges)
+    terms = LatentTerms(hood.log_softmax(logits)[None], alpha[None], torch.zeros(1, 36, 2))
+    start = draw_latent(hood, terms, torch.rand(4, 36))
+    found = run_chains(hood, terms, start, 200)
+    assert found.totals.shape == (4, 100, 2)
+    expected = effective_sample_size(found.totals, chain_dim=0, sample_dim=1)
+    torch.testing.assert_close(found.effective_size(), expected)
+    assert (found.gelman_rubin() < 1.3).all()
+    stuck = found._replace(totals=found.totals + 100 * torch.arange(4)[:, None, None])
+    assert (stuck.gelman_rubin() > 2).all()
+
+
+def test_errors():
+    mix, evidence = problem("house")
+    with pytest.raises(ValueError, match="num_sweeps needs num_samples"):
+        mix.latents(evidence).posterior(num_sweeps=5)
+    with pytest.raises(ValueError, match="num_samples must be an integer of at least 1"):
+        mix.latents(evidence).posterior(num_samples=0)
+    hood = Neighborhood.grid(5, 5)
+    large = NeighborMixture(hood, torch.ones(25, 2), torch.zeros(hood.num_edges))
+    with pytest.raises(ValueError, match="exact enumeration over 25 nodes"):
+        large.latents(torch.zeros(25, 2)).posterior()
