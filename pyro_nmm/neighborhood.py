@@ -129,8 +129,9 @@ class Neighborhood:
     @torch.inference_mode(False)
     def to(self, device) -> Neighborhood:
         """The same neighbourhoods on another device."""
-        tensors = (t.to(device) for t in (self.nodes, self.ptr, self.source, self.edge))
-        return self.of_rows(self.num_nodes, *tensors, self._own_sources)
+        tensors = self.nodes, self.ptr, self.source, self.edge
+        nodes, ptr, source, edge = (tensor.to(device) for tensor in tensors)
+        return self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
 
     @property
     def bipartite(self) -> bool:

@@ -59,7 +59,8 @@ def _near(size: int, stride: int, radius: int, device) -> tuple[Tensor, Tensor, 
     gap = (place[:, None] - first - stride * source).abs()
     if int(gap.amin(1).max()) > radius:
         raise ValueError(f"radius={radius} reaches no source from everywhere at stride={stride}")
-    return *(gap <= radius).nonzero().unbind(1), number
+    near, source = (gap <= radius).nonzero().unbind(1)
+    return near, source, number
 
 
 def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborhood, Tensor]:

@@ -138,11 +138,13 @@ def check_values(
             raise ValueError(f"logits of node {node} are all -inf: leave at least one finite")
 
 
-def check_evidence(hood: Neighborhood, alpha: Tensor, evidence: Tensor) -> Tensor:
+def check_evidence(
+    hood: Neighborhood, alpha: Concentrations, evidence: Tensor
+) -> tuple[Tensor, Tensor]:
     """
     Shape, dtype and device of log-likelihoods of labels, of every node or of every edge.
 
-    :return: the evidence, that of half precision in single precision.
+    :return: the concentrations, and the evidence, that of half precision in single precision.
     """
     if isinstance(alpha, OrdinalConcentrations):
         raise ValueError("alpha must be written out where labels are latent: pass alpha.table()")
@@ -159,7 +161,7 @@ def check_evidence(hood: Neighborhood, alpha: Tensor, evidence: Tensor) -> Tenso
         raise ValueError(
             f"alpha and evidence must have the same dtype, got {alpha.dtype} and {evidence.dtype}"
         )
-    return evidence
+    return alpha, evidence
 
 
 def check_evidence_values(rows: Neighborhood, evidence: Tensor) -> None:

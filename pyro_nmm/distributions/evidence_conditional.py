@@ -13,7 +13,7 @@ from torch.distributions import constraints
 
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
-from pyro_nmm.distributions.latent_posterior import latent_posterior
+from pyro_nmm.distributions.latent_posterior import exact_posterior, sampled_posterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent, latent_predictive
@@ -102,9 +102,9 @@ class EvidenceConditional(GraphDistribution):
         *,
         validate_args=None,
     ) -> None:
-        alpha, logits = check_shapes(hood, alpha, logits)
+        checked, logits = check_shapes(hood, alpha, logits)
         check_all_rows(hood)
-        evidence = check_evidence(hood, alpha, evidence)
+        alpha, evidence = check_evidence(hood, checked, evidence)
         self.observed_rows = hood.restrict(observed)
         size = self.observed_rows.num_rows
         if order is None:
@@ -137,10 +137,12 @@ class EvidenceConditional(GraphDistribution):
     @derived
     def _terms(self) -> LatentTerms:
         rows = self.rows
-        each_node = self.evidence.shape[-2] == self.hood.num_nodes
-        evidence = self.evidence.index_select(-2, rows.nodes if each_node else rows.edge)
         log_attention = rows.log_softmax(self.logits.index_select(-1, rows.edge))
-        return LatentTerms(log_attention, self.alpha, evidence)
+        return LatentTerms(log_attention, self.alpha, self._of_rows(rows, self.evidence))
+
+    def _of_rows(self, rows: Neighborhood, evidence: Tensor) -> Tensor:
+        each_node = evidence.shape[-2] == self.hood.num_nodes
+        return evidence.index_select(-2, rows.nodes if each_node else rows.edge)
 
     def _flat(self, shape: Size) -> LatentTerms:
         log_attention, *tables = self._terms
@@ -243,7 +245,16 @@ class EvidenceConditional(GraphDistribution):
             check_integers(1, num_samples=num_samples)
         if num_sweeps and (weighted or num_samples is None):
             raise ValueError("num_sweeps needs num_samples chains, which have equal weights")
-        return latent_posterior(self, num_samples, weighted, num_sweeps)
+        plain, _ = untracked(self.alpha.detach(), self.logits.detach(), self.evidence.detach())
+        alpha, logits, evidence = plain
+        if num_samples is None:
+            rows = self.observed_rows
+            own = self._of_rows(rows, evidence)
+            return exact_posterior(self.hood, alpha, logits, rows, own)
+        terms = LatentTerms(*(t.detach() for t in untracked(*self._flat(Size([1])))[0]))
+        draw = self._draw(Size([num_samples]))
+        arguments = self.hood, logits, self.rows, terms, draw
+        return sampled_posterior(*arguments, weighted, num_sweeps)
 
     @torch.no_grad()
     def _charge(self, draw: LatentDraw, costs: Tensor) -> Tensor:

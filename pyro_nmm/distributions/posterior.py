@@ -163,16 +163,16 @@ class Posterior:
         old = self.components
         choices, known, log_weights = old.choices, old.labels, old.log_weights
         if num_samples is not None:
-            drawn = old.drawn(num_samples)
-            choices, log_weights = choices[drawn], log_weights.new_zeros(num_samples)
-            known = known[drawn] if old.latent else known
+            some = old.drawn(num_samples)
+            choices, log_weights = choices[some], log_weights.new_zeros(num_samples)
+            known = known[some] if old.latent else known
         order = torch.randperm(len(nodes), device=nodes.device)
         rows = self.hood.take(nodes[order])
         stages = Stages(rows, old.alpha, self.logits, labels[order])
         drawn, gains = [], []
         for part in blocks(len(choices), 4 * rows.num_edges + len(old.nodes)):
-            some = known[part] if old.latent else known
-            counts = stages.counts(choices[part], some) if len(old.nodes) else None
+            labelled = known[part] if old.latent else known
+            counts = stages.counts(choices[part], labelled) if len(old.nodes) else None
             stage = stages.draw(counts, 0, rows.num_rows, len(choices[part]))
             drawn.append(stages.choices(stage.edges)[:, order.argsort()])
             if weighted:

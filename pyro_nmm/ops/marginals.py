@@ -81,7 +81,8 @@ class PairRows:
     def separate(self, pairs: Tensor) -> None:
         """Leave out what the nodes of some pairs ``(P,)`` have in common."""
         keep = ~pairs[self.common[0]]
-        self.common = tuple(found[keep] for found in self.common)
+        pair, first, second = (found[keep] for found in self.common)
+        self.common = pair, first, second
 
     def numbers(self, num_classes: int) -> int:
         """How many numbers :meth:`tables` holds for each batch entry, edges aside."""

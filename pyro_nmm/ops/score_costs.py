@@ -63,7 +63,8 @@ def score_parts(
     """
     log_prob = log_choice.sum(-1)
     if estimator is ScoreEstimator.REINFORCE:
-        return ScoreParts(log_prob, log_prob, 0)  # as stock distributions have it
+        # As stock distributions have it.
+        return ScoreParts(log_prob, log_prob, 0)  # type: ignore[arg-type]
     excess = costs.sum(-1, keepdim=True)
     if estimator is not ScoreEstimator.NO_SCORE:
         excess = excess - charge()

@@ -1,0 +1,108 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Sources that are no nodes: who reaches whom, and what is refused."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyro_nmm import Neighborhood, NeighborMixture, sources
+from pyro_nmm.models import FreeNMM, NMMNetwork
+from pyro_nmm.models.backbones import gcn
+
+
+def edges(hood):
+    return set(zip(hood.source.tolist(), hood.target.tolist(), strict=True))
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(0, 3))
+def test_grid(height, width, stride, more):
+    radius = stride + more
+    hood = sources.grid(height, width, stride, radius)
+    across, down = -(-width // stride), -(-height // stride)
+    assert hood.num_sources == across * down
+    places = [
+        [(size - 1 - stride * (number - 1)) // 2 + stride * k for k in range(number)]
+        for size, number in ((height, down), (width, across))
+    ]
+    assert edges(hood) == {
+        (a * across + b, y * width + x)
+        for a, above in enumerate(places[0])
+        for b, left in enumerate(places[1])
+        for y in range(height)
+        for x in range(width)
+        if abs(y - above) <= radius and abs(x - left) <= radius
+    }
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_points(dims):
+    positions = 5 * torch.randn(40, dims)
+    hood, places = sources.points(positions, radius=3.0, spacing=2.0)
+    assert hood.num_nodes == 40
+    assert hood.num_sources == len(places) == len(places.unique(dim=0))
+    torch.testing.assert_close(places / 2, (places / 2).round())
+    near = (positions[hood.target] - places[hood.source]).norm(dim=-1)
+    assert (near <= 3 + 1e-9).all()
+    # Every lattice point in reach is a source.
+    cells = torch.arange(-20, 21).double() * 2
+    lattice = torch.cartesian_prod(*[cells] * dims).view(-1, dims)
+    assert hood.num_edges == int((torch.cdist(positions, lattice) <= 3).sum())
+
+
+def test_communities():
+    edge_index = torch.tensor([[0, 1, 2, 3, 3], [1, 0, 3, 2, 1]])
+    membership = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])
+    hood = sources.communities(edge_index, 4, membership)
+    plain = edges(Neighborhood(edge_index, 4))
+    assert edges(hood) == plain | {(4, 0), (4, 1), (5, 2), (5, 3)} | {(6, i) for i in range(4)}
+    assert hood.num_sources == 7
+
+
+def test_shared_sources_tie_labels():
+    """The count of a label among all pixels varies far more than where each is its own source."""
+    shared, own = sources.grid(12, 12, stride=6), Neighborhood.grid(12, 12)
+    spread = {}
+    for name, hood in (("shared", shared), ("own", own)):
+        alpha = torch.full((hood.num_sources, 2), 0.5)
+        mix = NeighborMixture(hood, alpha, torch.zeros(hood.num_edges))
+        spread[name] = mix.sample((2000,)).double().sum(-1).var()
+    assert spread["shared"] > 5 * spread["own"]
+
+
+def test_networks():
+    hood = sources.grid(4, 4, stride=2)
+    network = FreeNMM(hood, num_classes=3)
+    alpha, logits = network(hood)
+    assert alpha.shape == (4, 3)
+    assert (logits == 0).all()
+    x, edge_index = torch.randn(16, 5), torch.tensor([[0, 1], [1, 0]])
+    network = NMMNetwork(gcn(5, 3), gcn(5, 4, attention=True), num_classes=3)
+    with pytest.raises(ValueError, match="hood has sources that are no nodes"):
+        network(hood, x, edge_index)
+
+
+PAIRS = torch.tensor([[0, 1], [0, 1]])
+ERRORS = {
+    "edge_index has no edge into node 2 .1 such": lambda: Neighborhood(PAIRS, 3, 2),
+    "edge_index holds source id 1": lambda: Neighborhood(PAIRS, 3, 1),
+    "edge_index holds node id 1": lambda: Neighborhood(PAIRS, 1, 2),
+    "num_sources must be a positive integer": lambda: Neighborhood(PAIRS, 2, 0),
+    "alpha must have shape .* one row per source": lambda: NeighborMixture(
+        Neighborhood(PAIRS, 2, 5), torch.ones(2, 2), torch.zeros(2)
+    ),
+    "radius=1 reaches no source": lambda: sources.grid(9, 9, stride=6, radius=1),
+    "grid needs height": lambda: sources.grid(9, 0, stride=6),
+    "radius must be at least": lambda: sources.points(torch.zeros(3, 2), 1.0, 2.0),
+    "positions must be finite floats": lambda: sources.points(torch.zeros(3), 1.0, 1.0),
+    "membership must hold integers": lambda: sources.communities(PAIRS, 2, torch.zeros(2)),
+    "membership must not be negative": lambda: sources.communities(PAIRS, 2, torch.tensor([0, -1])),
+}
+
+
+@pytest.mark.parametrize("message", ERRORS)
+def test_errors(message):
+    with pytest.raises(ValueError, match=message):
+        ERRORS[message]()
