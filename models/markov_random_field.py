@@ -93,11 +93,8 @@ class PairwiseMRF(GraphDistribution):
                 f"mixture must have {self.num_nodes} nodes and {self.num_classes} labels, as the "
                 f"field has, got {mixture.hood.num_nodes} and {mixture.num_classes}"
             )
-        mine, theirs = (
-            (self.unary, self.strength, self.interaction),
-            (mixture.table, mixture.logits),
-        )
-        plain, provenance = untracked(*mine, *theirs)
+        field = self.unary, self.strength, self.interaction
+        plain, provenance = untracked(*field, mixture.table, mixture.logits)
         unary, strength, interaction, alpha, logits = plain
         attention = mixture.hood.softmax(logits)
         marginals = node_marginals(mixture.hood, alpha, attention)
