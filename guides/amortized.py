@@ -70,27 +70,32 @@ class AmortizedNMM(nn.Module):
         self.forward_pass = SharedForward(hood, network, name)
 
     def forward(self, *inputs) -> tuple[Tensor, Tensor]:
-        """``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``."""
+        """
+        ``alpha`` of shape ``(N, C)``, ``logits`` of shape ``(num_edges,)`` and, where the network
+        relabels edges, ``relabel``.
+        """
         return self.forward_pass.run(inputs)
 
     def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
+        alpha, logits, *relabel = self.forward_pass.give(inputs)
         ordered_guide(
-            self.hood, *self.forward_pass.give(inputs), y, observed,
+            self.hood, alpha, logits, y, observed, relabel=relabel[0] if relabel else None,
             collapsed=self.collapsed, estimator=self.estimator,
         )  # fmt: skip
 
     def model(self, *inputs, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
         """:func:`~pyro_nmm.models.nmm` at the network's output."""
-        alpha, logits = self.forward_pass.take(inputs)
+        alpha, logits, *relabel = self.forward_pass.take(inputs)
         if self.consistency is not None and self.training and y is not None:
-            mixture = NeighborMixture(self.hood, alpha, logits)
+            mixture = NeighborMixture(self.hood, alpha, logits, *relabel)
             size = self.hood.restrict(observed).num_rows
             pyro.factor("consistency", -size * self.consistency.of(mixture, y, observed))
-        return nmm(self.hood, alpha, logits, y, observed, collapsed=self.collapsed)
+        options = {"collapsed": self.collapsed, "relabel": relabel[0] if relabel else None}
+        return nmm(self.hood, alpha, logits, y, observed, **options)
 
     def mixture(self, *inputs) -> NeighborMixture:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
         with evaluation(self):
-            alpha, logits = self(*inputs)
-        return NeighborMixture(self.hood, alpha.detach(), logits.detach())
+            parameters = self(*inputs)
+        return NeighborMixture(self.hood, *(part.detach() for part in parameters))

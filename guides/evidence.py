@@ -67,15 +67,21 @@ def evidence_guide(
 
     :return: ``(..., n)`` the labels.
     """
-    q = _Draw(hood, alpha, logits, evidence, observed, estimator=estimator)
+    arguments = hood, alpha, logits, evidence, observed, None, estimator
+    return latent_sites(arguments, collapsed)
+
+
+def latent_sites(arguments: tuple, collapsed: bool, site: str = "y") -> Tensor:
+    """The sites of :func:`evidence_guide`, that of the borrowed labels under another name."""
+    q = _Draw(*arguments)
     with OneEvent(q.rows.num_rows):
-        both = pyro.sample("c and y", q, infer={"is_auxiliary": True})
-        c, y = both.unbind(-2)
+        both = pyro.sample(f"c and {site}", q, infer={"is_auxiliary": True})
+        c, labels = both.unbind(-2)
         pyro.sample("c", Delta(c, q.density(both), event_dim=1))
-        pyro.sample("y", Delta(y, event_dim=1))
+        pyro.sample(site, Delta(labels, event_dim=1))
         if not collapsed:
-            pyro.sample("z", Dirichlet(posterior_alpha(q.alpha, c, y)).to_event(1))
-    return y
+            pyro.sample("z", Dirichlet(posterior_alpha(q.alpha, c, labels)).to_event(1))
+    return labels
 
 
 class _Draw(EvidenceConditional):

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from pyro_nmm import Neighborhood, OrderedConditional
 from pyro_nmm.concentrations import written_out
+from pyro_nmm.guides.evidence import latent_sites
 from pyro_nmm.models.one_event import OneEvent
 from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.relabel import evidence_of, is_permutation
 
 
 def ordered_guide(
@@ -20,6 +22,7 @@ def ordered_guide(
     y: Tensor,
     observed: Tensor | None = None,
     *,
+    relabel: Tensor | None = None,
     collapsed: bool = False,
     estimator: str = "reward_to_go",
 ) -> None:
@@ -32,7 +35,8 @@ def ordered_guide(
         c \sim \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \qquad
         z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j(c, y))
 
-    Sites ``c`` of event shape ``(n,)`` and, unless ``collapsed``, ``z`` of ``(N, C)``.
+    Sites ``c`` of event shape ``(n,)`` and, unless ``collapsed``, ``z`` of ``(N, C)``; where edges
+    relabel by matrices, ``u`` too.
     It reuses the model's ``alpha`` and ``logits``, so the bound on :math:`\log p(y)` needs
     nothing else to be learned. Made for ``TraceGraph_ELBO``, whose gradient it makes precise:
 
@@ -64,10 +68,14 @@ def ordered_guide(
     """
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
-    q = OrderedConditional(hood, alpha, logits, y, observed, estimator=estimator)
+    if relabel is not None and not is_permutation(relabel):
+        evidence = evidence_of(hood, relabel, y, observed)
+        arguments = hood, written_out(alpha), logits, evidence, observed, None, estimator
+        latent_sites(arguments, collapsed, site="u")
+        return
+    q = OrderedConditional(hood, alpha, logits, y, observed, estimator=estimator, relabel=relabel)
     with OneEvent(q.observed_rows.num_rows):
         c = pyro.sample("c", q)
         if not collapsed:
             table = written_out(q.alpha)
-            labels = y.index_select(-1, q.observed_rows.nodes).expand(c.shape)
-            pyro.sample("z", Dirichlet(posterior_alpha(table, c, labels)).to_event(1))
+            pyro.sample("z", Dirichlet(posterior_alpha(table, c, q.borrowed(c))).to_event(1))

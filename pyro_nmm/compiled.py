@@ -24,17 +24,19 @@ MIN_PARALLEL = 100_000
 
 
 @compiled
-def _draw(first, last, ptr, source, attention, alpha, total, labels, uniforms, table,
+def _draw(first, last, ptr, source, attention, alpha, total, labels, each, uniforms, table,
           edges, same_label, any_label):  # fmt: skip
-    # table[j] counts the choices of node j: one column per label, then all of them.
+    # table[j] counts the choices of node j: one column per label, then all of them. Labels are
+    # those of rows or, where each edge has its own, of edges.
     every = table.shape[1] - 1
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     for b in range(first, last):
         b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
         b_t, b_y = min(b, len(total) - 1), min(b, len(labels) - 1)
         for i in range(len(ptr) - 1):
-            label, weight = labels[b_y, i], 0.0
+            weight = 0.0
             for e in range(ptr[i], ptr[i + 1]):
+                label = labels[b_y, e if each else i]
                 same, count = table[source[e], label], table[source[e], every]
                 same_label[b, e], any_label[b, e] = same, count
                 weight += attention[b_l, e] * (alpha[b_a, e] + same) / (total[b_t, e] + count)
@@ -43,11 +45,12 @@ def _draw(first, last, ptr, source, attention, alpha, total, labels, uniforms, t
             while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
                 e += 1
             edges[b, i] = e
-            table[source[e], label] += 1
+            table[source[e], labels[b_y, e if each else i]] += 1
             table[source[e], every] += 1
         for i in range(len(ptr) - 1):
-            table[source[edges[b, i]], labels[b_y, i]] = 0
-            table[source[edges[b, i]], every] = 0
+            e = edges[b, i]
+            table[source[e], labels[b_y, e if each else i]] = 0
+            table[source[e], every] = 0
 
 
 @compiled
@@ -60,8 +63,8 @@ def _find(first, last, ptr, source, choices, edges):
 
 
 @compiled
-def _one_step_credit(first, last, ptr, source, attention, alpha, total, labels, edges, same_label,
-             any_label, log_label, table, costs):  # fmt: skip
+def _one_step_credit(first, last, ptr, source, attention, alpha, total, labels, each, edges,
+             same_label, any_label, log_label, table, costs):  # fmt: skip
     # From the last row to the first: table[j] holds what one count fewer at j would have
     # changed in the later rows, in its last column, and the excess for an equal label.
     other = table.shape[1] - 1
@@ -69,8 +72,8 @@ def _one_step_credit(first, last, ptr, source, attention, alpha, total, labels, 
         b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
         b_t, b_y = min(b, len(total) - 1), min(b, len(labels) - 1)
         for i in range(len(ptr) - 2, -1, -1):
-            label, j = labels[b_y, i], source[edges[b, i]]
-            costs[b, i] = table[j, other] + table[j, label]
+            e = edges[b, i]
+            costs[b, i] = table[source[e], other] + table[source[e], labels[b_y, e if each else i]]
             shrink = np.exp(-log_label[b, i])
             for e in range(ptr[i], ptr[i + 1]):
                 if any_label[b, e] == 0:
@@ -81,10 +84,10 @@ def _one_step_credit(first, last, ptr, source, attention, alpha, total, labels, 
                 table[source[e], other] += change
                 if same_label[b, e] > 0:
                     equal = -np.log1p(scale * ((above - 1) / (below - 1) - now))
-                    table[source[e], label] += equal - change
+                    table[source[e], labels[b_y, e if each else i]] += equal - change
         for i in range(len(ptr) - 1):
             for e in range(ptr[i], ptr[i + 1]):
-                table[source[e], other] = table[source[e], labels[b_y, i]] = 0
+                table[source[e], other] = table[source[e], labels[b_y, e if each else i]] = 0
 
 
 @compiled
@@ -210,12 +213,13 @@ def draw_choices(rows, terms, labels, num_classes, uniforms):
     edges = np.empty(size, np.int64)
     same, every = (np.empty((size[0], rows.num_edges), np.int32) for _ in range(2))
     attention, alpha, total = (_array(t, np.float64) for t in terms)
-    inputs = (_array(rows.ptr), _array(rows.source), np.exp(attention), alpha, total)
+    inputs = _array(rows.ptr), _array(rows.source), np.exp(attention), alpha, total
+    inputs += _array(labels), labels.shape[1] == rows.num_edges
 
     def run(first, last):
         # Zeroed lazily by the operating system: only the touched nodes cost.
         table = np.zeros((rows.num_sources, num_classes + 1), np.int32)
-        _draw(first, last, *inputs, _array(labels), _array(uniforms), table, edges, same, every)
+        _draw(first, last, *inputs, _array(uniforms), table, edges, same, every)
 
     _in_threads(run, size[0], size[0] * rows.num_edges)
     return torch.from_numpy(edges), torch.from_numpy(same), torch.from_numpy(every)
@@ -236,7 +240,8 @@ def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
     """See :func:`pyro_nmm.ops.score_costs.one_step_credits`. Cost: :math:`O(B E)`."""
     attention, alpha, total = (_array(t, np.float64) for t in terms)
     inputs = [_array(rows.ptr), _array(rows.source), np.exp(attention), alpha, total]
-    inputs += [_array(labels), *map(_array, draw), _array(log_label, np.float64)]
+    inputs += [_array(labels), labels.shape[1] == rows.num_edges]
+    inputs += [*map(_array, draw), _array(log_label, np.float64)]
     costs = np.empty(draw.edges.shape)
 
     def run(first, last):

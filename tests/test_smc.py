@@ -10,10 +10,13 @@ import pytest
 import torch
 from cost import Work
 from graphs import house, parameters, star, to_hood
+from test_evidence import everything
 
 from pyro_nmm import NeighborMixture, OrderedConditional
 from pyro_nmm.distributions.smc import _systematic, sequential_monte_carlo
 from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.ops.latent_stages import LatentStages
+from pyro_nmm.ops.stages import Stages
 
 
 def setting(seed=0):
@@ -23,6 +26,13 @@ def setting(seed=0):
     alpha, logits = parameters(hood, 2, scale=1.0)
     # No stage below has the same labels in the order of the draw and in that of the nodes.
     return NeighborMixture(hood, 0.2 * alpha, 2 * logits), torch.tensor([0, 1, 1, 0, 1])
+
+
+def by_stages(hood, alpha, logits, y, parts, num_particles, threshold):
+    """Nodes in parts, with their labels."""
+    nodes = torch.cat(list(parts))
+    stages = Stages(hood.take(nodes), alpha, logits, y[nodes])
+    return sequential_monte_carlo(stages, [len(part) for part in parts], num_particles, threshold)
 
 
 def z_score(ratios):
@@ -41,7 +51,7 @@ def test_unbiased(threshold, stages):
     exact = mix.log_prob(y)
     ratios = torch.stack(
         [
-            sequential_monte_carlo(mix.hood, mix.alpha, mix.logits, y, parts, 3, threshold).sum()
+            by_stages(mix.hood, mix.alpha, mix.logits, y, parts, 3, threshold).sum()
             for _ in range(1500)
         ]
     )
@@ -57,9 +67,45 @@ def test_resampling_happens_and_only_after_the_first_stage():
     for threshold in (0.0, 1.0):
         torch.manual_seed(3)
         args = (mix.hood, mix.alpha, mix.logits, y, parts, 3, threshold)
-        values.append(sequential_monte_carlo(*args))
+        values.append(by_stages(*args))
     assert torch.equal(values[0][0], values[1][0])
     assert not torch.allclose(values[0][-1], values[1][-1])
+
+
+@pytest.mark.parametrize("each_edge", [False, True], ids=["nodes", "edges"])
+@pytest.mark.parametrize("threshold", [1.0, 0.0], ids=["resampled", "importance"])
+def test_unbiased_given_evidence(kernels, threshold, each_edge):
+    """E[exp(estimate)] = p(w), the sum over choices and labels."""
+    mix, _ = setting()
+    hood, order = mix.hood, torch.tensor([4, 0, 3, 1])
+    evidence = 1.5 * torch.randn(hood.num_edges if each_edge else 5, 2)
+    rows = hood.take(order)
+    own = evidence[rows.edge if each_edge else rows.nodes]
+    q = mix.latents(evidence, torch.arange(5) != 2)
+    value = everything(q.observed_rows, 2)
+    exact = (q.log_prob(value) + q.log_evidence(value).sum(-1)).logsumexp(0)
+    stages, ratios = LatentStages(rows, mix.alpha, mix.logits, own), []
+    for _ in range(1500):
+        ratios.append(sequential_monte_carlo(stages, [1, 2, 1], 3, threshold).sum() - exact)
+    ratios = torch.stack(ratios).exp()
+    assert ratios.std() > 0.05
+    assert abs(z_score(ratios)) < 4
+
+
+def test_evidence_that_is_a_label_has_the_label_s_likelihood():
+    mix, y = setting()
+    evidence = torch.full((5, 2), -torch.inf)
+    evidence[torch.arange(5), y] = 0
+    estimate = mix.latents(evidence).log_likelihood(20_000, num_stages=2)
+    assert abs(estimate - mix.log_prob(y)) < 0.03
+    given = torch.tensor([True, False, True, False, False])
+    mask = torch.tensor([True, True, True, False, True])
+    q = mix.latents(evidence, mask)
+    nodes, first = (m.nonzero()[:, 0] for m in (mask, given))
+    exact = mix.log_marginal(nodes, y[nodes]) - mix.log_marginal(first, y[first])
+    assert abs(q.log_likelihood(20_000, given=given) - exact) < 0.03
+    with pytest.raises(ValueError, match="given selects node 3, which observed leaves out"):
+        q.log_likelihood(given=~given)
 
 
 def test_converges_to_the_exact_likelihood():
@@ -129,7 +175,7 @@ def test_counts_that_move_are_the_dense_tables(kernels, threshold):
     alpha, logits = parameters(hood, 3, scale=1.0)
     y = NeighborMixture(hood, 0.2 * alpha, logits).sample()
     stages, values = torch.randperm(60)[:50].split(4), []
-    for function in (sequential_monte_carlo, dense):
+    for function in (by_stages, dense):
         torch.manual_seed(5)
         values.append(function(hood, 0.2 * alpha, logits, y, stages, 6, threshold))
     torch.testing.assert_close(*values, rtol=0, atol=1e-10)
@@ -138,7 +184,7 @@ def test_counts_that_move_are_the_dense_tables(kernels, threshold):
 def test_linear_in_nodes():
     """Four times the nodes are four times the work, and the tables have no row for a node."""
     work = []
-    for num_nodes in (500, 2000):
+    for num_nodes in (1000, 4000):
         hood = to_hood(nx.barabasi_albert_graph(num_nodes, 2, seed=1))
         mix = NeighborMixture(hood, *parameters(hood, 10, scale=1.0))
         y = mix.sample()

@@ -20,6 +20,7 @@ from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.provenance import untracked
+from pyro_nmm.relabel import taken
 from pyro_nmm.validation import check_choices, check_values
 
 
@@ -47,10 +48,20 @@ class ChosenLabels(GraphDistribution):
         :class:`~pyro_nmm.GaussianConcentrations` or :class:`~pyro_nmm.LogisticConcentrations`,
         which are never written out.
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
+    :param Tensor relabel: ``(..., n, C)`` integers, the permutation of every choice's edge:
+        ``relabel[i, k]`` is the label of entry ``i`` if it takes label ``k``. Default: label ``k``.
     """
 
-    def __init__(self, alpha: Concentrations, choices: Tensor, *, validate_args=None) -> None:
+    def __init__(
+        self,
+        alpha: Concentrations,
+        choices: Tensor,
+        relabel: Tensor | None = None,
+        *,
+        validate_args=None,
+    ) -> None:
         alpha = check_choices(alpha, untracked(choices)[0][0])
+        self.relabel = relabel
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], choices.shape[:-1])
         self.alpha, self.choices, self.num_classes = alpha, choices, alpha.shape[-1]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
@@ -65,10 +76,20 @@ class ChosenLabels(GraphDistribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
         (alpha, choices), provenance = untracked(self.alpha, self.choices)
-        return track_provenance(draw_given_choices(alpha, choices.expand(shape)), provenance)
+        labels = draw_given_choices(alpha, choices.expand(shape))
+        if self.relabel is not None:
+            (relabel,), more = untracked(self.relabel)
+            table = relabel.expand(*shape, self.num_classes)
+            labels, provenance = taken(table, labels), provenance | more
+        return track_provenance(labels, provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
         (choices, value), provenance = untracked(self.choices, self._labels(value))
+        if self.relabel is not None:
+            (relabel,), more = untracked(self.relabel)
+            shape = torch.broadcast_shapes(relabel.shape[:-1], value.shape)
+            inverse = relabel.argsort(-1).expand(*shape, self.num_classes)
+            value, provenance = taken(inverse, value.expand(shape)), provenance | more
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         # Labels are exchangeable: an urn that takes them in the order of their nodes will do.
         pairs = torch.broadcast_tensors(choices, value)

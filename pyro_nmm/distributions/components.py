@@ -61,7 +61,7 @@ class Components:
         """Whether components differ in their labels."""
         return self.labels.dim() == 2
 
-    def labels_of(self, part: slice = slice(None)) -> Tensor:
+    def labels_of(self, part: slice | Tensor = slice(None)) -> Tensor:
         """``(n,)`` or ``(T, n)``: the labels of some components."""
         return self.labels[part] if self.latent else self.labels
 

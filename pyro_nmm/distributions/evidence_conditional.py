@@ -6,22 +6,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.distributions.base import flatten
+from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.latent_posterior import exact_posterior, sampled_posterior
 from pyro_nmm.distributions.posterior import Posterior
+from pyro_nmm.distributions.smc import estimate_log_likelihood
+from pyro_nmm.edges import check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent, latent_predictive
 from pyro_nmm.ops.evidence import one_step_credits as latent_credits
-from pyro_nmm.ops.score_costs import ScoreEstimator, costs_to_go, less_baseline, score_parts
+from pyro_nmm.ops.latent_stages import LatentStages
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import (
-    as_member,
     check_all_rows,
     check_evidence,
     check_evidence_values,
@@ -29,11 +30,10 @@ from pyro_nmm.validation import (
     check_plain,
     check_shapes,
     check_values,
-    order_to_rows,
 )
 
 
-class EvidenceConditional(GraphDistribution):
+class EvidenceConditional(InOrder):
     r"""
     Choices and labels of nodes whose labels are latent, given what is observed of them, node after
     node in a random order: :math:`q(c, u \mid w)`. It has no parameter of its own.
@@ -105,34 +105,22 @@ class EvidenceConditional(GraphDistribution):
         checked, logits = check_shapes(hood, alpha, logits)
         check_all_rows(hood)
         alpha, evidence = check_evidence(hood, checked, evidence)
-        self.observed_rows = hood.restrict(observed)
-        size = self.observed_rows.num_rows
-        if order is None:
-            self._position = torch.randperm(size, device=hood.device)
-        else:
-            self._position = order_to_rows(self.observed_rows, order)
-        self._row_of = self._position.argsort()
-        self.hood, self.alpha, self.logits, self.evidence = hood, alpha, logits, evidence
-        self.estimator = as_member(ScoreEstimator, estimator=estimator)
-        self.num_classes = alpha.shape[-1]
-        #: The observed rows in the order of the draw, which everything below is in.
-        self.rows = self.observed_rows.take(self._position)
-        shapes = alpha.shape[:-2], logits.shape[:-1], evidence.shape[:-2]
-        batch_shape = torch.broadcast_shapes(*shapes)
-        super().__init__(batch_shape, Size([2, size]), validate_args=validate_args)
+        self._arrange(hood, observed, order, estimator)
+        self.alpha, self.logits, self.evidence = alpha, logits, evidence
+        self.num_classes, self._last_values = alpha.shape[-1], LastCall()
+        batch_shape = torch.broadcast_shapes(*self._batches())
+        size = Size([2, self.rows.num_rows])
+        super().__init__(batch_shape, size, validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, logits, hood)
             check_evidence_values(self.rows, self._terms.evidence)
-        self._last_draw, self._last_values = LastCall(), LastCall()
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
         return _ChoicesAndLabels(self.observed_rows, self.num_classes)
 
-    @property
-    def order(self) -> Tensor:
-        """``(n,)`` observed node ids in the order of the draw."""
-        return self.rows.nodes
+    def _batches(self) -> tuple[Size, ...]:
+        return self.alpha.shape[:-2], self.logits.shape[:-1], self.evidence.shape[:-2]
 
     @derived
     def _terms(self) -> LatentTerms:
@@ -149,9 +137,7 @@ class EvidenceConditional(GraphDistribution):
         return LatentTerms(flatten(log_attention, shape), *(flatten(t, shape, 2) for t in tables))
 
     def _draw(self, shape: Size, uniforms: Tensor | None = None) -> LatentDraw:
-        if uniforms is None:
-            size = (shape.numel(), self.rows.num_rows)
-            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
+        uniforms = self._uniforms(shape) if uniforms is None else uniforms
         return draw_latent(self.rows, self._flat(shape), uniforms)
 
     @torch.no_grad()
@@ -164,10 +150,6 @@ class EvidenceConditional(GraphDistribution):
         _, provenance = untracked(self.alpha, self.logits, self.evidence)
         return track_provenance(value, provenance)
 
-    def _recall(self, value: Tensor, shape: Size) -> tuple[LatentDraw, Tensor | None]:
-        """The draw that yields ``value``, and a mask of the choices that are no neighbours."""
-        return self._last_draw.get((value, shape), lambda: self._located(value, shape))
-
     def _located(self, value: Tensor, shape: Size) -> tuple[LatentDraw, Tensor]:
         value = flatten(value, shape, 2).expand(shape.numel(), -1, -1)
         choices, labels = value.index_select(2, self._position).unbind(1)
@@ -175,44 +157,20 @@ class EvidenceConditional(GraphDistribution):
         wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
         return LatentDraw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
 
+    def _values(self, draw: LatentDraw, shape: Size) -> tuple[Tensor, Tensor]:
+        return latent_predictive(self.rows, self._flat(shape), draw)
+
     def _evaluate(self, value: Tensor) -> tuple[LatentDraw, Tensor, Tensor]:
         # A guide asks for density and score of the same draw.
-        question = value, self.batch_shape, torch.is_grad_enabled()
-        return self._last_values.get(question, lambda: self._evaluated(value))
-
-    def _evaluated(self, value: Tensor) -> tuple[LatentDraw, Tensor, Tensor]:
-        shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
-        draw, wrong = self._recall(value, shape)
-        predicted, log_choice = latent_predictive(self.rows, self._flat(shape), draw)
-        if wrong is not None:
-            log_choice = log_choice.masked_fill(wrong, -torch.inf)
-        full = shape + self.event_shape[1:]
-        return draw, predicted.view(full), log_choice.view(full)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
-        (plain,), provenance = untracked(value)
-        return track_provenance(self._evaluate(plain)[2].sum(-1), provenance)
+        question, evaluate = (value, self.batch_shape, torch.is_grad_enabled()), super()._evaluate
+        return self._last_values.get(question, lambda: evaluate(value))
 
     def log_evidence(self, value: Tensor) -> Tensor:
         r"""
         ``(..., n)``: :math:`f_i = \log p(w_i \mid w_{<i}, u_{<i}, c_{<i})` in the order of
         :attr:`order`. Their sum is :math:`\log p(w, c, u) - \log q(c, u \mid w)`.
         """
-        if self._validate_args:
-            self._validate_sample(value)
-        (plain,), provenance = untracked(value)
-        return track_provenance(self._evaluate(plain)[1], provenance)
-
-    def score_parts(self, value: Tensor) -> ScoreParts:
-        if self._validate_args:
-            self._validate_sample(value)
-        (plain,), provenance = untracked(value)
-        draw, predicted, log_choice = self._evaluate(plain)
-        (costs,), _ = untracked(predicted.detach())
-        parts = score_parts(self.estimator, log_choice, costs, lambda: self._charge(draw, costs))
-        return ScoreParts(*(track_provenance(part, provenance) for part in parts))
+        return self._log_terms(value)
 
     @torch.no_grad()
     def posterior(
@@ -257,26 +215,52 @@ class EvidenceConditional(GraphDistribution):
         return sampled_posterior(*arguments, weighted, num_sweeps)
 
     @torch.no_grad()
-    def _charge(self, draw: LatentDraw, costs: Tensor) -> Tensor:
-        """``(..., n)``: the costs that each draw is charged with, less their baseline."""
-        shape = costs.shape[:-1]
+    def log_likelihood(
+        self,
+        num_particles: int = 64,
+        num_stages: int | None = None,
+        given: Tensor | None = None,
+    ) -> Tensor:
+        r"""
+        Monte Carlo estimate of :math:`\log p(w)`, tighter than the bound, as
+        :meth:`NeighborMixture.log_likelihood` for observed labels: :math:`E[\hat p(w)] = p(w)`
+        exactly. In the order of :attr:`order`.
 
-        def of_another_draw() -> Tensor:
-            other = self._draw(shape)
-            found, _ = untracked(latent_predictive(self.rows, self._flat(shape), other)[0])
-            return self._costs(other, found[0].view_as(costs))
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> evidence = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])  # labels 0 and 0
+        >>> q = EvidenceConditional(hood, torch.ones(2, 2), torch.zeros(4), evidence)
+        >>> q.log_likelihood(num_particles=8).exp()
+        tensor(0.2917)
 
-        shapes = self.alpha.shape[:-2], self.logits.shape[:-1], self.evidence.shape[:-2]
-        own = torch.broadcast_shapes(*shapes, (1,) * len(shape))
-        return less_baseline(self._costs(draw, costs), own, of_another_draw).to(costs.dtype)
+        :param int num_particles: ``P``.
+        :param int num_stages: default one for every 64 nodes; 1 is plain importance weighting.
+        :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for
+            :math:`\log p(w_\tau \mid w_\rho)` of the others.
+        :return: a number, in nats. Cost: :math:`O(P E C)`.
+        :raises ValueError: for a batch.
+        """
+        check_plain("log_likelihood", self.batch_shape)
+        observed = torch.zeros(self.hood.num_nodes, dtype=torch.bool, device=self.hood.device)
+        observed[self.order] = True
+        if given is not None:
+            check_mask(given, self.hood.num_nodes, self.hood.device, "given")
+            if (given & ~observed).any():
+                node = int((given & ~observed).nonzero()[0])
+                raise ValueError(f"given selects node {node}, which observed leaves out")
+            observed = observed & ~given
+        rest = (~observed if given is None else ~(observed | given)).nonzero()[:, 0]
+        order = torch.cat([self.order, rest])
 
-    def _costs(self, draw: LatentDraw, predicted: Tensor) -> Tensor:
-        flat = predicted.reshape(-1, self.rows.num_rows)
-        if self.estimator is ScoreEstimator.REWARD_TO_GO:
-            component = self.observed_rows.components().index_select(0, self._position)
-            return costs_to_go(component, flat).view(predicted.shape)
-        terms = LatentTerms(*untracked(*self._flat(predicted.shape[:-1]))[0])
-        return latent_credits(self.rows, terms, draw, flat).view(predicted.shape)
+        def stages(rows: Neighborhood) -> LatentStages:
+            own = self._of_rows(rows, self.evidence)
+            return LatentStages(rows, self.alpha, self.logits, own)
+
+        options = observed, given, num_particles, num_stages, order
+        return estimate_log_likelihood(self.hood, stages, *options).to(self.logits)
+
+    def _credits(self, draw: LatentDraw, terms: Tensor, shape: Size) -> Tensor:
+        plain = LatentTerms(*untracked(*self._flat(shape))[0])
+        return latent_credits(self.rows, plain, draw, terms)
 
 
 class _ChoicesAndLabels(constraints.Constraint):

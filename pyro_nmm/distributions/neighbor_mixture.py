@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.caching import derived
-from pyro_nmm.concentrations import Concentrations, written_out
-from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
+from pyro_nmm.distributions.closed_forms import ClosedForms
 from pyro_nmm.distributions.components import Components
 from pyro_nmm.distributions.evidence_conditional import EvidenceConditional
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
@@ -23,9 +23,18 @@ from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
-from pyro_nmm.ops.intervals import Intervals, label_intervals
-from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
+from pyro_nmm.ops.latent_stages import stages_of
 from pyro_nmm.provenance import untracked
+from pyro_nmm.relabel import (
+    at_choices,
+    batch_of,
+    check_relabel,
+    check_relabel_values,
+    evidence_of,
+    is_permutation,
+    of_edges,
+    pass_on,
+)
 from pyro_nmm.validation import (
     as_member,
     check_all_rows,
@@ -34,14 +43,13 @@ from pyro_nmm.validation import (
     check_labelling,
     check_labels,
     check_nodes,
-    check_pairs,
     check_plain,
     check_shapes,
     check_values,
 )
 
 
-class NeighborMixture(GraphDistribution):
+class NeighborMixture(ClosedForms):
     r"""
     The Neighbor Mixture Model [1]: a joint distribution :math:`p(y)` of the labels of a
     graph's nodes, the paper's equation (1).
@@ -80,53 +88,65 @@ class NeighborMixture(GraphDistribution):
     :param alpha: ``(..., N, C)`` positive concentrations; or
         :class:`~pyro_nmm.LogisticConcentrations`; :meth:`elbo` and :meth:`sample` write no table.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
+    :param Tensor relabel: what edges make of a label on its way from source to node, for labels
+        that repel: permutations, ``(num_edges, C)`` integers, or stochastic matrices
+        ``(..., num_edges, C, C)``; see :mod:`pyro_nmm.relabel`.
     """
 
     def __init__(
-        self, hood: Neighborhood, alpha: Concentrations, logits: Tensor, *, validate_args=None
+        self,
+        hood: Neighborhood,
+        alpha: Concentrations,
+        logits: Tensor,
+        relabel: Tensor | None = None,
+        *,
+        validate_args=None,
     ) -> None:
         alpha, logits = check_shapes(hood, alpha, logits)
         check_all_rows(hood)
         self.hood, self.alpha, self.logits, self.num_classes = hood, alpha, logits, alpha.shape[-1]
-        batch_shape = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1])
+        if relabel is not None:
+            relabel = check_relabel(hood, relabel, self.num_classes)
+        self.relabel, batches = relabel, (alpha.shape[:-2], logits.shape[:-1], batch_of(relabel))
+        batch_shape = torch.broadcast_shapes(*batches)
         super().__init__(batch_shape, Size([hood.num_nodes]), validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, logits, hood)
+            check_relabel_values(relabel)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
         return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
 
-    @derived
-    def attention(self) -> Tensor:
-        r"""``(..., num_edges)``: :math:`L_{ij}`."""
-        return self.hood.softmax(self.logits)
-
-    @derived
-    def table(self) -> Tensor:
-        """``(..., N, C)``: :math:`\\alpha`, written out."""
-        return written_out(self.alpha)
-
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        shape = self._extended_shape(Size(sample_shape))[:-1]
-        return self.given(NeighborChoice(self.hood, self.logits).expand(shape).sample()).sample()
+        shape = self._extended_shape(Size(sample_shape))
+        c = NeighborChoice(self.hood, self.logits).expand(shape[:-1]).sample()
+        labels = ChosenLabels(self.alpha, c).sample()
+        return labels if self.relabel is None else pass_on(self.hood, self.relabel, c, labels)
 
     def given(self, c: Tensor) -> ChosenLabels:
-        """:math:`p(y \\mid c)`, given choices ``(..., N)``."""
-        return ChosenLabels(self.alpha, c)
+        """:math:`p(y \\mid c)`, given choices ``(..., N)``; edges may permute labels."""
+        if self.relabel is None:
+            return ChosenLabels(self.alpha, c)
+        check_relabel(self.hood, self.relabel, self.num_classes, kinds="permutations")
+        return ChosenLabels(self.alpha, c, at_choices(self.hood, self.relabel, c))
 
     def choices(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> OrderedConditional:
-        """:math:`q(c \\mid y)`, which the bound is made of."""
+        """:math:`q(c \\mid y)`, which the bound is made of; edges may permute labels."""
         arguments = self.hood, self.alpha, self.logits, y, observed, order
-        return OrderedConditional(*arguments, validate_args=self._validate_args)
+        options: dict[str, Any] = {"relabel": self.relabel, "validate_args": self._validate_args}
+        return OrderedConditional(*arguments, **options)
 
     def latents(
         self, evidence: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> EvidenceConditional:
-        """:math:`q(c, u \\mid w)`, where labels are latent; its ``posterior`` has the queries."""
+        """
+        :math:`q(c, u \\mid w)`, where labels are latent; its ``posterior`` has the queries. Where
+        edges relabel, evidence of the borrowed labels: ``(..., num_edges, C)``.
+        """
         arguments = self.hood, self.table, self.logits, evidence, observed, order
         return EvidenceConditional(*arguments, validate_args=self._validate_args)
 
@@ -154,54 +174,9 @@ class NeighborMixture(GraphDistribution):
         return self._log_marginal(rows, labels)
 
     def _log_marginal(self, rows: Neighborhood, labels: Tensor) -> Tensor:
-        logits = self.logits[..., rows.edge]
-        return enumeration.log_marginals(rows, self.table, logits, labels, self.batch_shape)
-
-    def marginals(self) -> Tensor:
-        """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
-        marginals = node_marginals(self.hood, self.table, self.attention)
-        return marginals.expand(*self.batch_shape, -1, -1)
-
-    def node_log_probs(self, y: Tensor) -> Tensor:
-        r"""
-        ``(..., N)``: :math:`\log p(y_i)` of every node alone, in nats; no table is made.
-
-        :param Tensor y: ``(..., N)`` labels. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
-        """
-        y = check_labels(self.hood, y, self.hood.num_nodes)
-        check_label_range(self.hood, y, self.num_classes)
-        (alpha, logits), provenance = untracked(self.alpha, self.logits)
-        log_probs = node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
-        return track_provenance(log_probs, provenance)
-
-    def intervals(self, level: float = 0.9) -> Intervals:
-        r"""
-        Every node's mean label and an interval of ordered labels, such as grey levels, from its own
-        distribution; no table is made. With half of ``1 - level`` beyond each end, a label ``k`` is
-        spread over ``k - 0.5`` to ``k + 0.5``: whole numbers would cover more than ``level``.
-
-        >>> from pyro_nmm import LogisticConcentrations
-        >>> hood = Neighborhood.grid(1, 2)
-        >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
-        >>> found = NeighborMixture(hood, alpha, torch.zeros(4)).intervals()
-        >>> found.low, found.high
-        (tensor([38.2154, 38.2154]), tensor([71.9486, 71.9486]))
-
-        :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
-        """
-        return label_intervals(self.hood, self.alpha, self.attention, level)
-
-    def pairwise(self, pairs: Tensor) -> Tensor:
-        """
-        Exact joint distributions of pairs of labels, in closed form.
-
-        :param Tensor pairs: ``(2, P)`` node ids, for example an ``edge_index``.
-        :return: ``(..., P, C, C)``, first node's label first. Cost: :math:`O(E C)` for the
-            edges into the pairs' nodes, and :math:`O(C^2)` for each common neighbour of a pair.
-        """
-        check_pairs(self.hood, pairs)
-        tables = pair_marginals(self.hood, self.table, self.logits, pairs)
-        return tables.expand(*self.batch_shape, -1, -1, -1)
+        logits, relabel = self.logits[..., rows.edge], of_edges(self.relabel, rows.edge)
+        arguments = rows, self.table, logits, labels, self.batch_shape, relabel
+        return enumeration.log_marginals(*arguments)
 
     def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
         r"""
@@ -215,9 +190,14 @@ class NeighborMixture(GraphDistribution):
         :return: ``(num_samples, ...)``.
         """
         check_integers(1, num_samples=num_samples)
-        q = self.choices(y, observed)
-        q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
-        return q.log_labels(q.sample(Size([num_samples]))).sum(-1)
+        if self.relabel is None or is_permutation(self.relabel):
+            q: Any = self.choices(y, observed)
+            terms = q.log_labels
+        else:
+            q = self.latents(evidence_of(self.hood, self.relabel, y, observed), observed)
+            terms = q.log_evidence
+        shape = torch.broadcast_shapes(self.batch_shape, q.batch_shape)
+        return terms(q.expand(shape).sample(Size([num_samples]))).sum(-1)
 
     def entropy_bound(
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
@@ -245,6 +225,7 @@ class NeighborMixture(GraphDistribution):
         :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample.
         """
         check_plain("entropy_bound", self.batch_shape)
+        self._check_keeps("entropy_bound")
         way = as_member(EntropyEstimator, estimator=estimator)
         check_integers(2 if way is EntropyEstimator.REWARD_TO_GO else 1, num_samples=num_samples)
         (alpha, logits), provenance = untracked(self.table, self.logits)
@@ -286,9 +267,13 @@ class NeighborMixture(GraphDistribution):
         :return: a number, in nats.
         """
         y = check_labelling("log_likelihood", self.hood, self.batch_shape, y)
-        mixture, sets = (self.hood, self.alpha, self.logits), (observed, given)
-        found = estimate_log_likelihood(*mixture, y, *sets, num_particles, num_stages, order)
-        return found.to(self.logits)
+
+        def stages(rows: Neighborhood):
+            check_label_range(rows, labels := y[rows.nodes], self.num_classes)
+            return stages_of(rows, self.alpha, self.logits, labels, self.relabel)
+
+        options = observed, given, num_particles, num_stages, order
+        return estimate_log_likelihood(self.hood, stages, *options).to(self.logits)
 
     @torch.no_grad()
     def condition(
@@ -314,6 +299,10 @@ class NeighborMixture(GraphDistribution):
         y = check_labelling("condition", self.hood, self.batch_shape, y)
         if num_samples is None:
             weighted = True
-        (alpha, logits, y), _ = untracked(self.table.detach(), self.logits.detach(), y)
-        prior = Posterior(self.hood, logits, Components.prior(alpha), is_exact=True)
+        (alpha, logits, y, relabel), _ = untracked(
+            self.table.detach(), self.logits.detach(), y, self.relabel
+        )
+        relabel = None if relabel is None else relabel.detach()
+        nothing = Components.prior(alpha)
+        prior = Posterior(self.hood, logits, nothing, relabel=relabel, is_exact=True)
         return prior.condition(y, observed, num_samples, weighted)

@@ -6,39 +6,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.caching import LastCall, derived
+from pyro_nmm.caching import derived
 from pyro_nmm.concentrations import Concentrations, at_labels, totals
-from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.distributions.base import flatten
+from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.neighbor_choice import _Neighbors
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import earlier_choices
+from pyro_nmm.ops.counts import earlier_choices, on_edges
 from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_choices
 from pyro_nmm.ops.score_costs import (
-    ScoreEstimator,
-    costs_to_go,
-    less_baseline,
     one_step_credits,
-    score_parts,
 )
 from pyro_nmm.provenance import untracked
+from pyro_nmm.relabel import borrowed_labels, check_relabel, of_edges
 from pyro_nmm.validation import (
-    as_member,
     check_all_rows,
     check_label_range,
     check_labels,
     check_shapes,
     check_values,
-    order_to_rows,
 )
 
 
-class OrderedConditional(GraphDistribution):
+class OrderedConditional(InOrder):
     r"""
     The choices of the observed nodes given their labels, node after node in a random
     order: :math:`q(c \mid y)`, the paper's equation (6). It has no
@@ -104,6 +99,10 @@ class OrderedConditional(GraphDistribution):
     :param Tensor order: ``(n,)`` permutation of the observed node ids, default a
         uniformly random one, which the whole batch shares.
     :param str estimator: see the table.
+    :param Tensor relabel: ``(num_edges, C)`` integers where edges relabel: ``relabel[e, k]`` is
+        what becomes of label ``k`` on its way over edge ``e``, a permutation of the labels. In the
+        equation :math:`y_i` is then the label that was borrowed, if over this edge. Stochastic
+        matrices are evidence: see :meth:`NeighborMixture.choices`.
     :raises ValueError: for bad shapes, devices, labels, masks and orders.
     """
 
@@ -116,46 +115,41 @@ class OrderedConditional(GraphDistribution):
         observed: Tensor | None = None,
         order: Tensor | None = None,
         estimator: str = "reward_to_go",
+        relabel: Tensor | None = None,
         *,
         validate_args=None,
     ) -> None:
         alpha, logits = check_shapes(hood, alpha, logits)
         check_all_rows(hood)
         y = check_labels(hood, y, hood.num_nodes)
-        self.observed_rows = hood.restrict(observed)
-        size = self.observed_rows.num_rows
-        if order is None:
-            self._position = torch.randperm(size, device=hood.device)
-        else:
-            self._position = order_to_rows(self.observed_rows, order)
-        places = torch.arange(size, device=hood.device)
-        self._row_of = torch.empty_like(places).scatter_(0, self._position, places)
-        self.hood, self.alpha, self.logits = hood, alpha, logits
-        self.estimator = as_member(ScoreEstimator, estimator=estimator)
-        self.num_classes = alpha.shape[-1]
-        #: The observed rows in the order of the draw, which everything below is in.
-        self.rows = self.observed_rows.take(self._position)
-        self.labels = y.index_select(-1, self.rows.nodes)
+        if relabel is not None:
+            relabel = check_relabel(hood, relabel, alpha.shape[-1], kinds="permutations")
+        self._arrange(hood, observed, order, estimator)
+        self.alpha, self.logits, self.num_classes = alpha, logits, alpha.shape[-1]
+        labels = y.index_select(-1, self.rows.nodes)
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1], y.shape[:-1])
-        super().__init__(batch_shape, Size([size]), validate_args=validate_args)
+        size = Size([self.rows.num_rows])
+        super().__init__(batch_shape, size, validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, logits, hood)
-            check_label_range(self.rows, self.labels, self.num_classes)
-        self._last_draw = LastCall()
+            check_label_range(self.rows, labels, self.num_classes)
+        #: The labels that choices count for: ``(..., n)`` of rows, or of edges where these relabel.
+        self.labels = labels
+        if relabel is not None:
+            own = of_edges(relabel, self.rows.edge)
+            self.labels = borrowed_labels(self.rows, own, labels)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
         return _Neighbors(self.observed_rows)
 
-    @property
-    def order(self) -> Tensor:
-        """``(n,)`` observed node ids in the order of the draw."""
-        return self.rows.nodes
+    def _batches(self) -> tuple[Size, ...]:
+        return self.alpha.shape[:-2], self.logits.shape[:-1], self.labels.shape[:-1]
 
     @derived
     def _edge_terms(self) -> EdgeTerms:
         rows = self.rows
-        label = self.labels.index_select(-1, rows.row)
+        label = on_edges(rows, self.labels)
         alpha = at_labels(self.alpha, rows.source, label)
         total = totals(self.alpha).index_select(-1, rows.source)
         logits = self.logits.index_select(-1, rows.edge)
@@ -166,9 +160,7 @@ class OrderedConditional(GraphDistribution):
         return terms, flatten(self.labels, shape)
 
     def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
-        if uniforms is None:
-            size = (shape.numel(), self.rows.num_rows)
-            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
+        uniforms = self._uniforms(shape) if uniforms is None else uniforms
         terms, labels = self._flat(shape)
         terms, (labels,) = EdgeTerms(*untracked(*terms)[0]), untracked(labels)[0]
         return draw_choices(self.rows, terms, labels, self.num_classes, uniforms)
@@ -184,9 +176,17 @@ class OrderedConditional(GraphDistribution):
         _, provenance = untracked(self.alpha, self.logits, self.labels)
         return track_provenance(value, provenance)
 
-    def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
-        """The draw that yields ``value``, and a mask of the choices that are no neighbours."""
-        return self._last_draw.get((value, shape), lambda: self._located(value, shape))
+    def borrowed(self, value: Tensor) -> Tensor:
+        """
+        ``(..., n)``: the labels that choices take from their sources, in ascending node id; those
+        of ``y`` unless edges relabel.
+        """
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        (value, labels), provenance = untracked(value, on_edges(self.rows, self.labels))
+        edges = self._recall(value, shape)[0].edges
+        at_choice = labels.expand(*shape, -1).reshape(len(edges), -1).gather(1, edges)
+        found = at_choice.index_select(1, self._row_of).view(*shape, -1)
+        return track_provenance(found, provenance)
 
     def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
         value = flatten(value, shape).expand(shape.numel(), -1).index_select(1, self._position)
@@ -195,61 +195,18 @@ class OrderedConditional(GraphDistribution):
         (labels,), _ = untracked(flatten(self.labels, shape))
         return Draw(edges, *earlier_choices(self.rows, edges, labels, self.num_classes)), wrong
 
-    def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
-        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        draw, wrong = self._recall(value, shape)
-        log_label, log_choice = predictive(self.rows, self._flat(shape)[0], draw)
-        if wrong is not None:
-            log_choice = log_choice.masked_fill(wrong, -torch.inf)
-        full = shape + self.event_shape
-        return draw, log_label.view(full), log_choice.view(full)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
-        (plain,), provenance = untracked(value)
-        return track_provenance(self._evaluate(plain)[2].sum(-1), provenance)
+    def _values(self, draw: Draw, shape: Size) -> tuple[Tensor, Tensor]:
+        return predictive(self.rows, self._flat(shape)[0], draw)
 
     def log_labels(self, value: Tensor) -> Tensor:
         r"""
         ``(..., n)``: :math:`f_i = \log p(y_i \mid y_{<i}, c_{<i})` in the order of
         :attr:`order`. Their sum is :math:`\log p(y, c) - \log q(c \mid y)`.
         """
-        if self._validate_args:
-            self._validate_sample(value)
-        (plain,), provenance = untracked(value)
-        return track_provenance(self._evaluate(plain)[1], provenance)
+        return self._log_terms(value)
 
-    def score_parts(self, value: Tensor) -> ScoreParts:
-        if self._validate_args:
-            self._validate_sample(value)
-        (plain,), provenance = untracked(value)
-        draw, log_label, log_choice = self._evaluate(plain)
-        (costs,), _ = untracked(log_label.detach())
-        parts = score_parts(self.estimator, log_choice, costs, lambda: self._charge(draw, costs))
-        return ScoreParts(*(track_provenance(part, provenance) for part in parts))
-
-    @torch.no_grad()
-    def _charge(self, draw: Draw, log_label: Tensor) -> Tensor:
-        """``(..., n)``: the costs that each choice is charged with, less their baseline."""
-        shape = log_label.shape[:-1]
-
-        def of_another_draw() -> Tensor:
-            other = self._draw(shape)
-            (other_label,), _ = untracked(predictive(self.rows, self._flat(shape)[0], other)[0])
-            return self._costs(other, other_label.view_as(log_label))
-
-        parameters = (self.alpha.shape[:-2], self.logits.shape[:-1], self.labels.shape[:-1])
-        own = torch.broadcast_shapes(*parameters, (1,) * len(shape))
-        costs = self._costs(draw, log_label)
-        return less_baseline(costs, own, of_another_draw).to(log_label.dtype)
-
-    def _costs(self, draw: Draw, log_label: Tensor) -> Tensor:
-        flat = log_label.reshape(-1, self.rows.num_rows)
-        if self.estimator is ScoreEstimator.REWARD_TO_GO:
-            component = self.observed_rows.components().index_select(0, self._position)
-            return costs_to_go(component, flat).view(log_label.shape)
-        terms, labels = self._flat(log_label.shape[:-1])
-        terms, (labels,) = EdgeTerms(*untracked(*terms)[0]), untracked(labels)[0]
-        costs = one_step_credits(self.rows, terms, draw, flat, labels, self.num_classes)
-        return costs.view(log_label.shape)
+    def _credits(self, draw: Draw, terms: Tensor, shape: Size) -> Tensor:
+        edge_terms, labels = self._flat(shape)
+        plain = EdgeTerms(*untracked(*edge_terms)[0])
+        (labels,), _ = untracked(labels)
+        return one_step_credits(self.rows, plain, draw, terms, labels, self.num_classes)

@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components
+from pyro_nmm.distributions.conditioning import all_components, continued
 from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.edges import check_mask
 from pyro_nmm.neighborhood import Neighborhood
@@ -20,7 +21,7 @@ from pyro_nmm.ops.gibbs import Chains
 from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, spread
 from pyro_nmm.ops.sampling import pick
-from pyro_nmm.ops.stages import Stages
+from pyro_nmm.relabel import of_edges, pass_on
 from pyro_nmm.validation import check_label_range, check_labels, check_nodes, check_pairs
 
 
@@ -50,6 +51,8 @@ class Posterior:
     :param Neighborhood hood: the neighbourhoods of all nodes.
     :param Tensor logits: ``(num_edges,)`` attention scores.
     :param Components components: the choices and labels of the observed nodes.
+    :param Tensor relabel: of the edges, see :mod:`pyro_nmm.relabel`. Labels of ``components`` are
+        then those that nodes borrowed, and ``shown``, ``(n,)``, what the nodes show.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
     :param Chains chains: of Gibbs sweeps that the components are the ends of.
@@ -61,18 +64,24 @@ class Posterior:
         logits: Tensor,
         components: Components,
         *,
+        relabel: Tensor | None = None,
+        shown: Tensor | None = None,
         is_exact: bool = False,
         weighted: bool = True,
         chains: Chains | None = None,
     ) -> None:
         self.hood, self.logits, self.components = hood, logits, components
+        self.relabel, self.shown = relabel, components.labels if shown is None else shown
         self.num_classes, self.nodes = components.alpha.shape[-1], components.nodes
         self.is_exact, self.weighted = is_exact, weighted
         # The place of every node among the observed ones, or -1.
         self._place = torch.full((hood.num_nodes,), -1, device=hood.device)
         self._place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
         self.observed, self.chains = self._place >= 0, chains
+        self.latent = self.shown.dim() == 2
         self._probs = components.probs() if chains is None else chains.probs
+        if relabel is not None:
+            self._probs = one_hot(self.shown, self.num_classes).to(components.alpha)
         # Zero stands for "not known".
         self.labels = torch.zeros_like(self._place)
         self.labels[self.nodes] = self._probs.argmax(-1)
@@ -126,14 +135,25 @@ class Posterior:
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         if len(nodes) == 0 and num_samples is None:
             return self
-        if self.is_exact and not self.components.latent and num_samples is None:
-            return self._enumerated(nodes, labels)
+        old, hood, logits, relabel = self.components, self.hood, self.logits, self.relabel
+        if self.is_exact and not self.latent and num_samples is None:
+            both, order = torch.cat([old.nodes, nodes]).sort()
+            shown = torch.cat([self.shown, labels])[order]
+            new = all_components(hood, old.alpha, logits, both, shown, relabel)
+            return self._with(new, shown, is_exact=True)
         weighted = self.weighted if weighted is None else weighted
-        return self._continued(nodes, labels, num_samples, weighted)
+        more = nodes, labels, num_samples, weighted, relabel
+        shown = torch.cat([self.shown, labels]) if relabel is not None else labels
+        return self._with(continued(hood, logits, old, *more), shown, weighted=weighted)
+
+    def _with(self, components: Components, shown: Tensor, **options) -> Posterior:
+        if self.relabel is not None:
+            options |= {"relabel": self.relabel, "shown": shown}
+        return Posterior(self.hood, self.logits, components, **options)
 
     def _check_known_labels(self, y: Tensor, observed: Tensor) -> None:
         both = observed & self.observed
-        if self.components.latent and both.any():
+        if self.latent and both.any():
             raise ValueError(
                 f"observed selects node {int(both.nonzero()[0])}, which has evidence already: give "
                 f"the mixture all evidence at once, 0 and -inf for a known label"
@@ -146,48 +166,15 @@ class Posterior:
                 f"{self.labels[node].item()}: mask that node out with observed"
             )
 
-    def _enumerated(self, nodes: Tensor, labels: Tensor) -> Posterior:
-        old = self.components
-        nodes, order = torch.cat([old.nodes, nodes]).sort()
-        labels = torch.cat([old.labels, labels])[order]
-        rows, sources = compact(self.hood.take(nodes))
-        enumeration.check_size(rows, rows.num_rows)
-        logits = self.logits.index_select(0, rows.edge)
-        choices, log_weights = enumeration.log_posterior(rows, old.alpha[sources], logits, labels)
-        all_choices = Components(old.alpha, nodes, labels, sources[choices], log_weights)
-        return Posterior(self.hood, self.logits, all_choices, is_exact=True)
-
-    def _continued(
-        self, nodes: Tensor, labels: Tensor, num_samples: int | None, weighted: bool
-    ) -> Posterior:
-        old = self.components
-        choices, known, log_weights = old.choices, old.labels, old.log_weights
-        if num_samples is not None:
-            some = old.drawn(num_samples)
-            choices, log_weights = choices[some], log_weights.new_zeros(num_samples)
-            known = known[some] if old.latent else known
-        order = torch.randperm(len(nodes), device=nodes.device)
-        rows = self.hood.take(nodes[order])
-        stages = Stages(rows, old.alpha, self.logits, labels[order])
-        drawn, gains = [], []
-        for part in blocks(len(choices), 4 * rows.num_edges + len(old.nodes)):
-            labelled = known[part] if old.latent else known
-            counts = stages.counts(choices[part], labelled) if len(old.nodes) else None
-            stage = stages.draw(counts, 0, rows.num_rows, len(choices[part]))
-            drawn.append(stages.choices(stage.edges)[:, order.argsort()])
-            if weighted:
-                gains.append(stage.log_labels().sum(-1))
-        choices = torch.cat([choices, torch.cat(drawn)], 1)
-        nodes = torch.cat([old.nodes, nodes])
-        labels = torch.cat([known, labels.expand(*known.shape[:-1], -1)], -1)
-        log_weights = log_weights + torch.cat(gains) if weighted else log_weights
-        new = Components(old.alpha, nodes, labels, choices, log_weights)
-        return Posterior(self.hood, self.logits, new, weighted=weighted)
+    def _shown(self, part: slice | Tensor) -> Tensor:
+        """``(n,)`` or ``(T, n)``: what the observed nodes show in some components."""
+        return self.shown[part] if self.latent else self.shown
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
         attention = rows.softmax(self.logits.index_select(0, rows.edge))
         # Linear in the components' means, so the mixture is merged before it is spread.
-        return self._fix(rows.nodes, spread(rows, self.components.mean(), attention))
+        relabel = of_edges(self.relabel, rows.edge)
+        return self._fix(rows.nodes, spread(rows, self.components.mean(), attention, relabel))
 
     def _fix(self, nodes: Tensor, marginals: Tensor) -> Tensor:
         """Marginals ``(K, C)`` of nodes, with those of observed ones replaced."""
@@ -218,12 +205,13 @@ class Posterior:
             # In a component a label that is known depends on no other.
             near.separate(known[near.pairs].any(0))
             attention = near.rows.softmax(self.logits.index_select(0, near.rows.edge))
+            relabel = of_edges(self.relabel, near.rows.edge)
             for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
                 alpha = self.components.concentrations(near.sources, part)
-                own = near.marginals(alpha, attention)
-                labels = self.components.labels_of(part)[..., self._place[near.nodes[known]]]
+                own = near.marginals(alpha, attention, relabel)
+                labels = self._shown(part)[..., self._place[near.nodes[known]]]
                 own[:, known] = one_hot(labels, size).to(own)
-                parts = near.tables(alpha, attention, own)
+                parts = near.tables(alpha, attention, own, relabel)
                 table = table + torch.tensordot(weights[part], parts, 1)
             tables.append(table)
         return torch.cat(tables)
@@ -239,17 +227,21 @@ class Posterior:
         shape = Size(sample_shape)
         component = self.components.drawn(shape.numel())
         free = (~self.observed).nonzero()[:, 0]
-        rows, known = self.hood.take(free), self.components.labels
-        known = known[component] if known.dim() == 2 else known.expand(len(component), -1)
+        rows, known = self.hood.take(free), self.components.labels_of(component)
+        known, relabel = known.expand(len(component), -1), of_edges(self.relabel, rows.edge)
         value = known.new_empty(len(component), self.hood.num_nodes)
-        value[:, self.nodes] = known
+        value[:, self.nodes] = self._shown(component)
         attention = rows.softmax(self.logits.index_select(0, rows.edge))[None]
         for part in blocks(len(component) if len(free) else 0, 4 * rows.num_edges):
             old = self.components.choices[component[part]]
             uniforms = attention.new_empty(len(old), len(free), dtype=torch.double).uniform_()
             new = rows.source[pick(rows, attention, uniforms)]
-            labels = draw_from_urns(self.components.alpha, torch.cat([old, new], 1), known[part])
-            value[part, free] = labels[:, len(self.nodes) :]
+            choices = torch.cat([old, new], 1)
+            labels = draw_from_urns(self.components.alpha, choices, known[part])
+            labels = labels[:, len(self.nodes) :]
+            if relabel is not None:
+                labels = pass_on(rows, relabel, new, labels)
+            value[part, free] = labels
         return value.view(*shape, self.hood.num_nodes)
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
@@ -266,15 +258,16 @@ class Posterior:
         flat, known, parts = labels.reshape(-1, len(nodes)), self.observed[nodes], []
         place, given = self._place[nodes[known]], flat[:, known]
         rows, sources = compact(self.hood.take(nodes[~known]))
-        logits = self.logits.index_select(0, rows.edge)
+        own = self.logits.index_select(0, rows.edge), flat[:, ~known]
+        relabel = of_edges(self.relabel, rows.edge)
         numbers = max(enumeration.check_size(rows), flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
             log_prob = self.log_weights[part, None]
-            own = self.components.labels_of(part)[..., None, place]
-            agrees = (own == given).all(-1).expand(len(log_prob), -1)
+            agrees = (self._shown(part)[..., None, place] == given).all(-1)
+            agrees = agrees.expand(len(log_prob), -1)
             if rows.num_rows:
                 alpha = self.components.concentrations(sources, part)
-                log_prob = log_prob + enumeration.log_marginal(rows, alpha, logits, flat[:, ~known])
+                log_prob = log_prob + enumeration.log_marginal(rows, alpha, *own, relabel)
             log_prob = log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf)
             parts.append(log_prob.logsumexp(0))
         return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
@@ -302,13 +295,15 @@ class Posterior:
             check_nodes(self.hood, nodes)
             wanted = nodes
         # Labels that differ between components have a mode too, jointly with others.
-        latent = self.components.latent and method == "joint"
+        latent = self.latent and method == "joint"
         free = wanted if latent else wanted[~self.observed[wanted]]
         labels = self.labels.clone()
         if method == "marginal":
             labels[free] = self._marginals(self.hood.take(free)).argmax(-1)
         elif method == "joint" and len(free):
             labels[free] = self._joint_mode(free)
+        elif method == "sequential" and self.relabel is not None:
+            raise ValueError("method='sequential' is for edges that keep labels: use 'marginal'")
         elif method == "sequential" and len(free):
             certainty = self._marginals(self.hood.take(free)).max(-1).values
             order = free[certainty.argsort(descending=True, stable=True)]

@@ -20,44 +20,46 @@ https://doi.org/10.1080/10618600.1996.10474692.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
-from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.edges import check_mask
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.stages import Counts, Stages
-from pyro_nmm.validation import check_integers, check_label_range, order_to_rows
+from pyro_nmm.ops.latent_stages import LatentStages
+from pyro_nmm.ops.stages import Stages
+from pyro_nmm.validation import check_integers, order_to_rows
 
 
 def estimate_log_likelihood(
     hood: Neighborhood,
-    alpha: Concentrations,
-    logits: Tensor,
-    y: Tensor,
+    make: Callable[[Neighborhood], Stages | LatentStages],
     observed: Tensor | None,
     given: Tensor | None,
     num_particles: int,
     num_stages: int | None,
     order: Tensor | None,
 ) -> Tensor:
-    """A number in double precision: see :meth:`NeighborMixture.log_likelihood`."""
+    """
+    A number in double precision: see :meth:`NeighborMixture.log_likelihood`.
+
+    :param make: gives the stages of rows in the order of the draw.
+    """
     check_integers(1, num_particles=num_particles)
     if num_stages is not None:
         check_integers(1, num_stages=num_stages)
     if given is not None:
         check_mask(given, hood.num_nodes, hood.device, "given")
     if observed is None:
-        observed = torch.ones_like(y, dtype=torch.bool) if given is None else ~given
+        everything = torch.ones(hood.num_nodes, dtype=torch.bool, device=hood.device)
+        observed = everything if given is None else ~given
     check_mask(observed, hood.num_nodes, hood.device)
     if given is not None and (observed & given).any():
         node = (observed & given).nonzero()[0].item()
         raise ValueError(f"observed and given must be disjoint, but both hold node {node}")
-    rows = hood.restrict(observed if given is None else observed | given)
-    check_label_range(rows, y[rows.nodes], alpha.shape[-1])
     if order is not None:
         order_to_rows(hood, order)
 
@@ -69,17 +71,15 @@ def estimate_log_likelihood(
     after = arranged(observed)
     size = min(num_stages or math.ceil(len(after) / 64), len(after))
     stages = [*first, *after.tensor_split(size)]
-    increments = sequential_monte_carlo(hood, alpha, logits, y, stages, num_particles)
+    draws = make(hood.take(torch.cat(stages)))
+    increments = sequential_monte_carlo(draws, [len(nodes) for nodes in stages], num_particles)
     return increments[len(first) :].sum()
 
 
 @torch.no_grad()
 def sequential_monte_carlo(
-    hood: Neighborhood,
-    alpha: Concentrations,
-    logits: Tensor,
-    y: Tensor,
-    stages: Sequence[Tensor],
+    draws: Stages | LatentStages,
+    sizes: Sequence[int],
     num_particles: int,
     threshold: float = 0.5,
 ) -> Tensor:
@@ -90,27 +90,25 @@ def sequential_monte_carlo(
             \prod_{i \in t} e^{f_i^{(p)}}
 
     for stages ``t`` of nodes and normalised weights :math:`\bar w` of the particles ``p``. By
-    conjugacy a particle is its counts :math:`s`, kept at the neighbours that occur.
+    conjugacy a particle is its counts :math:`s`, kept at the neighbours that occur. Where labels
+    are latent, :math:`w_t` stands for :math:`y_t`.
 
-    :param alpha: ``(N, C)``.
-    :param Tensor logits: ``(num_edges,)``.
-    :param Tensor y: ``(N,)`` labels, read at the nodes of the stages.
-    :param stages: node ids of each stage in the order of the draw, disjoint.
+    :param draws: the rows with their labels or evidence, in the order of the draw.
+    :param sizes: the number of rows in each stage.
     :param float threshold: Resample where the effective number of particles
         :math:`1 / \sum_p \bar w_p^2` falls below this share of ``P``; 0 never does.
-    :return: ``(len(stages),)`` double. The product of their exponentials, over all stages
+    :return: ``(len(sizes),)`` double. The product of their exponentials, over all stages
         from the first, is unbiased for :math:`p(y)`.
 
     Cost: :math:`O(P E)` and memory of :math:`O(P E)`, ``E`` the edges into the stages' nodes;
     the choices that are exchanged by resampling go back to where all particles have one
     ancestor, which are as many stages as a multiple of ``P``.
     """
-    nodes = torch.cat(list(stages))
-    draws = Stages(hood.take(nodes), alpha, logits, y.index_select(0, nodes))
-    counts, recent = draws.no_counts(num_particles), []
-    log_weights = logits.new_zeros(num_particles, dtype=torch.double) - math.log(num_particles)
-    increments, last = [], 0
-    for size in map(len, stages):
+    counts: Any = draws.no_counts(num_particles)
+    even = torch.full((num_particles,), -math.log(num_particles), dtype=torch.double)
+    log_weights = even = even.to(draws.rows.device)
+    increments, recent, last = [], [], 0
+    for size in sizes:
         first, last = last, last + size
         stage = draws.draw(counts, first, last, num_particles)
         weighted = log_weights + stage.log_labels().double().sum(-1)
@@ -120,11 +118,11 @@ def sequential_monte_carlo(
         recent.append(stage.edges)
         if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * num_particles, 1)):
             recent = [_exchange(draws, counts, torch.cat(recent, 1), _systematic(log_weights))]
-            log_weights = torch.full_like(log_weights, -math.log(num_particles))
+            log_weights = even
     return track_provenance(torch.stack(increments), draws.provenance)
 
 
-def _exchange(draws: Stages, counts: Counts, edges: Tensor, parents: Tensor) -> Tensor:
+def _exchange(draws: Any, counts: Any, edges: Tensor, parents: Tensor) -> Tensor:
     """
     Turn every particle into a copy of its parent: take its own recent choices ``(P, n)`` out of
     its counts and put the parent's in. Earlier choices are the same in all particles.

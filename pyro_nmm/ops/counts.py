@@ -94,13 +94,18 @@ def earlier_choices(
         S_{ij} = |\{i' < i : c_{i'} = j\}|.
 
     :param Tensor edges: ``(B, num_rows)`` chosen edge of every row.
-    :param Tensor labels: ``(b, num_rows)`` with ``b`` one or ``B``.
+    :param Tensor labels: ``(b, num_rows)`` or ``(b, num_edges)`` with ``b`` one or ``B``.
     :return: two ``(B, num_edges)`` int32 tensors. Cost: :math:`O(E \log E + B E)`.
     """
-    edge_labels = labels.index_select(1, rows.row)
-    by_source, by_label = choice_groups(rows, edge_labels, num_classes)
+    by_source, by_label = choice_groups(rows, on_edges(rows, labels), num_classes)
     chosen = indicator(edges, rows.num_edges)
     return by_label.earlier(chosen), by_source.earlier(chosen)
+
+
+def on_edges(rows: Neighborhood, labels: Tensor) -> Tensor:
+    """``(b, num_edges)``: the labels of edges, which are those of their rows ``(b, num_rows)``."""
+    # Where there is one edge a row, the two are the same.
+    return labels if labels.shape[-1] == rows.num_edges else labels.index_select(-1, rows.row)
 
 
 def choice_groups(

@@ -14,8 +14,10 @@ from math import prod
 
 import torch
 from torch import Size, Tensor
+from torch.nn.functional import one_hot
 
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.relabel import is_permutation
 
 #: Largest number of joint choices that is enumerated.
 MAX_CHOICES = 2**20
@@ -81,13 +83,23 @@ def log_joint(
     return log_prob
 
 
-def log_marginal(rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+def log_marginal(
+    rows: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    relabel: Tensor | None = None,
+) -> Tensor:
     r"""
     :math:`\log p(y_\tau)` of every labelling of the rows' nodes.
 
     :param Tensor labels: ``(Q, num_rows)``.
+    :param Tensor relabel: ``(rows.num_edges, C)`` permutations, or matrices
+        ``(..., rows.num_edges, C, C)``, in the order of ``rows``.
     :return: ``(..., Q)``.
     """
+    if relabel is not None:
+        return _log_shown(rows, alpha, logits, labels, relabel)
     edges = enumerate_choices(rows)
     some = max(1, 4 * MAX_CHOICES // (len(edges) * max(1, alpha[..., 0, 0].numel())))
     parts = [
@@ -96,26 +108,50 @@ def log_marginal(rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tens
     return torch.cat(parts, -1)
 
 
+def _log_shown(rows, alpha, logits, labels, relabel):
+    # A sum over the labels that are borrowed, too.
+    size, matrices = alpha.shape[-1], relabel
+    if is_permutation(relabel):
+        matrices = one_hot(relabel, size).to(alpha)
+    check_size(rows, size**rows.num_rows * rows.num_rows * max(1, alpha[..., 0, 0].numel()))
+    edges = enumerate_choices(rows)
+    borrowed = enumerate_labels(rows.num_rows, size, rows.device)
+    joint = log_joint(rows, alpha, logits, borrowed, edges)
+    log_matrices, places = matrices.log(), (edges[None], borrowed[:, None])
+    terms = [joint + log_matrices[..., *places, shown].sum(-1) for shown in labels]
+    return torch.stack([term.flatten(-2).logsumexp(-1) for term in terms], -1)
+
+
 def log_marginals(
-    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, batch_shape: Size
+    rows: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    batch_shape: Size,
+    relabel: Tensor | None = None,
 ) -> Tensor:
     """
     :func:`log_marginal` of labels with batch dimensions of their own.
 
     :param Tensor labels: ``(..., num_rows)``.
-    :param Size batch_shape: of ``alpha`` and ``logits`` together.
+    :param Size batch_shape: of ``alpha``, ``logits`` and ``relabel`` together.
+    :param Tensor relabel: see :func:`log_marginal`.
     :return: ``(...)``, the shapes of labels and parameters broadcast.
     """
     shape = torch.broadcast_shapes(labels.shape[:-1], batch_shape)
     if batch_shape.numel() == 1:
-        log_prob = log_marginal(rows, alpha, logits, labels.reshape(-1, rows.num_rows))
+        log_prob = log_marginal(rows, alpha, logits, labels.reshape(-1, rows.num_rows), relabel)
         return log_prob.reshape(labels.shape[:-1]).expand(shape)
     batch = shape[len(shape) - len(batch_shape) :]
     alpha = alpha.expand(*batch, -1, -1).flatten(end_dim=-3)
     logits = logits.expand(*batch, -1).flatten(end_dim=-2)
     labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
-    columns = zip(alpha, logits, labels.unbind(1), strict=True)
-    return torch.stack([log_marginal(rows, *column) for column in columns], 1).view(shape)
+    columns = [alpha, logits, labels.unbind(1)]
+    if relabel is not None:
+        event = relabel.shape[-2 if is_permutation(relabel) else -3 :]
+        columns.append(relabel.expand(*batch, *event).reshape(-1, *event))
+    found = [log_marginal(rows, *column) for column in zip(*columns, strict=True)]
+    return torch.stack(found, 1).view(shape)
 
 
 def log_posterior(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import choice_groups, indicator
+from pyro_nmm.ops.counts import choice_groups, indicator, on_edges
 
 
 class Draw(NamedTuple):
@@ -133,11 +133,10 @@ def draw_choices(
     rows: Neighborhood, terms: EdgeTerms, labels: Tensor, num_classes: int, uniforms: Tensor
 ) -> Draw:
     """
-    As :func:`draw_by_sweeps`, with labels ``(b, num_rows)``; on a CPU by the compiled loop where
-    numba is installed.
+    As :func:`draw_by_sweeps`, with labels ``(b, num_rows)`` or ``(b, num_edges)``; on a CPU by the
+    compiled loop where numba is installed.
     """
     with torch.no_grad():
         if backend.compiled and rows.device.type == "cpu":
             return Draw(*backend.compiled.draw_choices(rows, terms, labels, num_classes, uniforms))
-        edge_labels = labels.index_select(1, rows.row)
-        return draw_by_sweeps(rows, terms, edge_labels, num_classes, uniforms)
+        return draw_by_sweeps(rows, terms, on_edges(rows, labels), num_classes, uniforms)

@@ -36,7 +36,7 @@ from torch import Size, Tensor
 
 from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import Groups, choice_groups
+from pyro_nmm.ops.counts import Groups, choice_groups, on_edges
 from pyro_nmm.ops.sampling import Draw, EdgeTerms
 
 
@@ -115,7 +115,7 @@ def one_step_credits(
     other = -torch.log1p(scale * (above / fewer - now))
     equal_count = (above - 1).where(draw.same_label > 0, above)
     equal = -torch.log1p(scale * (equal_count / fewer - now))
-    by_source, by_label = choice_groups(rows, labels.index_select(1, rows.row), num_classes)
+    by_source, by_label = choice_groups(rows, on_edges(rows, labels), num_classes)
     later = by_source.later(other) + by_label.later(equal - other)
     return later.gather(1, draw.edges)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from pyro_nmm.concentrations import Concentrations, at_labels, chosen_rows, totals
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.compact import Places, compact, consecutive
+from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_choices
 from pyro_nmm.provenance import untracked
@@ -52,7 +53,7 @@ class Stages:
     :param Neighborhood rows: in the order of the draw.
     :param alpha: ``(N, C)`` concentrations.
     :param Tensor logits: ``(num_edges,)`` attention scores of the whole graph.
-    :param Tensor labels: ``(rows.num_rows,)``.
+    :param Tensor labels: ``(rows.num_rows,)``, or ``(rows.num_edges,)`` where edges relabel.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Stages:
         (self.labels,), provenance = untracked(labels)
         self.num_classes = alpha.shape[-1]
         alpha, source = chosen_rows(alpha, self.sources), self.rows.source
-        label = self.labels.index_select(0, self.rows.row)
+        label = on_edges(self.rows, self.labels)
         terms, more = untracked(
             rows.log_softmax(logits.index_select(0, rows.edge))[None],
             at_labels(alpha, source, label)[None],
@@ -74,8 +75,13 @@ class Stages:
 
     @cached_property
     def _by_label(self) -> Places:
-        label = self.labels.index_select(0, self.rows.row)
+        label = on_edges(self.rows, self.labels)
         return Places(self.sources[self.rows.source] * self.num_classes + label)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a draw of all rows holds for each particle."""
+        return 4 * self.rows.num_edges
 
     def no_counts(self, num_particles: int) -> Counts:
         sizes = len(self._by_label.keys), len(self.sources)
@@ -87,7 +93,7 @@ class Stages:
         Counts of choices that other nodes have made.
 
         :param Tensor choices: ``(P, n)`` node ids.
-        :param Tensor labels: ``(n,)``.
+        :param Tensor labels: ``(n,)`` or ``(P, n)``.
         """
         by_label = self._by_label.count(choices * self.num_classes + labels)
         return Counts(by_label, Places(self.sources).count(choices))
@@ -113,9 +119,14 @@ class Stages:
             terms = EdgeTerms(terms.log_attention, terms.alpha + same, terms.total + every)
         size = (num_particles, last - first)
         uniforms = torch.rand(size, dtype=torch.double, device=device)
-        draw = draw_choices(rows, terms, self.labels[None, first:last], self.num_classes, uniforms)
+        own = span if len(self.labels) == self.rows.num_edges else slice(first, last)
+        draw = draw_choices(rows, terms, self.labels[None, own], self.num_classes, uniforms)
         return Stage(rows, terms, draw, draw.edges + span.start)
 
     def choices(self, edges: Tensor) -> Tensor:
         """The node ids that edges lead to."""
         return self.sources[self.rows.source[edges]]
+
+    def borrowed(self, edges: Tensor) -> Tensor:
+        """The labels that are counted at their ends."""
+        return on_edges(self.rows, self.labels)[edges]

@@ -1,0 +1,98 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import torch
+from pyro.ops.provenance import track_provenance
+from torch import Tensor
+
+from pyro_nmm.caching import derived
+from pyro_nmm.concentrations import Concentrations, written_out
+from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.intervals import Intervals, label_intervals
+from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
+from pyro_nmm.provenance import untracked
+from pyro_nmm.relabel import taken
+from pyro_nmm.validation import check_label_range, check_labels, check_pairs
+
+
+class ClosedForms(GraphDistribution):
+    """
+    What a :class:`~pyro_nmm.NeighborMixture` knows of single nodes and of pairs, exactly and in
+    time linear in the graph.
+    """
+
+    hood: Neighborhood
+    alpha: Concentrations
+    logits: Tensor
+    relabel: Tensor | None
+    num_classes: int
+
+    @derived
+    def attention(self) -> Tensor:
+        r"""``(..., num_edges)``: :math:`L_{ij}`."""
+        return self.hood.softmax(self.logits)
+
+    @derived
+    def table(self) -> Tensor:
+        """``(..., N, C)``: :math:`\\alpha`, written out."""
+        return written_out(self.alpha)
+
+    def marginals(self) -> Tensor:
+        """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
+        marginals = node_marginals(self.hood, self.table, self.attention, self.relabel)
+        return marginals.expand(*self.batch_shape, -1, -1)
+
+    def node_log_probs(self, y: Tensor) -> Tensor:
+        r"""
+        ``(..., N)``: :math:`\log p(y_i)` of every node alone, in nats; no table is made.
+
+        :param Tensor y: ``(..., N)`` labels. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
+        """
+        y = check_labels(self.hood, y, self.hood.num_nodes)
+        check_label_range(self.hood, y, self.num_classes)
+        if self.relabel is not None:
+            marginals = self.marginals()
+            shape = torch.broadcast_shapes(marginals.shape[:-1], y.shape)
+            return taken(marginals.expand(*shape, -1), y.expand(shape)).log()
+        (alpha, logits), provenance = untracked(self.alpha, self.logits)
+        log_probs = node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
+        return track_provenance(log_probs, provenance)
+
+    def intervals(self, level: float = 0.9) -> Intervals:
+        r"""
+        Every node's mean label and an interval of ordered labels, such as grey levels, from its own
+        distribution; no table is made. With half of ``1 - level`` beyond each end, a label ``k`` is
+        spread over ``k - 0.5`` to ``k + 0.5``: whole numbers would cover more than ``level``.
+
+        >>> from pyro_nmm import LogisticConcentrations
+        >>> hood = Neighborhood.grid(1, 2)
+        >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
+        >>> found = NeighborMixture(hood, alpha, torch.zeros(4)).intervals()
+        >>> found.low, found.high
+        (tensor([38.2154, 38.2154]), tensor([71.9486, 71.9486]))
+
+        :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
+        """
+        self._check_keeps("intervals")
+        return label_intervals(self.hood, self.alpha, self.attention, level)
+
+    def pairwise(self, pairs: Tensor) -> Tensor:
+        """
+        Exact joint distributions of pairs of labels, in closed form.
+
+        :param Tensor pairs: ``(2, P)`` node ids, for example an ``edge_index``.
+        :return: ``(..., P, C, C)``, first node's label first. Cost: :math:`O(E C)` for the
+            edges into the pairs' nodes, and :math:`O(C^2)` for each common neighbour of a pair.
+        """
+        check_pairs(self.hood, pairs)
+        tables = pair_marginals(self.hood, self.table, self.logits, pairs, self.relabel)
+        return tables.expand(*self.batch_shape, -1, -1, -1)
+
+    def _check_keeps(self, query: str) -> None:
+        if self.relabel is not None:
+            raise ValueError(
+                f"{query} is for edges that keep labels: make the mixture without relabel"
+            )

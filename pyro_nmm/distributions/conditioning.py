@@ -1,0 +1,116 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""How a posterior takes labels: by sums over all choices, or by draws that go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from pyro_nmm.blocks import blocks
+from pyro_nmm.distributions.components import Components
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops import enumeration
+from pyro_nmm.ops.compact import compact
+from pyro_nmm.ops.evidence import edge_evidence
+from pyro_nmm.ops.latent_stages import stages_of
+from pyro_nmm.relabel import is_permutation, label_evidence, of_edges
+
+
+def all_components(
+    hood: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    nodes: Tensor,
+    labels: Tensor,
+    relabel: Tensor | None = None,
+) -> Components:
+    """
+    All joint choices of nodes with known labels.
+
+    :param Tensor alpha: ``(N, C)``.
+    :param Tensor nodes: ``(n,)`` ascending node ids.
+    :param Tensor labels: ``(n,)``, what they show.
+    """
+    rows = hood.take(nodes)
+    if relabel is not None:
+        matrices = of_edges(relabel, rows.edge)
+        if is_permutation(relabel):
+            matrices = one_hot(matrices, alpha.shape[-1]).to(alpha)
+        return all_latents(alpha, logits, rows, label_evidence(rows, matrices, labels))
+    rows, sources = compact(rows)
+    enumeration.check_size(rows, rows.num_rows)
+    own = logits.index_select(0, rows.edge)
+    choices, log_weights = enumeration.log_posterior(rows, alpha[sources], own, labels)
+    return Components(alpha, nodes, labels, sources[choices], log_weights)
+
+
+def all_latents(alpha: Tensor, logits: Tensor, rows: Neighborhood, evidence: Tensor) -> Components:
+    """
+    All joint choices with all labels.
+
+    :param Neighborhood rows: the nodes with evidence.
+    :param Tensor evidence: ``(num_rows, C)`` or ``(num_edges, C)`` of these rows.
+    """
+    num_classes, (small, sources) = alpha.shape[-1], compact(rows)
+    enumeration.check_size(small, num_classes**small.num_rows * small.num_rows)
+    edges = enumeration.enumerate_choices(small)
+    labels = enumeration.enumerate_labels(small.num_rows, num_classes, small.device)
+    own = logits.index_select(0, small.edge)
+    log_joint = enumeration.log_joint(small, alpha[sources], own, labels, edges)
+    found = edge_evidence(small, evidence[None])[0][edges[None], labels[:, None]].sum(-1)
+    shape = *log_joint.shape, small.num_rows
+    choices = sources[small.source[edges]].expand(shape).flatten(0, 1)
+    labels = labels[:, None].expand(shape).flatten(0, 1)
+    return Components(alpha, small.nodes, labels, choices, (log_joint + found).flatten())
+
+
+def continued(
+    hood: Neighborhood,
+    logits: Tensor,
+    old: Components,
+    nodes: Tensor,
+    labels: Tensor,
+    num_samples: int | None,
+    weighted: bool,
+    relabel: Tensor | None = None,
+) -> Components:
+    """
+    Choices of more nodes, drawn given those of every component.
+
+    :param Tensor nodes: ``(m,)`` new node ids, and ``labels`` what they show.
+    :param int num_samples: draw so many components first, by their weight.
+    :param bool weighted: whether weights take the probability of the new labels.
+    """
+    choices, known, log_weights = old.choices, old.labels, old.log_weights
+    if num_samples is not None:
+        some = old.drawn(num_samples)
+        choices, log_weights = choices[some], log_weights.new_zeros(num_samples)
+        known = known[some] if old.latent else known
+    if relabel is not None:  # what is borrowed differs between components
+        known = known.expand(len(choices), -1)
+    own = known.dim() == 2
+    order = torch.randperm(len(nodes), device=nodes.device)
+    stages = stages_of(hood.take(nodes[order]), old.alpha, logits, labels[order], relabel)
+    drawn, borrowed, gains = [], [], []
+    for part in blocks(len(choices), stages.numbers + len(old.nodes)):
+        counts: Any = None
+        if len(old.nodes):
+            counts = stages.counts(choices[part], known[part] if own else known)
+        stage = stages.draw(counts, 0, len(nodes), len(choices[part]))
+        edges = stage.edges[:, order.argsort()]
+        drawn.append(stages.choices(edges))
+        if relabel is not None:
+            borrowed.append(stages.borrowed(edges))
+        if weighted:
+            gains.append(stage.log_labels().sum(-1))
+    if relabel is not None:
+        labels = torch.cat(borrowed)
+    labels = torch.cat([known, labels.expand(*known.shape[:-1], -1)], -1)
+    log_weights = log_weights + torch.cat(gains) if weighted else log_weights
+    choices, nodes = torch.cat([choices, torch.cat(drawn)], 1), torch.cat([old.nodes, nodes])
+    return Components(old.alpha, nodes, labels, choices, log_weights)

@@ -1,0 +1,129 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the draws of nodes one after another have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pyro.distributions.score_parts import ScoreParts
+from pyro.ops.provenance import track_provenance
+from torch import Size, Tensor
+
+from pyro_nmm.caching import LastCall
+from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.score_costs import ScoreEstimator, costs_to_go, less_baseline, score_parts
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import as_member, order_to_rows
+
+
+class InOrder(GraphDistribution):
+    """
+    The observed rows in their order, the last draw, and the gradient of the bound. What a row draws
+    and what it is worth is said by the subclasses: :class:`OrderedConditional` and
+    :class:`EvidenceConditional`.
+    """
+
+    def _arrange(
+        self, hood: Neighborhood, observed: Tensor | None, order: Tensor | None, estimator: str
+    ) -> None:
+        self.hood, self.observed_rows = hood, hood.restrict(observed)
+        size = self.observed_rows.num_rows
+        if order is None:
+            self._position = torch.randperm(size, device=hood.device)
+        else:
+            self._position = order_to_rows(self.observed_rows, order)
+        places = torch.arange(size, device=hood.device)
+        self._row_of = torch.empty_like(places).scatter_(0, self._position, places)
+        #: The observed rows in the order of the draw, which everything else is in.
+        self.rows = self.observed_rows.take(self._position)
+        self.estimator = as_member(ScoreEstimator, estimator=estimator)
+        self._last_draw = LastCall()
+
+    @property
+    def order(self) -> Tensor:
+        """``(n,)`` observed node ids in the order of the draw."""
+        return self.rows.nodes
+
+    # Of the subclasses. ``shape`` is a batch shape, and a draw has it as one dimension.
+
+    def _batches(self) -> tuple[Size, ...]:
+        """The batch shape of every parameter."""
+        raise NotImplementedError
+
+    def _draw(self, shape: Size) -> Any:
+        raise NotImplementedError
+
+    def _located(self, value: Tensor, shape: Size) -> tuple[Any, Tensor]:
+        """The draw that a value is, and a mask of what no row can draw."""
+        raise NotImplementedError
+
+    def _values(self, draw: Any, shape: Size) -> tuple[Tensor, Tensor]:
+        r"""``(B, n)`` each: :math:`f_i`, and the log-probability of every row's draw."""
+        raise NotImplementedError
+
+    def _credits(self, draw: Any, terms: Tensor, shape: Size) -> Tensor:
+        """``(B, n)``: what a draw changes in later terms ``(B, n)`` at first hand."""
+        raise NotImplementedError
+
+    def _uniforms(self, shape: Size) -> Tensor:
+        size = shape.numel(), self.rows.num_rows
+        return torch.rand(size, dtype=torch.double, device=self.rows.device)
+
+    def _recall(self, value: Tensor, shape: Size) -> tuple[Any, Tensor | None]:
+        """The draw that yields ``value``, and a mask of what is impossible in it."""
+        return self._last_draw.get((value, shape), lambda: self._located(value, shape))
+
+    def _evaluate(self, value: Tensor) -> tuple[Any, Tensor, Tensor]:
+        batch = value.shape[: value.dim() - len(self.event_shape)]
+        shape = torch.broadcast_shapes(batch, self.batch_shape)
+        draw, wrong = self._recall(value, shape)
+        terms, log_choice = self._values(draw, shape)
+        if wrong is not None:
+            log_choice = log_choice.masked_fill(wrong, -torch.inf)
+        full = *shape, self.rows.num_rows
+        return draw, terms.view(full), log_choice.view(full)
+
+    def _plain(self, value: Tensor) -> tuple[Tensor, frozenset]:
+        if self._validate_args:
+            self._validate_sample(value)
+        (value,), provenance = untracked(value)
+        return value, provenance
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        value, provenance = self._plain(value)
+        return track_provenance(self._evaluate(value)[2].sum(-1), provenance)
+
+    def _log_terms(self, value: Tensor) -> Tensor:
+        value, provenance = self._plain(value)
+        return track_provenance(self._evaluate(value)[1], provenance)
+
+    def score_parts(self, value: Tensor) -> ScoreParts:
+        value, provenance = self._plain(value)
+        draw, terms, log_choice = self._evaluate(value)
+        (costs,), _ = untracked(terms.detach())
+        parts = score_parts(self.estimator, log_choice, costs, lambda: self._charge(draw, costs))
+        return ScoreParts(*(track_provenance(part, provenance) for part in parts))
+
+    @torch.no_grad()
+    def _charge(self, draw: Any, costs: Tensor) -> Tensor:
+        """``(..., n)``: the costs that each draw is charged with, less their baseline."""
+        shape = costs.shape[:-1]
+
+        def of_another_draw() -> Tensor:
+            other = self._draw(shape)
+            (found,), _ = untracked(self._values(other, shape)[0])
+            return self._costs(other, found.view_as(costs))
+
+        own = torch.broadcast_shapes(*self._batches(), (1,) * len(shape))
+        return less_baseline(self._costs(draw, costs), own, of_another_draw).to(costs.dtype)
+
+    def _costs(self, draw: Any, terms: Tensor) -> Tensor:
+        flat = terms.reshape(-1, self.rows.num_rows)
+        if self.estimator is ScoreEstimator.REWARD_TO_GO:
+            component = self.observed_rows.components().index_select(0, self._position)
+            return costs_to_go(component, flat).view(terms.shape)
+        return self._credits(draw, flat, terms.shape[:-1]).view(terms.shape)
