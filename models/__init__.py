@@ -4,6 +4,7 @@
 """Pyro models, and the modules that give them their parameters."""
 
 from pyro_nmm.models.annealing import annealed_log_normalizer
+from pyro_nmm.models.compatibility import Compatibility, compatibility
 from pyro_nmm.models.convolution import ConvolutionalNMM
 from pyro_nmm.models.denoiser import Denoiser
 from pyro_nmm.models.dglfrm import DGLFRM
@@ -22,6 +23,7 @@ from pyro_nmm.models.unet import UNet
 
 __all__ = [
     "DGLFRM",
+    "Compatibility",
     "ConvolutionalNMM",
     "Denoiser",
     "FreeNMM",
@@ -32,6 +34,7 @@ __all__ = [
     "UNet",
     "annealed_log_normalizer",
     "coarse_to_fine",
+    "compatibility",
     "grid_edges",
     "ising",
     "ising_posterior",

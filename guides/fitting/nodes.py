@@ -25,7 +25,7 @@ from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.fitting.loop import train, unvalidated
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.metrics import mean_log_prob
-from pyro_nmm.models import NMMNetwork
+from pyro_nmm.models import Compatibility, NMMNetwork
 from pyro_nmm.validation import check_integers, check_positive
 
 Scores = list[tuple[float, ...]]
@@ -136,7 +136,8 @@ def fit_nmm(
     is ``TraceGraph_ELBO`` itself. Pyro's parameter store is left as it was.
 
     :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
-        :class:`~pyro_nmm.models.NMMNetwork`.
+        :class:`~pyro_nmm.models.NMMNetwork`; or ``(alpha, logits, relabel)``, for example in
+        :class:`~pyro_nmm.models.Compatibility`, where neighbours differ.
     :param Neighborhood hood: of ``data.edge_index``.
     :param Consistency consistency: lets unlabelled nodes teach too, with their posteriors.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
@@ -179,9 +180,10 @@ def fit_nmm(
             mixture.condition(**known, num_samples=num_samples).marginals(), data, criterion
         )
 
-    backbones = [network]
-    if isinstance(network, NMMNetwork):
-        backbones = [b for b in (network.labels, network.attention) if b is not None]
+    inner = network.network if isinstance(network, Compatibility) else network
+    backbones = [inner]
+    if isinstance(inner, NMMNetwork):
+        backbones = [b for b in (inner.labels, inner.attention) if b is not None]
     optimizer = torch.optim.Adam(_groups(network, backbones, weight_decay), lr=lr)
     settings = contents(data) | {
         "hood": (hood.num_sources, hood.ptr, hood.source), "criterion": criterion,

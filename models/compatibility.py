@@ -1,0 +1,106 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What labels become between neighbours, in one matrix for all edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import Neighborhood
+
+
+def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:
+    """
+    ``(num_edges, C, C)``: ``matrix``, ``(C, C)``, for edges between two nodes; a node's own label
+    stays.
+    """
+    _check_nodes(hood)
+    keep = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return torch.stack([keep, matrix]).index_select(0, (hood.source != hood.target).long())
+
+
+def _check_nodes(hood: Neighborhood) -> None:
+    if hood.bipartite:
+        raise ValueError(
+            "hood has sources that are no nodes, and compatibility is one of neighbouring nodes: "
+            "use a hood of nodes alone, or give relabel for every edge"
+        )
+
+
+def compatibility(
+    hood: Neighborhood, y: Tensor, observed: Tensor, num_classes: int, strength: float = 1.0
+) -> Tensor:
+    r"""
+    How often a node has label :math:`k` where a neighbour has label :math:`u`, from the edges
+    between observed nodes: the compatibility matrix of [1].
+
+    .. math::
+
+        H_{uk} = \frac{n_{uk} + \text{strength} \cdot p_k}{n_u + \text{strength}} ,
+
+    where :math:`n_{uk}` counts edges from label :math:`u` to label :math:`k`, and :math:`p_k` is
+    the share of label :math:`k` among the observed nodes, with one count more for every label.
+
+    >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # labels 0 - 1 - 0
+    >>> hood, y = Neighborhood(edges, num_nodes=3), torch.tensor([0, 1, 0])
+    >>> compatibility(hood, y, torch.ones(3, dtype=torch.bool), num_classes=2)
+    tensor([[0.2000, 0.8000],
+            [0.8667, 0.1333]])
+
+    [1] Jiong Zhu et al. (2021) "Graph Neural Networks with Heterophily", AAAI,
+    https://doi.org/10.1609/aaai.v35i12.17332.
+
+    :param Tensor y: ``(N,)`` labels, read where ``observed``, a boolean mask ``(N,)``.
+    :param float strength: how many edges the prior is worth, for every label.
+    :return: ``(C, C)``, rows sum to one. Cost: :math:`O(E)`.
+    """
+    _check_nodes(hood)
+    both = observed[hood.source] & observed[hood.target] & (hood.source != hood.target)
+    source, target = hood.source[both], hood.target[both]
+    counts = torch.bincount(y[source] * num_classes + y[target], minlength=num_classes**2)
+    counts = counts.view(num_classes, num_classes).to(torch.get_default_dtype())
+    share = torch.bincount(y[observed], minlength=num_classes) + 1.0
+    prior = strength * share / share.sum()
+    return (counts + prior) / (counts.sum(1, keepdim=True) + strength)
+
+
+class Compatibility(nn.Module):
+    r"""
+    A network whose edges relabel: what a node borrows from another one passes through one learned
+    stochastic matrix, the compatibility of labels. Where neighbours differ, plain edges say that
+    they are alike; the matrix says what they are instead.
+
+    .. math::
+
+        T_{ij} = \mathrm{softmax}(W) \; (i \ne j), \qquad T_{ii} = I
+
+    >>> from pyro_nmm.guides import AmortizedNMM
+    >>> from pyro_nmm.models import FreeNMM
+    >>> hood = Neighborhood.grid(1, 3)
+    >>> network = Compatibility(FreeNMM(hood, num_classes=2), num_classes=2)
+    >>> alpha, logits, relabel = network(hood)
+    >>> relabel.shape
+    torch.Size([7, 2, 2])
+    >>> AmortizedNMM(hood, network).mixture().relabel.shape
+    torch.Size([7, 2, 2])
+
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`.
+    :param int num_classes: ``C``.
+    :param float keep: what a borrowed label stays with at first; the rest is spread evenly.
+    """
+
+    def __init__(self, network: nn.Module, num_classes: int, keep: float = 0.5) -> None:
+        super().__init__()
+        self.network = network
+        start = keep * torch.eye(num_classes) + (1 - keep) / num_classes
+        #: ``(C, C)``: :math:`W`, from the label of a neighbour to one's own.
+        self.scores = nn.Parameter(start.log())
+
+    def forward(self, hood: Neighborhood, *inputs: Any) -> tuple[Any, Tensor, Tensor]:
+        """``alpha`` and ``logits`` of the network, and ``relabel``, ``(num_edges, C, C)``."""
+        alpha, logits = self.network(hood, *inputs)
+        return alpha, logits, between_nodes(hood, self.scores.softmax(-1))
