@@ -40,7 +40,7 @@ METHODS = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled
 BACKBONES = ["mlp", "gcn"]
 #: New draws of the labels of a generated graph.
 NEW = 4
-#: Random starts of a fit to them, of which the bound of its own labels chooses.
+#: Random starts of a fit to them, of which the likelihood of those labels chooses.
 STARTS = 4
 #: Pairs of adjacent test nodes, drawn where there are more.
 MOST_PAIRS = 5000
@@ -156,7 +156,7 @@ def generated(args, results: Records) -> None:
         y, *new = mixtures["truth"].sample((1 + NEW,))
         for name, given in {"plain": None, "relabelled": kinds}.items():
             starts = [shared_fit(hood, Shared(given), y, args.num_epochs) for _ in range(STARTS)]
-            mixtures[name] = max(starts, key=lambda mix: mix.elbo(y, num_samples=64).mean())
+            mixtures[name] = max(starts, key=lambda mix: mix.log_likelihood(y, num_particles=256))
         found = {
             name: mean(mix.log_likelihood(part, num_particles=256).item() for part in new)
             for name, mix in mixtures.items()
@@ -167,7 +167,7 @@ def generated(args, results: Records) -> None:
 
 
 def shared_fit(hood: Neighborhood, network: nn.Module, y: Tensor, steps: int) -> NeighborMixture:
-    program = AmortizedNMM(hood, network, estimator="one_step_credit")
+    program = AmortizedNMM(hood, network)
     elbo = Trace_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
     with pyro.get_param_store().scope():

@@ -26,8 +26,9 @@ class ParameterNetwork(Protocol):
     r"""
     What gives an NMM its parameters: a ``torch.nn.Module`` that is called with the neighbourhoods
     and whatever it reads, and returns :math:`\alpha`, a table ``(..., N, C)`` or a formula, and
-    logits ``(..., num_edges)``. Every guide and every fit takes one: :class:`NMMNetwork`,
-    :class:`FreeNMM`, :class:`~pyro_nmm.models.ConvolutionalNMM`,
+    logits ``(..., num_edges)``; where edges relabel, ``relabel`` too, as
+    :class:`~pyro_nmm.models.Compatibility` does. Every guide and every fit takes one:
+    :class:`NMMNetwork`, :class:`FreeNMM`, :class:`~pyro_nmm.models.ConvolutionalNMM`,
     :class:`~pyro_nmm.models.Denoiser`, :class:`~pyro_nmm.models.StackedNMM`, or the user's own,
 
     >>> class Mine(nn.Module):
@@ -37,10 +38,13 @@ class ParameterNetwork(Protocol):
     >>> alpha, logits = network(Neighborhood.grid(1, 2), torch.zeros(2, 3))
     """
 
-    def __call__(self, hood: Neighborhood, *inputs: Any) -> tuple[Concentrations, Tensor]:
+    def __call__(
+        self, hood: Neighborhood, *inputs: Any
+    ) -> tuple[Concentrations, Tensor] | tuple[Concentrations, Tensor, Tensor]:
         """
         :return: ``alpha``, a table ``(..., N, C)`` or a formula, and ``logits``
-            ``(..., num_edges)`` in the order of ``hood``, both finite and ``alpha`` positive.
+            ``(..., num_edges)`` in the order of ``hood``, both finite and ``alpha`` positive; and
+            what edges make of labels, see :mod:`pyro_nmm.relabel`, if they relabel.
         """
 
 

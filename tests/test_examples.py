@@ -8,6 +8,7 @@ import math
 import re
 import sys
 
+import pyro
 import pytest
 import scipy.stats
 import torch
@@ -65,7 +66,7 @@ def test_quick_start_of_the_readme(capsys):
 
 def test_every_snippet_of_the_docs_is_run_here():
     run = {"README.md", "denoising.md", "links.md", "node-classification.md"}
-    assert SNIPPETS.keys() == run | {"variational-family.md"}
+    assert SNIPPETS.keys() == run | {"variational-family.md", "latent-labels.md"}
     assert len(SNIPPETS["README.md"]) == 2
 
 
@@ -92,6 +93,21 @@ def test_docs_node_classification():
     for posterior in (later, found["trained"]):
         assert (posterior.predict() == data.y)[test].float().mean() > 0.9
     assert found["pyro"].param("loc") > 1  # concentrations above the prior's median
+
+
+def test_docs_latent_labels(capsys):
+    pyro.set_rng_seed(0)
+    page = run_page("latent-labels.md")
+    printed = capsys.readouterr().out
+    same = float(re.search(r"same label with probability (\S+)", printed)[1])
+    assert same > 0.6
+    right, alone = re.search(r"right: (\S+), without neighbours (\S+)", printed).groups()
+    assert float(right) > float(alone) + 0.02
+    assert page["losses"][-1] < page["losses"][0]
+    low, high = pyro.param("means").tolist()
+    assert low < -0.7
+    assert high > 0.7
+    assert page["posterior"].marginals()[1, 1] > 0.5
 
 
 def test_docs_links(capsys):
