@@ -49,10 +49,13 @@ class ChosenLabels(GraphDistribution):
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
     """
 
+    shown = "num_labels", "num_sources", "num_classes"
+
     def __init__(self, alpha: Concentrations, choices: Tensor, *, validate_args=None) -> None:
         alpha = check_choices(alpha, untracked(choices)[0][0])
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], choices.shape[:-1])
-        self.alpha, self.choices, self.num_classes = alpha, choices, alpha.shape[-1]
+        self.alpha, self.choices, self.num_labels = alpha, choices, choices.shape[-1]
+        self.num_sources, self.num_classes = alpha.shape[-2:]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, None)

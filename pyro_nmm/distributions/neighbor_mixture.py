@@ -82,6 +82,8 @@ class NeighborMixture(GraphDistribution):
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     """
 
+    shown = "hood", "num_classes"
+
     def __init__(
         self, hood: Neighborhood, alpha: Concentrations, logits: Tensor, *, validate_args=None
     ) -> None:

@@ -107,6 +107,8 @@ class OrderedConditional(GraphDistribution):
     :raises ValueError: for bad shapes, devices, labels, masks and orders.
     """
 
+    shown = "observed_rows", "num_classes", "estimator"
+
     def __init__(
         self,
         hood: Neighborhood,
