@@ -19,7 +19,7 @@ from torch import Tensor
 
 compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
-#: ``torch.compile`` takes NumPy for tensor code, and would trace what these functions hand to loops.
+#: ``torch.compile`` takes NumPy for tensor code: it would trace what these functions hand to loops.
 opaque = torch.compiler.disable
 
 #: Below this many edges and draws a second thread costs more than it saves.

@@ -65,7 +65,7 @@ def test_quick_start_of_the_readme(capsys):
 
 def test_every_snippet_of_the_docs_is_run_here():
     run = {"README.md", "denoising.md", "links.md", "node-classification.md"}
-    assert SNIPPETS.keys() == run | {"variational-family.md"}
+    assert SNIPPETS.keys() == run | {"pyro.md", "variational-family.md"}
     assert len(SNIPPETS["README.md"]) == 2
 
 
@@ -92,6 +92,17 @@ def test_docs_node_classification():
     for posterior in (later, found["trained"]):
         assert (posterior.predict() == data.y)[test].float().mean() > 0.9
     assert found["pyro"].param("loc") > 1  # concentrations above the prior's median
+
+
+def test_docs_pyro():
+    found = run_page("pyro.md")
+    store, truth = found["pyro"].get_param_store(), found["truth"]
+    assert sum(found["losses"][-20:]) < sum(found["losses"][:20])
+    assert store["means"][0] < -0.4
+    assert store["means"][1] > 0.4
+    marginals, labelled = found["marginals"], found["labelled"]
+    torch.testing.assert_close(marginals[labelled].argmax(-1), truth[labelled])
+    assert (marginals.argmax(-1) == truth).float().mean() > 0.8
 
 
 def test_docs_links(capsys):
