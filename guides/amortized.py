@@ -80,14 +80,24 @@ class AmortizedNMM(nn.Module):
             collapsed=self.collapsed, estimator=self.estimator,
         )  # fmt: skip
 
-    def model(self, *inputs, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
-        """:func:`~pyro_nmm.models.nmm` at the network's output."""
+    def model(
+        self,
+        *inputs,
+        y: Tensor | None = None,
+        observed: Tensor | None = None,
+        predict: bool = False,
+    ) -> Tensor:
+        """
+        :func:`~pyro_nmm.models.nmm` at the network's output. For ``Predictive`` of the nodes that
+        ``observed`` leaves out take ``functools.partial(program.model, predict=True)``.
+        """
         alpha, logits = self.forward_pass.take(inputs)
         if self.consistency is not None and self.training and y is not None:
             mixture = NeighborMixture(self.hood, alpha, logits)
             size = self.hood.restrict(observed).num_rows
             pyro.factor("consistency", -size * self.consistency.of(mixture, y, observed))
-        return nmm(self.hood, alpha, logits, y, observed, collapsed=self.collapsed)
+        options = {"collapsed": self.collapsed, "predict": predict}
+        return nmm(self.hood, alpha, logits, y, observed, **options)
 
     def mixture(self, *inputs) -> NeighborMixture:
         """The fitted distribution, for queries: evaluation mode, without gradients."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import pyro
 import torch
-from pyro.distributions import Categorical, Dirichlet
+from pyro.distributions import Categorical, Dirichlet, Independent
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations
+from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
 from pyro_nmm.models.one_event import OneEvent, check_plates
+from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import (
     check_all_rows,
     check_label_range,
@@ -28,6 +30,7 @@ def nmm(
     observed: Tensor | None = None,
     *,
     collapsed: bool = False,
+    predict: bool = False,
 ) -> Tensor:
     r"""
     The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
@@ -38,13 +41,14 @@ def nmm(
         c_i \sim \mathrm{Categorical}(L_i), \quad
         y_i \sim \mathrm{Categorical}(z_{c_i})
 
-    ======  ==================  ===============================================
-    site    event shape         what it is
-    ======  ==================  ===============================================
-    ``z``   ``(N, C)``          label distributions; absent if ``collapsed``
-    ``c``   ``(n,)``            chosen neighbours, node ids
-    ``y``   ``(n,)``            labels; observed if given
-    ======  ==================  ===============================================
+    ==========  ============  ===============================================
+    site        event shape   what it is
+    ==========  ============  ===============================================
+    ``z``       ``(N, C)``    label distributions; absent if ``collapsed``
+    ``c``       ``(n,)``      chosen neighbours, node ids
+    ``y``       ``(n,)``      labels; observed if given
+    ``y_rest``  ``(N - n,)``  labels of the other nodes, if ``predict``
+    ==========  ============  ===============================================
 
     for the ``n`` rows where ``observed`` is true, in ascending node id. Leaving the other
     rows out is exact: they are marginalised. Nodes are event dimensions, not a plate, so
@@ -62,6 +66,21 @@ def nmm(
     >>> nmm(hood, alpha, logits).shape
     torch.Size([2])
 
+    ``predict`` is for Pyro's ``Predictive`` with :func:`~pyro_nmm.guides.ordered_guide`: the other
+    nodes' labels are drawn given the choices and labels of the rows, for a ``deterministic`` site.
+    It has no density, so these nodes stay marginalised, and bound and weights are those without
+    them. The draws are those of :meth:`NeighborMixture.condition` with equal weights, and miss
+    what the guide misses; ``WeighedPredictive`` has the weights with which they are exact.
+
+    >>> from functools import partial
+    >>> from pyro.infer import Predictive
+    >>> from pyro_nmm.guides import ordered_guide
+    >>> given = hood, alpha, logits, torch.tensor([2, -1]), torch.tensor([True, False])
+    >>> model, guide = (partial(f, collapsed=True) for f in (nmm, ordered_guide))
+    >>> draws = Predictive(partial(model, predict=True), guide=guide, num_samples=9, parallel=True)
+    >>> draws(*given)["y_rest"].shape
+    torch.Size([9, 1])
+
     Cost: :math:`O(N C + E)`.
 
     :param Neighborhood hood: The neighbourhoods.
@@ -70,6 +89,7 @@ def nmm(
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param Tensor y: ``(..., N)`` labels, never read where ``observed`` is false.
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.
+    :param bool predict: whether the nodes that ``observed`` leaves out are drawn too.
     :return: ``(..., n)`` the labels of the rows.
     """
     alpha, logits = check_shapes(hood, alpha, logits)
@@ -86,23 +106,55 @@ def nmm(
     if obs is not None:
         shapes = alpha.shape[:-2], logits.shape[:-1], obs.shape[:-1]
         check_plates(torch.broadcast_shapes(*shapes))
-    choice = NeighborChoice(rows, logits.index_select(-1, rows.edge))
+    if predict and (observed is None or observed.all()):
+        raise ValueError("predict draws the nodes that observed leaves out, but it selects all")
     with OneEvent(rows.num_rows):
-        return _sites(alpha, choice, obs, collapsed)
+        z, c, y = _sites(alpha, _choice(rows, logits), obs, collapsed)
+    if predict:
+        rest = hood.restrict(~observed)  # type: ignore[operator]
+        with torch.no_grad():
+            pyro.deterministic("y_rest", _rest(rest, alpha, logits, z, c, y), event_dim=1)
+    return y
+
+
+def _choice(rows: Neighborhood, logits: Tensor) -> NeighborChoice:
+    return NeighborChoice(rows, logits.index_select(-1, rows.edge))
 
 
 def _sites(
     alpha: Concentrations, choice: NeighborChoice, obs: Tensor | None, collapsed: bool
-) -> Tensor:
+) -> tuple[Tensor | None, Tensor, Tensor]:
     if collapsed:
         c = pyro.sample("c", choice)
-        return pyro.sample("y", ChosenLabels(alpha, c), obs=obs)
+        return None, c, pyro.sample("y", ChosenLabels(alpha, c), obs=obs)
     if isinstance(alpha, OrdinalConcentrations):
         raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
     z = pyro.sample("z", Dirichlet(alpha).to_event(1))
     c = pyro.sample("c", choice)
+    return z, c, pyro.sample("y", _of_chosen(z, c), obs=obs)
+
+
+def _of_chosen(z: Tensor, c: Tensor) -> Independent:
     # Batch shapes differ where one of the two sites is given from outside.
     batch = torch.broadcast_shapes(z.shape[:-2], c.shape[:-1])
     z = z.expand(*batch, -1, -1)
     index = c.unsqueeze(-1).expand(*batch, -1, z.shape[-1])
-    return pyro.sample("y", Categorical(z.gather(-2, index)).to_event(1), obs=obs)
+    return Categorical(z.gather(-2, index)).to_event(1)
+
+
+def _rest(
+    rows: Neighborhood,
+    alpha: Concentrations,
+    logits: Tensor,
+    z: Tensor | None,
+    c: Tensor,
+    y: Tensor,
+) -> Tensor:
+    """Labels of other rows, given those of some: by conjugacy a field again, where z is not."""
+    (alpha, logits, z, c, y), _ = untracked(alpha, logits, z, c, y)
+    batch = torch.broadcast_shapes(c.shape[:-1], y.shape[:-1])
+    c_rest = _choice(rows, logits).expand(batch).sample()
+    if z is not None:
+        return _of_chosen(z, c_rest).sample()
+    known = posterior_alpha(written_out(alpha), c.expand(*batch, -1), y.expand(*batch, -1))
+    return ChosenLabels(known, c_rest).sample()

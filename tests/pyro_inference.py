@@ -4,6 +4,7 @@
 """Rows of docs/pyro.md: inference and automatic guides."""
 
 import math
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -42,6 +43,19 @@ def predictive():
     # One order is drawn, which all draws share.
     found = (given["c"] == c).all(-1).double().mean()
     assert min((found - value).abs() for value in exact) < 4 * 0.5 / 4000**0.5
+
+
+@row("Predictive, other nodes")
+def rest():
+    """The numbers are in ``test_predictive.py``."""
+    pair, known = Pair(), torch.tensor([True, False, True])
+    given = PATH, pair.alpha, pair.logits, Y, known
+    model = partial(nmm, collapsed=True, predict=True)
+    guide = partial(ordered_guide, collapsed=True)
+    found = infer.WeighedPredictive(model, guide=guide, num_samples=20_000, parallel=True)(*given)
+    exact = NeighborMixture(PATH, pair.alpha, pair.logits).condition(Y, known).marginals()[1, 1]
+    weights, hit = found.log_weights.softmax(0), found.samples["y_rest"][:, 0].double()
+    assert abs(weights @ hit - exact) < 4 * (weights**2 * (hit - exact) ** 2).sum().sqrt()
 
 
 class Scalar(Pair):
