@@ -103,6 +103,11 @@ def test_docs_pyro():
     marginals, labelled = found["marginals"], found["labelled"]
     torch.testing.assert_close(marginals[labelled].argmax(-1), truth[labelled])
     assert (marginals.argmax(-1) == truth).float().mean() > 0.8
+    assert found["rest"].shape == (1000, 12)
+    assert found["ones"].shape == (12,)
+    mix = found["NeighborMixture"](found["hood"], found["alpha"], found["logits"])
+    exact = mix.condition(truth, labelled, num_samples=4000, weighted=True).marginals()
+    assert (found["ones"] - exact[~labelled, 1]).abs().max() < 0.15
 
 
 def test_docs_links(capsys):

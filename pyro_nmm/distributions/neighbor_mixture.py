@@ -23,6 +23,7 @@ from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
+from pyro_nmm.ops.graphs import sum_by_graph
 from pyro_nmm.ops.intervals import Intervals, label_intervals
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
 from pyro_nmm.provenance import untracked
@@ -205,7 +206,13 @@ class NeighborMixture(GraphDistribution):
         tables = pair_marginals(self.hood, self.table, self.logits, pairs)
         return tables.expand(*self.batch_shape, -1, -1, -1)
 
-    def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
+    def elbo(
+        self,
+        y: Tensor,
+        observed: Tensor | None = None,
+        num_samples: int = 1,
+        batch: Tensor | None = None,
+    ) -> Tensor:
         r"""
         Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
         :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
@@ -214,12 +221,14 @@ class NeighborMixture(GraphDistribution):
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
-        :return: ``(num_samples, ...)``.
+        :param Tensor batch: ``(N,)`` the graph of every node, as in PyG's ``Batch``.
+        :return: ``(num_samples, ...)``; with ``batch`` ``(num_samples, ..., num_graphs)``.
         """
         check_integers(1, num_samples=num_samples)
         q = self.choices(y, observed)
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
-        return q.log_labels(q.sample(Size([num_samples]))).sum(-1)
+        found = q.log_labels(q.sample(Size([num_samples])))
+        return found.sum(-1) if batch is None else sum_by_graph(self.hood, found, q.order, batch)
 
     def entropy_bound(
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
