@@ -84,14 +84,24 @@ class AmortizedNMM(nn.Module):
             collapsed=self.collapsed, estimator=self.estimator,
         )  # fmt: skip
 
-    def model(self, *inputs, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
-        """:func:`~pyro_nmm.models.nmm` at the network's output."""
+    def model(
+        self,
+        *inputs,
+        y: Tensor | None = None,
+        observed: Tensor | None = None,
+        predict: bool = False,
+    ) -> Tensor:
+        """
+        :func:`~pyro_nmm.models.nmm` at the network's output. For ``Predictive`` of the nodes that
+        ``observed`` leaves out take ``functools.partial(program.model, predict=True)``.
+        """
         alpha, logits, *relabel = self.forward_pass.take(inputs)
         if self.consistency is not None and self.training and y is not None:
             mixture = NeighborMixture(self.hood, alpha, logits, *relabel)
             size = self.hood.restrict(observed).num_rows
             pyro.factor("consistency", -size * self.consistency.of(mixture, y, observed))
-        options = {"collapsed": self.collapsed, "relabel": relabel[0] if relabel else None}
+        change = relabel[0] if relabel else None
+        options = {"relabel": change, "collapsed": self.collapsed, "predict": predict}
         return nmm(self.hood, alpha, logits, y, observed, **options)
 
     def mixture(self, *inputs) -> NeighborMixture:

@@ -57,7 +57,30 @@ class MixtureGuide(nn.Module):
 
     Other sites of the program are the caller's to guide: write
     ``def guide(): family.guide(); ...``. Particles that Pyro vectorizes serve as one another's
-    baseline where labels are drawn, so use ``vectorize_particles=True`` there. The gradient is
+    baseline where labels are drawn, so use ``vectorize_particles=True`` there. A target may be an
+    ``nmm`` with something below it: under a scope, because ``c`` is the name of this guide's own
+    choices. Its choices are guided by :func:`~pyro_nmm.guides.ordered_guide`, given the labels:
+
+    >>> from pyro.contrib.autoname import scope
+    >>> from pyro_nmm.guides import ordered_guide
+    >>> from pyro_nmm.models import nmm
+    >>> prior = hood, torch.ones(9, 2), torch.zeros(hood.num_edges)
+    >>> def target():
+    ...     with scope(prefix="prior"):
+    ...         y = nmm(*prior, collapsed=True)
+    ...     pyro.sample("w", Categorical(torch.eye(2)[y] + 0.1).to_event(1), obs=torch.ones(9))
+    >>> family = MixtureGuide(hood, FreeNMM(hood, 2), target, site="prior/y", name="posterior")
+    >>> def guide():
+    ...     y = family.guide()
+    ...     with scope(prefix="prior"):
+    ...         ordered_guide(*prior, y, collapsed=True)
+    >>> svi = SVI(family.model, guide, Adam({"lr": 0.05}), elbo)
+    >>> losses = [svi.step() for _ in range(100)]
+    >>> bool(family.mixture().marginals()[:, 1].mean() > 0.6)
+    True
+
+    Where the emission below is known in closed form,
+    :func:`~pyro_nmm.guides.evidence_guide` does this without parameters. The gradient is
     made for ``TraceGraph_ELBO`` and ``Trace_ELBO``; others, such as ``RenyiELBO``, would be biased
     by the baseline.
 
@@ -70,7 +93,8 @@ class MixtureGuide(nn.Module):
     :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
         Every one gives a bound, and fitting to one is tighter than to random ones. Default: one
         random order.
-    :param str site: name of the program's labels, of event shape ``(N,)``.
+    :param str site: name of the program's labels, of event shape ``(N,)``; in full, as in
+        ``"prior/y"``, where the program puts them in a scope.
     :param str name: of the network's parameters in Pyro's store.
     :param family: ``(hood, parameters, logits)``, the network's output, to a distribution that
         nodes take over from their neighbours: a ``NeighborMixture`` of labels, or a
@@ -114,11 +138,15 @@ class MixtureGuide(nn.Module):
         family = self.family(self.hood, *self.forward_pass.take(inputs))
         with poutine.trace() as tracer:
             result = self.target(*inputs)
-            labels = self._site(tracer.trace, self.site)
+            labels = self._labels(tracer.trace)
             y = labels["value"]
             self._check_support(labels["fn"].support, y)
-            c = pyro.sample("c", family.choices(y, order=self.order))
-        pyro.factor("baseline", self._baseline(tracer.trace, family, c, y))
+            with poutine.trace() as own:
+                c = pyro.sample("c", family.choices(y, order=self.order))
+        (choices,) = (key for key, node in own.trace.nodes.items() if node["type"] == "sample")
+        self._check_prefix(choices, labels["name"])
+        site = own.trace.nodes[choices]
+        pyro.factor("baseline", self._baseline(tracer.trace, site, family, c, y))
         return result
 
     def mixture(self, *inputs) -> Any:
@@ -134,23 +162,45 @@ class MixtureGuide(nn.Module):
                 f"takes {support}: give both the same num_classes"
             )
 
-    def _site(self, trace: poutine.Trace, name: str) -> Any:
-        """The site of this name, with whatever prefix an outer scope gave it."""
-        found = [node for key, node in trace.nodes.items() if key.rpartition("/")[2] == name]
+    def _labels(self, trace: poutine.Trace) -> Any:
+        """
+        The target's site of labels, with whatever prefix an outer scope gave it. A site of that
+        name in a scope of the target's own has the longer prefix.
+        """
+        names = [name for name, node in trace.nodes.items() if node["type"] == "sample"]
+        found = [name for name in names if f"/{name}".endswith(f"/{self.site}")]
+        depth = min((name.count("/") for name in found), default=0)
+        found = [name for name in found if name.count("/") == depth]
         if len(found) != 1:
-            sites = [key for key, node in trace.nodes.items() if node["type"] == "sample"]
             raise ValueError(
-                f"target must have one site {name!r} for the labels, or name it with site=; it "
-                f"has {sites}"
+                f"target must have one site {self.site!r} for the labels, or name it with site=, "
+                f"in full if it stands in a scope; it has {names}"
             )
-        return found[0]
+        name = found[0]
+        if f"{name.removesuffix(self.site)}c" in names:
+            raise ValueError(
+                f"target has a site 'c' beside its labels {name!r}, as an nmm has, and 'c' is also "
+                f"the name of the guide's choices: run that nmm under a scope, with "
+                f"scope(prefix='prior'), name its labels in full, site='prior/y', and guide its "
+                f"own choices by ordered_guide under the same scope"
+            )
+        return trace.nodes[name]
 
-    def _baseline(self, trace: poutine.Trace, family: Any, c: Tensor, y: Tensor) -> Tensor:
+    def _check_prefix(self, choices: str, labels: str) -> None:
+        drawn = choices.removesuffix("c") + self.site
+        if drawn != labels:
+            raise ValueError(
+                f"target has its labels at {labels!r}, but the guide draws {drawn!r}: give the "
+                f"name with the scopes of target, such as site='prior/y'"
+            )
+
+    def _baseline(
+        self, trace: poutine.Trace, site: Any, family: Any, c: Tensor, y: Tensor
+    ) -> Tensor:
         """
         Zero, with the derivative that makes every vectorized particle's cost relative to the
         other ones': they do not depend on its draw.
         """
-        site = self._site(trace, "c")
         frames = {f.dim: f.name for f in site["cond_indep_stack"] if f.vectorized}
         dims = [dim for dim, name in frames.items() if name == "num_particles_vectorized"]
         if not dims or not torch.is_grad_enabled():

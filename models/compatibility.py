@@ -88,17 +88,17 @@ class Compatibility(nn.Module):
     >>> AmortizedNMM(hood, network).mixture().relabel.shape
     torch.Size([7, 2, 2])
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`; to its ``alpha`` and
+        ``logits`` come matrices ``(num_edges, C, C)``.
     :param int num_classes: ``C``.
-    :param float keep: what a borrowed label stays with at first; the rest is spread evenly.
     """
 
-    def __init__(self, network: nn.Module, num_classes: int, keep: float = 0.5) -> None:
+    def __init__(self, network: nn.Module, num_classes: int) -> None:
         super().__init__()
         self.network = network
-        start = keep * torch.eye(num_classes) + (1 - keep) / num_classes
-        #: ``(C, C)``: :math:`W`, from the label of a neighbour to one's own.
-        self.scores = nn.Parameter(start.log())
+        # From a start at the identity, fits stay at neighbours of neighbours that are alike.
+        #: ``(C, C)``: :math:`W`, from the label of a neighbour to one's own; zeros at first.
+        self.scores = nn.Parameter(torch.zeros(num_classes, num_classes))
 
     def forward(self, hood: Neighborhood, *inputs: Any) -> tuple[Any, Tensor, Tensor]:
         """``alpha`` and ``logits`` of the network, and ``relabel``, ``(num_edges, C, C)``."""

@@ -48,11 +48,13 @@ class PairwiseMRF(GraphDistribution):
     :raises ValueError: for wrong shapes, node ids out of range, loops and double edges.
     """
 
+    shown = "num_nodes", "num_edges", "num_classes"
+
     def __init__(self, edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
         _check(edges, unary, strength, interaction)
         self.edges, self.unary = edges, unary
         self.strength, self.interaction = strength, interaction
-        self.num_nodes, self.num_classes = unary.shape[-2:]
+        self.num_edges, (self.num_nodes, self.num_classes) = edges.shape[1], unary.shape[-2:]
         batch_shape = torch.broadcast_shapes(unary.shape[:-2], strength.shape[:-1])
         super().__init__(batch_shape, Size([self.num_nodes]), validate_args=False)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import pyro
 import torch
-from pyro.distributions import Categorical, Dirichlet
+from pyro.distributions import Categorical, Dirichlet, Independent
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations
+from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
 from pyro_nmm.models.one_event import OneEvent, check_plates
+from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import (
     at_choices,
     batch_of,
@@ -19,7 +21,9 @@ from pyro_nmm.relabel import (
     check_relabel_values,
     is_permutation,
     of_edges,
+    pass_on,
     shown_probs,
+    taken,
 )
 from pyro_nmm.validation import (
     check_all_rows,
@@ -39,6 +43,7 @@ def nmm(
     *,
     relabel: Tensor | None = None,
     collapsed: bool = False,
+    predict: bool = False,
 ) -> Tensor:
     r"""
     The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
@@ -49,13 +54,14 @@ def nmm(
         c_i \sim \mathrm{Categorical}(L_i), \quad
         y_i \sim \mathrm{Categorical}(z_{c_i})
 
-    ======  ==================  ===============================================
-    site    event shape         what it is
-    ======  ==================  ===============================================
-    ``z``   ``(N, C)``          label distributions; absent if ``collapsed``
-    ``c``   ``(n,)``            chosen neighbours, node ids
-    ``y``   ``(n,)``            labels; observed if given
-    ======  ==================  ===============================================
+    ==========  ============  ===============================================
+    site        event shape   what it is
+    ==========  ============  ===============================================
+    ``z``       ``(N, C)``    label distributions; absent if ``collapsed``
+    ``c``       ``(n,)``      chosen neighbours, node ids
+    ``y``       ``(n,)``      labels; observed if given
+    ``y_rest``  ``(N - n,)``  labels of the other nodes, if ``predict``
+    ==========  ============  ===============================================
 
     for the ``n`` rows where ``observed`` is true, in ascending node id. Leaving the other
     rows out is exact: they are marginalised. Nodes are event dimensions, not a plate, so
@@ -73,6 +79,21 @@ def nmm(
     >>> nmm(hood, alpha, logits).shape
     torch.Size([2])
 
+    ``predict`` is for Pyro's ``Predictive`` with :func:`~pyro_nmm.guides.ordered_guide`: the other
+    nodes' labels are drawn given the choices and labels of the rows, for a ``deterministic`` site.
+    It has no density, so these nodes stay marginalised, and bound and weights are those without
+    them. The draws are those of :meth:`NeighborMixture.condition` with equal weights, and miss
+    what the guide misses; ``WeighedPredictive`` has the weights with which they are exact.
+
+    >>> from functools import partial
+    >>> from pyro.infer import Predictive
+    >>> from pyro_nmm.guides import ordered_guide
+    >>> given = hood, alpha, logits, torch.tensor([2, -1]), torch.tensor([True, False])
+    >>> model, guide = (partial(f, collapsed=True) for f in (nmm, ordered_guide))
+    >>> draws = Predictive(partial(model, predict=True), guide=guide, num_samples=9, parallel=True)
+    >>> draws(*given)["y_rest"].shape
+    torch.Size([9, 1])
+
     Cost: :math:`O(N C + E)`.
 
     :param Neighborhood hood: The neighbourhoods.
@@ -84,6 +105,7 @@ def nmm(
     :param Tensor relabel: what edges make of a label, see :mod:`pyro_nmm.relabel`: permutations
         ``(num_edges, C)``, or stochastic matrices ``(..., num_edges, C, C)``, with which the
         borrowed labels have a site ``u`` of their own, of event shape ``(n,)``.
+    :param bool predict: whether the nodes that ``observed`` leaves out are drawn too.
     :return: ``(..., n)`` the labels of the rows.
     """
     alpha, logits = check_shapes(hood, alpha, logits)
@@ -91,10 +113,12 @@ def nmm(
     validate = pyro.settings.get("validate_distributions_pyro")
     if validate:
         check_values(alpha, logits, hood)
-        check_relabel_values(relabel)
     rows = hood.restrict(observed)
     if relabel is not None:
-        relabel = of_edges(check_relabel(hood, relabel, alpha.shape[-1]), rows.edge)
+        relabel = check_relabel(hood, relabel, alpha.shape[-1])
+        if validate:
+            check_relabel_values(relabel)
+    own = of_edges(relabel, rows.edge)
     obs = None
     if y is not None:
         obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
@@ -103,9 +127,23 @@ def nmm(
     if obs is not None:
         shapes = alpha.shape[:-2], logits.shape[:-1], obs.shape[:-1], batch_of(relabel)
         check_plates(torch.broadcast_shapes(*shapes))
-    choice = NeighborChoice(rows, logits.index_select(-1, rows.edge))
+    if predict and (observed is None or observed.all()):
+        raise ValueError("predict draws the nodes that observed leaves out, but it selects all")
     with OneEvent(rows.num_rows):
-        return _sites(rows, alpha, choice, obs, collapsed, relabel)
+        z, c, labels, y = _sites(rows, alpha, _choice(rows, logits), obs, collapsed, own)
+    if predict:
+        rest = hood.restrict(~observed)  # type: ignore[operator]
+        with torch.no_grad():
+            if own is not None and is_permutation(own):
+                inverse = at_choices(rows, own, c).argsort(-1)
+                labels = taken(inverse, labels.expand(inverse.shape[:-1]))
+            labels = _rest(rest, alpha, logits, z, c, labels, of_edges(relabel, rest.edge))
+            pyro.deterministic("y_rest", labels, event_dim=1)
+    return y
+
+
+def _choice(rows: Neighborhood, logits: Tensor) -> NeighborChoice:
+    return NeighborChoice(rows, logits.index_select(-1, rows.edge))
 
 
 def _sites(
@@ -115,27 +153,49 @@ def _sites(
     obs: Tensor | None,
     collapsed: bool,
     relabel: Tensor | None,
-) -> Tensor:
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """``z``, ``c``, ``u`` or else ``y``, and ``y``."""
     # Where edges relabel by chance, what is borrowed is no function of what is shown.
     chance = relabel is not None and not is_permutation(relabel)
-    site, seen = ("u", None) if chance else ("y", obs)
-    if collapsed:
-        c = pyro.sample("c", choice)
-        table = None if relabel is None or chance else at_choices(rows, relabel, c)
-        labels = pyro.sample(site, ChosenLabels(alpha, c, table), obs=seen)
-    else:
+    site, seen, z = "u" if chance else "y", None if chance else obs, None
+    if not collapsed:
         if isinstance(alpha, OrdinalConcentrations):
             raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
         z = pyro.sample("z", Dirichlet(alpha).to_event(1))
-        c = pyro.sample("c", choice)
-        # Batch shapes differ where one of the two sites is given from outside.
-        batch = torch.broadcast_shapes(z.shape[:-2], c.shape[:-1])
-        index = c.unsqueeze(-1).expand(*batch, -1, z.shape[-1])
-        probs = z.expand(*batch, -1, -1).gather(-2, index)
-        if relabel is not None and not chance:
-            probs = carried(at_choices(rows, relabel, c), probs)
-        labels = pyro.sample(site, Categorical(probs).to_event(1), obs=seen)
+    c = pyro.sample("c", choice)
+    permutation = None if relabel is None or chance else at_choices(rows, relabel, c)
+    given = ChosenLabels(alpha, c, permutation) if z is None else _of_chosen(z, c, permutation)
+    labels = pyro.sample(site, given, obs=seen)
     if relabel is None or not chance:
-        return labels
+        return z, c, labels, labels
     shown = Categorical(shown_probs(rows, relabel, c, labels)).to_event(1)
-    return pyro.sample("y", shown, obs=obs)
+    return z, c, labels, pyro.sample("y", shown, obs=obs)
+
+
+def _of_chosen(z: Tensor, c: Tensor, permutation: Tensor | None = None) -> Independent:
+    # Batch shapes differ where one of the two sites is given from outside.
+    batch = torch.broadcast_shapes(z.shape[:-2], c.shape[:-1])
+    index = c.unsqueeze(-1).expand(*batch, -1, z.shape[-1])
+    probs = z.expand(*batch, -1, -1).gather(-2, index)
+    return Categorical(probs if permutation is None else carried(permutation, probs)).to_event(1)
+
+
+def _rest(
+    rows: Neighborhood,
+    alpha: Concentrations,
+    logits: Tensor,
+    z: Tensor | None,
+    c: Tensor,
+    borrowed: Tensor,
+    relabel: Tensor | None,
+) -> Tensor:
+    """Labels of other rows, given those of some: by conjugacy a field again, where z is not."""
+    (alpha, logits, z, c, borrowed, relabel), _ = untracked(alpha, logits, z, c, borrowed, relabel)
+    batch = torch.broadcast_shapes(c.shape[:-1], borrowed.shape[:-1])
+    c_rest = _choice(rows, logits).expand(batch).sample()
+    if z is not None:
+        labels = _of_chosen(z, c_rest).sample()
+    else:
+        drawn = (value.expand(*batch, -1) for value in (c, borrowed))
+        labels = ChosenLabels(posterior_alpha(written_out(alpha), *drawn), c_rest).sample()
+    return labels if relabel is None else pass_on(rows, relabel, c_rest, labels)

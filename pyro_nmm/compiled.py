@@ -19,6 +19,9 @@ from torch import Tensor
 
 compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
+#: ``torch.compile`` takes NumPy for tensor code: it would trace what these functions hand to loops.
+opaque = torch.compiler.disable
+
 #: Below this many edges and draws a second thread costs more than it saves.
 MIN_PARALLEL = 100_000
 
@@ -206,6 +209,7 @@ def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, 
         credit[:] = 0
 
 
+@opaque
 def draw_choices(rows, terms, labels, num_classes, uniforms):
     """See :func:`pyro_nmm.ops.sampling.draw_by_sweeps`. Cost: :math:`O(B E)`."""
     _check_labels(labels, num_classes)
@@ -225,6 +229,7 @@ def draw_choices(rows, terms, labels, num_classes, uniforms):
     return torch.from_numpy(edges), torch.from_numpy(same), torch.from_numpy(every)
 
 
+@opaque
 def find(hood, choices):
     """See :meth:`pyro_nmm.Neighborhood.find`. Cost: :math:`O(B E)`."""
     edges = np.full(choices.shape, -1, np.int64)
@@ -236,6 +241,7 @@ def find(hood, choices):
     return torch.from_numpy(edges)
 
 
+@opaque
 def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
     """See :func:`pyro_nmm.ops.score_costs.one_step_credits`. Cost: :math:`O(B E)`."""
     attention, alpha, total = (_array(t, np.float64) for t in terms)
@@ -252,6 +258,7 @@ def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
     return torch.from_numpy(costs)
 
 
+@opaque
 def entropy_and_gradient(rows, alpha, attention, edges, labels):
     """
     The sums of :func:`pyro_nmm.ops.entropy.entropy_samples` without ``component``, ``(B,)``, and
@@ -273,6 +280,7 @@ def entropy_and_gradient(rows, alpha, attention, edges, labels):
     return tuple(torch.from_numpy(o).to(alpha.dtype) for o in outputs)
 
 
+@opaque
 def gaussian_sums(mean, width, num_classes):
     """See :func:`pyro_nmm.concentrations._sums`. Cost: :math:`O(\\sigma)` a node."""
     means, widths = _array(mean, np.float64).ravel(), _array(width, np.float64).ravel()
@@ -285,6 +293,7 @@ def gaussian_sums(mean, width, num_classes):
     return torch.from_numpy(sums).to(mean.dtype).view(3, *mean.shape).unbind()
 
 
+@opaque
 def ranks(choices, labels, num_nodes, num_classes):
     """See :func:`pyro_nmm.ops.counts.ranks`. Cost: :math:`O(B n)`."""
     _check_labels(labels, num_classes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pyro_nmm.compiled import _array, _in_threads, compiled
+from pyro_nmm.compiled import _array, _in_threads, compiled, opaque
 
 
 @compiled
@@ -166,6 +166,7 @@ def _table(rows, terms) -> np.ndarray:
     return np.zeros((rows.num_sources, terms.num_classes + 1), np.int32)
 
 
+@opaque
 def draw(rows, terms, uniforms):
     """See :func:`pyro_nmm.ops.evidence.draw_latent`. Cost: :math:`O(B E C)`."""
     inputs = _inputs(rows, terms)
@@ -178,6 +179,7 @@ def draw(rows, terms, uniforms):
     return torch.from_numpy(edges), torch.from_numpy(labels)
 
 
+@opaque
 def sweep(rows, terms, draw, uniforms):
     """See :func:`pyro_nmm.ops.gibbs.sweep`. Cost: :math:`O(S B E C)`."""
     inputs = _inputs(rows, terms)
@@ -194,6 +196,7 @@ def sweep(rows, terms, draw, uniforms):
     return map(torch.from_numpy, (edges, labels, visits, totals))
 
 
+@opaque
 def evaluate(rows, terms, draw):
     """See :func:`pyro_nmm.ops.evidence.latent_predictive`. Cost: :math:`O(B E C)`."""
     inputs = [*_inputs(rows, terms), *map(_array, draw)]
@@ -207,6 +210,7 @@ def evaluate(rows, terms, draw):
     return (torch.from_numpy(part).to(terms.alpha.dtype) for part in (log_evidence, log_choice))
 
 
+@opaque
 def gradient(rows, terms, draw, log_evidence, to_evidence, to_choice):
     """
     The gradient of :func:`evaluate` towards ``terms``, given that towards its results

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pyro_nmm.compiled import _array, compiled
+from pyro_nmm.compiled import _array, compiled, opaque
 
 
 @compiled
@@ -47,6 +47,7 @@ def _predict(ptr, source, attention, alpha, weights, uniforms, counts, labels):
             counts[source[e], t, every] += 1
 
 
+@opaque
 def predict(rows, attention, alpha, weights, uniforms, counts):
     """See :func:`pyro_nmm.distributions.sequential.predict_by_sweeps`. Cost: :math:`O(T E C)`."""
     labels = np.empty(rows.num_rows, np.int64)

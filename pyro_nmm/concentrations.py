@@ -74,6 +74,9 @@ class OrdinalConcentrations:
         """``(..., N, C)``, as of a table."""
         return Size((*self.mean.shape, self.num_classes))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, floor={self.floor})"
+
     def at(self, nodes: Tensor, labels: Tensor) -> Tensor:
         """``(..., E)``: of nodes ``(..., E)`` at labels ``(..., E)``."""
         mean, width, scale = self._of(nodes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import index_to_mask
 
 
 def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
@@ -74,3 +75,14 @@ def check_mask(mask: Tensor, num_nodes: int, device: torch.device, name: str = "
         )
     if not mask.any():
         raise ValueError(f"{name} selects no node: at least one entry must be True")
+
+
+def as_mask(nodes: Tensor, num_nodes: int, device: torch.device) -> Tensor:
+    """A boolean mask of nodes that are given by ids or by a mask."""
+    if isinstance(nodes, Tensor) and nodes.dtype in (torch.int32, torch.int64) and nodes.dim() == 1:
+        if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < num_nodes:
+            bad = nodes.min() if nodes.min() < 0 else nodes.max()
+            raise ValueError(f"nodes must hold node ids in 0..{num_nodes - 1}, got {int(bad)}")
+        nodes = index_to_mask(nodes.long(), num_nodes)
+    check_mask(nodes, num_nodes, device, "nodes")
+    return nodes

@@ -11,7 +11,7 @@ from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.edges import check_degrees, check_edge_index, check_mask
+from pyro_nmm.edges import as_mask, check_degrees, check_edge_index, check_mask
 
 
 class Neighborhood:
@@ -183,6 +183,33 @@ class Neighborhood:
             return self.take(observed[self.nodes].nonzero()[:, 0])
 
         return self._last_rows.get((observed,), rows)
+
+    @torch.inference_mode(False)
+    def subgraph(self, nodes: Tensor) -> Neighborhood:
+        """
+        The subgraph that nodes induce, as PyG's ``subgraph(..., relabel_nodes=True)``: with ids
+        ``0..K - 1`` in ascending order, and the edges among them. Edges from other nodes are
+        dropped, so that it is a model of its own; :meth:`restrict` keeps them, and marginalises.
+        The two agree where all neighbours are in. Sources that are no nodes stay as they are.
+
+        >>> hood = Neighborhood(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
+        >>> part, logits = hood.subgraph(torch.tensor([2, 3])), torch.arange(7.0)
+        >>> part, logits[..., part.within]  # what belongs to its edges
+        (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
+
+        :param Tensor nodes: ``(K,)`` node ids, or a boolean mask ``(num_nodes,)``.
+        :return: the subgraph, whose ``within`` holds the numbers of its edges in this one.
+        """
+        mask = as_mask(nodes, self.num_nodes, self.device)
+        number, rows = mask.cumsum(0) - 1, mask[self.nodes]
+        keep = rows[self.row] if self.bipartite else rows[self.row] & mask[self.source]
+        kept = keep.nonzero()[:, 0]
+        source = self.source[kept] if self.bipartite else number[self.source[kept]]
+        ptr = _pointers(torch.bincount(self.row[kept], minlength=self.num_rows)[rows])
+        own, size = number[self.nodes[rows]], int(mask.sum())
+        part = self.of_rows(size, own, ptr, source, num_sources=self._own_sources)
+        part.within = kept
+        return part
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         r"""

@@ -66,7 +66,8 @@ def test_quick_start_of_the_readme(capsys):
 
 def test_every_snippet_of_the_docs_is_run_here():
     run = {"README.md", "denoising.md", "links.md", "node-classification.md"}
-    assert SNIPPETS.keys() == run | {"variational-family.md", "latent-labels.md"}
+    run |= {"variational-family.md", "latent-labels.md"}
+    assert SNIPPETS.keys() == run | {"pyro.md"}
     assert len(SNIPPETS["README.md"]) == 2
 
 
@@ -108,6 +109,22 @@ def test_docs_latent_labels(capsys):
     assert low < -0.7
     assert high > 0.7
     assert page["posterior"].marginals()[1, 1] > 0.5
+
+
+def test_docs_pyro():
+    found = run_page("pyro.md")
+    store, truth = found["pyro"].get_param_store(), found["truth"]
+    assert sum(found["losses"][-20:]) < sum(found["losses"][:20])
+    assert store["means"][0] < -0.4
+    assert store["means"][1] > 0.4
+    marginals, labelled = found["marginals"], found["labelled"]
+    torch.testing.assert_close(marginals[labelled].argmax(-1), truth[labelled])
+    assert (marginals.argmax(-1) == truth).float().mean() > 0.8
+    assert found["rest"].shape == (1000, 12)
+    assert found["ones"].shape == (12,)
+    mix = found["NeighborMixture"](found["hood"], found["alpha"], found["logits"])
+    exact = mix.condition(truth, labelled, num_samples=4000, weighted=True).marginals()
+    assert (found["ones"] - exact[~labelled, 1]).abs().max() < 0.15
 
 
 def test_docs_links(capsys):

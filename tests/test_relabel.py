@@ -13,7 +13,7 @@ import pytest
 import torch
 from graphs import house, labellings, parameters, shared_sources, star, to_hood
 from oracle import edge_lists
-from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
+from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, WeighedPredictive
 from pyro.optim import Adam
 from scipy.special import gammaln
 from scipy.stats import chi2
@@ -350,6 +350,28 @@ def test_gradient(loss, kind, estimator, collapsed):
     grads = torch.stack([program.sampled_gradient(elbo, **options) for _ in range(steps)])
     error, truth = grads.std(0) / steps**0.5, program.exact_gradient()
     assert ((grads.mean(0) - truth).abs() < 4 * error + 1e-9).all()
+
+
+@pytest.mark.parametrize("collapsed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictive(kind, collapsed):
+    """Labels of the other nodes by Pyro's weighed predictive, against the exact conditional."""
+    mix, _ = case("path", kind)
+    y, observed = torch.tensor([1, -1, 0, -1]), torch.tensor([True, False, True, False])
+    given, options = (mix.hood, mix.alpha, mix.logits, y, observed), {"relabel": mix.relabel}
+    options["collapsed"] = collapsed
+    guide = partial(ordered_guide, **options)
+    model = partial(nmm, predict=True, **options)
+    draws = WeighedPredictive(model, guide=guide, num_samples=50_000, parallel=True)(*given)
+    weights = draws.log_weights.softmax(0)
+    hit = one_hot(draws.samples["y_rest"] @ torch.tensor([2, 1]), 4).double()
+    rest = torch.tensor([1, 3])
+    exact = mix.condition(y, observed).log_marginal(rest, labellings(2)).exp()
+    error = (weights[:, None] ** 2 * (hit - exact) ** 2).sum(0).sqrt()
+    assert ((weights @ hit - exact).abs() < 4 * error).all()
+    total = draws.log_weights.exp()
+    truth = mix.log_marginal(torch.tensor([0, 2]), y[observed]).exp()
+    assert (total.mean() - truth).abs() < 4 * total.std() / len(total) ** 0.5 + 1e-9
 
 
 def fitted(hood, log_target, kind, seed, steps):

@@ -30,6 +30,7 @@ class GraphDistribution(TorchDistribution):
     """
 
     arg_constraints: dict = {}  # checked in the constructors, with messages that name the fix
+    shown: tuple[str, ...] = ()  #: attributes that :func:`repr` states: sizes and settings
 
     def __init__(self, batch_shape: Size, event_shape: Size, *, validate_args=None) -> None:
         if torch.jit.is_tracing():
@@ -39,6 +40,12 @@ class GraphDistribution(TorchDistribution):
                 f"instead of JitTraceGraph_ELBO"
             )
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
+
+    def __repr__(self) -> str:
+        stated = [f"{name}={getattr(self, name)}" for name in self.shown]
+        if self.batch_shape:
+            stated.append(f"batch_shape={tuple(self.batch_shape)}")
+        return f"{type(self).__name__}({', '.join(stated)})"
 
     def _labels(self, value: Tensor) -> Tensor:
         """

@@ -52,6 +52,8 @@ class ChosenLabels(GraphDistribution):
         ``relabel[i, k]`` is the label of entry ``i`` if it takes label ``k``. Default: label ``k``.
     """
 
+    shown = "num_labels", "num_sources", "num_classes"
+
     def __init__(
         self,
         alpha: Concentrations,
@@ -63,7 +65,8 @@ class ChosenLabels(GraphDistribution):
         alpha = check_choices(alpha, untracked(choices)[0][0])
         self.relabel = relabel
         batch_shape = torch.broadcast_shapes(alpha.shape[:-2], choices.shape[:-1])
-        self.alpha, self.choices, self.num_classes = alpha, choices, alpha.shape[-1]
+        self.alpha, self.choices, self.num_labels = alpha, choices, choices.shape[-1]
+        self.num_sources, self.num_classes = alpha.shape[-2:]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, None)

@@ -67,7 +67,7 @@ class ClosedForms(GraphDistribution):
         distribution; no table is made. With half of ``1 - level`` beyond each end, a label ``k`` is
         spread over ``k - 0.5`` to ``k + 0.5``: whole numbers would cover more than ``level``.
 
-        >>> from pyro_nmm import LogisticConcentrations
+        >>> from pyro_nmm import LogisticConcentrations, NeighborMixture
         >>> hood = Neighborhood.grid(1, 2)
         >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
         >>> found = NeighborMixture(hood, alpha, torch.zeros(4)).intervals()

@@ -90,6 +90,8 @@ class EvidenceConditional(InOrder):
         out all labels.
     """
 
+    shown = "observed_rows", "num_classes", "estimator"
+
     def __init__(
         self,
         hood: Neighborhood,

@@ -52,6 +52,8 @@ class InnerProductGraph(GraphDistribution):
     :param bool loops: Whether nodes' pairs with themselves count, as edges.
     """
 
+    shown = "num_nodes", "num_factors", "weight", "loops"
+
     def __init__(
         self,
         factors: Tensor,
@@ -69,7 +71,7 @@ class InnerProductGraph(GraphDistribution):
         if not weight > 0:
             raise ValueError(f"weight must be positive, got {weight}")
         self.factors, self.weight, self.loops = factors, weight, loops
-        self.num_nodes = factors.shape[-2]
+        self.num_nodes, self.num_factors = factors.shape[-2:]
         self.held_out = None
         if held_out is not None:
             self.held_out = undirected_pairs(held_out, self.num_nodes, "held_out")

@@ -91,6 +91,8 @@ class MembershipMixture(GraphDistribution):
     has_rsample = True
     support = constraints.independent(constraints.real, 2)
 
+    shown = "hood", "num_memberships", "temperature", "estimator"
+
     def __init__(
         self,
         hood: Neighborhood,
@@ -110,7 +112,7 @@ class MembershipMixture(GraphDistribution):
             )
         check_positive(temperature=temperature)
         self.hood, self.log_odds, self.logits = hood, log_odds, logits
-        self.temperature = temperature
+        self.temperature, self.num_memberships = temperature, log_odds.shape[-1]
         self.estimator = as_member(AttentionEstimator, estimator=estimator)
         batch_shape = torch.broadcast_shapes(log_odds.shape[:-2], logits.shape[:-1])
         event_shape = Size([hood.num_rows, log_odds.shape[-1]])

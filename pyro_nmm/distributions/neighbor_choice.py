@@ -54,6 +54,8 @@ class NeighborChoice(GraphDistribution):
         ``-inf`` switches an edge off.
     """
 
+    shown = ("hood",)
+
     def __init__(self, hood: Neighborhood, logits: Tensor, *, validate_args=None) -> None:
         self.hood, self.logits = hood, (logits := check_logits(hood, logits))
         super().__init__(logits.shape[:-1], Size([hood.num_rows]), validate_args=validate_args)

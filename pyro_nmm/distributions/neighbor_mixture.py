@@ -23,6 +23,7 @@ from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
+from pyro_nmm.ops.graphs import sum_by_graph
 from pyro_nmm.ops.latent_stages import stages_of
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import (
@@ -92,6 +93,8 @@ class NeighborMixture(ClosedForms):
         that repel: permutations, ``(num_edges, C)`` integers, or stochastic matrices
         ``(..., num_edges, C, C)``; see :mod:`pyro_nmm.relabel`.
     """
+
+    shown = "hood", "num_classes"
 
     def __init__(
         self,
@@ -178,7 +181,13 @@ class NeighborMixture(ClosedForms):
         arguments = rows, self.table, logits, labels, self.batch_shape, relabel
         return enumeration.log_marginals(*arguments)
 
-    def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
+    def elbo(
+        self,
+        y: Tensor,
+        observed: Tensor | None = None,
+        num_samples: int = 1,
+        batch: Tensor | None = None,
+    ) -> Tensor:
         r"""
         Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
         :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
@@ -187,7 +196,8 @@ class NeighborMixture(ClosedForms):
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
-        :return: ``(num_samples, ...)``.
+        :param Tensor batch: ``(N,)`` the graph of every node, as in PyG's ``Batch``.
+        :return: ``(num_samples, ...)``; with ``batch`` ``(num_samples, ..., num_graphs)``.
         """
         check_integers(1, num_samples=num_samples)
         if self.relabel is None or is_permutation(self.relabel):
@@ -197,7 +207,8 @@ class NeighborMixture(ClosedForms):
             q = self.latents(evidence_of(self.hood, self.relabel, y, observed), observed)
             terms = q.log_evidence
         shape = torch.broadcast_shapes(self.batch_shape, q.batch_shape)
-        return terms(q.expand(shape).sample(Size([num_samples]))).sum(-1)
+        found = terms(q.expand(shape).sample(Size([num_samples])))
+        return found.sum(-1) if batch is None else sum_by_graph(self.hood, found, q.order, batch)
 
     def entropy_bound(
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None

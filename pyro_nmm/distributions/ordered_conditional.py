@@ -106,6 +106,8 @@ class OrderedConditional(InOrder):
     :raises ValueError: for bad shapes, devices, labels, masks and orders.
     """
 
+    shown = "observed_rows", "num_classes", "estimator"
+
     def __init__(
         self,
         hood: Neighborhood,

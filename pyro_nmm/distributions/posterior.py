@@ -86,6 +86,10 @@ class Posterior:
         self.labels = torch.zeros_like(self._place)
         self.labels[self.nodes] = self._probs.argmax(-1)
 
+    def __repr__(self) -> str:
+        sizes = f"num_observed={len(self.nodes)}, num_components={len(self.components)}"
+        return f"{type(self).__name__}(hood={self.hood}, {sizes}, is_exact={self.is_exact})"
+
     @property
     def log_weights(self) -> Tensor:
         """``(T,)``: :math:`\\log w_t`, normalised."""
@@ -125,10 +129,8 @@ class Posterior:
             raise ValueError(f"condition needs one labelling y of shape (N,), got {tuple(y.shape)}")
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-        if observed is not None:
-            check_mask(observed, self.hood.num_nodes, self.hood.device)
-        else:
-            observed = torch.ones_like(self.observed)
+        observed = torch.ones_like(self.observed) if observed is None else observed
+        check_mask(observed, self.hood.num_nodes, self.hood.device)
         self._check_known_labels(y, observed)
         nodes = (observed & ~self.observed).nonzero()[:, 0]
         labels = y[nodes]
@@ -307,12 +309,10 @@ class Posterior:
         elif method == "sequential" and len(free):
             certainty = self._marginals(self.hood.take(free)).max(-1).values
             order = free[certainty.argsort(descending=True, stable=True)]
-            labels[order] = predict_in_turn(
-                self.hood, self.logits, self.components, order, generator
-            )
+            given = self.hood, self.logits, self.components
+            labels[order] = predict_in_turn(*given, order, generator)
         elif method not in ("joint", "sequential"):
-            known = "'marginal', 'joint' or 'sequential'"
-            raise ValueError(f"method must be {known}, got {method!r}")
+            raise ValueError(f"method must be 'marginal', 'joint' or 'sequential', got {method!r}")
         return labels[wanted]
 
     def _joint_mode(self, nodes: Tensor) -> Tensor:

@@ -1,0 +1,86 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Bounds of small fields as sums over all orders, choices and labels, and sampled gradients."""
+
+import itertools
+
+import torch
+from graphs import labellings
+
+from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
+from pyro_nmm.ops.enumeration import enumerate_choices
+
+PATH = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+
+
+def all_choices(hood):
+    return hood.source[enumerate_choices(hood)]
+
+
+def expected_bound(hood, alpha, logits, y):
+    """The bound of :func:`ordered_guide` for labels ``(..., N)``, over all orders and choices."""
+    c, bounds = all_choices(hood), []
+    c = c.view(len(c), *(1,) * (y.dim() - 1), hood.num_nodes)
+    for order in itertools.permutations(range(hood.num_nodes)):
+        q = OrderedConditional(hood, alpha, logits, y, order=torch.tensor(order))
+        bounds.append((q.log_prob(c).exp() * q.log_labels(c).sum(-1)).sum(0))
+    return torch.stack(bounds).mean(0)
+
+
+def gradients(elbo, model, guide, leaves, steps):
+    """``(steps,)`` losses and ``(steps, n)`` gradients."""
+    losses, grads = [], []
+    for _ in range(steps):
+        for leaf in leaves:
+            leaf.grad = None
+        losses.append(elbo.loss_and_grads(model, guide))
+        grads.append(torch.cat([leaf.grad.flatten() for leaf in leaves]))
+    return torch.tensor(losses), torch.stack(grads)
+
+
+def check_against(truth, leaves, losses, grads):
+    """In standard errors, each of which must tell the gradient from zero."""
+    wanted = torch.cat([g.flatten() for g in torch.autograd.grad(truth, leaves)])
+    steps = len(losses)
+    assert abs(losses.mean() - truth) < 4 * losses.std() / steps**0.5 + 1e-9
+    error = grads.std(0) / steps**0.5
+    assert ((grads.mean(0) - wanted).abs() < 4.5 * error + 1e-9).all()
+    assert wanted.norm() > 5 * error.norm()
+
+
+def near(found, truth):
+    """The mean of ``found`` is ``truth``, in standard errors."""
+    found = torch.as_tensor(found)
+    error = found.std() / len(found) ** 0.5
+    assert (found.mean() - truth).abs() < 4 * error + 1e-9, (found.mean(), truth, error)
+
+
+def latent_draws(hood, alpha, logits, evidence, observed=None):
+    """
+    For every order of the nodes with evidence: choices and labels ``(K, 2, n)`` that the evidence
+    allows, the logarithm of their probability, and the bound of each, ``(K,)``.
+    """
+    rows = hood.restrict(observed)
+    c, u = rows.source[enumerate_choices(rows)], labellings(rows.num_rows, alpha.shape[-1])
+    pairs = torch.cartesian_prod(torch.arange(len(c)), torch.arange(len(u)))
+    value = torch.stack([c[pairs[:, 0]], u[pairs[:, 1]]], 1)
+    allowed = evidence[rows.nodes, value[:, 1]].isfinite().all(-1)
+    value = value[allowed]
+    for order in itertools.permutations(rows.nodes.tolist()):
+        given = hood, alpha, logits, evidence, observed, torch.tensor(order)
+        q = EvidenceConditional(*given)
+        yield value, q.log_prob(value), q.log_evidence(value).sum(-1)
+
+
+def expected_evidence_bound(*given, after=None):
+    """
+    The bound of :func:`evidence_guide` over all orders, choices and labels.
+
+    :param after: what comes after labels ``(K, n)``, in nats, ``(K,)``.
+    """
+    bounds = []
+    for value, log_q, f in latent_draws(*given):
+        rest = 0.0 if after is None else after(value[:, 1])
+        bounds.append((log_q.exp() * (f + rest)).sum())
+    return torch.stack(bounds).mean()

@@ -1,0 +1,182 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Rows of docs/pyro.md: inference and automatic guides."""
+
+import math
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import torch
+from bounds import PATH, expected_bound, near
+from pyro import infer, poutine
+from pyro.contrib.autoname import scope
+from pyro.infer import autoguide
+from pyro_rows import Pair, Parent, Y, losses, row
+
+from pyro_nmm import NeighborMixture
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
+
+
+@row("Importance")
+def importance():
+    pair = Pair()
+    weights = infer.Importance(pair.model, pair.guide, 500).run().log_weights
+    near(torch.stack(weights).exp(), pair.log_prob().exp().item())
+
+
+@row("Predictive")
+def predictive():
+    pair = Pair()
+    drawn = infer.Predictive(pair.model, num_samples=4000, parallel=True)(None)["y"]
+    mix = NeighborMixture(PATH, pair.alpha, pair.logits)
+    near((drawn == Y).all(-1).double(), mix.log_prob(Y).exp())
+    given = infer.Predictive(pair.model, guide=pair.guide, num_samples=4000, parallel=True)()
+    q = mix.choices(Y)
+    orders = [torch.tensor([0, 1, 2]).roll(k) for k in range(3)]
+    orders += [order.flip(0) for order in orders]
+    c = torch.tensor([1, 1, 1])
+    exact = [mix.choices(Y, order=order).log_prob(c).exp() for order in orders]
+    assert given["c"].shape == (4000, *q.event_shape)
+    # One order is drawn, which all draws share.
+    found = (given["c"] == c).all(-1).double().mean()
+    assert min((found - value).abs() for value in exact) < 4 * 0.5 / 4000**0.5
+
+
+@row("Predictive, other nodes")
+def rest():
+    """The numbers are in ``test_predictive.py``."""
+    pair, known = Pair(), torch.tensor([True, False, True])
+    given = PATH, pair.alpha, pair.logits, Y, known
+    model = partial(nmm, collapsed=True, predict=True)
+    guide = partial(ordered_guide, collapsed=True)
+    found = infer.WeighedPredictive(model, guide=guide, num_samples=20_000, parallel=True)(*given)
+    exact = NeighborMixture(PATH, pair.alpha, pair.logits).condition(Y, known).marginals()[1, 1]
+    weights, hit = found.log_weights.softmax(0), found.samples["y_rest"][:, 0].double()
+    assert abs(weights @ hit - exact) < 4 * (weights**2 * (hit - exact) ** 2).sum().sqrt()
+
+
+class Scalar(Pair):
+    """A parent that makes labels surer."""
+
+    def shift(self):
+        return pyro.sample("shift", dist.Normal(0.0, 1.0))
+
+    def exact(self):
+        mix = NeighborMixture(PATH, self.alpha * self.shift().exp(), self.logits)
+        pyro.sample("y", mix, obs=Y)
+
+    def program(self):
+        nmm(PATH, self.alpha * self.shift().exp(), self.logits, Y, collapsed=True)
+
+
+@row("NUTS, exact log_prob")
+def nuts():
+    pair = Scalar()
+    mcmc = infer.MCMC(infer.NUTS(pair.exact), 400, 100, disable_progbar=True)
+    mcmc.run()
+    grid = torch.linspace(-6, 6, 400)
+    alpha = pair.alpha * grid.exp()[:, None, None]
+    log_weight = dist.Normal(0.0, 1.0).log_prob(grid)
+    log_weight = log_weight + NeighborMixture(PATH, alpha, pair.logits).log_prob(Y)
+    truth = (log_weight.softmax(0) * grid).sum()
+    found = mcmc.get_samples()["shift"]
+    size = mcmc.diagnostics()["shift"]["n_eff"]
+    assert abs(found.mean() - truth) < 4 * found.std() / math.sqrt(size)
+
+
+@row("NUTS, nmm")
+def choices_in_nuts():
+    infer.MCMC(infer.NUTS(Scalar().program), 2, 2, disable_progbar=True).run()
+
+
+class Series:
+    """A switch that stays or turns, and a field of labels at each of three times."""
+
+    def __init__(self, pair, labels, fields):
+        self.pair, self.labels, self.fields = pair, labels, fields
+
+    def alpha(self, switch):
+        return self.pair.alpha + switch[..., None, None] * torch.tensor([4.0, 0.0])
+
+    def prior(self, state):
+        last = state.get("switch")
+        return dist.Bernoulli(0.5 if last is None else 0.2 + 0.6 * last)
+
+    def step(self, state, time):
+        switch = pyro.sample(f"switch {time}", self.prior(state).expand([400]))
+        if not state._locked:
+            state["switch"] = switch
+        with scope(prefix=f"time {time}"):
+            self.fields(
+                PATH, self.alpha(switch), self.pair.logits, self.labels[time], collapsed=True
+            )
+
+    def init(self, state):
+        self.step(state, 0)
+
+
+@row("SMCFilter")
+def filtering():
+    pair = Pair()
+    labels = torch.tensor([[0, 0, 1], [0, 1, 0], [0, 0, 0]])
+    means = []
+    for _ in range(20):
+        series = [Series(pair, labels, fields) for fields in (nmm, ordered_guide)]
+        smc = infer.SMCFilter(*series, num_particles=400, max_plate_nesting=0)
+        smc.init()
+        for time in (1, 2):
+            smc.step(time)
+        means.append(smc.get_empirical()["switch"].mean)
+    switch, turn = torch.tensor([0.0, 1.0]), torch.tensor([[0.8, 0.2], [0.2, 0.8]])
+    filtered = torch.tensor([0.5, 0.5])
+    alpha = series[0].alpha(switch)
+    for time, y in enumerate(labels):
+        filtered = filtered if time == 0 else filtered @ turn
+        filtered = filtered * NeighborMixture(PATH, alpha, pair.logits).log_prob(y).exp()
+        filtered = filtered / filtered.sum()
+    assert abs(torch.stack(means).mean() - filtered[1]) < 0.02
+    assert abs(filtered[1] - 0.5) > 0.1
+
+
+@row("infer_discrete")
+def not_inferred():
+    pair, drawn = Pair(), []
+    model = infer.infer_discrete(infer.config_enumerate(pair.model), first_available_dim=-2)
+    for _ in range(300):
+        drawn.append(poutine.trace(model).get_trace().nodes["c"]["value"][0])
+    attention = PATH.softmax(pair.logits)[PATH.ptr[0] : PATH.ptr[1]]
+    near((torch.stack(drawn) == PATH.source[0]).double(), attention[0])
+
+
+@row("AutoNormal", "AutoLowRankMultivariateNormal", "AutoIAFNormal", "AutoDelta")
+def above_the_field(name):
+    pair = Parent()
+    auto = getattr(autoguide, name)(poutine.block(pair.model, hide=["c", "y"]))
+
+    def guide():
+        pair.guide_given(auto()["shift"])
+
+    found = losses(pair.model, guide, size=200)
+    with pyro.plate("num_particles_vectorized", 2000, dim=-1):
+        trace = poutine.trace(auto).get_trace()
+    trace.compute_log_prob()
+    sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
+    log_q = sum(site["log_prob"] for site in sites if site["name"] != "num_particles_vectorized")
+    shift = trace.nodes["shift"]["value"]
+    bound = expected_bound(PATH, pair.alpha * shift.exp(), pair.logits, Y.expand(*log_q.shape, 3))
+    exact = (pair.prior().log_prob(shift) + bound - log_q).detach()
+    error = (found.var() / len(found) + exact.var() / len(exact)).sqrt()
+    assert abs(found.mean() + exact.mean()) < 4 * error + 1e-9
+
+
+@row("AutoNormal, nothing hidden")
+def choices_in_autoguide():
+    autoguide.AutoNormal(Parent().model)()
+
+
+@row("AutoDiscreteParallel")
+def enumerated_choices():
+    autoguide.AutoDiscreteParallel(Pair().model)()

@@ -1,0 +1,146 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Parts of a graph that stand alone: induced subgraphs, and the bound of each graph of a batch."""
+
+import pytest
+import torch
+from bounds import expected_bound, near
+from graphs import house, parameters, shared_sources, star, two_triangles
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import subgraph
+
+from pyro_nmm import Neighborhood, NeighborMixture
+
+GRAPHS = [[[0, 1, 1, 2], [1, 0, 2, 1]], [[0], [1]], [[0, 1, 2], [1, 2, 0]]]
+
+
+def joined():
+    """A PyG batch of three graphs, and an NMM over all its nodes."""
+    sizes = 3, 2, 3
+    data = [
+        Data(edge_index=torch.tensor(edges), num_nodes=size)
+        for edges, size in zip(GRAPHS, sizes, strict=True)
+    ]
+    batch = Batch.from_data_list(data)
+    hood = Neighborhood(batch.edge_index, batch.num_nodes)
+    return batch, NeighborMixture(hood, *parameters(hood, 2))
+
+
+def alone(mix, nodes):
+    part = mix.hood.subgraph(nodes)
+    ids = nodes.nonzero()[:, 0] if nodes.dtype == torch.bool else nodes.sort().values
+    return NeighborMixture(part, mix.alpha[ids], mix.logits[part.within])
+
+
+def test_bound_of_each_graph(kernels):
+    batch, mix = joined()
+    y = torch.randint(2, (8,))
+    samples = mix.elbo(y, num_samples=20_000, batch=batch.batch)
+    assert samples.shape == (20_000, 3)
+    for number in range(3):
+        nodes = batch.batch == number
+        own = alone(mix, nodes)
+        near(samples[:, number].exp(), own.log_prob(y[nodes]).exp())
+    # Orders of the graphs are independent, and one is drawn for all samples.
+    torch.manual_seed(1)
+    whole = mix.elbo(y, num_samples=5)
+    torch.manual_seed(1)
+    torch.testing.assert_close(mix.elbo(y, None, 5, batch.batch).sum(-1), whole)
+
+
+@pytest.mark.slow
+def test_mean_of_the_bound_of_each_graph():
+    batch, mix = joined()
+    y = torch.randint(2, (8,))
+    samples = torch.stack([mix.elbo(y, None, 20, batch.batch).mean(0) for _ in range(500)])
+    for number in range(3):
+        nodes = batch.batch == number
+        own = alone(mix, nodes)
+        near(samples[:, number], expected_bound(own.hood, own.alpha, own.logits, y[nodes]))
+
+
+def test_partly_observed_and_batched():
+    batch, mix = joined()
+    observed = torch.tensor([1, 0, 1, 0, 0, 1, 0, 0]).bool()  # none of the second graph
+    wide = NeighborMixture(mix.hood, mix.alpha.expand(4, -1, -1), mix.logits.requires_grad_())
+    y = torch.randint(2, (8,)).where(observed, -1)
+    found = wide.elbo(y, observed, 6, batch.batch)
+    assert found.shape == (6, 4, 3)
+    assert (found[..., 1] == 0).all()
+    (gradient,) = torch.autograd.grad(found[..., 2].sum(), mix.logits)
+    last = batch.batch[mix.hood.target] == 2
+    assert gradient[last].abs().sum() > 0
+    assert (gradient[~last] == 0).all()
+    torch.testing.assert_close(found[0, 0, 2], mix.log_marginal(torch.tensor([5]), y[5:6]))
+
+
+def test_bad_batches():
+    batch, mix = joined()
+    y = torch.zeros(8, dtype=torch.long)
+    cases = {
+        r"batch must hold graph numbers .* of shape \(8,\), got \(\(7,\)": batch.batch[1:],
+        "batch must hold graph numbers .*float64": batch.batch.double(),
+        "batch must hold graph numbers .*list": [0] * 8,
+        "batch must hold graph numbers from 0 on, got -1": batch.batch - 1,
+        "share sources into graphs 0 and 1": torch.tensor([0, 1, 0, 1, 1, 2, 2, 2]),
+    }
+    for message, wrong in cases.items():
+        with pytest.raises(ValueError, match=message):
+            mix.elbo(y, batch=wrong)
+    # Nodes without an edge between them share a place.
+    hood = shared_sources()
+    places = NeighborMixture(hood, *parameters(hood, 2))
+    with pytest.raises(ValueError, match="share sources"):
+        places.elbo(y[:5], batch=torch.arange(5))
+
+
+@pytest.mark.parametrize("graph", [house, star, two_triangles])
+@pytest.mark.parametrize("kind", ["mask", "ids"])
+def test_subgraph_is_that_of_pyg(graph, kind):
+    hood, mask = graph(), torch.tensor([True, False, True, True, False])
+    nodes = mask if kind == "mask" else torch.tensor([3, 0, 2])
+    values = torch.randn(2, hood.num_edges)
+    part = hood.subgraph(nodes)
+    edges = torch.stack([hood.source, hood.target])
+    wanted, kept = subgraph(mask, edges, values.T, relabel_nodes=True, num_nodes=5)
+    assert torch.equal(torch.stack([part.source, part.target]), wanted)
+    torch.testing.assert_close(values[:, part.within], kept.T)
+    assert (part.num_nodes, part.num_rows, part.num_sources) == (3, 3, 3)
+    again = Neighborhood(wanted, 3)
+    assert torch.equal(again.source, part.source)
+    assert torch.equal(again.ptr, part.ptr)
+    assert torch.equal(part.edge, torch.arange(part.num_edges))
+
+
+def test_subgraph_of_whole_components_is_exact():
+    _, mix = joined()
+    nodes, y = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1])
+    own = alone(mix, nodes)
+    torch.testing.assert_close(own.log_prob(y), mix.log_marginal(nodes, y))
+    torch.testing.assert_close(own.marginals(), mix.marginals()[nodes])
+
+
+def test_subgraph_keeps_places():
+    hood = shared_sources()
+    mix, nodes = NeighborMixture(hood, *parameters(hood, 2)), torch.tensor([1, 3, 4])
+    part = hood.subgraph(nodes)
+    assert (part.num_nodes, part.num_sources) == (3, 3)
+    own, y = NeighborMixture(part, mix.alpha, mix.logits[part.within]), torch.tensor([0, 1, 1])
+    torch.testing.assert_close(own.log_prob(y), mix.log_marginal(nodes, y))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (torch.tensor([0, 5]), r"nodes must hold node ids in 0..4"),
+        (torch.tensor([-1]), r"nodes must hold node ids in 0..4"),
+        (torch.zeros(5, dtype=torch.bool), "nodes selects no node"),
+        (torch.ones(4, dtype=torch.bool), r"nodes must have shape \(5,\)"),
+        (torch.tensor([0.5]), "nodes must be a boolean mask"),
+        ([0, 1], "nodes must be a boolean mask"),
+    ],
+)
+def test_bad_nodes(nodes, message):
+    with pytest.raises(ValueError, match=message):
+        house().subgraph(nodes)
