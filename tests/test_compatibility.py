@@ -34,7 +34,9 @@ def test_counts_of_edges():
 
 def test_nodes_keep_their_own_label():
     hood = house()
-    network = Compatibility(FreeNMM(hood, 3), 3, keep=0.7)
+    network = Compatibility(FreeNMM(hood, 3), 3)
+    with torch.no_grad():
+        network.scores.copy_(torch.eye(3).mul(0.7).add(0.1).log())
     relabel = network(hood)[2]
     own = hood.source == hood.target
     assert torch.equal(relabel[own], torch.eye(3).expand(5, 3, 3))
@@ -48,7 +50,7 @@ def test_nodes_keep_their_own_label():
 def test_learns_that_neighbours_differ():
     """
     A bipartite graph, each side with a label of its own, and features that say nothing: known
-    labels tell of their neighbours through the matrix, and mislead without it.
+    labels tell of their neighbours through the matrix, and of theirs in turn without it.
     """
     torch.manual_seed(0)
     graph = nx.bipartite.random_graph(200, 200, 0.02, seed=1)
@@ -73,5 +75,4 @@ def test_learns_that_neighbours_differ():
         posterior = mix.condition(y, masks["train_mask"], num_samples=16)
         right = posterior.marginals().argmax(1)[masks["test_mask"]] == y[masks["test_mask"]]
         found[relabels] = right.double().mean()
-    print(found, network.scores.softmax(-1), mix.alpha[0], mix.attention[:8])
-    assert found[True] > 0.85 > 0.65 > found[False]
+    assert found[True] > 0.9 > 0.8 > found[False]
