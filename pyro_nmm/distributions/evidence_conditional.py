@@ -176,8 +176,9 @@ class EvidenceConditional(GraphDistribution):
         return LatentDraw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
 
     def _evaluate(self, value: Tensor) -> tuple[LatentDraw, Tensor, Tensor]:
-        # A guide asks for density and score of the same draw.
-        question = value, self.batch_shape, torch.is_grad_enabled()
+        # A guide asks for density and score of the same draw, with and without a plate's batch.
+        shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
+        question = value, shape, torch.is_grad_enabled()
         return self._last_values.get(question, lambda: self._evaluated(value))
 
     def _evaluated(self, value: Tensor) -> tuple[LatentDraw, Tensor, Tensor]:
