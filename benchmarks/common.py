@@ -49,7 +49,9 @@ def chosen(rows: list[dict], quality: Callable, num_splits: int = 1, **key) -> d
     """Settings of the search's best trial, by ``quality`` of its rows."""
     trials = grouped(pick(rows, task="search", **key), "trial")
     if not trials or min(map(len, trials.values())) < num_splits:
-        raise ValueError(f"search of {' '.join(key.values())} has not been run to its end")
+        raise ValueError(
+            f"search of {' '.join(map(str, key.values()))} has not been run to its end"
+        )
     return max(trials.values(), key=quality)[0]["settings"]
 
 

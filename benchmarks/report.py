@@ -24,6 +24,7 @@ import epochs
 import fields_tables
 import figures
 import gradient_variance
+import hidden_tables
 import images_tables
 import links_tables
 import matplotlib
@@ -73,6 +74,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         nodes_tables.tables(files["nodes"]),
         epochs.tables(files["epochs"]),
         fields_tables.tables(files["fields"]),
+        hidden_tables.tables(files["hidden"]),
         links_tables.tables(files["links"]),
         images_tables.tables(files["images"]),
         gradient_variance.tables(files["gradient_variance"]),

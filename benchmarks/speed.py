@@ -7,6 +7,7 @@ Speed as ratios within one run: medians of turns, but for the slow loop, which r
     python benchmarks/speed.py
     python benchmarks/speed.py --tables 1 2 3 --results benchmarks/results/speed.jsonl
     python benchmarks/speed.py --tables 4 --threads 2 --scale-nodes 200000
+    python benchmarks/speed.py --tables 5 --particles 4 --results benchmarks/results/speed.jsonl
     python benchmarks/speed.py --device cuda
 
 1. One draw of q(c|y) against a loop over nodes in PyTorch.
@@ -14,6 +15,8 @@ Speed as ratios within one run: medians of turns, but for the slow loop, which r
    TraceGraph_ELBO) against one training step of a GCN on the same graph.
 3. Time and peak memory of a step as the graph grows, each size in a process of its own.
 4. Time and peak memory of every query on a million nodes, likewise (``benchmarks/scale.py``).
+5. One whole step where labels are latent, given evidence, against the same step where they are
+   observed: a graph of PubMed's size, seven labels.
 
 On one thread of a CPU, seconds are those of the process, so that other work on the machine counts
 less. Validation is off, as ``pyro.enable_validation(False)`` does; Pyro's default costs a few
@@ -37,7 +40,7 @@ from timing import citation_like, in_a_process, in_turn, peak_memory, timed
 from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood, OrderedConditional, backend
-from pyro_nmm.guides import ordered_guide
+from pyro_nmm.guides import evidence_guide, ordered_guide
 from pyro_nmm.models import nmm
 
 CLASSES = 3
@@ -58,13 +61,13 @@ def seconds(device: str, repeats: int, *functions) -> list[float]:
     return [median(times[1:]) for times in turns.values()]
 
 
-def problem(num_nodes, num_links, device):
+def problem(num_nodes, num_links, device, num_classes=CLASSES):
     """A graph, its NMM parameters and labels."""
     edge_index = citation_like(num_nodes, num_links)
     hood = Neighborhood(edge_index, num_nodes).to(device)
-    alpha = torch.randn(num_nodes, CLASSES, device=device).exp().requires_grad_()
+    alpha = torch.randn(num_nodes, num_classes, device=device).exp().requires_grad_()
     logits = torch.randn(hood.num_edges, device=device, requires_grad=True)
-    y = torch.randint(CLASSES, (num_nodes,), device=device)
+    y = torch.randint(num_classes, (num_nodes,), device=device)
     return edge_index.to(device), hood, alpha, logits, y
 
 
@@ -110,6 +113,21 @@ def nmm_step(hood, alpha, logits, y, observed, particles, estimator):
     elbo = TraceGraph_ELBO(particles, max_plate_nesting=0, vectorize_particles=True)
     guide = partial(ordered_guide, collapsed=True, estimator=estimator)
     elbo.loss_and_grads(partial(nmm, collapsed=True), guide, hood, alpha, logits, y, observed)
+
+
+def evidence_step(hood, alpha, logits, evidence, particles, estimator):
+    """All that a step with latent labels does, but for the emission, here a table."""
+    alpha.grad = logits.grad = evidence.grad = None
+
+    def model():
+        y = nmm(hood, alpha, logits, collapsed=True)
+        pyro.factor("w", evidence.expand(*y.shape, -1).gather(-1, y[..., None]).sum((-2, -1)))
+
+    def guide():
+        evidence_guide(hood, alpha, logits, evidence, collapsed=True, estimator=estimator)
+
+    elbo = TraceGraph_ELBO(particles, max_plate_nesting=0, vectorize_particles=True)
+    elbo.loss_and_grads(model, guide)
 
 
 def gcn_step(model, x, edge_index, y, observed, input_dropout):
@@ -163,19 +181,36 @@ def one_size(device: str, size: int) -> dict:
     return row | {"peak": peak, "above": above}
 
 
+def evidence_steps(args, results: Records) -> None:
+    """Table 5."""
+    _, hood, alpha, logits, y = problem(19_717, 44_324, args.device, 7)
+    evidence = torch.randn(hood.num_nodes, 7, device=args.device, requires_grad=True)
+    each = {"task": "evidence", "nodes": hood.num_nodes, "edges": hood.num_edges, "classes": 7}
+    each |= {"particles": args.particles} | machine(args)
+    for key in results.missing(**each, estimator=ESTIMATORS):
+        how = key["particles"], key["estimator"]
+        functions = {
+            "observed": partial(nmm_step, hood, alpha, logits, y, None, *how),
+            "evidence": partial(evidence_step, hood, alpha, logits, evidence, *how),
+        }
+        found = seconds(args.device, args.repeats, *functions.values())
+        results.add(**key, seconds=dict(zip(functions, found, strict=True)))
+
+
 def main(argv: list[str] | None = None) -> Records:
     args = started(
         argv, __doc__, choices={"queries": scale.QUERIES}, device="cpu", particles=[1, 8],
         smoke={"particles": [1], "repeats": 1, "sizes": [1000], "scale_nodes": 200_000,
                "queries": ["condition", "sequential"]},
-        repeats=11, sizes=[10**4, 10**5, 10**6, 10**7], tables=[1, 2, 3, 4],
+        repeats=11, sizes=[10**4, 10**5, 10**6, 10**7], tables=[1, 2, 3, 4, 5],
         scale_nodes=(10**6, "size of table 4"), queries=(list(scale.QUERIES), "of table 4"),
         results=(Path, "lines of JSON that are added to"),
     )  # fmt: skip
     pyro.set_rng_seed(0)
     results = Records(args.results)
     for number in args.tables:
-        {1: draws, 2: steps, 3: growth, 4: scale.measure}[number](args, results)
+        known = {1: draws, 2: steps, 3: growth, 4: scale.measure, 5: evidence_steps}
+        known[number](args, results)
     for name, table in tables(results.rows).items():
         print(f"\n{name}\n{table}")
     return results

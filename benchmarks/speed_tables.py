@@ -21,7 +21,7 @@ CODES = {
 
 
 def tables(rows: Rows) -> dict[str, str]:
-    return made({draws: 1, steps: 2, growth: 0, growth_rates: 0, scale: 1}, rows)
+    return made({draws: 1, steps: 2, growth: 0, growth_rates: 0, scale: 1, evidence_steps: 2}, rows)
 
 
 def exponent(small: dict, row: dict, what: str = "seconds") -> float:
@@ -113,3 +113,17 @@ def scale(rows: Rows) -> Iterator[dict]:
                 "exponent of time": f"{exponent(small, row):.2f}" if grown else "",
                 "peak memory, GB": f"{row['peak'] / 1e9:.2f}",
             }
+
+
+def evidence_steps(rows: Rows) -> Iterator[dict]:
+    """A step of the bound where labels are latent over one where they are observed."""
+    for row in pick(rows, task="evidence"):
+        observed, latent = (row["seconds"][name] for name in ("observed", "evidence"))
+        yield {
+            "step with evidence / with observed labels": f"{row['nodes']:,} nodes, "
+            f"{row['edges']:,} edges, {row['classes']} labels, T = {row['particles']}",
+            "estimator": f"`{row['estimator']}`",
+            "observed, ms": f"{1e3 * observed:.1f}",
+            "evidence, ms": f"{1e3 * latent:.1f}",
+            "ratio": f"{latent / observed:.2f}",
+        }

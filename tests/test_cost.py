@@ -8,7 +8,7 @@ import torch
 from cost import Work
 from graphs import parameters
 
-from pyro_nmm import Neighborhood, NeighborMixture, backend, blocks
+from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture, backend, blocks, sources
 
 SIZES = 1000, 4000
 
@@ -111,6 +111,45 @@ def test_predictions_in_turn_are_linear(monkeypatch):
         work.append(done.total)
         assert done.largest <= num_nodes * 4 * 6
     assert work[1] / work[0] < 5
+
+
+DRAWS, LABELS = 4, 3
+
+
+def log_probs(q):
+    value = q.sample((DRAWS,)).clone()  # no draw that q remembers
+    return lambda: q.log_prob(value).sum().backward()
+
+
+EVIDENCE = {
+    "draw": lambda q: lambda: q.sample((DRAWS,)),
+    "log_prob and gradient": log_probs,
+    "weighted": lambda q: lambda: q.posterior(DRAWS, weighted=True).marginals(),
+    "sweeps": lambda q: lambda: q.posterior(DRAWS, num_sweeps=4).marginals(),
+}
+
+
+@pytest.mark.parametrize("query", EVIDENCE)
+@pytest.mark.parametrize("each_edge", [False, True], ids=["nodes", "edges"])
+@pytest.mark.parametrize("graph", ["ring", "grid"])
+def test_evidence_is_linear_in_the_edges(monkeypatch, graph, each_edge, query):
+    """Of nodes that are sources and of pixels that share some; of labels alike."""
+    monkeypatch.setattr(backend, "compiled", None)  # which no operation of PyTorch shows
+    work = []
+    for size, num_classes in ((16, LABELS), (32, LABELS), (16, 4 * LABELS)):
+        torch.manual_seed(0)
+        hood = ring(size**2) if graph == "ring" else sources.grid(size, size, stride=2)
+        alpha, logits = parameters(hood, num_classes)
+        evidence = torch.randn(hood.num_edges if each_edge else size**2, num_classes)
+        leaves = [t.requires_grad_() for t in (alpha, logits, evidence)]
+        run = EVIDENCE[query](EvidenceConditional(hood, *leaves))
+        with Work() as done:
+            run()
+        work.append(done.total / hood.num_edges)
+        assert done.largest <= 2 * DRAWS * hood.num_edges * num_classes
+    # The fixed point of a draw takes some rounds more on a larger graph.
+    assert work[1] < 1.5 * work[0]
+    assert work[2] < 6 * work[0]
 
 
 def test_blocks_cover_everything(monkeypatch):

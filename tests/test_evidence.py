@@ -294,6 +294,17 @@ def test_one_step_credit_is_a_finite_difference(kernels):
             torch.testing.assert_close(credits[b, i], sum(change, torch.zeros(())))
 
 
+def test_a_step_evaluates_its_draw_once(monkeypatch):
+    """Density and score are asked for by two sites, of which one has the batch of the particles."""
+    calls, evaluated = [], EvidenceConditional._evaluated
+    monkeypatch.setattr(
+        EvidenceConditional, "_evaluated", lambda q, value: calls.append(q) or evaluated(q, value)
+    )
+    elbo = TraceGraph_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
+    Field().sampled_gradient(elbo, collapsed=True, estimator="reward_to_go")
+    assert len(calls) == 1
+
+
 BAD = {
     "evidence must hold log-likelihoods of shape": torch.zeros(4, 2),
     "evidence must be a floating-point tensor": torch.zeros(5, 2, dtype=torch.long),

@@ -16,6 +16,7 @@ from documents import DOCUMENTS, ROOT, SNIPPETS, anchors, links, run_page
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_dense_adj
 
+from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import grid_edges, ising
@@ -260,6 +261,36 @@ def test_benchmark_of_random_fields(tmp_path, monkeypatch):
         field = ising(grid_edges(height, width), coupling, torch.zeros(height * width).double())
         log_z = field.log_normalizer().item()
         assert abs(benchmark.kac_ward(height, width, coupling) - log_z) < 1e-9
+
+
+@pytest.mark.slow
+def test_benchmark_of_hidden_fields(tmp_path):
+    benchmark = load("benchmarks/hidden.py")
+    path = tmp_path / "hidden.jsonl"
+    tasks = ["normalizers", "select", "compare", "--smoke", "--results", str(path)]
+    rows = benchmark.main(tasks).rows
+    sizes = len(benchmark.COUPLINGS), 3 * len(benchmark.SOURCES), 3 * 5
+    assert len(rows) == len(path.read_text().splitlines()) == sum(sizes)
+    assert len(benchmark.main(tasks).rows) == len(rows)
+    for row in rows:
+        if row["task"] == "compare":
+            assert 0 <= row["Brier"] <= 2
+            assert 0 <= row["accuracy"] <= 1
+            assert row["method"] != "independent" or row["bound"] == row["log evidence"]
+
+
+def test_annealed_evidence_of_hidden_labels():
+    """Against the exact sum, of a few pixels."""
+    fits = load("benchmarks/hidden_fits.py")
+    field = fits.HiddenField(torch.tensor([-1.2, -0.4, 0.1, 1.3]), 2, 2, 1)
+    with torch.no_grad():
+        alpha, logits, evidence = field.parts()
+        labels = torch.cartesian_prod(*[torch.arange(3)] * 4)
+        log_prob = NeighborMixture(field.hood, alpha, logits).log_prob(labels)
+        truth = (log_prob + evidence[torch.arange(4), labels].sum(1)).logsumexp(0)
+    value, error, _ = fits.annealed_log_evidence(field, 20, 500)
+    assert error < 0.05
+    assert abs(value - truth.item()) < 4 * error
 
 
 @pytest.mark.slow

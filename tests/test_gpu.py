@@ -7,19 +7,23 @@ import math
 from functools import partial
 
 import networkx as nx
+import pyro
 import pytest
 import torch
-from graphs import connected_graphs, parameters, to_hood
+from graphs import connected_graphs, parameters, random_sources, shared_sources, to_hood
 from oracle import of_hood
+from pyro.distributions import Normal
 from pyro.infer import TraceGraph_ELBO
 from test_ordered_conditional import random_case
 
 from pyro_nmm import (
+    EvidenceConditional,
     InnerProductGraph,
     MembershipMixture,
     Neighborhood,
     NeighborMixture,
     OrderedConditional,
+    sources,
 )
 from pyro_nmm.datasets.images import random_patches
 from pyro_nmm.datasets.links import link_split
@@ -27,6 +31,7 @@ from pyro_nmm.datasets.nodes import digits, random_split
 from pyro_nmm.guides import (
     Consistency,
     DGLFRMGuide,
+    evidence_guide,
     fit_images,
     fit_links,
     fit_nmm,
@@ -41,6 +46,8 @@ from pyro_nmm.models import (
     nmm,
 )
 from pyro_nmm.models.backbones import gcn
+from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.gibbs import sweep
 
 pytestmark = pytest.mark.gpu
 
@@ -75,6 +82,104 @@ def test_same_uniforms_same_choices(kind):
         assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
 
 
+def latent_case(seed):
+    """Nodes that share sources, or windows of a grid; evidence of nodes or of edges."""
+    torch.manual_seed(seed)
+    hood = random_sources(40, 9) if seed % 2 else sources.grid(6, 7, stride=2)
+    alpha, logits = parameters(hood, 3)
+    size = hood.num_edges if seed % 4 < 2 else hood.num_nodes
+    evidence = torch.randn(size, 3)
+    evidence[0] = torch.tensor([0.0, -torch.inf, 0.0])
+    return hood, alpha, logits, evidence
+
+
+def test_same_uniforms_same_latent_draws():
+    """Sequential draws and Gibbs sweeps."""
+    for seed in range(40):
+        hood, alpha, logits, evidence = latent_case(seed)
+        start, numbers = torch.rand(5, hood.num_rows), torch.rand(3, 5, hood.num_rows)
+        found = {}
+        for device in ("cpu", "cuda"):
+            there = hood.to(device)
+            log_attention = there.log_softmax(logits.to(device))
+            tables = (t.to(device)[None] for t in (alpha, evidence))
+            terms = LatentTerms(log_attention[None], *tables)
+            draw = draw_latent(there, terms, start.to(device))
+            swept = sweep(there, terms, draw, numbers.to(device))
+            found[device] = [t.cpu() for t in (*draw, *swept.draw, swept.visits, swept.totals)]
+        assert all(map(torch.equal, *found.values()))
+
+
+@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
+def test_gradients_given_evidence(estimator):
+    for seed in range(4):
+        hood, *parts = latent_case(seed)
+        order, value, grads = torch.randperm(hood.num_nodes), None, []
+        for device in ("cpu", "cuda"):
+            leaves = [t.detach().to(device).requires_grad_() for t in parts]
+            arguments = {"order": order.to(device), "estimator": estimator}
+            q = EvidenceConditional(hood.to(device), *leaves, **arguments)
+            value = q.sample((4,)) if value is None else value
+            found = q.score_parts(value.to(device))
+            (found.entropy_term + found.log_prob).sum().backward()
+            grads.append([leaf.grad.cpu() for leaf in leaves])
+        torch.testing.assert_close(*grads)
+
+
+def test_posteriors_given_evidence():
+    """Exact sums, weighted draws and chains, of five nodes with three sources."""
+    hood = shared_sources()
+    alpha, logits = parameters(hood, 2)
+    parts = alpha, logits, torch.randn(5, 2)
+    truth = EvidenceConditional(hood, *parts).posterior().marginals()
+    q = EvidenceConditional(hood.to("cuda"), *(t.cuda() for t in parts))
+    torch.testing.assert_close(q.posterior().marginals().cpu(), truth)
+    ways = {"weighted": {"weighted": True}, "swept": {"num_sweeps": 20}}
+    for name, way in ways.items():
+        found = q.posterior(num_samples=20_000, **way)
+        assert found.sample((3,)).device.type == "cuda"
+        gap = (found.marginals().cpu() - truth).abs().max()
+        assert gap < 0.02, name
+
+
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_a_step_given_evidence(collapsed):
+    hood = sources.grid(12, 12, stride=3, device="cuda")
+    alpha, logits = (t.cuda().requires_grad_() for t in parameters(hood.to("cpu"), 3))
+    means = torch.tensor([-1.0, 0.0, 1.0], device="cuda", requires_grad=True)
+    w = torch.randn(144, device="cuda")
+
+    def model():
+        y = nmm(hood, alpha, logits, collapsed=collapsed)
+        pyro.sample("w", Normal(means[y], 0.7).to_event(1), obs=w)
+
+    def guide():
+        evidence = Normal(means, 0.7).log_prob(w[:, None])
+        evidence_guide(hood, alpha, logits, evidence, collapsed=collapsed)
+
+    elbo = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
+    assert torch.tensor(elbo.loss_and_grads(model, guide)).isfinite()
+    for leaf in (alpha, logits, means):
+        assert leaf.grad.isfinite().all()
+
+
+def test_sources():
+    """Constructors on the device give what those on the CPU give."""
+    places, edges = torch.rand(50, 2), to_hood(nx.path_graph(50))
+    edge_index = torch.stack([edges.source, edges.target])
+    membership = torch.randint(6, (2, 50))
+    found = {}
+    for device in ("cpu", "cuda"):
+        hoods = (
+            sources.grid(9, 7, stride=2, radius=3, device=device),
+            sources.points(places.to(device), radius=0.4, spacing=0.3)[0],
+            sources.communities(edge_index.to(device), 50, membership.to(device)),
+        )
+        assert all(hood.device.type == device for hood in hoods)
+        found[device] = [t.cpu() for hood in hoods for t in (hood.ptr, hood.source)]
+    assert all(map(torch.equal, *found.values()))
+
+
 @pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
 def test_gradients_of_given_choices(estimator):
     hood = to_hood(nx.barabasi_albert_graph(200, 3, seed=0))
@@ -88,7 +193,7 @@ def test_gradients_of_given_choices(estimator):
         )
         c = q.sample((4,)) if c is None else c
         parts = q.score_parts(c.to(device))
-        (parts.entropy_term.sum() + parts.log_prob.sum()).backward()
+        (parts.entropy_term + parts.log_prob).sum().backward()
         grads.append([leaf.grad.cpu() for leaf in leaves])
     torch.testing.assert_close(*grads)
 

@@ -18,6 +18,7 @@ import common  # noqa: E402
 import deviations_tables  # noqa: E402
 import fields_tables  # noqa: E402
 import gradient_variance  # noqa: E402
+import hidden_tables  # noqa: E402
 import images_tables  # noqa: E402
 import links_tables  # noqa: E402
 import speed_tables  # noqa: E402
@@ -26,7 +27,8 @@ import writing  # noqa: E402
 sys.path.remove(str(BENCHMARKS))
 
 FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables,
-         "speed": speed_tables, "gradient_variance": gradient_variance}  # fmt: skip
+         "speed": speed_tables, "gradient_variance": gradient_variance,
+         "hidden": hidden_tables}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +102,40 @@ def test_rows_under_new_names_appear(name, task, field):
     rows = read(name)
     row = next(r for r in rows if r.get("task") == task and r.get(field) != "")
     assert "another one" in shown(name, [*rows, row | {field: "another one"}])
+
+
+def hidden_rows():
+    """Three seeds of a field, on which the NMM errs by .02 less and has 41 nats less."""
+    row = {"task": "compare", "size": 64, "field": "smooth", "noise": 0.5, "error": 0.3}
+    row |= {"accuracy": 0.9, "NLL": 0.3, "bound": -4200.0, "settings": {"coupling": 1.0}}
+    return [
+        row | {"method": method, "seed": seed, "Brier": 0.1 - gain + 0.001 * seed,
+               "log evidence": -4096.0 - 2048 * gain}
+        for method, gain in (("Potts, mean field", 0.0), ("NMM, bound", 0.02), ("other", 0.01))
+        for seed in range(3)
+    ]  # fmt: skip
+
+
+def test_hidden_fields():
+    """Methods that nobody knew are shown, what is compared is paired, and the sentence follows."""
+    lines = list(hidden_tables.hidden(hidden_rows()))
+    assert [line["model"] for line in lines][::2] == ["Potts, mean field", "other"]
+    assert lines[1]["minus Potts, mean field"].startswith("-0.020 ± 0.000")
+    assert lines[0]["log p(w), nats a pixel"].startswith("-1.000 ± 0.000")
+    claim = " ".join(hidden_tables.hidden_claim(hidden_rows()).split())
+    assert "is below that of the Potts field's mean field in 1 of 1 cells" in claim
+    assert "log p(w) is lower in 1 of 1, by -0.010 to -0.010 nats" in claim
+    worse = [r | {"Brier": 0.2} if "NMM" in r["method"] else r for r in hidden_rows()]
+    assert "mean field in 0 of 1 cells" in " ".join(hidden_tables.hidden_claim(worse).split())
+    others = [row for row in hidden_rows() if "NMM" not in row["method"]]
+    assert hidden_tables.hidden_claim(others) == hidden_tables.hidden_claim([])
+
+
+def test_steps_with_evidence():
+    row = {"task": "evidence", "nodes": 19_717, "edges": 108_269, "classes": 7, "particles": 4,
+           "estimator": "no_score", "seconds": {"observed": 0.02, "evidence": 0.05}}  # fmt: skip
+    text = speed_tables.tables([row])["evidence steps"]
+    assert "19,717 nodes, 108,269 edges, 7 labels, T = 4 | `no_score` | 20.0 | 50.0 | 2.50" in text
 
 
 def test_sentences_follow_from_the_rows():

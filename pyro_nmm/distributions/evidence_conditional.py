@@ -163,8 +163,9 @@ class EvidenceConditional(InOrder):
         return latent_predictive(self.rows, self._flat(shape), draw)
 
     def _evaluate(self, value: Tensor) -> tuple[LatentDraw, Tensor, Tensor]:
-        # A guide asks for density and score of the same draw.
-        question, evaluate = (value, self.batch_shape, torch.is_grad_enabled()), super()._evaluate
+        # A guide asks for density and score of the same draw, with and without a plate's batch.
+        shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
+        question, evaluate = (value, shape, torch.is_grad_enabled()), super()._evaluate
         return self._last_values.get(question, lambda: evaluate(value))
 
     def log_evidence(self, value: Tensor) -> Tensor:
