@@ -296,9 +296,9 @@ def test_one_step_credit_is_a_finite_difference(kernels):
 
 def test_a_step_evaluates_its_draw_once(monkeypatch):
     """Density and score are asked for by two sites, of which one has the batch of the particles."""
-    calls, evaluated = [], EvidenceConditional._evaluated
+    calls, values = [], EvidenceConditional._values
     monkeypatch.setattr(
-        EvidenceConditional, "_evaluated", lambda q, value: calls.append(q) or evaluated(q, value)
+        EvidenceConditional, "_values", lambda q, *draw: calls.append(q) or values(q, *draw)
     )
     elbo = TraceGraph_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
     Field().sampled_gradient(elbo, collapsed=True, estimator="reward_to_go")
