@@ -8,8 +8,9 @@ Node classification: the paper's tables 2 and 3, its accuracy over training size
 
 Tasks: ``search`` (random settings, kept for the others, chosen by validation accuracy),
 ``accuracy`` (public split, 10 seeds), ``pairs`` (pair log-likelihood, random splits), ``sizes``
-(accuracy against the share of training nodes) and ``deviations`` (from the paper's recipe, one
-change at a time). All of it takes a day on two cores. ``search --searched NMM`` draws settings for
+(accuracy against the share of training nodes), ``deviations`` (from the paper's recipe, one
+change at a time) and ``communities`` (as sources of StackedNMM, public and random splits). All of
+it takes a day on two cores. ``search --searched NMM`` draws settings for
 an NMM of its own, and ``accuracy --settings-of NMM`` gives them to it and to its backbone.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from statistics import mean
 
 import common
+import pyro
 from common import RESULTS, Records, run
 from nodes_fits import (
     BACKBONES,
@@ -29,10 +31,12 @@ from nodes_fits import (
     load,
     random_settings,
     variants,
+    with_communities,
 )
 from timing import timed
 
 from pyro_nmm.datasets.nodes import inner_edges, random_split
+from pyro_nmm.models import StackedNMM
 
 #: "backbone" and "NMM" as in the paper; "+ consistency" lets unlabelled nodes teach. The two in
 #: the middle are ablations, and take the settings of the one on the right.
@@ -153,17 +157,50 @@ def deviations(args, results: Records) -> None:
         results.add(**key, **row, settings=settings, epochs=len(curve))
 
 
+def communities(args, results: Records) -> None:
+    """StackedNMM with Louvain's communities and without, on one trained classifier."""
+    splits = {None: range(args.num_seeds), 0.2: range(10, 10 + args.num_splits)}
+    for ratio, seeds in splits.items():
+        each = {"ratio": ratio, "seed": seeds, "method": "backbone, temperature"}
+        for key, data, hood in missing(results, args, "communities", **each):
+            place = {"dataset": key["dataset"], "backbone": key["backbone"]}
+            settings, options = DEFAULT, {"criterion": "likelihood"}
+            if ratio is None:
+                settings, options = chosen(results.rows, **place, method="backbone"), {}
+            else:
+                data = random_split(data, ratio, 0.1, 0.3, key["seed"])
+            known = key | {"method": "backbone"}, data, hood, settings
+            scores, _ = fit(*known, num_epochs=args.num_epochs, **options)
+            tempered = calibrated(scores, data)
+            given = inner_edges(data.edge_index, data.test_mask), True, tempered
+            graph = key["dataset"], args.data_root, args.device
+            hoods = {f"communities {r}": with_communities(*graph, r) for r in args.resolutions}
+            for name, sources in ({"stacked": hood} | hoods).items():
+                pyro.set_rng_seed(key["seed"])
+                stacked = StackedNMM(communities=sources.bipartite)
+                stacked.fit(sources, scores, data.y, data.train_mask, data.val_mask)
+                mix = stacked.mixture(sources, scores)
+                row = evaluate(mix, data, *given)
+                seen = mix.log_likelihood(data.y, data.val_mask, data.train_mask, 64)
+                row["val joint"] = seen.item() / int(data.val_mask.sum())
+                numbers = {name: value.item() for name, value in stacked.named_parameters()}
+                results.add(**key | {"method": f"backbone, {name}"}, **row, numbers=numbers)
+            # The last one, so that a run that was interrupted goes on with it.
+            results.add(**key, **evaluate(tempered, data, *given))
+
+
 def main(argv: list[str] | None = None) -> Records:
     smoke = {"datasets": ["digits"], "backbones": ["gcn"], "num_epochs": 3}
     smoke |= dict.fromkeys(("num_trials", "num_seeds", "num_splits"), 1)
+    smoke["resolutions"] = [1.0]
     choices = {"backbones": BACKBONES, "methods": METHODS}
     return run(
-        argv, __doc__, (search, accuracy, pairs, sizes, deviations), smoke=smoke,
+        argv, __doc__, (search, accuracy, pairs, sizes, deviations, communities), smoke=smoke,
         choices=choices | {"searched": SEARCHED, "settings_of": SEARCHED},
         datasets=["cora", "citeseer", "pubmed"], backbones=["gcn", "gat", "appnp"],
         methods=METHODS, searched=["backbone", "NMM + consistency"],
         settings_of=(str, "of accuracy: whose search"), num_epochs=400, num_trials=12,
-        num_seeds=10, num_splits=5, data_root=Path, device="cpu",
+        num_seeds=10, num_splits=5, resolutions=[1.0, 4.0, 8.0], data_root=Path, device="cpu",
         results=RESULTS / "nodes.jsonl",
     )  # fmt: skip
 

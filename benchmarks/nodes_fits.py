@@ -9,13 +9,16 @@ import random
 from collections.abc import Iterator
 from functools import cache
 
+import networkx as nx
 import pyro
 import torch
 from timing import timed
 from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.utils import to_networkx
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import Neighborhood, sources
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
 from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
 from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob
@@ -37,6 +40,20 @@ def load(name: str, root, device: str):
     else:
         data = select_split(planetoid(name, root))
     return data.to(device), Neighborhood(data.edge_index, data.num_nodes).to(device)
+
+
+@cache
+def with_communities(name: str, root, device: str, resolution: float) -> Neighborhood:
+    """The nodes of a graph and Louvain's communities, which see edges alone, as sources."""
+    data, _ = load(name, root, device)
+    edges = Data(edge_index=data.edge_index.cpu(), num_nodes=data.num_nodes)
+    graph = to_networkx(edges, to_undirected=True, remove_self_loops=True)
+    found = nx.community.louvain_communities(graph, resolution=resolution, seed=0)
+    membership = torch.empty(data.num_nodes, dtype=torch.long)
+    for number, members in enumerate(found):
+        membership[list(members)] = number
+    edge_index = data.edge_index
+    return sources.communities(edge_index, data.num_nodes, membership.to(edge_index.device))
 
 
 def random_settings(method: str, dataset: str, trial: int) -> dict:
