@@ -29,9 +29,9 @@ from nodes_fits import (
     evaluate,
     fit,
     load,
+    louvain,
     random_settings,
     variants,
-    with_communities,
 )
 from timing import timed
 
@@ -159,34 +159,35 @@ def deviations(args, results: Records) -> None:
 
 def communities(args, results: Records) -> None:
     """StackedNMM with Louvain's communities and without, on one trained classifier."""
-    splits = {None: range(args.num_seeds), 0.2: range(10, 10 + args.num_splits)}
-    for ratio, seeds in splits.items():
-        each = {"ratio": ratio, "seed": seeds, "method": "backbone, temperature"}
+    kinds = [f"{kind} {r}" for kind in ("communities", "weighted") for r in args.resolutions]
+    methods = [f"backbone, {name}" for name in ("temperature", "stacked", *kinds)]
+    last = None
+    for ratio, seeds in {None: range(args.num_seeds), 0.2: range(10, 10 + args.num_splits)}.items():
+        each = {"ratio": ratio, "seed": seeds, "method": methods}
         for key, data, hood in missing(results, args, "communities", **each):
-            place = {"dataset": key["dataset"], "backbone": key["backbone"]}
             settings, options = DEFAULT, {"criterion": "likelihood"}
             if ratio is None:
+                place = {"dataset": key["dataset"], "backbone": key["backbone"]}
                 settings, options = chosen(results.rows, **place, method="backbone"), {}
             else:
                 data = random_split(data, ratio, 0.1, 0.3, key["seed"])
-            known = key | {"method": "backbone"}, data, hood, settings
-            scores, _ = fit(*known, num_epochs=args.num_epochs, **options)
-            tempered = calibrated(scores, data)
-            given = inner_edges(data.edge_index, data.test_mask), True, tempered
-            graph = key["dataset"], args.data_root, args.device
-            hoods = {f"communities {r}": with_communities(*graph, r) for r in args.resolutions}
-            for name, sources in ({"stacked": hood} | hoods).items():
+            if last != (last := key | {"method": "backbone"}):
+                scores, _ = fit(last, data, hood, settings, num_epochs=args.num_epochs, **options)
+                tempered = calibrated(scores, data)
+            model, more = tempered, {}
+            kind, *resolution = key["method"].split(", ")[1].split()
+            if kind != "temperature":
+                for text in resolution:
+                    hood = louvain(data, float(text), tempered if kind == "weighted" else None)
                 pyro.set_rng_seed(key["seed"])
-                stacked = StackedNMM(communities=sources.bipartite)
-                stacked.fit(sources, scores, data.y, data.train_mask, data.val_mask)
-                mix = stacked.mixture(sources, scores)
-                row = evaluate(mix, data, *given)
-                seen = mix.log_likelihood(data.y, data.val_mask, data.train_mask, 64)
-                row["val joint"] = seen.item() / int(data.val_mask.sum())
-                numbers = {name: value.item() for name, value in stacked.named_parameters()}
-                results.add(**key | {"method": f"backbone, {name}"}, **row, numbers=numbers)
-            # The last one, so that a run that was interrupted goes on with it.
-            results.add(**key, **evaluate(tempered, data, *given))
+                stacked = StackedNMM(communities=hood.bipartite)
+                stacked.fit(hood, scores, data.y, data.train_mask, data.val_mask)
+                model = stacked.mixture(hood, scores)
+                seen = model.log_likelihood(data.y, data.val_mask, data.train_mask, 64)
+                more["val joint"] = seen.item() / int(data.val_mask.sum())
+                more["numbers"] = {name: p.item() for name, p in stacked.named_parameters()}
+            near = inner_edges(data.edge_index, data.test_mask)
+            results.add(**key, **evaluate(model, data, near, True, tempered), **more)
 
 
 def main(argv: list[str] | None = None) -> Records:

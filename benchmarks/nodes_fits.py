@@ -42,18 +42,22 @@ def load(name: str, root, device: str):
     return data.to(device), Neighborhood(data.edge_index, data.num_nodes).to(device)
 
 
-@cache
-def with_communities(name: str, root, device: str, resolution: float) -> Neighborhood:
-    """The nodes of a graph and Louvain's communities, which see edges alone, as sources."""
-    data, _ = load(name, root, device)
-    edges = Data(edge_index=data.edge_index.cpu(), num_nodes=data.num_nodes)
-    graph = to_networkx(edges, to_undirected=True, remove_self_loops=True)
+def louvain(data, resolution: float, probs: Tensor | None = None) -> Neighborhood:
+    """
+    Nodes and Louvain's communities as sources: of the edges alone or, with marginals ``probs``, of
+    edges that weigh as much as it is probable that their two ends have one label.
+    """
+    ends = data.edge_index.cpu()
+    weight = torch.ones(ends.shape[1]) if probs is None else probs.cpu()[ends].prod(0).sum(-1)
+    graph = to_networkx(
+        Data(edge_index=ends, num_nodes=data.num_nodes, weight=weight),
+        edge_attrs=["weight"], to_undirected=True, remove_self_loops=True,
+    )  # fmt: skip
     found = nx.community.louvain_communities(graph, resolution=resolution, seed=0)
     membership = torch.empty(data.num_nodes, dtype=torch.long)
     for number, members in enumerate(found):
         membership[list(members)] = number
-    edge_index = data.edge_index
-    return sources.communities(edge_index, data.num_nodes, membership.to(edge_index.device))
+    return sources.communities(data.edge_index, data.num_nodes, membership.to(data.y.device))
 
 
 def random_settings(method: str, dataset: str, trial: int) -> dict:
