@@ -79,7 +79,8 @@ def test_communities_are_compared_seed_by_seed(tables_of):
     base = {"task": "communities", "dataset": "cora", "backbone": "gcn"}
     rows = [
         base | {"method": f"backbone, {name}", "seed": seed, "joint": (1 + seed / 10) * joint,
-                "test": {"nll": -(1 + seed / 10) * joint}, "conditional": joint, "val joint": seen}
+                "test": {"nll": -(1 + seed / 10) * joint}, "own product": joint,
+                "val joint": seen}
         for name, joint, seen in (("stacked", -0.5, -0.6), ("communities 4.0", -0.3, -0.5),
                                   ("weighted 2.0", -0.1, -0.7))
         for seed in range(3)
