@@ -8,8 +8,9 @@ Node classification: the paper's tables 2 and 3, its accuracy over training size
 
 Tasks: ``search`` (random settings, kept for the others, chosen by validation accuracy),
 ``accuracy`` (public split, 10 seeds), ``pairs`` (pair log-likelihood, random splits), ``sizes``
-(accuracy against the share of training nodes) and ``deviations`` (from the paper's recipe, one
-change at a time). All of it takes a day on two cores. ``search --searched NMM`` draws settings for
+(accuracy against the share of training nodes), ``deviations`` (from the paper's recipe, one
+change at a time) and ``communities`` (as sources of StackedNMM, public and random splits). All of
+it takes a day on two cores. ``search --searched NMM`` draws settings for
 an NMM of its own, and ``accuracy --settings-of NMM`` gives them to it and to its backbone.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from statistics import mean
 
 import common
+import pyro
 from common import RESULTS, Records, run
 from nodes_fits import (
     BACKBONES,
@@ -27,12 +29,14 @@ from nodes_fits import (
     evaluate,
     fit,
     load,
+    louvain,
     random_settings,
     variants,
 )
 from timing import timed
 
 from pyro_nmm.datasets.nodes import inner_edges, random_split
+from pyro_nmm.models import StackedNMM
 
 #: "backbone" and "NMM" as in the paper; "+ consistency" lets unlabelled nodes teach. The two in
 #: the middle are ablations, and take the settings of the one on the right.
@@ -153,17 +157,51 @@ def deviations(args, results: Records) -> None:
         results.add(**key, **row, settings=settings, epochs=len(curve))
 
 
+def communities(args, results: Records) -> None:
+    """StackedNMM with Louvain's communities and without, on one trained classifier."""
+    kinds = [f"{kind} {r}" for kind in ("communities", "weighted") for r in args.resolutions]
+    methods = [f"backbone, {name}" for name in ("temperature", "stacked", *kinds)]
+    last = None
+    for ratio, seeds in {None: range(args.num_seeds), 0.2: range(10, 10 + args.num_splits)}.items():
+        each = {"ratio": ratio, "seed": seeds, "method": methods}
+        for key, data, hood in missing(results, args, "communities", **each):
+            settings, options = DEFAULT, {"criterion": "likelihood"}
+            if ratio is None:
+                place = {"dataset": key["dataset"], "backbone": key["backbone"]}
+                settings, options = chosen(results.rows, **place, method="backbone"), {}
+            else:
+                data = random_split(data, ratio, 0.1, 0.3, key["seed"])
+            if last != (last := key | {"method": "backbone"}):
+                scores, _ = fit(last, data, hood, settings, num_epochs=args.num_epochs, **options)
+                tempered = calibrated(scores, data)
+            model, more = tempered, {}
+            kind, *resolution = key["method"].split(", ")[1].split()
+            if kind != "temperature":
+                for text in resolution:
+                    hood = louvain(data, float(text), tempered if kind == "weighted" else None)
+                pyro.set_rng_seed(key["seed"])
+                stacked = StackedNMM(communities=hood.bipartite)
+                stacked.fit(hood, scores, data.y, data.train_mask, data.val_mask)
+                model = stacked.mixture(hood, scores)
+                seen = model.log_likelihood(data.y, data.val_mask, data.train_mask, 64)
+                more["val joint"] = seen.item() / int(data.val_mask.sum())
+                more["numbers"] = {name: p.item() for name, p in stacked.named_parameters()}
+            near = inner_edges(data.edge_index, data.test_mask)
+            results.add(**key, **evaluate(model, data, near, True, tempered), **more)
+
+
 def main(argv: list[str] | None = None) -> Records:
     smoke = {"datasets": ["digits"], "backbones": ["gcn"], "num_epochs": 3}
     smoke |= dict.fromkeys(("num_trials", "num_seeds", "num_splits"), 1)
+    smoke["resolutions"] = [1.0]
     choices = {"backbones": BACKBONES, "methods": METHODS}
     return run(
-        argv, __doc__, (search, accuracy, pairs, sizes, deviations), smoke=smoke,
+        argv, __doc__, (search, accuracy, pairs, sizes, deviations, communities), smoke=smoke,
         choices=choices | {"searched": SEARCHED, "settings_of": SEARCHED},
         datasets=["cora", "citeseer", "pubmed"], backbones=["gcn", "gat", "appnp"],
         methods=METHODS, searched=["backbone", "NMM + consistency"],
         settings_of=(str, "of accuracy: whose search"), num_epochs=400, num_trials=12,
-        num_seeds=10, num_splits=5, data_root=Path, device="cpu",
+        num_seeds=10, num_splits=5, resolutions=[1.0, 4.0, 8.0], data_root=Path, device="cpu",
         results=RESULTS / "nodes.jsonl",
     )  # fmt: skip
 

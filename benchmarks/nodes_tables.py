@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from statistics import mean, median, stdev
 
 import nodes_claims
+import nodes_communities
 from common import grouped, pick
 from nodes import chosen
 from nodes_runs import FORM, Rows, gap, label, on_shared, parts, runs, shared, whole
@@ -25,7 +26,8 @@ def tables(rows: Rows) -> dict[str, str]:
     public = {nodes_claims.reproduced_nodes: 0, against_backbone: 2, accuracy: 1, searches: 1}
     public |= {quality: 1, deviations: 1}
     random = {pairs: 1, nodes_claims.hubs: 0, gains: 1, on_top: 2, sizes: 1}
-    return made(public | random | {nodes_claims.few_labels: 0}, rows)
+    shared = {nodes_communities.with_communities: 0, nodes_communities.communities: 2}
+    return made(public | random | shared | {nodes_claims.few_labels: 0}, rows)
 
 
 def grid(rows: Rows, title: str, columns: list[str], cell: Cell, *more: str) -> Iterator[dict]:

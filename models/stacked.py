@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.edges import check_mask
+from pyro_nmm.models.communities import check_hood, means, sources_of
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.validation import check_integers, check_label_range, check_labels, check_positive
 
@@ -27,6 +28,8 @@ PRIOR = {
     "gamma": (2.0, 1.0),
     "similarity": (1.0, 1.0),
 }
+#: The same for the two numbers of communities, chosen on the same random splits.
+COMMUNITY_PRIOR = {"log_kappa_community": (-1.0, 1.0), "community": (-1.0, 1.0)}
 
 
 class StackedNMM(nn.Module):
@@ -69,6 +72,31 @@ class StackedNMM(nn.Module):
 
     Like :class:`~pyro_nmm.models.NMMNetwork`, it maps ``(hood, scores)`` to
     ``(alpha, logits)``, so :class:`~pyro_nmm.guides.AmortizedNMM` takes it too.
+
+    **Communities.** With ``communities=True`` the communities of a graph are sources as well:
+    label distributions that all their members may take theirs from, so that a known label tells
+    of nodes at any distance. There are two numbers more: for a community :math:`g` of node `i`,
+
+    .. math::
+
+        P_g &= \frac{1}{|g|} \sum_{j \in g} P_j, \qquad
+        \alpha_g = \kappa_\text{community} P_g + \epsilon, \\
+        \text{logits}_{ig} &= \delta + \beta \frac{P_i^\top P_g}{\|P_i\| \|P_g\|}
+            + \log \sum_{j \le N} e^{\text{logits}_{ij}}, \qquad j \text{ in } n(i),
+
+    so that the first two terms are the log odds of the community against all nodes of
+    :math:`n(i)` together, however many. As :math:`\delta \to -\infty` it is the NMM without
+    communities.
+
+    >>> from pyro_nmm.sources import communities
+    >>> edge_index = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+    >>> hood = communities(edge_index, 4, membership=torch.tensor([0, 0, 1, 1]))
+    >>> stacked = StackedNMM(communities=True).fit(hood, scores, y, train, held_out, num_steps=20)
+    >>> stacked.mixture(hood, scores).alpha.shape  # four nodes and two communities
+    torch.Size([6, 2])
+
+    :param bool communities: Whether neighbourhoods have communities for sources: those of
+        :func:`pyro_nmm.sources.communities`, of one partition or of several.
     """
 
     log_scale: Tensor  #: :math:`\log s`
@@ -76,23 +104,36 @@ class StackedNMM(nn.Module):
     log_floor: Tensor  #: :math:`\log \epsilon`
     gamma: Tensor  #: :math:`\gamma`
     similarity: Tensor  #: :math:`\beta`
+    log_kappa_community: Tensor  #: :math:`\log \kappa_\text{community}`, if there are any
+    community: Tensor  #: :math:`\delta`, if there are any
 
-    def __init__(self) -> None:
+    def __init__(self, communities: bool = False) -> None:
         super().__init__()
-        for name, (mean, _) in ({"log_scale": (0.0, 1.0)} | PRIOR).items():
+        self.communities = communities
+        self._prior = PRIOR | (COMMUNITY_PRIOR if communities else {})
+        for name, (mean, _) in ({"log_scale": (0.0, 1.0)} | self._prior).items():
             self.register_parameter(name, nn.Parameter(torch.tensor(mean)))
 
     def forward(self, hood: Neighborhood, scores: Tensor) -> tuple[Tensor, Tensor]:
         """
         :param Tensor scores: ``(N, C)`` the classifier's logits.
-        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``, of the
-            scores' type, at least single precision.
+        :return: ``alpha`` of shape ``(N, C)``, with communities ``(M, C)``, and ``logits`` of
+            shape ``(num_edges,)``, of the scores' type, at least single precision.
         """
+        check_hood(hood, self.communities)
         _check_scores(hood, scores)
         scores = in_single(scores)
         probs = (self.log_scale.exp() * scores).softmax(-1)
         alpha = self.log_kappa.exp() * probs + self.log_floor.exp()
-        return alpha, attention_scores(hood, probs, self.similarity, self.gamma)
+        if not self.communities:
+            return alpha, attention_scores(hood, probs, self.similarity, self.gamma)
+        shared = means(hood, probs)
+        of_shared = self.log_kappa_community.exp() * shared + self.log_floor.exp()
+        logits = attention_scores(hood, torch.cat([probs, shared]), self.similarity, self.gamma)
+        inside = hood.source >= hood.num_nodes
+        nodes = hood.logsumexp(logits.masked_fill(inside, -torch.inf))
+        against = self.community + nodes.index_select(0, hood.row)
+        return torch.cat([alpha, of_shared]), logits + inside * against
 
     def fit(
         self,
@@ -120,21 +161,24 @@ class StackedNMM(nn.Module):
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2.
         :param float lr: Adam's, positive.
         :return: the module itself.
-        :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
+        :raises ValueError: for wrong shapes, for masks that overlap or select nothing, for a
+            ``hood`` without communities or with some where there should be none, and for an
             ``lr`` at which the fit diverges; the module is then as it was before.
 
         Cost: :math:`O(T E_\tau + E_\tau C)` a step, :math:`E_\tau` the edges into the two masks;
-        and :math:`O(N C)` once.
+        and :math:`O(N C)` once. With ``R`` partitions into communities, :math:`O(R N C)` a step
+        more, because every member counts for the mean.
         """
         check_integers(1, num_steps=num_steps)
         check_integers(2, num_samples=num_samples)
         check_positive(lr=lr)
+        check_hood(hood, self.communities)
         _check(hood, scores, y, train, held_out)
         scores = in_single(scores.detach())
         fitted = copy.deepcopy(self).to(scores)
         prior = fitted._start(scores, y, held_out)
         # No label that is read depends on other nodes than those the observed may choose.
-        hood, nodes = _sources(hood, train | held_out)
+        hood, nodes = sources_of(hood, train | held_out)
         scores, y, train, held_out = (t[nodes] for t in (scores, y, train, held_out))
         first, last = (mask.nonzero()[:, 0] for mask in (train, held_out))
         optimizer = torch.optim.Adam(fitted.parameters(), lr=lr, betas=(0.9, 0.99))
@@ -154,15 +198,16 @@ class StackedNMM(nn.Module):
             optimizer.step()
             schedule.step()
             if not fitted._finite():
-                raise ValueError(f"{lr=} is too large: the five numbers are no longer finite")
+                raise ValueError(f"{lr=} is too large: the numbers are no longer finite")
         self.to(scores).load_state_dict(fitted.state_dict())
         return self
 
     @torch.no_grad()
     def _finite(self) -> bool:
         """Whether alpha and logits are, and alpha positive."""
-        positive = torch.stack([self.log_scale, self.log_kappa, self.log_floor]).exp()
-        others = torch.stack([self.gamma, self.similarity])
+        numbers = dict(self.named_parameters())
+        positive = torch.stack([p for name, p in numbers.items() if "log" in name]).exp()
+        others = torch.stack(list(numbers.values()))
         return bool((positive > 0).all() and torch.cat([positive, others]).isfinite().all())
 
     @torch.no_grad()
@@ -173,7 +218,7 @@ class StackedNMM(nn.Module):
         with torch.enable_grad():
             temperature = temperature_scaling(scores / unit, y, held_out)
         temperature = unit.item() * min(max(temperature, 0.05), 20.0)
-        prior = {"log_scale": (-math.log(temperature), 1.0)} | PRIOR
+        prior = {"log_scale": (-math.log(temperature), 1.0)} | self._prior
         for name, (mean, _) in prior.items():
             getattr(self, name).fill_(mean)
         return prior
@@ -189,10 +234,14 @@ class StackedNMM(nn.Module):
 
     def extra_repr(self) -> str:
         scale, kappa, floor = (p.exp().item() for p in list(self.parameters())[:3])
-        return (
+        text = (
             f"temperature={1 / scale:.3f}, kappa={kappa:.3f}, floor={floor:.4f}, "
             f"gamma={self.gamma.item():.3f}, similarity={self.similarity.item():.3f}"
         )
+        if self.communities:
+            kappa = self.log_kappa_community.exp().item()
+            text += f", kappa_community={kappa:.3f}, community={self.community.item():.3f}"
+        return text
 
 
 def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
@@ -231,17 +280,6 @@ def _surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tenso
     bound = q.log_labels(choices)[:, num_given:].sum(-1)
     others = (bound.sum() - bound) / (num_samples - 1)
     return (bound + q.log_prob(choices) * (bound - others).detach()).mean()
-
-
-def _sources(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor]:
-    """
-    The rows of the observed nodes as a graph of its own, over the nodes that they may choose, and
-    these nodes, in ascending order. The others of them have a self-loop alone.
-    """
-    rows = hood.restrict(observed)
-    nodes, source = rows.source.unique(return_inverse=True)
-    edges = torch.stack([source, torch.searchsorted(nodes, rows.target)])
-    return Neighborhood(edges, len(nodes)), nodes
 
 
 def _check_scores(hood: Neighborhood, scores: Tensor) -> None:

@@ -91,6 +91,7 @@ def test_docs_node_classification():
         scores.softmax(-1)[test], data.y[test]
     )
     assert found["joint"] / test.sum() > mean_log_prob(found["marginals"][test], data.y[test])
+    assert found["more"] > found["joint"]  # with communities as sources
     assert torch.equal(later.predict()[val], data.y[val])
     for posterior in (later, found["trained"]):
         assert (posterior.predict() == data.y)[test].float().mean() > 0.9
@@ -206,10 +207,10 @@ def test_benchmark_of_node_classification(tmp_path):
 
     path = tmp_path / "results.jsonl"
     small = ["--smoke", "--results", str(path)]
-    tasks = ["search", "accuracy", "pairs", "sizes", "deviations", *small]
+    tasks = ["search", "accuracy", "pairs", "sizes", "deviations", "communities", *small]
     results = benchmark.main(tasks)
     lines = path.read_text().splitlines()
-    assert len(lines) == len(results.rows) == 2 * 2 + 3 * (3 + 2 + 3 + 2) + 13
+    assert len(lines) == len(results.rows) == 2 * 2 + 3 * (3 + 2 + 3 + 2) + 13 + 2 * 3
     assert len(benchmark.main(tasks).rows) == len(lines)
     pairs = {row["method"]: row for row in results.rows if row["task"] == "pairs"}
     for row in results.rows:

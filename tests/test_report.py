@@ -14,7 +14,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "nodes.jsonl"
 GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 #: Where each task's rows are looked for. A temperature changes no prediction.
 PLACES = {"accuracy": ("accuracy", "quality"), "pairs": ("pairs",), "sizes": ("sizes",),
-          "search": ("searches",), "deviations": ("deviations",)}  # fmt: skip
+          "search": ("searches",), "deviations": ("deviations",),
+          "communities": ("communities",)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,10 @@ def name_of(row):
     kind = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP", "mlp": "MLP"}.get(row["backbone"], "?")
     first, _, after = row["method"].partition(", ")
     name = first.replace("NMM", "NMM-" + kind).replace("backbone", kind)
-    name = {"": name, "temperature": f"{name} + temperature",
-            "stacked": f"StackedNMM on {name}"}[after]  # fmt: skip
+    after, _, resolution = after.partition(" ")
+    name = {"": name, "temperature": f"{name} + temperature"}.get(after, f"StackedNMM on {name}")
+    if resolution:  # of communities
+        return f"{name}, {after} at {float(resolution):g}"
     given = row.get("settings of", "").replace("NMM", "the NMM's search")
     return name + (f" (settings of {given})" if given else "")
 
@@ -45,7 +48,9 @@ def in_table(table, row):
     graph = GRAPHS.get(row["dataset"], row["dataset"])
     lines = [[cell.strip() for cell in line.strip("|").split("|")]
              for line in table.replace("\\|", "/").splitlines()]  # fmt: skip
+    which = f"random splits, {row['ratio']}" if row.get("ratio") else "public split"
     first, column = {
+        "communities": (f"{graph}, {which} / {name_of(row)}", "runs"),
         "accuracy": (name_of(row), graph),
         "search": (name_of(row), graph),
         "pairs": (name_of(row), f"{graph} {row.get('ratio')}"),
@@ -54,8 +59,8 @@ def in_table(table, row):
     }[row["task"]]
     if column not in lines[0]:
         return False
-    place = lines[0].index(column)
-    return any(cells[0] == first and cells[place] for cells in lines[2:])
+    place, left = lines[0].index(column), 1 + (row["task"] == "communities")
+    return any(" / ".join(cells[:left]) == first and cells[place] for cells in lines[2:])
 
 
 FIELDS = ("task", "dataset", "backbone", "method", "settings of", "ratio", "change")
@@ -68,6 +73,26 @@ def hidden(tables, rows):
 
 def read():
     return [json.loads(line) for line in RESULTS.read_text().splitlines()]
+
+
+def test_communities_are_compared_seed_by_seed(tables_of):
+    base = {"task": "communities", "dataset": "cora", "backbone": "gcn"}
+    rows = [
+        base | {"method": f"backbone, {name}", "seed": seed, "joint": (1 + seed / 10) * joint,
+                "test": {"nll": -(1 + seed / 10) * joint}, "own product": joint,
+                "val joint": seen}
+        for name, joint, seen in (("stacked", -0.5, -0.6), ("communities 4.0", -0.3, -0.5),
+                                  ("weighted 2.0", -0.1, -0.7))
+        for seed in range(3)
+    ]  # fmt: skip
+    line = tables_of(rows)["communities"].splitlines()[3]
+    assert "at 4 | 3 | -0.330 ± 0.030 | +0.2200 ± 0.0200 † |" in line
+    assert "| 0.330 ± 0.030 | -0.2200 ± 0.0200 † |" in line
+    # What the validation nodes choose is told of, not what the test nodes would.
+    assert "(communities at 4)" in tables_of(rows)["with communities"]
+    for row in rows[6:]:
+        row["val joint"] = -0.4
+    assert "(weighted at 2)" in tables_of(rows)["with communities"]
 
 
 def test_every_stored_row_is_in_a_table(tables_of):
