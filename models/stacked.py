@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
-from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.edges import check_mask
 from pyro_nmm.models.communities import check_hood, means, sources_of
+from pyro_nmm.models.compatibility import between_nodes
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.validation import check_integers, check_label_range, check_labels, check_positive
 
@@ -28,6 +30,8 @@ PRIOR = {
     "gamma": (2.0, 1.0),
     "similarity": (1.0, 1.0),
 }
+#: The same for the log odds that edges relabel; not chosen on any data.
+RELABEL_PRIOR = {"odds": (-1.0, 1.5)}
 #: The same for the two numbers of communities, chosen on the same random splits.
 COMMUNITY_PRIOR = {"log_kappa_community": (-1.0, 1.0), "community": (-1.0, 1.0)}
 
@@ -95,8 +99,21 @@ class StackedNMM(nn.Module):
     >>> stacked.mixture(hood, scores).alpha.shape  # four nodes and two communities
     torch.Size([6, 2])
 
+    **Neighbours that differ.** With a compatibility matrix :math:`H`, ``(C, C)``, of
+    :func:`~pyro_nmm.models.compatibility`, a label that is borrowed from another node passes
+    through :math:`(1 - \rho) I + \rho H`, with one number more, the log odds of :math:`\rho`. As
+    they fall, edges keep labels.
+
+    >>> from pyro_nmm.models import compatibility
+    >>> hood = Neighborhood(edge_index, num_nodes=4)
+    >>> H = compatibility(hood, y, train, num_classes=2)
+    >>> stacked = StackedNMM(compatibility=H).fit(hood, scores, y, train, held_out, num_steps=20)
+    >>> stacked.mixture(hood, scores).relabel.shape
+    torch.Size([10, 2, 2])
+
     :param bool communities: Whether neighbourhoods have communities for sources: those of
         :func:`pyro_nmm.sources.communities`, of one partition or of several.
+    :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
     """
 
     log_scale: Tensor  #: :math:`\log s`
@@ -106,19 +123,26 @@ class StackedNMM(nn.Module):
     similarity: Tensor  #: :math:`\beta`
     log_kappa_community: Tensor  #: :math:`\log \kappa_\text{community}`, if there are any
     community: Tensor  #: :math:`\delta`, if there are any
+    odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
+    compatibility: Tensor | None
 
-    def __init__(self, communities: bool = False) -> None:
+    def __init__(self, communities: bool = False, compatibility: Tensor | None = None) -> None:
         super().__init__()
+        if communities and compatibility is not None:
+            raise ValueError("compatibility is one of neighbouring nodes: use communities=False")
         self.communities = communities
+        self.register_buffer("compatibility", compatibility)
         self._prior = PRIOR | (COMMUNITY_PRIOR if communities else {})
+        self._prior |= {} if compatibility is None else RELABEL_PRIOR
         for name, (mean, _) in ({"log_scale": (0.0, 1.0)} | self._prior).items():
             self.register_parameter(name, nn.Parameter(torch.tensor(mean)))
 
-    def forward(self, hood: Neighborhood, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hood: Neighborhood, scores: Tensor) -> tuple[Tensor, ...]:
         """
         :param Tensor scores: ``(N, C)`` the classifier's logits.
         :return: ``alpha`` of shape ``(N, C)``, with communities ``(M, C)``, and ``logits`` of
-            shape ``(num_edges,)``, of the scores' type, at least single precision.
+            shape ``(num_edges,)``, of the scores' type, at least single precision; with a
+            compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
         """
         check_hood(hood, self.communities)
         _check_scores(hood, scores)
@@ -126,7 +150,11 @@ class StackedNMM(nn.Module):
         probs = (self.log_scale.exp() * scores).softmax(-1)
         alpha = self.log_kappa.exp() * probs + self.log_floor.exp()
         if not self.communities:
-            return alpha, attention_scores(hood, probs, self.similarity, self.gamma)
+            found = alpha, attention_scores(hood, probs, self.similarity, self.gamma)
+            if self.compatibility is None:
+                return found
+            keep, change = torch.eye(probs.shape[1]).to(probs), self.compatibility.to(probs)
+            return *found, between_nodes(hood, keep + self.odds.sigmoid() * (change - keep))
         shared = means(hood, probs)
         of_shared = self.log_kappa_community.exp() * shared + self.log_floor.exp()
         logits = attention_scores(hood, torch.cat([probs, shared]), self.similarity, self.gamma)
@@ -187,12 +215,10 @@ class StackedNMM(nn.Module):
         )
         for _ in range(num_steps):
             optimizer.zero_grad()
-            alpha, logits = fitted(hood, scores)
+            mixture = NeighborMixture(hood, *fitted(hood, scores), validate_args=False)
             order = torch.cat([nodes[torch.randperm(len(nodes), device=nodes.device)]
                                for nodes in (first, last)])  # fmt: skip
-            q = OrderedConditional(
-                hood, alpha, logits, y, train | held_out, order=order, validate_args=False
-            )
+            q = mixture.in_order(y, train | held_out, order)
             loss = -fitted._log_prior(prior) - _surrogate(q, len(first), num_samples)
             (loss / len(last)).backward()
             optimizer.step()
@@ -241,6 +267,8 @@ class StackedNMM(nn.Module):
         if self.communities:
             kappa = self.log_kappa_community.exp().item()
             text += f", kappa_community={kappa:.3f}, community={self.community.item():.3f}"
+        if self.compatibility is not None:
+            text += f", odds={self.odds.item():.3f}"
         return text
 
 
@@ -270,14 +298,14 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     return (-log_scale).exp().item()
 
 
-def _surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tensor:
+def _surrogate(q: Any, num_given: int, num_samples: int) -> Tensor:
     """
     A number with the gradient of :math:`E_q \\sum_i f_i` over the nodes after the first
     ``num_given``: its own derivative, and the score of the choices, charged against the other
     draws.
     """
     choices = q.sample(Size([num_samples]))
-    bound = q.log_labels(choices)[:, num_given:].sum(-1)
+    bound = q.log_terms(choices)[:, num_given:].sum(-1)
     others = (bound.sum() - bound) / (num_samples - 1)
     return (bound + q.log_prob(choices) * (bound - others).detach()).mean()
 

@@ -173,7 +173,7 @@ class EvidenceConditional(InOrder):
         ``(..., n)``: :math:`f_i = \log p(w_i \mid w_{<i}, u_{<i}, c_{<i})` in the order of
         :attr:`order`. Their sum is :math:`\log p(w, c, u) - \log q(c, u \mid w)`.
         """
-        return self._log_terms(value)
+        return self.log_terms(value)
 
     @torch.no_grad()
     def posterior(

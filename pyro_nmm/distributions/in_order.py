@@ -97,7 +97,8 @@ class InOrder(GraphDistribution):
         value, provenance = self._plain(value)
         return track_provenance(self._evaluate(value)[2].sum(-1), provenance)
 
-    def _log_terms(self, value: Tensor) -> Tensor:
+    def log_terms(self, value: Tensor) -> Tensor:
+        r"""``(..., n)``: :math:`f_i` in the order of :attr:`order`, whose sum is the bound's."""
         value, provenance = self._plain(value)
         return track_provenance(self._evaluate(value)[1], provenance)
 

@@ -143,6 +143,15 @@ class NeighborMixture(ClosedForms):
         options: dict[str, Any] = {"relabel": self.relabel, "validate_args": self._validate_args}
         return OrderedConditional(*arguments, **options)
 
+    def in_order(
+        self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
+    ) -> OrderedConditional | EvidenceConditional:
+        """:meth:`choices`; or :meth:`latents`, where edges relabel by chance: matrices."""
+        if self.relabel is None or is_permutation(self.relabel):
+            return self.choices(y, observed, order)
+        evidence = evidence_of(self.hood, self.relabel, y, observed)
+        return self.latents(evidence, observed, order)
+
     def latents(
         self, evidence: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> EvidenceConditional:
@@ -200,14 +209,9 @@ class NeighborMixture(ClosedForms):
         :return: ``(num_samples, ...)``; with ``batch`` ``(num_samples, ..., num_graphs)``.
         """
         check_integers(1, num_samples=num_samples)
-        if self.relabel is None or is_permutation(self.relabel):
-            q: Any = self.choices(y, observed)
-            terms = q.log_labels
-        else:
-            q = self.latents(evidence_of(self.hood, self.relabel, y, observed), observed)
-            terms = q.log_evidence
-        shape = torch.broadcast_shapes(self.batch_shape, q.batch_shape)
-        found = terms(q.expand(shape).sample(Size([num_samples])))
+        q = self.in_order(y, observed)
+        q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
+        found = q.log_terms(q.sample(Size([num_samples])))
         return found.sum(-1) if batch is None else sum_by_graph(self.hood, found, q.order, batch)
 
     def entropy_bound(

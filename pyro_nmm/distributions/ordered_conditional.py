@@ -205,7 +205,7 @@ class OrderedConditional(InOrder):
         ``(..., n)``: :math:`f_i = \log p(y_i \mid y_{<i}, c_{<i})` in the order of
         :attr:`order`. Their sum is :math:`\log p(y, c) - \log q(c \mid y)`.
         """
-        return self._log_terms(value)
+        return self.log_terms(value)
 
     def _credits(self, draw: Draw, terms: Tensor, shape: Size) -> Tensor:
         edge_terms, labels = self._flat(shape)
