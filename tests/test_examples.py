@@ -210,7 +210,7 @@ def test_benchmark_of_node_classification(tmp_path):
     tasks = ["search", "accuracy", "pairs", "sizes", "deviations", "communities", *small]
     results = benchmark.main(tasks)
     lines = path.read_text().splitlines()
-    assert len(lines) == len(results.rows) == 2 * 2 + 3 * (3 + 2 + 3 + 2) + 13 + 2 * 3
+    assert len(lines) == len(results.rows) == 2 * 2 + 3 * (3 + 2 + 3 + 2) + 13 + 2 * 4
     assert len(benchmark.main(tasks).rows) == len(lines)
     pairs = {row["method"]: row for row in results.rows if row["task"] == "pairs"}
     for row in results.rows:
