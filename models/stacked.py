@@ -99,17 +99,10 @@ class StackedNMM(nn.Module):
     >>> stacked.mixture(hood, scores).alpha.shape  # four nodes and two communities
     torch.Size([6, 2])
 
-    **Neighbours that differ.** With a compatibility matrix :math:`H`, ``(C, C)``, of
+    **Neighbours that differ.** With a matrix :math:`H` of
     :func:`~pyro_nmm.models.compatibility`, a label that is borrowed from another node passes
     through :math:`(1 - \rho) I + \rho H`, with one number more, the log odds of :math:`\rho`. As
     they fall, edges keep labels.
-
-    >>> from pyro_nmm.models import compatibility
-    >>> hood = Neighborhood(edge_index, num_nodes=4)
-    >>> H = compatibility(hood, y, train, num_classes=2)
-    >>> stacked = StackedNMM(compatibility=H).fit(hood, scores, y, train, held_out, num_steps=20)
-    >>> stacked.mixture(hood, scores).relabel.shape
-    torch.Size([10, 2, 2])
 
     :param bool communities: Whether neighbourhoods have communities for sources: those of
         :func:`pyro_nmm.sources.communities`, of one partition or of several.
@@ -259,17 +252,10 @@ class StackedNMM(nn.Module):
         return NeighborMixture(hood, *self(hood, scores))
 
     def extra_repr(self) -> str:
-        scale, kappa, floor = (p.exp().item() for p in list(self.parameters())[:3])
-        text = (
-            f"temperature={1 / scale:.3f}, kappa={kappa:.3f}, floor={floor:.4f}, "
-            f"gamma={self.gamma.item():.3f}, similarity={self.similarity.item():.3f}"
-        )
-        if self.communities:
-            kappa = self.log_kappa_community.exp().item()
-            text += f", kappa_community={kappa:.3f}, community={self.community.item():.3f}"
-        if self.compatibility is not None:
-            text += f", odds={self.odds.item():.3f}"
-        return text
+        found = {name: number.item() for name, number in self.named_parameters()}
+        scale = {"temperature": math.exp(-found.pop("log_scale"))}
+        logs = {name[4:]: math.exp(found.pop(name)) for name in list(found) if "log_" in name}
+        return ", ".join(f"{name}={number:.4g}" for name, number in (scale | logs | found).items())
 
 
 def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:

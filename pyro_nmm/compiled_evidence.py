@@ -152,6 +152,42 @@ def _gradient(first, last, ptr, source, attention, alpha, total, likelihood, eac
         _clear(ptr, source, edges[b], labels[b], table)
 
 
+@compiled
+def _credit(first, last, ptr, source, attention, alpha, total, likelihood, each, edges, labels,
+            log_evidence, counts, table, costs):  # fmt: skip
+    # From the last row to the first, a row's own count taken out before its edges are visited:
+    # table[j, k] holds what one count of k fewer at j would have changed in the later rows.
+    every = counts.shape[1] - 1
+    for b in range(first, last):
+        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
+        b_e = min(b, len(likelihood) - 1)
+        for i in range(len(ptr) - 1):
+            counts[source[edges[b, i]], labels[b, i]] += 1
+            counts[source[edges[b, i]], every] += 1
+        for i in range(len(ptr) - 2, -1, -1):
+            own, label = source[edges[b, i]], labels[b, i]
+            costs[b, i] = table[own, label]
+            counts[own, label] -= 1
+            counts[own, every] -= 1
+            shrink = np.exp(-log_evidence[b, i])
+            for e in range(ptr[i], ptr[i + 1]):
+                j, place, above = source[e], e if each else i, 0.0
+                if counts[j, every] == 0:
+                    continue
+                for k in range(every):
+                    above += (alpha[b_a, j, k] + counts[j, k]) * likelihood[b_e, place, k]
+                below = total[b_a, j] + counts[j, every]
+                share, now = shrink * attention[b_l, e], above / below
+                for k in range(every):
+                    if counts[j, k] > 0:
+                        fewer = (above - likelihood[b_e, place, k]) / (below - 1)
+                        table[j, k] -= np.log1p(share * (fewer - now))
+        for i in range(len(ptr) - 1):
+            for e in range(ptr[i], ptr[i + 1]):
+                for k in range(every):
+                    table[source[e], k] = 0
+
+
 def _inputs(rows, terms) -> list:
     attention, alpha, likelihood = (_array(t, np.float64) for t in terms)
     # As of observed labels, to the last digit.
@@ -230,3 +266,17 @@ def gradient(rows, terms, draw, log_evidence, to_evidence, to_choice):
     _in_threads(run, size, size * rows.num_edges)
     sums = (sum(parts) for parts in zip(*(found[first] for first in sorted(found)), strict=True))
     return (torch.from_numpy(s).to(t.dtype) for s, t in zip(sums, terms, strict=True))
+
+
+@opaque
+def credits(rows, terms, draw, log_evidence):
+    """See :func:`pyro_nmm.ops.evidence.one_step_credits`. Cost: :math:`O(B E C)`."""
+    inputs = [*_inputs(rows, terms), *map(_array, draw), _array(log_evidence, np.float64)]
+    costs = np.empty(tuple(draw.edges.shape))
+
+    def run(first, last):
+        table = np.zeros((rows.num_sources, terms.num_classes))
+        _credit(first, last, *inputs, _table(rows, terms), table, costs)
+
+    _in_threads(run, len(costs), len(costs) * rows.num_edges)
+    return torch.from_numpy(costs)

@@ -299,7 +299,7 @@ def test_scores_that_are_no_tensors():
 
 
 def test_repr_states_the_fit():
-    assert "temperature=1.000, kappa=2.718, floor=0.0067" in repr(StackedNMM())
+    assert "temperature=1, kappa=2.718, floor=0.006738" in repr(StackedNMM())
 
 
 def test_bad_input():

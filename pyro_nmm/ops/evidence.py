@@ -186,6 +186,10 @@ def one_step_credits(
     :return: ``(B, num_rows)`` double. Cost: :math:`O(E \log E + B E C)`.
     """
     terms, top = relative(rows, LatentTerms(*(t.double() for t in terms)))
+    if _compiled(rows):
+        from pyro_nmm import compiled_evidence
+
+        return compiled_evidence.credits(rows, terms, draw, predicted - top)
     groups = Groups(rows.source[None], rows.num_sources)
     label = draw.labels.index_select(1, rows.row)[:, None]
     classes = torch.arange(terms.num_classes, device=rows.device)[:, None]
