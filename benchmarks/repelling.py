@@ -33,7 +33,7 @@ from torch_geometric.utils import barabasi_albert_graph, to_undirected
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, inner_edges, random_split
 from pyro_nmm.guides import AmortizedNMM, fit_classifier, fit_nmm
-from pyro_nmm.models import Compatibility, StackedNMM
+from pyro_nmm.models import Compatibility, StackedNMM, compatibility
 
 GRAPHS = ["texas", "cornell", "wisconsin", "actor", "minesweeper", "tolokers"]
 METHODS = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
@@ -89,7 +89,10 @@ def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor, num_epochs
     if method == "backbone":
         return calibrated(scores, data)
     if "stacked" in method:
-        stack = StackedNMM(relabel="relabelled" in method)
+        matrix = None
+        if "relabelled" in method:
+            matrix = compatibility(hood, data.y, data.train_mask, scores.shape[1])
+        stack = StackedNMM(compatibility=matrix)
         return stack.fit(hood, scores, *known).mixture(hood, scores)
     options = {name: DEFAULT[name] for name in ("floor", "gamma")} | {"link": "exp"}
     drop = {"dropout": DEFAULT["dropout"]}

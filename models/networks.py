@@ -14,11 +14,13 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import Concentrations, in_single
 
 #: Positive links for ``alpha``. ``softplus`` is the steadiest, ``square`` grows faster, and
-#: ``exp`` makes alpha's direction the softmax that the backbone alone would have.
+#: ``exp`` makes alpha's direction the softmax that the backbone alone would have; it ends at about
+#: 3 million, because one count more or less is nothing to that in single precision, and without an
+#: end a network that fits every training label goes on to infinity.
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": F.softplus,
     "square": torch.square,
-    "exp": torch.exp,
+    "exp": lambda u: u.clamp(max=15.0).exp(),
 }
 
 

@@ -48,7 +48,7 @@ def _draw_row(i, ptr, source, attention, alpha, total, likelihood, each, uniform
     # What is left of the threshold goes through the labels of this edge.
     scale = attention[e] / (total[j] + table[j, every])
     rest = threshold - running[e - 1 - ptr[i]] if e > ptr[i] else threshold
-    chosen = -1
+    chosen = 0  # of weights that are not numbers, too: the loops do not look where they count
     for k in range(every):
         part = scale * (alpha[j, k] + table[j, k]) * likelihood[place, k]
         if part > 0:

@@ -14,6 +14,7 @@ from pyro.optim import Adam
 from torch import nn
 from torch_geometric.nn import GAT, GCN
 
+from pyro_nmm import Neighborhood
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import NMMNetwork
 
@@ -147,3 +148,15 @@ def test_bad_arguments():
         NMMNetwork(Linear(3), Linear(3), num_classes=2)(hood, x, edge_index)
     with pytest.raises(ValueError, match=r"num_classes \+ H"):
         NMMNetwork(Linear(2), num_classes=2)(hood, x, edge_index)
+
+
+def test_exponential_link_ends():
+    """Beyond a million nothing changes, and infinity would be no number a step later."""
+    hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    backbone = torch.nn.Linear(1, 3, bias=False)
+    network = NMMNetwork(backbone, torch.nn.Linear(1, 2), num_classes=3, link="exp", floor=0.1)
+    with torch.no_grad():
+        backbone.weight.copy_(torch.tensor([[-2.0], [3.0], [500.0]]))
+    alpha, _ = network(hood, torch.ones(2, 1))
+    expected = torch.tensor([-2.0, 3.0, 15.0]).exp() + 0.1
+    torch.testing.assert_close(alpha, expected.expand(2, 3))
