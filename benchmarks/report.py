@@ -29,6 +29,7 @@ import images_tables
 import links_tables
 import matplotlib
 import nodes_tables
+import repelling_tables
 import speed_tables
 from common import RESULTS, arguments, read
 
@@ -79,6 +80,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         images_tables.tables(files["images"]),
         gradient_variance.tables(files["gradient_variance"]),
         speed_tables.tables(files["speed"]),
+        repelling_tables.tables(files["repelling"]),
         deviations_tables.tables(files),
         claims.tables(files),
     )

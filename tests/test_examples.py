@@ -280,6 +280,20 @@ def test_benchmark_of_hidden_fields(tmp_path):
             assert row["method"] != "independent" or row["bound"] == row["log evidence"]
 
 
+@pytest.mark.slow
+def test_benchmark_of_repelling_labels(tmp_path):
+    benchmark = load("benchmarks/repelling.py")
+    path = tmp_path / "repelling.jsonl"
+    tasks = ["graphs", "generated", "--smoke", "--results", str(path)]
+    rows = benchmark.main(tasks).rows
+    assert len(rows) == len(path.read_text().splitlines()) == 2 * len(benchmark.METHODS) + 1
+    assert len(benchmark.main(tasks).rows) == len(rows)
+    for row in rows[:-1]:
+        assert row["joint"] < 0
+        assert ("conditional" in row) == (row["method"] != "backbone")
+    assert rows[-1].keys() >= {"truth", "plain", "relabelled", "independent"}
+
+
 def test_annealed_evidence_of_hidden_labels():
     """Against the exact sum, of a few pixels."""
     fits = load("benchmarks/hidden_fits.py")

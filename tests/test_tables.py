@@ -21,6 +21,7 @@ import gradient_variance  # noqa: E402
 import hidden_tables  # noqa: E402
 import images_tables  # noqa: E402
 import links_tables  # noqa: E402
+import repelling_tables  # noqa: E402
 import speed_tables  # noqa: E402
 import writing  # noqa: E402
 
@@ -28,7 +29,7 @@ sys.path.remove(str(BENCHMARKS))
 
 FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables,
          "speed": speed_tables, "gradient_variance": gradient_variance,
-         "hidden": hidden_tables}  # fmt: skip
+         "hidden": hidden_tables, "repelling": repelling_tables}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +130,29 @@ def test_hidden_fields():
     assert "mean field in 0 of 1 cells" in " ".join(hidden_tables.hidden_claim(worse).split())
     others = [row for row in hidden_rows() if "NMM" not in row["method"]]
     assert hidden_tables.hidden_claim(others) == hidden_tables.hidden_claim([])
+
+
+def test_repelling_labels():
+    """What relabelling changes is paired by split; marks and the sentence follow the sign."""
+    row = {"task": "graphs", "dataset": "texas", "backbone": "mlp", "own product": -2.0}
+    rows = [
+        row | {"method": method, "split": split, "joint": joint + 0.02 * split * joint,
+               "test": {"accuracy": 0.8, "nll": -joint}}
+        for method, joint in (("NMM", -0.9), ("NMM, relabelled", -0.6), ("other", -0.1))
+        for split in range(4)
+    ]  # fmt: skip
+    lines = {line["model"]: line for line in repelling_tables.repelling(rows)}
+    assert list(lines) == ["NMM", "NMM, relabelling", "other"]
+    changes = lines["NMM, relabelling"]
+    assert changes["log p(test \\| train)", "minus plain"] == "+0.309 ± 0.008 †"
+    assert changes["NLL", "minus plain"].startswith("-0.300 ± 0.000")
+    claim = " ".join(repelling_tables.repelling_claim(rows).split())
+    assert "NMM with relabelling edges has a higher log p(test | train)" in claim
+    assert "in 1 of 1 cells (graph and backbone), significantly in 1," in claim
+    generated = [{"task": "generated", "seed": s, "truth": -0.5 - s, "plain": -0.7 - s,
+                  "relabelled": -0.6 - s, "independent": -0.8 - s} for s in range(3)]  # fmt: skip
+    found = list(repelling_tables.repelling_generated(generated))
+    assert found[1]["minus the truth's"] == "-0.100 ± 0.000"
 
 
 def test_steps_with_evidence():
