@@ -12,12 +12,15 @@ import pyro
 import pytest
 import torch
 from graphs import house, labellings, parameters, shared_sources, star, to_hood
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from oracle import edge_lists
 from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, WeighedPredictive
 from pyro.optim import Adam
 from scipy.special import gammaln
 from scipy.stats import chi2
 from test_evidence import everything
+from test_ordered_conditional import random_case
 from torch.nn.functional import one_hot
 
 from pyro_nmm import EvidenceConditional, NeighborMixture, OrderedConditional
@@ -202,34 +205,33 @@ def test_permutations_in_order(kernels, name):
         torch.testing.assert_close((log_q + bound).logsumexp(0), mix.log_prob(y))
 
 
-def test_permutations_are_evidence(kernels):
+@pytest.mark.slow
+@settings(
+    max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(0, 2**31), st.sampled_from(["random", "hubs", "grid", "sources"]))
+def test_permutations_are_evidence(kernels, seed, kind):
     """Bit for bit the choices, their probabilities and what they are charged with."""
-    for seed in range(12):
-        torch.manual_seed(seed)
-        hood = list(GRAPHS.values())[seed % len(GRAPHS)]()
-        size = 2 + seed % 3
-        alpha, logits = parameters(hood, size)
-        relabel = permutations(hood, size)
-        y, order = torch.randint(size, (hood.num_nodes,)), torch.randperm(hood.num_nodes)[:4]
-        observed = torch.zeros(hood.num_nodes, dtype=torch.bool)
-        observed[order] = True
-        evidence = evidence_of(hood, one_hot(relabel, size).double(), y, observed)
-        shared = alpha, logits
-        for way in ("reward_to_go", "one_step_credit"):
-            one = OrderedConditional(hood, *shared, y, observed, order, way, relabel)
-            two = EvidenceConditional(hood, *shared, evidence, observed, order, way)
-            uniforms = torch.rand(5, 4, dtype=torch.double)
-            draws = [q._draw(torch.Size([5]), uniforms) for q in (one, two)]
-            assert torch.equal(draws[0].edges, draws[1].edges)
-            one._draw, two._draw = (lambda *_, d=d: d for d in draws)
-            c, both = one.sample((5,)), two.sample((5,))
-            assert torch.equal(torch.stack([c, one.borrowed(c)], 1), both)
-            assert torch.equal(one.borrowed(c.clone()), both[:, 1])
-            torch.testing.assert_close(one.log_prob(c), two.log_prob(both))
-            torch.testing.assert_close(one.log_prob(c.clone()), two.log_prob(both))
-            torch.testing.assert_close(one.log_labels(c), two.log_evidence(both))
-            costs = one.log_labels(c).detach()
-            torch.testing.assert_close(one._costs(draws[0], costs), two._costs(draws[1], costs))
+    hood, alpha, logits, y, observed, order, shape, uniforms = random_case(seed, kind)
+    size, generator = alpha.shape[-1], torch.Generator().manual_seed(seed)
+    ranks = torch.rand(hood.num_edges, size, generator=generator)
+    relabel = ranks.argsort(-1)
+    evidence = evidence_of(hood, one_hot(relabel, size).double(), y, observed)
+    way = ("reward_to_go", "one_step_credit")[seed % 2]
+    one = OrderedConditional(hood, alpha, logits, y, observed, order, way, relabel)
+    two = EvidenceConditional(hood, alpha, logits, evidence, observed, order, way)
+    draws = [q._draw(shape, uniforms) for q in (one, two)]
+    assert torch.equal(draws[0].edges, draws[1].edges)
+    one._draw, two._draw = (lambda *_, d=d: d for d in draws)
+    one, two = one.expand(shape), two.expand(shape)
+    c, both = one.sample(), two.sample()
+    assert torch.equal(torch.stack([c, one.borrowed(c)], -2), both)
+    assert torch.equal(one.borrowed(c.clone()), both[..., 1, :])
+    torch.testing.assert_close(one.log_prob(c), two.log_prob(both))
+    torch.testing.assert_close(one.log_prob(c.clone()), two.log_prob(both))
+    torch.testing.assert_close(one.log_labels(c), two.log_evidence(both))
+    costs = one.log_labels(c).detach()
+    torch.testing.assert_close(one._costs(draws[0], costs), two._costs(draws[1], costs))
 
 
 def test_compiled_draw_is_the_fixed_point():
