@@ -124,8 +124,8 @@ def test_hidden_fields():
     assert lines[1]["minus Potts, mean field"].startswith("-0.020 ± 0.000")
     assert lines[0]["log p(w), nats a pixel"].startswith("-1.000 ± 0.000")
     claim = " ".join(hidden_tables.hidden_claim(hidden_rows()).split())
-    assert "is below that of the Potts field's mean field in 1 of 1 cells" in claim
-    assert "log p(w) is lower in 1 of 1, by -0.010 to -0.010 nats" in claim
+    assert "below that of the Potts field's mean field in 1 of 1 cells" in claim
+    assert "log p(w) is lower in 1 of 1; differences -0.010 to -0.010 nats" in claim
     worse = [r | {"Brier": 0.2} if "NMM" in r["method"] else r for r in hidden_rows()]
     assert "mean field in 0 of 1 cells" in " ".join(hidden_tables.hidden_claim(worse).split())
     others = [row for row in hidden_rows() if "NMM" not in row["method"]]
