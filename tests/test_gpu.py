@@ -210,6 +210,29 @@ def test_a_step(collapsed):
     assert logits.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["permutations", "matrices"])
+def test_edges_that_relabel(kind):
+    """Exact values as on the CPU, and draws, posteriors and estimates on the device."""
+    hood = to_hood(nx.house_graph())
+    alpha, logits = parameters(hood, 3)
+    relabel = torch.rand(hood.num_edges, 3).argsort(-1)
+    if kind == "matrices":
+        relabel = torch.rand(hood.num_edges, 3, 3).softmax(-1)
+    y, mask, pairs = torch.randint(3, (5,)), torch.arange(5) < 2, torch.tensor([[0, 3], [1, 4]])
+    found = []
+    for device in ("cpu", "cuda"):
+        parts = (t.to(device) for t in (alpha, logits, relabel))
+        mix = NeighborMixture(hood.to(device), *parts)
+        posterior = mix.condition(y.to(device), mask.to(device))
+        values = mix.log_prob(y.to(device)), mix.marginals(), mix.pairwise(pairs.to(device))
+        found.append([*values, posterior.marginals(), posterior.pairwise(pairs.to(device))])
+        assert mix.sample((3,)).device.type == posterior.sample((3,)).device.type == device
+        assert mix.elbo(y.to(device)).isfinite().all()
+        assert mix.log_likelihood(y.to(device), num_particles=8).isfinite()
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(there.cpu(), here)
+
+
 def test_stacked_and_monte_carlo():
     """On top of a classifier: the same fit, within its noise, and estimates on the device."""
     torch.manual_seed(0)
