@@ -130,6 +130,8 @@ def modules(name):
     if name == "ELBOModule":
         torch.testing.assert_close(gradient(module, model.log_alpha), wanted)
         return
+    if torch.__version__ < "2.7":
+        pytest.skip("torch 2.6 may wait for ever when it frees a gloo process group")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
