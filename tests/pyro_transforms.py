@@ -94,6 +94,8 @@ def vmap():
 
 @row("torch.func.grad")
 def functional_grad():
+    if torch.__version__ < "2.7":
+        pytest.skip("torch 2.6 has no Tensor.tolist under torch.func.grad")
     pair = Pair()
 
     def log_prob(leaf):

@@ -192,7 +192,8 @@ def test_linear_in_nodes():
             mix.log_likelihood(y, num_particles=4)
         work.append(done.total)
         assert done.largest < 4 * mix.hood.num_edges + 1000
-    assert work[1] / work[0] < 5
+    # How far resampling reaches back differs between draws; quadratic work would be 16 times.
+    assert work[1] / work[0] < 6
 
 
 def test_labels_of_other_nodes_are_never_read():
