@@ -42,7 +42,8 @@ from pyro_nmm.models import grid_edges, potts
 KINDS = ("smooth", "potts", "nmm")
 #: Standard deviations of the emission, whose means are one apart.
 NOISE = (0.5, 1.0)
-COUPLINGS = (0.4, 0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4)
+#: Of the Potts field's candidates; at 0 it is no graph.
+COUPLINGS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4)
 #: Strides and radii of the sources.
 SOURCES = ((2, 3), (4, 6), (6, 9))
 #: Seeds of the fields that choose one.
