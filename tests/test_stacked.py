@@ -209,9 +209,9 @@ def few_labels(seed=0):
     return hood, scores, y, train, held_out
 
 
-def fit_on_all_edges(hood, scores, y, train, held_out, num_steps, num_samples=8, lr=0.1):
+def fit_on_all_edges(stacked, hood, scores, y, train, held_out, num_steps, num_samples=8, lr=0.1):
     """The fit as its docstring has it, without leaving out any node."""
-    stacked = StackedNMM().to(scores)
+    stacked = stacked.to(scores)
     prior, observed = stacked._start(scores, y, held_out), train | held_out
     optimizer = torch.optim.Adam(stacked.parameters(), lr=lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -234,7 +234,7 @@ def test_fit_leaves_out_what_it_does_not_need(seed, kernels):
     """Nodes that no labelled node may choose: the same draws, the same numbers."""
     problem = few_labels(seed)
     torch.manual_seed(7)
-    expected = fit_on_all_edges(*problem, num_steps=40)
+    expected = fit_on_all_edges(StackedNMM(), *problem, num_steps=40)
     torch.manual_seed(7)
     found = StackedNMM().fit(*problem, num_steps=40)
     for name in NAMES:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
+from test_stacked import fit_on_all_edges
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
@@ -161,26 +162,6 @@ def test_fit_finds_communities():
     assert abs(gains["false"]) < 0.05
 
 
-def fit_on_all_edges(hood, scores, y, train, held_out, num_steps, num_samples=8, lr=0.1):
-    """The fit as its docstring has it, without leaving out any node."""
-    stacked = StackedNMM(communities=True).to(scores)
-    prior, observed = stacked._start(scores, y, held_out), train | held_out
-    optimizer = torch.optim.Adam(stacked.parameters(), lr=lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, 2 - 2 * step / num_steps)
-    )
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        parts = [mask.nonzero()[:, 0] for mask in (train, held_out)]
-        order = torch.cat([nodes[torch.randperm(len(nodes))] for nodes in parts])
-        q = OrderedConditional(hood, *stacked(hood, scores), y, observed, order=order)
-        loss = -stacked._log_prior(prior) - _surrogate(q, int(train.sum()), num_samples)
-        (loss / held_out.sum()).backward()
-        optimizer.step()
-        schedule.step()
-    return stacked
-
-
 def few_labels():
     """60 nodes in two partitions, of which 14 are labelled; most communities have no label."""
     torch.manual_seed(0)
@@ -200,7 +181,7 @@ def test_fit_leaves_out_what_it_does_not_need(kernels):
     assert part.num_nodes == len(nodes) < 60
     assert part.num_sources - part.num_nodes < problem[0].num_sources - 60
     torch.manual_seed(7)
-    expected = fit_on_all_edges(*problem, num_steps=20)
+    expected = fit_on_all_edges(StackedNMM(communities=True), *problem, num_steps=20)
     torch.manual_seed(7)
     found = StackedNMM(communities=True).fit(*problem, num_steps=20)
     for name in NAMES:
