@@ -111,5 +111,5 @@ class FieldGuide(nn.Module):
     def mixture(self, *inputs) -> NeighborMixture:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
         with evaluation(self):
-            alpha, logits = self.forward_pass.run(inputs)
-        return NeighborMixture(self.hood, alpha.detach(), logits.detach())
+            outputs = self.forward_pass.run(inputs)
+        return NeighborMixture(self.hood, *(output.detach() for output in outputs))

@@ -87,7 +87,7 @@ class MixtureGuide(nn.Module):
     :param Neighborhood hood: The neighbourhoods.
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with what
         ``model`` and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network
-        that reads the target's parameters.
+        that reads the target's parameters. Its edges may permute labels.
     :param target: a Pyro program, called with the same inputs. For a function :math:`\log p^*`, see
         :func:`density`.
     :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
@@ -96,7 +96,7 @@ class MixtureGuide(nn.Module):
     :param str site: name of the program's labels, of event shape ``(N,)``; in full, as in
         ``"prior/y"``, where the program puts them in a scope.
     :param str name: of the network's parameters in Pyro's store.
-    :param family: ``(hood, parameters, logits)``, the network's output, to a distribution that
+    :param family: ``(hood, *outputs)`` of the network, to a distribution that
         nodes take over from their neighbours: a ``NeighborMixture`` of labels, or a
         :class:`~pyro_nmm.MembershipMixture`.
     """
@@ -110,7 +110,7 @@ class MixtureGuide(nn.Module):
         order: Tensor | None = None,
         site: str = "y",
         name: str = "mixture",
-        family: Callable[[Neighborhood, Any, Tensor], Any] = NeighborMixture,
+        family: Callable[..., Any] = NeighborMixture,
     ) -> None:
         super().__init__()
         if isinstance(target, PairwiseMRF):
@@ -128,10 +128,10 @@ class MixtureGuide(nn.Module):
         """Sites ``c`` and ``y``."""
         return self.draw(*self.forward_pass.give(inputs))
 
-    def draw(self, parameters: Any, logits: Tensor) -> Tensor:
+    def draw(self, parameters: Any, logits: Tensor, *relabel: Tensor) -> Tensor:
         """The sites of :meth:`guide`, for an output of the network."""
         c = pyro.sample("c", NeighborChoice(self.hood, logits))
-        return pyro.sample(self.site, self.family(self.hood, parameters, logits).given(c))
+        return pyro.sample(self.site, self.family(self.hood, parameters, logits, *relabel).given(c))
 
     def model(self, *inputs) -> Any:
         """The target, with site ``c``."""
@@ -152,8 +152,8 @@ class MixtureGuide(nn.Module):
     def mixture(self, *inputs) -> Any:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
         with evaluation(self):
-            parameters, logits = self.forward_pass.run(inputs)
-        return self.family(self.hood, parameters.detach(), logits.detach())
+            outputs = self.forward_pass.run(inputs)
+        return self.family(self.hood, *(output.detach() for output in outputs))
 
     def _check_support(self, support: Any, y: Tensor) -> None:
         if support.is_discrete and not support.check(untracked(y)[0][0]).all():

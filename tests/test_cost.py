@@ -7,6 +7,7 @@ import pytest
 import torch
 from cost import Work
 from graphs import parameters
+from test_relabel import KINDS
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture, backend, blocks, sources
 
@@ -150,6 +151,41 @@ def test_evidence_is_linear_in_the_edges(monkeypatch, graph, each_edge, query):
     # The fixed point of a draw takes some rounds more on a larger graph.
     assert work[1] < 1.5 * work[0]
     assert work[2] < 6 * work[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_edges_that_relabel_are_linear(monkeypatch, kind):
+    """Every query, of a graph whose edges have permutations or matrices."""
+    monkeypatch.setattr(backend, "compiled", None)
+    work = []
+    for num_nodes in (250, 1000):
+        torch.manual_seed(0)
+        hood = ring(num_nodes)
+        mix = NeighborMixture(hood, *parameters(hood, LABELS), KINDS[kind](hood, LABELS))
+        y, observed = mix.sample(), torch.arange(num_nodes) < num_nodes // 4
+        with Work() as done:
+            mix.elbo(y)
+            mix.marginals()
+            mix.log_likelihood(y, num_particles=DRAWS, num_stages=4)
+            mix.condition(y, observed, DRAWS).marginals()
+        work.append(done.total)
+        assert done.largest <= 2 * DRAWS * hood.num_edges * LABELS**2
+    assert work[1] / work[0] < 6
+
+
+def test_estimates_with_evidence_are_linear(monkeypatch):
+    """Of a likelihood, in four stages, and in as many as there are blocks of 64 nodes."""
+    monkeypatch.setattr(backend, "compiled", None)
+    for stages in (4, None):
+        work = []
+        for num_nodes in (250, 1000):
+            torch.manual_seed(0)
+            hood = ring(num_nodes)
+            q = EvidenceConditional(hood, *parameters(hood, LABELS), torch.randn(num_nodes, LABELS))
+            with Work() as done:
+                q.log_likelihood(DRAWS, stages)
+            work.append(done.total)
+        assert work[1] / work[0] < 6
 
 
 def test_blocks_cover_everything(monkeypatch):

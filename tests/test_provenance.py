@@ -70,6 +70,23 @@ def ordered(kind, x):
     return ChosenLabels(alpha, CHOICES)
 
 
+def flips(x):
+    """Permutations of two labels, which keep them if ``x``."""
+    keep = x.long().expand(HOOD.num_edges)
+    return torch.stack([1 - keep, keep], -1)
+
+
+def relabelling(x, of=flips, centre=(90.0, 1.0)):
+    alpha = torch.tensor([centre, (1.0, 90.0), (1.0, 50.0)])
+    return NeighborMixture(HOOD, alpha, torch.zeros(HOOD.num_edges), of(x))
+
+
+def by_chance(x):
+    """Matrices that keep labels rarely, or mostly if ``x``."""
+    keep = (0.05 + 0.9 * x)[..., None, None, None].expand(*x.shape, HOOD.num_edges, 1, 1)
+    return keep * torch.eye(2) + (1 - keep) * torch.eye(2).flip(0)
+
+
 #: Distributions of a sampled 0 or 1, and every value that they take.
 SAMPLERS = {
     "choices": (lambda x: NeighborChoice(HOOD, shifted(x, HOOD.num_edges)), choices),
@@ -124,7 +141,22 @@ SAMPLERS = {
         lambda: labellings(3),
     ),
     "graph": (lambda x: InnerProductGraph(shifted(x, 3, 2) * (0.1 + x)), graphs),
+    "edges that permute": (partial(relabelling, centre=(1.0, 9.0)), lambda: labellings(3)),
+    "edges with matrices": (
+        partial(relabelling, of=by_chance, centre=(1.0, 9.0)), lambda: labellings(3)
+    ),
+    "choices given permuted labels": (
+        lambda x: relabelling(x).choices(LABELS, order=torch.arange(3)), choices
+    ),
+    "latent labels, matrices": (
+        lambda x: relabelling(x, by_chance).in_order(LABELS, order=torch.arange(3)), both
+    ),
+    "permuted labels given choices": (
+        lambda x: relabelling(x).given(torch.tensor([1, 1, 2])), lambda: labellings(3)
+    ),
 }  # fmt: skip
+#: Those that take values of the parent one at a time.
+SINGLE = [name for name in SAMPLERS if "permut" in name] + ["graph", "field", "mixture"]
 
 
 class Utility(GraphDistribution):
@@ -184,8 +216,8 @@ def test_gradient_of_a_discrete_parent(name):
         charged = charged - own.exp() * gain
     exact = torch.autograd.grad(loss, rate, retain_graph=True)[0]
     through_the_sample = torch.autograd.grad(charged, rate)[0]
-    if name in ("graph", "field", "mixture"):  # which take values one at a time
-        steps = 900 if name == "graph" else 400
+    if name in SINGLE:
+        steps = 400 if name in ("field", "mixture") else 900
         grads = gradient_of(make, cost, rate, TraceGraph_ELBO(), steps)
     else:
         elbo = TraceGraph_ELBO(100, max_plate_nesting=0, vectorize_particles=True)

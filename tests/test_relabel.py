@@ -15,6 +15,7 @@ from graphs import house, labellings, parameters, shared_sources, star, to_hood
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import edge_lists
+from pyro.distributions import Categorical
 from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, WeighedPredictive
 from pyro.optim import Adam
 from scipy.special import gammaln
@@ -23,8 +24,8 @@ from test_evidence import everything
 from test_ordered_conditional import random_case
 from torch.nn.functional import one_hot
 
-from pyro_nmm import EvidenceConditional, NeighborMixture, OrderedConditional
-from pyro_nmm.guides import AmortizedNMM, MixtureGuide, density, ordered_guide
+from pyro_nmm import EvidenceConditional, NeighborMixture, OrderedConditional, models
+from pyro_nmm.guides import AmortizedNMM, FieldGuide, MixtureGuide, density, ordered_guide
 from pyro_nmm.models import FreeNMM, nmm
 from pyro_nmm.ops.enumeration import enumerate_choices
 from pyro_nmm.ops.sampling import draw_by_sweeps
@@ -457,6 +458,33 @@ def test_network_that_relabels():
     elbo = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
     assert elbo.loss_and_grads(program.model, program.guide, y=y) > 0
     assert program.mixture().relabel.shape == (7, 2, 2)
+
+
+def test_families_with_a_network_that_relabels():
+    """Permutations are a third output for a guide of sampled labels; a field's guide refuses."""
+    hood = to_hood(nx.path_graph(2))
+    flips = torch.tensor([[1, 0]]).expand(hood.num_edges, 2)
+
+    class Network(FreeNMM):
+        def forward(self, hood):
+            return *super().forward(hood), flips
+
+    def target():
+        return pyro.sample("y", Categorical(torch.tensor([0.1, 0.9])).expand([2]).to_event(1))
+
+    family = MixtureGuide(hood, Network(hood, 2), target)
+    elbo = TraceGraph_ELBO(16, vectorize_particles=True, max_plate_nesting=0)
+    svi = SVI(family.model, family.guide, Adam({"lr": 0.1}), elbo)
+    for _ in range(60):
+        svi.step()
+    mixture = family.mixture()
+    assert mixture.relabel.equal(flips)
+    assert (mixture.marginals()[:, 1] > 0.7).all()
+    assert (mixture.alpha.argmax(-1) == 0).all()  # which every edge turns round
+    target = models.ising(torch.tensor([[0], [1]]), 0.1, torch.zeros(2))
+    family = FieldGuide(hood, Network(hood, 2), target, name="field")
+    with pytest.raises(ValueError, match="edges that keep labels"):
+        family.guide()
 
 
 BAD = {
