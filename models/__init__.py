@@ -4,10 +4,14 @@
 """Pyro models, and the modules that give them their parameters."""
 
 from pyro_nmm.models.annealing import annealed_log_normalizer
+from pyro_nmm.models.annotators import Annotators
 from pyro_nmm.models.compatibility import Compatibility, compatibility
 from pyro_nmm.models.convolution import ConvolutionalNMM
 from pyro_nmm.models.denoiser import Denoiser
 from pyro_nmm.models.dglfrm import DGLFRM
+from pyro_nmm.models.emissions import NormalEmission, PoissonEmission
+from pyro_nmm.models.field_fit import fit_field
+from pyro_nmm.models.hidden_field import Emission, FieldPrior, HiddenField, hidden_field
 from pyro_nmm.models.markov_random_field import (
     PairwiseMRF,
     coarse_to_fine,
@@ -18,24 +22,35 @@ from pyro_nmm.models.markov_random_field import (
 )
 from pyro_nmm.models.networks import FreeNMM, NMMNetwork, ParameterNetwork
 from pyro_nmm.models.nmm import nmm
+from pyro_nmm.models.quality import accuracy, information
 from pyro_nmm.models.stacked import StackedNMM, temperature_scaling
 from pyro_nmm.models.unet import UNet
 
 __all__ = [
     "DGLFRM",
+    "Annotators",
     "Compatibility",
     "ConvolutionalNMM",
     "Denoiser",
+    "Emission",
+    "FieldPrior",
     "FreeNMM",
+    "HiddenField",
     "NMMNetwork",
+    "NormalEmission",
     "PairwiseMRF",
     "ParameterNetwork",
+    "PoissonEmission",
     "StackedNMM",
     "UNet",
+    "accuracy",
     "annealed_log_normalizer",
     "coarse_to_fine",
     "compatibility",
+    "fit_field",
     "grid_edges",
+    "hidden_field",
+    "information",
     "ising",
     "ising_posterior",
     "nmm",

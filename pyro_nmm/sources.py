@@ -15,9 +15,11 @@ import itertools
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import to_undirected
 
 from pyro_nmm.edges import check_edge_index
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.validation import check_integers
 
 
 def grid(height: int, width: int, stride: int, radius: int | None = None, device=None):
@@ -100,6 +102,82 @@ def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborho
     lattice, source = place[near].unique(dim=0, return_inverse=True)
     edge_index = torch.stack([source, node])
     return Neighborhood(edge_index, num_nodes, len(lattice)), lattice * spacing
+
+
+def hops(
+    edge_index: Tensor, num_nodes: int, radius: int = 2, spacing: int = 1
+) -> tuple[Neighborhood, Tensor]:
+    r"""
+    Nodes of any graph, and sources at some of them: drawn at random so that no two are ``spacing``
+    hops apart or less, and that no more could be added (Luby's algorithm [1]).
+
+    >>> path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
+    >>> hood, distance = hops(path, 5, radius=4, spacing=4)  # one source, and all reach it
+    >>> hood
+    Neighborhood(num_nodes=5, num_sources=1, num_rows=5, num_edges=5)
+    >>> bool(distance.max() >= 2)
+    True
+
+    [1] Michael Luby (1986) "A Simple Parallel Algorithm for the Maximal Independent Set Problem",
+    SIAM Journal on Computing 15, https://doi.org/10.1137/0215074.
+
+    :param Tensor edge_index: ``(2, num_edges)`` node ids, as in PyG; an edge counts in both
+        directions.
+    :param int num_nodes: ``N``.
+    :param int radius: A node reaches the sources that are at most so many hops away.
+    :param int spacing: hops between two sources, at least one more than these. A node then reaches
+        a source in so many hops.
+    :return: the neighbourhoods, and ``(num_edges,)`` how many hops each of their edges is long.
+        Cost: :math:`O(E \log N)`, and the edges within reach of the sources.
+    :raises ValueError: if ``radius`` is below ``spacing``, so that a node may reach no source.
+    """
+    check_edge_index(edge_index, num_nodes)
+    check_integers(1, num_nodes=num_nodes, spacing=spacing)
+    check_integers(spacing, radius=radius)
+    edges = to_undirected(edge_index.long(), num_nodes=num_nodes)
+    degrees = edges[0].bincount(minlength=num_nodes)
+    starts = degrees.cumsum(0) - degrees
+    at = _spread_out(edges, num_nodes, spacing).nonzero()[:, 0]
+    source, node = torch.arange(len(at), device=at.device), at
+    keys, distance = source * num_nodes + node, torch.zeros_like(at)
+    for hop in range(1, radius + 1):
+        # The neighbours of what was reached last.
+        degree = degrees[node]
+        first = starts[node] - degree.cumsum(0) + degree
+        place = first.repeat_interleave(degree)
+        place = place + torch.arange(len(place), device=place.device)
+        reached = source.repeat_interleave(degree) * num_nodes + edges[1][place]
+        # What was reached before comes first among equals.
+        both = torch.cat([keys, reached])
+        every, old = both.unique(return_inverse=True)
+        best = torch.full_like(every, hop).scatter_(0, old[: len(keys)], distance)
+        new = every[best == hop]
+        keys, distance = every, best
+        source, node = new.div(num_nodes, rounding_mode="floor"), new % num_nodes
+    source, node = keys.div(num_nodes, rounding_mode="floor"), keys % num_nodes
+    hood = Neighborhood(torch.stack([source, node]), num_nodes, len(at))
+    order = (node * len(at) + source).argsort()
+    return hood, distance[order]
+
+
+def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
+    """``(num_nodes,)``: a maximal set of nodes that are more than ``spacing`` hops apart."""
+
+    def within(values: Tensor) -> Tensor:
+        """The largest value in so many hops."""
+        for _ in range(spacing):
+            values = values.scatter_reduce(0, edges[1], values[edges[0]], "amax")
+        return values
+
+    chosen = torch.zeros(num_nodes, dtype=torch.bool, device=edges.device)
+    free = ~chosen
+    while free.any():
+        # A permutation, so that no two nodes are equal; zero for those that are settled.
+        priority = (1 + torch.randperm(num_nodes, device=edges.device)) * free
+        new = free & (within(priority) == priority)
+        chosen = chosen | new
+        free = free & (within(new.long()) == 0)
+    return chosen
 
 
 def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neighborhood:

@@ -94,6 +94,38 @@ def _settle(wide, groups, flat, old, uniforms):
         new = found
 
 
+@torch.no_grad()
+def left_out(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw) -> Tensor:
+    r"""
+    ``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})` in nats, what is observed of a row
+    predicted from the states of all others. It is what the summands of a sweep add up to.
+
+    Cost: :math:`O(B E C)`.
+    """
+    terms, top = relative(rows, terms)
+    size, found = terms.num_classes, []
+    for b in range(len(draw.edges)):
+        log_attention, alpha, evidence = (part[min(b, len(part) - 1)] for part in terms)
+        chosen, labels = draw.edges[b], draw.labels[b]
+        above = alpha.flatten().clone()
+        above.index_add_(0, rows.source[chosen] * size + labels, above.new_ones(len(labels)))
+        above = above.view_as(alpha)
+        parts = []
+        for part in blocks(rows.num_rows, 3 * size * rows.num_edges // max(1, rows.num_rows)):
+            first, last = rows.ptr[part.start].item(), rows.ptr[part.stop].item()
+            edges, row = slice(first, last), rows.row[first:last]
+            own = torch.arange(first, last, device=rows.device) == chosen[row]
+            seen = above[rows.source[edges]]
+            below = seen.sum(-1) - own.to(seen)
+            seen[own, labels[row[own]]] -= 1
+            likelihood = evidence[edges if len(evidence) == rows.num_edges else row].exp()
+            summand = log_attention[edges].exp() * (seen * likelihood).sum(-1) / below
+            sums = summand.new_zeros(part.stop - part.start)
+            parts.append(sums.index_add_(0, row - part.start, summand))
+        found.append(torch.cat(parts).log())
+    return torch.stack(found) + top
+
+
 class Chains(NamedTuple):
     """Chains of Gibbs sweeps, of which the first half is left out."""
 

@@ -1,0 +1,211 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""
+A field of latent labels, and what is observed of them.
+
+.. math::
+
+    u \sim \mathrm{NMM}, \qquad w_i \sim p(w_i \mid u_i, \theta)
+
+The prior of the labels :math:`u` has a few numbers: :math:`\alpha_j = \kappa \pi` for every source,
+and attention :math:`L_{ij} \propto \exp(\beta^\top x_{ij})` for features :math:`x_{ij}` of the
+edges, such as a squared distance. The emission is anything of known likelihood: the votes of
+:class:`~pyro_nmm.models.Annotators`, :class:`~pyro_nmm.models.NormalEmission`,
+:class:`~pyro_nmm.models.PoissonEmission`, or the user's own :class:`Emission`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyro
+import torch
+from torch import Tensor, nn
+from torch.distributions.constraints import Constraint
+
+from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
+from pyro_nmm.models.nmm import nmm
+from pyro_nmm.ops.gibbs import Chains
+from pyro_nmm.validation import check_integers
+
+Values = dict[str, Tensor]
+
+
+class Emission(Protocol):
+    """
+    What is observed of a label. It holds settings; its parameters, :math:`\\theta`, are a
+    dictionary of tensors, and every method is a function of them.
+    """
+
+    num_labels: int
+    support: dict[str, Constraint]  #: of every parameter
+
+    def check(self, hood: Neighborhood, data: Any) -> Any:
+        """``data`` as the other methods take it, or an error that names what is wrong."""
+
+    def start(self, data: Any, hood: Neighborhood) -> Values:
+        """Parameters to begin a fit with, at random where there is a choice."""
+
+    def log_prob(self, values: Values, data: Any) -> Tensor:
+        """``(N, C)``: :math:`\\log p(w_i \\mid u_i = k, \\theta)` in nats; missing is zero."""
+
+    def log_prior(self, values: Values, data: Any) -> Tensor:
+        """
+        :math:`\\log p(\\theta)`, up to a constant, as a density of logarithms and log-odds.
+        """
+
+    def maximise(self, data: Any, probs: Tensor, values: Values) -> Values:
+        """
+        The M-step: parameters that raise :math:`\\log p(\\theta)` plus the expected
+        log-likelihood, for probabilities ``(N, C)`` of the labels under the old ``values``.
+        """
+
+    def draw(self, data: Any, labels: Tensor, values: Values) -> Values:
+        """Parameters from their posterior given labels ``(N,)``: a Gibbs step from ``values``."""
+
+
+class FieldPrior(nn.Module):
+    r"""
+    The NMM prior of a field of labels: :math:`\kappa`, :math:`\pi` and :math:`\beta` of the module.
+    A :class:`~pyro_nmm.models.ParameterNetwork`.
+
+    >>> from pyro_nmm import sources
+    >>> hood = sources.grid(6, 6, stride=3)
+    >>> alpha, logits = FieldPrior(num_labels=3)(hood)
+    >>> alpha.shape, logits.shape
+    (torch.Size([4, 3]), torch.Size([100]))
+
+    :param int num_labels: ``C``.
+    :param int num_features: ``F``, of an edge.
+    :param float kappa: to start with; a source of small :math:`\kappa` gives all nodes that borrow
+        from it the same label.
+    """
+
+    def __init__(self, num_labels: int, num_features: int = 0, kappa: float = 0.2) -> None:
+        super().__init__()
+        self.log_kappa = nn.Parameter(torch.tensor(math.log(kappa)))
+        self.share_scores = nn.Parameter(torch.zeros(num_labels))
+        self.weight = nn.Parameter(torch.zeros(num_features))
+
+    def forward(self, hood: Neighborhood, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        alpha = self.log_kappa.exp() * self.share_scores.softmax(0)
+        logits = alpha.new_zeros(hood.num_edges)
+        if edge_attr is not None:
+            logits = edge_attr @ self.weight
+        return alpha.expand(hood.num_sources, -1), logits
+
+    def log_prior(self) -> Tensor:
+        r"""
+        Weak: :math:`\log \kappa` is Normal of mean -1 and standard deviation 2, the scores of
+        :math:`\pi` have the density of a Dirichlet of ones, and :math:`\beta` is flat.
+        """
+        return self.share_scores.log_softmax(0).sum() - 0.125 * (self.log_kappa + 1).square()
+
+    def extra_repr(self) -> str:
+        share = [round(x, 3) for x in self.share_scores.softmax(0).tolist()]
+        weight = [round(x, 3) for x in self.weight.tolist()]
+        return f"kappa={self.log_kappa.exp().item():.4g}, share={share}, weight={weight}"
+
+
+def hidden_field(
+    hood: Neighborhood,
+    prior: FieldPrior,
+    emission: Emission,
+    values: Values,
+    data: Any,
+    edge_attr: Tensor | None = None,
+) -> Tensor:
+    """
+    The model as a Pyro program: an :func:`~pyro_nmm.models.nmm` of latent labels at sites ``c`` and
+    ``y``, the factor ``data`` below it, and the factor ``prior`` of all numbers. Its guide, without
+    parameters of its own, is :class:`~pyro_nmm.guides.HiddenFieldGuide`'s.
+
+    :return: ``(..., N)`` the labels.
+    """
+    y = nmm(hood, *prior(hood, edge_attr), collapsed=True)
+    evidence = emission.log_prob(values, data)
+    found = evidence.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    pyro.factor("data", found.sum(-1))
+    pyro.factor("prior", prior.log_prior() + emission.log_prior(values, data))
+    return y
+
+
+@dataclass(frozen=True)
+class HiddenField:
+    """
+    A fitted field: what :func:`~pyro_nmm.models.fit_field` returns.
+
+    :ivar Neighborhood hood: the neighbourhoods.
+    :ivar Emission emission: what was observed of the labels.
+    :ivar FieldPrior prior: the prior's numbers, as fitted.
+    :ivar dict values: the emission's parameters, as fitted.
+    :ivar Tensor probs: ``(N, C)``, the probability of every label given all that was observed.
+    :ivar Tensor samples: ``(T, N)``, joint draws of all labels.
+    :ivar dict draws: the emission's parameters as drawn with these, ``(T, ...)`` each.
+    :ivar float score: the mean over nodes of :math:`\\log p(w_i \\mid u_{-i})` in nats: how well
+        what is observed of a node is predicted from the labels of all others. Compares starts,
+        sources and settings on the same data.
+    :ivar Chains chains: effective sample sizes, and whether chains agree.
+    """
+
+    hood: Neighborhood
+    emission: Emission
+    prior: FieldPrior
+    values: Values
+    probs: Tensor
+    samples: Tensor
+    draws: Values
+    score: float
+    chains: Chains
+    edge_attr: Tensor | None = None
+
+    def predict(self) -> Tensor:
+        """``(N,)``: every node's most probable label."""
+        return self.probs.argmax(-1)
+
+    def entropy(self) -> Tensor:
+        """``(N,)``: of every node's label, in nats."""
+        return torch.special.entr(self.probs).sum(-1)
+
+    @torch.no_grad()
+    def mixture(self) -> NeighborMixture:
+        """The prior of the labels."""
+        return NeighborMixture(self.hood, *self.prior(self.hood, self.edge_attr))
+
+    @torch.no_grad()
+    def latents(self, data: Any) -> EvidenceConditional:
+        """
+        :math:`q(c, u \\mid w)` at the fitted numbers, whose ``posterior`` has all other queries:
+        pairs of labels, sets of nodes, draws.
+        """
+        data = self.emission.check(self.hood, data)
+        return self.mixture().latents(self.emission.log_prob(self.values, data))
+
+    def __repr__(self) -> str:
+        return (
+            f"HiddenField(hood={self.hood}, emission={self.emission}, score={self.score:.4g}, "
+            f"{self.prior.extra_repr()})"
+        )
+
+
+def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:
+    """``(num_edges, F)`` features, also from ``(num_edges,)``."""
+    if edge_attr is None:
+        return None
+    good = isinstance(edge_attr, Tensor) and edge_attr.is_floating_point()
+    if not good or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
+        got = tuple(edge_attr.shape) if isinstance(edge_attr, Tensor) else type(edge_attr)
+        raise ValueError(
+            f"edge_attr must hold floats of shape ({hood.num_edges},) or ({hood.num_edges}, F), a "
+            f"row for every edge of hood, got {got}"
+        )
+    if not edge_attr.isfinite().all():
+        raise ValueError("edge_attr must be finite")
+    return edge_attr.view(hood.num_edges, -1)
+
+
+def check_num_labels(num_labels: int) -> None:
+    check_integers(2, num_labels=num_labels)

@@ -1,0 +1,46 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Latent labels without a graph: where the fit of a field starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.models.hidden_field import Emission, Values
+
+
+def mixture_em(
+    emission: Emission, data: Any, values: Values, num_steps: int = 100, tolerance: float = 1e-6
+) -> tuple[Values, Tensor]:
+    """
+    Expectation maximisation without a graph: labels of nodes are independent, of learned shares.
+    With :class:`~pyro_nmm.models.Annotators` this is the method of Dawid and Skene (1979),
+    "Maximum Likelihood Estimation of Observer Error-Rates Using the EM Algorithm", Journal of the
+    Royal Statistical Society C 28. Cost: :math:`O(N C)` a step, and the emission's.
+
+    :param dict values: where to start.
+    :return: the emission's parameters, and ``(N, C)`` the probabilities of labels.
+    """
+    log_share, old = None, -torch.inf
+    for _ in range(num_steps):
+        joint = emission.log_prob(values, data)
+        joint = joint if log_share is None else joint + log_share
+        bound = joint.logsumexp(-1).mean().item()
+        probs = joint.softmax(-1)
+        if bound - old < tolerance:
+            break
+        values, old = emission.maximise(data, probs, values), bound
+        log_share = ((probs.sum(0) + 1) / (len(probs) + emission.num_labels)).log()
+    return values, probs
+
+
+def source_counts(hood: Neighborhood, probs: Tensor) -> Tensor:
+    """``(M, H)``: what nodes are, ``(N, H)``, counted at their sources in equal shares."""
+    share = 1 / hood.ptr.diff().to(probs)
+    counts = probs.new_zeros(hood.num_sources, probs.shape[1])
+    return counts.index_add_(0, hood.source, (probs * share[:, None]).index_select(0, hood.row))
