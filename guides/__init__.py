@@ -12,6 +12,7 @@ from pyro_nmm.guides.fitting.field import fit_mixture
 from pyro_nmm.guides.fitting.images import fit_images, fit_unet
 from pyro_nmm.guides.fitting.links import fit_links
 from pyro_nmm.guides.fitting.nodes import fit_classifier, fit_nmm
+from pyro_nmm.guides.hidden_field import HiddenFieldGuide
 from pyro_nmm.guides.marginal import MarginalGuide
 from pyro_nmm.guides.mean_field import mean_field
 from pyro_nmm.guides.mixture import MixtureGuide, density
@@ -22,6 +23,7 @@ __all__ = [
     "Consistency",
     "DGLFRMGuide",
     "FieldGuide",
+    "HiddenFieldGuide",
     "MarginalGuide",
     "MixtureGuide",
     "density",

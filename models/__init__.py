@@ -10,7 +10,7 @@ from pyro_nmm.models.convolution import ConvolutionalNMM
 from pyro_nmm.models.denoiser import Denoiser
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.emissions import NormalEmission, PoissonEmission
-from pyro_nmm.models.field_fit import fit_field
+from pyro_nmm.models.field_fit import fit_field, sample_field
 from pyro_nmm.models.hidden_field import Emission, FieldPrior, HiddenField, hidden_field
 from pyro_nmm.models.markov_random_field import (
     PairwiseMRF,
@@ -55,5 +55,6 @@ __all__ = [
     "ising_posterior",
     "nmm",
     "potts",
+    "sample_field",
     "temperature_scaling",
 ]

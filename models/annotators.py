@@ -92,6 +92,7 @@ class Annotators:
         return fit_field(self, hood, answers, edge_attr, **options)
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
+        """Answers ``(N, M)`` as ``torch.long``, or an error that names what is wrong."""
         good = isinstance(data, Tensor) and data.dim() == 2 and len(data) == hood.num_nodes
         if not good or data.is_floating_point() or data.dtype == torch.bool:
             got = f"{data.dtype} of {tuple(data.shape)}" if isinstance(data, Tensor) else type(data)
@@ -138,6 +139,7 @@ class Annotators:
         return values | found
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
+        """``(N, C)``: of all answers about a node, in nats; summed over its type."""
         log_prob = _log_likelihood(values["confusion"], data)
         if self.num_types is None:
             return log_prob
@@ -145,12 +147,14 @@ class Annotators:
         return ((log_prob - top).exp() @ values["types"].mT).log() + top
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
+        """Of the rows of all matrices, as densities of log-odds."""
         found = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
         if self.num_types is not None:
             found = found + (values["types"].log() / self.num_types).sum()
         return found
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+        """Counts of answers, expected under ``probs``, ``(N, C)``, and under those of types."""
         if self.num_types is None:
             return {"confusion": _shares(self._counts(data, probs))}
         log_prob = _log_likelihood(values["confusion"], data)
@@ -161,6 +165,7 @@ class Annotators:
         return {"confusion": _shares(self._counts(data, of_types)), "types": _shares(types)}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
+        """From the Dirichlet posterior of every row; types are drawn first."""
         seen, found = labels, {}
         if self.num_types is not None:
             log_prob = _log_likelihood(values["confusion"], data)

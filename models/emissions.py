@@ -55,10 +55,12 @@ class NormalEmission:
         check_positive(strength=self.strength)
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
+        """Features ``(N, D)``, or an error that names what is wrong."""
         data = _check_table(hood, data)
         if not data.is_floating_point() or data.isinf().any():
             raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
-        return _check_columns(data)
+        _check_columns(data)
+        return data
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """A mixture without a graph, from the features of nodes drawn at random."""
@@ -67,6 +69,7 @@ class NormalEmission:
         return mixture_em(self, data, values)[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
+        """``(N, C)``: of all features of a node, in nats."""
         sd, log_prob = values["variance"].sqrt(), []
         for d in range(data.shape[1]):
             x = data[:, d, None]
@@ -75,18 +78,23 @@ class NormalEmission:
         return torch.stack(log_prob).sum(0)
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
+        """Of means and variances, as a density of means and of logarithms."""
         mean, variance = values["mean"], values["variance"]
         centre, spread = _centre(data)
         off = spread + (mean - centre).square() / 2
         return -((self.strength + 0.5) * variance.log() + self.strength * off / variance).sum()
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+        """Means and variances of nodes weighted by ``probs``, ``(N, C)``, and the prior's."""
         weight, mean, squares, spread = self._posterior(data, probs)
         spread = squares + 2 * self.strength * spread
         return {"mean": mean, "variance": spread / (weight + 1 + 2 * self.strength)}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
-        weight, mean, squares, spread = self._posterior(data, _as_probs(labels, self, data))
+        """From the Normal-inverse-gamma posterior of every feature and label."""
+        weight, mean, squares, spread = self._posterior(
+            data, one_hot(labels, self.num_labels).to(data)
+        )
         a = self.strength
         variance = 1 / Gamma(a + weight / 2, a * spread + squares / 2).sample()
         return {"mean": Normal(mean, (variance / (weight + a)).sqrt()).sample(),
@@ -117,8 +125,8 @@ class PoissonEmission:
 
     >>> emission = PoissonEmission(num_labels=2)
     >>> values = {"rate": torch.tensor([[1.0], [9.0]])}
-    >>> counts = emission.check(Neighborhood.grid(1, 3), torch.tensor([[0], [8], [-1]]))
-    >>> emission.log_prob(values, counts).softmax(-1)[:, 0].round(decimals=3)
+    >>> log_prob = emission.log_prob(values, torch.tensor([[0], [8], [-1]]))
+    >>> log_prob.softmax(-1)[:, 0].round(decimals=3)
     tensor([1.0000, 0.0000, 0.5000])
 
     :param int num_labels: ``C``.
@@ -134,38 +142,52 @@ class PoissonEmission:
         check_positive(strength=self.strength)
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
+        """Counts ``(N, D)``, or an error that names what is wrong."""
         data = _check_table(hood, data)
         if data.is_floating_point() or data.dtype == torch.bool or (data < -1).any():
             raise ValueError("data must be integer counts, with -1 for missing ones")
-        return _check_columns(torch.where(data < 0, torch.nan, data.to(torch.get_default_dtype())))
+        _check_columns(_floats(data))
+        return data
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """A mixture without a graph, from the counts of nodes drawn at random."""
-        return mixture_em(self, data, {"rate": _seeds(data, self.num_labels) + _centre(data)[0]})[0]
+        counts = _floats(data)
+        rate = (_seeds(counts, self.num_labels) + self._mean(counts)) / 2
+        return mixture_em(self, data, {"rate": rate})[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        seen, counts = (~data.isnan()).to(data), data.nan_to_num()
-        rate = values["rate"]
-        log_prob = counts @ rate.log().mT - seen @ rate.mT
+        """``(N, C)``: of all counts of a node, in nats."""
+        seen, counts = (data >= 0).to(values["rate"]), data.clamp(min=0).to(values["rate"])
+        log_prob = counts @ values["rate"].log().mT - seen @ values["rate"].mT
         return log_prob - (torch.lgamma(counts + 1) * seen).sum(-1, keepdim=True)
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
+        """Of the rates, as a density of their logarithms."""
         rate = values["rate"]
-        return self.strength * (rate.log() - rate / self._mean(data)).sum()
+        return self.strength * (rate.log() - rate / self._mean(_floats(data))).sum()
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+        """Mean counts of nodes weighted by ``probs``, ``(N, C)``, and the prior's."""
         above, below = self._posterior(data, probs)
         return {"rate": above / below}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
-        return {"rate": Gamma(*self._posterior(data, _as_probs(labels, self, data))).sample()}
+        """From the gamma posterior of every rate."""
+        probs = one_hot(labels, self.num_labels).to(values["rate"])
+        return {"rate": Gamma(*self._posterior(data, probs)).sample()}
 
-    def _mean(self, data: Tensor) -> Tensor:
-        return _centre(data)[0].clamp(min=1e-6)  # of a column without a single count
+    def _mean(self, counts: Tensor) -> Tensor:
+        return _centre(counts)[0].clamp(min=1e-6)  # of a column without a single count
 
     def _posterior(self, data: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        above = self.strength + probs.T @ data.nan_to_num()
-        return above, self.strength / self._mean(data) + probs.T @ (~data.isnan()).to(data)
+        counts = _floats(data).to(probs)
+        above = self.strength + probs.T @ counts.nan_to_num()
+        return above, self.strength / self._mean(counts) + probs.T @ (data >= 0).to(probs)
+
+
+def _floats(counts: Tensor) -> Tensor:
+    """Counts with NaN for missing ones."""
+    return torch.where(counts < 0, torch.nan, counts.to(torch.get_default_dtype()))
 
 
 def _centre(data: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,10 +204,6 @@ def _seeds(data: Tensor, size: int) -> Tensor:
     return torch.where(data[place].isnan(), _centre(data)[0], data[place])
 
 
-def _as_probs(labels: Tensor, emission: Any, data: Tensor) -> Tensor:
-    return one_hot(labels, emission.num_labels).to(data)
-
-
 def _check_table(hood: Neighborhood, data: Any) -> Tensor:
     if not isinstance(data, Tensor) or data.dim() != 2 or len(data) != hood.num_nodes:
         got = tuple(data.shape) if isinstance(data, Tensor) else type(data)
@@ -200,9 +218,8 @@ def _check_table(hood: Neighborhood, data: Any) -> Tensor:
     return data
 
 
-def _check_columns(data: Tensor) -> Tensor:
+def _check_columns(data: Tensor) -> None:
     missing = data.isnan().all(0)
     if missing.any():
         column = int(missing.nonzero()[0])
         raise ValueError(f"data is missing everywhere in column {column}: leave it out")
-    return data

@@ -80,6 +80,58 @@ def fit_field(
     return fit.sample(best, num_draws)
 
 
+@torch.no_grad()
+def sample_field(
+    emission: Emission,
+    hood: Neighborhood,
+    data: Any,
+    prior: FieldPrior,
+    values: Values,
+    edge_attr: Tensor | None = None,
+    *,
+    num_chains: int = 4,
+    num_draws: int = 50,
+    num_sweeps: int = 20,
+) -> HiddenField:
+    r"""
+    A field whose numbers are known already, such as from
+    :class:`~pyro_nmm.guides.HiddenFieldGuide`: the last part of :func:`fit_field`. Chains draw
+
+    .. math::
+
+        c, u \sim p(c, u \mid w, \theta), \qquad \theta \sim p(\theta \mid u, w)
+
+    in turn, the labels by a sweep of collapsed Gibbs sampling.
+
+    >>> from pyro_nmm.models import NormalEmission
+    >>> hood, x = Neighborhood.grid(1, 4), torch.tensor([[0.0], [0.1], [2.0], [2.1]])
+    >>> values = {"mean": torch.tensor([[0.0], [2.0]]), "variance": torch.ones(2, 1)}
+    >>> field = sample_field(NormalEmission(2), hood, x, FieldPrior(2), values)
+    >>> field.samples.shape, field.draws["mean"].shape
+    (torch.Size([200, 4]), torch.Size([200, 2, 1]))
+
+    :param Emission emission: what is observed of a label.
+    :param Neighborhood hood: the neighbourhoods.
+    :param data: what is observed of ``N`` nodes.
+    :param FieldPrior prior: the prior's numbers, which stay.
+    :param dict values: the emission's parameters that chains start with.
+    :param Tensor edge_attr: ``(num_edges, F)`` features of the edges.
+    :param int num_draws: of every chain.
+    :param int num_sweeps: before the first draw.
+    :return: the field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
+    """
+    check_all_rows(hood)
+    check_integers(1, num_chains=num_chains, num_draws=num_draws, num_sweeps=num_sweeps)
+    data, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
+    fit = _Fit(emission, hood, data, edge_attr, num_chains)
+    terms = fit.terms(prior, emission.log_prob(values, data)[None])
+    draw = draw_latent(hood, terms, fit.uniforms())
+    for _ in range(num_sweeps):
+        draw = sweep(hood, terms, draw, fit.uniforms(1)).draw
+    score = left_out(hood, terms, draw).mean().item()
+    return fit.sample(_State(prior, values, draw, score), num_draws)
+
+
 class _State(NamedTuple):
     prior: FieldPrior
     values: Values

@@ -35,9 +35,13 @@ Values = dict[str, Tensor]
 
 
 class Emission(Protocol):
-    """
-    What is observed of a label. It holds settings; its parameters, :math:`\\theta`, are a
-    dictionary of tensors, and every method is a function of them.
+    r"""
+    What is observed of a label: :math:`p(w_i \mid u_i = k, \theta)`, whose logarithm
+    :meth:`log_prob` has the shape ``(N, C)``. It holds settings; its parameters :math:`\theta` are
+    a dictionary of tensors, and every method is a function of them. With a class of these methods
+    :func:`~pyro_nmm.models.fit_field` fits anything:
+    :class:`~pyro_nmm.models.Annotators`, :class:`~pyro_nmm.models.NormalEmission` and
+    :class:`~pyro_nmm.models.PoissonEmission` are examples.
     """
 
     num_labels: int
@@ -69,8 +73,14 @@ class Emission(Protocol):
 
 class FieldPrior(nn.Module):
     r"""
-    The NMM prior of a field of labels: :math:`\kappa`, :math:`\pi` and :math:`\beta` of the module.
-    A :class:`~pyro_nmm.models.ParameterNetwork`.
+    The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` of few numbers,
+
+    .. math::
+
+        \alpha_j = \kappa \pi, \qquad L_{ij} \propto \exp(\beta^\top x_{ij})
+
+    It is called with ``hood`` and, if there are any, features :math:`x` of its edges,
+    ``(num_edges, F)``, and returns ``alpha``, ``(M, C)``, and ``logits``, ``(num_edges,)``.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(6, 6, stride=3)
@@ -118,12 +128,33 @@ def hidden_field(
     data: Any,
     edge_attr: Tensor | None = None,
 ) -> Tensor:
-    """
-    The model as a Pyro program: an :func:`~pyro_nmm.models.nmm` of latent labels at sites ``c`` and
-    ``y``, the factor ``data`` below it, and the factor ``prior`` of all numbers. Its guide, without
-    parameters of its own, is :class:`~pyro_nmm.guides.HiddenFieldGuide`'s.
+    r"""
+    A hidden field as a Pyro program.
 
-    :return: ``(..., N)`` the labels.
+    .. math::
+
+        u \sim \mathrm{NMM}, \qquad w_i \sim p(w_i \mid u_i, \theta), \qquad \theta \sim p(\theta)
+
+    An :func:`~pyro_nmm.models.nmm` draws the latent labels at sites ``c`` and ``y``; the factor
+    ``data`` stands below it, and the factor ``prior`` is that of all numbers.
+    :class:`~pyro_nmm.guides.HiddenFieldGuide` pairs it with a guide that has no parameters of its
+    own.
+
+    >>> from pyro_nmm.models import NormalEmission
+    >>> hood, x = Neighborhood.grid(2, 2), torch.zeros(4, 1)
+    >>> values = {"mean": torch.tensor([[0.0], [1.0]]), "variance": torch.ones(2, 1)}
+    >>> program = hood, FieldPrior(num_labels=2), NormalEmission(2), values, x
+    >>> trace = pyro.poutine.trace(hidden_field).get_trace(*program)
+    >>> trace.nodes["y"]["value"].shape
+    torch.Size([4])
+
+    :param Neighborhood hood: the neighbourhoods.
+    :param FieldPrior prior: the prior's numbers, parameters of a module.
+    :param Emission emission: what is observed of a label.
+    :param dict values: the emission's parameters, such as ``pyro.param`` gives them.
+    :param data: what is observed of the ``N`` nodes, as :meth:`Emission.check` returns it.
+    :param Tensor edge_attr: ``(num_edges, F)`` features of the edges.
+    :return: ``(..., N)`` the labels. Cost: :math:`O(E + N C)`, and the emission's.
     """
     y = nmm(hood, *prior(hood, edge_attr), collapsed=True)
     evidence = emission.log_prob(values, data)

@@ -38,7 +38,9 @@ def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
     tensor(2)
 
     :param HiddenField field: fitted to :class:`Annotators` whose answers name labels.
-    :param float level: of the intervals.
+    :param float level: of the intervals, which hold the accuracy with this probability.
+    :return: posterior means and the ends of the intervals, ``(M,)`` each. Cost: :math:`O(T (N + M C
+        K))` for ``T`` draws.
     :raises ValueError: for answers that name no labels.
     """
     emission = field.emission
@@ -55,11 +57,27 @@ def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
 
 def information(field: HiddenField, level: float = 0.9) -> Quality:
     r"""
-    What an answer tells of the label, in nats: the mutual information of :math:`a_{im}` and
-    :math:`u_i` at the labels' shares among the nodes. It does not need answers to name labels.
+    What an answer tells of the label, in nats: their mutual information at the labels' shares
+    among the nodes. It does not need answers to name labels.
+
+    .. math::
+
+        I(a_m; u) = \sum_{k, a} \pi_k P_{mka} \log \frac{P_{mka}}{\sum_l \pi_l P_{mla}}
+
+    >>> from pyro_nmm import Neighborhood
+    >>> from pyro_nmm.models import Annotators, information
+    >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
+    >>> truth = torch.arange(200) % 2
+    >>> noise = torch.randint(2, (200,))
+    >>> field = Annotators(2, aligned=False).fit(hood, torch.stack([truth, 1 - truth, noise], 1))
+    >>> information(field).mean.round(decimals=1)
+    tensor([0.6000, 0.6000, 0.0000])
 
     :param HiddenField field: fitted to :class:`Annotators`.
     :param float level: of the intervals.
+    :return: posterior means and the ends of the intervals, ``(M,)`` each. Cost: :math:`O(T (N + M C
+        K))` for ``T`` draws.
+    :raises ValueError: for a field of another emission.
     """
     if not isinstance(field.emission, Annotators):
         raise ValueError("information needs a field fitted to Annotators")

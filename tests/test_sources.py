@@ -3,6 +3,9 @@
 
 """Sources that are no nodes: who reaches whom, and what is refused."""
 
+import itertools
+
+import networkx as nx
 import pytest
 import torch
 from hypothesis import given
@@ -50,6 +53,38 @@ def test_points(dims):
     cells = torch.arange(-20, 21).double() * 2
     lattice = torch.cartesian_prod(*[cells] * dims).view(-1, dims)
     assert hood.num_edges == int((torch.cdist(positions, lattice) <= 3).sum())
+
+
+@pytest.mark.parametrize(("radius", "spacing"), [(1, 1), (2, 1), (3, 2), (4, 4)])
+def test_hops(radius, spacing):
+    """Against all shortest paths: sources that are apart, and that reach everyone."""
+    graph = nx.gnp_random_graph(50, 0.06, seed=radius)
+    edge_index = torch.tensor(list(graph.edges)).T
+    hood, distance = sources.hops(edge_index, 50, radius, spacing)
+    paths = dict(nx.all_pairs_shortest_path_length(graph))
+    own = distance == 0
+    place = hood.row[own][hood.source[own].argsort()].tolist()  # the node of every source
+    assert len(place) == hood.num_sources
+    assert all(paths[a].get(b, 99) > spacing for a, b in itertools.permutations(place, 2))
+    found = zip(hood.source.tolist(), hood.row.tolist(), distance.tolist(), strict=True)
+    assert set(found) == {
+        (j, i, hops)
+        for j, node in enumerate(place)
+        for i, hops in paths[node].items()
+        if hops <= radius
+    }
+    # No more could be added.
+    assert all(min(paths[i].get(node, 99) for node in place) <= spacing for i in range(50))
+
+
+def test_hops_refuses():
+    edge_index = torch.tensor([[0], [1]])
+    with pytest.raises(ValueError, match="radius must be an integer of at least 2"):
+        sources.hops(edge_index, 2, radius=1, spacing=2)
+    with pytest.raises(ValueError, match="spacing must be an integer of at least 1"):
+        sources.hops(edge_index, 2, spacing=0)
+    hood, _ = sources.hops(torch.empty(2, 0, dtype=torch.long), 3)
+    assert hood.num_sources == hood.num_edges == 3
 
 
 def test_communities():
