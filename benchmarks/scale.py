@@ -16,12 +16,20 @@ import torch
 from common import Records
 from timing import citation_like, in_a_process, peak_memory, timed
 
-from pyro_nmm import Neighborhood
-from pyro_nmm.models import StackedNMM
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.models import Annotators, FieldPrior, StackedNMM
+from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.gibbs import sweep
 
 #: Nodes, directed edges, labels: a large graph, and one as dense as co-purchases are.
 LARGE, DENSE = (10**6, 10**7, 20), (13_752, 490_000, 10)
-QUERIES = ("fit", "condition", "marginals", "pairwise", "sample", "log_likelihood", "sequential")
+#: Of latent labels that annotators answered about.
+LATENT, ANNOTATORS = (10**6, 10**7, 7), 10
+QUERIES = (
+    "fit", "condition", "marginals", "pairwise", "sample", "log_likelihood", "sequential",
+    "sweep", "annotators",
+)  # fmt: skip
+SIZES = {"sequential": DENSE, "sweep": LATENT, "annotators": LATENT}
 
 
 def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int):
@@ -30,6 +38,8 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int):
     with hubs, a classifier's scores, and 2 % of the nodes each to learn from.
     """
     hood = Neighborhood(citation_like(num_nodes, num_edges // 2), num_nodes)
+    if query in ("sweep", "annotators"):
+        return *latent(query, hood, num_classes), hood.num_edges
     scores = 2 * torch.randn(num_nodes, num_classes)
     # Where a fit starts: queries cost the same at all values.
     mix = StackedNMM().mixture(hood, scores)
@@ -60,6 +70,25 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int):
     return run[query], name, hood.num_edges
 
 
+def latent(query: str, hood: Neighborhood, num_classes: int):
+    """Labels of the model, of which annotators are right in six of ten answers."""
+    mix = NeighborMixture(hood, *FieldPrior(num_classes)(hood))
+    truth = mix.sample()[:, None]
+    wrong = torch.rand(hood.num_nodes, ANNOTATORS) < 0.4
+    answers = torch.where(wrong, torch.randint(num_classes, wrong.shape), truth)
+    emission = Annotators(num_classes)
+    if query == "annotators":
+        options = {"num_starts": 1, "num_steps": 20, "num_draws": 5, "num_chains": 2}
+        name = f"Annotators.fit, {ANNOTATORS} annotators, 2 chains of 50 sweeps"
+        return lambda: emission.fit(hood, answers, **options), name
+    evidence = emission.log_prob(emission.start(answers, hood), answers)[None]
+    parts = hood.log_softmax(mix.logits)[None], mix.table[None], evidence
+    terms = LatentTerms(*(part.detach() for part in parts))
+    first, second = torch.rand(2, 1, hood.num_nodes, dtype=torch.double)
+    draw = draw_latent(hood, terms, first)
+    return lambda: sweep(hood, terms, draw, second[None]), "a sweep of latent labels, one chain"
+
+
 def one_query(query: str, num_nodes: int, num_edges: int, num_classes: int) -> dict:
     """A measurement, in this process."""
     torch.manual_seed(0)
@@ -77,7 +106,7 @@ def one_query(query: str, num_nodes: int, num_edges: int, num_classes: int) -> d
 def measure(args, results: Records) -> None:
     """Table 4."""
     for query in args.queries:
-        *sizes, classes = DENSE if query == "sequential" else LARGE
+        *sizes, classes = SIZES.get(query, LARGE)
         for part in (10, 1):
             nodes, edges = (round(size * args.scale_nodes / 10**6) // part for size in sizes)
             known = {"nodes": nodes, "classes": classes, "threads": args.threads}

@@ -71,7 +71,7 @@ class Annotators:
     num_answers: int | None = None
     num_types: int | None = None
     aligned: bool = True
-    strength: float = 4.0
+    strength: float = 1.0
     support: ClassVar = {
         "confusion": constraints.independent(constraints.simplex, 2),
         "types": constraints.independent(constraints.simplex, 1),
@@ -193,7 +193,7 @@ class Annotators:
         """As if a node drawn at random were seen once for every label."""
         place = torch.randint(len(data), (self.num_labels,), device=data.device)
         seen = torch.zeros(len(data), self.num_labels, device=data.device)
-        seen[place, torch.arange(self.num_labels, device=data.device)] = 3 * self.strength
+        seen[place, torch.arange(self.num_labels, device=data.device)] = 10 * self.strength
         return {"confusion": _shares(self._counts(data, seen.to(torch.get_default_dtype())))}
 
     def _counts(self, data: Tensor, probs: Tensor) -> Tensor:
