@@ -76,7 +76,7 @@ def neighborhoods(data) -> dict:
     """Who may share a label distribution with whom, and over how many hops."""
     every = Neighborhood(data.edge_index, data.num_nodes)
     return {
-        "every node, one hop": (every, (every.source != every.target).long()),
+        "every node, one hop": (every, every.source != every.target),
         "spread out, one hop": sources.hops(data.edge_index, data.num_nodes, radius=1),
         "spread out, two hops": sources.hops(data.edge_index, data.num_nodes, radius=2),
     }
@@ -92,7 +92,7 @@ def digits_by_annotators(args) -> dict:
     fields = {}
     print(f"{'sources':24}{'number':>9}{'score':>9}")
     for name, (hood, hops) in neighborhoods(data).items():
-        fields[name] = emission.fit(hood, answers, -hops.float(), num_starts=2)
+        fields[name] = emission.fit(hood, answers, hops, num_starts=2)
         print(f"{name:24}{hood.num_sources:9}{fields[name].score:9.3f}")
     field = max(fields.values(), key=lambda field: field.score)
 
