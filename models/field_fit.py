@@ -64,8 +64,8 @@ def fit_field(
     :param Emission emission: what is observed of a label.
     :param Neighborhood hood: the neighbourhoods; see :mod:`pyro_nmm.sources`.
     :param data: what is observed of ``N`` nodes.
-    :param Tensor edge_attr: ``(num_edges, F)`` features of the edges, of which attention is a
-        softmax of a learned weighted sum; default flat attention.
+    :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
+        hops, of which attention is a softmax of a learned weighted sum; default flat attention.
     :param int num_starts: fits, of which one is kept.
     :param int num_draws: of every chain, in the end.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.

@@ -104,7 +104,7 @@ class FieldPrior(nn.Module):
         alpha = self.log_kappa.exp() * self.share_scores.softmax(0)
         logits = alpha.new_zeros(hood.num_edges)
         if edge_attr is not None:
-            logits = edge_attr @ self.weight
+            logits = edge_attr.to(self.weight) @ self.weight
         return alpha.expand(hood.num_sources, -1), logits
 
     def log_prior(self) -> Tensor:
@@ -223,14 +223,14 @@ class HiddenField:
 
 
 def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:
-    """``(num_edges, F)`` features, also from ``(num_edges,)``."""
+    """``(num_edges, F)`` features, also from ``(num_edges,)``, such as hops or distances."""
     if edge_attr is None:
         return None
-    good = isinstance(edge_attr, Tensor) and edge_attr.is_floating_point()
+    good = isinstance(edge_attr, Tensor) and not edge_attr.is_complex()
     if not good or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
         got = tuple(edge_attr.shape) if isinstance(edge_attr, Tensor) else type(edge_attr)
         raise ValueError(
-            f"edge_attr must hold floats of shape ({hood.num_edges},) or ({hood.num_edges}, F), a "
+            f"edge_attr must hold numbers of shape ({hood.num_edges},) or ({hood.num_edges}, F), a "
             f"row for every edge of hood, got {got}"
         )
     if not edge_attr.isfinite().all():

@@ -1,0 +1,275 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Noisy labels by several annotators: a majority vote, Dawid and Skene's model, and their
+consensus when neighbours in a graph help one another.
+
+    python examples/annotators.py --output output/annotators.png
+    python examples/annotators.py --data-root FOLDER --output output/cortex.png
+
+The digits come with scikit-learn; seven annotators are simulated. FOLDER/dlpfc holds sections
+of human cortex: ten clusterings of the spots are the annotators, and no label is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pyro
+import torch
+from plotting import PALETTE, save
+from scipy.optimize import linear_sum_assignment
+from sklearn.manifold import TSNE
+from sklearn.metrics import adjusted_rand_score, confusion_matrix, mutual_info_score
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from pyro_nmm import Neighborhood, sources
+from pyro_nmm.datasets.nodes import digits
+from pyro_nmm.metrics import mean_log_prob
+from pyro_nmm.models import Annotators, accuracy, information
+from pyro_nmm.models.mixture_em import mixture_em
+
+#: How often they are right; the third takes digits of a pair for each other.
+ANNOTATORS = {"careful": 0.85, "good": 0.7, "confuses 1-7, 3-8, 4-9": 0.9, "fair": 0.5,
+              "poor": 0.4, "copies the poor one": 0.4, "bad": 0.25}  # fmt: skip
+ALIKE = {1: 7, 3: 8, 4: 9, 7: 1, 8: 3, 9: 4}
+COPIED, COPIER = 4, 5
+
+
+def simulate(y):
+    """Answers ``(N, M)``, a third of them missing, and how often every annotator is right."""
+    rates = torch.tensor(list(ANNOTATORS.values()))
+    confusion = ((1 - rates) / 9)[:, None, None].repeat(1, 10, 10)
+    confusion.diagonal(dim1=1, dim2=2).copy_(rates[:, None].expand(-1, 10))
+    for digit, other in ALIKE.items():
+        confusion[2, digit], confusion[2, digit, [digit, other]] = 0.0, torch.tensor([0.3, 0.7])
+    answers = torch.distributions.Categorical(confusion[:, y]).sample().T
+    copies = torch.rand(len(y)) < 0.9
+    answers[:, COPIER] = torch.where(copies, answers[:, COPIED], answers[:, COPIER])
+    answers = answers.masked_fill(torch.rand(answers.shape) < 1 / 3, -1)
+    return answers, confusion[:, y, y].mean(1)
+
+
+def majority(answers, num_labels: int):
+    """Shares of the votes, of which a tenth of one is every label's."""
+    votes = torch.stack([(answers == k).sum(1) for k in range(num_labels)], 1) + 0.1
+    return votes / votes.sum(1, keepdim=True)
+
+
+def dawid_skene(emission, hood, answers, num_starts: int = 1):
+    """Of several starts, the one of the largest likelihood: ``(N, C)`` probabilities."""
+
+    def fit():
+        values, probs = mixture_em(emission, answers, emission.start(answers, hood))
+        joint = emission.log_prob(values, answers) + probs.mean(0).log()
+        return joint.logsumexp(1).mean().item(), probs
+
+    return max((fit() for _ in range(num_starts)), key=lambda found: found[0])[1]
+
+
+def neighborhoods(data) -> dict:
+    """Who may share a label distribution with whom, and over how many hops."""
+    every = Neighborhood(data.edge_index, data.num_nodes)
+    return {
+        "every node, one hop": (every, every.source != every.target),
+        "spread out, one hop": sources.hops(data.edge_index, data.num_nodes, radius=1),
+        "spread out, two hops": sources.hops(data.edge_index, data.num_nodes, radius=2),
+    }
+
+
+def digits_by_annotators(args) -> dict:
+    data = digits()
+    y = data.y
+    answers, rates = simulate(y)
+    emission = Annotators(num_labels=10)
+
+    # Which sources predict the answers about a node best from the labels of all others?
+    fields = {}
+    print(f"{'sources':24}{'number':>9}{'score':>9}")
+    for name, (hood, hops) in neighborhoods(data).items():
+        fields[name] = emission.fit(hood, answers, hops, num_starts=2)
+        print(f"{name:24}{hood.num_sources:9}{fields[name].score:9.3f}")
+    field = max(fields.values(), key=lambda field: field.score)
+
+    probs = {
+        "Majority vote": majority(answers, 10),
+        "Dawid-Skene": dawid_skene(emission, field.hood, answers),
+        "Consensus": field.probs,
+    }
+    results = {name: scores(p, y) for name, p in probs.items()}
+    print(f"\n{'':24}{'accuracy':>9}{'NLL':>9}{'ECE':>9}")
+    for name, row in results.items():
+        print(f"{name:24}", *(f"{value:8.4f}" for value in row.values()))
+    quality = accuracy(field, level=0.9)
+    print(f"\n{'annotator':24}{'accuracy':>9}{'estimate':>9}   90 % interval")
+    for name, rate, mean, low, high in zip(ANNOTATORS, rates, *quality, strict=True):
+        print(f"{name:24}{rate:9.3f}{mean:9.3f}   {low:.3f} to {high:.3f}")
+    if args.output:
+        places = torch.from_numpy(TSNE(init="pca", random_state=0).fit_transform(data.x))
+        labels = {f"Truth: {len(y)} digits, placed by t-SNE": y}
+        for name, p in probs.items():
+            wrong = p.argmax(1) != y
+            labels[f"{name}: {int(wrong.sum())} wrong (ringed)"] = p.argmax(1)
+        figure, axes = panels(places, labels, [str(k) for k in range(10)], y, size=7)
+        uncertainty(figure, axes[4], places, field.entropy(), size=7, wrong=wrong)
+        intervals(axes[5], list(ANNOTATORS), quality, "estimate, 90 % interval")
+        truths(axes[5], rates, "simulated")
+        axes[5].set(xlabel="accuracy", title="How good annotators are")
+        save(figure, args.output)
+    return results | {"rates": rates, "quality": quality}
+
+
+def scores(probs, y) -> dict:
+    return {
+        "accuracy": (probs.argmax(1) == y).double().mean().item(),
+        "NLL": -mean_log_prob(probs.clamp(min=1e-12), y).item(),
+        "ECE": multiclass_calibration_error(probs, y, probs.shape[1], n_bins=15).item(),
+    }
+
+
+def section(folder: Path, name: str):
+    """Names of clusterings, their answers, layers by hand, and places, neighbours at distance 1."""
+    with (folder / f"tissue_positions_{name}.txt").open() as file:
+        place = {key: (int(column) / 2, int(row) * 3**0.5 / 2)
+                 for key, _, row, column, *_ in csv.reader(file)}  # fmt: skip
+    with (folder / f"cluster_labels_{name}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = [k for k in list(rows[0])[2:] if not k.endswith("_spatial")]
+    layers = sorted({row["ground_truth"] for row in rows} - {"", "NA"})
+    truth = [layers.index(t) if (t := row["ground_truth"]) in layers else -1 for row in rows]
+    answers = [[int(row[k]) for k in names] for row in rows]
+    places = [place[row["key"].partition("_")[2]] for row in rows]
+    answers = torch.tensor(answers)
+    return names, answers - answers.min(0).values, layers, torch.tensor(truth), torch.tensor(places)
+
+
+def cortex_by_clusterings(args) -> dict:
+    names, answers, layers, truth, places = section(args.data_root / "dlpfc", args.section)
+    hood, lattice = sources.points(places, radius=4.2, spacing=3.5)
+    distance = (lattice[hood.source] - places[hood.target]).square().sum(1)
+    # Clusterings of the same measurements err together: they see types of spots, not layers.
+    emission = Annotators(args.num_labels, num_types=16)
+    field = emission.fit(hood, answers, -0.5 * distance)
+    plain = Annotators(args.num_labels, aligned=False)
+    labels = {
+        names[0]: answers[:, 0],
+        "Dawid-Skene": dawid_skene(plain, hood, answers, num_starts=10).argmax(1),
+        "Consensus": field.predict(),
+    }
+    quality = information(field, level=0.9)
+    print(f"{field}\n\n{'annotator':24}{'nats':>9}   90 % interval")
+    for name, mean, low, high in zip(names, *quality, strict=True):
+        print(f"{name:24}{mean:9.3f}   {low:.3f} to {high:.3f}")
+    known = truth >= 0
+    results = {name: adjusted_rand_score(truth[known], found[known])
+               for name, found in labels.items()}  # fmt: skip
+    print("\nadjusted Rand index against the layers, by which nothing was chosen")
+    for name, value in results.items():
+        print(f"{name:24}{value:9.3f}")
+    if args.output:
+        seen = {f"Section {args.section}: layers by hand": truth}
+        for name, value in results.items():
+            seen[f"{name}: adjusted Rand index {value:.2f}"] = colored_as(labels[name], truth)
+        flipped = places * torch.tensor([1.0, -1.0])
+        figure, axes = panels(flipped, seen, layers, size=9)
+        uncertainty(figure, axes[4], flipped, field.entropy(), size=9)
+        intervals(axes[5], names, quality, "on the consensus, 90 % interval")
+        about = [mutual_info_score(truth[known], column[known]) for column in answers.T]
+        truths(axes[5], about, "on the layers by hand")
+        axes[5].set(xlabel="information of an answer, nats", title="What clusterings tell")
+        save(figure, args.output)
+    return results | {"quality": quality}
+
+
+def colored_as(labels, truth):
+    """Numbers of the layers that labels overlap most, one to one; others come after them."""
+    known = truth >= 0
+    overlap = confusion_matrix(truth[known], labels[known])
+    number = max(int(truth.max()), int(labels.max())) + 1
+    rows, columns = linear_sum_assignment(-overlap[:number, :number])
+    renamed = torch.empty(number, dtype=torch.long)
+    renamed[torch.from_numpy(columns)] = torch.from_numpy(rows)
+    return torch.where(labels >= 0, renamed[labels], -1)
+
+
+def panels(places, labels: dict, names, truth=None, size: float = 8):
+    """Four of six panels: labels as colors. With the truth, what is wrong is ringed."""
+    matplotlib.use("Agg")
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(2, 3, figsize=(14, 8.6), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+    axes = axes.flatten()
+    style = {"cmap": matplotlib.colors.ListedColormap(PALETTE), "vmin": 0, "vmax": len(PALETTE)}
+    for axis, (title, found) in zip(axes, labels.items(), strict=False):
+        there = found >= 0
+        right = there if truth is None else found == truth
+        wrong = there & ~right
+        axis.scatter(*places[right].T, s=size, c=found[right], lw=0, **style)
+        axis.scatter(*places[wrong].T, s=2 * size, c=found[wrong], ec="black", lw=0.7, **style)
+        axis.set(title=title, aspect="equal")
+        axis.axis("off")
+    handles = [plt.Line2D([], [], marker="o", ls="", color=PALETTE[k]) for k in range(len(names))]
+    meaning = "" if truth is not None else "color: the layer that a label overlaps most"
+    figure.legend(handles, names, frameon=False, ncols=len(names), loc="outside lower center",
+                  handletextpad=0.1, title=meaning)  # fmt: skip
+    return figure, axes
+
+
+def uncertainty(figure, axis, places, entropy, size: float, wrong=None) -> None:
+    greys = matplotlib.colormaps["Greys"](torch.linspace(0.2, 1, 256))
+    order = entropy.argsort()
+    shown = axis.scatter(*places[order].T, s=size, c=entropy[order], lw=0, vmin=0,
+                         cmap=matplotlib.colors.ListedColormap(greys))  # fmt: skip
+    if wrong is not None:
+        axis.scatter(*places[wrong].T, s=5 * size, fc="none", ec="#D55E00", lw=1)
+    ringed = " (wrong: ringed)" * (wrong is not None)
+    axis.set(title=f"Entropy of the consensus{ringed}", aspect="equal")
+    axis.axis("off")
+    bar = axis.inset_axes((1.02, 0.2, 0.025, 0.5))
+    bar.set_in_layout(False)
+    figure.colorbar(shown, cax=bar, label="nats")
+
+
+def intervals(axis, names, quality, label: str) -> None:
+    mean, low, high = quality
+    axis.errorbar(mean, range(len(names)), xerr=torch.stack([mean - low, high - mean]), fmt="o",
+                  ms=4, capsize=4, color="#0072B2", label=label)  # fmt: skip
+    for place, name in enumerate(names):
+        axis.text(0.0, place - 0.25, name, transform=axis.get_yaxis_transform(), fontsize=9)
+    axis.spines["left"].set_visible(False)
+    axis.set_yticks([])
+    axis.set_ylim(len(names) - 0.5, -0.6 - 0.2 * len(names))
+
+
+def truths(axis, values, label: str) -> None:
+    axis.plot(values, range(len(values)), "D", ms=7, mfc="none", color="#D55E00", label=label)
+    axis.legend(frameon=False, loc="upper left")
+    axis.set_xlim(left=0)
+
+
+def main(args) -> dict:
+    torch.set_num_threads(args.num_threads)
+    pyro.set_rng_seed(args.seed)
+    return cortex_by_clusterings(args) if args.data_root else digits_by_annotators(args)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-root", type=Path, help="folder that holds dlpfc; default: digits")
+    parser.add_argument("--section", default="151673", help="of cortex")
+    parser.add_argument("--num-labels", type=int, default=6, help="of cortex")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num-threads", type=int, default=1, help="results depend on it")
+    parser.add_argument("--output", type=Path, default=Path("output/annotators.png"))
+    return parser
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())
