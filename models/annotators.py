@@ -65,13 +65,15 @@ class Annotators:
         to be right about half of the time; false for clusterings, whose numbers mean nothing, and
         always so with types.
     :param float strength: how many answers the prior of a row of a confusion matrix is worth.
+        Default one where answers name labels, half of which is for the right one; else half an
+        answer of every kind, as Jeffreys has it.
     """
 
     num_labels: int
     num_answers: int | None = None
     num_types: int | None = None
     aligned: bool = True
-    strength: float = 1.0
+    strength: float | None = None
     support: ClassVar = {
         "confusion": constraints.independent(constraints.simplex, 2),
         "types": constraints.independent(constraints.simplex, 1),
@@ -79,7 +81,8 @@ class Annotators:
 
     def __post_init__(self) -> None:
         check_num_labels(self.num_labels)
-        check_positive(strength=self.strength)
+        if self.strength is not None:
+            check_positive(strength=self.strength)
         if self.num_types is not None:
             check_integers(2, num_types=self.num_types)
         if self.num_answers is not None:
@@ -193,7 +196,7 @@ class Annotators:
         """As if a node drawn at random were seen once for every label."""
         place = torch.randint(len(data), (self.num_labels,), device=data.device)
         seen = torch.zeros(len(data), self.num_labels, device=data.device)
-        seen[place, torch.arange(self.num_labels, device=data.device)] = 10 * self.strength
+        seen[place, torch.arange(self.num_labels, device=data.device)] = 10.0
         return {"confusion": _shares(self._counts(data, seen.to(torch.get_default_dtype())))}
 
     def _counts(self, data: Tensor, probs: Tensor) -> Tensor:
@@ -208,10 +211,12 @@ class Annotators:
     def _pseudo_counts(self, like: Tensor) -> Tensor:
         """``(C, K)``: of equal shares; or one half for the label itself, where answers name it."""
         rows, columns = like.shape[-2:]
+        default = 1.0 if self.named else columns / 2
+        strength = default if self.strength is None else self.strength
         if not self.named:
-            return like.new_full((rows, columns), self.strength / columns)
-        prior = like.new_full((rows, columns), self.strength / 2 / max(1, columns - 1))
-        return prior.fill_diagonal_(self.strength / 2)
+            return like.new_full((rows, columns), strength / columns)
+        prior = like.new_full((rows, columns), strength / 2 / (columns - 1))
+        return prior.fill_diagonal_(strength / 2)
 
 
 def _log_likelihood(confusion: Tensor, answers: Tensor) -> Tensor:

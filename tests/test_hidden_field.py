@@ -152,10 +152,11 @@ def marginal(emission, data, labels):
 
 def of_answers(emission, data, labels, size):
     columns = emission.num_answers or 2
-    prior = torch.full((size, columns), emission.strength / columns)
+    strength = emission.strength or (1 if emission.named else columns / 2)
+    prior = torch.full((size, columns), strength / columns)
     if emission.named:
-        prior = torch.full((size, columns), emission.strength / 2 / (columns - 1))
-        prior.fill_diagonal_(emission.strength / 2)
+        prior = torch.full((size, columns), strength / 2 / (columns - 1))
+        prior.fill_diagonal_(strength / 2)
     found = 0.0
     for answers in data.unbind(1):
         counts = torch.zeros(size, columns)
@@ -355,7 +356,7 @@ def test_bad_arguments():
             fit_field(Annotators(2), hood, ANSWERS, **{name: 0})
     with pytest.raises(ValueError, match="lr"):
         fit_field(Annotators(2), hood, ANSWERS, lr=-1.0)
-    with pytest.raises(ValueError, match=r"edge_attr must hold floats of shape \(8,\)"):
+    with pytest.raises(ValueError, match=r"edge_attr must hold numbers of shape \(8,\)"):
         fit_field(Annotators(2), hood, ANSWERS, torch.zeros(7))
     with pytest.raises(ValueError, match="edge_attr must be finite"):
         fit_field(Annotators(2), hood, ANSWERS, torch.full((8,), torch.inf))
