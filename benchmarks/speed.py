@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> Records:
     args = started(
         argv, __doc__, choices={"queries": scale.QUERIES}, device="cpu", particles=[1, 8],
         smoke={"particles": [1], "repeats": 1, "sizes": [1000], "scale_nodes": 200_000,
-               "queries": ["condition", "sequential"]},
+               "queries": ["condition", "sequential", "sweep", "annotators"]},
         repeats=11, sizes=[10**4, 10**5, 10**6, 10**7], tables=[1, 2, 3, 4, 5],
         scale_nodes=(10**6, "size of table 4"), queries=(list(scale.QUERIES), "of table 4"),
         results=(Path, "lines of JSON that are added to"),
