@@ -22,6 +22,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/node_classification.py --output output/digits.png
 	$(BIN)/python examples/ising.py --output output/ising.png
 	$(BIN)/python examples/link_prediction.py --output output/links.png
+	$(BIN)/python examples/annotators.py --output output/annotators.png
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest $(WORKERS)

@@ -67,7 +67,7 @@ def test_quick_start_of_the_readme(capsys):
 
 def test_every_snippet_of_the_docs_is_run_here():
     run = {"README.md", "denoising.md", "links.md", "node-classification.md"}
-    run |= {"variational-family.md", "latent-labels.md"}
+    run |= {"variational-family.md", "latent-labels.md", "annotators.md"}
     assert SNIPPETS.keys() == run | {"pyro.md"}
     assert len(SNIPPETS["README.md"]) == 2
 
@@ -111,6 +111,42 @@ def test_docs_latent_labels(capsys):
     assert low < -0.7
     assert high > 0.7
     assert page["posterior"].marginals()[1, 1] > 0.5
+
+
+def test_docs_annotators_in_ten_lines(capsys):
+    """From a graph and a table to labels, and annotators in the order of how good they are."""
+    pyro.set_rng_seed(0)
+    given, code = SNIPPETS["annotators.md"][:2]
+    assert len(code.splitlines()) <= 10
+    page = {}
+    exec(given + code, page)
+    assert (page["field"].predict() == page["truth"]).float().mean() > 0.95
+    inside = re.findall(r"right in (\S+) of the cases, (\S+) to (\S+)", capsys.readouterr().out)
+    rates = [1 - 2 / 3 * share for share in (0.2, 0.3, 0.4, 0.5, 0.6)]
+    for rate, (_, low, high) in zip(rates, inside, strict=True):
+        assert float(low) - 0.05 < rate < float(high) + 0.05
+
+
+@pytest.mark.slow
+def test_docs_annotators(capsys):
+    pyro.set_rng_seed(0)
+    page = run_page("annotators.md")
+    printed = capsys.readouterr().out
+    tried = {name: float(score) for name, score in re.findall(r"(.*): score (\S+), right", printed)}
+    assert tried["every node"] < min(tried["one hop"], tried["two hops"]) - 0.2
+    assert tried["typed"] > tried["alone"] + 0.1
+    right, sure = zip(*re.findall(r"right (\S+), sure (\S+)", printed), strict=True)
+    assert float(right[1]) > float(right[0]) + 0.1
+    assert float(sure[0]) > float(right[0]) + 0.25  # too sure, and types help
+    assert float(sure[1]) < float(right[1]) + 0.1
+    low, high = map(float, re.search(r"(\d+) to (\d+) nodes have label 0", printed).groups())
+    assert 192 - 15 < low < high < 192 + 15
+    shared = [float(value) for value in re.findall(r"labels: (\S+) shared", printed)]
+    assert shared[1] == max(shared)
+    assert page["table"].tolist() == [[2, 1], [-1, -1]]
+    rates = page["poisson"].values["rate"][:, 0].sort().values.tolist()
+    assert rates == pytest.approx([1, 3, 6], rel=0.2)
+    assert page["quality"].mean.argmax() < 2
 
 
 def test_docs_pyro():
@@ -322,6 +358,51 @@ def test_link_prediction(tmp_path):
     args = example.parser().parse_args(["--dataset", "synthetic", "--num-steps", "2"])
     args.output = None
     assert example.main(args).keys() == {"original", "nmm"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_annotators(tmp_path):
+    example = load("examples/annotators.py")
+    args = example.parser().parse_args(["--output", str(tmp_path / "annotators.png")])
+    result = example.main(args)
+    assert args.output.stat().st_size > 50_000
+    majority, plain, consensus = (
+        result[name] for name in ("Majority vote", "Dawid-Skene", "Consensus")
+    )
+    assert majority["accuracy"] < plain["accuracy"] < consensus["accuracy"] - 0.1
+    assert consensus["NLL"] < 0.2 * plain["NLL"]
+    assert consensus["ECE"] < 0.02
+    rates, quality = result["rates"], result["quality"]
+    assert ((quality.low - 0.03 < rates) & (rates < quality.high + 0.03)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_annotators_of_a_section(tmp_path):
+    """Files as those of the cortex: a strip of two layers, clustered badly six times."""
+    example, (height, width) = load("examples/annotators.py"), (16, 24)
+    folder = tmp_path / "dlpfc"
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    names = [f"method{m}_PCA" for m in range(6)]
+    places, rows = [], [",".join(["key", "ground_truth", *names, "method0_PCA_spatial"])]
+    for row in range(height):
+        for column in range(row % 2, 2 * width, 2):
+            layer, name = int(column >= width), f"spot{row}.{column}"
+            wrong = torch.rand(6, generator=generator) < 0.25
+            seen = [layer ^ int(x) for x in wrong]
+            places.append(f"{name},1,{row},{column},0,0")
+            layer = f"Layer_{layer + 1}" if column > 1 else ""
+            rows.append(",".join([f"7_{name}", layer, *[str(x + 1) for x in seen], "1"]))
+    (folder / "tissue_positions_7.txt").write_text("\n".join(places))
+    (folder / "cluster_labels_7.csv").write_text("\n".join(rows))
+    output = tmp_path / "cortex.png"
+    options = ["--data-root", tmp_path, "--section", "7", "--num-labels", "2", "--output", output]
+    result = example.main(example.parser().parse_args([*map(str, options)]))
+    assert output.stat().st_size > 50_000
+    assert result["Consensus"] > 0.9
+    assert result["quality"].mean.shape == (6,)
 
 
 @pytest.mark.slow
