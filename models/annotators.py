@@ -101,7 +101,8 @@ class Annotators:
             got = f"{data.dtype} of {tuple(data.shape)}" if isinstance(data, Tensor) else type(data)
             raise ValueError(
                 f"answers must be integers of shape ({hood.num_nodes}, M), a row for every node of "
-                f"hood and a column for every annotator, -1 if missing, got {got}"
+                f"hood and a column for every annotator, -1 if missing, got {got}; see "
+                f"torch.from_numpy"
             )
         if data.device != hood.device:
             raise ValueError(

@@ -70,6 +70,11 @@ def fit_field(
     :param int num_draws: of every chain, in the end.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
+    if not isinstance(hood, Neighborhood):
+        raise ValueError(
+            f"hood must be a Neighborhood, got {type(hood)}: functions of pyro_nmm.sources may "
+            f"return a pair, of which it is the first"
+        )
     check_all_rows(hood)
     options = {"num_starts": num_starts, "num_steps": num_steps, "num_draws": num_draws}
     check_integers(1, **options, num_chains=num_chains)

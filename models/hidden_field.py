@@ -174,7 +174,7 @@ class HiddenField:
     :ivar FieldPrior prior: the prior's numbers, as fitted.
     :ivar dict values: the emission's parameters, as fitted.
     :ivar Tensor probs: ``(N, C)``, the probability of every label given all that was observed.
-    :ivar Tensor samples: ``(T, N)``, joint draws of all labels.
+    :ivar Tensor samples: ``(T, N)`` int16, joint draws of all labels.
     :ivar dict draws: the emission's parameters as drawn with these, ``(T, ...)`` each.
     :ivar float score: the mean over nodes of :math:`\\log p(w_i \\mid u_{-i})` in nats: how well
         what is observed of a node is predicted from the labels of all others. Compares starts,

@@ -70,8 +70,8 @@ def information(field: HiddenField, level: float = 0.9) -> Quality:
     >>> truth = torch.arange(200) % 2
     >>> noise = torch.randint(2, (200,))
     >>> field = Annotators(2, aligned=False).fit(hood, torch.stack([truth, 1 - truth, noise], 1))
-    >>> information(field).mean.round(decimals=1)
-    tensor([0.6000, 0.6000, 0.0000])
+    >>> information(field).mean > 0.5  # of log 2 = 0.69 nats
+    tensor([ True,  True, False])
 
     :param HiddenField field: fitted to :class:`Annotators`.
     :param float level: of the intervals.

@@ -23,6 +23,12 @@ def test_features_of_edges_have_any_type(dtype):
         assert field.latents(data).sample().shape == (2, 16)
 
 
+def test_a_pair_is_no_neighborhood():
+    pair = sources.points(torch.rand(9, 2), radius=1.0, spacing=1.0)
+    with pytest.raises(ValueError, match=r"hood must be a Neighborhood, got .*tuple.* the first"):
+        fit_field(NormalEmission(2), pair, torch.randn(9, 2), **SMALL)
+
+
 def test_features_that_are_none():
     hood = sources.grid(4, 4, stride=2)
     short, infinite = torch.zeros(3), torch.full((hood.num_edges,), torch.inf)
