@@ -14,6 +14,7 @@ from torch.distributions import Gamma, Normal, constraints
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.concentrations import in_single
 from pyro_nmm.models.hidden_field import Values, check_num_labels
 from pyro_nmm.models.mixture_em import mixture_em
 from pyro_nmm.validation import check_positive
@@ -60,7 +61,7 @@ class NormalEmission:
         if not data.is_floating_point() or data.isinf().any():
             raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
         _check_columns(data)
-        return data
+        return in_single(data)
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """A mixture without a graph, from the features of nodes drawn at random."""

@@ -341,6 +341,18 @@ def test_bad_data(message):
         fit_field(emission, shared_sources(), data)
 
 
+def test_other_types_of_numbers():
+    """Half precision is raised to single, small integers are labels."""
+    options = {"num_starts": 1, "num_steps": 2, "num_draws": 2}
+    hood = shared_sources()
+    field = fit_field(NormalEmission(2), hood, FEATURES.half(), **options)
+    assert field.values["mean"].dtype == torch.float
+    field = fit_field(Annotators(2), hood, ANSWERS.clamp(min=0).to(torch.uint8), **options)
+    assert field.probs.shape == (5, 2)
+    with pytest.raises(ValueError, match="answers must be integers"):
+        fit_field(Annotators(2), hood, ANSWERS.numpy())
+
+
 def test_bad_arguments():
     hood = shared_sources()
     for make in (Annotators, NormalEmission, PoissonEmission):
