@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pyro
 import torch
-from annotators_data import SECTIONS, graph, hoods, noisy, section, spread_out
+from annotators_data import SECTIONS, Place, graph, noisy, places, section, spread_out
 from annotators_fits import (
     Found,
     clustering_scores,
@@ -71,7 +71,7 @@ def cortex(args, results: Records) -> None:
             field, seconds = timed(
                 emission.fit, data.hood, data.answers, data.edge_attr, num_starts=args.starts
             )
-            add_clustering(results, found_by(field), data.truth, **key, seconds=seconds)
+            add_clustering(results, found_by([field]), data.truth, **key, seconds=seconds)
             continue
         emission = Annotators(size, aligned=False)
         for method, found, seconds in rivals(emission, data.answers, data.edge_index, args.starts):
@@ -106,44 +106,49 @@ def halved(key: dict, number: int = 10) -> tuple[Tensor, Tensor]:
     return order[: number // 2], order[number // 2 :]
 
 
-def compared(
-    results: Records, key: dict, y: Tensor, answers: Tensor, edge_index: Tensor, places: dict,
-    num_steps: int, more: tuple = (),
-) -> None:  # fmt: skip
-    """A row for every method on the same answers; ``more`` are names and consensuses of others."""
-    size = int(y.max()) + 1
+def compared(args, key: dict, y: Tensor, answers: Tensor, data, choices: dict, more: dict):
+    """
+    Rows of all methods on the same answers.
 
-    def add(method: str, found: Found, seconds: float = 0.0) -> None:
-        row = key | {"method": method, "seconds": seconds}
-        results.add(**row, **scores(found.probs, y), **found.settings)
+    :param dict choices: lists of :class:`Place` by their names.
+    :param dict more: consensuses of others by their names.
+    """
+    size, options = int(y.max()) + 1, {"num_starts": 1, "num_steps": args.num_steps}
+
+    def row(method: str, found: Found, seconds: float = 0.0) -> dict:
+        named = key | {"method": method, "seconds": seconds}
+        return {**named, **scores(found.probs, y), **found.settings}
+
+    def fits(choice: list[Place]) -> list:
+        return [emission.fit(hood, answers, edge_attr, **options) for hood, edge_attr in choice]
 
     emission = Annotators(size)
-    for name, found in more:
-        add(name, found)
-    add("majority", majority(answers, size))
-    for row in rivals(emission, answers, edge_index, num_starts=1):
-        add(*row)
-    for name, (hood, edge_attr) in places.items():
-        options = {"num_starts": 1, "num_steps": num_steps}
-        field, seconds = timed(emission.fit, hood, answers, edge_attr, **options)
-        add(f"NMM, {name}", found_by(field), seconds)
+    yield row("majority", majority(answers, size))
+    for name, found in more.items():
+        yield row(name, found)
+    for parts in rivals(emission, answers, data.edge_index, num_starts=1):
+        yield row(*parts)
+    for name, choice in choices.items():
+        fields, seconds = timed(fits, choice)
+        yield row(f"NMM, {name}", found_by(fields), seconds)
 
 
 def simulated(args, results: Records) -> None:
     for key in results.missing(
         task="simulated", seed=range(args.num_seeds), graph=args.graphs, level=args.levels,
-        classifier=[False, True], method="NMM, 2 hops",
+        classifier=[False, True], method="NMM, 3 apart, within 4",
     ):  # fmt: skip
         data = graph(key["graph"], args.data_root)
         pyro.set_rng_seed(key["seed"])
         answers = noisy(data.y, spread_out(key["level"], 6), copying=True)
-        places, more = hoods(data.edge_index, data.num_nodes), ()
+        choices, more = places(data.edge_index, data.num_nodes, args.placements), {}
         if key["classifier"]:
             size = int(data.y.max()) + 1
             trained = gcn(data, majority(answers, size), size, args.num_epochs)
             answers = torch.cat([answers, trained.probs.argmax(1, keepdim=True)], 1)
-            more = (("GCN", trained),)
-        compared(results, key, data.y, answers, data.edge_index, places, args.num_steps, more)
+            more = {"GCN": trained}
+        for row in compared(args, key, data.y, answers, data, choices, more):
+            results.add(**row)
 
 
 def model(args, results: Records) -> None:
@@ -158,8 +163,9 @@ def model(args, results: Records) -> None:
         alpha, attention = torch.full((hood.num_sources, 5), 0.04), -1.0 * distance
         y = NeighborMixture(hood, alpha, attention).sample()
         answers = noisy(y, spread_out(key["level"], 6), key["copying"], num_labels=5)
-        places = {"true sources": (hood, -distance.float())}
-        compared(results, key, y, answers, data.edge_index, places, args.num_steps)
+        choices = {"true sources": [Place(hood, -distance.float())]}
+        for row in compared(args, key, y, answers, data, choices, {}):
+            results.add(**row)
 
 
 def coverage(args, results: Records) -> None:
@@ -181,12 +187,13 @@ def main(argv: list[str] | None = None) -> Records:
     return run(
         argv, __doc__, (cortex, halves, simulated, model, coverage),
         choices={"sections": SECTIONS, "methods": ("Dawid-Skene", *OURS)},
-        smoke={"num_seeds": 1, "starts": 1, "half_starts": 1, "num_steps": 4, "num_epochs": 2,
-               "levels": [0.7], "simulations": 2, "side": 10, "labels": [5], "candidates": [5]},
+        smoke={"num_seeds": 1, "starts": 1, "half_starts": 1, "placements": 1, "num_steps": 4,
+               "num_epochs": 2, "levels": [0.7], "simulations": 2, "side": 10, "labels": [5], "candidates": [5]},
         sections=list(SECTIONS), labels=[5, 6, 7, 4, 8], candidates=[3, 4, 5, 6, 7, 8],
         methods=(["NMM, types", "Dawid-Skene", "NMM"], "Dawid-Skene runs all rivals"),
         num_seeds=10, starts=(5, "of a fit, of which the best is kept"), half_starts=2,
         graphs=(["digits"], "digits, cora, citeseer or pubmed"), levels=list(LEVELS),
+        placements=(3, "draws of sources, whose probabilities are averaged"),
         num_steps=(60, "of our fit to simulated answers"), num_epochs=(100, "of the GCN"),
         simulations=200, side=(20, "of the grid"), data_root=Path,
         results=RESULTS / "annotators.jsonl",

@@ -20,6 +20,8 @@ from pyro_nmm.datasets.nodes import digits, planetoid
 SECTIONS = ("151507", "151509", "151670", "151672", "151673", "151675")
 #: What the files write where there is no label.
 ABSENT = "", "NA"
+#: More than so many hops from one source to the next, and the most from a node to its sources.
+HOPS = (1, 1), (1, 2), (2, 2), (2, 3), (3, 4)
 
 
 class Section(NamedTuple):
@@ -65,16 +67,25 @@ def graph(name: str, root: Path | None):
     return digits() if name == "digits" else planetoid(name, root)
 
 
-def hoods(edge_index: Tensor, num_nodes: int) -> dict[str, tuple[Neighborhood, Tensor]]:
+class Place(NamedTuple):
+    """Where the sources of a graph's nodes lie."""
+
+    hood: Neighborhood
+    edge_attr: Tensor  # (num_edges,), minus the hops from a source
+
+
+def places(edge_index: Tensor, num_nodes: int, number: int) -> dict[str, list[Place]]:
     """
-    Three choices of sources, and minus the hops to them: every node for itself and its neighbours,
-    or some nodes for all within one hop, or within two.
+    Choices of sources: every node for itself and its neighbours; or nodes drawn at random that are
+    some hops apart, in a number of draws, as a draw's places are arbitrary.
     """
-    nodes = Neighborhood(edge_index, num_nodes)
-    found = {"every node": (nodes, (nodes.source != nodes.target).long())}
-    for radius in (1, 2):
-        found[f"{radius} hops"] = sources.hops(edge_index, num_nodes, radius=radius)
-    return {name: (hood, -distance.float()) for name, (hood, distance) in found.items()}
+    hood = Neighborhood(edge_index, num_nodes)
+    found = {"every node": [Place(hood, -(hood.source != hood.target).float())]}
+    for spacing, radius in HOPS:
+        drawn = [sources.hops(edge_index, num_nodes, radius, spacing) for _ in range(number)]
+        name = f"{spacing} apart, within {radius}"
+        found[name] = [Place(hood, -distance.float()) for hood, distance in drawn]
+    return found
 
 
 def noisy(

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from statistics import mean
 from typing import NamedTuple
 
 import torch
@@ -173,8 +174,8 @@ def spread_labels(start: Found, edge_index: Tensor, alpha: float = 0.8) -> Found
     number = degree(edge_index[1], len(own))
     alpha = alpha * (number > 0).to(own)[:, None]
     for _ in range(50):
-        mean = torch.zeros_like(own).index_add_(0, edge_index[1], probs[edge_index[0]])
-        probs = alpha * mean / number.clamp(min=1)[:, None] + (1 - alpha) * own
+        around = torch.zeros_like(own).index_add_(0, edge_index[1], probs[edge_index[0]])
+        probs = alpha * around / number.clamp(min=1)[:, None] + (1 - alpha) * own
     return Found(probs, {})
 
 
@@ -195,12 +196,18 @@ def rivals(
         yield name, found, before + seconds
 
 
-def found_by(field: HiddenField) -> Found:
-    """What our fit found, and its own numbers."""
-    found = {"score": field.score, "kappa": field.prior.log_kappa.exp().item()}
-    found |= {"weight": field.prior.weight.tolist()}
-    found |= {"Gelman-Rubin": field.chains.gelman_rubin().nan_to_num(1).max().item()}
-    return Found(field.probs, found)
+def found_by(fields: list[HiddenField]) -> Found:
+    """What our fits found, on average, and their own numbers."""
+    columns = {
+        "score": [field.score for field in fields],
+        "kappa": [field.prior.log_kappa.exp().item() for field in fields],
+        "weight": [weight for field in fields for weight in field.prior.weight.tolist()],
+        "Gelman-Rubin": [
+            field.chains.gelman_rubin().nan_to_num(1).max().item() for field in fields
+        ],
+    }
+    means = {name: mean(values) for name, values in columns.items() if values}
+    return Found(torch.stack([field.probs for field in fields]).mean(0), means)
 
 
 class GCN(torch.nn.Module):
