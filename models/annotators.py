@@ -65,13 +65,15 @@ class Annotators:
         to be right about half of the time; false for clusterings, whose numbers mean nothing, and
         always so with types.
     :param float strength: how many answers the prior of a row of a confusion matrix is worth.
+        Default one where answers name labels, half of which is for the right one; else half an
+        answer of every kind, as Jeffreys has it.
     """
 
     num_labels: int
     num_answers: int | None = None
     num_types: int | None = None
     aligned: bool = True
-    strength: float = 4.0
+    strength: float | None = None
     support: ClassVar = {
         "confusion": constraints.independent(constraints.simplex, 2),
         "types": constraints.independent(constraints.simplex, 1),
@@ -79,7 +81,8 @@ class Annotators:
 
     def __post_init__(self) -> None:
         check_num_labels(self.num_labels)
-        check_positive(strength=self.strength)
+        if self.strength is not None:
+            check_positive(strength=self.strength)
         if self.num_types is not None:
             check_integers(2, num_types=self.num_types)
         if self.num_answers is not None:
@@ -92,6 +95,7 @@ class Annotators:
         return fit_field(self, hood, answers, edge_attr, **options)
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
+        """Answers ``(N, M)`` as ``torch.long``, or an error that names what is wrong."""
         good = isinstance(data, Tensor) and data.dim() == 2 and len(data) == hood.num_nodes
         if not good or data.is_floating_point() or data.dtype == torch.bool:
             got = f"{data.dtype} of {tuple(data.shape)}" if isinstance(data, Tensor) else type(data)
@@ -138,6 +142,7 @@ class Annotators:
         return values | found
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
+        """``(N, C)``: of all answers about a node, in nats; summed over its type."""
         log_prob = _log_likelihood(values["confusion"], data)
         if self.num_types is None:
             return log_prob
@@ -145,12 +150,14 @@ class Annotators:
         return ((log_prob - top).exp() @ values["types"].mT).log() + top
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
+        """Of the rows of all matrices, as densities of log-odds."""
         found = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
         if self.num_types is not None:
             found = found + (values["types"].log() / self.num_types).sum()
         return found
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+        """Counts of answers, expected under ``probs``, ``(N, C)``, and under those of types."""
         if self.num_types is None:
             return {"confusion": _shares(self._counts(data, probs))}
         log_prob = _log_likelihood(values["confusion"], data)
@@ -161,6 +168,7 @@ class Annotators:
         return {"confusion": _shares(self._counts(data, of_types)), "types": _shares(types)}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
+        """From the Dirichlet posterior of every row; types are drawn first."""
         seen, found = labels, {}
         if self.num_types is not None:
             log_prob = _log_likelihood(values["confusion"], data)
@@ -188,7 +196,7 @@ class Annotators:
         """As if a node drawn at random were seen once for every label."""
         place = torch.randint(len(data), (self.num_labels,), device=data.device)
         seen = torch.zeros(len(data), self.num_labels, device=data.device)
-        seen[place, torch.arange(self.num_labels, device=data.device)] = 3 * self.strength
+        seen[place, torch.arange(self.num_labels, device=data.device)] = 10.0
         return {"confusion": _shares(self._counts(data, seen.to(torch.get_default_dtype())))}
 
     def _counts(self, data: Tensor, probs: Tensor) -> Tensor:
@@ -203,10 +211,12 @@ class Annotators:
     def _pseudo_counts(self, like: Tensor) -> Tensor:
         """``(C, K)``: of equal shares; or one half for the label itself, where answers name it."""
         rows, columns = like.shape[-2:]
+        default = 1.0 if self.named else columns / 2
+        strength = default if self.strength is None else self.strength
         if not self.named:
-            return like.new_full((rows, columns), self.strength / columns)
-        prior = like.new_full((rows, columns), self.strength / 2 / max(1, columns - 1))
-        return prior.fill_diagonal_(self.strength / 2)
+            return like.new_full((rows, columns), strength / columns)
+        prior = like.new_full((rows, columns), strength / 2 / (columns - 1))
+        return prior.fill_diagonal_(strength / 2)
 
 
 def _log_likelihood(confusion: Tensor, answers: Tensor) -> Tensor:
