@@ -40,10 +40,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborMixture, sources
-from pyro_nmm.models import Annotators, accuracy
+from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy
 
 #: Our fits of clusterings: whether they err together.
 OURS = {"NMM, types": 16, "NMM": None}
+#: Our fits of answers that name labels: whether annotators may copy.
+KINDS = {"NMM": Annotators, "NMM, copies": CopyingAnnotators}
 #: Mean accuracies of simulated annotators.
 LEVELS = (0.9, 0.7, 0.5)
 #: How clusterings are halved: two draws, and principal components against UMAP.
@@ -71,12 +73,16 @@ def cortex(args, results: Records) -> None:
             field, seconds = timed(
                 emission.fit, data.hood, data.answers, data.edge_attr, num_starts=args.starts
             )
-            add_clustering(results, found_by([field]), data.truth, **key, seconds=seconds)
+            add_clustering(
+                results, found_by([field], data.answers), data.truth, **key, seconds=seconds
+            )
             continue
         emission = Annotators(size, aligned=False)
-        for method, found, seconds in rivals(emission, data.answers, data.edge_index, args.starts):
+        # All at once, as the first of them says that they are there.
+        found = list(rivals(emission, data.answers, data.edge_index, args.starts))
+        for method, consensus, seconds in found:
             row = key | {"method": method, "seconds": seconds}
-            add_clustering(results, found, data.truth, **row)
+            add_clustering(results, consensus, data.truth, **row)
 
 
 def add_clustering(results: Records, found: Found, truth: Tensor, **key) -> None:
@@ -119,24 +125,24 @@ def compared(args, key: dict, y: Tensor, answers: Tensor, data, choices: dict, m
         named = key | {"method": method, "seconds": seconds}
         return {**named, **scores(found.probs, y), **found.settings}
 
-    def fits(choice: list[Place]) -> list:
+    def fits(emission: Annotators, choice: list[Place]) -> list:
         return [emission.fit(hood, answers, edge_attr, **options) for hood, edge_attr in choice]
 
-    emission = Annotators(size)
     yield row("majority", majority(answers, size))
     for name, found in more.items():
         yield row(name, found)
-    for parts in rivals(emission, answers, data.edge_index, num_starts=1):
+    for parts in rivals(Annotators(size), answers, data.edge_index, num_starts=1):
         yield row(*parts)
-    for name, choice in choices.items():
-        fields, seconds = timed(fits, choice)
-        yield row(f"NMM, {name}", found_by(fields), seconds)
+    for prefix, kind in KINDS.items():
+        for name, choice in choices.items():
+            fields, seconds = timed(fits, kind(size), choice)
+            yield row(f"{prefix}, {name}", found_by(fields, answers), seconds)
 
 
 def simulated(args, results: Records) -> None:
     for key in results.missing(
         task="simulated", seed=range(args.num_seeds), graph=args.graphs, level=args.levels,
-        classifier=[False, True], method="NMM, 3 apart, within 4",
+        classifier=[False, True], method="NMM, copies, 3 apart, within 4",
     ):  # fmt: skip
         data = graph(key["graph"], args.data_root)
         pyro.set_rng_seed(key["seed"])
@@ -147,7 +153,7 @@ def simulated(args, results: Records) -> None:
             trained = gcn(data, majority(answers, size), size, args.num_epochs)
             answers = torch.cat([answers, trained.probs.argmax(1, keepdim=True)], 1)
             more = {"GCN": trained}
-        for row in compared(args, key, data.y, answers, data, choices, more):
+        for row in list(compared(args, key, data.y, answers, data, choices, more)):
             results.add(**row)
 
 
@@ -155,7 +161,7 @@ def model(args, results: Records) -> None:
     """Labels of an NMM of sources two hops apart on a graph, which our fit knows."""
     for key in results.missing(
         task="model", seed=range(args.num_seeds), graph=args.graphs, level=args.levels,
-        copying=[False, True], method="NMM, true sources",
+        copying=[False, True], method="NMM, copies, true sources",
     ):  # fmt: skip
         data = graph(key["graph"], args.data_root)
         pyro.set_rng_seed(key["seed"])
@@ -164,7 +170,7 @@ def model(args, results: Records) -> None:
         y = NeighborMixture(hood, alpha, attention).sample()
         answers = noisy(y, spread_out(key["level"], 6), key["copying"], num_labels=5)
         choices = {"true sources": [Place(hood, -distance.float())]}
-        for row in compared(args, key, y, answers, data, choices, {}):
+        for row in list(compared(args, key, y, answers, data, choices, {})):
             results.add(**row)
 
 
@@ -188,12 +194,13 @@ def main(argv: list[str] | None = None) -> Records:
         argv, __doc__, (cortex, halves, simulated, model, coverage),
         choices={"sections": SECTIONS, "methods": ("Dawid-Skene", *OURS)},
         smoke={"num_seeds": 1, "starts": 1, "half_starts": 1, "placements": 1, "num_steps": 4,
-               "num_epochs": 2, "levels": [0.7], "simulations": 2, "side": 10, "labels": [5], "candidates": [5]},
+               "num_epochs": 2, "levels": [0.7], "simulations": 2, "side": 10, "labels": [5],
+               "candidates": [5]},
         sections=list(SECTIONS), labels=[5, 6, 7, 4, 8], candidates=[3, 4, 5, 6, 7, 8],
         methods=(["NMM, types", "Dawid-Skene", "NMM"], "Dawid-Skene runs all rivals"),
         num_seeds=10, starts=(5, "of a fit, of which the best is kept"), half_starts=2,
         graphs=(["digits"], "digits, cora, citeseer or pubmed"), levels=list(LEVELS),
-        placements=(3, "draws of sources, whose probabilities are averaged"),
+        placements=(2, "draws of sources, whose probabilities are averaged"),
         num_steps=(60, "of our fit to simulated answers"), num_epochs=(100, "of the GCN"),
         simulations=200, side=(20, "of the grid"), data_root=Path,
         results=RESULTS / "annotators.jsonl",

@@ -21,7 +21,7 @@ SECTIONS = ("151507", "151509", "151670", "151672", "151673", "151675")
 #: What the files write where there is no label.
 ABSENT = "", "NA"
 #: More than so many hops from one source to the next, and the most from a node to its sources.
-HOPS = (1, 1), (1, 2), (2, 2), (2, 3), (3, 4)
+HOPS = (1, 1), (1, 2), (2, 3), (3, 4)
 
 
 class Section(NamedTuple):

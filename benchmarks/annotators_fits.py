@@ -24,7 +24,7 @@ from torch_geometric.utils import degree
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm.metrics import brier, mean_log_prob
-from pyro_nmm.models import Annotators, HiddenField, potts
+from pyro_nmm.models import Annotators, HiddenField, leave_one_out, potts
 from pyro_nmm.models.mixture_em import mixture_em
 
 #: Log scores take probabilities below these for these.
@@ -196,10 +196,11 @@ def rivals(
         yield name, found, before + seconds
 
 
-def found_by(fields: list[HiddenField]) -> Found:
+def found_by(fields: list[HiddenField], answers: Tensor) -> Found:
     """What our fits found, on average, and their own numbers."""
     columns = {
         "score": [field.score for field in fields],
+        "left out": [leave_one_out(field, answers).mean().item() for field in fields],
         "kappa": [field.prior.log_kappa.exp().item() for field in fields],
         "weight": [weight for field in fields for weight in field.prior.weight.tolist()],
         "Gelman-Rubin": [
