@@ -38,9 +38,10 @@ from common import RESULTS, Records, run
 from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
 from torch.nn.functional import one_hot
+from torch_geometric.utils import to_undirected
 
 from pyro_nmm import NeighborMixture, sources
-from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy
+from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, grid_edges
 
 #: Our fits of clusterings: whether they err together.
 OURS = {"NMM, types": 16, "NMM": None}
@@ -112,7 +113,9 @@ def halved(key: dict, number: int = 10) -> tuple[Tensor, Tensor]:
     return order[: number // 2], order[number // 2 :]
 
 
-def compared(args, key: dict, y: Tensor, answers: Tensor, data, choices: dict, more: dict):
+def compared(
+    args, key: dict, y: Tensor, answers: Tensor, edge_index: Tensor, choices: dict, more: dict
+):
     """
     Rows of all methods on the same answers.
 
@@ -131,7 +134,7 @@ def compared(args, key: dict, y: Tensor, answers: Tensor, data, choices: dict, m
     yield row("majority", majority(answers, size))
     for name, found in more.items():
         yield row(name, found)
-    for parts in rivals(Annotators(size), answers, data.edge_index, num_starts=1):
+    for parts in rivals(Annotators(size), answers, edge_index, num_starts=1):
         yield row(*parts)
     for prefix, kind in KINDS.items():
         for name, choice in choices.items():
@@ -153,24 +156,32 @@ def simulated(args, results: Records) -> None:
             trained = gcn(data, majority(answers, size), size, args.num_epochs)
             answers = torch.cat([answers, trained.probs.argmax(1, keepdim=True)], 1)
             more = {"GCN": trained}
-        for row in list(compared(args, key, data.y, answers, data, choices, more)):
+        for row in list(compared(args, key, data.y, answers, data.edge_index, choices, more)):
             results.add(**row)
 
 
 def model(args, results: Records) -> None:
-    """Labels of an NMM of sources two hops apart on a graph, which our fit knows."""
+    """
+    Labels of an NMM on a grid, whose sources our fit knows; and the posterior at the true numbers,
+    for what is left of an error where there are so many nodes.
+    """
+    hood = sources.grid(args.height, args.height, stride=4)
+    edge_index = to_undirected(grid_edges(args.height, args.height))
+    alpha, logits = torch.full((hood.num_sources, 5), 0.04), torch.zeros(hood.num_edges)
+    truth, accuracies = NeighborMixture(hood, alpha, logits), torch.eye(5)
     for key in results.missing(
-        task="model", seed=range(args.num_seeds), graph=args.graphs, level=args.levels,
+        task="model", seed=range(args.num_seeds), graph="grid", level=args.levels,
         copying=[False, True], method="NMM, copies, true sources",
     ):  # fmt: skip
-        data = graph(key["graph"], args.data_root)
         pyro.set_rng_seed(key["seed"])
-        hood, distance = sources.hops(data.edge_index, data.num_nodes, radius=2)
-        alpha, attention = torch.full((hood.num_sources, 5), 0.04), -1.0 * distance
-        y = NeighborMixture(hood, alpha, attention).sample()
-        answers = noisy(y, spread_out(key["level"], 6), key["copying"], num_labels=5)
-        choices = {"true sources": [Place(hood, -distance.float())]}
-        for row in list(compared(args, key, y, answers, data, choices, {})):
+        y, right = truth.sample(), spread_out(key["level"], 6)[:, None, None]
+        answers = noisy(y, right.flatten(), key["copying"], num_labels=5)
+        confusion = right * accuracies + (1 - right) / 4 * (1 - accuracies)
+        evidence = Annotators(5).log_prob({"confusion": confusion}, answers)
+        posterior = truth.latents(evidence).posterior(num_samples=4, num_sweeps=100)
+        more = {} if key["copying"] else {"true numbers": Found(posterior.marginals(), {})}
+        choices = {"true sources": [Place(hood, None)]}
+        for row in list(compared(args, key, y, answers, edge_index, choices, more)):
             results.add(**row)
 
 
@@ -194,16 +205,16 @@ def main(argv: list[str] | None = None) -> Records:
         argv, __doc__, (cortex, halves, simulated, model, coverage),
         choices={"sections": SECTIONS, "methods": ("Dawid-Skene", *OURS)},
         smoke={"num_seeds": 1, "starts": 1, "half_starts": 1, "placements": 1, "num_steps": 4,
-               "num_epochs": 2, "levels": [0.7], "simulations": 2, "side": 10, "labels": [5],
-               "candidates": [5]},
+               "num_epochs": 2, "levels": [0.7], "simulations": 2, "side": 10, "height": 12,
+               "labels": [5], "candidates": [5]},
         sections=list(SECTIONS), labels=[5, 6, 7, 4, 8], candidates=[3, 4, 5, 6, 7, 8],
         methods=(["NMM, types", "Dawid-Skene", "NMM"], "Dawid-Skene runs all rivals"),
         num_seeds=10, starts=(5, "of a fit, of which the best is kept"), half_starts=2,
         graphs=(["digits"], "digits, cora, citeseer or pubmed"), levels=list(LEVELS),
         placements=(2, "draws of sources, whose probabilities are averaged"),
         num_steps=(60, "of our fit to simulated answers"), num_epochs=(100, "of the GCN"),
-        simulations=200, side=(20, "of the grid"), data_root=Path,
-        results=RESULTS / "annotators.jsonl",
+        simulations=200, side=(20, "of the grid of coverage"), height=(128, "of that of model"),
+        data_root=Path, results=RESULTS / "annotators.jsonl",
     )  # fmt: skip
 
 

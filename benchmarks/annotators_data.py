@@ -71,7 +71,7 @@ class Place(NamedTuple):
     """Where the sources of a graph's nodes lie."""
 
     hood: Neighborhood
-    edge_attr: Tensor  # (num_edges,), minus the hops from a source
+    edge_attr: Tensor | None  # (num_edges,), minus the hops from a source
 
 
 def places(edge_index: Tensor, num_nodes: int, number: int) -> dict[str, list[Place]]:
