@@ -18,6 +18,7 @@ import re
 from argparse import ArgumentParser
 from pathlib import Path
 
+import annotators_tables
 import claims
 import deviations_tables
 import epochs
@@ -76,6 +77,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         epochs.tables(files["epochs"]),
         fields_tables.tables(files["fields"]),
         hidden_tables.tables(files["hidden"]),
+        annotators_tables.tables(files["annotators"]),
         links_tables.tables(files["links"]),
         images_tables.tables(files["images"]),
         gradient_variance.tables(files["gradient_variance"]),

@@ -7,11 +7,13 @@ from pyro_nmm.models.annealing import annealed_log_normalizer
 from pyro_nmm.models.annotators import Annotators
 from pyro_nmm.models.compatibility import Compatibility, compatibility
 from pyro_nmm.models.convolution import ConvolutionalNMM
+from pyro_nmm.models.copying import CopyingAnnotators
 from pyro_nmm.models.denoiser import Denoiser
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.emissions import NormalEmission, PoissonEmission
 from pyro_nmm.models.field_fit import fit_field, sample_field
 from pyro_nmm.models.hidden_field import Emission, FieldPrior, HiddenField, hidden_field
+from pyro_nmm.models.leave_one_out import leave_one_out
 from pyro_nmm.models.markov_random_field import (
     PairwiseMRF,
     coarse_to_fine,
@@ -31,6 +33,7 @@ __all__ = [
     "Annotators",
     "Compatibility",
     "ConvolutionalNMM",
+    "CopyingAnnotators",
     "Denoiser",
     "Emission",
     "FieldPrior",
@@ -53,6 +56,7 @@ __all__ = [
     "information",
     "ising",
     "ising_posterior",
+    "leave_one_out",
     "nmm",
     "potts",
     "sample_field",

@@ -13,6 +13,7 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import annotators_tables  # noqa: E402
 import claims  # noqa: E402
 import common  # noqa: E402
 import deviations_tables  # noqa: E402
@@ -29,7 +30,8 @@ sys.path.remove(str(BENCHMARKS))
 
 FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables,
          "speed": speed_tables, "gradient_variance": gradient_variance,
-         "hidden": hidden_tables, "repelling": repelling_tables}  # fmt: skip
+         "hidden": hidden_tables, "repelling": repelling_tables,
+         "annotators": annotators_tables}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +132,77 @@ def test_hidden_fields():
     assert "mean field in 0 of 1 cells" in " ".join(hidden_tables.hidden_claim(worse).split())
     others = [row for row in hidden_rows() if "NMM" not in row["method"]]
     assert hidden_tables.hidden_claim(others) == hidden_tables.hidden_claim([])
+
+
+def annotator_rows():
+    """Sections whose clusterings choose six labels, at which the NMM is ahead by .1 and .3."""
+    row = {"task": "cortex", "accuracy": 0.7, "log score": -0.5, "ECE": 0.1, "confidence": 0.8,
+           "entropy": 0.4, "seconds": 2.0}  # fmt: skip
+    cortex = [
+        row | {"section": section, "labels": labels, "method": method, "seed": seed,
+               "ARI": 0.3 + gain + (labels == 5) + 0.01 * seed}
+        for section, lead in (("a", 0.1), ("b", 0.3))
+        for labels in (5, 6)
+        for method, gain in (("Dawid-Skene", 0.0), ("NMM, types", lead), ("other", 0.2))
+        for seed in range(3)
+    ]  # fmt: skip
+    halves = [
+        {"task": "halves", "section": section, "labels": labels, "halving": halving,
+         "agreement": 0.1 * (labels == 6) + 0.01 * number}
+        for section in "ab" for labels in (5, 6)
+        for number, halving in enumerate((0, 1, "PCA and UMAP"))
+    ]  # fmt: skip
+    return cortex + halves
+
+
+def simulated_rows():
+    """Three seeds, in which the fit that predicts better what is left out is the better one."""
+    row = {"task": "simulated", "graph": "cora", "level": 0.7, "classifier": False, "ECE": 0.1,
+           "Brier": 0.2, "seconds": 1.0, "score": -5.0, "kappa": 0.2}  # fmt: skip
+    methods = {"majority": 0.5, "Dawid-Skene": 0.6, "Potts, mean field": 0.7, "Potts, Gibbs": 0.7,
+               "NMM, every node": 0.65, "NMM, copies, every node": 0.8}  # fmt: skip
+    return [
+        row | {"method": method, "seed": seed, "accuracy": right + 0.01 * seed,
+               "log score": right - 1.0, "left out": right - 6.0}
+        for method, right in methods.items() for seed in range(3)
+    ]  # fmt: skip
+
+
+def test_noisy_labels_of_cortex():
+    """The number of labels is that of the highest agreement, not of the highest ARI."""
+    rows = annotator_rows()
+    tables = annotators_tables.tables(rows)
+    assert annotators_tables.chosen_labels(rows) == {"a": 6, "b": 6}
+    claim = " ".join(tables["annotators claim"].split())
+    assert "mean ARI 0.510 over 2 sections, Dawid-Skene 0.310; above it in 2" in claim
+    first = [line for line in annotators_tables.cortex(rows) if line["labels"] == "chosen"]
+    assert [line["method"] for line in first] == ["Dawid-Skene", "NMM, types", "other"]
+    assert first[1]["ARI"] == "0.510 ± 0.010"
+    assert first[1]["sections x starts"] == "2 x 3"
+    assert "another one" in annotators_tables.tables([*rows, rows[0] | {"method": "another one"}])[
+        "cortex"
+    ]  # fmt: skip
+
+
+def test_noisy_labels_of_simulated_annotators():
+    rows = simulated_rows()
+    line = next(annotators_tables.simulated_differences(rows))
+    assert line["cell"] == "Cora, annotators, 0.7"
+    assert line["Potts, mean field: accuracy"].startswith("+10.0 ± 0.0")
+    text = " ".join(annotators_tables.annotators_claim(rows).split())
+    assert "in 1 of 1 cells, of a better log score than all in 1" in text
+    # What is chosen follows the answers, be it worse.
+    worse = [r | {"left out": -9.0} if "copies" in r["method"] else r for r in rows]
+    line = next(annotators_tables.simulated_differences(worse))
+    assert line["Potts, mean field: accuracy"].startswith("-5.0 ± 0.0")
+
+
+def test_coverage_of_intervals():
+    row = {"task": "coverage", "mean": [0.5, 0.7], "truth": [0.4, 0.7], "low": [0.45, 0.6],
+           "high": [0.55, 0.8], "covered": [False, True]}  # fmt: skip
+    text = " ".join(annotators_tables.annotators_coverage([row | {"seed": 0}] * 2).split())
+    assert "cover 50.0 % of the true ones" in text
+    assert "mean width is 0.150, the mean error +0.0500" in text
 
 
 def test_repelling_labels():

@@ -1,0 +1,275 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Consensus of noisy labels by other methods, and how a consensus is scored."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from statistics import mean
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import adjusted_rand_score
+from timing import timed as timed_by
+from torch import Tensor
+from torch.distributions import Categorical
+from torch.nn.functional import one_hot
+from torch_geometric.nn import GCNConv
+from torch_geometric.utils import degree
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from pyro_nmm.metrics import brier, mean_log_prob
+from pyro_nmm.models import Annotators, HiddenField, leave_one_out, potts
+from pyro_nmm.models.mixture_em import mixture_em
+
+#: Log scores take probabilities below these for these.
+FLOOR = 1e-12
+#: Chains and steps of Gibbs sampling inside EM, and sweeps after it, as in our own fit.
+NUM_CHAINS, NUM_STEPS, NUM_SWEEPS = 4, 60, 50
+
+
+#: Seconds are of this process, as others share the machine.
+timed = partial(timed_by, clock=time.process_time)
+
+
+class Found(NamedTuple):
+    """A consensus."""
+
+    probs: Tensor  # (N, C)
+    settings: dict
+
+
+def majority(answers: Tensor, num_labels: int) -> Found:
+    """Shares of the votes; of a node without any, equal shares."""
+    votes = torch.stack([(answers == k).sum(1) for k in range(num_labels)], 1).double()
+    votes = torch.where(votes.sum(1, keepdim=True) > 0, votes, 1.0)
+    return Found(votes / votes.sum(1, keepdim=True), {})
+
+
+def renamed(answers: Tensor) -> Tensor:
+    """
+    Clusterings with their labels renamed to those of the first one that they overlap with most, by
+    the Hungarian method.
+    """
+    size, first = int(answers.max()) + 1, answers[:, 0]
+    columns = []
+    for column in answers.unbind(1):
+        both = (column >= 0) & (first >= 0)
+        counts = (column[both] * size + first[both]).bincount(minlength=size**2).view(size, size)
+        name = torch.tensor(linear_sum_assignment(counts, maximize=True)[1])
+        columns.append(torch.where(column < 0, -1, name[column.clamp(min=0)]))
+    return torch.stack(columns, 1)
+
+
+def dawid_skene(emission: Annotators, answers: Tensor, num_starts: int) -> tuple[Found, dict]:
+    """The best of several random starts by its likelihood, and the fitted parameters."""
+    best, found = -torch.inf, None
+    for _ in range(num_starts):
+        values, probs = mixture_em(emission, answers, emission.start(answers, None))
+        share = (probs.sum(0) + 1) / (len(probs) + emission.num_labels)
+        score = (emission.log_prob(values, answers) + share.log()).logsumexp(-1).mean().item()
+        if score > best:
+            best, found = score, (values, probs)
+    values, probs = found
+    return Found(probs, {"score": best}), values
+
+
+class Potts:
+    """
+    Dawid-Skene with a Potts field of one coupling as the labels' prior, by EM. Coupling and field
+    of the labels maximise the pseudo-likelihood [1] of the current labels: mean field's
+    distributions [2], or Gibbs chains.
+
+    [1] Julian Besag (1975) "Statistical Analysis of Non-Lattice Data", The Statistician 24.
+    [2] Gilles Celeux, Florence Forbes, Nathalie Peyrard (2003) "EM Procedures Using Mean Field-Like
+    Approximations for Markov Model-Based Image Segmentation", Pattern Recognition 36.
+    """
+
+    def __init__(self, emission: Annotators, answers: Tensor, edge_index: Tensor) -> None:
+        warnings.filterwarnings("ignore", "Sparse ")  # invariant checks, and a beta state
+        self.emission, self.answers, num_nodes = emission, answers, len(answers)
+        pairs = edge_index[:, edge_index[0] < edge_index[1]].unique(dim=1)
+        self.colors = potts(pairs, 1.0, torch.zeros(num_nodes, emission.num_labels)).colors()
+        both = torch.cat([pairs, pairs.flip(0)], 1)
+        ones = torch.ones(both.shape[1])
+        matrix = torch.sparse_coo_tensor(both, ones, (num_nodes, num_nodes)).coalesce()
+        self.matrix = matrix.to_sparse_csr()
+        self.parts = [matrix.index_select(0, color).to_sparse_csr() for color in self.colors]
+
+    def around(self, labels: Tensor, matrix: Tensor | None = None) -> Tensor:
+        """Sums over neighbours, of ``(N, ..., C)``."""
+        matrix = self.matrix if matrix is None else matrix
+        return (matrix @ labels.flatten(1)).view(matrix.shape[0], *labels.shape[1:])
+
+    def raise_pseudo_likelihood(self, numbers: Tensor, labels: Tensor) -> Tensor:
+        """A few steps of BFGS from the last numbers: the coupling, and the field of the labels."""
+        numbers, around = numbers.clone().requires_grad_(), self.around(labels)
+        bfgs = torch.optim.LBFGS([numbers], max_iter=5, line_search_fn="strong_wolfe")
+
+        def closure():
+            bfgs.zero_grad()
+            logits = numbers[0] * around + numbers[1:]
+            # The second term keeps the field where a label is used no more.
+            loss = -(labels * logits.log_softmax(-1)).sum(-1).mean()
+            loss = loss + 1e-4 * numbers.square().sum()
+            loss.backward()
+            return loss
+
+        bfgs.step(closure)
+        return numbers.detach()
+
+    def mean_field(self, start: Found, values: dict, num_sweeps: int = 3) -> Found:
+        probs, numbers = start.probs.float(), torch.zeros(self.emission.num_labels + 1)
+        for _ in range(NUM_STEPS):
+            numbers = self.raise_pseudo_likelihood(numbers, probs)
+            evidence = self.emission.log_prob(values, self.answers) + numbers[1:]
+            for _ in range(num_sweeps):
+                for color, matrix in zip(self.colors, self.parts, strict=True):
+                    logits = evidence[color] + numbers[0] * self.around(probs, matrix)
+                    probs = probs.index_copy(0, color, logits.softmax(-1))
+            values = self.emission.maximise(self.answers, probs, values)
+        return Found(probs, {"coupling": numbers[0].item()})
+
+    def gibbs(self, start: Found, values: dict) -> Found:
+        size, answers = self.emission.num_labels, self.answers
+        y = Categorical(start.probs.float()).sample((NUM_CHAINS,)).T
+        labels, numbers = one_hot(y, size).float(), torch.zeros(size + 1)
+        probs = start.probs.float()
+        for step in range(NUM_STEPS):
+            gain = 1 / max(1, step + 1 - NUM_STEPS // 2)
+            found = self.raise_pseudo_likelihood(numbers, labels)
+            numbers = numbers + gain * (found - numbers)
+            evidence = self.emission.log_prob(values, answers) + numbers[1:]
+            labels, seen = self.sweep(labels, evidence, numbers[0])
+            probs = probs + gain * (seen - probs)
+            values = self.emission.maximise(answers, probs, values)
+        evidence, total = self.emission.log_prob(values, answers) + numbers[1:], 0
+        for _ in range(NUM_SWEEPS):
+            labels, seen = self.sweep(labels, evidence, numbers[0])
+            total = total + seen / NUM_SWEEPS
+        return Found(total, {"coupling": numbers[0].item()})
+
+    def sweep(self, labels: Tensor, evidence: Tensor, coupling: Tensor) -> tuple[Tensor, Tensor]:
+        """New labels ``(N, B, C)``, and the means of what they were drawn from."""
+        seen = torch.zeros_like(evidence)
+        for color, matrix in zip(self.colors, self.parts, strict=True):
+            logits = evidence[color, None] + coupling * self.around(labels, matrix)
+            drawn = one_hot(Categorical(logits=logits).sample(), logits.shape[-1]).float()
+            labels = labels.index_copy(0, color, drawn)
+            seen[color] = logits.softmax(-1).mean(1)
+        return labels, seen
+
+
+def spread_labels(start: Found, edge_index: Tensor, alpha: float = 0.8) -> Found:
+    """
+    Label spreading with a random walk's weights, so that probabilities stay such: ``alpha`` times
+    the neighbours' mean and the rest of one's own, until it changes no more.
+    """
+    own = probs = start.probs.float()
+    number = degree(edge_index[1], len(own))
+    alpha = alpha * (number > 0).to(own)[:, None]
+    for _ in range(50):
+        around = torch.zeros_like(own).index_add_(0, edge_index[1], probs[edge_index[0]])
+        probs = alpha * around / number.clamp(min=1)[:, None] + (1 - alpha) * own
+    return Found(probs, {})
+
+
+def rivals(
+    emission: Annotators, answers: Tensor, edge_index: Tensor, num_starts: int
+) -> Iterator[tuple[str, Found, float]]:
+    """Dawid-Skene and what follows it: names, their consensus, and seconds with Dawid-Skene's."""
+    (start, values), before = timed(dawid_skene, emission, answers, num_starts)
+    yield "Dawid-Skene", start, before
+    field = Potts(emission, answers, edge_index)
+    later = {
+        "label spreading": partial(spread_labels, start, edge_index),
+        "Potts, mean field": partial(field.mean_field, start, values),
+        "Potts, Gibbs": partial(field.gibbs, start, values),
+    }
+    for name, fit in later.items():
+        found, seconds = timed(fit)
+        yield name, found, before + seconds
+
+
+def found_by(fields: list[HiddenField], answers: Tensor) -> Found:
+    """What our fits found, on average, and their own numbers."""
+    columns = {
+        "score": [field.score for field in fields],
+        "left out": [leave_one_out(field, answers).mean().item() for field in fields],
+        "kappa": [field.prior.log_kappa.exp().item() for field in fields],
+        "weight": [weight for field in fields for weight in field.prior.weight.tolist()],
+        "Gelman-Rubin": [
+            field.chains.gelman_rubin().nan_to_num(1).max().item() for field in fields
+        ],
+    }
+    means = {name: mean(values) for name, values in columns.items() if values}
+    return Found(torch.stack([field.probs for field in fields]).mean(0), means)
+
+
+class GCN(torch.nn.Module):
+    def __init__(self, num_features: int, num_labels: int) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(num_features, 16), GCNConv(16, num_labels)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        hidden = torch.dropout(self.first(x, edge_index).relu(), 0.5, self.training)
+        return self.second(hidden, edge_index)
+
+
+def gcn(data, votes: Found, num_labels: int, num_epochs: int) -> Found:
+    """
+    Trained on the majority of the votes, as nobody knows the labels. Nodes are halved at random,
+    and each half is predicted by the GCN trained on the other, so that it repeats no vote.
+    """
+    half, probs = torch.randint(2, (data.num_nodes,)).bool(), torch.zeros_like(votes.probs).float()
+    target = votes.probs.float()
+    known = target.amax(1) > 1.5 / num_labels  # who has an answer
+    for train in (half, ~half):
+        model = GCN(data.num_features, num_labels)
+        adam = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
+        for _ in range(num_epochs):
+            logits = model(data.x, data.edge_index)[train & known]
+            loss = -(target[train & known] * logits.log_softmax(-1)).sum(-1).mean()
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        model.eval()
+        with torch.no_grad():
+            probs[~train] = model(data.x, data.edge_index)[~train].softmax(-1)
+    return Found(probs, {})
+
+
+def scores(probs: Tensor, y: Tensor) -> dict:
+    """Of probabilities of labels that have names, against the truth."""
+    probs = probs.double()
+    top = probs.amax(-1)
+    return {
+        "accuracy": (probs.argmax(-1) == y).double().mean().item(),
+        "log score": mean_log_prob(probs.clamp(min=FLOOR), y).item(),
+        "ECE": multiclass_calibration_error(probs, y, probs.shape[-1], n_bins=15).item(),
+        "Brier": brier(probs, y).item(),
+        "confidence": top.mean().item(),
+        "entropy": torch.special.entr(probs).sum(-1).mean().item(),
+    }
+
+
+def clustering_scores(probs: Tensor, y: Tensor) -> dict:
+    """
+    Of labels without names, on the nodes whose truth is known: the adjusted Rand index, and the
+    scores under the names that suit best. Names are given one to one by the Hungarian method; a
+    label that is left over then is the layer that it overlaps with most, and a layer that is left
+    over has probability zero.
+    """
+    probs, y = probs[y >= 0], y[y >= 0]
+    found, num_layers = probs.argmax(-1), int(y.max()) + 1
+    counts = one_hot(found, probs.shape[1]).T @ one_hot(y, num_layers)
+    name = counts.argmax(1)
+    labels, layers = linear_sum_assignment(counts, maximize=True)
+    name[labels] = torch.tensor(layers)
+    named = probs.new_zeros(len(probs), num_layers).index_add_(1, name, probs)
+    return {"ARI": adjusted_rand_score(y.numpy(), found.numpy()), **scores(named, y)}
