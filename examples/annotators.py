@@ -31,7 +31,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from pyro_nmm import Neighborhood, sources
 from pyro_nmm.datasets.nodes import digits
 from pyro_nmm.metrics import mean_log_prob
-from pyro_nmm.models import Annotators, accuracy, information
+from pyro_nmm.models import Annotators, accuracy, information, leave_one_out
 from pyro_nmm.models.mixture_em import mixture_em
 
 #: How often they are right; the third takes digits of a pair for each other.
@@ -88,13 +88,14 @@ def digits_by_annotators(args) -> dict:
     answers, rates = simulate(y)
     emission = Annotators(num_labels=10)
 
-    # Which sources predict the answers about a node best from the labels of all others?
-    fields = {}
+    # Which sources predict the answers about a node best from those about all others?
+    fields, found = {}, {}
     print(f"{'sources':24}{'number':>9}{'score':>9}")
     for name, (hood, hops) in neighborhoods(data).items():
         fields[name] = emission.fit(hood, answers, hops, num_starts=2)
-        print(f"{name:24}{hood.num_sources:9}{fields[name].score:9.3f}")
-    field = max(fields.values(), key=lambda field: field.score)
+        found[name] = leave_one_out(fields[name], answers).mean().item()
+        print(f"{name:24}{hood.num_sources:9}{found[name]:9.3f}")
+    field = fields[max(found, key=lambda name: found[name])]
 
     probs = {
         "Majority vote": majority(answers, 10),

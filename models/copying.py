@@ -34,7 +34,7 @@ class CopyingAnnotators(Annotators):
     implies, so the order of annotators hardly matters. Shares :math:`\rho` are learned, from a
     prior that expects a tenth of the answers to be copied.
 
-    The confusion matrices, and :func:`~pyro_nmm.models.accuracy`, are of answers of one's own.
+    Answers are ``(N, M)`` integers, -1 if missing. The confusion matrices, and :func:`~pyro_nmm.models.accuracy`, are of answers of one's own.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(20, 20, stride=4)
@@ -65,15 +65,18 @@ class CopyingAnnotators(Annotators):
         return found | {"copies": others + torch.diag(1 - others.sum(-1))}
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        return sum(part.log_prob() for part in _parts(values, data))
+        """``(N, C)``: of all answers about a node, in nats."""
+        return torch.stack([part.log_prob() for part in _parts(values, data)]).sum(0)
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
+        """Of the rows of all matrices and of the shares, as densities of log-odds."""
         copies = values["copies"]
         counts = self._copy_counts(len(copies), copies)
         found = (counts * copies.clamp(min=torch.finfo(copies.dtype).tiny).log()).sum()
         return super().log_prior(values, data) + found
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+        """Counts of answers of one's own, and of copies, expected under ``probs``, ``(N, C)``."""
         if not values:
             return super().maximise(data, probs, values)
         confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
@@ -88,6 +91,7 @@ class CopyingAnnotators(Annotators):
         }
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
+        """From their posterior, after drawing which answers are copies."""
         probs = one_hot(labels, self.num_labels).to(values["confusion"])
         confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
         drawn = torch.zeros_like(copies)

@@ -177,8 +177,8 @@ class HiddenField:
     :ivar Tensor samples: ``(T, N)`` int16, joint draws of all labels.
     :ivar dict draws: the emission's parameters as drawn with these, ``(T, ...)`` each.
     :ivar float score: the mean over nodes of :math:`\\log p(w_i \\mid u_{-i})` in nats: how well
-        what is observed of a node is predicted from the labels of all others. Compares starts,
-        sources and settings on the same data.
+        what is observed of a node is predicted from the labels of all others. Compares starts; for
+        sources and emissions see :func:`~pyro_nmm.models.leave_one_out`.
     :ivar Chains chains: effective sample sizes, and whether chains agree.
     """
 
