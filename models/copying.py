@@ -34,7 +34,8 @@ class CopyingAnnotators(Annotators):
     implies, so the order of annotators hardly matters. Shares :math:`\rho` are learned, from a
     prior that expects a tenth of the answers to be copied.
 
-    Answers are ``(N, M)`` integers, -1 if missing. The confusion matrices, and :func:`~pyro_nmm.models.accuracy`, are of answers of one's own.
+    Answers are ``(N, M)`` integers, -1 if missing. The confusion matrices, and
+    :func:`~pyro_nmm.models.accuracy`, are of answers of one's own.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(20, 20, stride=4)
