@@ -76,9 +76,8 @@ class HiddenFieldGuide(nn.Module):
         self.emission, self.hood, self.data = emission, hood, emission.check(hood, data)
         self.edge_attr, self.estimator = check_edge_attr(hood, edge_attr), estimator
         self.name, self.start = name, emission.start(self.data, hood)
-        features = 0 if self.edge_attr is None else self.edge_attr.shape[1]
         evidence = emission.log_prob(self.start, self.data)
-        self.prior = FieldPrior(emission.num_labels, features).to(evidence)
+        self.prior = FieldPrior.of(emission.num_labels, self.edge_attr).to(evidence)
 
     def values(self) -> Values:
         """The emission's parameters, from Pyro's store."""

@@ -138,7 +138,9 @@ class Annotators:
         values, probs = mixture_em(plain, data, plain._seeds(data))
         counts = source_counts(hood, probs)
         kinds = _Counts(self.num_labels)
-        seeds = counts[torch.randint(len(counts), (self.num_labels,), device=data.device)] + 1
+        place = torch.randperm(len(counts), device=data.device)[: self.num_labels]
+        more = torch.randint(len(counts), (self.num_labels - len(place),), device=data.device)
+        seeds = counts[torch.cat([place, more])] + 1
         found = mixture_em(kinds, counts, {"types": seeds / seeds.sum(-1, keepdim=True)})[0]
         return values | found
 
@@ -194,19 +196,25 @@ class Annotators:
         return self.num_labels if self.named else int(data.max()) + 1
 
     def _seeds(self, data: Tensor) -> Values:
-        """As if a node drawn at random were seen once for every label."""
-        place = torch.randint(len(data), (self.num_labels,), device=data.device)
-        seen = torch.zeros(len(data), self.num_labels, device=data.device)
-        seen[place, torch.arange(self.num_labels, device=data.device)] = 10.0
-        return {"confusion": _shares(self._counts(data, seen.to(torch.get_default_dtype())))}
+        """
+        As if a node drawn at random were seen ten times for every label: nodes with different
+        answers, for EM cannot tell labels apart that start alike.
+        """
+        answered = data[(data >= 0).any(1)].unique(dim=0)
+        place = torch.randperm(len(answered), device=data.device)[: self.num_labels]
+        more = torch.randint(len(answered), (self.num_labels - len(place),), device=data.device)
+        answers = answered[torch.cat([place, more])]
+        seen = 10 * torch.eye(self.num_labels, device=data.device).to(torch.get_default_dtype())
+        return {"confusion": _shares(self._counts(answers, seen, self._num_answers(data)))}
 
-    def _counts(self, data: Tensor, probs: Tensor) -> Tensor:
+    def _counts(self, data: Tensor, probs: Tensor, number: int | None = None) -> Tensor:
         """``(M, C, K)``: answers counted with probabilities ``(N, C)``, and the prior's."""
-        number = self._num_answers(data)
-        counts = probs.new_zeros(data.shape[1], number + 1, probs.shape[1])
+        number = self._num_answers(data) if number is None else number
+        # In double precision: a million small shares, one after the other, lose three digits.
+        counts = probs.new_zeros(data.shape[1], number + 1, probs.shape[1], dtype=torch.double)
         for annotator, answers in enumerate(data.unbind(1)):
-            counts[annotator].index_add_(0, answers + 1, probs)
-        counts = counts[:, 1:].mT
+            counts[annotator].index_add_(0, answers + 1, probs.double())
+        counts = counts[:, 1:].mT.to(probs)
         return counts + self._pseudo_counts(counts)
 
     def _pseudo_counts(self, like: Tensor) -> Tensor:

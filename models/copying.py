@@ -30,9 +30,9 @@ class CopyingAnnotators(Annotators):
     An annotator :math:`m` has an answer of his own with probability :math:`\rho_{mm}`, and repeats
     that of :math:`l` with probability :math:`\rho_{ml}`; where :math:`l` has none, he has his own.
     A repeated answer says nothing of the label. Without it, two annotators who agree because one
-    copies the other pass for two good ones. Who copies whom is symmetric in nearly all that it
-    implies, so the order of annotators hardly matters. Shares :math:`\rho` are learned, from a
-    prior that expects a tenth of the answers to be copied.
+    copies the other pass for two good ones. Shares :math:`\rho` are learned, from a prior that
+    expects a tenth of the answers to be copied. The order of annotators hardly matters to the
+    labels, but does to accuracies: who is copied comes first, or those of the two are off.
 
     Answers are ``(N, M)`` integers, -1 if missing. The confusion matrices, and
     :func:`~pyro_nmm.models.accuracy`, are of answers of one's own.

@@ -61,6 +61,12 @@ class NormalEmission:
         if not data.is_floating_point() or data.isinf().any():
             raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
         _check_columns(data)
+        mean, variance = _centre(data.double())
+        flat = variance <= 1e-12 * mean.square().clamp(min=torch.finfo(torch.double).tiny)
+        if flat.any():
+            raise ValueError(
+                f"data is the same everywhere in column {int(flat.nonzero()[0])}: leave it out"
+            )
         return in_single(data)
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
@@ -194,7 +200,7 @@ def _floats(counts: Tensor) -> Tensor:
 def _centre(data: Tensor) -> tuple[Tensor, Tensor]:
     """``(D,)``: mean and variance of what is there."""
     mean = data.nanmean(0)
-    return mean, (data - mean).square().nanmean(0).clamp(min=1e-12)
+    return mean, (data - mean).square().nanmean(0)
 
 
 def _seeds(data: Tensor, size: int) -> Tensor:

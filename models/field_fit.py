@@ -171,9 +171,11 @@ class _Fit:
         emission, hood, data = self.emission, self.hood, self.data
         values = emission.start(data, hood)
         evidence = emission.log_prob(values, data)
-        features = 0 if self.edge_attr is None else self.edge_attr.shape[1]
-        prior = FieldPrior(emission.num_labels, features).to(evidence)
-        optimizer = torch.optim.Adam(prior.parameters(), lr=lr)
+        prior = FieldPrior.of(emission.num_labels, self.edge_attr).to(evidence)
+        # Kappa has the longest way: its logarithm may end five below where it starts.
+        others = [p for p in prior.parameters() if p is not prior.log_kappa]
+        rates = 3 * lr, lr
+        optimizer = torch.optim.Adam([{"params": [prior.log_kappa]}, {"params": others}])
         draw, probs = None, torch.zeros_like(evidence)
         for step in range(num_steps):
             terms = self.terms(prior, evidence[None])
@@ -183,7 +185,8 @@ class _Fit:
             gain = 1 / max(1, step + 1 - num_steps // 2)
             probs = probs + gain * (seen / seen.sum(-1, keepdim=True) - probs)
             values = emission.maximise(data, probs, values)
-            optimizer.param_groups[0]["lr"] = lr * max(gain, 0.1)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * max(gain, 0.1)
             self.ascend(prior, optimizer, draw)
             evidence = emission.log_prob(values, data)
         assert draw is not None

@@ -29,7 +29,7 @@ from torch.distributions.constraints import Constraint
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.gibbs import Chains
-from pyro_nmm.validation import check_integers
+from pyro_nmm.validation import check_integers, check_positive
 
 Values = dict[str, Tensor]
 
@@ -92,19 +92,43 @@ class FieldPrior(nn.Module):
     :param int num_features: ``F``, of an edge.
     :param float kappa: to start with; a source of small :math:`\kappa` gives all nodes that borrow
         from it the same label.
+    :param Tensor unit: ``(F,)`` of the features, in which a fit takes its steps; default ones.
     """
 
-    def __init__(self, num_labels: int, num_features: int = 0, kappa: float = 0.2) -> None:
+    unit: Tensor
+
+    def __init__(
+        self,
+        num_labels: int,
+        num_features: int = 0,
+        kappa: float = 0.2,
+        unit: Tensor | None = None,
+    ) -> None:
         super().__init__()
+        check_positive(kappa=kappa)
         self.log_kappa = nn.Parameter(torch.tensor(math.log(kappa)))
         self.share_scores = nn.Parameter(torch.zeros(num_labels))
-        self.weight = nn.Parameter(torch.zeros(num_features))
+        self.scaled_weight = nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("unit", torch.ones(num_features) if unit is None else unit)
+
+    @classmethod
+    def of(cls, num_labels: int, edge_attr: Tensor | None) -> FieldPrior:
+        """For features ``(num_edges, F)`` in any unit: steps are in their standard deviations."""
+        if edge_attr is None:
+            return cls(num_labels)
+        spread = edge_attr.double().std(0, correction=0)
+        return cls(num_labels, len(spread), unit=spread.where(spread > 0, 1.0))
+
+    @property
+    def weight(self) -> Tensor:
+        """``(F,)``: :math:`\\beta`."""
+        return self.scaled_weight / self.unit
 
     def forward(self, hood: Neighborhood, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor]:
         alpha = self.log_kappa.exp() * self.share_scores.softmax(0)
         logits = alpha.new_zeros(hood.num_edges)
         if edge_attr is not None:
-            logits = edge_attr.to(self.weight) @ self.weight
+            logits = edge_attr.to(self.unit) @ self.weight
         return alpha.expand(hood.num_sources, -1), logits
 
     def log_prior(self) -> Tensor:
@@ -235,6 +259,11 @@ def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | No
         )
     if not edge_attr.isfinite().all():
         raise ValueError("edge_attr must be finite")
+    if edge_attr.device != hood.device:
+        raise ValueError(
+            f"edge_attr is on {edge_attr.device} but hood on {hood.device}: move one with "
+            f".to(device)"
+        )
     return edge_attr.view(hood.num_edges, -1)
 
 

@@ -18,8 +18,8 @@ from pyro_nmm.validation import check_integers
 @torch.no_grad()
 def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor:
     r"""
-    ``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats at the fitted numbers, what is observed of a
-    node predicted from what is observed of all others.
+    ``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats , what is observed of a node predicted
+    from what is observed of all others, at the fitted numbers of the prior.
 
     :attr:`HiddenField.score` predicts it from the labels of the others, which have seen it too;
     the more freely they may follow it, the better that looks. Here chains of labels given all are
@@ -27,8 +27,8 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
 
     .. math::
 
-        \frac1{p(w_i \mid w_{-i})} = \mathrm{E} \Bigl[ \frac1{p(w_i \mid c_{-i}, u_{-i})} \Bigm|
-        w \Bigr] .
+        \frac1{p(w_i \mid w_{-i})} = \mathrm{E} \Bigl[
+            \frac1{p(w_i \mid c_{-i}, u_{-i}, \theta)} \Bigm| w \Bigr] .
 
     Its mean compares sources and emissions on the same data.
 
@@ -55,10 +55,17 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     check_integers(1, num_sweeps=num_sweeps)
     hood, data = field.hood, field.emission.check(field.hood, data)
     alpha, logits = field.prior(hood, field.edge_attr)
-    evidence = field.emission.log_prob(field.values, data)
-    terms = LatentTerms(hood.log_softmax(logits)[None], alpha[None], evidence[None])
-    draw, found = field.chains.draw, []
+    attention, draw, found = hood.log_softmax(logits)[None], field.chains.draw, []
+    # Parameters of its own for every chain, drawn anew as the labels are: those that are fitted
+    # have seen w_i too.
+    size = len(draw.labels)
+    drawn = {name: value[-size:] for name, value in field.draws.items()}
+    values = [{name: value[chain] for name, value in drawn.items()} for chain in range(size)]
     for _ in range(num_sweeps):
+        pairs = zip(draw.labels, values, strict=True)
+        values = [field.emission.draw(data, labels, old) for labels, old in pairs]
+        evidence = torch.stack([field.emission.log_prob(own, data) for own in values])
+        terms = LatentTerms(attention, alpha[None], evidence)
         uniforms = torch.rand(1, *draw.edges.shape, dtype=torch.double, device=hood.device)
         draw = sweep(hood, terms, draw, uniforms).draw
         found.append(left_out(hood, terms, draw))

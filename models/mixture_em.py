@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,17 +27,18 @@ def mixture_em(
     :param dict values: where to start.
     :return: the emission's parameters, and ``(N, C)`` the probabilities of labels.
     """
-    log_share, old = None, -torch.inf
+    evidence, size = emission.log_prob(values, data), emission.num_labels
+    log_share, old = evidence.new_full((size,), -math.log(size)), -torch.inf
     for _ in range(num_steps):
-        joint = emission.log_prob(values, data)
-        joint = joint if log_share is None else joint + log_share
+        joint = evidence + log_share
         bound = joint.logsumexp(-1).mean().item()
-        probs = joint.softmax(-1)
         if bound - old < tolerance:
             break
-        values, old = emission.maximise(data, probs, values), bound
-        log_share = ((probs.sum(0) + 1) / (len(probs) + emission.num_labels)).log()
-    return values, probs
+        probs, old = joint.softmax(-1), bound
+        values = emission.maximise(data, probs, values)
+        evidence = emission.log_prob(values, data)
+        log_share = ((probs.sum(0) + 1) / (len(probs) + size)).log()
+    return values, (evidence + log_share).softmax(-1)
 
 
 def source_counts(hood: Neighborhood, probs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from pyro_nmm import Neighborhood, sources
+from pyro_nmm import sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, leave_one_out
 
 
@@ -90,17 +90,6 @@ def test_copies_are_found_and_are_worth_little():
     assert leave_one_out(field, answers).mean() > leave_one_out(plain, answers).mean()
     right = [(each.predict() == truth).double().mean() for each in (field, plain)]
     assert right[0] > right[1] - 0.01
-
-
-def test_left_out_without_edges():
-    """A node alone is predicted by its label's shares; the score says the same."""
-    torch.manual_seed(0)
-    hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=150)
-    answers = answered(torch.randint(3, (150,)), 4)
-    field = Annotators(3).fit(hood, answers, num_starts=1)
-    share = field.prior.share_scores.log_softmax(0)
-    exact = (field.emission.log_prob(field.values, answers) + share).logsumexp(-1).detach()
-    assert torch.allclose(leave_one_out(field, answers), exact, atol=1e-4)
 
 
 def test_who_has_no_names_cannot_be_copied():

@@ -23,6 +23,7 @@ from pyro_nmm.models import (
     NormalEmission,
     PoissonEmission,
     fit_field,
+    leave_one_out,
     sample_field,
 )
 from pyro_nmm.models.mixture_em import mixture_em, source_counts
@@ -306,6 +307,54 @@ def test_learned_range_and_kappa():
     assert field.score > flat.score
 
 
+def test_units_of_edge_features():
+    """Features in any unit give the same fit, in that unit."""
+    xy = torch.cartesian_prod(torch.arange(12.0), torch.arange(12.0))
+    hood, places = sources.points(xy, radius=4.0, spacing=2.0)
+    squares = (places[hood.source] - xy[hood.row]).square().sum(-1)
+    data = 3.0 * (xy[:, :1] >= 6) + torch.randn(144, 1)
+    found = []
+    for unit in (1.0, 1e-4, 1e4):
+        pyro.set_rng_seed(0)
+        options = {"num_starts": 1, "num_steps": 20, "num_draws": 4}
+        field = fit_field(NormalEmission(2), hood, data, unit * squares, **options)
+        found.append(unit * field.prior.weight)
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["answers", "types"])
+def test_leave_one_out(name):
+    """p(w) / p(w without what is observed of a node), parameters integrated out."""
+    emission, hood, data, values = problem(name)
+    prior = FieldPrior(2, kappa=0.7)
+    field = sample_field(emission, hood, data, prior, values, num_chains=64, num_draws=20)
+    mix, every = field.mixture(), labellings(5)
+
+    def evidence(table):
+        parts = [mix.log_prob(u) + marginal(emission, table, u) for u in every]
+        return torch.stack(parts).logsumexp(0)
+
+    found = leave_one_out(field, data, num_sweeps=200)
+    for node in (0, 1, 3):
+        missing = data.clone()
+        missing[node] = -1
+        assert found[node].item() == pytest.approx(
+            (evidence(data) - evidence(missing)).item(), abs=0.06
+        )
+
+
+def test_left_out_answers_do_not_reward_parameters():
+    """Independent annotators: the more types, the better they fit what they have seen."""
+    truth, hood = halves(), sources.grid(16, 16, stride=4)
+    wrong = torch.rand(256, 8) < 0.3
+    answers = torch.where(wrong, 1 - truth[:, None], truth[:, None])
+    plain = Annotators(2, aligned=False).fit(hood, answers, num_starts=2)
+    many = Annotators(2, num_types=24).fit(hood, answers, num_starts=2)
+    assert leave_one_out(plain, answers).mean() > leave_one_out(many, answers).mean()
+
+
 def test_a_mixture_without_a_graph():
     """Its likelihood rises, and labels of nodes are those of the emission alone."""
     truth = torch.arange(300) % 3
@@ -313,7 +362,18 @@ def test_a_mixture_without_a_graph():
     answers = torch.where(wrong, torch.randint(3, (300, 5)), truth[:, None])
     emission = Annotators(3)
     hood = sources.grid(10, 30, stride=5)
-    values, probs = mixture_em(emission, answers, emission.start(answers, hood))
+    start = emission.start(answers, hood)
+    values, probs = mixture_em(emission, answers, start)
+    # The likelihood rises with every step, and many of them are needed.
+    bounds = []
+    for steps in range(1, 12):
+        found, joint = mixture_em(emission, answers, start, steps, tolerance=-1.0)
+        log_joint = emission.log_prob(found, answers) + joint.mean(0).log()
+        bounds.append(log_joint.logsumexp(-1).sum() + emission.log_prior(found, answers))
+    assert (torch.stack(bounds).diff() > -0.05).all()
+    assert bounds[-1] > bounds[0] + 1
+    long = mixture_em(emission, answers, start, 500, tolerance=0.0)[1]
+    assert (long - probs).abs().max() < 0.01
     assert (probs.argmax(-1) == truth).double().mean() > 0.95
     assert values["confusion"].shape == (5, 3, 3)
     counts = source_counts(hood, probs)
@@ -326,6 +386,7 @@ BAD = {
     r"\(5, D\), a row for every node of hood, got \(4, 2\)": (NormalEmission(2), FEATURES[:4]),
     "data must be floats": (NormalEmission(2), COUNTS),
     "missing everywhere in column 1": (NormalEmission(2), FEATURES * torch.tensor([1, math.nan])),
+    "data is the same everywhere in column 0": (NormalEmission(2), FEATURES * torch.tensor([0, 1])),
     "integer counts, with -1": (PoissonEmission(2), COUNTS - 3),
     "answers must be integers": (Annotators(2), FEATURES),
     r"answers holds 2, but must lie in 0\.\.1": (Annotators(2), ANSWERS + 1),
