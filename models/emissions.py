@@ -77,12 +77,12 @@ class NormalEmission:
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
         """``(N, C)``: of all features of a node, in nats."""
-        sd, log_prob = values["variance"].sqrt(), []
+        sd, log_prob = values["variance"].sqrt(), values["mean"].new_zeros(())
         for d in range(data.shape[1]):
             x = data[:, d, None]
             law = Normal(values["mean"][:, d], sd[:, d], validate_args=False)
-            log_prob.append(law.log_prob(x.nan_to_num()).where(~x.isnan(), 0.0))
-        return torch.stack(log_prob).sum(0)
+            log_prob = log_prob + law.log_prob(x.nan_to_num()).where(~x.isnan(), 0.0)
+        return log_prob
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
         """Of means and variances, as a density of means and of logarithms."""

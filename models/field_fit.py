@@ -66,7 +66,8 @@ def fit_field(
     :param data: what is observed of ``N`` nodes.
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, of which attention is a softmax of a learned weighted sum; default flat attention.
-    :param int num_starts: fits, of which one is kept.
+    :param int num_starts: fits, of which one is kept; where answers name labels, all start from
+        the majority vote, and one will do.
     :param int num_draws: of every chain, in the end.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """

@@ -93,8 +93,8 @@ def _by_label(field: HiddenField) -> tuple[Tensor, Tensor]:
     confusion, size = field.draws["confusion"], field.emission.num_labels
     if "types" in field.draws:
         confusion = field.draws["types"][:, None] @ confusion
-    shares = [(field.samples == k).to(confusion).mean(-1) for k in range(size)]
-    return confusion, torch.stack(shares, -1)
+    shares = [(field.samples == k).sum(-1) / field.hood.num_nodes for k in range(size)]
+    return confusion, torch.stack(shares, -1).to(confusion)
 
 
 def _quality(draws: Tensor, level: float) -> Quality:
