@@ -221,8 +221,8 @@ def annotators_claim(rows: Rows) -> str:
         ]  # fmt: skip
         texts.append(
             f"Simulated annotators: more accurate than majority, Dawid-Skene, label spreading and "
-            f"both Potts fields in {counts[0]} of {len(cells)} cells, of a better log score than all "
-            f"in {counts[1]}."
+            f"both Potts fields in {counts[0]} of {len(cells)} cells, of a better log score than "
+            f"all in {counts[1]}."
         )
     return wrapped("".join(texts).strip()) or "Nothing has been measured yet."
 
