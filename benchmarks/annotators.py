@@ -24,7 +24,6 @@ import pyro
 import torch
 from annotators_data import SECTIONS, Place, graph, noisy, places, section, spread_out
 from annotators_fits import (
-    Found,
     clustering_scores,
     found_by,
     gcn,
@@ -33,7 +32,9 @@ from annotators_fits import (
     rivals,
     scores,
     timed,
+    typed_rivals,
 )
+from annotators_potts import Found
 from common import RESULTS, Records, run
 from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
@@ -43,11 +44,19 @@ from torch_geometric.utils import to_undirected
 from pyro_nmm import NeighborMixture, sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, grid_edges
 
-#: Our fits of clusterings: whether they err together.
-OURS = {"NMM, types": 16, "NMM": None}
-#: Our fits of answers that name labels: whether annotators may copy.
-KINDS = {"NMM": Annotators, "NMM, copies": CopyingAnnotators}
-#: Mean accuracies of simulated annotators.
+#: Of clusterings that err together.
+NUM_TYPES = 16
+#: Our fits of clusterings.
+OURS = {"NMM, types": NUM_TYPES, "NMM": None}
+#: What runs on sections of cortex.
+METHODS = (*OURS, "Dawid-Skene", "Potts, mean field, types")
+#: Answers that name labels: whether annotators may copy, for our fits and all others.
+KINDS = {"": Annotators, ", copies": CopyingAnnotators}
+#: The method that runs last.
+LAST = "Potts, Gibbs, copies"
+#: Simulated annotators: independent, the last copies, and a GCN besides.
+CELLS = ("independent", "copies", "copies and a GCN")
+#: Their mean accuracies.
 LEVELS = (0.9, 0.7, 0.5)
 #: How clusterings are halved: two draws, and principal components against UMAP.
 HALVINGS = (0, 1, "PCA and UMAP")
@@ -71,16 +80,18 @@ def cortex(args, results: Records) -> None:
         key = {k: v for k, v in key.items() if k != "task"}
         if key["method"] in OURS:
             emission = Annotators(size, num_types=OURS[key["method"]], aligned=False)
-            field, seconds = timed(
-                emission.fit, data.hood, data.answers, data.edge_attr, num_starts=args.starts
+            options = {"num_starts": args.starts}
+            found, seconds = timed(
+                found_by, emission, [(data.hood, data.edge_attr)], data.answers, options
             )
-            add_clustering(
-                results, found_by([field], data.answers), data.truth, **key, seconds=seconds
-            )
+            add_clustering(results, found, data.truth, **key, seconds=seconds)
             continue
-        emission = Annotators(size, aligned=False)
         # All at once, as the first of them says that they are there.
-        found = list(rivals(emission, data.answers, data.edge_index, args.starts))
+        if key["method"] == "Dawid-Skene":
+            emission = Annotators(size, aligned=False)
+            found = list(rivals(emission, data.answers, data.edge_index, args.starts))
+        else:
+            found = list(typed_rivals(Annotators(size, num_types=NUM_TYPES), data, args.starts))
         for method, consensus, seconds in found:
             row = key | {"method": method, "seconds": seconds}
             add_clustering(results, consensus, data.truth, **row)
@@ -98,7 +109,7 @@ def halves(args, results: Records) -> None:
         pyro.set_rng_seed(0)
         labels = []
         for part in (first, second):
-            emission = Annotators(key["labels"], num_types=OURS["NMM, types"])
+            emission = Annotators(key["labels"], num_types=NUM_TYPES)
             answers = data.answers[:, part]
             field = emission.fit(data.hood, answers, data.edge_attr, num_starts=args.half_starts)
             labels.append(field.predict().numpy())
@@ -117,7 +128,8 @@ def compared(
     args, key: dict, y: Tensor, answers: Tensor, edge_index: Tensor, choices: dict, more: dict
 ):
     """
-    Rows of all methods on the same answers.
+    Rows of all methods on the same answers. Where the sources lie is chosen without copies: who may
+    copy is fitted at those that predict best what is left out.
 
     :param dict choices: lists of :class:`Place` by their names.
     :param dict more: consensuses of others by their names.
@@ -128,30 +140,33 @@ def compared(
         named = key | {"method": method, "seconds": seconds}
         return {**named, **scores(found.probs, y), **found.settings}
 
-    def fits(emission: Annotators, choice: list[Place]) -> list:
-        return [emission.fit(hood, answers, edge_attr, **options) for hood, edge_attr in choice]
-
+    best, last = -torch.inf, ""
+    for name, choice in choices.items():
+        found, seconds = timed(found_by, Annotators(size), choice, answers, options)
+        yield row(f"NMM, {name}", found, seconds)
+        if found.settings["left out"] > best:
+            best, last = found.settings["left out"], name
+    found, seconds = timed(found_by, CopyingAnnotators(size), choices[last], answers, options)
+    yield row(f"NMM, copies, {last}", found, seconds)
     yield row("majority", majority(answers, size))
     for name, found in more.items():
         yield row(name, found)
-    for parts in rivals(Annotators(size), answers, edge_index, num_starts=1):
-        yield row(*parts)
-    for prefix, kind in KINDS.items():
-        for name, choice in choices.items():
-            fields, seconds = timed(fits, kind(size), choice)
-            yield row(f"{prefix}, {name}", found_by(fields, answers), seconds)
+    for suffix, kind in KINDS.items():
+        for name, found, seconds in rivals(kind(size), answers, edge_index, num_starts=1):
+            yield row(name + suffix, found, seconds)
 
 
 def simulated(args, results: Records) -> None:
     for key in results.missing(
         task="simulated", seed=range(args.num_seeds), graph=args.graphs, level=args.levels,
-        classifier=[False, True], method="NMM, copies, 3 apart, within 4",
+        cell=args.cells, method=LAST,
     ):  # fmt: skip
         data = graph(key["graph"], args.data_root)
         pyro.set_rng_seed(key["seed"])
-        answers = noisy(data.y, spread_out(key["level"], 6), copying=True)
+        copying = key["cell"] != "independent"
+        answers = noisy(data.y, spread_out(key["level"], 6), copying)
         choices, more = places(data.edge_index, data.num_nodes, args.placements), {}
-        if key["classifier"]:
+        if key["cell"] == "copies and a GCN":
             size = int(data.y.max()) + 1
             trained = gcn(data, majority(answers, size), size, args.num_epochs)
             answers = torch.cat([answers, trained.probs.argmax(1, keepdim=True)], 1)
@@ -171,15 +186,16 @@ def model(args, results: Records) -> None:
     truth, accuracies = NeighborMixture(hood, alpha, logits), torch.eye(5)
     for key in results.missing(
         task="model", seed=range(args.num_seeds), graph="grid", level=args.levels,
-        copying=[False, True], method="NMM, copies, true sources",
+        cell=CELLS[:2], method=LAST,
     ):  # fmt: skip
         pyro.set_rng_seed(key["seed"])
         y, right = truth.sample(), spread_out(key["level"], 6)[:, None, None]
-        answers = noisy(y, right.flatten(), key["copying"], num_labels=5)
+        copying = key["cell"] == "copies"
+        answers = noisy(y, right.flatten(), copying, num_labels=5)
         confusion = right * accuracies + (1 - right) / 4 * (1 - accuracies)
         evidence = Annotators(5).log_prob({"confusion": confusion}, answers)
         posterior = truth.latents(evidence).posterior(num_samples=4, num_sweeps=100)
-        more = {} if key["copying"] else {"true numbers": Found(posterior.marginals(), {})}
+        more = {} if copying else {"true numbers": Found(posterior.marginals(), {})}
         choices = {"true sources": [Place(hood, None)]}
         for row in list(compared(args, key, y, answers, edge_index, choices, more)):
             results.add(**row)
@@ -203,14 +219,15 @@ def coverage(args, results: Records) -> None:
 def main(argv: list[str] | None = None) -> Records:
     return run(
         argv, __doc__, (cortex, halves, simulated, model, coverage),
-        choices={"sections": SECTIONS, "methods": ("Dawid-Skene", *OURS)},
+        choices={"sections": SECTIONS, "methods": METHODS, "cells": CELLS},
         smoke={"num_seeds": 1, "starts": 1, "half_starts": 1, "placements": 1, "num_steps": 4,
                "num_epochs": 2, "levels": [0.7], "simulations": 2, "side": 10, "height": 12,
                "labels": [5], "candidates": [5]},
-        sections=list(SECTIONS), labels=[5, 6, 7, 4, 8], candidates=[3, 4, 5, 6, 7, 8],
-        methods=(["NMM, types", "Dawid-Skene", "NMM"], "Dawid-Skene runs all rivals"),
+        sections=list(SECTIONS), labels=[5, 6, 7, 4, 8, 3], candidates=[3, 4, 5, 6, 7, 8],
+        methods=(list(METHODS), "Dawid-Skene runs all rivals, Potts all that have types"),
         num_seeds=10, starts=(5, "of a fit, of which the best is kept"), half_starts=2,
-        graphs=(["digits"], "digits, cora, citeseer or pubmed"), levels=list(LEVELS),
+        graphs=(["digits"], "digits, cora, citeseer or pubmed"), cells=list(CELLS),
+        levels=list(LEVELS),
         placements=(2, "draws of sources, whose probabilities are averaged"),
         num_steps=(60, "of our fit to simulated answers"), num_epochs=(100, "of the GCN"),
         simulations=200, side=(20, "of the grid of coverage"), height=(128, "of that of model"),

@@ -6,42 +6,30 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from statistics import mean
-from typing import NamedTuple
 
 import torch
+from annotators_data import Section
+from annotators_potts import Found, Potts
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score
 from timing import timed as timed_by
 from torch import Tensor
-from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import degree
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm.metrics import brier, mean_log_prob
-from pyro_nmm.models import Annotators, HiddenField, leave_one_out, potts
+from pyro_nmm.models import Annotators, leave_one_out
 from pyro_nmm.models.mixture_em import mixture_em
 
 #: Log scores take probabilities below these for these.
 FLOOR = 1e-12
-#: Chains and steps of Gibbs sampling inside EM, and sweeps after it, as in our own fit.
-NUM_CHAINS, NUM_STEPS, NUM_SWEEPS = 4, 60, 50
-
-
 #: Seconds are of this process, as others share the machine.
 timed = partial(timed_by, clock=time.process_time)
-
-
-class Found(NamedTuple):
-    """A consensus."""
-
-    probs: Tensor  # (N, C)
-    settings: dict
 
 
 def majority(answers: Tensor, num_labels: int) -> Found:
@@ -76,93 +64,7 @@ def dawid_skene(emission: Annotators, answers: Tensor, num_starts: int) -> tuple
         if score > best:
             best, found = score, (values, probs)
     values, probs = found
-    return Found(probs, {"score": best}), values
-
-
-class Potts:
-    """
-    Dawid-Skene with a Potts field of one coupling as the labels' prior, by EM. Coupling and field
-    of the labels maximise the pseudo-likelihood [1] of the current labels: mean field's
-    distributions [2], or Gibbs chains.
-
-    [1] Julian Besag (1975) "Statistical Analysis of Non-Lattice Data", The Statistician 24.
-    [2] Gilles Celeux, Florence Forbes, Nathalie Peyrard (2003) "EM Procedures Using Mean Field-Like
-    Approximations for Markov Model-Based Image Segmentation", Pattern Recognition 36.
-    """
-
-    def __init__(self, emission: Annotators, answers: Tensor, edge_index: Tensor) -> None:
-        warnings.filterwarnings("ignore", "Sparse ")  # invariant checks, and a beta state
-        self.emission, self.answers, num_nodes = emission, answers, len(answers)
-        pairs = edge_index[:, edge_index[0] < edge_index[1]].unique(dim=1)
-        self.colors = potts(pairs, 1.0, torch.zeros(num_nodes, emission.num_labels)).colors()
-        both = torch.cat([pairs, pairs.flip(0)], 1)
-        ones = torch.ones(both.shape[1])
-        matrix = torch.sparse_coo_tensor(both, ones, (num_nodes, num_nodes)).coalesce()
-        self.matrix = matrix.to_sparse_csr()
-        self.parts = [matrix.index_select(0, color).to_sparse_csr() for color in self.colors]
-
-    def around(self, labels: Tensor, matrix: Tensor | None = None) -> Tensor:
-        """Sums over neighbours, of ``(N, ..., C)``."""
-        matrix = self.matrix if matrix is None else matrix
-        return (matrix @ labels.flatten(1)).view(matrix.shape[0], *labels.shape[1:])
-
-    def raise_pseudo_likelihood(self, numbers: Tensor, labels: Tensor) -> Tensor:
-        """A few steps of BFGS from the last numbers: the coupling, and the field of the labels."""
-        numbers, around = numbers.clone().requires_grad_(), self.around(labels)
-        bfgs = torch.optim.LBFGS([numbers], max_iter=5, line_search_fn="strong_wolfe")
-
-        def closure():
-            bfgs.zero_grad()
-            logits = numbers[0] * around + numbers[1:]
-            # The second term keeps the field where a label is used no more.
-            loss = -(labels * logits.log_softmax(-1)).sum(-1).mean()
-            loss = loss + 1e-4 * numbers.square().sum()
-            loss.backward()
-            return loss
-
-        bfgs.step(closure)
-        return numbers.detach()
-
-    def mean_field(self, start: Found, values: dict, num_sweeps: int = 3) -> Found:
-        probs, numbers = start.probs.float(), torch.zeros(self.emission.num_labels + 1)
-        for _ in range(NUM_STEPS):
-            numbers = self.raise_pseudo_likelihood(numbers, probs)
-            evidence = self.emission.log_prob(values, self.answers) + numbers[1:]
-            for _ in range(num_sweeps):
-                for color, matrix in zip(self.colors, self.parts, strict=True):
-                    logits = evidence[color] + numbers[0] * self.around(probs, matrix)
-                    probs = probs.index_copy(0, color, logits.softmax(-1))
-            values = self.emission.maximise(self.answers, probs, values)
-        return Found(probs, {"coupling": numbers[0].item()})
-
-    def gibbs(self, start: Found, values: dict) -> Found:
-        size, answers = self.emission.num_labels, self.answers
-        y = Categorical(start.probs.float()).sample((NUM_CHAINS,)).T
-        labels, numbers = one_hot(y, size).float(), torch.zeros(size + 1)
-        probs = start.probs.float()
-        for step in range(NUM_STEPS):
-            gain = 1 / max(1, step + 1 - NUM_STEPS // 2)
-            found = self.raise_pseudo_likelihood(numbers, labels)
-            numbers = numbers + gain * (found - numbers)
-            evidence = self.emission.log_prob(values, answers) + numbers[1:]
-            labels, seen = self.sweep(labels, evidence, numbers[0])
-            probs = probs + gain * (seen - probs)
-            values = self.emission.maximise(answers, probs, values)
-        evidence, total = self.emission.log_prob(values, answers) + numbers[1:], 0
-        for _ in range(NUM_SWEEPS):
-            labels, seen = self.sweep(labels, evidence, numbers[0])
-            total = total + seen / NUM_SWEEPS
-        return Found(total, {"coupling": numbers[0].item()})
-
-    def sweep(self, labels: Tensor, evidence: Tensor, coupling: Tensor) -> tuple[Tensor, Tensor]:
-        """New labels ``(N, B, C)``, and the means of what they were drawn from."""
-        seen = torch.zeros_like(evidence)
-        for color, matrix in zip(self.colors, self.parts, strict=True):
-            logits = evidence[color, None] + coupling * self.around(labels, matrix)
-            drawn = one_hot(Categorical(logits=logits).sample(), logits.shape[-1]).float()
-            labels = labels.index_copy(0, color, drawn)
-            seen[color] = logits.softmax(-1).mean(1)
-        return labels, seen
+    return Found(probs, {"left out": best}), values
 
 
 def spread_labels(start: Found, edge_index: Tensor, alpha: float = 0.8) -> Found:
@@ -176,7 +78,7 @@ def spread_labels(start: Found, edge_index: Tensor, alpha: float = 0.8) -> Found
     for _ in range(50):
         around = torch.zeros_like(own).index_add_(0, edge_index[1], probs[edge_index[0]])
         probs = alpha * around / number.clamp(min=1)[:, None] + (1 - alpha) * own
-    return Found(probs, {})
+    return Found(probs, start.settings)
 
 
 def rivals(
@@ -188,16 +90,38 @@ def rivals(
     field = Potts(emission, answers, edge_index)
     later = {
         "label spreading": partial(spread_labels, start, edge_index),
-        "Potts, mean field": partial(field.mean_field, start, values),
-        "Potts, Gibbs": partial(field.gibbs, start, values),
+        "Potts, mean field": partial(field.mean_field, start.probs, values),
+        "Potts, Gibbs": partial(field.gibbs, start.probs, values),
     }
     for name, fit in later.items():
         found, seconds = timed(fit)
         yield name, found, before + seconds
 
 
-def found_by(fields: list[HiddenField], answers: Tensor) -> Found:
-    """What our fits found, on average, and their own numbers."""
+def typed_rivals(
+    emission: Annotators, data: Section, num_starts: int
+) -> Iterator[tuple[str, Found, float]]:
+    """
+    Potts fields of annotators that err together, which without a graph say nothing of labels. Each
+    starts where our own fit does, at its sources, and the start that predicts best what is left
+    out is kept.
+    """
+    field = Potts(emission, data.answers, data.edge_index)
+
+    def best(fit: Callable) -> Found:
+        found = []
+        for _ in range(num_starts):
+            values = emission.start(data.answers, data.hood)
+            found.append(fit(emission.log_prob(values, data.answers).softmax(-1), values))
+        return max(found, key=lambda found: found.settings["left out"])
+
+    for name, fit in {"Potts, mean field": field.mean_field, "Potts, Gibbs": field.gibbs}.items():
+        yield f"{name}, types", *timed(best, fit)
+
+
+def found_by(emission: Annotators, choice: Iterable, answers: Tensor, options: dict) -> Found:
+    """What our fits found on average, one for each neighbourhood and its features of edges."""
+    fields = [emission.fit(hood, answers, edge_attr, **options) for hood, edge_attr in choice]
     columns = {
         "score": [field.score for field in fields],
         "left out": [leave_one_out(field, answers).mean().item() for field in fields],
