@@ -165,7 +165,7 @@ def simulated(args, results: Records) -> None:
         pyro.set_rng_seed(key["seed"])
         copying = key["cell"] != "independent"
         answers = noisy(data.y, spread_out(key["level"], 6), copying)
-        choices, more = places(data.edge_index, data.num_nodes, args.placements), {}
+        choices, more = places(key["graph"], args.data_root, args.placements), {}
         if key["cell"] == "copies and a GCN":
             size = int(data.y.max()) + 1
             trained = gcn(data, majority(answers, size), size, args.num_epochs)
@@ -229,7 +229,7 @@ def main(argv: list[str] | None = None) -> Records:
         graphs=(["digits"], "digits, cora, citeseer or pubmed"), cells=list(CELLS),
         levels=list(LEVELS),
         placements=(2, "draws of sources, whose probabilities are averaged"),
-        num_steps=(60, "of our fit to simulated answers"), num_epochs=(100, "of the GCN"),
+        num_steps=(120, "of our fit to simulated answers"), num_epochs=(100, "of the GCN"),
         simulations=200, side=(20, "of the grid of coverage"), height=(128, "of that of model"),
         data_root=Path, results=RESULTS / "annotators.jsonl",
     )  # fmt: skip

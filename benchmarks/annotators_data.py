@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import csv
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from louvain import louvain
 from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.utils import to_undirected
@@ -21,7 +23,9 @@ SECTIONS = ("151507", "151509", "151670", "151672", "151673", "151675")
 #: What the files write where there is no label.
 ABSENT = "", "NA"
 #: More than so many hops from one source to the next, and the most from a node to its sources.
-HOPS = (1, 1), (1, 2), (2, 3), (3, 4)
+HOPS = (1, 1), (2, 3)
+#: Resolutions of Louvain's groups, and steps of a node's walk to them.
+GROUPS = (4, 1), (4, 2), (32, 1), (32, 2)
 
 
 class Section(NamedTuple):
@@ -71,21 +75,35 @@ class Place(NamedTuple):
     """Where the sources of a graph's nodes lie."""
 
     hood: Neighborhood
-    edge_attr: Tensor | None  # (num_edges,), minus the hops from a source
+    edge_attr: Tensor | None  # (num_edges,), minus the hops from a source, or the log of a walk
 
 
-def places(edge_index: Tensor, num_nodes: int, number: int) -> dict[str, list[Place]]:
+def places(name: str, root: Path | None, number: int) -> dict[str, list[Place]]:
     """
-    Choices of sources: every node for itself and its neighbours; or nodes drawn at random that are
-    some hops apart, in a number of draws, as a draw's places are arbitrary.
+    Choices of sources: every node for itself and its neighbours; nodes drawn at random that are
+    some hops apart; or Louvain's groups. The last two in a number of draws, as a draw is arbitrary.
     """
-    hood = Neighborhood(edge_index, num_nodes)
+    data = graph(name, root)
+    ends, size = data.edge_index, data.num_nodes
+    hood = Neighborhood(ends, size)
     found = {"every node": [Place(hood, -(hood.source != hood.target).float())]}
     for spacing, radius in HOPS:
-        drawn = [sources.hops(edge_index, num_nodes, radius, spacing) for _ in range(number)]
-        name = f"{spacing} apart, within {radius}"
-        found[name] = [Place(hood, -distance.float()) for hood, distance in drawn]
+        drawn = [sources.hops(ends, size, radius, spacing) for _ in range(number)]
+        found[f"{spacing} apart, within {radius}"] = [
+            Place(hood, -distance.float()) for hood, distance in drawn
+        ]
+    for resolution, steps in GROUPS:
+        members = [groups(name, root, resolution, seed) for seed in range(number)]
+        walked = [Place(*sources.walks(ends, size, member, steps)) for member in members]
+        found[f"Louvain {resolution}, {steps} steps" if steps > 1 else f"Louvain {resolution}"] = (
+            walked
+        )
     return found
+
+
+@cache
+def groups(name: str, root: Path | None, resolution: float, seed: int) -> Tensor:
+    return louvain(graph(name, root), resolution, seed=seed)
 
 
 def noisy(

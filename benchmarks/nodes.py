@@ -22,6 +22,7 @@ from statistics import mean
 import common
 import pyro
 from common import RESULTS, Records, run
+from louvain import louvain
 from nodes_fits import (
     BACKBONES,
     DEFAULT,
@@ -29,12 +30,12 @@ from nodes_fits import (
     evaluate,
     fit,
     load,
-    louvain,
     random_settings,
     variants,
 )
 from timing import timed
 
+from pyro_nmm import sources
 from pyro_nmm.datasets.nodes import inner_edges, random_split
 from pyro_nmm.models import StackedNMM
 
@@ -178,7 +179,9 @@ def communities(args, results: Records) -> None:
             kind, *resolution = key["method"].split(", ")[1].split()
             if kind != "temperature":
                 for text in resolution:
-                    hood = louvain(data, float(text), tempered if kind == "weighted" else None)
+                    weights = tempered if kind == "weighted" else None
+                    groups = louvain(data, float(text), weights)
+                    hood = sources.communities(data.edge_index, data.num_nodes, groups)
                 pyro.set_rng_seed(key["seed"])
                 stacked = StackedNMM(communities=hood.bipartite)
                 stacked.fit(hood, scores, data.y, data.train_mask, data.val_mask)

@@ -9,16 +9,13 @@ import random
 from collections.abc import Iterator
 from functools import cache
 
-import networkx as nx
 import pyro
 import torch
 from timing import timed
 from torch import Tensor, nn
-from torch_geometric.data import Data
-from torch_geometric.utils import to_networkx
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from pyro_nmm import Neighborhood, sources
+from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
 from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
 from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob
@@ -40,24 +37,6 @@ def load(name: str, root, device: str):
     else:
         data = select_split(planetoid(name, root))
     return data.to(device), Neighborhood(data.edge_index, data.num_nodes).to(device)
-
-
-def louvain(data, resolution: float, probs: Tensor | None = None) -> Neighborhood:
-    """
-    Nodes and Louvain's communities as sources: of the edges alone or, with marginals ``probs``, of
-    edges that weigh as much as it is probable that their two ends have one label.
-    """
-    ends = data.edge_index.cpu()
-    weight = torch.ones(ends.shape[1]) if probs is None else probs.cpu()[ends].prod(0).sum(-1)
-    graph = to_networkx(
-        Data(edge_index=ends, num_nodes=data.num_nodes, weight=weight),
-        edge_attrs=["weight"], to_undirected=True, remove_self_loops=True,
-    )  # fmt: skip
-    found = nx.community.louvain_communities(graph, resolution=resolution, seed=0)
-    membership = torch.empty(data.num_nodes, dtype=torch.long)
-    for number, members in enumerate(found):
-        membership[list(members)] = number
-    return sources.communities(data.edge_index, data.num_nodes, membership.to(data.y.device))
 
 
 def random_settings(method: str, dataset: str, trial: int) -> dict:

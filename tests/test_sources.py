@@ -96,6 +96,25 @@ def test_communities():
     assert hood.num_sources == 7
 
 
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**16))
+def test_walks(num_nodes, num_steps, seed):
+    """Against powers of the dense matrix; edges may repeat, and join a node with itself."""
+    rng = torch.Generator().manual_seed(seed)
+    edge_index = torch.randint(num_nodes, (2, 2 * num_nodes), generator=rng)
+    membership = torch.randint(3, (num_nodes,), generator=rng)
+    near = torch.eye(num_nodes, dtype=torch.double)
+    near[edge_index[0], edge_index[1]] = near[edge_index[1], edge_index[0]] = 1.0
+    step = near / near.sum(1, keepdim=True)
+    groups = torch.nn.functional.one_hot(membership).double()
+    expected = torch.linalg.matrix_power(step, num_steps) @ groups
+    hood, feature = sources.walks(edge_index, num_nodes, membership, num_steps)
+    found = torch.zeros_like(expected)
+    found[hood.target, hood.source] = feature.exp().double()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert hood.num_sources == groups.shape[1]
+    assert hood.num_edges == int((expected > 0).sum())
+
+
 def test_shared_sources_tie_labels():
     """The count of a label among all pixels varies far more than where each is its own source."""
     shared, own = sources.grid(12, 12, stride=6), Neighborhood.grid(12, 12)
@@ -133,6 +152,8 @@ ERRORS = {
     "radius must be at least": lambda: sources.points(torch.zeros(3, 2), 1.0, 2.0),
     "positions must be finite floats": lambda: sources.points(torch.zeros(3), 1.0, 1.0),
     "membership must hold integers": lambda: sources.communities(PAIRS, 2, torch.zeros(2)),
+    r"shape \(2,\), one": lambda: sources.walks(PAIRS, 2, torch.zeros(2, 2, dtype=torch.long)),
+    "num_steps must be an integer of at least 1": lambda: sources.walks(PAIRS, 2, PAIRS[0], 0),
     "membership must not be negative": lambda: sources.communities(PAIRS, 2, torch.tensor([0, -1])),
 }
 
