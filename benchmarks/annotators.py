@@ -80,7 +80,7 @@ def cortex(args, results: Records) -> None:
         key = {k: v for k, v in key.items() if k != "task"}
         if key["method"] in OURS:
             emission = Annotators(size, num_types=OURS[key["method"]], aligned=False)
-            options = {"num_starts": args.starts}
+            options = {"num_starts": args.starts, "num_steps": args.num_steps}
             found, seconds = timed(
                 found_by, emission, [(data.hood, data.edge_attr)], data.answers, options
             )
@@ -111,7 +111,8 @@ def halves(args, results: Records) -> None:
         for part in (first, second):
             emission = Annotators(key["labels"], num_types=NUM_TYPES)
             answers = data.answers[:, part]
-            field = emission.fit(data.hood, answers, data.edge_attr, num_starts=args.half_starts)
+            options = {"num_starts": args.half_starts, "num_steps": args.num_steps}
+            field = emission.fit(data.hood, answers, data.edge_attr, **options)
             labels.append(field.predict().numpy())
         results.add(**key, agreement=adjusted_mutual_info_score(*labels))
 
@@ -229,7 +230,7 @@ def main(argv: list[str] | None = None) -> Records:
         graphs=(["digits"], "digits, cora, citeseer or pubmed"), cells=list(CELLS),
         levels=list(LEVELS),
         placements=(2, "draws of sources, whose probabilities are averaged"),
-        num_steps=(120, "of our fit to simulated answers"), num_epochs=(100, "of the GCN"),
+        num_steps=(120, "of our fits"), num_epochs=(100, "of the GCN"),
         simulations=200, side=(20, "of the grid of coverage"), height=(128, "of that of model"),
         data_root=Path, results=RESULTS / "annotators.jsonl",
     )  # fmt: skip

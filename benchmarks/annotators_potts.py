@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm.models import Annotators, potts
 
 #: Chains and steps of Gibbs sampling inside EM, and sweeps after it, as in our own fit.
-NUM_CHAINS, NUM_STEPS, NUM_SWEEPS = 4, 60, 50
+NUM_CHAINS, NUM_STEPS, NUM_SWEEPS = 4, 120, 50
 
 
 class Found(NamedTuple):

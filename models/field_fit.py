@@ -29,7 +29,7 @@ def fit_field(
     edge_attr: Tensor | None = None,
     *,
     num_starts: int = 5,
-    num_steps: int = 60,
+    num_steps: int = 120,
     num_chains: int = 4,
     num_draws: int = 50,
     lr: float = 0.1,
@@ -68,6 +68,8 @@ def fit_field(
         hops, of which attention is a softmax of a learned weighted sum; default flat attention.
     :param int num_starts: fits, of which one is kept; where answers name labels, all start from
         the majority vote, and one will do.
+    :param int num_steps: of expectation maximisation. More are needed where annotators are poor or
+        labels many: see whether :attr:`HiddenField.chains` agree, and the score still rises.
     :param int num_draws: of every chain, in the end.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
