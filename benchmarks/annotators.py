@@ -6,12 +6,13 @@ Consensus of noisy labels: an NMM of sources that nodes share as the prior of Da
 model, against majority votes, Dawid-Skene, a Potts field and label spreading.
 
     python benchmarks/annotators.py halves cortex --data-root F   # with F/dlpfc
-    python benchmarks/annotators.py simulated --graphs cora citeseer pubmed --data-root F
+    python benchmarks/annotators.py graphs simulated --graphs cora citeseer pubmed --data-root F
     python benchmarks/annotators.py model coverage
 
 Tasks: ``cortex`` (ten clusterings of the spots of a section, against layers by hand), ``halves``
 (how well consensuses of two halves of the clusterings agree, which chooses the number of labels),
 ``simulated`` (annotators of stated quality of a graph's nodes; F holds Cora/raw and the like),
+``graphs`` (how large these are, and how often neighbours have one label),
 ``model`` (the labels too are drawn from an NMM) and ``coverage`` (of the intervals of annotators'
 accuracies). No method and no choice sees a true label.
 """
@@ -176,6 +177,18 @@ def simulated(args, results: Records) -> None:
             results.add(**row)
 
 
+def graphs(args, results: Records) -> None:
+    """What the graphs of simulated annotators are like."""
+    for key in results.missing(task="graphs", graph=args.graphs):
+        data = graph(key["graph"], args.data_root)
+        edges = to_undirected(data.edge_index, num_nodes=data.num_nodes)
+        within = (data.y[edges[0]] == data.y[edges[1]]).double().mean().item()
+        middle = edges[0].bincount(minlength=data.num_nodes).median().item()
+        sizes = {"nodes": data.num_nodes, "edges": edges.shape[1] // 2}
+        labels = int(data.y.max()) + 1
+        results.add(**key, **sizes, labels=labels, within=within, degree=middle)
+
+
 def model(args, results: Records) -> None:
     """
     Labels of an NMM on a grid, whose sources our fit knows; and the posterior at the true numbers,
@@ -219,7 +232,7 @@ def coverage(args, results: Records) -> None:
 
 def main(argv: list[str] | None = None) -> Records:
     return run(
-        argv, __doc__, (cortex, halves, simulated, model, coverage),
+        argv, __doc__, (cortex, halves, graphs, simulated, model, coverage),
         choices={"sections": SECTIONS, "methods": METHODS, "cells": CELLS},
         smoke={"num_seeds": 1, "starts": 1, "half_starts": 1, "placements": 1, "num_steps": 4,
                "num_epochs": 2, "levels": [0.7], "simulations": 2, "side": 10, "height": 12,

@@ -9,24 +9,27 @@ from collections.abc import Iterator
 from statistics import mean, stdev
 
 from common import GRAPHS, grouped, pick, wrapped
-from writing import Paired, Rows, made, scores, sections, spread
+from writing import Paired, Rows, bullets, made, scores, sections, spread
 
 OURS, BASE = "NMM, types", "Dawid-Skene"
-#: Methods in the order of the columns and lines.
-METHODS = {"majority": "majority vote", "Dawid-Skene": "Dawid-Skene"}
-METHODS |= {"label spreading": "label spreading", "Potts, mean field": "Potts, mean field"}
-METHODS |= {"Potts, Gibbs": "Potts, Gibbs sampling", "GCN": "GCN by itself"}
+#: Methods in the order of lines.
+METHODS = {"majority": "majority vote", "GCN": "GCN by itself"}
 METHODS |= {"true numbers": "posterior at the true numbers"}
-#: Of a consensus whose settings the answers choose; and who it is compared with.
-CHOSEN = "NMM, chosen"
-RIVALS = ("majority", "Dawid-Skene", "label spreading", "Potts, mean field", "Potts, Gibbs")
-SIMULATED = {"simulated": "classifier", "model": "copying"}
+METHODS |= {name: name for name in ("Dawid-Skene", "label spreading")}
+METHODS |= {"Potts, mean field": "Potts, mean field", "Potts, Gibbs": "Potts, Gibbs sampling"}
+#: Of each the answers choose whether annotators may copy, of ours also where the sources lie.
+FAMILIES = ("Dawid-Skene", "label spreading", "Potts, mean field", "Potts, Gibbs", "NMM")
+CHOSEN = ", chosen"
+#: Who ours is compared with.
+RIVALS = {"majority": "majority vote"} | {k + CHOSEN: METHODS[k] for k in FAMILIES[:-1]}
+SIMULATED = {"simulated": "", "model": "drawn from the NMM, "}
 
 
 def tables(rows: Rows) -> dict[str, str]:
     makers = {annotators_claim: 0, cortex: 2, cortex_sections: 3, cortex_clusterings: 1}
-    makers |= {cortex_halves: 1, simulated_differences: 1, simulated_annotators: 2}
-    return made(makers | {simulated_sources: 2, annotators_coverage: 0}, rows)
+    makers |= {cortex_halves: 1, simulated_graphs: 1, simulated_differences: 1}
+    makers |= {simulated_annotators: 2, simulated_fits: 2, annotators_coverage: 0}
+    return made(makers, rows)
 
 
 def fits(rows: Rows) -> Rows:
@@ -62,7 +65,7 @@ def line_of(part: Rows, name: str) -> dict:
         "log score": within(part, "log score", 2),
         "ECE": within(part, "ECE", 3),
         "confidence": within(part, "confidence", 3),
-        "entropy": within(part, "entropy", 2),
+        "log p(left out)": within(part, "left out", 2),
         "seconds": f"{mean(row['seconds'] for row in part):.1f}",
     }
 
@@ -86,7 +89,7 @@ def cortex_sections(rows: Rows) -> Iterator[dict]:
             for (method,), found in sections(of_number, method=METHODS).items():
                 numbers = {} if found[0].get("kappa") is None else {
                     "score": spread([row["score"] for row in found], 3),
-                    "kappa": spread([row["kappa"] for row in found], 3),
+                    "kappa": spread([row["kappa"] for row in found], 4),
                 }  # fmt: skip
                 yield (
                     {"section": name, "labels": f"{best[name]}"} | line_of(found, method) | numbers
@@ -118,46 +121,34 @@ def cortex_halves(rows: Rows) -> Iterator[dict]:
         yield line | {"chosen": f"{chosen_labels(rows)[name]}"}
 
 
-def simulations(rows: Rows) -> dict[tuple, Rows]:
-    """By task, graph, accuracy, and whether there is a classifier or a copy."""
-    rows = [row for row in rows if row.get("task") in SIMULATED]
+def simulations(rows: Rows) -> dict[str, Rows]:
+    """By task, graph, what annotators there are, and their accuracy."""
     found = {}
-    for task, extra in SIMULATED.items():
-        part = sections(
-            pick(rows, task=task), **{extra: None, "graph": GRAPHS, "level": (0.9, 0.7, 0.5)}
-        )
-        found |= {cell_name(task, *key): of_cell for key, of_cell in part.items()}
+    for task, prefix in SIMULATED.items():
+        orders = {"graph": GRAPHS, "cell": None, "level": (0.9, 0.7, 0.5)}
+        for (graph, cell, level), part in sections(pick(rows, task=task), **orders).items():
+            found[f"{graph}, {prefix}{cell}, {level}"] = part
     return found
 
 
-def cell_name(task: str, extra: bool, graph: str, level: float) -> str:
-    if task == "model":
-        kind = "drawn from the NMM" + (", one copies" if extra else "")
-    else:
-        kind = "and a GCN" if extra else "annotators"
-    return f"{graph}, {kind}, {level}"
-
-
 def with_chosen(part: Rows) -> Rows:
-    """And, seed by seed, the consensus of ours that predicts best what is left out."""
+    """And, seed by seed, the consensus of every family that predicts best what is left out."""
     best = []
-    for found in grouped([r for r in part if r["method"].startswith("NMM")], "seed").values():
-        every = {"method": CHOSEN, "seconds": sum(row["seconds"] for row in found)}
-        best.append(max(found, key=lambda row: row["left out"]) | every)
+    for family in FAMILIES:
+        for found in grouped([r for r in part if r["method"].startswith(family)], "seed").values():
+            every = {"method": family + CHOSEN, "seconds": sum(row["seconds"] for row in found)}
+            best.append(max(found, key=lambda row: row["left out"]) | every)
     return part + best
 
 
 def simulated_annotators(rows: Rows) -> Iterator[dict]:
-    """Accuracy, log score and calibration of every method in every cell."""
-    order = METHODS | {CHOSEN: "NMM, chosen by the answers"}
+    """Accuracy, log score and calibration in every cell, of what the answers choose."""
+    order = METHODS | {family + CHOSEN: METHODS.get(family, family) for family in FAMILIES}
     for name, part in simulations(rows).items():
-        known = [row for row in with_chosen(part) if not is_ours(row["method"])]
+        known = [row for row in with_chosen(part) if row["method"].endswith(CHOSEN)]
+        known += [row for row in part if not row["method"].startswith(FAMILIES)]
         for (method,), found in sections(known, method=order).items():
             yield {"cell": name, "method": method} | cell(found)
-
-
-def is_ours(method: str) -> bool:
-    return method.startswith("NMM") and method != CHOSEN
 
 
 def cell(found: Rows) -> dict:
@@ -167,64 +158,103 @@ def cell(found: Rows) -> dict:
     return line | {"seconds": f"{mean(row['seconds'] for row in found):.1f}"}
 
 
-def simulated_sources(rows: Rows) -> Iterator[dict]:
-    """All fits of ours, and how well each predicts what is left out."""
+def simulated_fits(rows: Rows) -> Iterator[dict]:
+    """Every fit, and how well each predicts what is left out."""
     for name, part in simulations(rows).items():
-        known = [row for row in part if is_ours(row["method"])]
-        for (method,), found in sections(known, method=()).items():
+        known = [row for row in part if row["method"].startswith(FAMILIES)]
+        for (method,), found in sections(known, method=METHODS).items():
             line = cell(found)
-            line["log p(left out)"] = spread((row["left out"] for row in found), 3)
-            line["score"] = spread((row["score"] for row in found), 3)
-            line["kappa"] = spread((row["kappa"] for row in found), 3)
+            for field, heading, digits in (
+                ("left out", "log p(left out)", 3),
+                ("kappa", "kappa", 4),
+            ):
+                values = [row[field] for row in found if row.get(field) is not None]
+                line[heading] = spread(values, digits)
             yield {"cell": name, "fit": method} | line
 
 
 def gaps(part: Rows, rival: str, field: str) -> Paired:
     """What the answers choose of ours, minus a rival, seed by seed."""
     part = with_chosen(part)
-    return Paired.of(scores(part, field, method=CHOSEN), scores(part, field, method=rival))
+    ours = scores(part, field, method="NMM" + CHOSEN)
+    return Paired.of(ours, scores(part, field, method=rival))
 
 
 def simulated_differences(rows: Rows) -> Iterator[dict]:
     """Paired differences from the rivals: accuracy in points, and log score in nats."""
     for name, part in simulations(rows).items():
         line = {"cell": name}
-        for rival in RIVALS:
+        for rival, heading in RIVALS.items():
             for field, unit, digits in (("accuracy", 100, 1), ("log score", 1, 3)):
                 found = gaps(part, rival, field)
-                line[f"{METHODS[rival]}: {field}"] = found.spread(digits, unit) + found.mark()
+                line[f"{heading}: {field}"] = found.spread(digits, unit) + found.mark()
         yield line
+
+
+def simulated_graphs(rows: Rows) -> Iterator[dict]:
+    for (name,), (row, *_) in sections(pick(rows, task="graphs"), graph=GRAPHS).items():
+        yield {"graph": name, "nodes": f"{row['nodes']:,}", "edges": f"{row['edges']:,}",
+               "labels": f"{row['labels']}", "edges within a label": f"{row['within']:.3f}",
+               "median degree": f"{row['degree']:.0f}"}  # fmt: skip
 
 
 def annotators_claim(rows: Rows) -> str:
     """What the tables say: sections of cortex, then simulated annotators."""
+    return bullets([*cortex_claims(rows), *simulated_claims(rows)]) or (
+        "Nothing has been measured yet."
+    )
+
+
+def cortex_claims(rows: Rows) -> Iterator[str]:
     best = chosen_labels(rows)
     known = [row for row in fits(rows) if best.get(row["section"]) == row["labels"]]
-    texts = []
-    ours = grouped(pick(known, method=OURS), "section")
-    theirs = grouped(pick(known, method=BASE), "section")
-    if ours and theirs:
-        means = [{k: mean(r["ARI"] for r in part) for k, part in each.items()}
-                 for each in (ours, theirs)]  # fmt: skip
-        above = sum(means[0][k] > means[1][k] for k in means[0] if k in means[1])
-        texts.append(
-            f"Cortex, with the number of labels that the clusterings choose: mean ARI "
-            f"{mean(means[0].values()):.3f} over {len(means[0])} sections, Dawid-Skene "
-            f"{mean(means[1].values()):.3f}; above it in {above}. "
+    means = {
+        method: {k: mean(r["ARI"] for r in of) for (k,), of in grouped(part, "section").items()}
+        for (method,), part in grouped(known, "method").items()
+    }
+    if OURS not in means or BASE not in means:
+        return
+    ours, theirs = means.pop(OURS), means.pop(BASE)
+    above = sum(ours[k] > theirs[k] for k in ours if k in theirs)
+    yield (
+        f"*Cortex*, with the number of labels that the clusterings choose: mean ARI of the NMM "
+        f"with types {mean(ours.values()):.3f} over {len(ours)} sections, Dawid-Skene "
+        f"{mean(theirs.values()):.3f}; above it in {above}. "
+        + "; ".join(f"{METHODS.get(k, k)} {mean(v.values()):.3f}" for k, v in means.items())
+        + "."
+    )
+    part = pick(known, method=OURS)
+    yield (
+        f"*Its calibration there is poor*: the NMM with types is sure of its labels by "
+        f"{within(part, 'confidence', 3)}, where {within(part, 'accuracy', 3)} are right."
+    )
+
+
+def simulated_claims(rows: Rows) -> Iterator[str]:
+    """How often ours is ahead of each rival, and how often clearly."""
+    for task, what in {
+        "simulated": "annotators of real graphs",
+        "model": "the model is right",
+    }.items():
+        cells = simulations(pick(rows, task=task))
+        if not cells:
+            continue
+        texts = []
+        for rival, heading in RIVALS.items():
+            pairs = [[gaps(part, rival, field) for field in ("accuracy", "log score")]
+                     for part in cells.values()]  # fmt: skip
+            ahead = [sum(pair[i].mean > 0 for pair in pairs) for i in (0, 1)]
+            clear = [sum(pair[i].clear(-1) for pair in pairs) for i in (0, 1)]
+            texts.append(
+                f"{heading} {ahead[0]} and {ahead[1]} (clearly behind in {clear[0]}, {clear[1]})"
+            )
+        ece = [mean(row["ECE"] for row in with_chosen(part) if row["method"] == "NMM" + CHOSEN)
+               for part in cells.values()]  # fmt: skip
+        yield (
+            f"*Simulated, {what}*, {len(cells)} cells: in how many ours is more accurate, and of a "
+            f"better log score, than {'; '.join(texts)}. Its ECE is at most {max(ece):.3f}, mean "
+            f"over seeds."
         )
-    cells = simulations(rows)
-    if cells:
-        counts = [
-            sum(all(gaps(part, rival, field).mean > 0 for rival in RIVALS)
-                for part in cells.values())
-            for field in ("accuracy", "log score")
-        ]  # fmt: skip
-        texts.append(
-            f"Simulated annotators: more accurate than majority, Dawid-Skene, label spreading and "
-            f"both Potts fields in {counts[0]} of {len(cells)} cells, of a better log score than "
-            f"all in {counts[1]}."
-        )
-    return wrapped("".join(texts).strip()) or "Nothing has been measured yet."
 
 
 def annotators_coverage(rows: Rows) -> str:

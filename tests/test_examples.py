@@ -320,13 +320,14 @@ def test_benchmark_of_hidden_fields(tmp_path):
 def test_benchmark_of_noisy_labels(tmp_path):
     benchmark, tables = load("benchmarks/annotators.py"), load("benchmarks/annotators_tables.py")
     path, folder = tmp_path / "annotators.jsonl", write_section(tmp_path / "dlpfc")
-    tasks = ["cortex", "halves", "simulated", "model", "coverage", "--smoke", "--sections",
-             "151673", "--data-root", str(folder.parent), "--results", str(path)]  # fmt: skip
+    kinds = ["cortex", "halves", "graphs", "simulated", "model", "coverage"]
+    tasks = [*kinds, "--smoke", "--sections", "151673", "--data-root", str(folder.parent)]
+    tasks += ["--results", str(path)]
     rows = benchmark.main(tasks).rows
     assert len(rows) == len(path.read_text().splitlines())
     assert len(benchmark.main(tasks).rows) == len(rows)
     found = {row["task"] for row in rows}
-    assert found == {"cortex", "halves", "simulated", "model", "coverage"}
+    assert found == set(kinds)
     for row in rows:
         if "ARI" in row:
             assert -1 <= row["ARI"] <= 1

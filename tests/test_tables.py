@@ -137,7 +137,7 @@ def test_hidden_fields():
 def annotator_rows():
     """Sections whose clusterings choose six labels, at which the NMM is ahead by .1 and .3."""
     row = {"task": "cortex", "accuracy": 0.7, "log score": -0.5, "ECE": 0.1, "confidence": 0.8,
-           "entropy": 0.4, "seconds": 2.0}  # fmt: skip
+           "entropy": 0.4, "left out": -9.0, "seconds": 2.0}  # fmt: skip
     cortex = [
         row | {"section": section, "labels": labels, "method": method, "seed": seed,
                "ARI": 0.3 + gain + (labels == 5) + 0.01 * seed}
@@ -157,14 +157,14 @@ def annotator_rows():
 
 def simulated_rows():
     """Three seeds, in which the fit that predicts better what is left out is the better one."""
-    row = {"task": "simulated", "graph": "cora", "level": 0.7, "classifier": False, "ECE": 0.1,
+    row = {"task": "simulated", "graph": "cora", "level": 0.7, "cell": "copies", "ECE": 0.1,
            "Brier": 0.2, "seconds": 1.0, "score": -5.0, "kappa": 0.2}  # fmt: skip
     methods = {"majority": 0.5, "Dawid-Skene": 0.6, "label spreading": 0.55,
-               "Potts, mean field": 0.7, "Potts, Gibbs": 0.7, "NMM, every node": 0.65,
-               "NMM, copies, every node": 0.8}  # fmt: skip
+               "Potts, mean field": 0.7, "Potts, Gibbs": 0.7, "Potts, Gibbs, copies": 0.75,
+               "NMM, every node": 0.65, "NMM, copies, every node": 0.8}  # fmt: skip
     return [
-        row | {"method": method, "seed": seed, "accuracy": right + 0.01 * seed,
-               "log score": right - 1.0, "left out": right - 6.0}
+        row | {"method": method, "seed": seed, "accuracy": right * (1 + 0.02 * seed),
+               "log score": right * (1 + 0.1 * seed) - 1, "left out": right - 6.0}
         for method, right in methods.items() for seed in range(3)
     ]  # fmt: skip
 
@@ -175,7 +175,10 @@ def test_noisy_labels_of_cortex():
     tables = annotators_tables.tables(rows)
     assert annotators_tables.chosen_labels(rows) == {"a": 6, "b": 6}
     claim = " ".join(tables["annotators claim"].split())
-    assert "mean ARI 0.510 over 2 sections, Dawid-Skene 0.310; above it in 2" in claim
+    assert (
+        "NMM with types 0.510 over 2 sections, Dawid-Skene 0.310; above it in 2. other 0.510"
+        in claim
+    )
     first = [line for line in annotators_tables.cortex(rows) if line["labels"] == "chosen"]
     assert [line["method"] for line in first] == ["Dawid-Skene", "NMM, types", "other"]
     assert first[1]["ARI"] == "0.510 ± 0.010"
@@ -188,14 +191,20 @@ def test_noisy_labels_of_cortex():
 def test_noisy_labels_of_simulated_annotators():
     rows = simulated_rows()
     line = next(annotators_tables.simulated_differences(rows))
-    assert line["cell"] == "Cora, annotators, 0.7"
-    assert line["Potts, mean field: accuracy"].startswith("+10.0 ± 0.0")
+    assert line["cell"] == "Cora, copies, 0.7"
+    assert line["Potts, mean field: accuracy"].startswith("+10.2 ± 0.2")
+    assert line["Potts, Gibbs sampling: accuracy"].startswith("+5.1 ± 0.1")  # who copies, too
     text = " ".join(annotators_tables.annotators_claim(rows).split())
-    assert "in 1 of 1 cells, of a better log score than all in 1" in text
+    assert "Potts, Gibbs sampling 1 and 1 (clearly behind in 0, 0)" in text
+    assert "Its ECE is at most 0.100" in text
     # What is chosen follows the answers, be it worse.
-    worse = [r | {"left out": -9.0} if "copies" in r["method"] else r for r in rows]
+    worse = [r | {"left out": -9.0} if r["method"].startswith("NMM, copies") else r for r in rows]
     line = next(annotators_tables.simulated_differences(worse))
-    assert line["Potts, mean field: accuracy"].startswith("-5.0 ± 0.0")
+    assert line["Potts, mean field: accuracy"].startswith("-5.1 ± 0.1")
+    assert "mean field 0 and 0" in " ".join(annotators_tables.annotators_claim(worse).split())
+    # Every fit has a line.
+    fits = [line["fit"] for line in annotators_tables.simulated_fits(rows)]
+    assert len(fits) == len({row["method"] for row in rows}) - 1
 
 
 def test_coverage_of_intervals():
