@@ -16,6 +16,7 @@ from pyro_nmm.models.hidden_field import (
     HiddenField,
     Values,
     check_edge_attr,
+    check_prior,
 )
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, left_out, sweep
@@ -131,6 +132,7 @@ def sample_field(
     check_all_rows(hood)
     check_integers(1, num_chains=num_chains, num_draws=num_draws, num_sweeps=num_sweeps)
     data, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
+    check_prior(prior, emission.num_labels, edge_attr)
     fit = _Fit(emission, hood, data, edge_attr, num_chains)
     terms = fit.terms(prior, emission.log_prob(values, data)[None])
     draw = draw_latent(hood, terms, fit.uniforms())

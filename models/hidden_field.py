@@ -267,5 +267,16 @@ def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | No
     return edge_attr.view(hood.num_edges, -1)
 
 
+def check_prior(prior: FieldPrior, num_labels: int, edge_attr: Tensor | None) -> None:
+    """Of as many labels as the emission, and as many features as the edges have."""
+    got = len(prior.share_scores), len(prior.unit)
+    expected = num_labels, 0 if edge_attr is None else edge_attr.shape[1]
+    if got != expected:
+        raise ValueError(
+            f"prior has {got[0]} labels and {got[1]} features of edges, but emission {num_labels} "
+            f"labels and edge_attr {expected[1]} features: see FieldPrior.of"
+        )
+
+
 def check_num_labels(num_labels: int) -> None:
     check_integers(2, num_labels=num_labels)

@@ -433,3 +433,8 @@ def test_bad_arguments():
         fit_field(Annotators(2), hood, ANSWERS, torch.zeros(7))
     with pytest.raises(ValueError, match="edge_attr must be finite"):
         fit_field(Annotators(2), hood, ANSWERS, torch.full((8,), torch.inf))
+    with pytest.raises(ValueError, match="prior has 3 labels and 1 features of edges, but emiss"):
+        sample_field(Annotators(2), hood, ANSWERS, FieldPrior(3, 1), {})
+    field = fit_field(Annotators(2), hood, ANSWERS, num_starts=1, num_steps=2, num_draws=2)
+    with pytest.raises(ValueError, match="gelman_rubin needs two chains of four draws or more"):
+        field.chains.gelman_rubin()

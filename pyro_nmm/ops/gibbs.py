@@ -138,7 +138,17 @@ class Chains(NamedTuple):
         return effective_sample_size(self.totals, chain_dim=0, sample_dim=1)
 
     def gelman_rubin(self) -> Tensor:
-        """``(C,)``: near one where chains, and halves of a chain, agree on the totals [2]."""
+        """
+        ``(C,)``: near one where chains, and halves of a chain, agree on the totals [2].
+
+        :raises ValueError: for fewer than two chains of four draws each.
+        """
+        number, size = self.totals.shape[:2]
+        if number < 2 or size < 4:
+            raise ValueError(
+                f"gelman_rubin needs two chains of four draws or more, got {number} of {size}: "
+                f"raise num_chains or num_draws, or num_sweeps, of which the first half is left out"
+            )
         return split_gelman_rubin(self.totals, chain_dim=0, sample_dim=1)
 
 
