@@ -20,12 +20,14 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
+import networkx as nx
 import pyro
 import torch
 from plotting import PALETTE, save
 from scipy.optimize import linear_sum_assignment
 from sklearn.manifold import TSNE
 from sklearn.metrics import adjusted_rand_score, confusion_matrix, mutual_info_score
+from torch_geometric.utils import to_networkx
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm import Neighborhood, sources
@@ -79,7 +81,18 @@ def neighborhoods(data) -> dict:
         "every node, one hop": (every, every.source != every.target),
         "spread out, one hop": sources.hops(data.edge_index, data.num_nodes, radius=1),
         "spread out, two hops": sources.hops(data.edge_index, data.num_nodes, radius=2),
+        "communities, one step": sources.walks(data.edge_index, data.num_nodes, communities(data)),
     }
+
+
+def communities(data):
+    """``(N,)``: the community of every node."""
+    graph = to_networkx(data, to_undirected=True)
+    found = nx.community.louvain_communities(graph, resolution=16, seed=0)
+    membership = torch.empty(data.num_nodes, dtype=torch.long)
+    for number, members in enumerate(found):
+        membership[list(members)] = number
+    return membership
 
 
 def digits_by_annotators(args) -> dict:
