@@ -239,7 +239,7 @@ def main(argv: list[str] | None = None) -> Records:
                "labels": [5], "candidates": [5]},
         sections=list(SECTIONS), labels=[5, 6, 7, 4, 8, 3], candidates=[3, 4, 5, 6, 7, 8],
         methods=(list(METHODS), "Dawid-Skene runs all rivals, Potts all that have types"),
-        num_seeds=10, starts=(5, "of a fit, of which the best is kept"), half_starts=2,
+        num_seeds=10, starts=(5, "of a fit, of which the best is kept"), half_starts=1,
         graphs=(["digits"], "digits, cora, citeseer or pubmed"), cells=list(CELLS),
         levels=list(LEVELS),
         placements=(2, "draws of sources, whose probabilities are averaged"),

@@ -67,8 +67,9 @@ def fit_field(
     :param data: what is observed of ``N`` nodes.
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, of which attention is a softmax of a learned weighted sum; default flat attention.
-    :param int num_starts: fits, of which one is kept; where answers name labels, all start from
-        the majority vote, and one will do.
+    :param int num_starts: fits, of which one is kept: the first with flat attention, others that
+        lean along a feature of the edges or against it. Where answers name labels, all start from
+        the majority vote, and one will mostly do.
     :param int num_steps: of expectation maximisation. More are needed where annotators are poor or
         labels many: see whether :attr:`HiddenField.chains` agree, and the score still rises.
     :param int num_draws: of every chain, in the end.
@@ -85,7 +86,8 @@ def fit_field(
     check_positive(lr=lr)
     data, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
     fit = _Fit(emission, hood, data, edge_attr, num_chains)
-    best = max((fit.run(num_steps, lr) for _ in range(num_starts)), key=lambda state: state.score)
+    found = (fit.run(num_steps, lr, turn) for turn in range(num_starts))
+    best = max(found, key=lambda state: state.score)
     return fit.sample(best, num_draws)
 
 
@@ -172,11 +174,15 @@ class _Fit:
     def uniforms(self, *shape: int) -> Tensor:
         return torch.rand(*shape, *self.size, dtype=torch.double, device=self.hood.device)
 
-    def run(self, num_steps: int, lr: float) -> _State:
+    def run(self, num_steps: int, lr: float, turn: int) -> _State:
         emission, hood, data = self.emission, self.hood, self.data
         values = emission.start(data, hood)
         evidence = emission.log_prob(values, data)
         prior = FieldPrior.of(emission.num_labels, self.edge_attr).to(evidence)
+        # From flat attention a fit may turn to the wrong side for good, so that other starts lean
+        # along a feature, or against it.
+        if lean := turn % (1 + 2 * len(prior.unit)):
+            prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
         # Kappa has the longest way: its logarithm may end five below where it starts.
         others = [p for p in prior.parameters() if p is not prior.log_kappa]
         rates = 3 * lr, lr

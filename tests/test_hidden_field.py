@@ -294,14 +294,20 @@ def test_bound_of_the_program(loss):
 
 
 def test_learned_range_and_kappa():
-    """Sources far away count for less where labels vary over short distances."""
+    """
+    Sources far away count for less where labels vary over short distances. From flat attention most
+    fits turn to those at the opposite corner of a square, which has the same label.
+    """
     xy = torch.cartesian_prod(torch.arange(24.0), torch.arange(24.0))
     hood, places = sources.points(xy, radius=6.0, spacing=3.0)
     squares = -0.5 * (places[hood.source] - xy[hood.row]).square().sum(-1)
     truth = ((xy[:, 0] // 6 + xy[:, 1] // 6) % 2).long()
     data = 3.0 * truth[:, None] + torch.randn(576, 1)
-    field = fit_field(NormalEmission(2), hood, data, squares, num_starts=2)
-    assert field.prior.weight.item() > 0.05
+    fields = [
+        fit_field(NormalEmission(2), hood, data, x, num_starts=3) for x in (squares, -squares)
+    ]
+    assert fields[0].prior.weight.item() > 0.05 > -0.05 > fields[1].prior.weight.item()
+    field = fields[0]
     assert field.prior.log_kappa.exp() < 0.2
     flat = fit_field(NormalEmission(2), hood, data, num_starts=2)
     assert field.score > flat.score
