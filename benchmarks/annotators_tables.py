@@ -22,6 +22,8 @@ FAMILIES = ("Dawid-Skene", "label spreading", "Potts, mean field", "Potts, Gibbs
 CHOSEN = ", chosen"
 #: Who ours is compared with.
 RIVALS = {"majority": "majority vote"} | {k + CHOSEN: METHODS[k] for k in FAMILIES[:-1]}
+#: Cells in which a classifier is one more annotator.
+BESIDE = "copies and a GCN"
 SIMULATED = {"simulated": "", "model": "drawn from the NMM, "}
 
 
@@ -231,30 +233,40 @@ def cortex_claims(rows: Rows) -> Iterator[str]:
 
 
 def simulated_claims(rows: Rows) -> Iterator[str]:
-    """How often ours is ahead of each rival, and how often clearly."""
-    for task, what in {
-        "simulated": "annotators of real graphs",
-        "model": "the model is right",
-    }.items():
-        cells = simulations(pick(rows, task=task))
-        if not cells:
-            continue
-        texts = []
-        for rival, heading in RIVALS.items():
-            pairs = [[gaps(part, rival, field) for field in ("accuracy", "log score")]
-                     for part in cells.values()]  # fmt: skip
-            ahead = [sum(pair[i].mean > 0 for pair in pairs) for i in (0, 1)]
-            clear = [sum(pair[i].clear(-1) for pair in pairs) for i in (0, 1)]
-            texts.append(
-                f"{heading} {ahead[0]} and {ahead[1]} (clearly behind in {clear[0]}, {clear[1]})"
-            )
-        ece = [mean(row["ECE"] for row in with_chosen(part) if row["method"] == "NMM" + CHOSEN)
-               for part in cells.values()]  # fmt: skip
-        yield (
-            f"*Simulated, {what}*, {len(cells)} cells: in how many ours is more accurate, and of a "
-            f"better log score, than {'; '.join(texts)}. Its ECE is at most {max(ece):.3f}, mean "
-            f"over seeds."
-        )
+    """In how many cells ours is ahead of each rival: where a GCN is among the annotators, first."""
+    cells = simulations(pick(rows, task="simulated"))
+    beside = {k: part for k, part in cells.items() if part[0]["cell"] == BESIDE}
+    alone = {k: part for k, part in cells.items() if k not in beside}
+    left = {
+        k: [r for r in part if not r["method"].startswith("NMM")]
+        + [r for r in cells.get(k.replace(BESIDE, "copies"), []) if r["method"].startswith("NMM")]
+        for k, part in beside.items()
+    }
+    yield from ahead("a GCN of the same graph is one more annotator", beside)
+    yield from ahead("the NMM leaves that GCN out, its rivals do not", left)
+    yield from ahead("annotators alone", alone)
+    yield from ahead("the labels are drawn from the model", simulations(pick(rows, task="model")))
+
+
+def ahead(what: str, cells: dict[str, Rows]) -> Iterator[str]:
+    known = {k: part for k, part in cells.items() if len(gaps(part, "majority", "accuracy"))}
+    if not known:
+        return
+    counts = {
+        heading: [
+            sum(gaps(part, rival, field).mean > 0 for part in known.values())
+            for field in ("accuracy", "log score")
+        ]
+        for rival, heading in RIVALS.items()
+    }
+    ours = [[row for row in with_chosen(part) if row["method"] == "NMM" + CHOSEN]
+            for part in known.values()]  # fmt: skip
+    yield (
+        f"*Simulated, {what}*, {len(known)} cells: the NMM is more accurate, and of a better log "
+        f"score, than "
+        + "; ".join(f"{heading} in {n[0]} and {n[1]}" for heading, n in counts.items())
+        + f". Its ECE is at most {max(mean(r['ECE'] for r in part) for part in ours):.3f}."
+    )
 
 
 def annotators_coverage(rows: Rows) -> str:

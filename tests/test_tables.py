@@ -195,13 +195,21 @@ def test_noisy_labels_of_simulated_annotators():
     assert line["Potts, mean field: accuracy"].startswith("+10.2 ± 0.2")
     assert line["Potts, Gibbs sampling: accuracy"].startswith("+5.1 ± 0.1")  # who copies, too
     text = " ".join(annotators_tables.annotators_claim(rows).split())
-    assert "Potts, Gibbs sampling 1 and 1 (clearly behind in 0, 0)" in text
-    assert "Its ECE is at most 0.100" in text
+    assert "annotators alone*, 1 cells" in text
+    assert "Potts, Gibbs sampling in 1 and 1. Its ECE is at most 0.100" in text
+    # Beside a GCN all get worse; ours may leave it out.
+    beside = [r | {"cell": "copies and a GCN", "accuracy": r["accuracy"] - 0.1,
+                   "log score": r["log score"] - 0.9 * r["method"].startswith("NMM")}
+              for r in rows]  # fmt: skip
+    text = " ".join(annotators_tables.annotators_claim(rows + beside).split())
+    assert "one more annotator*, 1 cells" in text
+    assert "Dawid-Skene in 1 and 0; " in text
+    assert "leaves that GCN out, its rivals do not*, 1 cells" in text
     # What is chosen follows the answers, be it worse.
     worse = [r | {"left out": -9.0} if r["method"].startswith("NMM, copies") else r for r in rows]
     line = next(annotators_tables.simulated_differences(worse))
     assert line["Potts, mean field: accuracy"].startswith("-5.1 ± 0.1")
-    assert "mean field 0 and 0" in " ".join(annotators_tables.annotators_claim(worse).split())
+    assert "mean field in 0 and 0" in " ".join(annotators_tables.annotators_claim(worse).split())
     # Every fit has a line.
     fits = [line["fit"] for line in annotators_tables.simulated_fits(rows)]
     assert len(fits) == len({row["method"] for row in rows}) - 1
