@@ -47,21 +47,32 @@ def log_score(probs, truth):
 
 
 def test_neighbours_help():
-    """Against the same annotators without a graph; and probabilities are right."""
-    hood, truth = drawn()
-    answers = answers_to(truth)
-    emission = Annotators(3)
-    alone = mixture_em(emission, answers, emission.start(answers, hood))[1]
-    field = emission.fit(hood, answers, num_starts=1)
-    assert log_score(field.probs, truth) > log_score(alone, truth) + 0.1
-    right = [(p.argmax(-1) == truth).double().mean() for p in (field.probs, alone)]
-    assert right[0] > right[1]
-    assert multiclass_calibration_error(field.probs, truth, 3, n_bins=15) < 0.05
-    quality = accuracy(field)
-    assert (quality.low < quality.mean).all()
-    assert (quality.mean < quality.high).all()
-    assert (quality.mean - RIGHT).abs().max() < 0.06
-    assert quality.mean.argsort().tolist() == [3, 2, 1, 0]
+    """
+    Against the same annotators without a graph; and probabilities are right. Means over four
+    fields: of one, the gain varies by a third, and an accuracy by a fortieth.
+    """
+    emission, found = Annotators(3), []
+    for _ in range(4):
+        hood, truth = drawn()
+        answers = answers_to(truth)
+        alone = mixture_em(emission, answers, emission.start(answers, hood))[1]
+        field = emission.fit(hood, answers, num_starts=1)
+        quality = accuracy(field)
+        assert (quality.low < quality.mean).all()
+        assert (quality.mean < quality.high).all()
+        rights = [(p.argmax(-1) == truth).float().mean() for p in (field.probs, alone)]
+        found.append([
+            log_score(field.probs, truth) - log_score(alone, truth),
+            rights[0] - rights[1],
+            multiclass_calibration_error(field.probs, truth, 3, n_bins=15),
+            *quality.mean,
+        ])  # fmt: skip
+    gain, more, error, *right = torch.tensor(found).mean(0)
+    assert gain > 0.03
+    assert more > 0.01
+    assert error < 0.05
+    assert (torch.stack(right) - RIGHT).abs().max() < 0.05
+    assert torch.stack(right).argsort().tolist() == [3, 2, 1, 0]
 
 
 @pytest.mark.slow
