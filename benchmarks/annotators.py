@@ -236,7 +236,7 @@ def main(argv: list[str] | None = None) -> Records:
     return run(
         argv, __doc__, (cortex, halves, graphs, simulated, model, coverage),
         choices={"sections": SECTIONS, "methods": METHODS, "cells": CELLS},
-        smoke={"num_seeds": 1, "starts": 1, "half_starts": 1, "placements": 1, "num_steps": 4,
+        smoke={"num_seeds": 1, "starts": 1, "placements": 1, "num_steps": 4,
                "num_epochs": 2, "levels": [0.7], "simulations": 2, "side": 10, "height": 12,
                "labels": [5], "candidates": [5]},
         sections=list(SECTIONS), labels=[5, 6, 7, 4, 8, 3], candidates=[3, 4, 5, 6, 7, 8],

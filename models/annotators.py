@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm import Neighborhood
 from pyro_nmm.models.field_fit import fit_field
 from pyro_nmm.models.hidden_field import HiddenField, Values, check_num_labels
-from pyro_nmm.models.mixture_em import mixture_em, source_counts
+from pyro_nmm.models.mixture_em import draw_places, mixture_em, source_counts
 from pyro_nmm.validation import check_integers, check_positive
 
 
@@ -138,9 +138,7 @@ class Annotators:
         values, probs = mixture_em(plain, data, plain._seeds(data))
         counts = source_counts(hood, probs)
         kinds = _Counts(self.num_labels)
-        place = torch.randperm(len(counts), device=data.device)[: self.num_labels]
-        more = torch.randint(len(counts), (self.num_labels - len(place),), device=data.device)
-        seeds = counts[torch.cat([place, more])] + 1
+        seeds = counts[draw_places(len(counts), self.num_labels, data.device)] + 1
         found = mixture_em(kinds, counts, {"types": seeds / seeds.sum(-1, keepdim=True)})[0]
         return values | found
 
@@ -201,9 +199,7 @@ class Annotators:
         answers, for EM cannot tell labels apart that start alike.
         """
         answered = data[(data >= 0).any(1)].unique(dim=0)
-        place = torch.randperm(len(answered), device=data.device)[: self.num_labels]
-        more = torch.randint(len(answered), (self.num_labels - len(place),), device=data.device)
-        answers = answered[torch.cat([place, more])]
+        answers = answered[draw_places(len(answered), self.num_labels, data.device)]
         seen = 10 * torch.eye(self.num_labels, device=data.device).to(torch.get_default_dtype())
         return {"confusion": _shares(self._counts(answers, seen, self._num_answers(data)))}
 

@@ -18,7 +18,7 @@ from pyro_nmm.validation import check_integers
 @torch.no_grad()
 def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor:
     r"""
-    ``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats , what is observed of a node predicted
+    ``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats, what is observed of a node predicted
     from what is observed of all others, at the fitted numbers of the prior.
 
     :attr:`HiddenField.score` predicts it from the labels of the others, which have seen it too;

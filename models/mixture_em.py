@@ -41,6 +41,12 @@ def mixture_em(
     return values, (evidence + log_share).softmax(-1)
 
 
+def draw_places(number: int, size: int, device: torch.device) -> Tensor:
+    """``(size,)`` of so many places, drawn at random and different as long as there are enough."""
+    place = torch.randperm(number, device=device)[:size]
+    return torch.cat([place, torch.randint(number, (size - len(place),), device=device)])
+
+
 def source_counts(hood: Neighborhood, probs: Tensor) -> Tensor:
     """``(M, H)``: what nodes are, ``(N, H)``, counted at their sources in equal shares."""
     share = 1 / hood.ptr.diff().to(probs)
