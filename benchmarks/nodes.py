@@ -183,7 +183,7 @@ def communities(args, results: Records) -> None:
                     groups = louvain(data, float(text), weights)
                     hood = sources.communities(data.edge_index, data.num_nodes, groups)
                 pyro.set_rng_seed(key["seed"])
-                stacked = StackedNMM(communities=hood.bipartite)
+                stacked = StackedNMM(pool=False, communities=hood.bipartite)
                 stacked.fit(hood, scores, data.y, data.train_mask, data.val_mask)
                 model = stacked.mixture(hood, scores)
                 seen = model.log_likelihood(data.y, data.val_mask, data.train_mask, 64)

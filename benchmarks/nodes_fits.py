@@ -99,7 +99,7 @@ def variants(method: str, fitted, hood, data) -> Iterator[tuple]:
     """
     mixes = "NMM" in method
     scores = fitted.alpha.log() if mixes else fitted
-    stack, known = StackedNMM(), (data.y, data.train_mask, data.val_mask)
+    stack, known = StackedNMM(pool=False), (data.y, data.train_mask, data.val_mask)
     stacked, seconds = timed(stack.fit, hood, scores, *known)
     yield method + ", stacked", stacked.mixture(hood, scores), seconds
     if not mixes:

@@ -92,7 +92,7 @@ def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor, num_epochs
         matrix = None
         if "relabelled" in method:
             matrix = compatibility(hood, data.y, data.train_mask, scores.shape[1])
-        stack = StackedNMM(compatibility=matrix)
+        stack = StackedNMM(pool=False, compatibility=matrix)
         return stack.fit(hood, scores, *known).mixture(hood, scores)
     options = {name: DEFAULT[name] for name in ("floor", "gamma")} | {"link": "exp"}
     drop = {"dropout": DEFAULT["dropout"]}

@@ -43,7 +43,7 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int):
         return *latent(query, hood, num_classes), hood.num_edges
     scores = 2 * torch.randn(num_nodes, num_classes)
     # Where a fit starts: queries cost the same at all values.
-    mix = StackedNMM().mixture(hood, scores)
+    mix = StackedNMM(pool=False).mixture(hood, scores)
     # Labels of the model itself: particles then differ in weight, and are drawn anew.
     y, part = mix.sample(), torch.rand(num_nodes)
     train, held_out, test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01
@@ -56,7 +56,7 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int):
         "sequential": 'predict("sequential")',
     }.get(query, query)
     run = {
-        "fit": lambda: StackedNMM().fit(hood, scores, y, train, held_out, num_steps=150),
+        "fit": lambda: StackedNMM(pool=False).fit(hood, scores, y, train, held_out, num_steps=150),
         "condition": lambda: mix.condition(y, train, 64),
         "log_likelihood": lambda: mix.log_likelihood(y, test, num_particles=16),
     }

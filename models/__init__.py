@@ -24,8 +24,10 @@ from pyro_nmm.models.markov_random_field import (
 )
 from pyro_nmm.models.networks import FreeNMM, NMMNetwork, ParameterNetwork
 from pyro_nmm.models.nmm import nmm
+from pyro_nmm.models.pooled import PooledScores
 from pyro_nmm.models.quality import accuracy, information
-from pyro_nmm.models.stacked import StackedNMM, temperature_scaling
+from pyro_nmm.models.stacked import StackedNMM
+from pyro_nmm.models.temperature import temperature_scaling
 from pyro_nmm.models.unet import UNet
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "PairwiseMRF",
     "ParameterNetwork",
     "PoissonEmission",
+    "PooledScores",
     "StackedNMM",
     "UNet",
     "accuracy",

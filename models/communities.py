@@ -45,12 +45,12 @@ def check_hood(hood: Neighborhood, communities: bool) -> None:
         if hood.bipartite:
             raise ValueError(
                 "hood has sources that are no nodes: if they are communities, made by "
-                "pyro_nmm.sources.communities, use StackedNMM(communities=True)"
+                "pyro_nmm.sources.communities, use StackedNMM(..., communities=True)"
             )
         return
     own = int((hood.source == hood.target).sum())
     if not hood.bipartite or hood.num_rows != hood.num_nodes or own != hood.num_nodes:
         raise ValueError(
             f"communities=True needs a hood of pyro_nmm.sources.communities, whole, whose sources "
-            f"are the nodes and then communities, got {hood}: make one, or use StackedNMM()"
+            f"are the nodes and then communities, got {hood}: make one, or use StackedNMM(...)"
         )

@@ -51,7 +51,7 @@ def compatibility(
     tensor([[0.2000, 0.8000],
             [0.8667, 0.1333]])
 
-    For example ``StackedNMM(compatibility=compatibility(hood, data.y, data.train_mask, 5))``.
+    For example ``StackedNMM(5, compatibility=compatibility(hood, data.y, data.train_mask, 5))``.
 
     [1] Jiong Zhu et al. (2021) "Graph Neural Networks with Heterophily", AAAI,
     https://doi.org/10.1609/aaai.v35i12.17332.

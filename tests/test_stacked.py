@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The NMM on top of a trained classifier: five numbers from held-out nodes."""
+"""The NMM on top of a trained classifier's scores alone: five numbers from held-out nodes."""
 
 import itertools
 import math
@@ -19,13 +19,13 @@ from pyro.optim import Adam
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import StackedNMM, temperature_scaling
-from pyro_nmm.models.stacked import PRIOR, _surrogate
+from pyro_nmm.models.stacked_fit import SCORES_PRIOR, log_prior, surrogate, temperature_of
 
-NAMES = ["log_scale", *PRIOR]
+NAMES = ["log_scale", *SCORES_PRIOR]
 
 
 def test_parameters_are_those_of_the_formula():
-    hood, stacked = house(), StackedNMM()
+    hood, stacked = house(), StackedNMM(pool=False)
     scores = torch.randn(5, 3)
     values = {
         "log_scale": 0.3,
@@ -49,7 +49,7 @@ def test_gradient_of_the_conditional_bound():
     """The surrogate's mean gradient is that of the enumerated bound, in all five numbers."""
     torch.manual_seed(1)
     hood = house()
-    stacked, scores = StackedNMM(), torch.randn(5, 2)
+    stacked, scores = StackedNMM(pool=False), torch.randn(5, 2)
     stacked.log_kappa.data.fill_(-0.5)  # strong sharing: the score term matters
     y, order = torch.tensor([0, 1, 0, 0, 1]), torch.tensor([1, 3, 4, 0, 2])
 
@@ -68,7 +68,7 @@ def test_gradient_of_the_conditional_bound():
     partial = torch.stack(torch.autograd.grad(direct, [getattr(stacked, n) for n in NAMES]))
     draws = []
     for _ in range(1500):
-        value = _surrogate(conditional(), 2, 4)
+        value = surrogate(conditional(), 2, 4)
         draws.append(torch.stack(torch.autograd.grad(value, [getattr(stacked, n) for n in NAMES])))
     draws = torch.stack(draws)
     error = draws.std(0) / len(draws) ** 0.5
@@ -100,14 +100,14 @@ def test_fit_finds_temperature_on_average():
     scales = []
     for seed in range(6):
         hood, scores, y, train, held_out, _ = simulate(seed)
-        scales.append(StackedNMM().fit(hood, scores, y, train, held_out).log_scale.item())
+        scales.append(StackedNMM(pool=False).fit(hood, scores, y, train, held_out).log_scale.item())
     assert np.mean(scales) == pytest.approx(math.log(0.25), abs=0.5)
 
 
 def test_fit_finds_sharing(simulated):
     hood, scores, y, train, held_out, test = simulated
     torch.manual_seed(0)
-    stacked = StackedNMM().fit(hood, scores, y, train, held_out)
+    stacked = StackedNMM(pool=False).fit(hood, scores, y, train, held_out)
     # 0.5 was true; the prior's mean, 2.7, and the gap of the bound draw it upwards.
     assert 0.2 < stacked.log_kappa.exp().item() < 2.0
     # Better than temperature scaling on nodes that neither has seen, alone and in pairs.
@@ -125,16 +125,16 @@ def test_fit_maximises_its_objective(simulated):
     """Around the fit, the held-out bound plus prior falls in every direction."""
     hood, scores, y, train, held_out, _ = simulated
     torch.manual_seed(0)
-    stacked = StackedNMM().fit(hood, scores, y, train, held_out)
+    stacked = StackedNMM(pool=False).fit(hood, scores, y, train, held_out)
     order = torch.cat([train.nonzero()[:, 0], held_out.nonzero()[:, 0]])
-    prior = StackedNMM()._start(scores, y, held_out)
+    prior = prior_of(stacked, scores, y, held_out)
 
     @torch.no_grad()
     def objective():
         q = OrderedConditional(hood, *stacked(hood, scores), y, train | held_out, order=order)
         torch.manual_seed(1)
         bound = q.log_labels(q.sample((400,)))[:, 200:].sum(-1).mean()
-        return (bound + stacked._log_prior(prior)).item()
+        return (bound + log_prior(stacked, prior)).item()
 
     best = objective()
     for name in NAMES:
@@ -151,7 +151,9 @@ def test_scale_of_the_scores_does_not_matter(simulated):
     marginals = []
     for factor in (0.01, 1.0, 1000.0):
         torch.manual_seed(0)
-        stacked = StackedNMM().fit(hood, factor * scores.float(), y, train, held_out, num_steps=60)
+        stacked = StackedNMM(pool=False).fit(
+            hood, factor * scores.float(), y, train, held_out, num_steps=60
+        )
         marginals.append(stacked.mixture(hood, factor * scores.float()).marginals())
     torch.testing.assert_close(marginals[0], marginals[1], rtol=0, atol=0.02)
     torch.testing.assert_close(marginals[2], marginals[1], rtol=0, atol=0.02)
@@ -161,7 +163,7 @@ def test_perfect_scores_keep_a_finite_temperature():
     hood, y = house(), torch.tensor([0, 1, 0, 1, 0])
     scores = 10.0 * torch.nn.functional.one_hot(y).double()
     train, held_out = torch.tensor([1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 1, 0]).bool()
-    stacked = StackedNMM().fit(hood, scores, y, train, held_out, num_steps=30)
+    stacked = StackedNMM(pool=False).fit(hood, scores, y, train, held_out, num_steps=30)
     assert 0.05 < stacked.log_scale.exp() < 10
     assert stacked.mixture(hood, scores).marginals().isfinite().all()
 
@@ -170,8 +172,8 @@ def test_little_data_stays_with_the_prior():
     hood = house()
     scores, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
     train, held_out = torch.tensor([1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 0, 0]).bool()
-    stacked = StackedNMM().fit(hood, scores, y, train, held_out, num_steps=60)
-    for name, (mean, sd) in PRIOR.items():
+    stacked = StackedNMM(pool=False).fit(hood, scores, y, train, held_out, num_steps=60)
+    for name, (mean, sd) in SCORES_PRIOR.items():
         assert abs(getattr(stacked, name).item() - mean) < 1.5 * sd
 
 
@@ -181,7 +183,7 @@ def test_labels_outside_the_masks_are_never_read(simulated):
     for other in (0, 99):
         torch.manual_seed(0)
         labels = torch.where(test, other, y)
-        stacked = StackedNMM().fit(hood, scores, labels, train, held_out, num_steps=5)
+        stacked = StackedNMM(pool=False).fit(hood, scores, labels, train, held_out, num_steps=5)
         results.append(torch.stack(list(stacked.parameters())))
     assert torch.equal(*results)
 
@@ -189,7 +191,7 @@ def test_labels_outside_the_masks_are_never_read(simulated):
 def test_is_a_network_for_svi():
     """The five numbers as the parameters of a Pyro program."""
     hood = house()
-    program = AmortizedNMM(hood, StackedNMM())
+    program = AmortizedNMM(hood, StackedNMM(pool=False))
     elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1)
     svi = SVI(program.model, program.guide, Adam({"lr": 0.05}), elbo)
     scores, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
@@ -197,6 +199,12 @@ def test_is_a_network_for_svi():
     svi.step(scores, y=y)
     assert program.network.log_kappa.item() != before
     assert "log_kappa" in " ".join(pyro.get_param_store().keys())
+
+
+def prior_of(stacked, scores, y, held_out):
+    """With that of the scale, around temperature scaling's."""
+    scale = -math.log(temperature_of(scores, y, held_out))
+    return stacked.prior | {"log_scale": (scale, 1.0)}
 
 
 def few_labels(seed=0):
@@ -212,7 +220,9 @@ def few_labels(seed=0):
 def fit_on_all_edges(stacked, hood, scores, y, train, held_out, num_steps, num_samples=8, lr=0.1):
     """The fit as its docstring has it, without leaving out any node."""
     stacked = stacked.to(scores)
-    prior, observed = stacked._start(scores, y, held_out), train | held_out
+    prior, observed = prior_of(stacked, scores, y, held_out), train | held_out
+    for name, (mean, _) in prior.items():
+        getattr(stacked, name).data.fill_(mean)
     optimizer = torch.optim.Adam(stacked.parameters(), lr=lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, 2 - 2 * step / num_steps)
@@ -222,7 +232,7 @@ def fit_on_all_edges(stacked, hood, scores, y, train, held_out, num_steps, num_s
         parts = [mask.nonzero()[:, 0] for mask in (train, held_out)]
         order = torch.cat([nodes[torch.randperm(len(nodes))] for nodes in parts])
         q = OrderedConditional(hood, *stacked(hood, scores), y, observed, order=order)
-        loss = -stacked._log_prior(prior) - _surrogate(q, int(train.sum()), num_samples)
+        loss = -log_prior(stacked, prior) - surrogate(q, int(train.sum()), num_samples)
         (loss / held_out.sum()).backward()
         optimizer.step()
         schedule.step()
@@ -234,19 +244,19 @@ def test_fit_leaves_out_what_it_does_not_need(seed, kernels):
     """Nodes that no labelled node may choose: the same draws, the same numbers."""
     problem = few_labels(seed)
     torch.manual_seed(7)
-    expected = fit_on_all_edges(StackedNMM(), *problem, num_steps=40)
+    expected = fit_on_all_edges(StackedNMM(pool=False), *problem, num_steps=40)
     torch.manual_seed(7)
-    found = StackedNMM().fit(*problem, num_steps=40)
+    found = StackedNMM(pool=False).fit(*problem, num_steps=40)
     for name in NAMES:
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
 
 
 def test_cost_of_a_step_does_not_depend_on_other_edges(monkeypatch):
     """Attention is computed for edges into labelled nodes, and one of each of their sources."""
-    seen, forward = [], StackedNMM.forward
+    seen, forward = [], StackedNMM.parameters_of
     monkeypatch.setattr(
         StackedNMM,
-        "forward",
+        "parameters_of",
         lambda self, hood, scores: (
             seen.append((hood.num_edges, len(scores))) or forward(self, hood, scores)
         ),
@@ -254,19 +264,19 @@ def test_cost_of_a_step_does_not_depend_on_other_edges(monkeypatch):
     hood, scores, y, train, held_out = few_labels()
     rows = hood.restrict(train | held_out)
     sources = len(rows.source.unique())
-    StackedNMM().fit(hood, scores, y, train, held_out, num_steps=3)
+    StackedNMM(pool=False).fit(hood, scores, y, train, held_out, num_steps=3)
     assert max(seen) == min(seen) == (rows.num_edges + sources - 14, sources)
     unlabelled = (~(train | held_out)).nonzero()[:, 0]
     more = torch.cartesian_prod(torch.arange(60), unlabelled).T
     dense = Neighborhood(torch.cat([torch.stack([hood.source, hood.target]), more], 1), 60)
     assert dense.num_edges > 5 * hood.num_edges
-    StackedNMM().fit(dense, scores, y, train, held_out, num_steps=3)
+    StackedNMM(pool=False).fit(dense, scores, y, train, held_out, num_steps=3)
     assert len(set(seen)) == 1
 
 
 @pytest.mark.parametrize("lr", [1e3, 1e30])
 def test_fit_that_diverges_leaves_the_module_alone(lr):
-    problem, stacked = few_labels(), StackedNMM().double()
+    problem, stacked = few_labels(), StackedNMM(pool=False).double()
     stacked.fit(*problem, num_steps=3)
     before = [p.clone() for p in stacked.parameters()]
     with pytest.raises(
@@ -284,22 +294,14 @@ def test_narrow_scores(dtype):
     fits = []
     for value in (scores.to(dtype), scores.to(dtype).float()):
         torch.manual_seed(0)
-        fits.append(StackedNMM().fit(hood, value, *labels, num_steps=5))
+        fits.append(StackedNMM(pool=False).fit(hood, value, *labels, num_steps=5))
     assert repr(fits[0]) == repr(fits[1])
     mixture = fits[0].mixture(hood, scores.to(dtype))
     assert mixture.alpha.dtype == mixture.logits.dtype == torch.float
 
 
-def test_scores_that_are_no_tensors():
-    hood, scores, *labels = few_labels()
-    with pytest.raises(ValueError, match=r"scores must be a tensor .*ndarray.*from_numpy"):
-        StackedNMM().fit(hood, scores.numpy(), *labels)
-    with pytest.raises(ValueError, match=r"scores must be a tensor .*meta"):
-        StackedNMM().fit(hood, scores.to("meta"), *labels)
-
-
 def test_repr_states_the_fit():
-    assert "temperature=1, kappa=2.718, floor=0.006738" in repr(StackedNMM())
+    assert "temperature=1, kappa=2.718, floor=0.006738" in repr(StackedNMM(pool=False))
 
 
 def test_bad_input():
@@ -308,14 +310,14 @@ def test_bad_input():
 
     def fit(**changes):
         arguments = {"scores": scores, "y": y, "train": train, "held_out": held_out} | changes
-        StackedNMM().fit(hood, **arguments)
+        StackedNMM(pool=False).fit(hood, **arguments)
 
     with pytest.raises(ValueError, match="both hold node 0"):
         fit(held_out=train)
     with pytest.raises(ValueError, match="held_out must be a boolean mask"):
         fit(held_out=held_out.long())
-    with pytest.raises(ValueError, match="train selects no node"):
-        fit(train=torch.zeros(5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="held_out selects no node"):
+        fit(held_out=torch.zeros(5, dtype=torch.bool))
     with pytest.raises(ValueError, match="num_samples must be an integer of at least 2"):
         fit(num_samples=1)
     with pytest.raises(ValueError, match="finite floating-point logits, got 10 entries"):

@@ -18,10 +18,10 @@ from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import StackedNMM
 from pyro_nmm.models.communities import sources_of
-from pyro_nmm.models.stacked import COMMUNITY_PRIOR, PRIOR, _surrogate
+from pyro_nmm.models.stacked_fit import COMMUNITY_PRIOR, SCORES_PRIOR, surrogate
 from pyro_nmm.sources import communities
 
-NAMES = ["log_scale", *PRIOR, *COMMUNITY_PRIOR]
+NAMES = ["log_scale", *SCORES_PRIOR, *COMMUNITY_PRIOR]
 PAIRS = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
 #: Two partitions of a path of four nodes.
 MEMBERS = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
@@ -40,7 +40,9 @@ def numbers(stacked, **values):
 def test_parameters_are_those_of_the_formula():
     hood, scores = path(), torch.randn(4, 3)
     values = [0.3, 1.2, -2.0, 0.7, -1.4, 0.4, 0.9]
-    stacked = numbers(StackedNMM(communities=True), **dict(zip(NAMES, values, strict=True)))
+    stacked = numbers(
+        StackedNMM(pool=False, communities=True), **dict(zip(NAMES, values, strict=True))
+    )
     alpha, logits = stacked(hood, scores)
     probs = (math.exp(0.3) * scores).softmax(-1)
     groups = [[0, 1], [2, 3], [0], [1, 2, 3]]
@@ -62,12 +64,12 @@ def test_parameters_are_those_of_the_formula():
 
 
 def test_without_attention_to_communities_there_are_none():
-    """Labels of every set of nodes have the probability that StackedNMM() gives them."""
+    """Labels of every set of nodes have the probability that StackedNMM(pool=False) gives them."""
     scores = torch.randn(4, 2)
-    plain = numbers(StackedNMM(), log_kappa=-0.5)
+    plain = numbers(StackedNMM(pool=False), log_kappa=-0.5)
     hood = Neighborhood(PAIRS, 4)
-    without = numbers(StackedNMM(communities=True), log_kappa=-0.5, community=-800.0)
-    some = numbers(StackedNMM(communities=True), log_kappa=-0.5)
+    without = numbers(StackedNMM(pool=False, communities=True), log_kappa=-0.5, community=-800.0)
+    some = numbers(StackedNMM(pool=False, communities=True), log_kappa=-0.5)
     y = torch.tensor(list(itertools.product(range(2), repeat=4)))
     expected = plain.mixture(hood, scores).log_prob(y)
     torch.testing.assert_close(without.mixture(path(), scores).log_prob(y), expected)
@@ -78,7 +80,7 @@ def test_without_attention_to_communities_there_are_none():
 def test_all_attention_to_communities():
     """The nodes of one community then share a single label distribution."""
     hood, scores = path(torch.tensor([0, 0, 0, 0])), torch.randn(4, 2)
-    stacked = numbers(StackedNMM(communities=True), community=800.0)
+    stacked = numbers(StackedNMM(pool=False, communities=True), community=800.0)
     alpha = stacked(hood, scores)[0][4]
     mix, draw = stacked.mixture(hood, scores), torch.tensor([1, 0, 1, 1])
     counts = torch.bincount(draw).to(alpha)
@@ -89,7 +91,9 @@ def test_all_attention_to_communities():
 
 def test_mixture_is_that_of_the_enumeration():
     hood, scores = path(), torch.randn(4, 2)
-    stacked = numbers(StackedNMM(communities=True), log_kappa_community=-1.0, community=1.5)
+    stacked = numbers(
+        StackedNMM(pool=False, communities=True), log_kappa_community=-1.0, community=1.5
+    )
     alpha, logits = stacked(hood, scores)
     known = oracle.of_hood(hood, alpha, logits.detach())
     mix = stacked.mixture(hood, scores)
@@ -110,7 +114,7 @@ def test_gradient_of_the_conditional_bound():
     """The surrogate's mean gradient is that of the enumerated bound, in all seven numbers."""
     torch.manual_seed(1)
     hood = path(MEMBERS[0])
-    stacked, scores = StackedNMM(communities=True), torch.randn(4, 2)
+    stacked, scores = StackedNMM(pool=False, communities=True), torch.randn(4, 2)
     numbers(stacked, log_kappa=-0.5, log_kappa_community=-0.5, community=1.0)
     y, order = torch.tensor([0, 1, 0, 0]), torch.tensor([1, 3, 0, 2])
 
@@ -125,7 +129,7 @@ def test_gradient_of_the_conditional_bound():
     q = conditional()
     exact = gradient((q.log_prob(every).exp() * q.log_labels(every)[:, 2:].sum(-1)).sum())
     assert (exact[-2:].abs() > 0.01).all()
-    draws = torch.stack([gradient(_surrogate(conditional(), 2, 4)) for _ in range(400)])
+    draws = torch.stack([gradient(surrogate(conditional(), 2, 4)) for _ in range(400)])
     error = draws.std(0) / len(draws) ** 0.5
     assert ((draws.mean(0) - exact).abs() < 4 * error).all()
 
@@ -153,7 +157,10 @@ def test_fit_finds_communities():
     plain = Neighborhood(edges, len(y))
     for name, groups in {"true": members, "false": members[torch.randperm(len(y))]}.items():
         hood, values = communities(edges, len(y), groups), []
-        for place, stacked in ((plain, StackedNMM()), (hood, StackedNMM(communities=True))):
+        for place, stacked in (
+            (plain, StackedNMM(pool=False)),
+            (hood, StackedNMM(pool=False, communities=True)),
+        ):
             stacked.fit(place, scores, y, train, held_out, num_steps=150)
             mix = stacked.mixture(place, scores)
             values.append(mix.log_likelihood(y, test, train) / test.sum())
@@ -181,16 +188,16 @@ def test_fit_leaves_out_what_it_does_not_need(kernels):
     assert part.num_nodes == len(nodes) < 60
     assert part.num_sources - part.num_nodes < problem[0].num_sources - 60
     torch.manual_seed(7)
-    expected = fit_on_all_edges(StackedNMM(communities=True), *problem, num_steps=20)
+    expected = fit_on_all_edges(StackedNMM(pool=False, communities=True), *problem, num_steps=20)
     torch.manual_seed(7)
-    found = StackedNMM(communities=True).fit(*problem, num_steps=20)
+    found = StackedNMM(pool=False, communities=True).fit(*problem, num_steps=20)
     for name in NAMES:
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
     assert abs(found.community.item() - COMMUNITY_PRIOR["community"][0]) > 1e-3
 
 
 def test_is_a_network_for_svi():
-    program = AmortizedNMM(path(), StackedNMM(communities=True))
+    program = AmortizedNMM(path(), StackedNMM(pool=False, communities=True))
     elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1)
     svi = SVI(program.model, program.guide, Adam({"lr": 0.05}), elbo)
     before = program.network.community.item()
@@ -201,29 +208,29 @@ def test_is_a_network_for_svi():
 def test_community_ids_without_members():
     """Numbers of communities may have gaps; nobody reaches what is in them."""
     scores, y = torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
-    stacked = StackedNMM(communities=True)
+    stacked = StackedNMM(pool=False, communities=True)
     tight, wide = (stacked.mixture(path(m), scores) for m in (MEMBERS[0], 3 * MEMBERS[0]))
     assert isinstance(wide, NeighborMixture)
     torch.testing.assert_close(wide.log_prob(y), tight.log_prob(y))
 
 
 def test_repr_states_the_fit():
-    text = repr(StackedNMM(communities=True))
+    text = repr(StackedNMM(pool=False, communities=True))
     assert "kappa_community=0.3679, gamma=2, similarity=1, community=-1" in text
-    assert "communit" not in repr(StackedNMM())
-    assert list(StackedNMM().state_dict()) == NAMES[:5]
+    assert "communit" not in repr(StackedNMM(pool=False))
+    assert list(StackedNMM(pool=False).state_dict()) == NAMES[:5]
 
 
 def test_bad_input():
     scores, y = torch.randn(4, 2), torch.tensor([0, 1, 0, 1])
     masks = torch.tensor([1, 1, 0, 0]).bool(), torch.tensor([0, 0, 1, 0]).bool()
     with pytest.raises(ValueError, match=r"sources that are no nodes.*communities=True"):
-        StackedNMM().fit(path(), scores, y, *masks)
+        StackedNMM(pool=False).fit(path(), scores, y, *masks)
     with pytest.raises(ValueError, match=r"sources that are no nodes.*communities=True"):
-        StackedNMM()(path(), scores)
+        StackedNMM(pool=False)(path(), scores)
     strange = Neighborhood(torch.tensor([[0, 4, 5, 1], [0, 1, 2, 3]]), 4, num_sources=6)
     for hood in (Neighborhood(PAIRS, 4), strange, path().restrict(masks[0])):
         with pytest.raises(ValueError, match=r"a hood of pyro_nmm.sources.communities.*got Neigh"):
-            StackedNMM(communities=True).fit(hood, scores, y, *masks)
+            StackedNMM(pool=False, communities=True).fit(hood, scores, y, *masks)
         with pytest.raises(ValueError, match=r"a hood of pyro_nmm.sources.communities.*got Neigh"):
-            StackedNMM(communities=True)(hood, scores)
+            StackedNMM(pool=False, communities=True)(hood, scores)

@@ -1,0 +1,184 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+On top of trained classifiers: StackedNMM against what else calibrates them.
+
+    python benchmarks/calibration.py priors splits --data-root F
+
+Tasks: ``priors`` (the numbers of StackedNMM fitted to nearly all labels of splits that no table
+shows, from which its priors are) and ``splits`` (the published splits of three graphs). F holds
+``planetoid/`` and ``gats_splits/``; with ``--logits`` classifiers are kept in a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import calibration_rivals as rivals
+import pyro
+import torch
+from calibration_data import NUM_FOLDS, classifier, load
+from calibration_potts import potts
+from common import RESULTS, Records, run
+from nodes_fits import node_scores, pair_log_probs
+from timing import timed
+from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.data import Data
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.datasets.nodes import inner_edges
+from pyro_nmm.metrics import independent_pairs
+from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
+from pyro_nmm.models.pooled import PRIOR
+
+GRAPHS = ["cora", "citeseer", "pubmed"]
+#: Graphs and splits that the priors are from.
+PRIOR_GRAPHS, PRIOR_SPLITS = ["cora", "citeseer", "digits"], [100, 101]
+MOST_PAIRS = 5000
+OURS = "StackedNMM"
+
+
+def methods(graph: str, kind: str) -> dict[str, Callable]:
+    """Marginals or, of ours, a fitted module, by name."""
+    smooth = rivals.correct_and_smooth
+
+    def on_smooth(data, hood, logits, known, held):
+        return potts(data, hood, smooth(data, hood, logits, known, held), known, held)
+
+    def on_temperature(data, hood, logits, known, held):
+        return potts(data, hood, logits.softmax(-1), known, held)
+
+    return {
+        "raw": lambda data, hood, logits, known, held: logits.softmax(-1),
+        "temperature": rivals.temperature,
+        "vector scaling": rivals.vector,
+        "vector scaling, shrunk": rivals.shrunk_vector,
+        "three numbers": rivals.three_numbers,
+        "CaGCN": rivals.cagcn,
+        "GATS": partial(rivals.gats, decay=rivals.GATS_DECAY.get((graph, kind), 5e-3)),
+        "C&S": smooth,
+        "Potts": on_temperature,
+        "Potts on C&S": on_smooth,
+        "the pool alone": pool_alone,
+        "StackedNMM, scores alone": partial(stacked, pool=False),
+        "StackedNMM": stacked,
+    }
+
+
+def stacked(data: Data, hood: Neighborhood, logits: Tensor, known, held, pool=True):
+    module = StackedNMM(logits.shape[1], pool=pool)
+    module.fit(hood, logits, data.y, known, held)
+    labels = (data.y, known) if pool else ()
+    return module.mixture(hood, logits, *labels)
+
+
+def pool_alone(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor):
+    """What StackedNMM is without an NMM: its pool, by maximum a posteriori."""
+    pool = PooledScores(logits.shape[1])
+    unit = logits.std()
+    pool.temperature.fill_(unit * temperature_scaling(logits / unit, data.y, held))
+    terms = pool.terms(hood, logits, data.y, known)
+
+    def loss() -> Tensor:
+        numbers = [(getattr(pool, name), *prior) for name, prior in PRIOR.items()]
+        prior = sum(((number - mean) / sd).square().sum() for number, mean, sd in numbers)
+        cost = F.nll_loss(pool(terms)[held].log(), data.y[held], reduction="sum")
+        return (cost + prior / 2) / int(held.sum())
+
+    rivals.minimised(list(pool.parameters()), loss)
+    return pool(terms).detach()
+
+
+def quality(found: Tensor | NeighborMixture, data: Data, known: Tensor, split: int):
+    """Scores on the test nodes: alone, in adjacent pairs and all together."""
+    test, y = data.test_mask, data.y
+    pairs = inner_edges(data.edge_index, test)
+    order = torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(split))
+    pairs = pairs[:, order[:MOST_PAIRS]]
+    posterior = None
+    if isinstance(found, NeighborMixture):
+        posterior = found.condition(y, known, num_samples=64)
+        probs = posterior.marginals()
+    else:
+        probs = found
+    row = {"test": node_scores(probs[test], y[test])}
+    row["own product"] = pair_log_probs(independent_pairs(probs, pairs), y, pairs).mean().item()
+    row["joint"] = -row["test"]["nll"]
+    if posterior is not None:
+        row["pairs"] = pair_log_probs(posterior.pairwise(pairs), y, pairs).mean().item()
+        joint = found.log_likelihood(y, test, known, 64)
+        row["joint"] = joint.item() / int(test.sum())
+    return row, probs
+
+
+def node_losses(probs: Tensor, data: Data) -> Tensor:
+    """``(2, n)``: the negative log-likelihood and the Brier score of every test node."""
+    probs, y = probs[data.test_mask], data.y[data.test_mask, None]
+    gap = probs.scatter_add(1, y, -torch.ones_like(y, dtype=probs.dtype))
+    return torch.stack([-probs.gather(1, y)[:, 0].clamp(min=1e-12).log(), gap.square().sum(-1)])
+
+
+def splits(args, results: Records) -> None:
+    """Every method on every classifier of the published splits."""
+    for graph in args.graphs:
+        for kind in args.backbones:
+            every = methods(graph, kind)
+            names = list(every) if args.methods == [""] else args.methods
+            each = {"split": args.splits, "fold": range(NUM_FOLDS), "method": names}
+            for key in results.missing(task="splits", dataset=graph, backbone=kind, **each):
+                cell = graph, kind, key["split"], key["fold"], args.data_root
+                data, hood = load(graph, *cell[2:])
+                logits = classifier(*cell, args.logits)
+                pyro.set_rng_seed(key["split"])
+                arguments = data, hood, logits, data.train_mask, data.val_mask
+                found, seconds = timed(every[key["method"]], *arguments)
+                row, probs = quality(found, data, data.train_mask, key["split"])
+                if args.logits:
+                    name = "_".join(map(str, (*cell[:4], key["method"])))
+                    torch.save(node_losses(probs, data), args.logits / f"{name}.nodes")
+                results.add(**key, **row, **{"fit seconds": seconds})
+
+
+def priors(args, results: Records) -> None:
+    """
+    The numbers of StackedNMM, with priors so wide that they hardly matter, fitted to all labels of
+    a split that the classifier did not learn from.
+    """
+    each = {"split": PRIOR_SPLITS, "fold": range(NUM_FOLDS)}
+    for key in results.missing(
+        task="priors", dataset=PRIOR_GRAPHS, backbone=["gcn", "gat"], **each
+    ):
+        cell = key["dataset"], key["backbone"], key["split"], key["fold"], args.data_root
+        data, hood = load(cell[0], *cell[2:])
+        logits = classifier(*cell, args.logits)
+        module = StackedNMM(logits.shape[1])
+        module.prior = {name: (mean, 10 * sd) for name, (mean, sd) in module.prior.items()}
+        pyro.set_rng_seed(key["split"])
+        module.fit(hood, logits, data.y, data.train_mask, data.val_mask | data.test_mask)
+        numbers = {name: p.item() for name, p in module.named_parameters() if p.numel() == 1}
+        numbers["pool.offsets"] = module.pool.offsets.std().item()
+        results.add(**key, numbers=numbers)
+
+
+def main(argv=None) -> Records:
+    return run(
+        argv,
+        __doc__,
+        [priors, splits],
+        choices={"backbones": ["gcn", "gat", "mlp"]},
+        graphs=GRAPHS,
+        backbones=["gcn", "gat"],
+        splits=[0, 1, 2, 3, 4],
+        methods=[""],
+        data_root=(Path, "folder of the data"),
+        logits=(Path, "folder for classifiers' logits"),
+        results=RESULTS / "calibration.jsonl",
+    )
+
+
+if __name__ == "__main__":
+    main()
