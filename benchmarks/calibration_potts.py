@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.utils import scatter
 
-
 from pyro_nmm import Neighborhood
 
 

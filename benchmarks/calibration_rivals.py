@@ -9,6 +9,7 @@ marginals (N, C).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Sequence
@@ -43,10 +44,8 @@ def minimised(numbers: Sequence[Tensor], loss: Callable[[], Tensor], steps: int 
             best, kept = value.item(), [number.detach().clone() for number in numbers]
         return value
 
-    try:
+    with contextlib.suppress(RuntimeError):  # a number that is too large for its type
         optimizer.step(closure)
-    except RuntimeError:  # a number that is too large for its type
-        pass
     with torch.no_grad():
         for number, value in zip(numbers, kept, strict=True):
             number.copy_(value)

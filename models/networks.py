@@ -61,7 +61,7 @@ def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor
     v = F.normalize(v, dim=-1)
     # index_select, whose gradient is summed in one order: a seed reproduces a run.
     ends = (v.index_select(-2, nodes) for nodes in (hood.target, hood.source))
-    return scale * torch.mul(*ends).sum(-1) + gamma * (hood.target == hood.source)
+    return scale * torch.mul(*ends).sum(-1) + gamma * (hood.target == hood.source).to(v)
 
 
 class NMMNetwork(nn.Module):

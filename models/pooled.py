@@ -84,8 +84,8 @@ class PooledScores(nn.Module):
         :param Tensor terms: ``(3, N, C)``, of :meth:`terms`.
         :return: ``(N, C)``: :math:`P`.
         """
-        weights = torch.stack([self.log_scale.exp(), self.neighbors, self.labels])
-        return (torch.tensordot(weights, terms, 1) + self.offsets).softmax(-1)
+        weights = torch.stack([self.log_scale.exp(), self.neighbors, self.labels]).to(terms)
+        return (torch.tensordot(weights, terms, 1) + self.offsets.to(terms)).softmax(-1)
 
     def extra_repr(self) -> str:
         numbers = {"scale": self.log_scale.exp(), "neighbors": self.neighbors}

@@ -282,8 +282,8 @@ def test_numbers_of_the_denoiser(name, wrong):
 def test_numbers_of_the_stacked(name, wrong):
     masks = torch.tensor([1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 0, 0]).bool()
     with pytest.raises(ValueError, match=f"{name} must .*{wrong}"):
-        StackedNMM(pool=False).fit(house(), torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0]), *masks,
-                         **{name: wrong})  # fmt: skip
+        StackedNMM(2).fit(house(), torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0]), *masks,
+                          **{name: wrong})  # fmt: skip
 
 
 def field():
