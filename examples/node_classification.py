@@ -123,9 +123,9 @@ def main(args) -> dict:
     }
 
     def on_top(logits):
-        """An NMM on top of what is trained: five numbers, from the validation nodes."""
-        stacked = StackedNMM().fit(hood, logits, y, data.train_mask, data.val_mask)
-        mix = stacked.mixture(hood, logits)
+        """An NMM on top of what is trained: few numbers, from the validation nodes."""
+        stacked = StackedNMM(num_classes).fit(hood, logits, y, data.train_mask, data.val_mask)
+        mix = stacked.mixture(hood, logits, y, data.train_mask)
         post = mix.condition(y, data.train_mask, num_samples=64)
         return mix, post.marginals(), scores(post.marginals(), data, pairs, post.pairwise(pairs))
 

@@ -16,7 +16,7 @@ PRIOR = {
     "log_scale": (-0.9, 0.7),
     "neighbors": (0.8, 0.4),
     "labels": (0.3, 0.4),
-    "offsets": (0.0, 0.4),
+    "offsets": (0.0, 0.7),
 }
 #: A walk goes on with this probability, for so many steps at most.
 GO_ON, STEPS = 0.9, 20

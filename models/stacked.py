@@ -14,6 +14,7 @@ from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.models import pooled
 from pyro_nmm.models.communities import check_hood, means
 from pyro_nmm.models.compatibility import between_nodes
+from pyro_nmm.models.known_labels import set_apart
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.stacked_fit import (
     COMMUNITY_PRIOR,
@@ -55,11 +56,10 @@ class StackedNMM(nn.Module):
 
         E_{q(c \mid y)} \sum_{i \text{ held out}} \log p(y_i \mid y_{<i}, c_{<i})
             + \log \text{prior}
-        \approx \log p(y_{\text{held out}} \mid y_{\text{train}}) + \log \text{prior}
+        \le \log p(y_{\text{held out}} \mid y_{\text{train}}) + \log \text{prior}
 
-    in orders with the training nodes first: *joint*, so that correlation counts, and
-    *conditional*, because a classifier is overconfident where it was trained. (It would be a
-    bound if :math:`q(c_{\text{train}} \mid y_{\text{train}})` were exact.)
+    in random orders: *joint*, so that correlation counts, and on nodes from which the classifier
+    did not learn, because it is overconfident on the others.
 
     >>> from pyro_nmm import Neighborhood
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
@@ -82,7 +82,8 @@ class StackedNMM(nn.Module):
 
     Like :class:`~pyro_nmm.models.NMMNetwork`, it maps ``(hood, scores, y, known)`` to
     ``(alpha, logits)``, so :class:`~pyro_nmm.guides.AmortizedNMM` takes it too. As ``alpha`` knows
-    the known labels, the mixture is one of the *other* labels, given these.
+    the known labels, the mixture is one of the *other* labels, given these: to condition on the
+    known ones as well would count them twice, and :meth:`mixture` sets them apart.
 
     **Communities.** With ``communities=True`` the communities of a graph are sources as well:
     label distributions that all their members may take theirs from, so that a known label tells
@@ -104,7 +105,7 @@ class StackedNMM(nn.Module):
     >>> hood = communities(edge_index, 4, membership=torch.tensor([0, 0, 1, 1]))
     >>> stacked = StackedNMM(2, communities=True)
     >>> stacked = stacked.fit(hood, scores, y, train, held_out, num_steps=20)
-    >>> stacked.mixture(hood, scores, y, train).alpha.shape  # four nodes and two communities
+    >>> stacked(hood, scores, y, train)[0].shape  # alpha of four nodes and two communities
     torch.Size([6, 2])
 
     **Neighbours that differ.** With a matrix :math:`H` of
@@ -114,8 +115,8 @@ class StackedNMM(nn.Module):
 
     **Scores alone.** With ``pool=False`` there are five numbers, :math:`P_j` is the softmax of
     scores times a number, no known label has a part in it, and the floor is one of
-    :math:`\alpha = \kappa P + \epsilon`. ``y`` and ``known`` are then left out of
-    :meth:`mixture`.
+    :math:`\alpha = \kappa P + \epsilon`. The fit conditions on the training labels, in orders
+    that have them first. ``y`` and ``known`` are then left out of :meth:`mixture`.
 
     :param int num_classes: ``C``; not needed for ``pool=False``.
     :param bool pool: Whether :math:`P` pools scores, neighbours and known labels.
@@ -235,7 +236,7 @@ class StackedNMM(nn.Module):
         :param Tensor scores: ``(N, C)`` the trained classifier's logits, in evaluation mode.
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read in the two sets only.
         :param Tensor train: ``(N,)`` boolean mask of the nodes that the classifier learned
-            from; they are conditioned on. None, if it learned from another graph.
+            from, known when the held-out are told; it may select nothing.
         :param Tensor held_out: ``(N,)`` boolean mask of nodes that it did not learn from, for
             example the validation nodes.
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2.
@@ -246,9 +247,10 @@ class StackedNMM(nn.Module):
             ``hood`` without communities or with some where there should be none, and for an
             ``lr`` at which the fit diverges; the module is then as it was before.
 
-        Cost: :math:`O(T E_\tau + E_\tau C)` a step, :math:`E_\tau` the edges into the two masks;
-        and :math:`O(E C)` once, 21 times. With ``R`` partitions into communities,
-        :math:`O(R N C)` a step more, because every member counts for the mean.
+        Cost: :math:`O(T E_\tau + E_\tau C)` a step, :math:`E_\tau` the edges into the held-out
+        nodes (into both sets without a pool); and :math:`O(E C)` once, 21 times. With ``R``
+        partitions into communities, :math:`O(R N C)` a step more, because every member counts for
+        the mean.
         """
         how = num_steps, num_samples, lr, progress
         return fit_numbers(
@@ -293,10 +295,15 @@ class StackedNMM(nn.Module):
         known: Tensor | None = None,
     ) -> NeighborMixture:
         """
-        The fitted distribution over the labels of all nodes; given the known labels, of the others.
-        The parameters are those of :meth:`forward`.
+        The fitted distribution over the labels of all nodes. With a pool it is that given the known
+        labels: known nodes have a source of their own each, beside those of ``hood``, and keep
+        their label. The parameters are those of :meth:`forward`.
         """
-        return NeighborMixture(hood, *self(hood, scores, y, known))
+        found = self(hood, scores, y, known)
+        if self.pool is None:
+            return NeighborMixture(hood, *found)
+        y, known = labels_of(hood, y), mask_of(hood, known, "known", empty=True)
+        return set_apart(hood, y, known, *found)
 
     def posterior(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, num_samples: int = 64

@@ -123,12 +123,12 @@ def parts_of(
     for fold in range(num_folds):
         out = torch.zeros_like(held_out)
         out[nodes[fold::num_folds]] = True
-        given = train | (held_out & ~out)
-        inputs = scores
+        given, inputs = train | (held_out & ~out), scores
         if stacked.pool is not None:
-            inputs = stacked.pool.terms(hood, scores, y, given)
+            # What is given has its part in the pool, and would otherwise count twice.
+            inputs, given = stacked.pool.terms(hood, scores, y, given), torch.zeros_like(given)
         # No label that is read depends on other nodes than those the observed may choose.
-        near, kept = sources_of(hood, train | held_out)
+        near, kept = sources_of(hood, given | out)
         parts.append(Part(near, inputs[..., kept, :], y[kept], given[kept], out[kept]))
     return parts
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
+from pyro_nmm.models.known_labels import set_apart
 from pyro_nmm.models.pooled import GO_ON, PRIOR, SHRINK, STEPS
 from pyro_nmm.models.stacked_fit import parts_of, surrogate
 from pyro_nmm.sources import communities
@@ -90,11 +91,12 @@ def test_temperature_scaling_and_a_bias_are_limits():
     temperature = temperature_scaling(scores, y, mask(5, 2, 3, 4))
     stacked.pool.temperature.fill_(temperature)
     found = stacked.mixture(hood, scores, y, known).marginals()
-    torch.testing.assert_close(found, (scores / temperature).softmax(-1))
+    torch.testing.assert_close(found[2:], (scores / temperature).softmax(-1)[2:])
+    torch.testing.assert_close(found[:2], torch.eye(3)[:2].double())  # what is known
     bias = torch.tensor([0.3, -1.0, 0.2])
     stacked.pool.offsets.data.copy_(bias)
     found = stacked.mixture(hood, scores, y, known).marginals()
-    torch.testing.assert_close(found, (scores / temperature + bias).softmax(-1))
+    torch.testing.assert_close(found[2:], (scores / temperature + bias).softmax(-1)[2:])
 
 
 def test_parameters_are_those_of_the_formula():
@@ -115,15 +117,44 @@ def test_parameters_are_those_of_the_formula():
 
 
 def test_posterior_is_that_of_the_enumeration():
+    """Of the other nodes, in which the known ones have a part by alpha alone."""
     torch.manual_seed(0)
     hood, scores = house(), torch.randn(5, 2)
     y, known, stacked = torch.tensor([1, 0, 0, 0, 0]), mask(5, 0), StackedNMM(2)
-    table = oracle.of_hood(hood, *(t.detach() for t in stacked(hood, scores, y, known)))
-    joint = torch.tensor(table.marginal(0, 3))[1]
-    exact = stacked.mixture(hood, scores, y, known).condition(y, known).marginals()[3]
-    torch.testing.assert_close(exact, joint / joint.sum())
-    drawn = stacked.posterior(hood, scores, y, known, num_samples=4000).marginals()[3]
-    torch.testing.assert_close(drawn, exact, rtol=0, atol=0.02)
+    alpha, logits = (t.detach() for t in stacked(hood, scores, y, known))
+    table = oracle.of_hood(hood, alpha, logits)
+    posterior = stacked.posterior(hood, scores, y, known)
+    torch.testing.assert_close(posterior.marginals()[3], torch.tensor(table.marginal(3)))
+    pair = posterior.pairwise(torch.tensor([[1], [3]]))[0]
+    torch.testing.assert_close(pair, torch.tensor(table.marginal(1, 3)))
+    assert torch.equal(posterior.marginals()[0], torch.tensor([0.0, 1.0]))
+    assert (posterior.sample((50,))[:, 0] == 1).all()
+    # A new label is one that alpha does not know.
+    joint = torch.tensor(table.marginal(2, 3))[0]
+    more = stacked.mixture(hood, scores, y, known).condition(y, mask(5, 0, 2))
+    torch.testing.assert_close(more.marginals()[3], joint / joint.sum())
+    drawn = posterior.condition(y, mask(5, 2), num_samples=4000).marginals()[3]
+    torch.testing.assert_close(drawn, joint / joint.sum(), rtol=0, atol=0.02)
+
+
+@given(seed=st.integers(0, 2**16))
+def test_what_is_set_apart_changes_nothing_else(seed):
+    """Labels of all sets of other nodes are as likely as before, where edges relabel too."""
+    torch.manual_seed(seed)
+    hood, known = house(), torch.rand(5) < 0.5
+    known[0], known[1] = False, True
+    alpha, logits, y = torch.rand(5, 2) + 0.1, torch.randn(hood.num_edges), torch.randint(2, (5,))
+    relabel = torch.rand(hood.num_edges, 2, 2)
+    relabel = relabel / relabel.sum(-1, keepdim=True)
+    others = (~known).nonzero()[:, 0]
+    labels = torch.tensor(list(itertools.product(range(2), repeat=len(others))))
+    for more in ((), (relabel,)):
+        before = NeighborMixture(hood, alpha, logits, *more)
+        after = set_apart(hood, y, known, alpha, logits, *more)
+        torch.testing.assert_close(
+            after.log_marginal(others, labels), before.log_marginal(others, labels)
+        )
+        torch.testing.assert_close(after.marginals()[known].argmax(-1), y[known])
 
 
 def test_gradient_of_the_conditional_bound():
