@@ -4,11 +4,12 @@
 """
 On top of trained classifiers: StackedNMM against what else calibrates them.
 
-    python benchmarks/calibration.py priors splits --data-root F
+    python benchmarks/calibration.py priors splits labels --data-root F
 
 Tasks: ``priors`` (the numbers of StackedNMM fitted to nearly all labels of splits that no table
-shows, from which its priors are) and ``splits`` (the published splits of three graphs). F holds
-``planetoid/`` and ``gats_splits/``; with ``--logits`` classifiers are kept in a folder.
+shows, from which its priors are), ``splits`` (the published splits of three graphs) and ``labels``
+(more and more of the test labels known). F holds ``planetoid/`` and ``gats_splits/``; with
+``--logits`` classifiers are kept in a folder.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import calibration_rivals as rivals
 import pyro
 import torch
 from calibration_data import NUM_FOLDS, classifier, load
+from calibration_labels import labels
 from calibration_potts import potts
 from common import RESULTS, Records, run
 from nodes_fits import node_scores, pair_log_probs
@@ -168,7 +170,7 @@ def main(argv=None) -> Records:
     return run(
         argv,
         __doc__,
-        [priors, splits],
+        [priors, splits, labels],
         choices={"backbones": ["gcn", "gat", "mlp"]},
         graphs=GRAPHS,
         backbones=["gcn", "gat"],

@@ -19,6 +19,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import annotators_tables
+import calibration_tables
 import claims
 import deviations_tables
 import epochs
@@ -83,6 +84,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         gradient_variance.tables(files["gradient_variance"]),
         speed_tables.tables(files["speed"]),
         repelling_tables.tables(files["repelling"]),
+        calibration_tables.tables(files["calibration"]),
         deviations_tables.tables(files),
         claims.tables(files),
     )

@@ -1,0 +1,175 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The tables of calibration.py's results, for report.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import mean, median
+
+from common import GRAPHS, pick, wrapped
+from writing import Paired, Rows, made, scores, sections, spread
+
+OURS, ABLATED = "StackedNMM", ("the pool alone", "StackedNMM, scores alone")
+BACKBONES = {"gcn": "GCN", "gat": "GAT", "mlp": "MLP"}
+RUN = ("split", "fold")
+NUMBERS = {
+    "pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "λ", "pool.offsets": "sd of b",
+    "log_kappa": "log κ", "log_floor": "log ε", "gamma": "γ", "similarity": "β",
+}  # fmt: skip
+
+
+def tables(rows: Rows) -> dict[str, str]:
+    makers = {
+        calibration: 3,
+        calibration_claim: 0,
+        calibration_priors: 3,
+        new_labels: 3,
+        new_labels_claim: 0,
+    }
+    return made(makers, rows)
+
+
+def cells(rows: Rows) -> dict[tuple, Rows]:
+    """By graph and backbone, each row with its scores on the test nodes."""
+    found = [row | row["test"] | {"pll": row.get("pairs", row["own product"])}
+             for row in pick(rows, task="splits")]  # fmt: skip
+    return sections(found, dataset=GRAPHS, backbone=BACKBONES)
+
+
+def rivals(part: Rows) -> list[str]:
+    names = dict.fromkeys(row["method"] for row in part)
+    return [name for name in names if name not in (OURS, *ABLATED)]
+
+
+def of(part: Rows, field: str, method: str) -> dict:
+    return scores(part, field, RUN, method=method)
+
+
+def gap(part: Rows, field: str, method: str) -> Paired:
+    """Ours minus another one, run by run."""
+    return Paired.of(of(part, field, OURS), of(part, field, method))
+
+
+def clear(part: Rows, field: str, method: str, sign: int = -1) -> bool:
+    """Whether the difference is significant after Bonferroni's correction for the rivals."""
+    change = gap(part, field, method)
+    return change.p < 0.05 / len(rivals(part)) and sign * change.mean > 0
+
+
+def marked(part: Rows, field: str, method: str) -> str:
+    if method == OURS:
+        return ""
+    mark = " †" * clear(part, field, method) + " ‡" * clear(part, field, method, 1)
+    return gap(part, field, method).spread(3) + mark
+
+
+def calibration(rows: Rows) -> Iterator[dict]:
+    """All methods, and what StackedNMM differs from them, run by run."""
+    for (graph, backbone), part in cells(rows).items():
+        for (method,), found in sections(part, method=[*rivals(part), *ABLATED, OURS]).items():
+            line = {"graph": graph, "backbone": backbone, "method": method}
+            line["runs"] = f"{len(found)}"
+            line["accuracy"] = f"{100 * mean(row['accuracy'] for row in found):.1f}"
+            for field, name in (("nll", "NLL"), ("brier", "Brier")):
+                values = [row[field] for row in found]
+                line[name] = f"{mean(values):.3f} ({median(values):.3f})"
+                line[name, "ours minus"] = marked(part, field, method)
+            line["ECE"] = f"{mean(row['ece'] for row in found):.3f}"
+            line["PLL"] = f"{mean(row['pll'] for row in found):.3f}"
+            line["log p(test \\| train)"] = f"{mean(row['joint'] for row in found):.3f}"
+            line["s"] = f"{median(row['fit seconds'] for row in found):.1f}"
+            yield line
+
+
+def calibration_claim(rows: Rows) -> str:
+    """Where StackedNMM is ahead of all rivals, and every cell where it is not."""
+    found = {key: part for key, part in cells(rows).items() if pick(part, method=OURS)}
+    if not found:
+        return "Nothing has been measured yet."
+    texts, missed = [], []
+    for field, name in (("nll", "NLL"), ("brier", "Brier score")):
+        ahead = sure = 0
+        for (graph, backbone), part in found.items():
+            behind = [rival for rival in rivals(part) if not gap(part, field, rival).mean < 0]
+            unsure = [rival for rival in rivals(part) if not clear(part, field, rival)]
+            ahead, sure = ahead + (not behind), sure + (not unsure)
+            missed += [f"{graph} with {backbone}: {name} {gap(part, field, rival).mean:+.4f} "
+                       f"against {rival}" for rival in behind]  # fmt: skip
+        texts.append(
+            f"StackedNMM's mean {name} is below that of every rival in {ahead} of {len(found)} "
+            f"cells (graph and backbone), significantly below each of them in {sure}."
+        )
+    errors = {key: gap(part, "ece", "GATS") for key, part in found.items()}
+    errors = {key: change for key, change in errors.items() if len(change)}
+    if errors:
+        worse = {key: change for key, change in errors.items() if change.mean > 0.002}
+        changes = [change.mean for change in errors.values()]
+        texts.append(
+            f"Its calibration error differs from that of GATS by {min(changes):+.3f} to "
+            f"{max(changes):+.3f}, by more than +.002 in {len(worse)}."
+        )
+        missed += [f"{graph} with {backbone}: calibration error {change.mean:+.4f} against GATS"
+                   for (graph, backbone), change in worse.items()]  # fmt: skip
+    pool = [gap(part, "nll", ABLATED[0]).mean for part in found.values()]
+    joint = [mean(of(part, "joint", OURS).values()) + mean(of(part, "nll", OURS).values())
+             for part in found.values()]  # fmt: skip
+    texts.append(
+        f"Most of this is the pool: with an NMM on it, the NLL changes by {min(pool):+.4f} to "
+        f"{max(pool):+.4f}. What the NMM adds is the joint: log "
+        f"p(test | train) is {min(joint):.3f} to {max(joint):.3f} nats a node above the sum of its "
+        f"own marginals."
+    )
+    texts.append(f"**Missed**: {'; '.join(missed)}." if missed else "No cell is missed.")
+    return wrapped(" ".join(texts))
+
+
+def calibration_priors(rows: Rows) -> Iterator[dict]:
+    """Numbers fitted to nearly all labels of splits that are not reported."""
+    for (graph, backbone), part in sections(
+        pick(rows, task="priors"), dataset=GRAPHS, backbone=BACKBONES
+    ).items():
+        line = {"graph": graph, "backbone": backbone, "fits": f"{len(part)}"}
+        for number, name in NUMBERS.items():
+            line[name] = spread([row["numbers"][number] for row in part], 2)
+        yield line
+
+
+def by_share(rows: Rows) -> dict[tuple, Rows]:
+    """By graph, backbone and the share of the test labels that are known."""
+    found = [row | row["test"] for row in pick(rows, task="labels")]
+    return sections(found, dataset=GRAPHS, backbone=BACKBONES, share=None)
+
+
+def new_labels(rows: Rows) -> Iterator[dict]:
+    """NLL, and calibration error in brackets, of each method on the same half of the test nodes."""
+    for (graph, backbone, share), part in by_share(rows).items():
+        line = {"graph": graph, "backbone": backbone, "known": f"{100 * share:.0f} %"}
+        for (method,), found in sections(part, method=()).items():
+            error = mean(row["ece"] for row in found)
+            line[method] = f"{mean(row['nll'] for row in found):.3f} ({error:.3f})"
+        seconds = [row["seconds"] for row in part if row["method"] == "StackedNMM, updated"]
+        yield line | {"update, s": f"{median(seconds):.1f}", "splits": f"{len(seconds)}"}
+
+
+def new_labels_claim(rows: Rows) -> str:
+    """StackedNMM after an update against C&S, where some of the test labels are known."""
+    found = {key: part for key, part in by_share(rows).items() if key[2] > 0}
+    if not found:
+        return "Nothing has been measured yet."
+    changes = {}
+    for field in ("nll", "ece"):
+        ours, theirs = ({key: scores(part, field, ("split",), method=method)
+                         for key, part in found.items()}
+                        for method in ("StackedNMM, updated", "C&S"))  # fmt: skip
+        changes[field] = [Paired.of(ours[key], theirs[key]) for key in found]
+    gains = [change.mean for change in changes["nll"]]
+    errors = [change.mean for change in changes["ece"]]
+    return wrapped(
+        f"After an update the NLL of StackedNMM is {min(gains):+.3f} to {max(gains):+.3f} nats "
+        f"above that of C&S with the same labels, below it in "
+        f"{sum(gain < 0 for gain in gains)} of {len(gains)} cells (graph and share), significantly "
+        f"in {sum(change.clear(-1) for change in changes['nll'])}; its calibration error is lower "
+        f"in {sum(error < 0 for error in errors)}, by {min(errors):+.3f} to {max(errors):+.3f}."
+    )
