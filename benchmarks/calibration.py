@@ -130,11 +130,11 @@ def splits(args, results: Records) -> None:
         for kind in args.backbones:
             every = methods(graph, kind)
             names = list(every) if args.methods == [""] else args.methods
-            each = {"split": args.splits, "fold": range(NUM_FOLDS), "method": names}
+            each = {"split": args.splits, "fold": range(args.num_folds), "method": names}
             for key in results.missing(task="splits", dataset=graph, backbone=kind, **each):
                 cell = graph, kind, key["split"], key["fold"], args.data_root
                 data, hood = load(graph, *cell[2:])
-                logits = classifier(*cell, args.logits)
+                logits = classifier(*cell, args.logits, args.num_epochs)
                 pyro.set_rng_seed(key["split"])
                 arguments = data, hood, logits, data.train_mask, data.val_mask
                 found, seconds = timed(every[key["method"]], *arguments)
@@ -150,13 +150,12 @@ def priors(args, results: Records) -> None:
     The numbers of StackedNMM, with priors so wide that they hardly matter, fitted to all labels of
     a split that the classifier did not learn from.
     """
-    each = {"split": PRIOR_SPLITS, "fold": range(NUM_FOLDS)}
-    for key in results.missing(
-        task="priors", dataset=PRIOR_GRAPHS, backbone=["gcn", "gat"], **each
-    ):
+    each = {"split": PRIOR_SPLITS, "fold": range(args.num_folds)}
+    kinds = {"dataset": args.prior_graphs, "backbone": args.backbones}
+    for key in results.missing(task="priors", **kinds, **each):
         cell = key["dataset"], key["backbone"], key["split"], key["fold"], args.data_root
         data, hood = load(cell[0], *cell[2:])
-        logits = classifier(*cell, args.logits)
+        logits = classifier(*cell, args.logits, args.num_epochs)
         module = StackedNMM(logits.shape[1])
         module.prior = {name: (mean, 10 * sd) for name, (mean, sd) in module.prior.items()}
         pyro.set_rng_seed(key["split"])
@@ -166,20 +165,17 @@ def priors(args, results: Records) -> None:
         results.add(**key, numbers=numbers)
 
 
-def main(argv=None) -> Records:
+def main(argv: list[str] | None = None) -> Records:
+    small = {"graphs": ["digits"], "prior_graphs": ["digits"], "backbones": ["gcn"]}
+    small |= {"splits": [100], "num_folds": 1, "num_epochs": 2}
     return run(
-        argv,
-        __doc__,
-        [priors, splits, labels],
+        argv, __doc__, (priors, splits, labels), smoke=small,
         choices={"backbones": ["gcn", "gat", "mlp"]},
-        graphs=GRAPHS,
-        backbones=["gcn", "gat"],
-        splits=[0, 1, 2, 3, 4],
-        methods=[""],
-        data_root=(Path, "folder of the data"),
-        logits=(Path, "folder for classifiers' logits"),
+        graphs=GRAPHS, prior_graphs=PRIOR_GRAPHS, backbones=["gcn", "gat"], splits=[0, 1, 2, 3, 4],
+        num_folds=NUM_FOLDS, methods=([""], "names, default all"), num_epochs=2000,
+        data_root=Path, logits=(Path, "folder for classifiers' logits"),
         results=RESULTS / "calibration.jsonl",
-    )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

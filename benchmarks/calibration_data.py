@@ -86,22 +86,24 @@ def network(kind: str, num_features: int, num_classes: int, dropout: float = 0.5
 
 
 def classifier(
-    name: str, kind: str, split: int, fold: int, root: Path | None, folder: Path | None
-) -> Tensor:
+    name: str, kind: str, split: int, fold: int, root: Path | None, folder: Path | None,
+    num_epochs: int,
+) -> Tensor:  # fmt: skip
     """``(N, C)``: logits of the protocol's classifier, kept in a folder if there is one."""
     path = folder and folder / f"{name}_{kind}_{split}_{fold}.pt"
     if path and path.exists():
         return torch.load(path, weights_only=True)
     data, _ = load(name, split, fold, root)
     pyro.set_rng_seed(10 * split + fold)
-    logits = trained(network(kind, data.num_features, int(data.y.max()) + 1), data)
+    module = network(kind, data.num_features, int(data.y.max()) + 1)
+    logits = trained(module, data, num_epochs)
     if path:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(logits, path)
     return logits
 
 
-def trained(module: nn.Module, data: Data, num_epochs: int = 2000, patience: int = 100) -> Tensor:
+def trained(module: nn.Module, data: Data, num_epochs: int, patience: int = 100) -> Tensor:
     """
     The protocol's training: kept is the last epoch with the best accuracy and the least loss on the
     held-out nodes so far, and patience ends when neither has been equalled for so long.

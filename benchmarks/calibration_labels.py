@@ -96,7 +96,7 @@ def labels(args, results: Records) -> None:
         ):
             cell = graph, kind, key["split"], 0, args.data_root
             data, hood = load(graph, *cell[2:])
-            logits, train = classifier(*cell, args.logits), data.train_mask
+            logits, train = classifier(*cell, args.logits, args.num_epochs), data.train_mask
             generator = torch.Generator().manual_seed(key["split"])
             test = data.test_mask.nonzero()[:, 0]
             test = test[torch.randperm(len(test), generator=generator)]

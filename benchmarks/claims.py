@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from statistics import mean
 
+import calibration_tables
 import fields_tables
 import images_tables
 import links_tables
@@ -34,8 +35,9 @@ def tables(files: Files) -> dict[str, str]:
 
 def what_reproduces(files: Files) -> str:
     """What of the paper reproduces and what does not, a line for each experiment."""
-    lines = [*on_nodes(files["nodes"]), on_fields(files["fields"]), on_links(files["links"])]
-    return bullets([*lines, on_images(files["images"])])
+    lines = [*on_nodes(files["nodes"]), calibration_tables.in_brief(files.get("calibration", []))]
+    lines += [on_fields(files["fields"]), on_links(files["links"]), on_images(files["images"])]
+    return bullets([line for line in lines if line])
 
 
 def see(section: str) -> str:
@@ -53,8 +55,8 @@ def on_nodes(rows: Rows) -> list[str]:
         f"(NLL) is significantly worse than the temperature-scaled backbone's in "
         f"{len(nll.higher)} of {nll.number}. The correlation that it learns is worth "
         f"{mean(nodes_claims.shares(rows, False)):.4f} nats a pair of nodes.",
-        f"An NMM *on top of a trained classifier*, `StackedNMM`, **helps a little**: its NLL is "
-        f"{-on_top.means[-1]:.3f} to {-on_top.means[0]:.3f} nats a node below temperature "
+        f"An NMM *on top of a trained classifier*, of its scores alone, **helps a little**: its "
+        f"NLL is {-on_top.means[-1]:.3f} to {-on_top.means[0]:.3f} nats a node below temperature "
         f"scaling's, significantly in {len(on_top.lower)} of {on_top.number} cells.",
     ]
 

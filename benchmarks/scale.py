@@ -27,7 +27,7 @@ LARGE, DENSE = (10**6, 10**7, 20), (13_752, 490_000, 10)
 #: Of latent labels that annotators answered about.
 LATENT, ANNOTATORS = (10**6, 10**7, 7), 10
 QUERIES = (
-    "fit", "condition", "marginals", "pairwise", "sample", "log_likelihood", "sequential",
+    "fit", "pooled", "condition", "marginals", "pairwise", "sample", "log_likelihood", "sequential",
     "sweep", "annotators",
 )  # fmt: skip
 SIZES = {"sequential": DENSE, "sweep": LATENT, "annotators": LATENT}
@@ -49,7 +49,8 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int):
     train, held_out, test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01
     pairs = torch.randint(num_nodes, (2, 1000))
     name = {
-        "fit": "StackedNMM.fit, 2 % + 2 %",
+        "fit": "StackedNMM.fit on scores alone, 2 % + 2 %",
+        "pooled": "StackedNMM.fit, 2 % + 2 %",
         "condition": "condition, 64 samples",
         "pairwise": "pairwise of 1,000 pairs",
         "log_likelihood": f"log_likelihood of {int(test.sum())} nodes, 16 particles",
@@ -57,6 +58,7 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int):
     }.get(query, query)
     run = {
         "fit": lambda: StackedNMM(pool=False).fit(hood, scores, y, train, held_out, num_steps=150),
+        "pooled": lambda: StackedNMM(num_classes).fit(hood, scores, y, train, held_out),
         "condition": lambda: mix.condition(y, train, 64),
         "log_likelihood": lambda: mix.log_likelihood(y, test, num_particles=16),
     }

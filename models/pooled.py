@@ -38,10 +38,10 @@ class PooledScores(nn.Module):
         \ell_{ik} &= \log \frac{R_{ik} + \tau \pi_k}{\sum_l R_{il} + \tau} - \log \pi_k, \qquad
         R = (1 - g) \sum_{r=0}^{19} g^r W^r Y + g^{20} W^{20} Y
 
-    of scores :math:`x` and their temperature :math:`t`, where a step of the walk :math:`W` goes to
-    any of :math:`n(i)`, :math:`Y` has a one for the label of every node where it is known and zeros
-    elsewhere, :math:`\pi` is the share of each label, :math:`g = .9` and :math:`\tau = .01`. The
-    third term is what label propagation [2] says of a label above its share; where no label is
+    of scores :math:`x`, ``(N, C)``, and their temperature :math:`t`, where a step of the walk
+    :math:`W` goes to any of :math:`n(i)`, :math:`Y` has a one for the label of every node where it
+    is known and zeros elsewhere, :math:`\pi` is the share of each label, :math:`g = .9` and
+    :math:`\tau = .01`. The third term is what label propagation [2] says of a label above its share; where no label is
     known it is zero. With :math:`s = 1` and :math:`a = \lambda = 0` this is temperature scaling
     with a bias [3], and without the offsets :math:`b` temperature scaling.
 

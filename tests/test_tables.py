@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import annotators_tables  # noqa: E402
+import calibration_tables  # noqa: E402
 import claims  # noqa: E402
 import common  # noqa: E402
 import deviations_tables  # noqa: E402
@@ -31,7 +32,7 @@ sys.path.remove(str(BENCHMARKS))
 FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables,
          "speed": speed_tables, "gradient_variance": gradient_variance,
          "hidden": hidden_tables, "repelling": repelling_tables,
-         "annotators": annotators_tables}  # fmt: skip
+         "annotators": annotators_tables, "calibration": calibration_tables}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +72,10 @@ def test_every_row_is_shown(name, monkeypatch):
     monkeypatch.setattr(writing.Paired, "p", 1.0)  # for speed
     every = read(name)
     assert every
-    # The tables of noisy labels are slow, and say of a cell what its rows say.
-    fields = ("task", "graph", "section", "cell", "level") if name == "annotators" else ()
+    # These tables are slow, and say of a cell what its rows say.
+    slow = {"annotators": ("task", "graph", "section", "cell", "level")}
+    slow |= {"calibration": ("task", "dataset", "backbone")}
+    fields = slow.get(name, ())
     for rows in common.grouped(every, *fields).values():
         whole = shown(name, rows)
         for number in ends(rows):

@@ -1,0 +1,124 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the benchmark of calibration compares with: rivals that are written here."""
+
+import itertools
+
+import networkx as nx
+import pytest
+import torch
+from graphs import house, to_hood
+from test_examples import load
+from torch.nn import functional as F
+from torch_geometric.data import Data
+
+from pyro_nmm.models import temperature_scaling
+
+
+@pytest.fixture(scope="module")
+def rivals():
+    return load("benchmarks/calibration_rivals.py")
+
+
+def test_belief_propagation_is_exact_on_trees():
+    torch.manual_seed(0)
+    field = load("benchmarks/calibration_potts.py").Potts
+    tree = nx.random_labeled_tree(6, seed=1)
+    probs, y = torch.rand(6, 3).softmax(-1), torch.tensor([0, 2, 0, 0, 0, 0])
+    known = torch.tensor([0, 1, 0, 0, 0, 0]).bool()
+    log_scale, coupling = torch.tensor(0.3), torch.tensor(0.7)
+    found = field(to_hood(tree), probs, y, known).messages(log_scale, coupling, steps=60)[0]
+    every = torch.tensor(list(itertools.product(range(3), repeat=6)))
+    own = (log_scale.exp() * probs.log()).log_softmax(-1)
+    weight = own.gather(1, every.T).sum(0)
+    for i, j in tree.edges:
+        weight = weight + F.softplus(coupling) * (every[:, i] == every[:, j])
+    weight = weight.masked_fill(every[:, 1] != 2, -torch.inf).softmax(0)
+    exact = torch.einsum("s,snk->nk", weight, F.one_hot(every, 3).to(weight))
+    torch.testing.assert_close(found.softmax(-1), exact, rtol=0, atol=1e-4)
+
+
+def test_gats_is_that_of_its_equations(rivals):
+    torch.manual_seed(0)
+    hood, logits = house(), torch.randn(5, 3)
+    known = torch.tensor([1, 0, 0, 0, 0]).bool()
+    layer = rivals.GATS(hood, known, 3, heads=2)
+    layer.coefficient.data.fill_(0.4)
+    layer.of_near.data.copy_(torch.tensor([1.3, 0.8]))
+    rows = [hood.source[hood.ptr[i] : hood.ptr[i + 1]].tolist() for i in range(5)]
+    near = [1.3 if i == 0 else 0.8 if 0 in rows[i] else 1.0 for i in range(5)]
+    sure = logits.softmax(-1).amax(-1)
+    for i in range(5):
+        weights, temperatures, gap = [], [], 0.0
+        for j in rows[i]:
+            x = logits[j]
+            ranked = ((x - x.min()) / (x.max() - x.min())).sort().values
+            temperatures.append(layer.ranks.weight @ ranked * near[j])
+            weights.append(F.leaky_relu(logits[i] @ logits[j] / near[i] / near[j], 0.2))
+            gap = gap + sure[i] - sure[j]
+        alike = torch.stack(weights).softmax(0) @ torch.stack(temperatures)
+        found = F.softplus(alike + 0.4 * gap / len(rows[i])).mean() + 1
+        torch.testing.assert_close(layer(logits)[i], logits[i] / found)
+
+
+def test_calibrations_of_few_numbers(rivals):
+    torch.manual_seed(0)
+    hood = to_hood(nx.cycle_graph(200))
+    logits = 2 * torch.randn(200, 3)
+    y = torch.distributions.Categorical(logits=logits / 3 + torch.tensor([1.0, 0, 0])).sample()
+    data, held = Data(y=y), torch.rand(200) < 0.8
+    known = ~held
+    scaled = rivals.temperature(data, hood, logits, known, held)
+    expected = (logits / temperature_scaling(logits, y, held)).softmax(-1)
+    torch.testing.assert_close(scaled, expected, rtol=0, atol=1e-3)
+    losses = [
+        F.nll_loss(make(data, hood, logits, known, held)[held].log(), y[held])
+        for make in (rivals.vector, rivals.shrunk_vector, rivals.temperature)
+    ]
+    assert losses[0] <= losses[1] <= losses[2]  # the fewer the limits, the better the fit
+    three = rivals.three_numbers(data, hood, logits, known, held)
+    assert F.nll_loss(three[held].log(), y[held]) < losses[2] + 1e-4
+
+
+def test_no_new_label_recalibrates_itself():
+    labels = load("benchmarks/calibration_labels.py")
+    y, seen = torch.randint(2, (30,)), []
+    new, known = torch.arange(30) < 20, torch.arange(30) > 24
+
+    def make(given):
+        seen.append(given)
+        return torch.full((30, 2), 0.5)
+
+    labels.by_folds(make, Data(y=y, num_nodes=30), known, new)
+    *folds, last = seen
+    assert torch.equal(last, known | new)
+    left_out = torch.stack([(known | new) & ~given for given in folds])
+    assert torch.equal(left_out.sum(0), new.long())
+
+
+def test_drawn_splits_are_like_the_published_ones():
+    data = load("benchmarks/calibration_data.py")
+    y = torch.arange(10).repeat_interleave(40)
+    folds, test = data.drawn(y, seed=7)
+    assert [len(fold) for fold in folds] == [20, 20, 20]
+    assert all((y[fold].bincount(minlength=10) == 2).all() for fold in folds)
+    every = torch.cat([*folds, test])
+    assert torch.equal(every.sort().values, torch.arange(400))
+
+
+@pytest.mark.slow
+def test_benchmark_of_calibration(tmp_path):
+    torch.set_default_dtype(torch.float)
+    benchmark = load("benchmarks/calibration.py")
+    path = tmp_path / "calibration.jsonl"
+    methods = ["raw", "GATS", "CaGCN", "C&S", "Potts on C&S", "the pool alone", "StackedNMM"]
+    tasks = ["priors", "splits", "labels", "--smoke", "--results", str(path), "--methods", *methods]
+    rows = benchmark.main(tasks).rows
+    assert len(rows) == len(path.read_text().splitlines()) == 2 + len(methods) + 4 * 5
+    assert len(benchmark.main(tasks).rows) == len(rows)
+    by_name = {row["method"]: row for row in rows if row["task"] == "splits"}
+    assert by_name.keys() == set(methods)
+    for name in methods[1:]:
+        assert by_name[name]["test"]["nll"] < by_name["raw"]["test"]["nll"]
+    assert by_name["StackedNMM"]["joint"] > -by_name["StackedNMM"]["test"]["nll"]
