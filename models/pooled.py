@@ -41,9 +41,9 @@ class PooledScores(nn.Module):
     of scores :math:`x`, ``(N, C)``, and their temperature :math:`t`, where a step of the walk
     :math:`W` goes to any of :math:`n(i)`, :math:`Y` has a one for the label of every node where it
     is known and zeros elsewhere, :math:`\pi` is the share of each label, :math:`g = .9` and
-    :math:`\tau = .01`. The third term is what label propagation [2] says of a label above its share; where no label is
-    known it is zero. With :math:`s = 1` and :math:`a = \lambda = 0` this is temperature scaling
-    with a bias [3], and without the offsets :math:`b` temperature scaling.
+    :math:`\tau = .01`. The third term is what label propagation [2] says of a label above its
+    share; where no label is known it is zero. With :math:`s = 1` and :math:`a = \lambda = 0` this
+    is temperature scaling with a bias [3], and without the offsets :math:`b` temperature scaling.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
     >>> pool, scores = PooledScores(2), torch.zeros(3, 2)
