@@ -4,12 +4,12 @@
 """
 On top of trained classifiers: StackedNMM against what else calibrates them.
 
-    python benchmarks/calibration.py priors splits labels --data-root F
+    python benchmarks/calibration.py priors splits labels counts --data-root F
 
 Tasks: ``priors`` (the numbers of StackedNMM fitted to nearly all labels of splits that no table
-shows, from which its priors are), ``splits`` (the published splits of three graphs) and ``labels``
-(more and more of the test labels known). F holds ``planetoid/`` and ``gats_splits/``; with
-``--logits`` classifiers are kept in a folder.
+shows, from which its priors are), ``splits`` (the published splits of three graphs), ``labels``
+(more and more of the test labels known) and ``counts`` (of labels in sets of nodes). F holds
+``planetoid/`` and ``gats_splits/``; with ``--logits`` classifiers are kept in a folder.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import calibration_rivals as rivals
 import pyro
 import torch
+from calibration_counts import counts
 from calibration_data import NUM_FOLDS, classifier, load
 from calibration_labels import labels
 from calibration_potts import potts
@@ -169,7 +170,7 @@ def main(argv: list[str] | None = None) -> Records:
     small = {"graphs": ["digits"], "prior_graphs": ["digits"], "backbones": ["gcn"]}
     small |= {"splits": [100], "num_folds": 1, "num_epochs": 2}
     return run(
-        argv, __doc__, (priors, splits, labels), smoke=small,
+        argv, __doc__, (priors, splits, labels, counts), smoke=small,
         choices={"backbones": ["gcn", "gat", "mlp"]},
         graphs=GRAPHS, prior_graphs=PRIOR_GRAPHS, backbones=["gcn", "gat"], splits=[0, 1, 2, 3, 4],
         num_folds=NUM_FOLDS, methods=([""], "names, default all"), num_epochs=2000,

@@ -207,3 +207,46 @@ def new_labels_claim(rows: Rows) -> str:
         f"in {sum(change.clear(-1) for change in changes['nll'])}; its calibration error is lower "
         f"in {sum(error < 0 for error in errors)}, by {min(errors):+.3f} to {max(errors):+.3f}."
     )
+
+
+MODELS = ("joint", "own product", "temperature")
+
+
+def counts_in_sets(rows: Rows) -> Iterator[dict]:
+    """Coverage of 90 % intervals, their width and the CRPS, means over splits."""
+    found = sections(pick(rows, task="counts"), dataset=GRAPHS, backbone=BACKBONES, size=None)
+    for (graph, backbone, size), part in found.items():
+        line = {"graph": graph, "backbone": backbone, "nodes": f"{size}", "splits": f"{len(part)}"}
+        for model in MODELS:
+            means = {field: mean(row[model][field] for row in part) for field in part[0][model]}
+            line[model, f"{model}: coverage"] = f"{100 * means['coverage']:.1f} %"
+            line[model, "width"] = f"{means['width']:.2f}"
+            line[model, "CRPS"] = f"{means['CRPS']:.4f}"
+        yield line
+
+
+def counts_claim(rows: Rows) -> str:
+    """What the joint adds to counts, and what it does not."""
+    found = sections(pick(rows, task="counts"), dataset=(), backbone=(), size=None)
+    if not found:
+        return "Nothing has been measured yet."
+    texts = []
+    for model in MODELS[1:]:
+        changes = [
+            Paired([row["joint"]["CRPS"] / row[model]["CRPS"] - 1 for row in part])
+            for part in found.values()
+        ]
+        means = [100 * change.mean for change in changes]
+        texts.append(
+            f"{min(means):+.1f} to {max(means):+.1f} % against {model} (lower in "
+            f"{sum(value < 0 for value in means)} of {len(means)} cells, significantly in "
+            f"{sum(change.clear(-1) for change in changes)})"
+        )
+    each = [[100 * mean(row[model]["coverage"] for row in part) for part in found.values()]
+            for model in MODELS]  # fmt: skip
+    covered = [f"{min(values):.0f} to {max(values):.0f} % ({name})"
+               for name, values in zip(MODELS, each, strict=True)]  # fmt: skip
+    return wrapped(
+        f"The joint distribution changes the CRPS of counts by {' and '.join(texts)}. Intervals "
+        f"that should cover 90 % cover {', '.join(covered)}."
+    )

@@ -107,16 +107,43 @@ def test_drawn_splits_are_like_the_published_ones():
     assert torch.equal(every.sort().values, torch.arange(400))
 
 
+def test_scores_of_counts():
+    """Against the definition, by all pairs of draws; and sets that grow."""
+    benchmark = load("benchmarks/calibration_counts.py")
+    torch.manual_seed(0)
+    draws, truth = torch.randint(5, (7, 3)), torch.tensor([1, 4, 2])
+    apart = (draws[:, None] - draws).abs().double().mean((0, 1)) / 2
+    expected = (draws - truth).abs().double().mean(0) - apart
+    torch.testing.assert_close(benchmark.crps(draws, truth), expected)
+    hood, inside = to_hood(nx.path_graph(9)), torch.arange(9) != 4
+    found = benchmark.grown(hood, inside, 3, torch.Generator().manual_seed(0))
+    assert inside[found].all()
+    assert (found.sort().values.diff() == 1).all()
+    assert benchmark.grown(hood, inside, 5, torch.Generator().manual_seed(0)) is None
+
+
 @pytest.mark.slow
 def test_benchmark_of_calibration(tmp_path):
     torch.set_default_dtype(torch.float)
     benchmark = load("benchmarks/calibration.py")
     path = tmp_path / "calibration.jsonl"
     methods = ["raw", "GATS", "CaGCN", "C&S", "Potts on C&S", "the pool alone", "StackedNMM"]
-    tasks = ["priors", "splits", "labels", "--smoke", "--results", str(path), "--methods", *methods]
+    tasks = [
+        "priors",
+        "splits",
+        "labels",
+        "counts",
+        "--smoke",
+        "--results",
+        str(path),
+        "--methods",
+        *methods,
+    ]
     rows = benchmark.main(tasks).rows
-    assert len(rows) == len(path.read_text().splitlines()) == 2 + len(methods) + 4 * 5
+    assert len(rows) == len(path.read_text().splitlines()) == 2 + len(methods) + 4 * 5 + 3
     assert len(benchmark.main(tasks).rows) == len(rows)
+    for row in rows[-3:]:  # a set is small, and its counts are within it
+        assert all(0 <= row[name]["width"] <= row["size"] for name in ("joint", "temperature"))
     by_name = {row["method"]: row for row in rows if row["task"] == "splits"}
     assert by_name.keys() == set(methods)
     for name in methods[1:]:

@@ -114,3 +114,20 @@ def continued(
     log_weights = log_weights + torch.cat(gains) if weighted else log_weights
     choices, nodes = torch.cat([choices, torch.cat(drawn)], 1), torch.cat([old.nodes, nodes])
     return Components(old.alpha, nodes, labels, choices, log_weights)
+
+
+def check_agreement(posterior, y: Tensor, observed: Tensor) -> None:
+    """Nodes whose labels are known already must keep them."""
+    both = observed & posterior.observed
+    if posterior.latent and both.any():
+        raise ValueError(
+            f"observed selects node {int(both.nonzero()[0])}, which has evidence already: give "
+            f"the mixture all evidence at once, 0 and -inf for a known label"
+        )
+    wrong = both & (y != posterior.labels)
+    if wrong.any():
+        node = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"y holds label {y[node].item()} at node {node}, which is known to have label "
+            f"{posterior.labels[node].item()}: mask that node out with observed"
+        )

@@ -10,18 +10,17 @@ from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
+from pyro_nmm.distributions import queries
 from pyro_nmm.distributions.components import Components
-from pyro_nmm.distributions.conditioning import all_components, continued
+from pyro_nmm.distributions.conditioning import all_components, check_agreement, continued
 from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.edges import check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
 from pyro_nmm.ops.gibbs import Chains
-from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, spread
-from pyro_nmm.ops.sampling import pick
-from pyro_nmm.relabel import of_edges, pass_on
+from pyro_nmm.relabel import of_edges
 from pyro_nmm.validation import check_label_range, check_labels, check_nodes, check_pairs
 
 
@@ -75,15 +74,15 @@ class Posterior:
         self.num_classes, self.nodes = components.alpha.shape[-1], components.nodes
         self.is_exact, self.weighted = is_exact, weighted
         # The place of every node among the observed ones, or -1.
-        self._place = torch.full((hood.num_nodes,), -1, device=hood.device)
-        self._place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
-        self.observed, self.chains = self._place >= 0, chains
+        self.place = torch.full((hood.num_nodes,), -1, device=hood.device)
+        self.place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
+        self.observed, self.chains = self.place >= 0, chains
         self.latent = self.shown.dim() == 2
         self._probs = components.probs() if chains is None else chains.probs
         if relabel is not None:
             self._probs = one_hot(self.shown, self.num_classes).to(components.alpha)
         # Zero stands for "not known".
-        self.labels = torch.zeros_like(self._place)
+        self.labels = torch.zeros_like(self.place)
         self.labels[self.nodes] = self._probs.argmax(-1)
 
     def __repr__(self) -> str:
@@ -131,7 +130,7 @@ class Posterior:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         observed = torch.ones_like(self.observed) if observed is None else observed
         check_mask(observed, self.hood.num_nodes, self.hood.device)
-        self._check_known_labels(y, observed)
+        check_agreement(self, y, observed)
         nodes = (observed & ~self.observed).nonzero()[:, 0]
         labels = y[nodes]
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
@@ -153,22 +152,7 @@ class Posterior:
             options |= {"relabel": self.relabel, "shown": shown}
         return Posterior(self.hood, self.logits, components, **options)
 
-    def _check_known_labels(self, y: Tensor, observed: Tensor) -> None:
-        both = observed & self.observed
-        if self.latent and both.any():
-            raise ValueError(
-                f"observed selects node {int(both.nonzero()[0])}, which has evidence already: give "
-                f"the mixture all evidence at once, 0 and -inf for a known label"
-            )
-        wrong = both & (y != self.labels)
-        if wrong.any():
-            node = int(wrong.nonzero()[0])
-            raise ValueError(
-                f"y holds label {y[node].item()} at node {node}, which is known to have label "
-                f"{self.labels[node].item()}: mask that node out with observed"
-            )
-
-    def _shown(self, part: slice | Tensor) -> Tensor:
+    def shown_by(self, part: slice | Tensor) -> Tensor:
         """``(n,)`` or ``(T, n)``: what the observed nodes show in some components."""
         return self.shown[part] if self.latent else self.shown
 
@@ -181,7 +165,7 @@ class Posterior:
     def _fix(self, nodes: Tensor, marginals: Tensor) -> Tensor:
         """Marginals ``(K, C)`` of nodes, with those of observed ones replaced."""
         known = self.observed[nodes]
-        marginals[known] = self._probs[self._place[nodes[known]]]
+        marginals[known] = self._probs[self.place[nodes[known]]]
         return marginals
 
     def marginals(self) -> Tensor:
@@ -211,7 +195,7 @@ class Posterior:
             for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
                 alpha = self.components.concentrations(near.sources, part)
                 own = near.marginals(alpha, attention, relabel)
-                labels = self._shown(part)[..., self._place[near.nodes[known]]]
+                labels = self.shown_by(part)[..., self.place[near.nodes[known]]]
                 own[:, known] = one_hot(labels, size).to(own)
                 parts = near.tables(alpha, attention, own, relabel)
                 table = table + torch.tensordot(weights[part], parts, 1)
@@ -219,32 +203,47 @@ class Posterior:
         return torch.cat(tables)
 
     @torch.no_grad()
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
         r"""
-        Joint draws of all labels; observed nodes keep theirs. A component is drawn by its weight,
-        then every other node's choice, then labels from the urns that observed choices have filled.
+        Joint draws of labels; observed nodes keep theirs. A component is drawn by its weight, then
+        every other node's choice, then labels from the urns that observed choices have filled.
 
-        :return: ``(*sample_shape, N)``. Cost: :math:`O(E + N (C + \log N))` a draw.
+        :param Tensor nodes: ``(K,)`` distinct node ids, default all ``N``.
+        :return: ``(*sample_shape, K)``. Cost: :math:`O(E + K (C + \log K))` a draw, of the edges
+            into these nodes, and :math:`O(n \log n)` for ``n`` observed ones.
         """
+        if nodes is None:
+            nodes = torch.arange(self.hood.num_nodes, device=self.hood.device)
+        check_nodes(self.hood, nodes)
         shape = Size(sample_shape)
-        component = self.components.drawn(shape.numel())
-        free = (~self.observed).nonzero()[:, 0]
-        rows, known = self.hood.take(free), self.components.labels_of(component)
-        known, relabel = known.expand(len(component), -1), of_edges(self.relabel, rows.edge)
-        value = known.new_empty(len(component), self.hood.num_nodes)
-        value[:, self.nodes] = self._shown(component)
-        attention = rows.softmax(self.logits.index_select(0, rows.edge))[None]
-        for part in blocks(len(component) if len(free) else 0, 4 * rows.num_edges):
-            old = self.components.choices[component[part]]
-            uniforms = attention.new_empty(len(old), len(free), dtype=torch.double).uniform_()
-            new = rows.source[pick(rows, attention, uniforms)]
-            choices = torch.cat([old, new], 1)
-            labels = draw_from_urns(self.components.alpha, choices, known[part])
-            labels = labels[:, len(self.nodes) :]
-            if relabel is not None:
-                labels = pass_on(rows, relabel, new, labels)
-            value[part, free] = labels
-        return value.view(*shape, self.hood.num_nodes)
+        return queries.draws(self, shape.numel(), nodes).view(*shape, len(nodes))
+
+    @torch.no_grad()
+    def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:
+        """
+        How many nodes of a set have a label: joint draws, of which quantiles make intervals.
+
+        :param sets: ``S`` sets of nodes, by node ids ``(K,)`` or by boolean masks ``(N,)``.
+        :return: ``(num_samples, S)``. Cost: that of as many draws of the sets' nodes.
+        """
+        return queries.counts(self, sets, label, num_samples)
+
+    @torch.no_grad()
+    def information_gain(self, nodes: Tensor) -> Tensor:
+        r"""
+        What asking for a node's label is expected to tell of all labels, for active learning:
+
+        .. math::
+
+            H(y_i) + \sum_{j \ne i} I(y_i ; y_j)
+
+        in nats, over the nodes `j` that share a source with `i`; zero for observed nodes. The sum
+        counts twice what several nodes are told alike.
+
+        :param Tensor nodes: ``(K,)`` distinct node ids.
+        :return: ``(K,)``. Cost: :meth:`marginals`, and :meth:`pairwise` of all such pairs.
+        """
+        return queries.information_gain(self, nodes)
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""
@@ -258,14 +257,14 @@ class Posterior:
         labels = check_labels(self.hood, labels, len(nodes))
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         flat, known, parts = labels.reshape(-1, len(nodes)), self.observed[nodes], []
-        place, given = self._place[nodes[known]], flat[:, known]
+        place, given = self.place[nodes[known]], flat[:, known]
         rows, sources = compact(self.hood.take(nodes[~known]))
         own = self.logits.index_select(0, rows.edge), flat[:, ~known]
         relabel = of_edges(self.relabel, rows.edge)
         numbers = max(enumeration.check_size(rows), flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
             log_prob = self.log_weights[part, None]
-            agrees = (self._shown(part)[..., None, place] == given).all(-1)
+            agrees = (self.shown_by(part)[..., None, place] == given).all(-1)
             agrees = agrees.expand(len(log_prob), -1)
             if rows.num_rows:
                 alpha = self.components.concentrations(sources, part)

@@ -1,0 +1,108 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a joint distribution can be asked: draws of some nodes, counts, what a label tells."""
+
+import itertools
+
+import networkx as nx
+import pytest
+import torch
+from graphs import house, to_hood
+from scipy.stats import chisquare
+
+from pyro_nmm import NeighborMixture
+
+EVERY = torch.tensor(list(itertools.product(range(2), repeat=3)))
+
+
+def given_one_label(relabel=False):
+    torch.manual_seed(0)
+    hood, more = house(), {}
+    if relabel:
+        matrices = torch.rand(hood.num_edges, 2, 2)
+        more["relabel"] = matrices / matrices.sum(-1, keepdim=True)
+    mix = NeighborMixture(hood, 0.5 * torch.rand(5, 2) + 0.1, torch.randn(hood.num_edges), **more)
+    y, known = torch.tensor([0, 1, 0, 0, 0]), torch.tensor([0, 1, 0, 0, 0]).bool()
+    return mix.condition(y, known)
+
+
+@pytest.mark.parametrize("relabel", [False, True])
+def test_draws_of_some_nodes(relabel):
+    """In any order, known ones among them: goodness of fit to the exact joint distribution."""
+    posterior, nodes = given_one_label(relabel), torch.tensor([4, 1, 0])
+    torch.manual_seed(1)
+    draws = posterior.sample((4000,), nodes)
+    assert draws.shape == (4000, 3)
+    assert (draws[:, 1] == 1).all()
+    expected = 4000 * posterior.log_marginal(nodes, EVERY).exp()
+    number = (draws * torch.tensor([4, 2, 1])).sum(-1).bincount(minlength=8)
+    possible = expected > 0
+    assert number[~possible].sum() == 0
+    assert chisquare(number[possible], expected[possible]).pvalue > 1e-3
+
+
+def test_draws_of_all_nodes_are_as_before():
+    posterior = given_one_label()
+    torch.manual_seed(2)
+    all_nodes = posterior.sample((3, 2))
+    torch.manual_seed(2)
+    assert torch.equal(posterior.sample((3, 2), torch.arange(5)), all_nodes)
+    assert all_nodes.shape == (3, 2, 5)
+
+
+def test_counts_in_sets():
+    """Their distribution is that of the enumeration; sets may overlap, and be ids or masks."""
+    posterior = given_one_label()
+    sets = [torch.tensor([0, 2, 4]), torch.tensor([0, 1, 0, 0, 1]).bool(), torch.tensor([1])]
+    torch.manual_seed(0)
+    draws = posterior.counts(sets, label=1, num_samples=4000)
+    assert draws.shape == (4000, 3)
+    assert (draws[:, 2] == 1).all()
+    exact = posterior.log_marginal(sets[0], EVERY).exp()
+    expected = torch.zeros(4).index_add(0, EVERY.sum(-1), exact)
+    assert chisquare(draws[:, 0].bincount(minlength=4), 4000 * expected).pvalue > 1e-3
+    # Joint, so that labels which are alike make counts wider than independent ones would be.
+    zeros = posterior.counts(sets, label=0, num_samples=10)
+    assert (zeros[:, 2] == 0).all()
+
+
+def test_counts_are_wider_than_independent_labels_make_them():
+    hood = to_hood(nx.complete_graph(30))
+    posterior = NeighborMixture(hood, torch.full((30, 2), 0.05), torch.zeros(hood.num_edges))
+    known = torch.zeros(30, dtype=torch.bool)
+    known[0] = True
+    posterior = posterior.condition(torch.zeros(30).long(), known, num_samples=8)
+    spread = posterior.counts([~known], label=1).double().std()
+    p = posterior.marginals()[1:, 1]
+    assert spread > 1.25 * (p * (1 - p)).sum().sqrt()
+
+
+def test_information_gain_is_that_of_the_enumeration():
+    posterior, nodes = given_one_label(), torch.tensor([3, 0, 1])
+    found = posterior.information_gain(nodes)
+    for place, i in enumerate(nodes.tolist()):
+        expected = torch.special.entr(posterior.marginals()[i]).sum()
+        for j in {0, 2, 3, 4} - {i} if i != 1 else ():
+            table = posterior.log_marginal(
+                torch.tensor([i, j]), torch.tensor(list(itertools.product(range(2), repeat=2)))
+            ).exp()
+            table = table.view(2, 2)
+            product = table.sum(1, keepdim=True) * table.sum(0, keepdim=True)
+            expected = expected + (table * (table / product).log()).sum()
+        torch.testing.assert_close(found[place], expected)
+    assert found[2] == 0  # its label is known
+
+
+def test_bad_input():
+    posterior = given_one_label()
+    with pytest.raises(ValueError, match=r"label must lie in 0..1, got 2"):
+        posterior.counts([torch.tensor([0])], label=2)
+    with pytest.raises(ValueError, match=r"sets must be a sequence.*\[nodes\]"):
+        posterior.counts(torch.tensor([0, 1]), label=1)
+    with pytest.raises(ValueError, match="num_samples must be an integer of at least 1"):
+        posterior.counts([torch.tensor([0])], label=1, num_samples=0)
+    with pytest.raises(ValueError, match="nodes must be distinct"):
+        posterior.sample((2,), torch.tensor([1, 1]))
+    with pytest.raises(ValueError, match="nodes holds node id 7"):
+        posterior.information_gain(torch.tensor([7]))
