@@ -21,13 +21,8 @@ NUMBERS = {
 
 
 def tables(rows: Rows) -> dict[str, str]:
-    makers = {
-        calibration: 3,
-        calibration_claim: 0,
-        calibration_priors: 3,
-        new_labels: 3,
-        new_labels_claim: 0,
-    }
+    makers = {calibration: 3, calibration_claim: 0, calibration_priors: 3, new_labels: 3}
+    makers |= {new_labels_claim: 0, counts_in_sets: 3, counts_claim: 0}
     return made(makers, rows)
 
 

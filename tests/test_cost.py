@@ -77,6 +77,16 @@ def test_condition_and_sets_of_nodes_do_not_see_other_edges():
     assert growth(lambda post: post.log_marginal(some, torch.tensor([0, 1])), posterior) < 10
 
 
+def test_draws_of_some_nodes_do_not_see_other_edges(monkeypatch):
+    monkeypatch.setattr(backend, "compiled", None)
+    nodes = torch.arange(40, 60)
+
+    def posterior(mix, observed):
+        return mix.condition(labels(mix), observed, 4)
+
+    assert growth(lambda post: post.sample((8,), nodes), posterior) < 6
+
+
 def test_marginals_do_not_see_nodes_once_for_each_component():
     work = []
     mix, observed = problem(4000)
