@@ -22,7 +22,8 @@ import calibration_rivals as rivals
 import pyro
 import torch
 from calibration_counts import counts
-from calibration_data import NUM_FOLDS, classifier, load
+from calibration_data import NUM_FOLDS, classifier, load, network
+from calibration_gmnn import gmnn
 from calibration_labels import labels
 from calibration_potts import potts
 from common import RESULTS, Records, run
@@ -66,10 +67,20 @@ def methods(graph: str, kind: str) -> dict[str, Callable]:
         "C&S": smooth,
         "Potts": on_temperature,
         "Potts on C&S": on_smooth,
+        "GMNN": partial(taught, kind=kind),
         "the pool alone": pool_alone,
         "StackedNMM, scores alone": partial(stacked, pool=False),
         "StackedNMM": stacked,
     }
+
+
+def taught(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor, kind: str):
+    """GMNN with the same kind of networks, and its temperature."""
+
+    def make(width: int) -> torch.nn.Module:
+        return network(kind, width, logits.shape[1])
+
+    return rivals.temperature(data, hood, gmnn(make, data), known, held)
 
 
 def stacked(data: Data, hood: Neighborhood, logits: Tensor, known, held, pool=True):

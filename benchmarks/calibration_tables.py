@@ -33,10 +33,10 @@ def cells(rows: Rows) -> dict[tuple, Rows]:
     return sections(found, dataset=GRAPHS, backbone=BACKBONES)
 
 
-def finished(rows: Rows, runs: int = 15) -> dict[tuple, Rows]:
-    """Cells of which all runs are there: five splits with three folds."""
-    every = cells(rows).items()
-    return {key: part for key, part in every if len(pick(part, method=OURS)) >= runs}
+def finished(rows: Rows, mlp: bool = False, runs: int = 15) -> dict[tuple, Rows]:
+    """Cells of which all runs are there, five splits with three folds: the protocol's, or MLPs'."""
+    every = {key: part for key, part in cells(rows).items() if (key[1] == BACKBONES["mlp"]) == mlp}
+    return {key: part for key, part in every.items() if len(pick(part, method=OURS)) >= runs}
 
 
 def rivals(part: Rows) -> list[str]:
@@ -123,6 +123,10 @@ def calibration_claim(rows: Rows) -> str:
         f"own marginals."
     )
     texts.append(f"**Missed**: {'; '.join(missed)}." if missed else "No cell is missed.")
+    alone = {key[0]: gap(part, "ece", "temperature") for key, part in finished(rows, True).items()}
+    if alone:
+        each = ", ".join(f"{name} {change.text(3)}" for name, change in alone.items())
+        texts.append(f"On MLPs its calibration error minus temperature scaling's: {each}.")
     return wrapped(" ".join(texts))
 
 

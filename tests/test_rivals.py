@@ -12,6 +12,7 @@ from graphs import house, to_hood
 from test_examples import load
 from torch.nn import functional as F
 from torch_geometric.data import Data
+from torch_geometric.nn import GCN
 
 from pyro_nmm.models import temperature_scaling
 
@@ -79,6 +80,27 @@ def test_calibrations_of_few_numbers(rivals):
     assert losses[0] <= losses[1] <= losses[2]  # the fewer the limits, the better the fit
     three = rivals.three_numbers(data, hood, logits, known, held)
     assert F.nll_loss(three[held].log(), y[held]) < losses[2] + 1e-4
+
+
+def test_gmnn_learns_from_its_neighbours():
+    """Where features say little and neighbours agree, it is ahead of its own first phase."""
+    torch.manual_seed(0)
+    hood = to_hood(nx.connected_caveman_graph(20, 6))
+    y = torch.arange(20).repeat_interleave(6) % 3
+    order = torch.randperm(120)
+    masks = {name: torch.zeros(120).bool() for name in ("train_mask", "val_mask")}
+    masks["train_mask"][order[:15]], masks["val_mask"][order[15:30]] = True, True
+    edges = torch.stack([hood.source, hood.target])
+    data = Data(x=F.one_hot(y, 3) + 1.5 * torch.randn(120, 3), edge_index=edges, y=y, **masks)
+    made = []
+
+    def make(width):
+        made.append(GCN(width, 16, 2, 3))
+        return made[-1]
+
+    logits = load("benchmarks/calibration_gmnn.py").gmnn(make, data, num_epochs=60)
+    assert [each.in_channels for each in made] == [3, 3] * 2
+    assert (logits.argmax(-1) == y)[order[30:]].double().mean() > 0.8
 
 
 def test_no_new_label_recalibrates_itself():
