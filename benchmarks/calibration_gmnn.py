@@ -40,12 +40,12 @@ def _round(
     make: Callable[[int], nn.Module], data: Data, sharpness: float, num_epochs: int, lr: float
 ) -> tuple[Score, Tensor]:
     train, num_classes = data.train_mask, int(data.y.max()) + 1
-    sure = F.one_hot(data.y.where(train, 0), num_classes).float()
+    sure = F.one_hot(data.y.where(train, 0), num_classes).to(data.x.dtype)
     features, labels = make(data.num_features), make(num_classes)
     optimizer = _optimizer(features, lr)
     _, out, _ = _taught(features, optimizer, data.x, sure, train, data, num_epochs)
     drawn = torch.distributions.Categorical(logits=out / sharpness).sample()
-    drawn = F.one_hot(data.y.where(train, drawn), num_classes).float()
+    drawn = F.one_hot(data.y.where(train, drawn), num_classes).to(sure)
     every = torch.ones_like(train)
     _, _, last = _taught(labels, _optimizer(labels, lr), drawn, drawn, every, data, num_epochs)
     taught = sure.where(train[:, None], last.softmax(-1))

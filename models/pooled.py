@@ -9,6 +9,7 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.sparse import sparse_csr
+from pyro_nmm.validation import check_all_rows
 
 #: Normal priors of the pool's numbers: mean and standard deviation. Fitted to nearly all labels of
 #: 36 splits of three graphs (`benchmarks/calibration.py priors`), none of which is reported.
@@ -102,7 +103,9 @@ class PooledScores(nn.Module):
         :param Tensor y: ``(N,)`` labels, read where known.
         :param Tensor known: ``(N,)`` boolean mask, which may select nothing.
         :return: ``(3, N, C)``. Cost: :math:`O(E C)`, 21 times.
+        :raises ValueError: for a part of the rows.
         """
+        check_all_rows(hood)
         walk, scaled = steps(hood, scores), scores / self.temperature
         around = (walk @ scaled.softmax(-1) + 1e-3).log()
         return torch.stack([scaled, around, propagated(walk, y, known, scores)])

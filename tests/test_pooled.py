@@ -362,6 +362,8 @@ def test_bad_input(simulated):
     with pytest.raises(ValueError, match="y must hold integer labels"):
         fit(y=y.float())
     stacked = StackedNMM(4)
+    with pytest.raises(ValueError, match="observed"):
+        stacked(hood.restrict(train), scores, y, train)
     with pytest.raises(ValueError, match="y and known are needed"):
         stacked.mixture(hood, scores)
     with pytest.raises(ValueError, match="train and known must be disjoint"):
