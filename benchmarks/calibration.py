@@ -4,12 +4,13 @@
 """
 On top of trained classifiers: StackedNMM against what else calibrates them.
 
-    python benchmarks/calibration.py priors splits labels counts --data-root F
+    python benchmarks/calibration.py priors splits labels counts questions --data-root F
 
 Tasks: ``priors`` (the numbers of StackedNMM fitted to nearly all labels of splits that no table
 shows, from which its priors are), ``splits`` (the published splits of three graphs), ``labels``
-(more and more of the test labels known) and ``counts`` (of labels in sets of nodes). F holds
-``planetoid/`` and ``gats_splits/``; with ``--logits`` classifiers are kept in a folder.
+(more and more of the test labels known), ``counts`` (of labels in sets of nodes) and ``questions``
+(which labels to ask for). F holds ``planetoid/`` and ``gats_splits/``; with ``--logits``
+classifiers and the losses of every node are kept in a folder, and ``bootstrap`` reads these.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from calibration_data import NUM_FOLDS, classifier, load, network
 from calibration_gmnn import gmnn
 from calibration_labels import labels
 from calibration_potts import potts
+from calibration_questions import questions
 from common import RESULTS, Records, run
 from nodes_fits import node_scores, pair_log_probs
 from timing import timed
@@ -157,6 +159,49 @@ def splits(args, results: Records) -> None:
                 results.add(**key, **row, **{"fit seconds": seconds})
 
 
+def bootstrap(args, results: Records) -> None:
+    """Differences from StackedNMM once more: 95 % intervals over nodes, of the losses kept."""
+    if args.logits is None:
+        raise ValueError("bootstrap reads the losses that other tasks keep: give --logits")
+    for graph in args.graphs:
+        for kind in args.backbones:
+            runs = [(split, fold) for split in args.splits for fold in range(args.num_folds)]
+            names = [name for name in methods(graph, kind) if name != OURS]
+            for key in results.missing(
+                task="bootstrap", dataset=graph, backbone=kind, method=names
+            ):
+                changes = [kept_change(args, graph, kind, run, key["method"]) for run in runs]
+                if all(change is not None for change in changes):
+                    nll, brier = over_nodes(torch.stack(changes))
+                    results.add(**key, runs=len(runs), nll=nll, brier=brier)
+
+
+def kept_change(args, graph: str, kind: str, run: tuple, method: str) -> Tensor | None:
+    """``(3, N)``: where a node is a test node, and by how much our losses are above another's."""
+    name = "_".join(map(str, (graph, kind, *run)))
+    paths = [args.logits / f"{name}_{each}.nodes" for each in (OURS, method)]
+    if not all(path.exists() for path in paths):
+        return None
+    ours, theirs = (torch.load(path, weights_only=True) for path in paths)
+    data, _ = load(graph, *run, args.data_root)
+    change = ours.new_zeros(3, data.num_nodes)
+    change[:, data.test_mask] = torch.cat([torch.ones_like(ours[:1]), ours - theirs])
+    return change
+
+
+def over_nodes(changes: Tensor, num_resamples: int = 2000) -> list[list[float]]:
+    """Of ``(R, 3, N)``, for either loss: the mean difference and its 95 % bootstrap interval."""
+    times, nll, brier = changes.double().sum(0)
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(num_resamples):
+        drawn = torch.randint(len(times), times.shape, generator=generator)
+        found.append(torch.stack([nll[drawn].sum(), brier[drawn].sum()]) / times[drawn].sum())
+    mean = torch.stack([nll.sum(), brier.sum()]) / times.sum()
+    low, high = torch.stack(found).quantile(torch.tensor([0.025, 0.975]).double(), 0)
+    return torch.stack([mean, low, high], 1).tolist()
+
+
 def priors(args, results: Records) -> None:
     """
     The numbers of StackedNMM, with priors so wide that they hardly matter, fitted to all labels of
@@ -179,11 +224,12 @@ def priors(args, results: Records) -> None:
 
 def main(argv: list[str] | None = None) -> Records:
     small = {"graphs": ["digits"], "prior_graphs": ["digits"], "backbones": ["gcn"]}
-    small |= {"splits": [100], "num_folds": 1, "num_epochs": 2}
+    small |= {"splits": [100], "num_folds": 1, "num_epochs": 2, "seeds": [0]}
     return run(
-        argv, __doc__, (priors, splits, labels, counts), smoke=small,
+        argv, __doc__, (priors, splits, labels, counts, bootstrap, questions), smoke=small,
         choices={"backbones": ["gcn", "gat", "mlp"]},
         graphs=GRAPHS, prior_graphs=PRIOR_GRAPHS, backbones=["gcn", "gat"], splits=[0, 1, 2, 3, 4],
+        seeds=list(range(5)),
         num_folds=NUM_FOLDS, methods=([""], "names, default all"), num_epochs=2000,
         data_root=Path, logits=(Path, "folder for classifiers' logits"),
         results=RESULTS / "calibration.jsonl",

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables of calibration.py's results, for report.py."""
+"""Tables of StackedNMM beside its rivals on the same splits, from calibration.py's results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NUMBERS = {
 
 
 def tables(rows: Rows) -> dict[str, str]:
-    makers = {calibration: 3, calibration_claim: 0, calibration_priors: 3, new_labels: 3}
-    makers |= {new_labels_claim: 0, counts_in_sets: 3, counts_claim: 0}
+    makers = {calibration: 3, calibration_claim: 0, calibration_priors: 3, over_nodes: 3}
+    makers |= {over_nodes_claim: 0, missed_cells: 2}
     return made(makers, rows)
 
 
@@ -156,6 +156,52 @@ def in_brief(rows: Rows) -> str:
     )
 
 
+def missed_cells(rows: Rows) -> Iterator[dict]:
+    """For the README: every cell against the best of its rivals, and what is missed."""
+    for (graph, backbone), part in finished(rows).items():
+        line = {"graph": graph, "backbone": backbone, "runs": f"{len(pick(part, method=OURS))}"}
+        missed = []
+        for field, name in (("nll", "NLL"), ("brier", "Brier")):
+            changes = {rival: gap(part, field, rival) for rival in rivals(part)}
+            best = max(changes, key=lambda rival: changes[rival].mean)
+            mark = " †" * all(clear(part, field, rival) for rival in rivals(part))
+            line[f"{name} minus the best rival's"] = f"{changes[best].mean:+.4f} ({best}){mark}"
+            missed += [name] * (changes[best].mean >= 0)
+        error = gap(part, "ece", "GATS")
+        line["ECE minus GATS's"] = error.spread(3)
+        missed += ["ECE"] * (len(error) > 0 and error.mean > 0.002)
+        yield line | {"missed": ", ".join(missed) or "none"}
+
+
+def over_nodes(rows: Rows) -> Iterator[dict]:
+    """95 % bootstrap intervals over nodes, of what StackedNMM differs by."""
+    found = sections(pick(rows, task="bootstrap"), dataset=GRAPHS, backbone=BACKBONES)
+    for (graph, backbone), part in found.items():
+        for field, name in (("nll", "NLL"), ("brier", "Brier")):
+            line = {"graph": graph, "backbone": backbone, "ours minus": name}
+            for row in part:
+                _, low, high = row[field]
+                line[row["method"]] = f"{low:+.3f} to {high:+.3f}"
+            yield line
+
+
+def over_nodes_claim(rows: Rows) -> str:
+    found = sections(pick(rows, task="bootstrap"), dataset=GRAPHS, backbone=BACKBONES)
+    if not found:
+        return "Nothing has been measured yet."
+    texts = []
+    for field, name in (("nll", "NLL"), ("brier", "Brier score")):
+        above = []
+        for (graph, backbone), part in found.items():
+            each = [row["method"] for row in part
+                    if row["method"] not in ABLATED and row[field][2] >= 0]  # fmt: skip
+            above += [f"{graph} with {backbone} against {', '.join(each)}"] * bool(each)
+        text = f"the {name}'s is below zero against every rival in {len(found) - len(above)} of "
+        text += f"{len(found)} cells"
+        texts.append(text + (f" (not on {'; '.join(above)})" if above else ""))
+    return wrapped(f"Intervals over nodes: {', '.join(texts)}.")
+
+
 def calibration_priors(rows: Rows) -> Iterator[dict]:
     """Numbers fitted to nearly all labels of splits that are not reported."""
     for (graph, backbone), part in sections(
@@ -165,87 +211,3 @@ def calibration_priors(rows: Rows) -> Iterator[dict]:
         for number, name in NUMBERS.items():
             line[name] = spread([row["numbers"][number] for row in part], 2)
         yield line
-
-
-def by_share(rows: Rows) -> dict[tuple, Rows]:
-    """By graph, backbone and the share of the test labels that are known."""
-    found = [row | row["test"] for row in pick(rows, task="labels")]
-    return sections(found, dataset=GRAPHS, backbone=BACKBONES, share=None)
-
-
-def new_labels(rows: Rows) -> Iterator[dict]:
-    """NLL, and calibration error in brackets, of each method on the same half of the test nodes."""
-    for (graph, backbone, share), part in by_share(rows).items():
-        line = {"graph": graph, "backbone": backbone, "known": f"{100 * share:.0f} %"}
-        for (method,), found in sections(part, method=()).items():
-            error = mean(row["ece"] for row in found)
-            line[method] = f"{mean(row['nll'] for row in found):.3f} ({error:.3f})"
-        seconds = [row["seconds"] for row in part if row["method"] == "StackedNMM, updated"]
-        line["update, s"] = f"{median(seconds):.1f}" if seconds else ""
-        numbers = {len(found) for found in sections(part, method=()).values()}
-        yield line | {"splits": " to ".join(map(str, sorted({min(numbers), max(numbers)})))}
-
-
-def new_labels_claim(rows: Rows) -> str:
-    """StackedNMM after an update against C&S, where some of the test labels are known."""
-    found = {key: part for key, part in by_share(rows).items() if key[2] > 0}
-    if not found:
-        return "Nothing has been measured yet."
-    changes = {}
-    for field in ("nll", "ece"):
-        ours, theirs = ({key: scores(part, field, ("split",), method=method)
-                         for key, part in found.items()}
-                        for method in ("StackedNMM, updated", "C&S"))  # fmt: skip
-        changes[field] = [Paired.of(ours[key], theirs[key]) for key in found]
-    gains = [change.mean for change in changes["nll"]]
-    errors = [change.mean for change in changes["ece"]]
-    return wrapped(
-        f"After an update the NLL of StackedNMM is {min(gains):+.3f} to {max(gains):+.3f} nats "
-        f"above that of C&S with the same labels, below it in "
-        f"{sum(gain < 0 for gain in gains)} of {len(gains)} cells (graph and share), significantly "
-        f"in {sum(change.clear(-1) for change in changes['nll'])}; its calibration error is lower "
-        f"in {sum(error < 0 for error in errors)}, by {min(errors):+.3f} to {max(errors):+.3f}."
-    )
-
-
-MODELS = ("joint", "own product", "temperature")
-
-
-def counts_in_sets(rows: Rows) -> Iterator[dict]:
-    """Coverage of 90 % intervals, their width and the CRPS, means over splits."""
-    found = sections(pick(rows, task="counts"), dataset=GRAPHS, backbone=BACKBONES, size=None)
-    for (graph, backbone, size), part in found.items():
-        line = {"graph": graph, "backbone": backbone, "nodes": f"{size}", "splits": f"{len(part)}"}
-        for model in MODELS:
-            means = {field: mean(row[model][field] for row in part) for field in part[0][model]}
-            line[model, f"{model}: coverage"] = f"{100 * means['coverage']:.1f} %"
-            line[model, "width"] = f"{means['width']:.2f}"
-            line[model, "CRPS"] = f"{means['CRPS']:.4f}"
-        yield line
-
-
-def counts_claim(rows: Rows) -> str:
-    """What the joint adds to counts, and what it does not."""
-    found = sections(pick(rows, task="counts"), dataset=(), backbone=(), size=None)
-    if not found:
-        return "Nothing has been measured yet."
-    texts = []
-    for model in MODELS[1:]:
-        changes = [
-            Paired([row["joint"]["CRPS"] / row[model]["CRPS"] - 1 for row in part])
-            for part in found.values()
-        ]
-        means = [100 * change.mean for change in changes]
-        texts.append(
-            f"{min(means):+.1f} to {max(means):+.1f} % against {model} (lower in "
-            f"{sum(value < 0 for value in means)} of {len(means)} cells, significantly in "
-            f"{sum(change.clear(-1) for change in changes)})"
-        )
-    each = [[100 * mean(row[model]["coverage"] for row in part) for part in found.values()]
-            for model in MODELS]  # fmt: skip
-    covered = [f"{min(values):.0f} to {max(values):.0f} % ({name})"
-               for name, values in zip(MODELS, each, strict=True)]  # fmt: skip
-    return wrapped(
-        f"The joint distribution changes the CRPS of counts by {' and '.join(texts)}. Intervals "
-        f"that should cover 90 % cover {', '.join(covered)}."
-    )

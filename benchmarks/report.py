@@ -20,6 +20,7 @@ from pathlib import Path
 
 import annotators_tables
 import calibration_tables
+import calibration_uses
 import claims
 import deviations_tables
 import epochs
@@ -85,6 +86,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         speed_tables.tables(files["speed"]),
         repelling_tables.tables(files["repelling"]),
         calibration_tables.tables(files["calibration"]),
+        calibration_uses.tables(files["calibration"]),
         deviations_tables.tables(files),
         claims.tables(files),
     )

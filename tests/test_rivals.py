@@ -4,6 +4,7 @@
 """What the benchmark of calibration compares with: rivals that are written here."""
 
 import itertools
+import sys
 
 import networkx as nx
 import pytest
@@ -150,24 +151,52 @@ def test_benchmark_of_calibration(tmp_path):
     benchmark = load("benchmarks/calibration.py")
     path = tmp_path / "calibration.jsonl"
     methods = ["raw", "GATS", "CaGCN", "C&S", "Potts on C&S", "the pool alone", "StackedNMM"]
-    tasks = [
-        "priors",
-        "splits",
-        "labels",
-        "counts",
-        "--smoke",
-        "--results",
-        str(path),
-        "--methods",
-        *methods,
-    ]
+    tasks = ["priors", "splits", "labels", "counts", "bootstrap", "--smoke", "--results", str(path)]
+    tasks += ["--logits", str(tmp_path), "--methods", *methods]
     rows = benchmark.main(tasks).rows
-    assert len(rows) == len(path.read_text().splitlines()) == 2 + len(methods) + 4 * 5 + 3
+    number = 2 + len(methods) + 4 * 5 + 3 + len(methods) - 1
+    assert len(rows) == len(path.read_text().splitlines()) == number
     assert len(benchmark.main(tasks).rows) == len(rows)
-    for row in rows[-3:]:  # a set is small, and its counts are within it
+    for row in (row for row in rows if row["task"] == "counts"):  # within the sizes of their sets
         assert all(0 <= row[name]["width"] <= row["size"] for name in ("joint", "temperature"))
     by_name = {row["method"]: row for row in rows if row["task"] == "splits"}
     assert by_name.keys() == set(methods)
     for name in methods[1:]:
         assert by_name[name]["test"]["nll"] < by_name["raw"]["test"]["nll"]
     assert by_name["StackedNMM"]["joint"] > -by_name["StackedNMM"]["test"]["nll"]
+    for row in (row for row in rows if row["task"] == "bootstrap"):
+        change = by_name["StackedNMM"]["test"]["nll"] - by_name[row["method"]]["test"]["nll"]
+        assert row["nll"][0] == pytest.approx(change, abs=1e-4)
+    with pytest.raises(ValueError, match="give --logits"):
+        benchmark.main(["bootstrap", "--smoke", "--results", str(path)])
+
+
+def test_bootstrap_over_nodes():
+    """A difference that all nodes have is sure; one that a single node has is not."""
+    over_nodes = load("benchmarks/calibration.py").over_nodes
+    changes = torch.zeros(2, 3, 400)
+    changes[:, 0, :300] = 1
+    changes[:, 1, :300] = -0.1
+    changes[:, 2, 0] = 3.0
+    (same, low, high), (hub, least, most) = over_nodes(changes)
+    assert [same, low, high] == pytest.approx([-0.1, -0.1, -0.1])
+    assert hub == pytest.approx(3 / 300)
+    assert least == 0
+    assert most > 0.02
+
+
+@pytest.mark.slow
+def test_benchmark_of_questions(tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float)
+    benchmark = load("benchmarks/calibration.py")
+    module = sys.modules["calibration_questions"]
+    monkeypatch.setattr(module, "QUESTIONS", 2)
+    monkeypatch.setattr(module, "SHOWN", [0, 2])
+    monkeypatch.setattr(module, "OPEN", 10)
+    rows = benchmark.main(["questions", "--smoke", "--results", str(tmp_path / "rows.jsonl")]).rows
+    assert len(rows) == 2 * len(module.RULES)
+    first = rows[0]["curve"]
+    assert first.keys() == {"0", "2"}
+    for row in rows[1:3]:  # all rules begin alike, and entropy agrees with itself
+        assert row["curve"]["0"] == first["0"]
+    assert rows[1]["alike"] == pytest.approx(1)

@@ -15,6 +15,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import annotators_tables  # noqa: E402
 import calibration_tables  # noqa: E402
+import calibration_uses  # noqa: E402
 import claims  # noqa: E402
 import common  # noqa: E402
 import deviations_tables  # noqa: E402
@@ -48,7 +49,8 @@ def shown(name, rows):
     if name == "deviations":
         stored = {file: read(file) for file in ("nodes", "links", "images")}
         return deviations_tables.tables(stored | {name: rows})["from paper"]
-    return "\n".join(FILES[name].tables(rows).values())
+    modules = [FILES[name], *([calibration_uses] if name == "calibration" else [])]
+    return "\n".join(text for module in modules for text in module.tables(rows).values())
 
 
 def read(name):
