@@ -4,13 +4,14 @@
 """
 On top of trained classifiers: StackedNMM against what else calibrates them.
 
-    python benchmarks/calibration.py priors splits labels counts questions --data-root F
+    python benchmarks/calibration.py priors splits labels counts questions weights --data-root F
 
 Tasks: ``priors`` (the numbers of StackedNMM fitted to nearly all labels of splits that no table
 shows, from which its priors are), ``splits`` (the published splits of three graphs), ``labels``
-(more and more of the test labels known), ``counts`` (of labels in sets of nodes) and ``questions``
-(which labels to ask for). F holds ``planetoid/`` and ``gats_splits/``; with ``--logits``
-classifiers and the losses of every node are kept in a folder, and ``bootstrap`` reads these.
+(more and more of the test labels known), ``counts`` (of labels in sets of nodes), ``questions``
+(which labels to ask for) and ``weights`` (of edges). F holds ``planetoid/`` and ``gats_splits/``;
+with ``--logits`` classifiers and the losses of every node are kept in a folder, and ``bootstrap``
+reads these.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from calibration_gmnn import gmnn
 from calibration_labels import labels
 from calibration_potts import potts
 from calibration_questions import questions
+from calibration_weights import weights
 from common import RESULTS, Records, run
 from nodes_fits import node_scores, pair_log_probs
 from timing import timed
@@ -226,7 +228,7 @@ def main(argv: list[str] | None = None) -> Records:
     small = {"graphs": ["digits"], "prior_graphs": ["digits"], "backbones": ["gcn"]}
     small |= {"splits": [100], "num_folds": 1, "num_epochs": 2, "seeds": [0]}
     return run(
-        argv, __doc__, (priors, splits, labels, counts, bootstrap, questions), smoke=small,
+        argv, __doc__, (priors, splits, labels, counts, bootstrap, questions, weights), smoke=small,
         choices={"backbones": ["gcn", "gat", "mlp"]},
         graphs=GRAPHS, prior_graphs=PRIOR_GRAPHS, backbones=["gcn", "gat"], splits=[0, 1, 2, 3, 4],
         seeds=list(range(5)),

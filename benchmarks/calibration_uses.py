@@ -15,7 +15,7 @@ from writing import Paired, Rows, made, scores, sections
 
 def tables(rows: Rows) -> dict[str, str]:
     makers = {new_labels: 3, new_labels_claim: 0, counts_in_sets: 3, counts_claim: 0}
-    makers |= {twenty_questions: 2, twenty_questions_claim: 0}
+    makers |= {twenty_questions: 2, twenty_questions_claim: 0, weights_of_edges: 1}
     return made(makers, rows)
 
 
@@ -137,3 +137,19 @@ def twenty_questions_claim(rows: Rows) -> str:
     if not texts:
         return "Nothing has been measured yet."
     return wrapped(f"Asking by information gain: {'; '.join(texts)}.")
+
+
+def weights_of_edges(rows: Rows) -> Iterator[dict]:
+    """Scores with weights of edges, without, and the differences, run by run."""
+    part = [row | row["test"] for row in pick(rows, task="weights")]
+    names = {"nll": "NLL", "brier": "Brier", "ece": "ECE", "joint": "log p(test \\| train)"}
+    for (method,), found in sections(part, method=["none", "by distance"]).items():
+        line = {"edge weights": method, "runs": f"{len(found)}"}
+        for field, name in names.items():
+            line[name] = f"{mean(row[field] for row in found):.4f}"
+            if method != "none":
+                ours, plain = (
+                    scores(part, field, ("split", "fold"), method=each) for each in (method, "none")
+                )
+                line[name] += f" ({Paired.of(ours, plain).spread(4)})"
+        yield line

@@ -10,6 +10,7 @@ from pyro_nmm.models.convolution import ConvolutionalNMM
 from pyro_nmm.models.copying import CopyingAnnotators
 from pyro_nmm.models.denoiser import Denoiser
 from pyro_nmm.models.dglfrm import DGLFRM
+from pyro_nmm.models.edge_weights import edge_weights
 from pyro_nmm.models.emissions import NormalEmission, PoissonEmission
 from pyro_nmm.models.field_fit import fit_field, sample_field
 from pyro_nmm.models.hidden_field import Emission, FieldPrior, HiddenField, hidden_field
@@ -53,6 +54,7 @@ __all__ = [
     "annealed_log_normalizer",
     "coarse_to_fine",
     "compatibility",
+    "edge_weights",
     "fit_field",
     "grid_edges",
     "hidden_field",

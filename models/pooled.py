@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
+from torch_geometric.utils import scatter
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.sparse import sparse_csr
@@ -40,7 +41,8 @@ class PooledScores(nn.Module):
         R = (1 - g) \sum_{r=0}^{19} g^r W^r Y + g^{20} W^{20} Y
 
     of scores :math:`x`, ``(N, C)``, and their temperature :math:`t`, where a step of the walk
-    :math:`W` goes to any of :math:`n(i)`, :math:`Y` has a one for the label of every node where it
+    :math:`W` goes to any of :math:`n(i)` (in proportion to edge weights, if
+    there are any), :math:`Y` has a one for the label of every node where it
     is known and zeros elsewhere, :math:`\pi` is the share of each label, :math:`g = .9` and
     :math:`\tau = .01`. The third term is what label propagation [2] says of a label above its
     share; where no label is known it is zero. With :math:`s = 1` and :math:`a = \lambda = 0` this
@@ -94,7 +96,14 @@ class PooledScores(nn.Module):
         return ", ".join(f"{name}={number.item():.4g}" for name, number in numbers.items())
 
     @torch.no_grad()
-    def terms(self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor) -> Tensor:
+    def terms(
+        self,
+        hood: Neighborhood,
+        scores: Tensor,
+        y: Tensor,
+        known: Tensor,
+        edge_weight: Tensor | None = None,
+    ) -> Tensor:
         """
         :math:`x / t`, :math:`m` and :math:`\\ell`.
 
@@ -102,22 +111,26 @@ class PooledScores(nn.Module):
         :param Tensor scores: ``(N, C)`` logits.
         :param Tensor y: ``(N,)`` labels, read where known.
         :param Tensor known: ``(N,)`` boolean mask, which may select nothing.
+        :param Tensor edge_weight: ``(num_edges,)`` weights of the walk's steps, default all alike.
         :return: ``(3, N, C)``. Cost: :math:`O(E C)`, 21 times.
         :raises ValueError: for a part of the rows.
         """
         check_all_rows(hood)
-        walk, scaled = steps(hood, scores), scores / self.temperature
+        walk, scaled = steps(hood, scores, edge_weight), scores / self.temperature
         around = (walk @ scaled.softmax(-1) + 1e-3).log()
         return torch.stack([scaled, around, propagated(walk, y, known, scores)])
 
 
-def steps(hood: Neighborhood, like: Tensor) -> Tensor:
-    """``(N, N)``: a step from a node to any of those that it may choose, all alike."""
+def steps(hood: Neighborhood, like: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+    """``(N, N)``: a step from a node to any of those that it may choose, by weight or all alike."""
     nodes = hood.source < hood.num_nodes
     source, target = hood.source[nodes], hood.target[nodes]
     degree = target.bincount(minlength=hood.num_nodes)
     rows = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
     share = (1 / degree.to(like)).repeat_interleave(degree)
+    if edge_weight is not None:
+        weight = edge_weight.to(like)[nodes]
+        share = weight / scatter(weight, target, dim_size=hood.num_nodes)[target]
     return sparse_csr(rows, source, share, (hood.num_nodes, hood.num_nodes))
 
 

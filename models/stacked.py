@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.models import pooled
-from pyro_nmm.models.communities import check_hood, means
-from pyro_nmm.models.compatibility import between_nodes
+from pyro_nmm.models.communities import check_hood
 from pyro_nmm.models.known_labels import set_apart
-from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.stacked_fit import (
     COMMUNITY_PRIOR,
     PRIOR,
@@ -29,7 +27,9 @@ from pyro_nmm.models.stacked_inputs import (
     labels_of,
     mask_of,
     scores_of,
+    weights_of,
 )
+from pyro_nmm.models.stacked_parameters import parameters_of
 from pyro_nmm.validation import check_integers
 
 
@@ -113,6 +113,9 @@ class StackedNMM(nn.Module):
     through :math:`(1 - \rho) I + \rho H`, with one number more, the log odds of :math:`\rho`. As
     they fall, edges keep labels.
 
+    **Edge weights** :math:`w` multiply the attention, :math:`\log w_{ij}` is added to
+    :math:`\text{logits}_{ij}`, and the steps of the pool's walk.
+
     **Scores alone.** With ``pool=False`` there are five numbers, :math:`P_j` is the softmax of
     scores times a number, no known label has a part in it, and the floor is one of
     :math:`\alpha = \kappa P + \epsilon`. The fit conditions on the training labels, in orders
@@ -167,20 +170,23 @@ class StackedNMM(nn.Module):
         scores: Tensor,
         y: Tensor | None = None,
         known: Tensor | None = None,
+        edge_weight: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """
         :param Tensor scores: ``(N, C)`` the classifier's logits.
         :param Tensor y: ``(N,)`` labels, read where known; left out for ``pool=False``.
         :param Tensor known: ``(N,)`` boolean mask or node ids; it may select nothing, as on a graph
             without labels whose numbers come from another one.
+        :param Tensor edge_weight: ``(num_edges,)`` positive weights in the order of ``hood``, see
+            :func:`~pyro_nmm.models.edge_weights`, if the fit had them.
         :return: ``alpha`` of shape ``(N, C)``, with communities ``(M, C)``, and ``logits`` of
             shape ``(num_edges,)``, of the scores' type, at least single precision; with a
             compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
         """
         check_hood(hood, self.communities)
-        scores = scores_of(hood, scores)
+        scores, edge_weight = scores_of(hood, scores), weights_of(hood, edge_weight)
         if self.pool is None:
-            return self.parameters_of(hood, scores)
+            return parameters_of(self, hood, scores, edge_weight)
         if y is None or known is None:
             raise ValueError(
                 "y and known are needed: the labels that are known, and where, are a part of what "
@@ -188,30 +194,8 @@ class StackedNMM(nn.Module):
             )
         y, known = labels_of(hood, y), mask_of(hood, known, "known", empty=True)
         check_known(hood, y, known, num_classes_of(self, scores))
-        return self.parameters_of(hood, self.pool.terms(hood, scores, y, known))
-
-    def parameters_of(self, hood: Neighborhood, inputs: Tensor) -> tuple[Tensor, ...]:
-        """:meth:`forward`, of the pool's terms ``(3, N, C)``, or of scores where there is none."""
-        if self.pool is None:
-            probs, floor = (self.log_scale.exp() * inputs).softmax(-1), self.log_floor.exp()
-        else:
-            probs = self.pool(inputs)
-            floor = (self.log_kappa + self.log_floor).exp() / probs.shape[1]
-        alpha = self.log_kappa.exp() * probs + floor
-        if not self.communities:
-            found = alpha, attention_scores(hood, probs, self.similarity, self.gamma)
-            if self.compatibility is None:
-                return found
-            keep, change = torch.eye(probs.shape[1]).to(probs), self.compatibility.to(probs)
-            return *found, between_nodes(hood, keep + self.odds.sigmoid() * (change - keep))
-        shared, kappa = means(hood, probs), self.log_kappa_community
-        if self.pool is not None:
-            floor = (kappa + self.log_floor).exp() / probs.shape[1]
-        logits = attention_scores(hood, torch.cat([probs, shared]), self.similarity, self.gamma)
-        inside = hood.source >= hood.num_nodes
-        nodes = hood.logsumexp(logits.masked_fill(inside, -torch.inf))
-        against = self.community + nodes.index_select(0, hood.row)
-        return torch.cat([alpha, kappa.exp() * shared + floor]), logits + inside * against
+        terms = self.pool.terms(hood, scores, y, known, edge_weight)
+        return parameters_of(self, hood, terms, edge_weight)
 
     def fit(
         self,
@@ -221,6 +205,7 @@ class StackedNMM(nn.Module):
         train: Tensor,
         held_out: Tensor,
         *,
+        edge_weight: Tensor | None = None,
         num_steps: int = 150,
         num_samples: int = 8,
         lr: float = 0.1,
@@ -239,6 +224,7 @@ class StackedNMM(nn.Module):
             from, known when the held-out are told; it may select nothing.
         :param Tensor held_out: ``(N,)`` boolean mask of nodes that it did not learn from, for
             example the validation nodes.
+        :param Tensor edge_weight: as in :meth:`forward`.
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2.
         :param float lr: Adam's, positive.
         :param progress: wraps the range of steps, for example ``tqdm``.
@@ -252,10 +238,9 @@ class StackedNMM(nn.Module):
         partitions into communities, :math:`O(R N C)` a step more, because every member counts for
         the mean.
         """
+        nodes = {"train": train, "held_out": held_out}
         how = num_steps, num_samples, lr, progress
-        return fit_numbers(
-            self, hood, scores, y, {"train": train, "held_out": held_out}, None, *how
-        )
+        return fit_numbers(self, hood, scores, y, nodes, edge_weight, None, *how)
 
     def update(
         self,
@@ -265,6 +250,7 @@ class StackedNMM(nn.Module):
         train: Tensor,
         known: Tensor,
         *,
+        edge_weight: Tensor | None = None,
         num_folds: int = 5,
         num_steps: int = 60,
         num_samples: int = 8,
@@ -283,8 +269,9 @@ class StackedNMM(nn.Module):
             of a step; what it costs once, it costs for every fold.
         """
         check_integers(1, num_folds=num_folds)
+        nodes = {"train": train, "known": known}
         how = num_folds, num_steps, num_samples, lr, progress
-        return fit_numbers(self, hood, scores, y, {"train": train, "known": known}, *how)
+        return fit_numbers(self, hood, scores, y, nodes, edge_weight, *how)
 
     @torch.no_grad()
     def mixture(
@@ -293,20 +280,28 @@ class StackedNMM(nn.Module):
         scores: Tensor,
         y: Tensor | None = None,
         known: Tensor | None = None,
+        edge_weight: Tensor | None = None,
     ) -> NeighborMixture:
         """
         The fitted distribution over the labels of all nodes. With a pool it is that given the known
         labels: known nodes have a source of their own each, beside those of ``hood``, and keep
         their label. The parameters are those of :meth:`forward`.
         """
-        found = self(hood, scores, y, known)
+        found = self(hood, scores, y, known, edge_weight)
         if self.pool is None:
             return NeighborMixture(hood, *found)
         y, known = labels_of(hood, y), mask_of(hood, known, "known", empty=True)
         return set_apart(hood, y, known, *found)
 
     def posterior(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, num_samples: int = 64
+        self,
+        hood: Neighborhood,
+        scores: Tensor,
+        y: Tensor,
+        known: Tensor,
+        num_samples: int = 64,
+        *,
+        edge_weight: Tensor | None = None,
     ) -> Posterior:
         """
         The fitted distribution of all labels given the known ones, at least one.
@@ -314,8 +309,9 @@ class StackedNMM(nn.Module):
         :param int num_samples: see :meth:`~pyro_nmm.NeighborMixture.condition`.
         """
         y, known = labels_of(hood, y), mask_of(hood, known, "known")
-        labels = (y, known) if self.pool is not None else ()
-        return self.mixture(hood, scores, *labels).condition(y, known, num_samples)
+        told = (None, None) if self.pool is None else (y, known)
+        mixture = self.mixture(hood, scores, told[0], told[1], edge_weight)
+        return mixture.condition(y, known, num_samples)
 
     def extra_repr(self) -> str:
         found = {name: number.item() for name, number in self.named_parameters(recurse=False)}

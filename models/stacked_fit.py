@@ -22,7 +22,9 @@ from pyro_nmm.models.stacked_inputs import (
     labels_of,
     mask_of,
     scores_of,
+    weights_of,
 )
+from pyro_nmm.models.stacked_parameters import parameters_of
 from pyro_nmm.models.temperature import temperature_scaling
 from pyro_nmm.validation import check_integers, check_positive
 
@@ -54,6 +56,7 @@ class Part(NamedTuple):
 
     hood: Neighborhood
     inputs: Tensor
+    edge_weight: Tensor | None
     y: Tensor
     given: Tensor
     held_out: Tensor
@@ -61,7 +64,7 @@ class Part(NamedTuple):
 
 def fit_numbers(
     stacked, hood: Neighborhood, scores: Tensor, y: Tensor, nodes: dict[str, Tensor],
-    num_folds: int | None, num_steps: int, num_samples: int, lr: float,
+    edge_weight: Tensor | None, num_folds: int | None, num_steps: int, num_samples: int, lr: float,
     progress: Callable[[range], Iterable[int]],
 ):  # fmt: skip
     """
@@ -74,6 +77,7 @@ def fit_numbers(
     check_hood(hood, stacked.communities)
     scores, y = scores_of(hood, scores).detach(), labels_of(hood, y)
     check_scores(scores)
+    edge_weight = weights_of(hood, edge_weight)
     masks = {name: mask_of(hood, of, name, empty=name == "train") for name, of in nodes.items()}
     check_disjoint(masks, "a classifier is overconfident where it was trained")
     train, held_out = masks.values()
@@ -87,7 +91,7 @@ def fit_numbers(
     if num_folds is None:
         for name, (mean, _) in prior.items():
             changed.get_parameter(name).data.fill_(mean)
-    parts = parts_of(changed, hood, scores, y, train, held_out, num_folds or 1)
+    parts = parts_of(changed, hood, scores, edge_weight, y, train, held_out, num_folds or 1)
     maximise(changed, parts, prior, num_steps, num_samples, lr, progress)
     stacked.to(scores).load_state_dict(changed.state_dict())
     return stacked
@@ -112,8 +116,8 @@ def temperature_of(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
 
 
 def parts_of(
-    stacked, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, held_out: Tensor,
-    num_folds: int,
+    stacked, hood: Neighborhood, scores: Tensor, edge_weight: Tensor | None, y: Tensor,
+    train: Tensor, held_out: Tensor, num_folds: int,
 ) -> list[Part]:  # fmt: skip
     """One part for each fold of the held-out nodes, given those of the others and of ``train``."""
     nodes, parts = held_out.nonzero()[:, 0], []
@@ -126,11 +130,23 @@ def parts_of(
         given, inputs = train | (held_out & ~out), scores
         if stacked.pool is not None:
             # What is given has its part in the pool, and would otherwise count twice.
-            inputs, given = stacked.pool.terms(hood, scores, y, given), torch.zeros_like(given)
+            inputs = stacked.pool.terms(hood, scores, y, given, edge_weight)
+            given = torch.zeros_like(given)
         # No label that is read depends on other nodes than those the observed may choose.
         near, kept = sources_of(hood, given | out)
-        parts.append(Part(near, inputs[..., kept, :], y[kept], given[kept], out[kept]))
+        weight = None if edge_weight is None else of_part(hood, edge_weight, near, kept)
+        parts.append(Part(near, inputs[..., kept, :], weight, y[kept], given[kept], out[kept]))
     return parts
+
+
+def of_part(hood: Neighborhood, weight: Tensor, near: Neighborhood, kept: Tensor) -> Tensor:
+    """Edge weights of a part of the graph, whose nodes are ``kept``; 1 from communities."""
+    nodes = near.source < len(kept)
+    source, target = kept[near.source[nodes]], kept[near.target[nodes]]
+    keys = hood.target * hood.num_sources + hood.source
+    found = weight.new_ones(near.num_edges)
+    found[nodes] = weight[torch.searchsorted(keys, target * hood.num_sources + source)]
+    return found
 
 
 def maximise(
@@ -148,7 +164,7 @@ def maximise(
         part = parts[step % len(parts)]
         first, last = (mask.nonzero()[:, 0] for mask in (part.given, part.held_out))
         mixture = NeighborMixture(
-            part.hood, *stacked.parameters_of(part.hood, part.inputs), validate_args=False
+            part.hood, *parameters_of(stacked, *part[:3]), validate_args=False
         )
         order = torch.cat([nodes[torch.randperm(len(nodes), device=nodes.device)]
                            for nodes in (first, last)])  # fmt: skip

@@ -16,7 +16,8 @@ from torch_geometric.utils import index_to_mask
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.edges import check_mask
-from pyro_nmm.validation import check_label_range, check_labels
+from pyro_nmm.models.edge_weights import check_weights
+from pyro_nmm.validation import check_all_rows, check_label_range, check_labels
 
 
 def scores_of(hood: Neighborhood, scores: Any) -> Tensor:
@@ -71,6 +72,22 @@ def mask_of(hood: Neighborhood, nodes: Any, name: str, empty: bool = False) -> T
     if not (empty and boolean and nodes.shape == (size,) and not nodes.any()):
         check_mask(nodes, size, hood.device, name)
     return nodes
+
+
+def weights_of(hood: Neighborhood, edge_weight: Any) -> Tensor | None:
+    """``(num_edges,)`` positive weights, of a tensor or an array, or none."""
+    if edge_weight is None:
+        return None
+    check_all_rows(hood)
+    edge_weight = _tensor(edge_weight, hood)
+    if not isinstance(edge_weight, Tensor) or edge_weight.shape != (hood.num_edges,):
+        got = getattr(edge_weight, "shape", type(edge_weight))
+        raise ValueError(
+            f"edge_weight must have shape ({hood.num_edges},), one weight per edge of hood, got "
+            f"{got}: pyro_nmm.models.edge_weights makes it of PyG's"
+        )
+    check_weights(edge_weight)
+    return edge_weight
 
 
 def check_disjoint(masks: dict[str, Tensor], why: str) -> None:

@@ -236,7 +236,7 @@ def test_no_label_is_told_by_itself(simulated):
     stacked, known = StackedNMM(4), held_out | new
     for num_folds in (1, 5):
         torch.manual_seed(1)
-        parts = parts_of(stacked, hood, scores, y, train, known, num_folds)
+        parts = parts_of(stacked, hood, scores, None, y, train, known, num_folds)
         assert sum(int(part.held_out.sum()) for part in parts) == int(known.sum())
         assert len(parts) == num_folds
         for number, part in enumerate(parts):
@@ -246,7 +246,7 @@ def test_no_label_is_told_by_itself(simulated):
             out = nodes[part.held_out]
             other[out] = (other[out] + 1) % 4
             torch.manual_seed(1)
-            again = parts_of(stacked, hood, scores, other, train, known, num_folds)[number]
+            again = parts_of(stacked, hood, scores, None, other, train, known, num_folds)[number]
             assert torch.equal(again.inputs, part.inputs)
             assert not (part.given & part.held_out).any()
 

@@ -200,3 +200,14 @@ def test_benchmark_of_questions(tmp_path, monkeypatch):
     for row in rows[1:3]:  # all rules begin alike, and entropy agrees with itself
         assert row["curve"]["0"] == first["0"]
     assert rows[1]["alike"] == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_benchmark_of_edge_weights(tmp_path):
+    torch.set_default_dtype(torch.float)
+    benchmark = load("benchmarks/calibration.py")
+    rows = benchmark.main(["weights", "--smoke", "--results", str(tmp_path / "rows.jsonl")]).rows
+    assert [row["method"] for row in rows] == ["none", "by distance"]
+    assert rows[0]["test"] != rows[1]["test"]
+    for row in rows:
+        assert row["joint"] > -row["test"]["nll"] - 0.01

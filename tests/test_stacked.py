@@ -18,8 +18,9 @@ from pyro.optim import Adam
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.models import StackedNMM, temperature_scaling
+from pyro_nmm.models import StackedNMM, stacked_fit, temperature_scaling
 from pyro_nmm.models.stacked_fit import SCORES_PRIOR, log_prior, surrogate, temperature_of
+from pyro_nmm.models.stacked_parameters import parameters_of
 
 NAMES = ["log_scale", *SCORES_PRIOR]
 
@@ -217,7 +218,9 @@ def few_labels(seed=0):
     return hood, scores, y, train, held_out
 
 
-def fit_on_all_edges(stacked, hood, scores, y, train, held_out, num_steps, num_samples=8, lr=0.1):
+def fit_on_all_edges(
+    stacked, hood, scores, y, train, held_out, num_steps, num_samples=8, lr=0.1, edge_weight=None
+):
     """The fit as its docstring has it, without leaving out any node."""
     stacked = stacked.to(scores)
     prior, observed = prior_of(stacked, scores, y, held_out), train | held_out
@@ -231,7 +234,8 @@ def fit_on_all_edges(stacked, hood, scores, y, train, held_out, num_steps, num_s
         optimizer.zero_grad()
         parts = [mask.nonzero()[:, 0] for mask in (train, held_out)]
         order = torch.cat([nodes[torch.randperm(len(nodes))] for nodes in parts])
-        q = OrderedConditional(hood, *stacked(hood, scores), y, observed, order=order)
+        found = parameters_of(stacked, hood, scores, edge_weight)
+        q = OrderedConditional(hood, *found, y, observed, order=order)
         loss = -log_prior(stacked, prior) - surrogate(q, int(train.sum()), num_samples)
         (loss / held_out.sum()).backward()
         optimizer.step()
@@ -243,22 +247,24 @@ def fit_on_all_edges(stacked, hood, scores, y, train, held_out, num_steps, num_s
 def test_fit_leaves_out_what_it_does_not_need(seed, kernels):
     """Nodes that no labelled node may choose: the same draws, the same numbers."""
     problem = few_labels(seed)
-    torch.manual_seed(7)
-    expected = fit_on_all_edges(StackedNMM(pool=False), *problem, num_steps=40)
-    torch.manual_seed(7)
-    found = StackedNMM(pool=False).fit(*problem, num_steps=40)
-    for name in NAMES:
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    for weight in (None, torch.rand(problem[0].num_edges) + 0.1):
+        torch.manual_seed(7)
+        how = {"num_steps": 40, "edge_weight": weight}
+        expected = fit_on_all_edges(StackedNMM(pool=False), *problem, **how)
+        torch.manual_seed(7)
+        found = StackedNMM(pool=False).fit(*problem, **how)
+        for name in NAMES:
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name))
 
 
 def test_cost_of_a_step_does_not_depend_on_other_edges(monkeypatch):
     """Attention is computed for edges into labelled nodes, and one of each of their sources."""
-    seen, forward = [], StackedNMM.parameters_of
+    seen = []
     monkeypatch.setattr(
-        StackedNMM,
+        stacked_fit,
         "parameters_of",
-        lambda self, hood, scores: (
-            seen.append((hood.num_edges, len(scores))) or forward(self, hood, scores)
+        lambda self, hood, scores, *more: (
+            seen.append((hood.num_edges, len(scores))) or parameters_of(self, hood, scores, *more)
         ),
     )
     hood, scores, y, train, held_out = few_labels()
