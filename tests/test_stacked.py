@@ -189,17 +189,22 @@ def test_labels_outside_the_masks_are_never_read(simulated):
     assert torch.equal(*results)
 
 
-def test_is_a_network_for_svi():
-    """The five numbers as the parameters of a Pyro program."""
-    hood = house()
-    program = AmortizedNMM(hood, StackedNMM(pool=False))
+@pytest.mark.parametrize("pool", [False, True])
+def test_is_a_network_for_svi(pool):
+    """Its numbers as the parameters of a Pyro program."""
+    hood, observed = house(), torch.tensor([False, True, True, False, True])
+    network = StackedNMM(2 if pool else None, pool=pool).double()
+    program = AmortizedNMM(hood, network)
     elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1)
     svi = SVI(program.model, program.guide, Adam({"lr": 0.05}), elbo)
     scores, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
     before = program.network.log_kappa.item()
-    svi.step(scores, y=y)
+    inputs = (scores, y, ~observed) if pool else (scores,)
+    svi.step(*inputs, y=y, observed=observed)
     assert program.network.log_kappa.item() != before
-    assert "log_kappa" in " ".join(pyro.get_param_store().keys())
+    names = " ".join(pyro.get_param_store().keys())
+    assert "log_kappa" in names
+    assert ("pool.labels" in names) == pool
 
 
 def prior_of(stacked, scores, y, held_out):
