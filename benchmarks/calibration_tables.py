@@ -15,7 +15,8 @@ OURS, ABLATED = "StackedNMM", ("the pool alone", "StackedNMM, scores alone")
 BACKBONES = {"gcn": "GCN", "gat": "GAT", "mlp": "MLP"}
 RUN = ("split", "fold")
 NUMBERS = {
-    "pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "λ", "pool.offsets": "sd of b",
+    "pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "λ", "pool.agreement": "η",
+    "pool.offsets": "sd of b",
     "log_kappa": "log κ", "log_floor": "log ε", "gamma": "γ", "similarity": "β",
 }  # fmt: skip
 

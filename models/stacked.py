@@ -46,7 +46,7 @@ class StackedNMM(nn.Module):
                              + \beta \frac{P_i^\top P_j}{\|P_i\| \|P_j\|}
 
     where :math:`P_j` pools what the classifier says of node `j`, what it says of its neighbours,
-    and the known labels around (:class:`~pyro_nmm.models.PooledScores`, ``3 + C`` numbers);
+    and the known labels around (:class:`~pyro_nmm.models.PooledScores`, ``4 + C`` numbers);
     :math:`\kappa` is the concentration (the smaller, the more correlated), :math:`\epsilon` the
     floor, :math:`\gamma` the attention to oneself and :math:`\beta` that to neighbours with
     similar predictions. As :math:`\kappa, \gamma \to \infty` and :math:`\epsilon \to 0` it is

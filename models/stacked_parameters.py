@@ -20,7 +20,7 @@ def parameters_of(
     """
     What a StackedNMM returns.
 
-    :param Tensor inputs: the pool's terms ``(3, N, C)``, or scores ``(N, C)`` without a pool.
+    :param Tensor inputs: the pool's terms ``(4, N, C)``, or scores ``(N, C)`` without a pool.
     :param Tensor edge_weight: ``(num_edges,)`` in the order of ``hood``.
     """
     if stacked.pool is None:

@@ -59,6 +59,9 @@ def test_pool_is_that_of_the_formula(seed):
     nearby = (walk @ (scores / 1.7).softmax(-1) + 1e-3).log()
     logits = pool.log_scale.exp() * scores / 1.7 + pool.neighbors * nearby
     logits = logits + pool.labels * above.log() + pool.offsets
+    own = (scores / 1.7).softmax(-1)
+    agree = (own * (walk @ own)).sum(-1, keepdim=True)
+    logits = logits + pool.agreement * (agree - 0.75) * scores / 1.7
     terms = pool.terms(hood, scores, y, known)
     torch.testing.assert_close(pool(terms), logits.softmax(-1))
 
