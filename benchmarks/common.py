@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -154,4 +155,5 @@ def table(head: str, rows: Iterable[Sequence[str]], left: int = 1) -> str:
 def wrapped(text: str, indent: str = "") -> str:
     """A paragraph in lines of 99 characters."""
     whole = {"break_on_hyphens": False, "break_long_words": False}
-    return textwrap.fill(text, 99, subsequent_indent=indent, **whole)
+    joined = re.sub(r" (?=\d+[.)] )", "\0", text)  # a line "1. And" would begin a list
+    return textwrap.fill(joined, 99, subsequent_indent=indent, **whole).replace("\0", " ")

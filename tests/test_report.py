@@ -226,3 +226,14 @@ def test_interval_is_a_bootstrap_over_nodes():
     assert width > 2 * 1.96 * gain.std().item() / 300**0.5
     constant = gains.summary(torch.full_like(gain, 0.25), pairs, mask)
     assert constant["low"] == constant["high"] == pytest.approx(0.25)
+
+
+def test_no_line_of_a_paragraph_begins_a_list():
+    """Markdown would take "1. And" at the start of a line for the first point of a list."""
+    wrapped = load("benchmarks/common.py").wrapped
+    for words in range(40, 50):
+        text = "x " * words + "less in 1. It is 2) so, by 3.5 to 4."
+        lines = wrapped(text, "  ").splitlines()
+        assert " ".join(line.strip() for line in lines) == text
+        assert all(len(line) < 100 for line in lines)
+        assert not any(line.strip().startswith(("1. ", "2) ")) for line in lines)
