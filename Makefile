@@ -1,5 +1,6 @@
 # make demo: environment, installation, the examples, their pictures.
 # make test: environment, installation, all checks and tests.
+# make docs: the documentation site, docs/_build/html/index.html; tutorials run when their text changes.
 # make coverage: the quick tests again, with every line traced: before Python 3.12 that takes most of
 # their time.
 # make floor: the quick tests with the lowest versions that pyproject.toml allows, in an environment of
@@ -15,7 +16,7 @@ FLOOR ?= build/floor
 WORKERS ?= -n logical --dist worksteal
 test quick coverage: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test quick coverage floor lint benchmarks clean
+.PHONY: demo test docs quick coverage floor lint benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/karate.py --output output/karate.png
@@ -26,6 +27,9 @@ demo: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest $(WORKERS)
+
+docs: $(VENV)/.documented
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" --cov --cov-report=term:skip-covered \
@@ -52,5 +56,9 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[fast,conformal,examples,test]'
 	touch $@
 
+$(VENV)/.documented: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist output *.egg-info
+	rm -rf $(VENV) build dist output docs/_build docs/api *.egg-info

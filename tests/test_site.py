@@ -1,0 +1,92 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The documentation site: tutorials run, shortened; every public name has a page."""
+
+import importlib
+import re
+
+import matplotlib
+import pyro
+import pytest
+import torch
+from documents import ROOT
+from matplotlib import pyplot as plt
+
+import pyro_nmm
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+CELL = re.compile(
+    r"^```\{code-cell\} ipython3\n(?:---\n(.*?)---\n)?(.*?)^```$", re.DOTALL | re.MULTILINE
+)
+
+
+def cells(path):
+    """Options and code of every cell."""
+    return [(options or "", code) for options, code in CELL.findall(path.read_text())]
+
+
+def shortened(code):
+    """With the numbers that comments have for tests: ``num_steps = 400  # tests: 20``."""
+    return re.sub(r"= [\d_.e-]+(,?)  # tests: ([\d_.e-]+)$", r"= \2\1", code, flags=re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_tutorial(path, monkeypatch, capsys):
+    monkeypatch.chdir(path.parent)
+    matplotlib.use("Agg")
+    torch.set_default_dtype(torch.float)
+    pyro.clear_param_store()
+    namespace = {}
+    with matplotlib.rc_context():
+        for number, (_, code) in enumerate(cells(path)):
+            exec(compile(shortened(code), f"{path.name}, cell {number + 1}", "exec"), namespace)
+        plt.close("all")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_form_of_a_tutorial(path):
+    text, found = path.read_text(), cells(path)
+    assert text.count("```{code-cell}") == len(found) > 3
+    assert text.rindex("\n## ") == text.index("\n## Something to change")
+    for options, code in found:
+        draws = "plt.subplots(" in code or "plt.figure(" in code
+        assert not draws or "alt:" in options, (
+            f"a picture without words for those who cannot see it:\n{code}"
+        )
+        assert all(len(line) <= 100 for line in code.splitlines())
+    for marked in re.findall(r".*# tests:.*", text):
+        assert shortened(marked) != marked, marked
+
+
+def listed():
+    """Names in docs/api.md, by module."""
+    module, found = None, {}
+    for line in (ROOT / "docs" / "api.md").read_text().splitlines():
+        if line.startswith(".. currentmodule:: "):
+            module = line.split()[-1]
+        elif module and re.fullmatch(r"   \w+", line):
+            found.setdefault(module, []).append(line.strip())
+    return found
+
+
+def test_every_public_name_has_a_page():
+    for name, names in listed().items():
+        module = importlib.import_module(name)
+        public = getattr(module, "__all__", None) or [
+            key for key, value in vars(module).items()
+            if key[0] != "_" and getattr(value, "__module__", None) == name
+        ]  # fmt: skip
+        assert sorted(names) == sorted(public), name
+    assert {"pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"} < listed().keys()
+    assert pyro_nmm.__version__
+
+
+def test_front_page_has_every_page():
+    text = (ROOT / "docs" / "index.md").read_text()
+    for path in (ROOT / "docs").glob("**/*.md"):
+        name = str(path.relative_to(ROOT / "docs").with_suffix(""))
+        if name != "index" and not name.startswith(("_build", "api/")):
+            assert re.search(rf"^{name}$", text, re.MULTILINE), name
