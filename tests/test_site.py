@@ -12,8 +12,16 @@ import pytest
 import torch
 from documents import ROOT
 from matplotlib import pyplot as plt
+from sklearn.datasets import load_wine
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import kneighbors_graph
+from sklearn.preprocessing import scale
+from torch_geometric.data import Data
 
 import pyro_nmm
+from pyro_nmm import Neighborhood
+from pyro_nmm.datasets import random_split
+from pyro_nmm.models import StackedNMM
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 CELL = re.compile(
@@ -59,6 +67,28 @@ def test_form_of_a_tutorial(path):
         assert all(len(line) <= 100 for line in code.splitlines())
     for marked in re.findall(r".*# tests:.*", text):
         assert shortened(marked) != marked, marked
+
+
+def test_snippet_of_your_graph_on_another_graph():
+    """Wines, joined to those of near measurements, and a classifier that sees three of these."""
+    page = ROOT / "docs" / "tutorials" / "your-graph.md"
+    (code,) = (code for _, code in cells(page) if "StackedNMM(num" in code)
+    code = code.replace("num_classes=10", "num_classes=3").replace("label=3", "label=2")
+    assert len(code.splitlines()) <= 15
+    torch.set_default_dtype(torch.float)
+    pyro.set_rng_seed(0)
+    features, labels = load_wine(return_X_y=True)
+    x, y = torch.tensor(scale(features)).float(), torch.tensor(labels)
+    near = torch.tensor(kneighbors_graph(x.numpy(), 6).toarray()).nonzero().T
+    data = random_split(Data(x=x, edge_index=near.unique(dim=1), y=y), 0.1, 0.2, 0.5, seed=0)
+    classifier = LogisticRegression().fit(x[data.train_mask, :3], y[data.train_mask])
+    scores = torch.tensor(classifier.decision_function(x[:, :3])).float()
+    known = {"data": data, "scores": scores, "torch": torch, "Neighborhood": Neighborhood}
+    exec(code, namespace := known | {"StackedNMM": StackedNMM})
+    test = data.test_mask
+    before, after = scores.log_softmax(1), namespace["marginals"].log()
+    assert after[test, y[test]].mean() > before[test, y[test]].mean() + 0.01
+    assert namespace["threes"].shape == (1000, 2)
 
 
 def listed():
