@@ -38,7 +38,7 @@ class _NoSites(Messenger):
             f"the guide and be missing in the model. For random weights write the two programs "
             f"out: def model(): nmm(hood, *network(hood, x), y, observed), and a guide that draws "
             f"the weights from an autoguide of poutine.block(model, hide=['z', 'c', 'y']), runs "
-            f"poutine.condition(network, data=weights) and ends in ordered_guide"
+            f"poutine.block(poutine.condition(network, data=weights)) and ends in ordered_guide"
         )
 
 

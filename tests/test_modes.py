@@ -22,6 +22,7 @@ from pyro.infer import (
     TraceGraph_ELBO,
     TraceMeanField_ELBO,
 )
+from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroSample
 
 import pyro_nmm
@@ -327,6 +328,20 @@ def test_networks_that_sample():
     program = AmortizedNMM(hood, Bayesian())
     with pytest.raises(ValueError, match=r"network has a sample site 'scores'.*ordered_guide"):
         TraceGraph_ELBO().loss(program.model, program.guide, y=Y[:3])
+
+    # What the message says.
+    network = Bayesian()
+
+    def model():
+        nmm(hood, *network(hood), Y[:3])
+
+    weights = AutoNormal(poutine.block(model, hide=["z", "c", "y"]))
+
+    def guide():
+        found = poutine.block(poutine.condition(network, data=weights()))
+        ordered_guide(hood, *found(hood), Y[:3])
+
+    assert torch.tensor(TraceGraph_ELBO().loss(model, guide)).isfinite()
 
 
 def test_network_of_more_labels_than_the_target():

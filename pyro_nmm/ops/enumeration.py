@@ -51,10 +51,10 @@ def check_size(rows: Neighborhood, numbers_each: int = 1) -> int:
     if size > MAX_CHOICES or size * numbers_each > MAX_NUMBERS:
         number = size if size < 10**9 else f"about 10^{len(str(size)) - 1}"
         raise ValueError(
-            f"exact enumeration over {rows.num_rows} nodes would need {number} terms of "
-            f"{numbers_each} numbers, more than {MAX_CHOICES} terms or {MAX_NUMBERS} numbers: "
-            f"use elbo for a bound on the likelihood, or condition with num_samples for a "
-            f"conditional"
+            f"exact enumeration over {rows.num_rows} nodes would need {number} choices, with "
+            f"{numbers_each} numbers each, where at most {MAX_CHOICES} choices and {MAX_NUMBERS} "
+            f"numbers are allowed: use log_likelihood or elbo, or condition with num_samples for "
+            f"a conditional"
         )
     return size
 
