@@ -243,7 +243,7 @@ def test_enumeration_past_its_size():
         mix.log_prob(y)
     with error("num_samples"):
         mix.condition(y)
-    with error("use elbo"):
+    with error("use log_likelihood or elbo"):
         mix.log_marginal(torch.arange(20), y[:20])
     some = torch.arange(40) < 2
     post = mix.condition(y, some)

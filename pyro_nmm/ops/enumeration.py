@@ -50,11 +50,11 @@ def check_size(rows: Neighborhood, numbers_each: int = 1) -> int:
     size = prod(rows.ptr.diff().tolist())
     if size > MAX_CHOICES or size * numbers_each > MAX_NUMBERS:
         number = size if size < 10**9 else f"about 10^{len(str(size)) - 1}"
+        each = f" of {numbers_each} numbers" if numbers_each > 1 else ""
         raise ValueError(
-            f"exact enumeration over {rows.num_rows} nodes would need {number} choices, with "
-            f"{numbers_each} numbers each, where at most {MAX_CHOICES} choices and {MAX_NUMBERS} "
-            f"numbers are allowed: use log_likelihood or elbo, or condition with num_samples for "
-            f"a conditional"
+            f"exact enumeration over {rows.num_rows} nodes would need {number} choices{each}, more "
+            f"than {MAX_CHOICES} choices or {MAX_NUMBERS} numbers: use log_likelihood or elbo, or "
+            f"condition with num_samples for a conditional"
         )
     return size
 
