@@ -90,15 +90,20 @@ def classifier(
     num_epochs: int,
 ) -> Tensor:  # fmt: skip
     """``(N, C)``: logits of the protocol's classifier, kept in a folder if there is one."""
+    data, _ = load(name, split, fold, root)
     path = folder and folder / f"{name}_{kind}_{split}_{fold}.pt"
+    return kept(path, kind, data, 10 * split + fold, num_epochs)
+
+
+def kept(path: Path | None, kind: str, data: Data, seed: int, num_epochs: int) -> Tensor:
+    """``(N, C)``: logits of a file, or of a network that is trained now and kept there."""
     if path and path.exists():
         return torch.load(path, weights_only=True)
-    data, _ = load(name, split, fold, root)
-    pyro.set_rng_seed(10 * split + fold)
+    pyro.set_rng_seed(seed)
     module = network(kind, data.num_features, int(data.y.max()) + 1)
     logits = trained(module, data, num_epochs)
     if path:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(logits, path)
     return logits
 

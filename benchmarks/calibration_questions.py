@@ -9,16 +9,14 @@ tell of all labels, by what it is expected to tell of the node itself, and at ra
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pyro
 import torch
-from calibration_data import graph, network, trained
+from calibration_data import graph, kept
 from common import Records
 from louvain import louvain
 from nodes_fits import node_scores
 from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm.distributions.posterior import Posterior
@@ -72,8 +70,7 @@ def questions(args, results: Records) -> None:
     for key in results.missing(task="questions", dataset="digits", backbone="gcn", **each):
         data.train_mask, data.val_mask, open_to, test = drawn(y, key["split"])
         path = args.logits and args.logits / f"questions_{key['split']}.pt"
-        pyro.set_rng_seed(key["split"])
-        logits = kept(path, data, args.num_epochs)
+        logits = kept(path, "gcn", data, key["split"], args.num_epochs)
         hood, known = shared if key["communities"] else near, data.train_mask | data.val_mask
         pyro.set_rng_seed(key["split"])
         stacked = StackedNMM(logits.shape[1], communities=key["communities"])
@@ -90,14 +87,3 @@ def questions(args, results: Records) -> None:
             known = known.clone()
             known[nodes[told.argmax()]] = True
         results.add(**key, curve=curve, alike=sum(alike) / len(alike))
-
-
-def kept(path: Path | None, data: Data, num_epochs: int) -> Tensor:
-    """``(N, C)``: logits of a GCN, kept in a folder if there is one."""
-    if path and path.exists():
-        return torch.load(path, weights_only=True)
-    module = network("gcn", data.num_features, int(data.y.max()) + 1)
-    logits = trained(module, data, num_epochs)
-    if path:
-        torch.save(logits, path)
-    return logits

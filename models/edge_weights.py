@@ -37,12 +37,11 @@ def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) ->
             f"edge_index, got {tuple(edge_weight.shape)}"
         )
     check_weights(edge_weight)
-    keys = hood.target * hood.num_sources + hood.source
-    wanted = edge_index[1].long() * hood.num_sources + edge_index[0]
-    place = torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
+    source, target = edge_index.long()
+    place = places(hood, source, target)
     found = edge_weight.new_zeros(hood.num_edges).index_add(0, place, edge_weight)
     other = ((found == 0) & (hood.source < hood.num_nodes) & (hood.source != hood.target)).sum()
-    if (keys[place] != wanted).any() or other:
+    if (hood.source[place] != source).any() or (hood.target[place] != target).any() or other:
         raise ValueError(
             "edge_index and hood must be of the same edges: give the edge_index that hood is of"
         )
@@ -51,6 +50,13 @@ def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) ->
     mean = hood.sum(found.masked_fill(lone, 0)) / number.clamp(min=1)
     fill = mean.where(number > 0, 1.0).index_select(0, hood.row)
     return found.where(given, fill.where(lone, 1.0))
+
+
+def places(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:
+    """``(E,)``: the edges of a whole graph between these ends; any edge where there is none."""
+    keys = hood.target * hood.num_sources + hood.source  # they ascend, as rows and sources do
+    wanted = target * hood.num_sources + source
+    return torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
 
 
 def check_weights(edge_weight: Tensor) -> None:

@@ -15,6 +15,7 @@ from torch import Size, Tensor
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models.communities import check_hood, sources_of
+from pyro_nmm.models.edge_weights import places
 from pyro_nmm.models.stacked_inputs import (
     check_disjoint,
     check_known,
@@ -143,9 +144,8 @@ def of_part(hood: Neighborhood, weight: Tensor, near: Neighborhood, kept: Tensor
     """Edge weights of a part of the graph, whose nodes are ``kept``; 1 from communities."""
     nodes = near.source < len(kept)
     source, target = kept[near.source[nodes]], kept[near.target[nodes]]
-    keys = hood.target * hood.num_sources + hood.source
     found = weight.new_ones(near.num_edges)
-    found[nodes] = weight[torch.searchsorted(keys, target * hood.num_sources + source)]
+    found[nodes] = weight[places(hood, source, target)]
     return found
 
 
@@ -163,9 +163,8 @@ def maximise(
         optimizer.zero_grad()
         part = parts[step % len(parts)]
         first, last = (mask.nonzero()[:, 0] for mask in (part.given, part.held_out))
-        mixture = NeighborMixture(
-            part.hood, *parameters_of(stacked, *part[:3]), validate_args=False
-        )
+        found = parameters_of(stacked, part.hood, part.inputs, part.edge_weight)
+        mixture = NeighborMixture(part.hood, *found, validate_args=False)
         order = torch.cat([nodes[torch.randperm(len(nodes), device=nodes.device)]
                            for nodes in (first, last)])  # fmt: skip
         q = mixture.in_order(part.y, part.given | part.held_out, order)
