@@ -11,6 +11,7 @@ from statistics import mean, stdev
 import images_tables
 import links_tables
 import matplotlib.pyplot as plt
+import samples_figures
 import torch
 from common import pick
 from nodes_runs import Rows, label, on_shared, parts, runs
@@ -27,6 +28,8 @@ def figures(files: dict[str, Rows], path: Path) -> None:
     convergence(files["nodes"], path)
     link_bound(files["links"], path)
     denoising_steps(files["images"], path)
+    samples_figures.samples(files["samples"], path / "samples.png")
+    samples_figures.growth(files["speed"], path / "growth.png")
 
 
 def save(figure, path: Path) -> None:

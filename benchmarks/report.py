@@ -33,12 +33,14 @@ import links_tables
 import matplotlib
 import nodes_tables
 import repelling_tables
+import samples_tables
 import speed_tables
 from common import RESULTS, arguments, read
 
 ROOT = Path(__file__).parent.parent
 #: Files that hold tables between markers.
-DOCUMENTS = [ROOT / name for name in ("README.md", "docs/results.md", "docs/design.md")]
+PAGES = "README.md", "docs/results.md", "docs/design.md", "docs/choosing.md"
+DOCUMENTS = [ROOT / name for name in PAGES]
 
 
 def insert(text: str, name: str, content: str) -> str:
@@ -84,6 +86,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         images_tables.tables(files["images"]),
         gradient_variance.tables(files["gradient_variance"]),
         speed_tables.tables(files["speed"]),
+        samples_tables.tables(files["samples"]),
         repelling_tables.tables(files["repelling"]),
         calibration_tables.tables(files["calibration"]),
         calibration_uses.tables(files["calibration"]),

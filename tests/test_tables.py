@@ -25,6 +25,7 @@ import hidden_tables  # noqa: E402
 import images_tables  # noqa: E402
 import links_tables  # noqa: E402
 import repelling_tables  # noqa: E402
+import samples_tables  # noqa: E402
 import speed_tables  # noqa: E402
 import writing  # noqa: E402
 
@@ -33,7 +34,8 @@ sys.path.remove(str(BENCHMARKS))
 FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables,
          "speed": speed_tables, "gradient_variance": gradient_variance,
          "hidden": hidden_tables, "repelling": repelling_tables,
-         "annotators": annotators_tables, "calibration": calibration_tables}  # fmt: skip
+         "annotators": annotators_tables, "samples": samples_tables,
+         "calibration": calibration_tables}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
