@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import scatter
+from torch_geometric.utils import index_to_mask, scatter
 
 from pyro_nmm import Neighborhood
 
@@ -27,9 +27,11 @@ def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tens
     a self-loop, and an edge from such a community that they are in, alone.
     """
     rows, num_nodes = hood.restrict(observed), hood.num_nodes
-    reached = rows.source.unique()
-    inside = (hood.source >= num_nodes) & torch.isin(hood.source, reached)
-    members = torch.stack([hood.source, hood.target])[:, inside]
+    reached, members = rows.source.unique(), rows.source.new_zeros(2, 0)
+    if hood.bipartite:
+        chosen = index_to_mask(reached[reached >= num_nodes], hood.num_sources)
+        inside = chosen[hood.source].nonzero()[:, 0]
+        members = torch.stack([hood.source[inside], hood.target[inside]])
     nodes = torch.cat([reached[reached < num_nodes], members[1]]).unique()
     sources = torch.cat([nodes, reached[reached >= num_nodes]])
     source, target = torch.cat([torch.stack([rows.source, rows.target]), members], 1)

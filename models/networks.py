@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import Concentrations, in_single
+from pyro_nmm.ops.edge_products import edge_products
 
 #: Positive links for ``alpha``. ``softplus`` is the steadiest, ``square`` grows faster, and
 #: ``exp`` makes alpha's direction the softmax that the backbone alone would have; it ends at about
@@ -58,10 +59,11 @@ def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor
     :param Tensor v: ``(..., N, H)``.
     :return: ``(..., num_edges)`` in the order of ``hood``.
     """
-    v = F.normalize(v, dim=-1)
-    # index_select, whose gradient is summed in one order: a seed reproduces a run.
-    ends = (v.index_select(-2, nodes) for nodes in (hood.target, hood.source))
-    return scale * torch.mul(*ends).sum(-1) + gamma * (hood.target == hood.source).to(v)
+    target, (*batch, num_nodes, width) = hood.target, v.shape
+    each = F.normalize(v, dim=-1).reshape(-1, num_nodes, width)
+    found = torch.stack([edge_products(part, target, hood.source) for part in each])
+    own = (target == hood.source).to(v)
+    return scale * found.reshape(*batch, hood.num_edges) + gamma * own
 
 
 class NMMNetwork(nn.Module):

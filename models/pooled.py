@@ -6,10 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
-from torch_geometric.utils import scatter
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.sparse import sparse_csr
+from pyro_nmm.models.walk import Walk
 from pyro_nmm.validation import check_all_rows
 
 #: Normal priors of the pool's numbers: mean and standard deviation. Fitted to nearly all labels of
@@ -129,7 +128,7 @@ class PooledScores(nn.Module):
         :raises ValueError: for a part of the rows.
         """
         check_all_rows(hood)
-        walk, scaled = steps(hood, scores, edge_weight), scores / self.temperature
+        walk, scaled = Walk.of(hood, edge_weight), scores / self.temperature
         probs = scaled.softmax(-1)
         nearby = walk @ probs
         agree = (probs * nearby).sum(-1, keepdim=True) - USUAL
@@ -137,20 +136,7 @@ class PooledScores(nn.Module):
         return torch.stack([scaled, (nearby + 1e-3).log(), labels, agree * scaled])
 
 
-def steps(hood: Neighborhood, like: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-    """``(N, N)``: a step from a node to any of those that it may choose, by weight or all alike."""
-    nodes = hood.source < hood.num_nodes
-    source, target = hood.source[nodes], hood.target[nodes]
-    degree = target.bincount(minlength=hood.num_nodes)
-    rows = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-    share = (1 / degree.to(like)).repeat_interleave(degree)
-    if edge_weight is not None:
-        weight = edge_weight.to(like)[nodes]
-        share = weight / scatter(weight, target, dim_size=hood.num_nodes)[target]
-    return sparse_csr(rows, source, share, (hood.num_nodes, hood.num_nodes))
-
-
-def propagated(walk: Tensor, y: Tensor, known: Tensor, like: Tensor) -> Tensor:
+def propagated(walk: Walk, y: Tensor, known: Tensor, like: Tensor) -> Tensor:
     r"""``(N, C)``: :math:`\ell`, what the known labels around a node say above their shares."""
     labels, num_classes = torch.zeros_like(like), like.shape[1]
     labels[known] = one_hot(y[known], num_classes).to(labels)

@@ -56,7 +56,6 @@ class Neighborhood:
     nodes: Tensor  #: ``(num_rows,)`` node id of every row
     ptr: Tensor  #: ``(num_rows + 1,)`` first edge of every row
     source: Tensor  #: ``(num_edges,)`` source :math:`j` that an edge comes from
-    edge: Tensor  #: ``(num_edges,)`` index of the edge in the graph's own edge list
     within: Tensor  #: ``(num_edges,)`` index of the edge in the rows it was taken from
 
     # Neighbourhoods are kept and shared: made inside of inference mode, they serve training too.
@@ -76,8 +75,7 @@ class Neighborhood:
         self.num_nodes, self.nodes, self.ptr, self.source = num_nodes, nodes, ptr, source
         self._own_sources = num_sources
         self.num_rows, self.num_edges = len(nodes), len(source)
-        self.row = torch.repeat_interleave(ptr.diff(), output_size=len(source))
-        self.edge = torch.arange(len(source), device=source.device) if edge is None else edge
+        self._edge = edge
         self._last_rows, self._last_pairs = LastCall(), LastCall()
         return self
 
@@ -117,6 +115,18 @@ class Neighborhood:
         source = (y * width + x)[inside]
         return cls.of_rows(height * width, pixel, _pointers(inside.sum(1)), source)
 
+    @derived
+    def row(self) -> Tensor:
+        """``(num_edges,)`` row that an edge belongs to."""
+        return torch.repeat_interleave(self.ptr.diff(), output_size=self.num_edges)
+
+    @derived
+    def edge(self) -> Tensor:
+        """``(num_edges,)`` index of the edge in the graph's own edge list."""
+        return (
+            torch.arange(self.num_edges, device=self.device) if self._edge is None else self._edge
+        )
+
     @property
     def target(self) -> Tensor:
         """``(num_edges,)`` node id :math:`i` that an edge goes to."""
@@ -129,8 +139,8 @@ class Neighborhood:
     @torch.inference_mode(False)
     def to(self, device) -> Neighborhood:
         """The same neighbourhoods on another device."""
-        tensors = self.nodes, self.ptr, self.source, self.edge
-        nodes, ptr, source, edge = (tensor.to(device) for tensor in tensors)
+        nodes, ptr, source = (x.to(device) for x in (self.nodes, self.ptr, self.source))
+        edge = None if self._edge is None else self._edge.to(device)
         return self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
 
     @property
@@ -160,7 +170,7 @@ class Neighborhood:
             self.nodes.index_select(0, rows),
             ptr,
             self.source.index_select(0, edges),
-            self.edge.index_select(0, edges),
+            edges if self._edge is None else self._edge.index_select(0, edges),
             self._own_sources,
         )
         hood.within = edges

@@ -35,7 +35,10 @@ def spread(
     """:func:`node_marginals` from the sources' means ``(..., N, C)``."""
     batch = torch.broadcast_shapes(mean.shape[:-2], attention.shape[:-1], batch_of(relabel))
     marginals = mean.new_zeros(*batch, hood.num_rows, mean.shape[-1])
-    for part in blocks(hood.num_edges, batch.numel() * mean.shape[-1]):
+    each = batch.numel() * mean.shape[-1]
+    # Each block has a whole gradient of its own, so where there are any, few blocks are better.
+    cached = mean.device.type == "cpu" and not mean.requires_grad
+    for part in blocks(hood.num_edges, each, cached):
         messages = mean.index_select(-2, hood.source[part])
         if relabel is not None:
             messages = carried(of_edges(relabel, part), messages)

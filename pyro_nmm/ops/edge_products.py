@@ -1,0 +1,54 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Inner products of the ends of every edge."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyro_nmm.blocks import blocks
+
+
+class _EdgeProducts(torch.autograd.Function):
+    # Autograd's tape would keep the vectors of both ends of every edge, (E, H) numbers each. They
+    # are gathered again instead, a block of edges at a time.
+
+    @staticmethod
+    def forward(v, target, source):
+        found = v.new_empty(len(source))
+        for part in blocks(len(source), v.shape[1], cached=v.device.type == "cpu"):
+            ends = v.index_select(0, target[part]), v.index_select(0, source[part])
+            found[part] = ends[0].mul_(ends[1]).sum(-1)
+        return found
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        v, target, source = ctx.saved_tensors
+        found = torch.zeros_like(v)
+        for part in blocks(len(source), v.shape[1], cached=v.device.type == "cpu"):
+            ends, own = (target[part], source[part]), grad[part, None]
+            for nodes, others in (ends, ends[::-1]):
+                found.index_add_(0, nodes, v.index_select(0, others).mul_(own))
+        return found, None, None
+
+
+def edge_products(v: Tensor, target: Tensor, source: Tensor) -> Tensor:
+    r"""
+    :math:`v_i^\top v_j` for every edge, without a table of vectors of edges.
+
+    >>> v = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    >>> edge_products(v, torch.tensor([0, 1]), torch.tensor([1, 1]))
+    tensor([ 3., 25.])
+
+    :param Tensor v: ``(N, H)``; ``target`` and ``source`` ``(E,)`` node ids.
+    :return: ``(E,)``. Cost: :math:`O(E H)`, memory :math:`O(E)`, forwards and backwards.
+    """
+    return _EdgeProducts.apply(v, target, source)
