@@ -28,6 +28,7 @@ from pyro_nmm.models.nmm import nmm
 from pyro_nmm.models.pooled import PooledScores
 from pyro_nmm.models.quality import accuracy, information
 from pyro_nmm.models.stacked import StackedNMM
+from pyro_nmm.models.stacked_blocks import marginals_in_blocks
 from pyro_nmm.models.temperature import temperature_scaling
 from pyro_nmm.models.unet import UNet
 
@@ -62,6 +63,7 @@ __all__ = [
     "ising",
     "ising_posterior",
     "leave_one_out",
+    "marginals_in_blocks",
     "nmm",
     "potts",
     "sample_field",

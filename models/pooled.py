@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.blocks import row_blocks
 from pyro_nmm.models.walk import Walk
 from pyro_nmm.validation import check_all_rows
 
@@ -127,13 +130,42 @@ class PooledScores(nn.Module):
         :return: ``(4, N, C)``. Cost: :math:`O(E C)`, 21 times.
         :raises ValueError: for a part of the rows.
         """
+        around = self.surroundings(hood, scores, y, known, edge_weight)
+        found = scores.new_empty(4, *scores.shape)
+        for rows in row_blocks(around.walk.ptr, 1):
+            found[:, rows] = around.terms(rows)
+        return found
+
+    @torch.no_grad()
+    def surroundings(
+        self,
+        hood: Neighborhood,
+        scores: Tensor,
+        y: Tensor,
+        known: Tensor,
+        edge_weight: Tensor | None = None,
+    ) -> Surroundings:
+        """What :meth:`terms` are made of, for some rows at a time; the parameters are the same."""
         check_all_rows(hood)
-        walk, scaled = Walk.of(hood, edge_weight), scores / self.temperature
-        probs = scaled.softmax(-1)
-        nearby = walk @ probs
-        agree = (probs * nearby).sum(-1, keepdim=True) - USUAL
+        walk, temperature = Walk.of(hood, edge_weight), self.temperature
         labels = propagated(walk, y, known, scores)
-        return torch.stack([scaled, (nearby + 1e-3).log(), labels, agree * scaled])
+        return Surroundings(walk, scores, temperature, (scores / temperature).softmax(-1), labels)
+
+
+class Surroundings(NamedTuple):
+    """What a pool knows of the nodes and of those around."""
+
+    walk: Walk
+    scores: Tensor  #: ``(N, C)``
+    temperature: Tensor
+    probs: Tensor  #: ``(N, C)``: :math:`p`
+    labels: Tensor  #: ``(N, C)``: :math:`\ell`
+
+    def terms(self, rows: slice) -> Tensor:
+        """``(4, R, C)``, of the given rows. Cost: :math:`O(E_R C)`."""
+        scaled, nearby = self.scores[rows] / self.temperature, self.walk.step(rows, self.probs)
+        agree = (self.probs[rows] * nearby).sum(-1, keepdim=True) - USUAL
+        return torch.stack([scaled, (nearby + 1e-3).log(), self.labels[rows], agree * scaled])
 
 
 def propagated(walk: Walk, y: Tensor, known: Tensor, like: Tensor) -> Tensor:

@@ -24,25 +24,51 @@ def parameters_of(
     :param Tensor edge_weight: ``(num_edges,)`` in the order of ``hood``.
     """
     if stacked.pool is None:
-        probs, floor = (stacked.log_scale.exp() * inputs).softmax(-1), stacked.log_floor.exp()
+        probs = (stacked.log_scale.exp() * inputs).softmax(-1)
     else:
         probs = stacked.pool(inputs)
-        floor = (stacked.log_kappa + stacked.log_floor).exp() / probs.shape[1]
-    alpha = stacked.log_kappa.exp() * probs + floor
-    shared = means(hood, probs) if stacked.communities else probs[:0]
-    vectors = torch.cat([probs, shared])
-    logits = attention_scores(hood, vectors, stacked.similarity, stacked.gamma)
+    alpha, vectors = concentrations(stacked, hood, probs)
+    return alpha, *attention(stacked, hood, vectors, edge_weight)
+
+
+def concentrations(stacked, hood: Neighborhood, probs: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    ``alpha`` and what attention compares, both ``(M, C)``: of nodes, and of their communities.
+
+    :param Tensor probs: ``(N, C)``: :math:`P`.
+    """
+
+    def scaled(log_kappa: Tensor, probs: Tensor) -> Tensor:
+        floor = stacked.log_floor.exp()
+        if stacked.pool is not None:
+            floor = (log_kappa + stacked.log_floor).exp() / probs.shape[1]
+        return log_kappa.exp() * probs + floor
+
+    alpha = scaled(stacked.log_kappa, probs)
+    if not stacked.communities:
+        return alpha, probs
+    shared = means(hood, probs)
+    alpha = torch.cat([alpha, scaled(stacked.log_kappa_community, shared)])
+    return alpha, torch.cat([probs, shared])
+
+
+def attention(
+    stacked, rows: Neighborhood, vectors: Tensor, edge_weight: Tensor | None
+) -> tuple[Tensor, ...]:
+    """
+    ``logits`` and, with a compatibility matrix, what edges make of labels, of some rows of a graph.
+
+    :param Tensor edge_weight: ``(num_edges,)`` in the order of ``rows``.
+    """
+    logits = attention_scores(rows, vectors, stacked.similarity, stacked.gamma)
     if edge_weight is not None:
         logits = logits + edge_weight.to(logits).log()
-    if not stacked.communities:
-        if stacked.compatibility is None:
-            return alpha, logits
-        keep, change = torch.eye(probs.shape[1]).to(probs), stacked.compatibility.to(probs)
-        return alpha, logits, between_nodes(hood, keep + stacked.odds.sigmoid() * (change - keep))
-    kappa = stacked.log_kappa_community
-    if stacked.pool is not None:
-        floor = (kappa + stacked.log_floor).exp() / probs.shape[1]
-    inside = hood.source >= hood.num_nodes
-    nodes = hood.logsumexp(logits.masked_fill(inside, -torch.inf))
-    against = stacked.community + nodes.index_select(0, hood.row)
-    return torch.cat([alpha, kappa.exp() * shared + floor]), logits + inside * against
+    if stacked.communities:
+        inside = rows.source >= rows.num_nodes
+        nodes = rows.logsumexp(logits.masked_fill(inside, -torch.inf))
+        against = stacked.community + nodes.index_select(0, rows.row)
+        return (logits + inside * against,)
+    if stacked.compatibility is None:
+        return (logits,)
+    keep, change = torch.eye(vectors.shape[1]).to(vectors), stacked.compatibility.to(vectors)
+    return logits, between_nodes(rows, keep + stacked.odds.sigmoid() * (change - keep))
