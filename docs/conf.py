@@ -18,7 +18,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+exclude_patterns = ["_build", "**.ipynb_checkpoints", "gallery/*/README.md"]
 nitpicky = False
 
 # Pages: GitHub shows the same ones, with its own anchors and mathematics.
