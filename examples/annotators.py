@@ -182,7 +182,7 @@ def cortex_by_clusterings(args) -> dict:
     known = truth >= 0
     results = {name: adjusted_rand_score(truth[known], found[known])
                for name, found in labels.items()}  # fmt: skip
-    print("\nadjusted Rand index against the layers, by which nothing was chosen")
+    print("\nadjusted Rand index against the layers, by which nothing here was chosen")
     for name, value in results.items():
         print(f"{name:24}{value:9.3f}")
     if args.output:
