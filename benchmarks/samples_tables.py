@@ -58,7 +58,7 @@ def samples_claim(rows: Rows) -> str:
         other = noise.get((labelled, "one_step_credit"), {})
         found = [value / other[size] for size, value in sd.items() if size in other]
         if estimator == "reward_to_go" and found:
-            ratios.append(f"{min(found):.0f} to {max(found):.0f} times with {labelled:,} labels")
+            ratios.append(f"{min(found):.2g} to {max(found):.2g} times with {labelled:,} labels")
     errors = [
         f"{row['error']:.4f} with {row['labelled']:,} labels"
         for row in pick(rows, task="marginals", draws=64, weighted=False)

@@ -38,7 +38,7 @@ def thumbnail(page: str, number: int) -> Image.Image:
     picture.thumbnail(SIZE, Image.Resampling.LANCZOS)
     framed = Image.new("RGB", SIZE, "white")
     framed.paste(picture, tuple((a - b) // 2 for a, b in zip(SIZE, picture.size, strict=True)))
-    return framed.quantize(64)
+    return framed.quantize(256)
 
 
 if __name__ == "__main__":
