@@ -29,6 +29,7 @@ import figures
 import gradient_variance
 import hidden_tables
 import images_tables
+import large_tables
 import links_tables
 import matplotlib
 import nodes_tables
@@ -87,6 +88,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         gradient_variance.tables(files["gradient_variance"]),
         speed_tables.tables(files["speed"]),
         samples_tables.tables(files["samples"]),
+        large_tables.tables(files["large"]),
         repelling_tables.tables(files["repelling"]),
         calibration_tables.tables(files["calibration"]),
         calibration_uses.tables(files["calibration"]),

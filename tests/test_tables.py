@@ -23,6 +23,7 @@ import fields_tables  # noqa: E402
 import gradient_variance  # noqa: E402
 import hidden_tables  # noqa: E402
 import images_tables  # noqa: E402
+import large_tables  # noqa: E402
 import links_tables  # noqa: E402
 import repelling_tables  # noqa: E402
 import samples_tables  # noqa: E402
@@ -34,7 +35,7 @@ sys.path.remove(str(BENCHMARKS))
 FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables,
          "speed": speed_tables, "gradient_variance": gradient_variance,
          "hidden": hidden_tables, "repelling": repelling_tables,
-         "annotators": annotators_tables, "samples": samples_tables,
+         "annotators": annotators_tables, "samples": samples_tables, "large": large_tables,
          "calibration": calibration_tables}  # fmt: skip
 
 
