@@ -28,6 +28,20 @@ class MarginalGuide(nn.Module):
 
     :class:`~pyro_nmm.guides.DGLFRMGuide` is made of it.
 
+    >>> from pyro.distributions import Normal
+    >>> from pyro.infer import Trace_ELBO
+    >>> from pyro_nmm import MembershipMixture
+    >>> class Free(nn.Module):
+    ...     def forward(self, hood):
+    ...         return torch.zeros(4, 2), torch.zeros(hood.num_edges)
+    >>> def target():
+    ...     pyro.sample("s", Normal(0.0, 2.0).expand([4, 2]).to_event(2))
+    >>> def family(hood, log_odds, logits):
+    ...     return MembershipMixture(hood, log_odds, logits, temperature=0.5)
+    >>> pair = MarginalGuide(Neighborhood.grid(2, 2), Free(), target, family, site="s")
+    >>> Trace_ELBO(num_particles=64).loss(pair.model, pair.guide) > 0  # KL of 8 log-odds
+    True
+
     :param Neighborhood hood: The neighbourhoods.
     :param nn.Module network: ``(hood, *inputs) -> (parameters, logits)``, called with what
         ``model`` and ``guide`` are called with.

@@ -42,6 +42,13 @@ class Emission(Protocol):
     :func:`~pyro_nmm.models.fit_field` fits anything:
     :class:`~pyro_nmm.models.Annotators`, :class:`~pyro_nmm.models.NormalEmission` and
     :class:`~pyro_nmm.models.PoissonEmission` are examples.
+
+    >>> from pyro_nmm.models import NormalEmission
+    >>> emission: Emission = NormalEmission(num_labels=2)
+    >>> features = torch.tensor([[-1.0], [1.1], [0.9]])
+    >>> values = emission.start(features, Neighborhood.grid(1, 3))
+    >>> emission.log_prob(values, features).shape
+    torch.Size([3, 2])
     """
 
     num_labels: int
@@ -192,6 +199,12 @@ def hidden_field(
 class HiddenField:
     """
     A fitted field: what :func:`~pyro_nmm.models.fit_field` returns.
+
+    >>> from pyro_nmm.models import NormalEmission, fit_field
+    >>> hood, features = Neighborhood.grid(2, 2), torch.tensor([[-1.0], [-1.1], [1.0], [0.9]])
+    >>> field = fit_field(NormalEmission(num_labels=2), hood, features, num_steps=2)
+    >>> field.predict().shape, field.probs.shape, field.samples.shape
+    (torch.Size([4]), torch.Size([4, 2]), torch.Size([200, 4]))
 
     :ivar Neighborhood hood: the neighbourhoods.
     :ivar Emission emission: what was observed of the labels.

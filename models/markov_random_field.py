@@ -181,6 +181,10 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
 
         \log p^*(x) = \sum_{(i, j)} J_{ij} x_i x_j + \sum_i h_i x_i
 
+    >>> target = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.zeros(2))
+    >>> target.log_potential(torch.tensor([[0, 0], [0, 1]]))  # alike, and not
+    tensor([ 0.5000, -0.5000])
+
     :param Tensor edges: ``(2, P)``, every pair once; for images :func:`grid_edges`.
     :param Tensor coupling: :math:`J`, a number, ``(P,)``, or with batch dimensions ``(..., 1)``
         or ``(..., P)``.
@@ -197,6 +201,10 @@ def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF
     .. math::
 
         \log p^*(y) = \sum_{(i, j)} J_{ij} \, \delta(y_i = y_j) + \sum_i u_i(y_i)
+
+    >>> target = potts(torch.tensor([[0], [1]]), coupling=0.7, unary=torch.zeros(2, 3))
+    >>> target.log_potential(torch.tensor([[2, 2], [0, 1]]))
+    tensor([0.7000, 0.0000])
 
     :param Tensor unary: ``(..., N, C)``. The other parameters are those of :func:`ising`.
     """

@@ -47,7 +47,7 @@ def marginals_in_blocks(
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
     >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
-    >>> y, known = torch.tensor([0, 0, 1, 1]), torch.tensor([True, True, False, False])
+    >>> y, known = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, True])
     >>> stacked, probs = StackedNMM(num_classes=2), torch.zeros(4, 2)
     >>> for nodes, block in marginals_in_blocks(stacked, hood, scores, y, known):
     ...     probs[nodes] = block

@@ -14,6 +14,11 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     likelihood of the held-out labels (Guo et al. 2017, "On Calibration of Modern Neural
     Networks", ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.
 
+    >>> scores, y = torch.tensor([[2.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 0, 1])
+    >>> found = temperature_scaling(scores, y, held_out=torch.ones(4, dtype=torch.bool))
+    >>> (scores[0] / found).softmax(0)  # right in three of four cases
+    tensor([0.7500, 0.2500])
+
     :param Tensor scores: ``(N, C)`` logits.
     :param Tensor y: ``(N,)`` labels.
     :param Tensor held_out: ``(N,)`` boolean mask.

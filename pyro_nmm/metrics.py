@@ -14,6 +14,9 @@ def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
     r"""
     :math:`\frac1n \sum_i \log p(y_i)`, in nats per node.
 
+    >>> mean_log_prob(torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 1]))
+    tensor(-0.4581)
+
     :param Tensor probs: ``(n, C)``.
     :param Tensor y: ``(n,)``.
     """
@@ -24,6 +27,9 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
     r"""
     :math:`\frac1n \sum_i \sum_k (p_{ik} - \delta(y_i = k))^2`, between 0 and 2.
 
+    >>> brier(torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 1]))
+    tensor(0.2900)
+
     :param Tensor probs: ``(n, C)``.
     :param Tensor y: ``(n,)``.
     """
@@ -33,6 +39,10 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
 def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
     r"""
     :math:`\frac1P \sum_{(i,j)} \log p(y_i, y_j)`, the paper's PLL, in nats per pair.
+
+    >>> pairs, probs = torch.tensor([[0], [1]]), torch.tensor([[0.5, 0.5], [0.2, 0.8]])
+    >>> pair_log_likelihood(independent_pairs(probs, pairs), torch.tensor([0, 1]), pairs).exp()
+    tensor(0.4000)
 
     :param Tensor table: ``(P, C, C)``, from ``pairwise`` or :func:`independent_pairs`.
     :param Tensor y: ``(N,)``.
@@ -46,6 +56,11 @@ def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
 def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:
     """
     Products of marginals: what a model without correlation says of pairs.
+
+    >>> probs = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
+    >>> independent_pairs(probs, torch.tensor([[0], [1]]))
+    tensor([[[0.1000, 0.4000],
+             [0.1000, 0.4000]]])
 
     :param Tensor probs: ``(N, C)``.
     :param Tensor pairs: ``(2, P)`` node ids.

@@ -13,11 +13,19 @@ import pytest
 import torch
 
 import pyro_nmm
+import pyro_nmm.datasets
 import pyro_nmm.guides
+import pyro_nmm.guides.fitting
+import pyro_nmm.metrics
 import pyro_nmm.models
+import pyro_nmm.ops
+import pyro_nmm.sources
 
 # Named one by one: an editable installation has them in folders of their own.
-PACKAGES = pyro_nmm, pyro_nmm.distributions, pyro_nmm.models, pyro_nmm.guides
+PACKAGES = (
+    pyro_nmm, pyro_nmm.datasets, pyro_nmm.distributions, pyro_nmm.ops, pyro_nmm.models,
+    pyro_nmm.guides, pyro_nmm.guides.fitting,
+)  # fmt: skip
 MODULES = [m.name for p in PACKAGES for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")]
 MODULES = [m for m in MODULES if ".compiled" not in m or pyro_nmm.backend.compiled]
 
@@ -40,6 +48,29 @@ def public():
         module = importlib.import_module(package)
         for name in module.__all__:
             yield f"{package}.{name}", getattr(module, name)
+
+
+#: What reads files that do not come with the package.
+FILES = {"planetoid", "link_graph", "published_split", "image_folder"}
+
+
+def named():
+    """Public names of all packages and modules that have pages of their own."""
+    yield from public()
+    for name in ("datasets", "metrics", "sources"):
+        module = importlib.import_module(f"pyro_nmm.{name}")
+        for key, thing in vars(module).items():
+            own = getattr(thing, "__module__", "").startswith(module.__name__)
+            if key in getattr(module, "__all__", [key] if own and key[0] != "_" else []):
+                yield f"{module.__name__}.{key}", thing
+
+
+@pytest.mark.parametrize(("name", "thing"), list(named()))
+def test_every_name_has_an_example(name, thing):
+    text = inspect.getdoc(thing)
+    methods = vars(thing).values() if inspect.isclass(thing) else []
+    texts = [text, *(inspect.getdoc(method) or "" for method in methods)]
+    assert name.rpartition(".")[2] in FILES or any(">>>" in text for text in texts), name
 
 
 @pytest.mark.parametrize(("name", "thing"), list(public()))

@@ -53,6 +53,14 @@ def fit_classifier(
         \min_\theta \; -\frac1{|\tau|} \sum_{i \in \tau}
             \log \mathrm{softmax}(f_\theta(X)_i)_{y_i} \; + \text{penalty}
 
+    >>> from torch_geometric.datasets import KarateClub
+    >>> from torch_geometric.nn import GCN
+    >>> data = KarateClub()[0]
+    >>> data.val_mask = ~data.train_mask
+    >>> scores, curve = fit_classifier(GCN(34, 16, 2, out_channels=4), data, num_epochs=5)
+    >>> scores.shape, len(curve)
+    (torch.Size([34, 4]), 5)
+
     :param nn.Module network: ``(x, edge_index) -> (N, C)``.
     :param Data data: with ``x``, ``edge_index``, integer labels ``y`` ``(N,)``, read in the masks
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.

@@ -25,6 +25,11 @@ class LinkSplit(NamedTuple):
     """
     Edges ``(2, num_edges)`` to train on, in both directions, and pairs ``(2, P)`` in one
     direction whose edges are held out: true ones and as many false ones.
+
+    >>> split = LinkSplit(torch.tensor([[0, 1], [1, 0]]), *torch.arange(8).view(4, 2, 1))
+    >>> split.held_out
+    tensor([[0, 2, 4, 6],
+            [1, 3, 5, 7]])
     """
 
     train: Tensor

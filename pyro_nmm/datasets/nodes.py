@@ -45,6 +45,9 @@ def digits(num_neighbors: int = 8) -> Data:
     """
     scikit-learn's 1797 images of digits and the graph of their nearest neighbours. Images are
     ``(N, 64)`` in [0, 1]; splits come from :func:`random_split`.
+
+    >>> digits()
+    Data(x=[1797, 64], edge_index=[2, 19854], y=[1797])
     """
     images = extra("sklearn.datasets", "digits").load_digits()
     neighbors = extra("sklearn.neighbors", "digits")
@@ -59,6 +62,12 @@ def random_split(data: Data, train: float, val: float, test: float, seed: int) -
     A copy of ``data`` with random masks. With one seed the test and the validation nodes are
     the same whatever ``train``, and smaller training sets are parts of larger ones.
 
+    >>> data = Data(y=torch.zeros(10), num_nodes=10)
+    >>> data = random_split(data, train=0.3, val=0.2, test=0.5, seed=0)
+    >>> [int(data[f"{name}_mask"].sum()) for name in ("train", "val", "test")]
+    [3, 2, 5]
+
+    :param Data data: with labels ``y`` ``(N,)``.
     :param float train: share of the nodes, as ``val`` and ``test``.
     """
     device, size = entry(data, "y").device, data.num_nodes
@@ -80,6 +89,11 @@ def select_split(data: Data, split: int = 0) -> Data:
     """
     A copy of ``data`` with masks of shape ``(N,)``, from masks ``(N,)`` or ``(N, splits)`` as
     PyG's data sets have them.
+
+    >>> four = torch.eye(4, dtype=torch.bool)
+    >>> data = Data(train_mask=four, val_mask=four, test_mask=four)
+    >>> select_split(data, split=2).train_mask
+    tensor([False, False,  True, False])
     """
     data = data.clone()
     for name in ("train_mask", "val_mask", "test_mask"):
@@ -97,6 +111,11 @@ def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
     """
     ``(2, P)``: the pairs of adjacent nodes of ``mask``, each once whatever its directions,
     without self-loops.
+
+    >>> edge_index = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 3, 3]])
+    >>> inner_edges(edge_index, torch.tensor([True, True, True, False]))
+    tensor([[0, 1],
+            [1, 2]])
 
     :param Tensor edge_index: ``(2, num_edges)``.
     :param Tensor mask: ``(N,)`` boolean.
