@@ -54,8 +54,8 @@ def marginals_in_blocks(
     >>> probs.argmax(-1)
     tensor([0, 0, 1, 1])
 
-    Cost: :math:`O(E C)` time, 22 times; memory for seven tables ``(N, C)``, for ``hood`` and for
-    one block of :math:`2^{24}` numbers.
+    Cost: :math:`O(E C)` time, 22 times; memory for ``hood``, for five tables ``(N, C)``, the scores
+    among them, and for one block of :math:`2^{24}` numbers.
 
     :param StackedNMM stacked: with a pool; without one known labels are conditioned on, by draws,
         see :meth:`~pyro_nmm.models.StackedNMM.posterior`.
