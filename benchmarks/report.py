@@ -19,6 +19,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import annotators_tables
+import batches_tables
 import calibration_tables
 import calibration_uses
 import claims
@@ -89,6 +90,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         speed_tables.tables(files["speed"]),
         samples_tables.tables(files["samples"]),
         large_tables.tables(files["large"]),
+        batches_tables.tables(files["batches"]),
         repelling_tables.tables(files["repelling"]),
         calibration_tables.tables(files["calibration"]),
         calibration_uses.tables(files["calibration"]),

@@ -4,6 +4,7 @@
 """Pyro guides."""
 
 from pyro_nmm.guides.amortized import AmortizedNMM
+from pyro_nmm.guides.batches import SeedLoss
 from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.evidence import evidence_guide
@@ -26,6 +27,7 @@ __all__ = [
     "HiddenFieldGuide",
     "MarginalGuide",
     "MixtureGuide",
+    "SeedLoss",
     "density",
     "evidence_guide",
     "fit_classifier",

@@ -29,7 +29,7 @@ def evaluation(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-class _NoSites(Messenger):
+class NoSites(Messenger):
     """Refuses sample sites: the model takes over the guide's output, and would lack their prior."""
 
     def _pyro_sample(self, msg) -> None:
@@ -59,7 +59,7 @@ class SharedForward:
     def run(self, inputs: tuple) -> tuple[Any, Any]:
         """``alpha`` and ``logits``."""
         register(self.name, self.network)
-        with _NoSites():
+        with NoSites():
             return self.network(self.hood, *inputs)
 
     def give(self, inputs: tuple) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ import importlib.util
 import math
 import re
 import sys
+import time
 
 import pyro
 import pytest
@@ -16,7 +17,7 @@ from documents import DOCUMENTS, ROOT, SNIPPETS, anchors, links, run_page
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_dense_adj
 
-from pyro_nmm import NeighborMixture
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, grid_edges, ising
@@ -67,7 +68,7 @@ def test_quick_start_of_the_readme(capsys):
 
 def test_every_snippet_of_the_docs_is_run_here():
     run = {"README.md", "denoising.md", "links.md", "node-classification.md"}
-    run |= {"variational-family.md", "latent-labels.md", "annotators.md"}
+    run |= {"variational-family.md", "latent-labels.md", "annotators.md", "distributed.md"}
     assert SNIPPETS.keys() == run | {"pyro.md"}
     assert len(SNIPPETS["README.md"]) == 2
 
@@ -170,6 +171,17 @@ def test_docs_pyro():
     mix = found["NeighborMixture"](found["hood"], found["alpha"], found["logits"])
     exact = mix.condition(truth, labelled, num_samples=4000, weighted=True).marginals()
     assert (found["ones"] - exact[~labelled, 1]).abs().max() < 0.15
+
+
+def test_docs_distributed():
+    found = run_page("distributed.md")
+    assert found["convolved"].network.omega.grad is not None
+    data, network, batch = found["data"], found["network"], found["batch"]
+    hood = Neighborhood(data.edge_index, 34)
+    with torch.no_grad():
+        whole = NeighborMixture(hood, *network(hood, data.x, data.edge_index)).marginals()
+    torch.testing.assert_close(found["marginals"], whole[batch.n_id[: batch.batch_size]])
+    assert (whole.argmax(-1) == data.y).double().mean() > 0.9
 
 
 def test_docs_links(capsys):
@@ -496,6 +508,24 @@ def test_denoising(tmp_path):
     assert result["U-Net"]["PSNR"] > result["noisy"]["PSNR"] + 1
     assert result["NMM"]["PSNR"] > result["noisy"]["PSNR"] + 1
     assert 0.7 < result["NMM"]["coverage"] < 1
+
+
+@pytest.mark.slow
+def test_benchmark_of_batches(tmp_path, monkeypatch):
+    benchmark = load("benchmarks/batches.py")
+    path = tmp_path / "batches.jsonl"
+    tasks = ["training", "bound", "throughput", "--smoke", "--results", str(path)]
+    monkeypatch.setattr(benchmark, "processes", lambda key, root, n: time.sleep(n / 1000))
+    rows = benchmark.main(tasks).rows
+    assert len(rows) == len(path.read_text().splitlines()) == 3 + 3 + 2
+    assert len(benchmark.main(tasks).rows) == len(rows)
+    parts = {row["way"]: row for row in rows if row["task"] == "bound"}
+    for row in parts.values():
+        assert row["bound"] < row["estimate"] + 0.01
+    assert parts["random"]["estimate"] < parts["clusters"]["estimate"]
+    tables = load("benchmarks/batches_tables.py").tables(rows)
+    for name in ("batch training", "batch bounds", "batch throughput"):
+        assert tables[name].count("\n") > 1
 
 
 @pytest.mark.slow

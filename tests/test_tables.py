@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import annotators_tables  # noqa: E402
+import batches_tables  # noqa: E402
 import calibration_tables  # noqa: E402
 import calibration_uses  # noqa: E402
 import claims  # noqa: E402
@@ -35,8 +36,8 @@ sys.path.remove(str(BENCHMARKS))
 FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables,
          "speed": speed_tables, "gradient_variance": gradient_variance,
          "hidden": hidden_tables, "repelling": repelling_tables,
-         "annotators": annotators_tables, "samples": samples_tables, "large": large_tables,
-         "calibration": calibration_tables}  # fmt: skip
+         "batches": batches_tables, "annotators": annotators_tables, "samples": samples_tables,
+         "large": large_tables, "calibration": calibration_tables}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -255,6 +256,35 @@ def test_repelling_labels():
                   "relabelled": -0.6 - s, "independent": -0.8 - s} for s in range(3)]  # fmt: skip
     found = list(repelling_tables.repelling_generated(generated))
     assert found[1]["minus the truth's"] == "-0.100 ± 0.000"
+
+
+def batch_rows():
+    """Three seeds, of which random batches lose .01 nats and 1 point, and clusters gain."""
+    row = {"task": "training", "dataset": "cora", "epochs": 10, "steps": 70}
+    return [
+        row | {"way": way, "batch_size": size, "seed": seed, "joint": -0.7 + gap,
+               "test": {"accuracy": 0.8 + gap + seed * gap / 10}}
+        for way, size, gap in (("whole graph", None, 0.0), ("random", 20, -0.01),
+                               ("clusters", 20, 0.01))
+        for seed in range(3)
+    ]  # fmt: skip
+
+
+def test_batches_are_compared_with_the_whole_graph():
+    lines = list(batches_tables.batch_training(batch_rows()))
+    names = [line["batches, seeds in each"] for line in lines]
+    assert names == ["whole graph", "random, 20", "cluster-wise, 20"]
+    assert lines[0]["accuracy", "minus whole graph's"] == ""
+    assert lines[1]["accuracy", "minus whole graph's"] == "-1.1 ± 0.1 ‡"
+    claim = " ".join(batches_tables.batch_claim(batch_rows()).split())
+    assert (
+        "Cora, random, 20, 3 runs: -1.1 ± 0.1 points and -0.010 ± 0.000 nats, not within;" in claim
+    )
+    assert "cluster-wise, 20, 3 runs: +1.1 ± 0.1 points and +0.010 ± 0.000 nats, within." in claim
+    seconds = {1: 2.0, 2: 1.6}
+    rows = [{"task": "throughput", "dataset": "cora", "processes": n, "repeat": 0, "seconds": s}
+            for n, s in seconds.items()]  # fmt: skip
+    assert list(batches_tables.batch_throughput(rows))[1]["times as fast as one"] == "1.25"
 
 
 def test_steps_with_evidence():

@@ -1,0 +1,204 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Node classification by mini-batches, in one process or in several with DistributedDataParallel:
+
+    python examples/distributed.py
+    torchrun --nproc_per_node 2 examples/distributed.py --checkpoint output/distributed.pt
+    torchrun --nproc_per_node 2 examples/distributed.py --graph cora --data-root FOLDER
+
+The digits come with scikit-learn; cora, citeseer and pubmed are read from --data-root, or
+downloaded by PyG. An interrupted run goes on with --checkpoint FILE --resume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pyro
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import GCN
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.datasets import (
+    digits,
+    planetoid,
+    random_split,
+    seed_batch,
+    select_split,
+    with_in_degree,
+)
+from pyro_nmm.datasets.nodes import PLANETOID
+from pyro_nmm.guides import SeedLoss
+from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
+from pyro_nmm.models import NMMNetwork
+
+INPUTS = ("x", "edge_index", "edge_weight")
+LAYERS = 2
+#: What a run that goes on must have in common with the one before.
+SETTINGS = ("graph", "batch_size", "num_particles", "lr", "weight_decay", "dropout", "seed")
+
+
+def start() -> tuple[int, int, torch.device]:
+    """This process's rank, how many there are, and its device; torchrun tells by variables."""
+    rank, world, local = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if "WORLD_SIZE" in os.environ:
+        # A process that waits for one that is gone gives up after a minute.
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=60))
+    return rank, world, device
+
+
+def load(args) -> Data:
+    if args.graph == "digits":
+        data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
+    else:
+        data = select_split(planetoid(args.graph, args.data_root))
+        data.x = data.x.to_dense()
+    # Degrees of the whole graph: those of a batch are too small at its rim.
+    data.edge_index, data.edge_weight = gcn_norm(data.edge_index, num_nodes=data.num_nodes)
+    return with_in_degree(data)
+
+
+def make_network(args, data: Data) -> NMMNetwork:
+    options = {"dropout": args.dropout, "normalize": False}
+    classes = int(data.y.max()) + 1
+    labels = GCN(data.num_features, 16, LAYERS, out_channels=classes, **options)
+    attention = GCN(data.num_features, 64, 1, **options)
+    return NMMNetwork(labels, attention, num_classes=classes, floor=0.1, gamma=2.0)
+
+
+def loader(data: Data) -> Callable[[Tensor], Data]:
+    """Batches of seeds: all hops whole, the seeds' own and those of the network behind."""
+    if WITH_PYG_LIB or WITH_TORCH_SPARSE:
+        sampled = NeighborLoader(data, [-1] * (LAYERS + 1))
+        return lambda seeds: sampled(seeds) if len(seeds) else seed_batch(data, seeds, 1)
+    return partial(seed_batch, data, num_hops=LAYERS + 1)
+
+
+def run_epoch(step: Callable, seeds: Tensor, args, epoch: int, rank: int, world: int) -> None:
+    """Every process takes its part of the same seeds, with draws of its own, in as many steps."""
+    # A generator apart: what it gives does not depend on how much a process has drawn.
+    order = torch.randperm(len(seeds), generator=torch.Generator().manual_seed(epoch))
+    # Orders, particles and dropout differ by process, and are drawn again by a run that goes on.
+    pyro.set_rng_seed(args.seed + 1 + epoch * world + rank)
+    for chunk in seeds[order].split(args.batch_size):
+        # DistributedDataParallel averages gradients, hence seeds a process. The last chunk may
+        # leave a process without any: its gradient is zero, and nobody waits for it.
+        step(chunk[rank::world], total=len(chunk) / world)
+
+
+def report(network: nn.Module, data: Data) -> dict[str, float]:
+    """Of the test nodes, given the training labels."""
+    hood, test = Neighborhood(data.edge_index, data.num_nodes), data.test_mask
+    network.eval()
+    with torch.no_grad():
+        mix = NeighborMixture(hood, *network(hood, *(data[name] for name in INPUTS)))
+    known = mix.condition(data.y, data.train_mask, num_samples=64)
+    hits = known.predict()[test] == data.y[test]
+    joint = mix.log_likelihood(data.y, test, given=data.train_mask)
+    return {"accuracy": hits.double().mean().item(), "nats a node": joint.item() / int(test.sum())}
+
+
+def train(args, network: NMMNetwork, data: Data, rank: int, world: int) -> None:
+    loss: nn.Module = SeedLoss(network, inputs=INPUTS, num_particles=args.num_particles)
+    if dist.is_initialized():
+        loss = DistributedDataParallel(loss)
+    parts = [network.labels, network.attention]
+    decayed = {"params": [p for part in parts for p in part.parameters()]}
+    groups = [decayed | {"weight_decay": args.weight_decay}, {"params": [network.omega]}]
+    optimizer = torch.optim.Adam(groups, lr=args.lr)
+    batch_of, seeds = loader(data), data.train_mask.nonzero()[:, 0]
+
+    settings = {name: getattr(args, name) for name in SETTINGS} | {"world": world}
+    done = 0
+    if args.resume:
+        # The first process alone has to find the file; the others hear from it.
+        box = [load_checkpoint(args.checkpoint) if rank == 0 else None]
+        if dist.is_initialized():
+            dist.broadcast_object_list(box, device=data.y.device)
+        if (state := box[0]) is not None:
+            if state["settings"] != settings:
+                raise ValueError(f"{args.checkpoint} is of {state['settings']}, not {settings}")
+            network.load_state_dict(state["network"])
+            optimizer.load_state_dict(state["optimizer"])
+            done = state["epochs"]
+
+    def step(own: Tensor, total: float) -> None:
+        optimizer.zero_grad()
+        loss(batch_of(own), total=total).backward()
+        optimizer.step()
+
+    for epoch in range(done, args.num_epochs):
+        network.train()
+        run_epoch(step, seeds, args, epoch, rank, world)
+        last = epoch + 1 == args.num_epochs
+        if rank == 0 and args.checkpoint and (last or (epoch + 1) % args.save_every == 0):
+            state = {"settings": settings, "epochs": epoch + 1, "network": network.state_dict()}
+            save_checkpoint(state | {"optimizer": optimizer.state_dict()}, args.checkpoint)
+
+
+def main(args) -> dict[str, float] | None:
+    """The scores, in the first process."""
+    rank, world, device = start()
+    pyro.enable_validation(False)
+    pyro.set_rng_seed(args.seed)  # the network's weights are the same everywhere
+    data = load(args).to(device)
+    network = make_network(args, data).to(device)
+    train(args, network, data, rank, world)
+    if dist.is_initialized():
+        # After the wrapper is gone: freeing the group with it can wait for ever. And before the
+        # report, for which nobody has to wait.
+        gc.collect()
+        dist.destroy_process_group()
+    if rank > 0:
+        return None
+    pyro.set_rng_seed(args.seed)
+    scores = report(network, data)
+    print(f"{args.graph}, {world} processes, {args.num_epochs} epochs: test accuracy "
+          f"{scores['accuracy']:.4f}, log p(test | train) {scores['nats a node']:.4f} nats a node",
+          flush=True)  # fmt: skip
+    return scores
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--graph", default="digits", choices=["digits", *PLANETOID])
+    parser.add_argument("--data-root", type=Path, help="folder of PyG's Planetoid data")
+    parser.add_argument("--num-epochs", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, default=32, help="seeds a step, of all processes")
+    parser.add_argument("--num-particles", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--weight-decay", type=float, default=5e-4)
+    parser.add_argument("--dropout", type=float, default=0.5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", type=Path, help="file, written by the first process")
+    parser.add_argument("--save-every", type=int, default=10, help="epochs")
+    parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
+    return parser
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())

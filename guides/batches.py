@@ -1,0 +1,167 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+
+import torch
+from pyro.infer import Trace_ELBO
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.datasets.batches import IN_DEGREE
+from pyro_nmm.datasets.entries import entry
+from pyro_nmm.edges import as_mask
+from pyro_nmm.guides.ordered import ordered_guide
+from pyro_nmm.guides.shared_forward import NoSites
+from pyro_nmm.models.nmm import nmm
+from pyro_nmm.validation import check_integers, check_positive
+
+
+class SeedLoss(nn.Module):
+    r"""
+    The loss of a mini-batch: minus the bound on the joint likelihood of the labels of its seed
+    nodes :math:`s`, over their number.
+
+    .. math::
+
+        -\frac1{\text{total}} E_{q(c \mid y_s)} \left[
+            \log \frac{p_\theta(y_s, c)}{q_\theta(c \mid y_s)} \right],
+        \qquad p_\theta(y_s) = \sum_{y_{-s}} p_\theta(y)
+
+    Labels that are left out are marginalised, which is exact: the bound is that of the seeds in the
+    whole graph, if the batch has every edge into a seed, and behind these the hops of the network
+    (:func:`~pyro_nmm.datasets.seed_batch`, or ``NeighborLoader`` with a first fan-out of -1). What
+    batches leave out is that nodes of different ones share ``z``: the sum of their bounds is that
+    of a composite likelihood [1], of blocks that are independent.
+
+    The loss can be differentiated, by Pyro's ``Trace_ELBO``, and its gradient is that of
+    :func:`~pyro_nmm.guides.fit_nmm`. So ``DistributedDataParallel`` and Lightning may wrap the
+    module. It touches no parameter store.
+
+    >>> from torch_geometric.datasets import KarateClub
+    >>> from torch_geometric.nn import GraphSAGE
+    >>> from pyro_nmm.datasets import seed_batch, with_in_degree
+    >>> from pyro_nmm.models import NMMNetwork
+    >>> data = with_in_degree(KarateClub()[0])
+    >>> labels, attention = GraphSAGE(34, 16, 2, out_channels=4), GraphSAGE(34, 16, 1)
+    >>> loss = SeedLoss(NMMNetwork(labels, attention, num_classes=4))
+    >>> optimizer = torch.optim.Adam(loss.parameters(), lr=0.02)
+    >>> for seeds in torch.randperm(34).split(12):
+    ...     optimizer.zero_grad()
+    ...     loss(seed_batch(data, seeds, num_hops=3)).backward()
+    ...     optimizer.step()
+
+    **Where gradients are averaged** over processes, as by ``DistributedDataParallel``, give each
+    of them ``total``, the seeds of all processes over their number; a process without seeds in the
+    last step then adds nothing, and does not have to be left out.
+
+    Cost: the network on the batch, its ``alpha`` ``(N, C)`` for the nodes of the batch, and
+    :math:`O(E_s)` a particle for the edges into the seeds.
+
+    [1] Cristiano Varin, Nancy Reid, David Firth (2011) "An overview of composite likelihood
+    methods", Statistica Sinica 21.
+
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, for example
+        :class:`~pyro_nmm.models.NMMNetwork`; its layers must not be ``cached``.
+    :param inputs: names of what the network reads of a batch, in the order of its arguments.
+    :param int num_particles: draws of :math:`q(c \mid y)`.
+    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
+    :raises ValueError: if layers are cached.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        inputs: Sequence[str] = ("x", "edge_index"),
+        num_particles: int = 4,
+        estimator: str = "reward_to_go",
+    ) -> None:
+        super().__init__()
+        check_integers(1, num_particles=num_particles)
+        for name, part in network.named_modules():
+            if getattr(part, "cached", False):
+                raise ValueError(
+                    f"network.{name} is cached: it would normalise every batch as the first one. "
+                    f"Make it with cached=False; for GCN take normalize=False and the weights of "
+                    f"gcn_norm on the whole graph, as docs/distributed.md has it"
+                )
+        self.network, self.inputs, self.estimator = network, tuple(inputs), estimator
+        self._elbo = Trace_ELBO(num_particles, max_plate_nesting=0, vectorize_particles=True)
+        self._told = False
+
+    def extra_repr(self) -> str:
+        return f"inputs={self.inputs}, num_particles={self._elbo.num_particles}"
+
+    def forward(
+        self, batch: Data, seeds: Tensor | None = None, total: float | None = None
+    ) -> Tensor:
+        """
+        :param Data batch: with ``edge_index`` ``(2, num_edges)``, ``y`` ``(N,)``, read at the seeds
+            only, what ``inputs`` names, and ``in_degree`` ``(N,)`` by
+            :func:`~pyro_nmm.datasets.with_in_degree`, by which edges are missed.
+        :param Tensor seeds: node ids of the batch, or a mask ``(N,)``; default the first
+            ``batch.batch_size`` nodes, as PyG's loaders have them.
+        :param float total: what the bound is divided by, default the number of seeds: a mean over
+            nodes. The number of seeds over that of all labelled nodes makes it an estimate of the
+            sum over all of these, to which a log-prior of the weights may be added.
+        :return: a number; zero for a batch without seeds.
+        :raises ValueError: if a seed has fewer edges than in the whole graph.
+        """
+        mask = self._seeds(batch, seeds)
+        if mask is None:
+            # Every parameter takes part, or other processes would wait for its gradient.
+            every = [(0 * p).sum() for p in self.parameters() if p.requires_grad]
+            return torch.stack(every).sum()
+        if total is not None:
+            check_positive(total=total)
+        edge_index = entry(batch, "edge_index")
+        # The model needs the seeds' rows alone; the network sees all edges.
+        hood = Neighborhood(edge_index[:, mask[edge_index[1]]], batch.num_nodes)
+        self._check_whole(batch, hood, mask)
+        with NoSites():
+            alpha, logits, *relabel = self.network(hood, *(batch[name] for name in self.inputs))
+        given = hood, alpha, logits, entry(batch, "y"), mask
+        options = {"relabel": relabel[0] if relabel else None, "collapsed": True}
+        model = functools.partial(nmm, *given, **options)
+        guide = functools.partial(ordered_guide, *given, estimator=self.estimator, **options)
+        bound = self._elbo.differentiable_loss(model, guide)
+        return bound / (int(mask.sum()) if total is None else total)
+
+    @staticmethod
+    def _seeds(batch: Data, seeds: Tensor | None) -> Tensor | None:
+        """A mask, or ``None`` for a batch without seeds."""
+        device = entry(batch, "edge_index").device
+        if seeds is not None:
+            none = not (seeds.any() if seeds.dtype == torch.bool else len(seeds))
+            return None if none else as_mask(seeds, batch.num_nodes, device, "seeds")
+        if (number := batch.get("batch_size")) is None:
+            raise ValueError(
+                "batch has no batch_size, which PyG's loaders and seed_batch set: give seeds"
+            )
+        return torch.arange(batch.num_nodes, device=device) < number if number else None
+
+    def _check_whole(self, batch: Data, hood: Neighborhood, mask: Tensor) -> None:
+        if (whole := batch.get(IN_DEGREE)) is None:
+            if not self._told:
+                warnings.warn(
+                    "batch has no in_degree, so that edges into seeds may be missing unseen, and "
+                    "their labels be those of another graph: load batches of with_in_degree(data)",
+                    stacklevel=3,
+                )
+                self._told = True
+            return
+        found = hood.ptr.diff() - 1
+        if (cut := mask & (found < whole)).any():
+            node = cut.nonzero()[0].item()
+            raise ValueError(
+                f"seed {node} has {found[node].item()} of its {whole[node].item()} neighbours in "
+                f"the batch ({int(cut.sum())} such seeds): the fan-out of the first hop must be "
+                f"-1, as in num_neighbors=[-1, 10]; nodes whose neighbours were cut off by a "
+                f"cluster can be no seeds"
+            )

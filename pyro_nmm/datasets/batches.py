@@ -1,0 +1,118 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Parts of a graph around some seed nodes, whole as far as the seeds' labels depend on them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import k_hop_subgraph
+
+from pyro_nmm.datasets.entries import check_edge_index, entry
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.validation import check_integers
+
+#: Of nodes: the number of distinct neighbours in the whole graph.
+IN_DEGREE = "in_degree"
+
+
+def with_in_degree(data: Data) -> Data:
+    r"""
+    A copy of the data with ``in_degree``, ``(N,)``: how many neighbours :math:`|n(i)| - 1` a node
+    has besides itself, in the whole graph. Loaders slice it with the other attributes of nodes, and
+    :class:`~pyro_nmm.guides.SeedLoss` compares it with what a batch has.
+
+    >>> from torch_geometric.data import Data
+    >>> data = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]]), num_nodes=3)
+    >>> with_in_degree(data).in_degree
+    tensor([1, 1, 1])
+
+    :param Data data: with ``edge_index`` of shape ``(2, num_edges)``. Duplicate edges and
+        self-loops do not count. Cost: :math:`O(E \log E)`, once.
+    """
+    hood = Neighborhood(entry(data, "edge_index"), data.num_nodes)
+    data = copy.copy(data)
+    data[IN_DEGREE] = hood.ptr.diff() - 1
+    return data
+
+
+def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
+    r"""
+    The seed nodes and all that is within ``num_hops`` edges of them,
+
+    .. math::
+
+        B_0 = \text{seeds}, \qquad B_{h} = B_{h-1} \cup \bigcup_{i \in B_{h-1}} n(i),
+
+    with all edges into :math:`B_{H-1}`: the nodes and edges of PyG's ``NeighborLoader`` with
+    ``num_neighbors=[-1] * num_hops``, in pure PyTorch, where pyg-lib and torch-sparse are missing.
+    The labels of the seeds depend on their own neighbourhoods and, through a network of ``L``
+    layers, on ``L`` hops behind these: ``num_hops = L + 1``.
+
+    >>> from torch_geometric.data import Data
+    >>> chain = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+    >>> data = Data(x=torch.arange(5.0)[:, None], edge_index=chain, y=torch.arange(5))
+    >>> batch = seed_batch(data, torch.tensor([3]), num_hops=2)
+    >>> batch.n_id, batch.edge_index, batch.batch_size
+    (tensor([3, 1, 2]), tensor([[1, 2],
+            [2, 0]]), 1)
+    >>> batch.y
+    tensor([3, 1, 2])
+
+    :param Data data: with ``edge_index`` ``(2, num_edges)``; attributes of nodes and of edges, as
+        PyG tells them, are taken for those that are in the batch, others are kept.
+    :param Tensor seeds: ``(S,)`` distinct node ids; a process that got none makes an empty batch.
+    :param int num_hops: ``H``.
+    :return: the seeds come first, as they are given. ``batch_size`` is ``S``, ``n_id`` and ``e_id``
+        hold ids in ``data``.
+    :raises ValueError: for ids that repeat or are no nodes, and sparse attributes of nodes.
+
+    Cost: :math:`O(H (N + E))` of the whole graph, whatever the batch; ``NeighborLoader`` looks at
+    the batch alone.
+    """
+    edge_index, size = entry(data, "edge_index"), data.num_nodes
+    check_edge_index(edge_index, "data.edge_index")
+    check_integers(1, num_hops=num_hops)
+    _check_seeds(seeds, size)
+    near, _, place, inside = k_hop_subgraph(
+        seeds, num_hops, edge_index, num_nodes=size, directed=True
+    )
+    first = torch.zeros(len(near), dtype=torch.bool, device=near.device)
+    first[place] = True
+    nodes, edges = torch.cat([seeds, near[~first]]), inside.nonzero()[:, 0]
+    number = torch.empty(size, dtype=torch.long, device=near.device)
+    number[nodes] = torch.arange(len(nodes), device=near.device)
+    batch = copy.copy(data)
+    for name, value in data.to_dict().items():
+        if name == "edge_index":
+            batch.edge_index = number[edge_index[:, edges]]
+        elif isinstance(value, Tensor) and data.is_node_attr(name):
+            if value.layout != torch.strided:
+                raise ValueError(
+                    f"data.{name} is in {value.layout}, of which no rows can be taken: give "
+                    f"data.{name}.to_dense()"
+                )
+            batch[name] = value[nodes]
+        elif isinstance(value, Tensor) and data.is_edge_attr(name):
+            batch[name] = value[edges]
+    batch.num_nodes, batch.batch_size = len(nodes), len(seeds)
+    batch.n_id, batch.e_id = nodes, edges
+    return batch
+
+
+def _check_seeds(seeds: Tensor, num_nodes: int) -> None:
+    if not isinstance(seeds, Tensor) or seeds.dtype != torch.long or seeds.dim() != 1:
+        got = f"{seeds.dtype} of {tuple(seeds.shape)}" if isinstance(seeds, Tensor) else type(seeds)
+        raise ValueError(
+            f"seeds must hold node ids (torch.long) of shape (S,), got {got}; of a mask take "
+            f"mask.nonzero()[:, 0]"
+        )
+    if seeds.numel() and not 0 <= int(seeds.min()) <= int(seeds.max()) < num_nodes:
+        bad = seeds.min() if seeds.min() < 0 else seeds.max()
+        raise ValueError(f"seeds holds node id {int(bad)}, but ids lie in 0..{num_nodes - 1}")
+    if len(seeds.unique()) < len(seeds):
+        raise ValueError("seeds must be distinct: a node has one label only")
