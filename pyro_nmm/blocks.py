@@ -25,7 +25,8 @@ def blocks(size: int, numbers_each: int, cached: bool = False) -> Iterator[slice
     >>> list(blocks(5, numbers_each=NUMBERS // 2))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    step = max(1, (IN_CACHE if cached else NUMBERS) // max(1, numbers_each))
+    numbers = min(IN_CACHE, NUMBERS) if cached else NUMBERS
+    step = max(1, numbers // max(1, numbers_each))
     for first in range(0, size, step):
         yield slice(first, min(first + step, size))
 

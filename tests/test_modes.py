@@ -75,6 +75,7 @@ def test_two_threads_share_a_graph(kernels):
 
 def test_a_graph_keeps_no_draw():
     hood, alpha, logits = problem()
+    assert len(hood.row) == len(hood.edge)  # lists of its edges that a graph does keep
     size = len(pickle.dumps(hood))
     q = OrderedConditional(hood, alpha, logits, Y)
     c = q.sample((1000,))
