@@ -139,10 +139,17 @@ class Windowed:
     :param Tensor order: ``(N,)`` of the pixels.
     :param radius: windows are of ``2 radius + 1`` pixels a side, less at the border.
     :param neighbors: most pixels before it that a pixel is given.
+    :param at_once: most windows at once, which bounds the memory.
     """
 
     def __init__(
-        self, field: PairwiseMRF, shape: tuple[int, int], order: Tensor, radius: int, neighbors: int
+        self,
+        field: PairwiseMRF,
+        shape: tuple[int, int],
+        order: Tensor,
+        radius: int,
+        neighbors: int,
+        at_once: int = 64,
     ) -> None:
         self.field, self.width, self.order = field, shape[1], order.tolist()
         self.given: dict[int, list[int]] = {}
@@ -158,7 +165,8 @@ class Windowed:
             key = [n - node for n in window], [n - node for n in self.given[node]]
             alike.setdefault(tuple(map(tuple, key)), []).append((node, window))
         for members in alike.values():
-            self.sum_out(members)
+            for first in range(0, len(members), at_once):
+                self.sum_out(members[first : first + at_once])
 
     def window(self, node: int, shape: tuple[int, int], radius: int) -> Iterator[int]:
         row, column = divmod(node, self.width)
