@@ -19,6 +19,7 @@ import calibration_uses  # noqa: E402
 import claims  # noqa: E402
 import common  # noqa: E402
 import deviations_tables  # noqa: E402
+import fields_compared_tables  # noqa: E402
 import fields_tables  # noqa: E402
 import gradient_variance  # noqa: E402
 import hidden_tables  # noqa: E402
@@ -35,6 +36,7 @@ sys.path.remove(str(BENCHMARKS))
 FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables,
          "speed": speed_tables, "gradient_variance": gradient_variance,
          "hidden": hidden_tables, "repelling": repelling_tables,
+         "fields_compared": fields_compared_tables,
          "annotators": annotators_tables, "samples": samples_tables, "large": large_tables,
          "calibration": calibration_tables}  # fmt: skip
 
