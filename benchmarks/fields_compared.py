@@ -37,9 +37,10 @@ POTTS = {4: (0.5, 1.0, 1.5), 8: (0.61, 1.22, 1.83)}
 WINDOWS = {2: ((1, 8), (2, 8), (3, 8)), 4: ((1, 4), (2, 4)), 8: ((1, 3),)}
 #: Steps of the fits, about the same seconds for both.
 STEPS = {"NMM": (500, 2000), "VAN": (150, 600)}
-#: A method takes a field, its shape and the arguments, and returns what its rows hold besides
-#: seconds: a loss E[log q - log p*] with its standard error if it was sampled, or log Z.
-Method = Callable[[PairwiseMRF, tuple[int, int], object], Callable[[], dict]]
+#: A method takes a field, its shape and the arguments, for which its seconds count, and returns what
+#: scores it: a loss E[log q - log p*], with its standard error if it is sampled, or an estimate of
+#: log Z.
+Method = Callable[[PairwiseMRF, tuple[int, int], Namespace], Callable[[], dict]]
 
 
 def independent(field: PairwiseMRF, shape: tuple[int, int], args):
@@ -190,7 +191,8 @@ def main(argv: list[str] | None = None) -> Records:
     return run(
         argv, __doc__, (strips, potts_strips, plain), smoke={"num_random": 1, "num_draws": 64},
         num_samples=4, lr=0.05, num_random=12, rate=(0.005, "of the autoregressive network"),
-        methods=([""], "that begin with these words"), num_draws=(2048, "for a KL divergence"), results=RESULTS / "fields_compared.jsonl",
+        methods=([""], "that begin with these words"), num_draws=(2048, "for a KL divergence"),
+        results=RESULTS / "fields_compared.jsonl",
     )  # fmt: skip
 
 

@@ -218,3 +218,21 @@ def test_windows(ordered, case):
     joint.index_put_(tuple(kept.T), weight, accumulate=True)
     expected = (joint / joint.sum(-1, keepdim=True)).log().flatten(0, 1)
     torch.testing.assert_close(family.tables[node], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_benchmark_of_rivals(tmp_path):
+    """Every method on every field, once; log Z of the tree-reweighted bound is never below."""
+    torch.set_default_dtype(torch.float)
+    benchmark = load("benchmarks/fields_compared.py")
+    path = tmp_path / "rows.jsonl"
+    tasks = ["strips", "potts_strips", "plain", "--smoke", "--results", str(path)]
+    rows = benchmark.main(tasks).rows
+    number = [len(benchmark.methods(labels)) for labels in (2, 4, 8)]
+    assert len(rows) == len(path.read_text().splitlines()) == 3 * sum(number) + 3
+    assert len(benchmark.main(tasks).rows) == len(rows)
+    for row in rows:
+        if row["method"] == "tree-reweighted":
+            assert row["log Z error"] > -1e-3
+        if "KL" in row:
+            assert row["KL"] > -5 * row.get("error", 0.0) - 1e-3
