@@ -88,14 +88,14 @@ def fit_free(field: PairwiseMRF, hood: Neighborhood, order, marginals, args, oth
     across = hood.source % width - hood.target % width
     down = hood.source // width - hood.target // width
     distance = (across.square() + down.square()).to(marginals)
-    evidence = FreeNMM(hood, 2, field.unary.softmax(-1), kappa=1.0, gamma=0.0)
-    independent = FreeNMM(hood, 2, marginals, kappa=4.0, gamma=0.0)
+    evidence = FreeNMM(hood, field.num_classes, field.unary.softmax(-1), kappa=1.0, gamma=0.0)
+    independent = FreeNMM(hood, field.num_classes, marginals, kappa=4.0, gamma=0.0)
     starts = [(evidence, 0.5, args.lr), (independent, 0.0, args.lr)]
     with torch.no_grad():
         for network, *_ in starts:
             network.logits.sub_(0.5 * distance)
         if other is not None:
-            starts.append((FreeNMM(hood, 2), 0.0, 0.2 * args.lr))
+            starts.append((FreeNMM(hood, field.num_classes), 0.0, 0.2 * args.lr))
             starts[-1][0].log_alpha.copy_(other.alpha.log())
             starts[-1][0].logits.copy_(other.logits)
     count, found = max(4, 2**15 // field.num_nodes), []

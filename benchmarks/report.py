@@ -25,6 +25,7 @@ import calibration_uses
 import claims
 import deviations_tables
 import epochs
+import fields_compared_tables
 import fields_tables
 import figures
 import gradient_variance
@@ -82,6 +83,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         nodes_tables.tables(files["nodes"]),
         epochs.tables(files["epochs"]),
         fields_tables.tables(files["fields"]),
+        fields_compared_tables.tables(files["fields_compared"]),
         hidden_tables.tables(files["hidden"]),
         annotators_tables.tables(files["annotators"]),
         links_tables.tables(files["links"]),

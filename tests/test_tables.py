@@ -20,6 +20,7 @@ import calibration_uses  # noqa: E402
 import claims  # noqa: E402
 import common  # noqa: E402
 import deviations_tables  # noqa: E402
+import fields_compared_tables  # noqa: E402
 import fields_tables  # noqa: E402
 import gradient_variance  # noqa: E402
 import hidden_tables  # noqa: E402
@@ -37,7 +38,8 @@ FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables
          "speed": speed_tables, "gradient_variance": gradient_variance,
          "hidden": hidden_tables, "repelling": repelling_tables,
          "batches": batches_tables, "annotators": annotators_tables, "samples": samples_tables,
-         "large": large_tables, "calibration": calibration_tables}  # fmt: skip
+         "large": large_tables, "calibration": calibration_tables,
+         "fields_compared": fields_compared_tables}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
