@@ -37,9 +37,9 @@ POTTS = {4: (0.5, 1.0, 1.5), 8: (0.61, 1.22, 1.83)}
 WINDOWS = {2: ((1, 8), (2, 8), (3, 8)), 4: ((1, 4), (2, 4)), 8: ((1, 3),)}
 #: Steps of the fits, about the same seconds for both.
 STEPS = {"NMM": (500, 2000), "VAN": (150, 600)}
-#: A method takes a field, its shape and the arguments, for which its seconds count, and returns what
-#: scores it: a loss E[log q - log p*], with its standard error if it is sampled, or an estimate of
-#: log Z.
+#: A method takes a field, its shape and the arguments, for which its seconds count, and returns
+#: what scores it: a loss E[log q - log p*], with its standard error if it is sampled, or an
+#: estimate of log Z.
 Method = Callable[[PairwiseMRF, tuple[int, int], Namespace], Callable[[], dict]]
 
 

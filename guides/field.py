@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.shared_forward import SharedForward, evaluation
-from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.models.marginal_field import RandomField
 from pyro_nmm.ops.entropy import EntropyEstimator
 from pyro_nmm.validation import as_member, check_integers, order_to_rows
 
@@ -50,14 +50,14 @@ class FieldGuide(nn.Module):
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with what
         ``model`` and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network
         that reads the target's parameters.
-    :param target: a ``PairwiseMRF``, or a Pyro program that returns one, called with the same
-        inputs.
+    :param target: a ``PairwiseMRF`` or :class:`~pyro_nmm.models.MarginalField`, or a Pyro program
+        that returns one, called with the same inputs.
     :param str estimator: of the entropy's gradient, see
         :meth:`~pyro_nmm.NeighborMixture.entropy_bound`.
     :param int num_samples: draws of the entropy a step.
     :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
         Every one gives a bound, and fitting to one is tighter than to random ones. Default: the
-        colors of a ``PairwiseMRF``, else one random order.
+        colors of a field, else one random order.
     :param str name: of the network's parameters in Pyro's store.
     """
 
@@ -67,7 +67,7 @@ class FieldGuide(nn.Module):
         self,
         hood: Neighborhood,
         network: nn.Module,
-        target: PairwiseMRF | Callable[..., PairwiseMRF],
+        target: RandomField | Callable[..., RandomField],
         *,
         estimator: str = "one_step_credit",
         num_samples: int = 4,
@@ -79,7 +79,7 @@ class FieldGuide(nn.Module):
         self.hood, self.network, self.target = hood, network, target
         self.estimator = as_member(EntropyEstimator, estimator=estimator)
         self.num_samples = num_samples
-        if isinstance(target, PairwiseMRF):
+        if isinstance(target, RandomField):
             if target.num_nodes != hood.num_nodes or target.batch_shape:
                 raise ValueError(
                     f"target must have the {hood.num_nodes} nodes of hood and no batch dimensions, "
@@ -98,13 +98,13 @@ class FieldGuide(nn.Module):
         bound = mixture.entropy_bound(self.num_samples, self.estimator, self.order)
         pyro.factor("entropy", -bound.mean(), has_rsample=True)
 
-    def model(self, *inputs) -> PairwiseMRF:
+    def model(self, *inputs) -> RandomField:
         """The factor ``energy``; returns the target."""
         mixture = NeighborMixture(self.hood, *self.forward_pass.take(inputs))
-        fixed = isinstance(self.target, PairwiseMRF)
+        fixed = isinstance(self.target, RandomField)
         field = self.target if fixed else self.target(*inputs)  # type: ignore[operator]
-        if not isinstance(field, PairwiseMRF):
-            raise TypeError(f"target must return a PairwiseMRF, got {type(field)}")
+        if not isinstance(field, RandomField):
+            raise TypeError(f"target must return a PairwiseMRF or MarginalField, got {type(field)}")
         pyro.factor("energy", field.expected_potential(mixture))
         return field
 

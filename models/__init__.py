@@ -15,6 +15,7 @@ from pyro_nmm.models.emissions import NormalEmission, PoissonEmission
 from pyro_nmm.models.field_fit import fit_field, sample_field
 from pyro_nmm.models.hidden_field import Emission, FieldPrior, HiddenField, hidden_field
 from pyro_nmm.models.leave_one_out import leave_one_out
+from pyro_nmm.models.marginal_field import MarginalField
 from pyro_nmm.models.markov_random_field import (
     PairwiseMRF,
     coarse_to_fine,
@@ -43,6 +44,7 @@ __all__ = [
     "FieldPrior",
     "FreeNMM",
     "HiddenField",
+    "MarginalField",
     "NMMNetwork",
     "NormalEmission",
     "PairwiseMRF",

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.field import FieldGuide
 from pyro_nmm.guides.fitting.loop import check_loss, check_weights, unvalidated
-from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.models.marginal_field import RandomField
 from pyro_nmm.validation import check_integers, check_positive
 
 
 def fit_mixture(
-    field: PairwiseMRF | Callable[[int], PairwiseMRF],
+    field: RandomField | Callable[[int], RandomField],
     hood: Neighborhood,
     network: nn.Module,
     *,
@@ -48,8 +48,9 @@ def fit_mixture(
     >>> mix.marginals().shape  # (N, C)
     torch.Size([9, 2])
 
-    :param field: the target; or a function of the step's number that makes one, for a network
-        that is to approximate many.
+    :param field: the target, a :class:`~pyro_nmm.models.PairwiseMRF` or, for a closer
+        approximation, its :class:`~pyro_nmm.models.MarginalField`; or a function of the step's
+        number that makes one, for a network that is to approximate many.
     :param Neighborhood hood: The neighbourhoods.
     :param nn.Module network: ``(hood, field) -> (alpha, logits)``, for example
         :class:`~pyro_nmm.models.FreeNMM`.
@@ -68,9 +69,10 @@ def fit_mixture(
     check_positive(lr=lr)
     if not 0 <= warmup <= 1:
         raise ValueError(f"warmup must be in [0, 1], got {warmup}")
-    if not isinstance(field, PairwiseMRF) and not callable(field):
+    if not isinstance(field, RandomField) and not callable(field):
         raise ValueError(
-            f"field must be a PairwiseMRF or a function that makes one, got {type(field)}"
+            f"field must be a PairwiseMRF, a MarginalField or a function that makes one, got "
+            f"{type(field)}"
         )
     optimizer = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -80,7 +82,7 @@ def fit_mixture(
     family: FieldGuide | None = None
     with pyro.get_param_store().scope():
         for step in progress(range(num_steps)):
-            target = field if isinstance(field, PairwiseMRF) else field(step)
+            target = field if isinstance(field, RandomField) else field(step)
             _check_target(target, hood)
             if family is None:
                 order = torch.cat(target.colors()) if order is None else order
@@ -98,12 +100,12 @@ def fit_mixture(
         return family.mixture(target), losses
 
 
-def _given(field: PairwiseMRF) -> PairwiseMRF:
+def _given(field: RandomField) -> RandomField:
     """The program whose field is its input."""
     return field
 
 
-def _check_target(target: PairwiseMRF, hood: Neighborhood) -> None:
+def _check_target(target: RandomField, hood: Neighborhood) -> None:
     if target.batch_shape:
         raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
     if target.num_nodes != hood.num_nodes:
