@@ -17,11 +17,13 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 
 import pyro
 import torch
 from common import RESULTS, Records, run
 from fields import COUPLINGS, fit_free, grid, loss, narrow, random_field, with_error
+from fields_half import drawn_bound, fit_half
 from fields_ordered import Windowed, drawn_loss, fit_autoregressive
 from fields_rivals import bethe, chain_mean_field, tree_reweighted
 from references import kac_ward
@@ -65,15 +67,28 @@ def by_trees(field: PairwiseMRF, shape: tuple[int, int], args):
     return lambda: {"estimate": found.log_z, "change": found.change}
 
 
-def nmm(num_steps: int) -> Method:
+def nmm(num_steps: int, radius: int = 1) -> Method:
     """The bound of the better of two starts, one of which is the mean field."""
 
     def fit(field: PairwiseMRF, shape: tuple[int, int], args):
-        hood, order = grid(shape)
+        hood, order = grid(shape, radius)
         marginals = mean_field(field, num_random=args.num_random).marginals
         options = Namespace(**vars(args) | {"num_steps": 4 if args.smoke else num_steps})
         mix = fit_free(field, hood, order, marginals, options)
         return lambda: dict(zip(("loss", "error"), loss(mix, field, order, 1024, 64), strict=True))
+
+    return fit
+
+
+def half(num_steps: int) -> Method:
+    """Of every other pixel, the rest given these; the same two starts."""
+
+    def fit(field: PairwiseMRF, shape: tuple[int, int], args):
+        marginals = mean_field(field, num_random=args.num_random).marginals
+        options = Namespace(**vars(args) | {"num_steps": 4 if args.smoke else num_steps})
+        found = fit_half(field, shape, marginals, options)
+        bound = partial(drawn_bound, *found, args.num_draws)
+        return lambda: dict(zip(("loss", "error"), bound(), strict=True))
 
     return fit
 
@@ -111,6 +126,9 @@ def methods(labels: int) -> dict[str, Method]:
         side = 2 * radius + 1
         found[f"windows {side} x {side}, {neighbors} given"] = windows(radius, neighbors)
     found |= {f"NMM, {steps} steps": nmm(steps) for steps in STEPS["NMM"][:count]}
+    if labels == 2:
+        found["NMM, 5 x 5, 2000 steps"] = nmm(2000, radius=2)
+    found |= {f"NMM of half, {steps} steps": half(steps) for steps in STEPS["NMM"][:count]}
     return found | {f"VAN, {steps} steps": network(steps) for steps in STEPS["VAN"][:count]}
 
 
@@ -174,7 +192,8 @@ def potts_strips(args, results: Records) -> None:
 def plain(args, results: Records) -> None:
     """Without those whose cost does not allow it; the NMM is in fields.py's results."""
     size, coupling = 16 if args.smoke else 128, 0.4
-    names = {name: fit for name, fit in methods(2).items() if "windows" in name}
+    kept = ("windows", "NMM of half, 500")
+    names = {name: fit for name, fit in methods(2).items() if name.startswith(kept)}
     names |= {"Bethe": by_bethe}
     if args.smoke:
         names.pop("windows 7 x 7, 8 given")
