@@ -38,6 +38,7 @@ import nodes_tables
 import repelling_tables
 import samples_tables
 import speed_tables
+import verdicts
 from common import RESULTS, arguments, read
 
 ROOT = Path(__file__).parent.parent
@@ -98,6 +99,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         calibration_uses.tables(files["calibration"]),
         deviations_tables.tables(files),
         claims.tables(files),
+        verdicts.tables(files),
     )
     tables: dict[str, str] = {}
     for part in parts:
