@@ -80,13 +80,13 @@ def nmm(num_steps: int, radius: int = 1) -> Method:
     return fit
 
 
-def half(num_steps: int) -> Method:
+def half(num_steps: int, by_row: bool = False) -> Method:
     """Of every other pixel, the rest given these; the same two starts."""
 
     def fit(field: PairwiseMRF, shape: tuple[int, int], args):
         marginals = mean_field(field, num_random=args.num_random).marginals
         options = Namespace(**vars(args) | {"num_steps": 4 if args.smoke else num_steps})
-        found = fit_half(field, shape, marginals, options)
+        found = fit_half(field, shape, marginals, options, by_row)
         bound = partial(drawn_bound, *found, args.num_draws)
         return lambda: dict(zip(("loss", "error"), bound(), strict=True))
 
@@ -128,6 +128,8 @@ def methods(labels: int) -> dict[str, Method]:
     found |= {f"NMM, {steps} steps": nmm(steps) for steps in STEPS["NMM"][:count]}
     if labels == 2:
         found["NMM, 5 x 5, 2000 steps"] = nmm(2000, radius=2)
+        for steps in STEPS["NMM"]:
+            found[f"NMM of half, row by row, {steps} steps"] = half(steps, by_row=True)
     found |= {f"NMM of half, {steps} steps": half(steps) for steps in STEPS["NMM"][:count]}
     return found | {f"VAN, {steps} steps": network(steps) for steps in STEPS["VAN"][:count]}
 

@@ -11,16 +11,19 @@ from fields import grid, with_error
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import fit_mixture
 from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF
+from pyro_nmm.models.markov_random_field import coarseness
 
 
-def fit_half(field: PairwiseMRF, shape: tuple[int, int], marginals, args, radius: int = 2):
+def fit_half(field: PairwiseMRF, shape: tuple[int, int], marginals, args, by_row: bool = False):
     """
     The better by its own bound of the two starts of fields.py's ``fit_free``, single pixels'
-    evidence and the mean field; windows of the grid, of which every other pixel stays.
+    evidence and the mean field; windows of 5 x 5, of which every other pixel stays: those that
+    coarse to fine puts first, or, ``by_row``, the others, which it leaves in the order of rows.
 
     :return: the mixture, the field of the pixels that stay, and the order of the fit.
     """
-    half, (windows, order) = MarginalField(field), grid(shape, radius)
+    windows, order = grid(shape, 2)
+    half = MarginalField(field, (coarseness(*shape) == 2) == by_row)
     hood, place = windows.subgraph(half.nodes), half.stay.cumsum(0) - 1
     order = place[order[half.stay[order]]]
     apart = distances(hood, half.nodes, shape[1]).to(marginals)

@@ -14,7 +14,7 @@ from torch.distributions import Categorical, constraints
 from pyro_nmm import NeighborChoice, NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.edges import check_mask
-from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.models.markov_random_field import PairwiseMRF, greedy_colors
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import as_labels, check_integers
 
@@ -82,7 +82,7 @@ class MarginalField(GraphDistribution):
         degree = torch.bincount(field.edges.flatten(), minlength=field.num_nodes)
         many = field.num_classes ** degree.double() > MAX_LABELLINGS
         if stay is None:
-            color = max(field.colors(), key=len)
+            color = max(reversed(field.colors()), key=len)
             stay = torch.ones_like(many).index_fill(0, color, False) | many
         else:
             check_mask(stay, field.num_nodes, field.edges.device, "stay")
@@ -194,10 +194,16 @@ class MarginalField(GraphDistribution):
         return full
 
     def colors(self) -> list[Tensor]:
-        """The field's :meth:`~PairwiseMRF.colors` among the nodes that stay, by their places."""
-        place = self.stay.cumsum(0) - 1
-        found = (place[color[self.stay[color]]] for color in self.field.colors())
-        return [color for color in found if len(color)]
+        """
+        Sets of places among the nodes that stay without an interaction inside: no edge, and no
+        neighbour in common that is summed out. Their order is that of a fit by default.
+        """
+        pairs = [self.rest.edges]
+        for star in self.stars:
+            count = star.neighbors.shape[1]
+            ends = torch.combinations(torch.arange(count, device=star.nodes.device))
+            pairs.append(star.neighbors[:, ends].flatten(0, 1).T)
+        return greedy_colors(torch.cat(pairs, 1).unique(dim=1), self.num_nodes)
 
     def scaled(self, share: float) -> MarginalField:
         """Of the field with its interactions multiplied by ``share``."""

@@ -124,13 +124,7 @@ class PairwiseMRF(GraphDistribution):
 
     def colors(self) -> list[Tensor]:
         """Sets of nodes without an edge inside, which may be updated at once; greedily few."""
-        neighbors = adjacency(self.edges, self.num_nodes)
-        color = [-1] * self.num_nodes
-        for node in range(self.num_nodes):
-            taken = {color[n] for n in neighbors[node]}
-            color[node] = next(k for k in range(len(taken) + 1) if k not in taken)
-        numbers = torch.tensor(color, device=self.edges.device)
-        return [(numbers == k).nonzero()[:, 0] for k in range(max(color) + 1)]
+        return greedy_colors(self.edges, self.num_nodes)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Exact; refuses wide graphs."""
@@ -266,6 +260,17 @@ def coarseness(height: int, width: int, device=None) -> Tensor:
     pixel = torch.arange(height * width, device=device)
     odd_row, odd_column = pixel // width % 2, pixel % width % 2
     return torch.where(odd_row == odd_column, odd_row, 2)
+
+
+def greedy_colors(edges: Tensor, num_nodes: int) -> list[Tensor]:
+    """Sets of nodes without an edge ``(2, P)`` inside: each node joins the first that it may."""
+    neighbors = adjacency(edges, num_nodes)
+    color = [-1] * num_nodes
+    for node in range(num_nodes):
+        taken = {color[n] for n in neighbors[node]}
+        color[node] = next(k for k in range(len(taken) + 1) if k not in taken)
+    numbers = torch.tensor(color, device=edges.device)
+    return [(numbers == k).nonzero()[:, 0] for k in range(max(color) + 1)]
 
 
 def _spins(like: Tensor) -> Tensor:

@@ -116,6 +116,23 @@ def test_scaled_interactions(half):
     assert torch.allclose(half.scaled(0.3).conditional(value), again.conditional(value))
 
 
+def test_colors_have_no_interaction_inside(half):
+    """Labels of one color are independent given those of the others."""
+    colors = half.colors()
+    assert sorted(torch.cat(colors).tolist()) == list(range(half.num_nodes))
+    labels, table = every(half), half.log_prob(every(half)).exp()
+    for color in colors:
+        others = [place for place in range(half.num_nodes) if place not in color.tolist()]
+        same = (labels[:, others] == 1).all(1)
+        joint = (table[same] / table[same].sum()).view([half.num_classes] * len(color))
+        product = torch.ones(())
+        for axis in range(len(color)):
+            rest = [other for other in range(len(color)) if other != axis]
+            own = joint.sum(rest) if rest else joint
+            product = product.unsqueeze(-1) * own
+        assert torch.allclose(joint, product, atol=1e-5)
+
+
 def divergence(mix, target):
     labels = labellings(target.num_nodes, target.num_classes)
     log_q = mix.log_prob(labels)
