@@ -15,7 +15,7 @@ from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
 from pyro_nmm.guides.shared_forward import SharedForward, evaluation
-from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.models.marginal_field import RandomField
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import order_to_rows
@@ -113,8 +113,8 @@ class MixtureGuide(nn.Module):
         family: Callable[..., Any] = NeighborMixture,
     ) -> None:
         super().__init__()
-        if isinstance(target, PairwiseMRF):
-            raise ValueError("target is a PairwiseMRF, whose energy has a closed form: FieldGuide")
+        if isinstance(target, RandomField):
+            raise ValueError(f"target is a {type(target).__name__}, no program: use FieldGuide")
         self.hood, self.network, self.target = hood, network, target
         self.site, self.family = site, family
         if order is None:
