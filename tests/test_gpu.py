@@ -35,15 +35,21 @@ from pyro_nmm.guides import (
     evidence_guide,
     fit_images,
     fit_links,
+    fit_mixture,
     fit_nmm,
     ordered_guide,
 )
 from pyro_nmm.models import (
     DGLFRM,
     Denoiser,
+    FreeNMM,
+    MarginalField,
     NMMNetwork,
+    PairwiseMRF,
     StackedNMM,
     UNet,
+    grid_edges,
+    ising,
     nmm,
 )
 from pyro_nmm.models.backbones import gcn
@@ -230,6 +236,24 @@ def test_edges_that_relabel(kind):
         assert mix.sample((3,)).device.type == posterior.sample((3,)).device.type == device
         assert mix.elbo(y.to(device)).isfinite().all()
         assert mix.log_likelihood(y.to(device), num_particles=8).isfinite()
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(there.cpu(), here)
+
+
+def test_fields_with_nodes_summed_out():
+    """Values as on the CPU, and a fit on the device."""
+    field, found = ising(grid_edges(3, 4), 0.4, torch.linspace(-0.3, 0.4, 12)), []
+    value = torch.tensor([0, 1, 1, 0, 1, 1])
+    for device in ("cpu", "cuda"):
+        there = (t.to(device) for t in (field.edges, field.unary, field.strength))
+        half = MarginalField(PairwiseMRF(*there, field.interaction.to(device)))
+        y = value.to(device)
+        found.append([half.nodes, half.log_potential(y), half.conditional(y), *half.colors()])
+        assert half.complete(y).device.type == device
+        hood = Neighborhood.grid(3, 4, radius=2, device=device).subgraph(half.nodes)
+        mix, losses = fit_mixture(half, hood, FreeNMM(hood, 2), num_steps=3)
+        assert mix.logits.device.type == device
+        assert torch.tensor(losses).isfinite().all()
     for here, there in zip(*found, strict=True):
         torch.testing.assert_close(there.cpu(), here)
 
