@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from fields import grid, with_error
 
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture
 from pyro_nmm.guides import fit_mixture
 from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF
 from pyro_nmm.models.markov_random_field import coarseness
@@ -49,10 +49,14 @@ def distances(hood: Neighborhood, nodes: torch.Tensor, width: int) -> torch.Tens
 def drawn_bound(
     mix: NeighborMixture, half: MarginalField, order, count: int
 ) -> tuple[float, float]:
-    """The loss E[log p(y, c) / q(c | y) - log p*(y)] of the bound, and its standard error."""
+    """
+    The loss E[log p(y, c) / q(c | y) - log p*(y)] of the bound, and its standard error. Choices and
+    labels are drawn together: with choices of q(c | y) it would be a bound from below.
+    """
     parts = []
     for size in torch.full((count // 64,), 64).tolist():
-        y = mix.sample((size,))
-        q = mix.choices(y, order=order)
-        parts.append(q.log_labels(q.sample()).sum(-1).double() - half.log_potential(y).double())
+        c = NeighborChoice(mix.hood, mix.logits).sample((size,))
+        y = ChosenLabels(mix.alpha, c).sample()
+        terms = mix.choices(y, order=order).log_labels(c)
+        parts.append(terms.sum(-1).double() - half.log_potential(y).double())
     return with_error(torch.cat(parts))
