@@ -159,11 +159,12 @@ def test_vgae_is_held_against_its_authors(tables):
     scores = [{"AUC": 91.2 + s, "AP": 90.1 + s} for s in (-1, 0, 1)]
     rows = [row | {"seed": s, "test": test} for s, test in enumerate(scores)]
     (line,) = tables.vgae_anchor(rows)
-    assert line["AUC, authors' above ours, in sd"] == "+0.2"
-    assert line["AP, authors' above ours, in sd"] == "+2.5"
+    assert line["AUC, its authors (above ours, sd)"] == "91.4 (+0.2)"
+    assert line["AP, DGL's example (above ours, sd)"] == "92.5 (+2.4)"
     claim = " ".join(tables.anchor_claim(rows).split())
     assert "1 are at most one standard deviation of our splits above our mean and 1" in claim
-    assert "largest distance is +2.5, so that not all are within" in claim
+    assert "(the farthest +2.5)" in claim
+    assert tables.anchor_claim([]) == "VGAE: nothing has been compared yet."
 
 
 def test_readings_of_the_appendix_are_paired(tables):
