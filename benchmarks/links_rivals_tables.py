@@ -134,7 +134,7 @@ def link_attention(rows: Rows) -> Iterator[dict]:
     done = set()
     for graph, reading, part, ours in attention_rows(rows):
         where = "test" if "test" in part[0] else "val"
-        both = {reading: part}
+        both = {f"{reading}, as wide as the communities": part}
         if (graph, where) not in done:
             done.add((graph, where))
             both = {"first layer shared, 16 outputs": ours} | both
