@@ -13,6 +13,8 @@ from references import AUTHORS_LINKS, PAPER_LINKS, PAPER_SPLITS
 from writing import Paired, Rows, costs, made, scores, sections, spread
 
 GUIDES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}
+#: Of links_rivals.py.
+RIVALS = {"vgae": "VGAE", "sage": "GraphSAGE"}
 MEASURES = ("AP", "AUC")
 
 
@@ -21,13 +23,14 @@ def tables(rows: Rows) -> dict[str, str]:
     return made(compared | {links_searched: 3, reproduced: 1, memberships: 1, link_cost: 1}, rows)
 
 
-def blocks(rows: Rows) -> dict[tuple[str, bool], Rows]:
+def blocks(rows: Rows, rivals: bool = False) -> dict[tuple[str, bool], Rows]:
     """
     By graph, and whether settings were chosen on the split: what was measured on test links, with
-    Katz's index as a guide.
+    Katz's index as a guide; the rivals, which have a table of their own, only if asked for.
     """
     searched = grouped(pick(rows, task="search"), "dataset", "seed")
     found = [r | r["test"] for r in rows if r["task"] in ("compare", "katz")]
+    found = [row for row in found if rivals or row.get("guide") not in RIVALS]
     for row in found:
         row.setdefault("guide", "katz")
         row["searched"] = (row["dataset"], row["seed"]) in searched
@@ -125,7 +128,8 @@ def bounds(rows: Rows) -> Iterator[dict]:
 
 def links_searched(rows: Rows) -> Iterator[dict]:
     """All that was tried: on validation links, means over the splits of the search."""
-    found = sections(pick(rows, task="search"), dataset=GRAPHS, guide=GUIDES, trial=None)
+    names = GUIDES | RIVALS
+    found = sections(pick(rows, task="search"), dataset=GRAPHS, guide=names, trial=None)
     for (graph, guide, _), part in found.items():
         yield {
             "graph": graph,
@@ -134,8 +138,13 @@ def links_searched(rows: Rows) -> Iterator[dict]:
             "splits": f"{len(part)}",
             "AP": f"{mean(row['val']['AP'] for row in part):.2f}",
             "AUC": f"{mean(row['val']['AUC'] for row in part):.2f}",
-            "bound, no dropout": f"{-mean(row['loss'] for row in part):.4f}",
+            "bound, no dropout": bound_of(part),
         }
+
+
+def bound_of(part: Rows) -> str:
+    """Rivals have none."""
+    return f"{-mean(row['loss'] for row in part):.4f}" if "loss" in part[0] else ""
 
 
 def reproduced(rows: Rows) -> Iterator[dict]:

@@ -32,6 +32,7 @@ import gradient_variance
 import hidden_tables
 import images_tables
 import large_tables
+import links_rivals_tables
 import links_tables
 import matplotlib
 import nodes_tables
@@ -88,6 +89,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         hidden_tables.tables(files["hidden"]),
         annotators_tables.tables(files["annotators"]),
         links_tables.tables(files["links"]),
+        links_rivals_tables.tables(files["links"]),
         images_tables.tables(files["images"]),
         gradient_variance.tables(files["gradient_variance"]),
         speed_tables.tables(files["speed"]),

@@ -26,6 +26,7 @@ import gradient_variance  # noqa: E402
 import hidden_tables  # noqa: E402
 import images_tables  # noqa: E402
 import large_tables  # noqa: E402
+import links_rivals_tables  # noqa: E402
 import links_tables  # noqa: E402
 import repelling_tables  # noqa: E402
 import samples_tables  # noqa: E402
@@ -55,7 +56,8 @@ def shown(name, rows):
     if name == "deviations":
         stored = {file: read(file) for file in ("nodes", "links", "images")}
         return deviations_tables.tables(stored | {name: rows})["from paper"]
-    modules = [FILES[name], *([calibration_uses] if name == "calibration" else [])]
+    more = {"calibration": calibration_uses, "links": links_rivals_tables}
+    modules = [FILES[name], *([more[name]] if name in more else [])]
     return "\n".join(text for module in modules for text in module.tables(rows).values())
 
 
@@ -106,6 +108,8 @@ def test_every_row_is_shown(name, monkeypatch):
         ("links", "memberships", "dataset"),
         ("links", "cost", "dataset"),
         ("links", "reproduce", "dataset"),
+        ("links", "anchor", "dataset"),
+        ("links", "attention", "reading"),
         ("speed", "draw", "code"),
         ("speed", "step", "estimator"),
         ("speed", "scale", "name"),
