@@ -10,10 +10,11 @@ from statistics import mean
 import calibration_tables
 import fields_tables
 import images_tables
+import links_rivals_tables
 import links_tables
 import nodes_claims
 from common import pick, wrapped
-from writing import Paired, Rows, bullets, made, p_text
+from writing import Paired, Rows, bullets, made, p_text, scores
 
 NAMES = {"AP": "average precision", "AUC": "AUC"}
 #: Of the small network: a method, what it is compared with, and what it adds.
@@ -23,6 +24,8 @@ WIDTHS = {
     ("NMM", "U-Net-widths"): "Neighbours on top of widths",
     ("NMM-one-width", "U-Net-log"): "Neighbours without widths",
 }
+#: What tells fields apart.
+ON = ("coupling", "seed")
 #: By the file that they are stored in.
 Files = dict[str, Rows]
 
@@ -36,7 +39,7 @@ def tables(files: Files) -> dict[str, str]:
 def what_reproduces(files: Files) -> str:
     """What of the paper reproduces and what does not, a line for each experiment."""
     lines = [*on_nodes(files["nodes"]), calibration_tables.in_brief(files.get("calibration", []))]
-    lines += [on_fields(files["fields"]), on_links(files["links"]), on_images(files["images"])]
+    lines += [on_fields(files), on_links(files["links"]), on_images(files["images"])]
     return bullets([line for line in lines if line])
 
 
@@ -72,14 +75,29 @@ def against_mean_field(rows: Rows) -> tuple[list[float], Rows, int]:
     return free, [row for row in large if row["NMM-CNN"] > row["mean field"]], len(large)
 
 
-def on_fields(rows: Rows) -> str:
-    free, lost, number = against_mean_field(rows)
-    return (
+def on_fields(files: Files) -> str:
+    free, lost, number = against_mean_field(files["fields"])
+    found = (
         f"{see('Markov random fields')}: **reproduced in part.** The NMM's bound on the KL "
         f"divergence is {min(free):.2f} to {max(free):.2f} times the mean field's, below it on "
         f"{sum(r < 1 for r in free)} of {len(free)} fields; that of a network fitted to a single "
         f"field is above it on {len(lost)} of {number}."
     )
+    kl = {
+        name: scores(pick(files["fields_compared"], task="strips"), "KL", ON, method=method)
+        for name, method in (("all", "NMM, 2000 steps"), ("half", "NMM of half, 2000 steps"),
+                             ("VAN", "VAN, 600 steps"))
+    }  # fmt: skip
+    both = [key for key in kl["all"] if key in kl["half"] and key in kl["VAN"]]
+    if both:
+        all_of, half, van = (mean(values[key] for key in both) for values in kl.values())
+        closer = sum(kl["VAN"][key] < kl["half"][key] for key in both)
+        found += (
+            f" Strong rivals come closer: on {len(both)} narrow grids the NMM's mean is "
+            f"{all_of:.1f} nats, with half of the pixels summed out exactly (`MarginalField`) "
+            f"{half:.1f}, that of an autoregressive network {van:.1f}, closer on {closer}."
+        )
+    return found
 
 
 def fields_claim(files: Files) -> str:
@@ -99,11 +117,17 @@ def paper_gain(measure: str) -> float:
 
 def on_links(rows: Rows) -> str:
     every = links_tables.pooled(rows, "AP")
-    return (
+    found = (
         f"{see('Link prediction')}: **not reproduced.** Average precision gains "
         f"{every.mean:+.2f} points ({p_text(every.p)}, {len(every)} splits); the paper has "
         f"{paper_gain('AP'):+.2f}."
     )
+    parts = links_rivals_tables.by_graph(rows).values()
+    gaps = [gap for part in parts if (gap := links_rivals_tables.gap(part, "AP", "sage"))]
+    if gaps:
+        ahead = sum(gap.clear(-1) for gap in gaps)
+        found += f" GraphSAGE is significantly ahead on {ahead} of {len(gaps)} graphs."
+    return found
 
 
 def links_claim(files: Files) -> str:

@@ -21,7 +21,7 @@ import calibration_tables
 import fields_compared_tables
 import hidden_tables
 import images_tables
-import links_tables
+import links_rivals_tables
 import nodes_runs
 import repelling_tables
 from common import grouped
@@ -120,11 +120,10 @@ def repelling(method: str):
 
 
 def links(files):
-    for part in links_tables.compared(files["links"]).values():
-        names = {"original": "DGLFRM", "katz": "Katz"}
-        cell = {g: scores(part, "AP", guide=g) for (g,) in grouped(part, "guide")}
-        rivals = without(cell, "nmm").items()
-        yield {names.get(name, name): found for name, found in rivals}, cell["nmm"]
+    for part in links_rivals_tables.by_graph(files["links"]).values():
+        cell = {guide: scores(part, "AP", guide=guide) for (guide,) in grouped(part, "guide")}
+        ours = cell.pop(links_rivals_tables.OURS)
+        yield {links_rivals_tables.METHODS[name]: found for name, found in cell.items()}, ours
 
 
 def images(field: str):
