@@ -33,6 +33,8 @@ import images_tables
 import large_tables
 import links_tables
 import matplotlib
+import nodes_predictions_tables
+import nodes_rivals_tables
 import nodes_tables
 import repelling_tables
 import samples_tables
@@ -80,6 +82,8 @@ def stored(folder: Path) -> dict[str, list[dict]]:
 def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
     parts = (
         nodes_tables.tables(files["nodes"]),
+        nodes_predictions_tables.tables(files["nodes"]),
+        nodes_rivals_tables.tables(files),
         epochs.tables(files["epochs"]),
         fields_tables.tables(files["fields"]),
         hidden_tables.tables(files["hidden"]),

@@ -15,12 +15,14 @@ GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 #: Where each task's rows are looked for. A temperature changes no prediction.
 PLACES = {"accuracy": ("accuracy", "quality"), "pairs": ("pairs",), "sizes": ("sizes",),
           "search": ("searches",), "deviations": ("deviations",),
-          "communities": ("communities",)}  # fmt: skip
+          "communities": ("communities",), "predicted": ("predicted",)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def tables_of():
-    return load("benchmarks/nodes_tables.py").tables
+    files = "benchmarks/nodes_tables.py", "benchmarks/nodes_predictions_tables.py"
+    makers = [load(file).tables for file in files]
+    return lambda rows: {k: text for make in makers for k, text in make(rows).items()}
 
 
 def name_of(row):
@@ -29,7 +31,9 @@ def name_of(row):
     first, _, after = row["method"].partition(", ")
     name = first.replace("NMM", "NMM-" + kind).replace("backbone", kind)
     after, _, resolution = after.partition(" ")
-    name = {"": name, "temperature": f"{name} + temperature"}.get(after, f"StackedNMM on {name}")
+    names = {"": name, "temperature": f"{name} + temperature"}
+    names["pooled"] = f"StackedNMM with its pool on {name}"
+    name = names.get(after, f"StackedNMM on {name}")
     if resolution:  # of communities
         return f"{name}, {after} at {float(resolution):g}"
     given = row.get("settings of", "").replace("NMM", "the NMM's search")
@@ -56,10 +60,11 @@ def in_table(table, row):
         "pairs": (name_of(row), f"{graph} {row.get('ratio')}"),
         "sizes": (f"{graph}, {name_of(row)}", str(row.get("ratio"))),
         "deviations": (str(row.get("change")).replace("none", "ours"), "seeds"),
+        "predicted": (f"{graph} / {name_of(row)}", "seeds"),
     }[row["task"]]
     if column not in lines[0]:
         return False
-    place, left = lines[0].index(column), 1 + (row["task"] == "communities")
+    place, left = lines[0].index(column), 1 + (row["task"] in ("communities", "predicted"))
     return any(" / ".join(cells[:left]) == first and cells[place] for cells in lines[2:])
 
 

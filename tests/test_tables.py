@@ -26,6 +26,7 @@ import hidden_tables  # noqa: E402
 import images_tables  # noqa: E402
 import large_tables  # noqa: E402
 import links_tables  # noqa: E402
+import nodes_rivals_tables  # noqa: E402
 import repelling_tables  # noqa: E402
 import samples_tables  # noqa: E402
 import speed_tables  # noqa: E402
@@ -53,6 +54,9 @@ def shown(name, rows):
     if name == "deviations":
         stored = {file: read(file) for file in ("nodes", "links", "images")}
         return deviations_tables.tables(stored | {name: rows})["from paper"]
+    if name == "nodes_rivals":
+        stored = {file: read(file) for file in ("nodes", "calibration")}
+        return "\n".join(nodes_rivals_tables.tables(stored | {name: rows}).values())
     modules = [FILES[name], *([calibration_uses] if name == "calibration" else [])]
     return "\n".join(text for module in modules for text in module.tables(rows).values())
 
