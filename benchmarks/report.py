@@ -36,6 +36,7 @@ import matplotlib
 import nodes_predictions_tables
 import nodes_rivals_tables
 import nodes_tables
+import nodes_why
 import repelling_tables
 import samples_tables
 import speed_tables
@@ -84,6 +85,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         nodes_tables.tables(files["nodes"]),
         nodes_predictions_tables.tables(files["nodes"]),
         nodes_rivals_tables.tables(files),
+        nodes_why.tables(files),
         epochs.tables(files["epochs"]),
         fields_tables.tables(files["fields"]),
         hidden_tables.tables(files["hidden"]),
