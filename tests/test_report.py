@@ -242,3 +242,19 @@ def test_no_line_of_a_paragraph_begins_a_list():
         assert " ".join(line.strip() for line in lines) == text
         assert all(len(line) < 100 for line in lines)
         assert not any(line.strip().startswith(("1. ", "2) ")) for line in lines)
+
+
+def test_training_sizes_are_held_against_the_figure(tables_of):
+    """Two shares: at one the NMM is surely above its backbone, at the other below it."""
+    base = {"task": "sizes", "dataset": "cora", "backbone": "gat"}
+    rows = [
+        base | {"method": method, "ratio": ratio, "seed": seed,
+                "test": {"accuracy": 0.8 + more * (1 + seed / 100), "nll": 0.5}}
+        for ratio, sign in ((0.1, 1), (0.5, -1))
+        for method, more in (("backbone", 0.0), ("NMM", 0.01 * sign))
+        for seed in range(3)
+    ]  # fmt: skip
+    text = " ".join(tables_of(rows)["few labels"].split())
+    assert "is above in 1 of 2 cells (graph, backbone and share), significantly in 1" in text
+    assert "significantly below in 1." in text
+    assert "NMM +1.0 / -1.0 (Cora GAT)" in text
