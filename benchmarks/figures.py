@@ -63,7 +63,7 @@ def training_size(rows: Rows, path: Path) -> None:
     if not known:
         return
     color, graphs, kinds = colors(known), parts(known, "dataset"), parts(known, "backbone")
-    size = {"figsize": (max(4 * len(kinds), 5), 3.2 * len(graphs) + 0.6), "layout": "constrained"}
+    size = {"figsize": (max(4 * len(kinds), 6), 3.2 * len(graphs) + 0.6), "layout": "constrained"}
     figure, axes = plt.subplots(len(graphs), len(kinds), squeeze=False, sharey="row", **size)
     for row, every in zip(axes, graphs.values(), strict=True):
         for axis, (kind,) in zip(row, kinds, strict=True):
@@ -72,7 +72,8 @@ def training_size(rows: Rows, path: Path) -> None:
             over_sizes(axis, part, kind, color)
         row[0].set_ylabel("test accuracy, %")
     handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, fontsize=9, ncols=4, loc="outside lower center")
+    looks = {"frameon": False, "fontsize": 9, "ncols": 4 if len(kinds) > 2 else 2}
+    figure.legend(handles, names, loc="outside lower center", **looks)
     save(figure, path / "training_size.png")
 
 

@@ -71,9 +71,8 @@ def lines(cells: dict[tuple, Rows], by: tuple[str, ...], heads: tuple[str, ...])
                     line[name, "minus SPN"] = text
             line["ECE"] = f"{mean(row['ece'] for row in found):.3f}"
             line["PLL"] = f"{mean(row['pll'] for row in found):.3f}"
-            if method != "SPN":
-                change = gap(part, "pll", method, by)
-                line["PLL", "minus SPN"] = change.text(3) + change.mark()
+            change = gap(part, "pll", method, by)
+            line["PLL", "minus SPN"] = change.text(3) + change.mark() if method != "SPN" else ""
             edges = [row["taught edges"] for row in found if "taught edges" in row]
             line["edges taught"] = f"{mean(edges):.0f}" if edges else ""
             yield line
@@ -107,12 +106,15 @@ def spn_claim(files: dict[str, Rows]) -> str:
         )
         edges, refined = mean(r["taught edges"] for r in ours), [r["settings"] for r in ours]
         added = mean(row["joint"] + row["nll"] for row in ours)
+        points, nats, jointly = (
+            f"{unit * each.mean:+.{digits}f}" + (f" ({p_text(each.p)})" if each.tested else "")
+            for each, digits, unit in ((hits, 1, 100), (change, 3, 1), (joint, 3, 1))
+        )
         texts.append(
-            f"{graph} with {backbone} ({len(ours)} runs): SPN's edges are taught by {edges:.0f} "
+            f"{graph} with {backbone} ({len(ours)} of 15 runs): SPN's edges are taught by {edges:.0f} "
             f"pairs of labelled neighbours, held-out nodes keep a refined field in "
             f"{sum(each['refined'] > 0 for each in refined)} runs, and its log p(test | train) "
-            f"is {added:+.3f} nats a node from the sum of its own marginals; StackedNMM minus SPN: "
-            f"accuracy {100 * hits.mean:+.1f} points ({p_text(hits.p)}), NLL {change.mean:+.3f} "
-            f"({p_text(change.p)}), log p(test | train) {joint.mean:+.3f} ({p_text(joint.p)})."
+            f"is {added:+.3f} nats a node from the sum of its own marginals; StackedNMM minus "
+            f"SPN: accuracy {points} points, NLL {nats}, log p(test | train) {jointly}."
         )
     return wrapped(" ".join(texts))

@@ -78,7 +78,7 @@ def ends(rows):
     return sorted({number for part in found.values() for number in (part[0], part[-1])})
 
 
-@pytest.mark.parametrize("name", [*FILES, "deviations"])
+@pytest.mark.parametrize("name", [*FILES, "deviations", "nodes_rivals"])
 def test_every_row_is_shown(name, monkeypatch):
     monkeypatch.setattr(writing.Paired, "p", 1.0)  # for speed
     every = read(name)
