@@ -111,8 +111,8 @@ def spn_claim(files: dict[str, Rows]) -> str:
             for each, digits, unit in ((hits, 1, 100), (change, 3, 1), (joint, 3, 1))
         )
         texts.append(
-            f"{graph} with {backbone} ({len(ours)} of 15 runs): SPN's edges are taught by {edges:.0f} "
-            f"pairs of labelled neighbours, held-out nodes keep a refined field in "
+            f"{graph} with {backbone} ({len(ours)} of 15 runs): SPN's edges are taught by "
+            f"{edges:.0f} pairs of labelled neighbours, held-out nodes keep a refined field in "
             f"{sum(each['refined'] > 0 for each in refined)} runs, and its log p(test | train) "
             f"is {added:+.3f} nats a node from the sum of its own marginals; StackedNMM minus "
             f"SPN: accuracy {points} points, NLL {nats}, log p(test | train) {jointly}."
