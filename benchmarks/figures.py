@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import samples_figures
 import torch
 from common import pick
-from nodes_runs import Rows, label, on_shared, parts, runs
+from nodes_runs import Rows, label, on_shared, parts, runs, shared
 from writing import sections
 
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
@@ -57,32 +57,50 @@ def colors(rows: Rows) -> dict[str, str]:
 
 def training_size(rows: Rows, path: Path) -> None:
     """
-    Accuracy over training sizes, where a method has the splits that the others share; a
-    temperature changes none, so its rows coincide. Dashes are what is fitted on top of a model.
+    Accuracy over training sizes, a panel a graph and backbone, where a method has the splits that
+    the others share; a temperature changes none, so its rows coincide. Dots are what is fitted on
+    top of a model.
     """
     known = runs(rows, "sizes")
     if not known:
         return
-    color, (figure, places) = colors(known), panels(known, 4.8)
-    for axis, every in places:
-        for kind, method in parts(every, "backbone", "method"):
-            points = {}
-            for (ratio,), among in parts(pick(every, backbone=kind), "ratio").items():
-                values, fewer = on_shared(among, "accuracy", method)
-                if len(values) > 1 and not fewer:
-                    points[ratio] = [100 * value for value in values.values()]
-            if "temperature" in method or not points:
-                continue
-            name, _, more = method.partition(", ")
-            means = [mean(values) for values in points.values()]
-            errors = [stdev(values) / len(values) ** 0.5 for values in points.values()]
-            looks = {"marker": "o", "ms": 3, "capsize": 2, "lw": 1, "ls": ":" if more else "-"}
-            looks |= {"color": color[name], "label": label(method, kind)}
-            axis.errorbar(list(points), means, errors, **looks)
-        axis.set(xlabel="share of training nodes", ylabel="test accuracy, %")
-        axis.set_title(f"{axis.get_title()}, ± one standard error")
-    places[0][0].legend(frameon=False, fontsize=7)
+    color, graphs, kinds = colors(known), parts(known, "dataset"), parts(known, "backbone")
+    size = {"figsize": (max(4 * len(kinds), 6), 3.2 * len(graphs) + 0.6), "layout": "constrained"}
+    figure, axes = plt.subplots(len(graphs), len(kinds), squeeze=False, sharey="row", **size)
+    for row, every in zip(axes, graphs.values(), strict=True):
+        for axis, (kind,) in zip(row, kinds, strict=True):
+            part = pick(every, backbone=kind)
+            axis.set_visible(bool(part))
+            over_sizes(axis, part, kind, color)
+        row[0].set_ylabel("test accuracy, %")
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    looks = {"frameon": False, "fontsize": 9, "ncols": 4 if len(kinds) > 2 else 2}
+    figure.legend(handles, names, loc="outside lower center", **looks)
     save(figure, path / "training_size.png")
+
+
+def over_sizes(axis, rows: Rows, kind: str, color: dict[str, str]) -> None:
+    """A line a method, ± one standard error."""
+    if rows:
+        splits = len(shared(rows))
+        axis.set_title(
+            f"{rows[0]['dataset']}, {kind}: {splits} splits, ± 1 standard error", fontsize=9
+        )
+    axis.set(xlabel="share of training nodes", xticks=[ratio for (ratio,) in parts(rows, "ratio")])
+    for (method,) in parts(rows, "method"):
+        points = {}
+        for (ratio,), among in parts(rows, "ratio").items():
+            values, fewer = on_shared(among, "accuracy", method)
+            if len(values) > 1 and not fewer:
+                points[ratio] = [100 * value for value in values.values()]
+        if "temperature" in method or not points:
+            continue
+        name, _, more = method.partition(", ")
+        means = [mean(values) for values in points.values()]
+        errors = [stdev(values) / len(values) ** 0.5 for values in points.values()]
+        looks = {"marker": "s" if more else "o", "ms": 3, "capsize": 2, "lw": 1}
+        looks |= {"color": color[name], "ls": ":" if more else "-"}
+        axis.errorbar(list(points), means, errors, label=label(method, "backbone"), **looks)
 
 
 def convergence(rows: Rows, path: Path) -> None:

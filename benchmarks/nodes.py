@@ -9,9 +9,10 @@ Node classification: the paper's tables 2 and 3, its accuracy over training size
 Tasks: ``search`` (random settings, kept for the others, chosen by validation accuracy),
 ``accuracy`` (public split, 10 seeds), ``pairs`` (pair log-likelihood, random splits), ``sizes``
 (accuracy against the share of training nodes), ``deviations`` (from the paper's recipe, one
-change at a time) and ``communities`` (as sources of StackedNMM, public and random splits). All of
-it takes a day on two cores. ``search --searched NMM`` draws settings for
-an NMM of its own, and ``accuracy --settings-of NMM`` gives them to it and to its backbone.
+change at a time), ``communities`` (as sources of StackedNMM, public and random splits) and
+``predicted`` (labels one by one, in turn and jointly). All of it takes a day on two cores.
+``search --searched NMM`` draws settings for an NMM of its own, and ``accuracy --settings-of NMM``
+gives them to it and to its backbone.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from nodes_fits import (
     random_settings,
     variants,
 )
+from nodes_predictions import predictions
 from timing import timed
 
 from pyro_nmm import sources
@@ -193,13 +195,37 @@ def communities(args, results: Records) -> None:
             results.add(**key, **evaluate(model, data, near, True, tempered), **more)
 
 
+def predicted(args, results: Records) -> None:
+    """What mixtures of the public split predict by each rule, and how probable that is to them."""
+    each = {
+        "seed": range(args.num_seeds),
+        "method": ["NMM", "backbone, stacked", "backbone, pooled"],
+    }
+    last = None
+    for key, data, hood in missing(results, args, "predicted", **each):
+        first = key | {"method": key["method"].split(",")[0]}
+        if last != (last := first):
+            place = {"dataset": key["dataset"], "backbone": key["backbone"]}
+            settings = chosen(results.rows, **place, method="backbone")
+            fitted, _ = fit(first, data, hood, settings, num_epochs=args.num_epochs)
+        known = data.y, data.train_mask
+        mix = fitted
+        if key["method"] != "NMM":
+            pool = "pooled" in key["method"]
+            stacked = StackedNMM(fitted.shape[1] if pool else None, pool=pool)
+            stacked.fit(hood, fitted, *known, data.val_mask)
+            mix = stacked.mixture(hood, fitted, *(known if pool else ()))
+        results.add(**key, rules=predictions(mix, data, key["seed"]))
+
+
 def main(argv: list[str] | None = None) -> Records:
     smoke = {"datasets": ["digits"], "backbones": ["gcn"], "num_epochs": 3}
     smoke |= dict.fromkeys(("num_trials", "num_seeds", "num_splits"), 1)
     smoke["resolutions"] = [1.0]
     choices = {"backbones": BACKBONES, "methods": METHODS}
     return run(
-        argv, __doc__, (search, accuracy, pairs, sizes, deviations, communities), smoke=smoke,
+        argv, __doc__, (search, accuracy, pairs, sizes, deviations, communities, predicted),
+        smoke=smoke,
         choices=choices | {"searched": SEARCHED, "settings_of": SEARCHED},
         datasets=["cora", "citeseer", "pubmed"], backbones=["gcn", "gat", "appnp"],
         methods=METHODS, searched=["backbone", "NMM + consistency"],

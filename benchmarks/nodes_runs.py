@@ -18,7 +18,7 @@ ORDERS = {
         model + after + given
         for model in ("backbone", "NMM", "backbone + consistency", "NMM + consistency")
         for given in ("", ", settings of its first 6 trials", ", settings of NMM")
-        for after in ("", ", temperature", ", stacked")
+        for after in ("", ", temperature", ", stacked", ", pooled")
     ],
 }
 #: Of a score in tables: its digits and unit.
@@ -51,6 +51,8 @@ def label(method: str, backbone: str) -> str:
     for part in more:
         if part == "stacked":
             name = f"StackedNMM on {name}"
+        elif part == "pooled":
+            name = f"StackedNMM with its pool on {name}"
         elif part == "temperature":
             name += " + temperature"
         else:

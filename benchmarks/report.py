@@ -35,7 +35,10 @@ import large_tables
 import links_rivals_tables
 import links_tables
 import matplotlib
+import nodes_predictions_tables
+import nodes_rivals_tables
 import nodes_tables
+import nodes_why
 import repelling_tables
 import samples_tables
 import speed_tables
@@ -83,6 +86,9 @@ def stored(folder: Path) -> dict[str, list[dict]]:
 def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
     parts = (
         nodes_tables.tables(files["nodes"]),
+        nodes_predictions_tables.tables(files["nodes"]),
+        nodes_rivals_tables.tables(files),
+        nodes_why.tables(files),
         epochs.tables(files["epochs"]),
         fields_tables.tables(files["fields"]),
         fields_compared_tables.tables(files["fields_compared"]),

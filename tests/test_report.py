@@ -15,12 +15,14 @@ GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 #: Where each task's rows are looked for. A temperature changes no prediction.
 PLACES = {"accuracy": ("accuracy", "quality"), "pairs": ("pairs",), "sizes": ("sizes",),
           "search": ("searches",), "deviations": ("deviations",),
-          "communities": ("communities",)}  # fmt: skip
+          "communities": ("communities",), "predicted": ("predicted",)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def tables_of():
-    return load("benchmarks/nodes_tables.py").tables
+    files = "benchmarks/nodes_tables.py", "benchmarks/nodes_predictions_tables.py"
+    makers = [load(file).tables for file in files]
+    return lambda rows: {k: text for make in makers for k, text in make(rows).items()}
 
 
 def name_of(row):
@@ -29,7 +31,9 @@ def name_of(row):
     first, _, after = row["method"].partition(", ")
     name = first.replace("NMM", "NMM-" + kind).replace("backbone", kind)
     after, _, resolution = after.partition(" ")
-    name = {"": name, "temperature": f"{name} + temperature"}.get(after, f"StackedNMM on {name}")
+    names = {"": name, "temperature": f"{name} + temperature"}
+    names["pooled"] = f"StackedNMM with its pool on {name}"
+    name = names.get(after, f"StackedNMM on {name}")
     if resolution:  # of communities
         return f"{name}, {after} at {float(resolution):g}"
     given = row.get("settings of", "").replace("NMM", "the NMM's search")
@@ -56,10 +60,11 @@ def in_table(table, row):
         "pairs": (name_of(row), f"{graph} {row.get('ratio')}"),
         "sizes": (f"{graph}, {name_of(row)}", str(row.get("ratio"))),
         "deviations": (str(row.get("change")).replace("none", "ours"), "seeds"),
+        "predicted": (f"{graph} / {name_of(row)}", "seeds"),
     }[row["task"]]
     if column not in lines[0]:
         return False
-    place, left = lines[0].index(column), 1 + (row["task"] == "communities")
+    place, left = lines[0].index(column), 1 + (row["task"] in ("communities", "predicted"))
     return any(" / ".join(cells[:left]) == first and cells[place] for cells in lines[2:])
 
 
@@ -237,3 +242,19 @@ def test_no_line_of_a_paragraph_begins_a_list():
         assert " ".join(line.strip() for line in lines) == text
         assert all(len(line) < 100 for line in lines)
         assert not any(line.strip().startswith(("1. ", "2) ")) for line in lines)
+
+
+def test_training_sizes_are_held_against_the_figure(tables_of):
+    """Two shares: at one the NMM is surely above its backbone, at the other below it."""
+    base = {"task": "sizes", "dataset": "cora", "backbone": "gat"}
+    rows = [
+        base | {"method": method, "ratio": ratio, "seed": seed,
+                "test": {"accuracy": 0.8 + more * (1 + seed / 100), "nll": 0.5}}
+        for ratio, sign in ((0.1, 1), (0.5, -1))
+        for method, more in (("backbone", 0.0), ("NMM", 0.01 * sign))
+        for seed in range(3)
+    ]  # fmt: skip
+    text = " ".join(tables_of(rows)["few labels"].split())
+    assert "is above in 1 of 2 cells (graph, backbone and share), significantly in 1" in text
+    assert "significantly below in 1." in text
+    assert "NMM +1.0 / -1.0 (Cora GAT)" in text

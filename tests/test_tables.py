@@ -28,6 +28,8 @@ import images_tables  # noqa: E402
 import large_tables  # noqa: E402
 import links_rivals_tables  # noqa: E402
 import links_tables  # noqa: E402
+import nodes_rivals_tables  # noqa: E402
+import nodes_why  # noqa: E402
 import repelling_tables  # noqa: E402
 import samples_tables  # noqa: E402
 import speed_tables  # noqa: E402
@@ -56,6 +58,9 @@ def shown(name, rows):
     if name == "deviations":
         stored = {file: read(file) for file in ("nodes", "links", "images")}
         return deviations_tables.tables(stored | {name: rows})["from paper"]
+    if name == "nodes_rivals":
+        stored = {file: read(file) for file in ("nodes", "calibration")}
+        return "\n".join(nodes_rivals_tables.tables(stored | {name: rows}).values())
     more = {"calibration": calibration_uses, "links": links_rivals_tables}
     modules = [FILES[name], *([more[name]] if name in more else [])]
     return "\n".join(text for module in modules for text in module.tables(rows).values())
@@ -77,7 +82,7 @@ def ends(rows):
     return sorted({number for part in found.values() for number in (part[0], part[-1])})
 
 
-@pytest.mark.parametrize("name", [*FILES, "deviations"])
+@pytest.mark.parametrize("name", [*FILES, "deviations", "nodes_rivals"])
 def test_every_row_is_shown(name, monkeypatch):
     monkeypatch.setattr(writing.Paired, "p", 1.0)  # for speed
     every = read(name)
@@ -355,3 +360,30 @@ def test_differences_are_paired_and_have_a_spread():
     assert writing.Paired.of({1: 3.0, 2: 4.0}, {2: 1.0, 3: 0.0}).gaps == [3.0]
     assert difference([(0.0, 1 + 1e-3 * i) for i in range(9)], 2).endswith("p < 1e-6)")
     assert writing.centre([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"
+
+
+def test_why_nodes_follows_from_the_rows():
+    """Scores alone gain .4 nats on an MLP and .1 on others, and .05 more jointly."""
+    runs = [{"split": split, "fold": 0, "dataset": "cora"} for split in range(3)]
+    gains = {"temperature": 0.0, "StackedNMM, scores alone": 1.0, "the pool alone": 2.0,
+             "StackedNMM": 3.0}  # fmt: skip
+    calibration = [
+        run | {"task": "splits", "backbone": kind, "method": method, "joint": unit * gain - 0.95,
+               "test": {"nll": 1 - unit * gain, "accuracy": 0.8}}
+        for run in runs for kind, unit in (("mlp", 0.4), ("gcn", 0.1), ("gat", 0.1))
+        for method, gain in gains.items()
+    ]  # fmt: skip
+    nodes = [
+        {"task": "accuracy", "dataset": "cora", "backbone": "gcn", "method": method, "seed": seed,
+         "test": {"accuracy": 0.8 + gain + seed / 1e4}}
+        for method, gain in (("backbone", 0.0), ("backbone + consistency", 0.02))
+        for seed in range(3)
+    ]  # fmt: skip
+    nodes.append({"task": "pairs", "method": "NMM", "conditional": -1.0, "own product": -1.0021})
+    text = nodes_why.tables({"calibration": calibration, "nodes": nodes})["why nodes"]
+    text = " ".join(text.split())
+    assert "0.0021 nats a pair" in text
+    assert "0.050 nats a test node in StackedNMM (0.050 to 0.050 by run)" in text
+    assert "0.400 on an MLP, which sees no neighbour, 0.100 on a GCN and 0.100 on a GAT" in text
+    assert "which is 0.400 nats below temperature scaling where StackedNMM is 0.600" in text
+    assert "(+2.0 to +2.0 points, significant in 0 of 1 cells)" in text
