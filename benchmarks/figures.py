@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import mean, stdev
 
+import images_figures
 import images_tables
 import links_tables
 import matplotlib.pyplot as plt
@@ -28,6 +29,7 @@ def figures(files: dict[str, Rows], path: Path) -> None:
     convergence(files["nodes"], path)
     link_bound(files["links"], path)
     denoising_steps(files["images"], path)
+    images_figures.spectra(files["images"], path / "denoising_spectra.png")
     samples_figures.samples(files["samples"], path / "samples.png")
     samples_figures.growth(files["speed"], path / "growth.png")
 

@@ -29,6 +29,8 @@ import fields_tables
 import figures
 import gradient_variance
 import hidden_tables
+import images_claims
+import images_joint_tables
 import images_tables
 import large_tables
 import links_tables
@@ -86,6 +88,8 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         annotators_tables.tables(files["annotators"]),
         links_tables.tables(files["links"]),
         images_tables.tables(files["images"]),
+        images_joint_tables.tables(files["images"]),
+        images_claims.tables(files["images"]),
         gradient_variance.tables(files["gradient_variance"]),
         speed_tables.tables(files["speed"]),
         samples_tables.tables(files["samples"]),

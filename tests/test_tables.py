@@ -23,6 +23,7 @@ import deviations_tables  # noqa: E402
 import fields_tables  # noqa: E402
 import gradient_variance  # noqa: E402
 import hidden_tables  # noqa: E402
+import images_joint_tables  # noqa: E402
 import images_tables  # noqa: E402
 import large_tables  # noqa: E402
 import links_tables  # noqa: E402
@@ -38,6 +39,8 @@ FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables
          "hidden": hidden_tables, "repelling": repelling_tables,
          "batches": batches_tables, "annotators": annotators_tables, "samples": samples_tables,
          "large": large_tables, "calibration": calibration_tables}  # fmt: skip
+#: Further tables of the same rows.
+MORE = {"calibration": [calibration_uses], "images": [images_joint_tables]}
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +56,7 @@ def shown(name, rows):
     if name == "deviations":
         stored = {file: read(file) for file in ("nodes", "links", "images")}
         return deviations_tables.tables(stored | {name: rows})["from paper"]
-    modules = [FILES[name], *([calibration_uses] if name == "calibration" else [])]
+    modules = [FILES[name], *MORE.get(name, [])]
     return "\n".join(text for module in modules for text in module.tables(rows).values())
 
 
@@ -66,8 +69,8 @@ def ends(rows):
     found = {}
     for number, row in enumerate(rows):
         names = {k: v for k, v in row.items() if isinstance(v, str) or k in ("split", "coupling")}
-        if row.get("task") in ("train", "test"):
-            names |= {"settings": row["settings"], "seed": row["seed"]}
+        if row.get("task") in ("train", "test", "tiles", "spectra"):
+            names |= {"settings": row["settings"], "seed": row["seed"], "noise": row.get("noise")}
         key = {k: v for k, v in names.items() if k != "image"}
         found.setdefault(json.dumps(key, sort_keys=True), []).append(number)
     return sorted({number for part in found.values() for number in (part[0], part[-1])})
@@ -97,6 +100,10 @@ def test_every_row_is_shown(name, monkeypatch):
         ("images", "test", "method"),
         ("images", "test", "dataset"),
         ("images", "train", "method"),
+        ("images", "tiles", "method"),
+        ("images", "tiles", "dataset"),
+        ("images", "spectra", "method"),
+        ("images", "spectra", "dataset"),
         ("links", "compare", "dataset"),
         ("links", "compare", "guide"),
         ("links", "search", "guide"),
