@@ -116,6 +116,27 @@ def test_spectra_of_samples(joint):
     assert sum(row["apart"][:8]) == pytest.approx(sum(row["apart"][8:]), rel=0.3)
 
 
+def test_the_highest_of_a_peak():
+    """As a search of all values finds it, at the ends too, and in fewer steps."""
+    highest = load("benchmarks/images_scores.py").highest
+    values = torch.logspace(-0.5, 0.5, 41).tolist()
+    for place in range(-3, 45):
+        asked = []
+
+        def score(value, place=place, asked=asked):
+            asked.append(value)
+            return -abs(values.index(value) - place)
+
+        assert highest(values, score) == values[min(max(place, 0), 40)]
+        assert len(asked) <= 19
+    y = torch.distributions.Normal(100.0, 9.0).sample((3, 20, 20)).round().clamp(0, 255)
+    density = load("benchmarks/images_scores.py").log_logistic
+    mean = torch.full(y.shape, 100.0)
+    widths = torch.logspace(0, 1.5, 61).tolist()
+    found = highest(widths, lambda width: density(mean, y.long(), width))
+    assert found == max(widths, key=lambda width: density(mean, y.long(), width))
+
+
 SETTINGS = {"num_steps": 9, "width": 2, "depth": 1, "batch_size": 1, "lr": 1e-3}
 
 
