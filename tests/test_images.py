@@ -204,3 +204,19 @@ def test_gains_of_tiles():
     assert line["2 x 2"].startswith("+0.0500")
     text = " ".join(load("benchmarks/images_claims.py").tiles_claim([row | {"image": "a"}]).split())
     assert "whole images +0.1000 nats a value, of which tiles have 50 % in 2 x 2, 80 %" in text
+
+
+def test_new_names_are_in_the_tables():
+    """Nothing is looked up in a list of what is known, and every row counts."""
+    tables = load("benchmarks/images_joint_tables.py")
+    spectrum = [1.0 + n for n in range(16)]
+    row = {"settings": SETTINGS, "seed": 0, "dataset": "kodak24", "method": "NMM", "image": "a"}
+    tiles = row | {"task": "tiles", "log p": -3.5, "joint": -3.4, "joint 2": -3.45}
+    drawn = dict.fromkeys(("error", "sample", "another", "apart"), spectrum)
+    for known, name in ((tiles, "tiles"), (row | drawn | {"task": "spectra"}, "spectra")):
+        for change in ({"method": "another one"}, {"dataset": "another one"}):
+            text = tables.tables([known, known | change])[f"denoising {name}"]
+            assert "another one" in text
+        for change in ({"seed": 1}, {"image": "b"}, {"noise": 15.0}):
+            once, twice = (tables.tables(rows) for rows in ([known], [known, known | change]))
+            assert once != twice
