@@ -160,8 +160,9 @@ def yeast_claim(files: Files) -> str:
 
 def by_set(rows: Rows, small: bool) -> list[tuple[str, Rows]]:
     """Test images: of the network tested on whole images, or of the small one."""
-    found = images_tables.tested(rows)
-    return [(title["images"], p) for title, p in found if ("crop" in p[0]["settings"]) == small]
+    found = [(t["images"], p, p[0]["settings"]) for t, p in images_tables.tested(rows)]
+    found = [each for each in found if images_tables.usual(each[2])]
+    return [(name, p) for name, p, settings in found if ("crop" in settings) == small]
 
 
 def gaps(rows: Rows, field: str, ours: str, base: str, small: bool) -> list[tuple[str, Paired]]:

@@ -41,6 +41,11 @@ CHANGES = {
         "Gaussian of one width, γ = 5",
         "logistic of a width for each pixel, γ learned",
     ),
+    "NMM-paper": (
+        "all of it",
+        "Gaussian of one width, γ = 5, one phase on the bound",
+        "two phases, of which the second has the NMM",
+    ),
     "NMM-one-width": ("widths", "one width", "a width for each pixel"),
 }
 Line = dict[str, str]
@@ -107,6 +112,11 @@ def fields(rows: Rows) -> Iterator[Line]:
             yield line("NMM-CNN on 12 x 40 pixels", change, "field", **gaps)
 
 
+def without_crop(settings: dict) -> frozenset:
+    """What training depends on."""
+    return frozenset((name, value) for name, value in settings.items() if name != "crop")
+
+
 def images(rows: Rows) -> Iterator[Line]:
     """Test images where there are, or else the mean over validation images."""
     done = set()
@@ -114,7 +124,7 @@ def images(rows: Rows) -> Iterator[Line]:
         for change in CHANGES:
             psnr, best = (images_tables.gap(part, f, change, "NMM") for f in ("PSNR", "best"))
             if psnr:
-                done.add((change, part[0]["settings"]["num_steps"]))
+                done.add((change, without_crop(part[0]["settings"])))
                 where = f"NMM denoiser, {title['network']}, {title['images']}"
                 yield line(where, change, "image", **{"PSNR": (psnr, 2), "log p": (best, 3)})
     trained = [row for row in images_tables.sized(rows, "train") if "log p" in row]
@@ -123,7 +133,7 @@ def images(rows: Rows) -> Iterator[Line]:
         where = f"NMM denoiser, {images_tables.size(settings)}, validation"
         for change in CHANGES:
             ours, base = pick(part, method=change)[-1:], pick(part, method="NMM")[-1:]
-            if ours and base and (change, settings["num_steps"]) not in done:
+            if ours and base and (change, without_crop(settings)) not in done:
                 digits = {"PSNR": 2, "log p": 3, "joint": 3}
                 gaps = {name: (Paired.of_rows(ours, base, name), digits[name]) for name in digits}
                 yield line(where, change, "seed", **gaps)

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import fields_figures
+import images_figures
 import images_tables
 import links_tables
 import matplotlib.pyplot as plt
@@ -30,6 +31,7 @@ def figures(files: dict[str, Rows], path: Path) -> None:
     link_bound(files["links"], path)
     denoising_steps(files["images"], path)
     fields_figures.field_seconds(files["fields_compared"], path / "field_seconds.png")
+    images_figures.spectra(files["images"], path / "denoising_spectra.png")
     samples_figures.samples(files["samples"], path / "samples.png")
     samples_figures.growth(files["speed"], path / "growth.png")
 

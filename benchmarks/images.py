@@ -4,13 +4,15 @@
 """
 Denoising with a U-Net, and with an NMM over pixels on the same U-Net (the paper's section 5.2).
 
-    python benchmarks/images.py train test cost --data-root F
+    python benchmarks/images.py train test tiles spectra cost --data-root F
 
 Tasks: ``train`` (all methods, from the same weights, on patches of BSD300's training images that
 are drawn alike; 20 of the images are kept for validation), ``test`` (BSD300's test images and
-Kodak24, with the same noise of standard deviation 25 for all) and ``cost`` (seconds and memory of a
-step). F holds ``bsds300/images/{train,test}`` and ``kodak24``. Training saves to ``--checkpoints``
-and goes on from there.
+Kodak24, with the same noise for all, of the standard deviations ``--noise``), ``tiles`` (how much
+pixels of a tile say of each other), ``spectra`` (of samples, and of the error that they stand for)
+and ``cost`` (seconds and memory of a step). F holds ``bsds300/images/{train,test}`` and
+``kodak24``. Training saves to ``--checkpoints`` and goes on from there. A row without ``noise`` is
+of a standard deviation of 25.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from functools import cache, partial
 from pathlib import Path
 from statistics import mean, median
 
+import images_joint
 import images_scores as scores
 import pyro
 import torch
@@ -46,6 +49,8 @@ PARTS = {
     "NMM-one-width": {"network": {"spread": False}},
     "NMM-one-step-credit": {"estimator": "one_step_credit"},
     "NMM-Gaussian": {"network": GAUSSIAN},
+    # In one phase, at a constant rate, on the bound alone.
+    "NMM-paper": {"network": GAUSSIAN, "last_rate": 1.0, "mean_weight": 0.0},
 }
 METHODS = ["U-Net", "U-Net-log", *PARTS]
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
@@ -58,14 +63,13 @@ def load(args, folder: str) -> dict[str, Tensor]:
     return image_folder(args.data_root / folder)
 
 
-def learnt_and_kept(args) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Training images, and the middles of those that validate, noisy and clean."""
+def learnt_and_kept(args) -> tuple[list[Tensor], list[Tensor]]:
+    """Training images, and the middles of those that validate."""
     images = list(load(args, "bsds300/images/train").values())
     kept = 1 if args.smoke else KEPT
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1)).tolist()
     crops = [middle(images[i], CROP).to(args.device) for i in order[:kept]]
-    pairs = [(noisy(crop, i), crop) for i, crop in enumerate(crops)]
-    return [images[i].to(args.device) for i in order[kept:]], pairs
+    return [images[i].to(args.device) for i in order[kept:]], crops
 
 
 def middle(image: Tensor, side: int) -> Tensor:
@@ -73,16 +77,17 @@ def middle(image: Tensor, side: int) -> Tensor:
     return image[:, top : top + side, left : left + side]
 
 
-def noisy(image: Tensor, seed: int) -> Tensor:
-    """The same for every method and device."""
+def noisy(image: Tensor, seed: int, sd: float = NOISE) -> Tensor:
+    """The same for every method and device, and but for its size for every ``sd``."""
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(seed))
-    return image + NOISE * noise.to(image.device)
+    return image + sd * noise.to(image.device)
 
 
 def settings(args) -> dict:
     """What the rows of training depend on; those of testing on the crop, too."""
     names = ("num_steps", "width", "depth", "batch_size", "lr")
-    return {name: getattr(args, name) for name in names}
+    known = {name: getattr(args, name) for name in names}
+    return known | ({"run": args.run} if args.run else {})
 
 
 def unet_of(args) -> UNet:
@@ -93,7 +98,7 @@ def build(method: str, unet: UNet) -> UNet | Denoiser:
     if method not in PARTS:
         return unet
     network = Denoiser(unet, **PARTS[method].get("network", {}))
-    if method == "NMM-Gaussian":
+    if PARTS[method].get("network") is GAUSSIAN:
         network.gamma.requires_grad_(False)
     return network.to(next(unet.parameters()).device)
 
@@ -113,6 +118,8 @@ def phases(args, method: str) -> dict[str, tuple[int, int, dict]]:
     options = {"lr": 0.2 * args.lr, "loss": "log"}
     if method in PARTS:
         options = {k: v for k, v in PARTS[method].items() if k != "network"}
+        if method == "NMM-paper":
+            return {method: (0, args.num_steps, {"lr": args.lr, **options})}
         options |= {"lr": args.lr, "unet_rate": 0.2}
     start = args.num_steps - args.num_steps // 5
     trunk = {"lr": args.lr, "last_rate": 0.2, "loss": "log"}
@@ -126,7 +133,8 @@ def fitted(args, part: str, seed: int) -> Path:
 
 def train(args, results: Records) -> None:
     """Fits, or goes on."""
-    images, pairs = learnt_and_kept(args)
+    images, crops = learnt_and_kept(args)
+    pairs = [(noisy(crop, i), crop) for i, crop in enumerate(crops)]
     draw = partial(random_patches, images, args.batch_size, PATCH)
     for seed, method in itertools.product(args.seeds, args.methods):
         if fitted(args, method, seed).exists():
@@ -168,27 +176,51 @@ def recall(args, method: str, seed: int) -> UNet | Denoiser:
     return network.eval()
 
 
-def test(args, results: Records) -> None:
-    _, pairs = learnt_and_kept(args)
-
-    @cache
-    def known(method: str, seed: int):
-        network = recall(args, method, seed)
-        return network, scores.fitted([(predict(network, method, x), y) for x, y in pairs])
-
-    each = {"method": args.methods, "seed": args.seeds}
+def each_image(args, results: Records, task: str, methods: list[str]) -> Iterator[tuple]:
+    """The key of every row that has not been measured yet, a prediction, and the clean image."""
+    network = cache(partial(recall, args))
+    each = {"method": methods, "seed": args.seeds}
+    each["noise"] = [None if sd == NOISE else sd for sd in args.noise]
     setting = settings(args) | ({"crop": args.crop} if args.crop else {})
-    for dataset, folder in FOLDERS.items():
-        images = load(args, folder)
+    for dataset in args.datasets:
+        images = load(args, FOLDERS[dataset])
         numbers = {name: number for number, name in enumerate(images)}
         names = {"image": list(images), "settings": setting}
-        for key in results.missing(task="test", dataset=dataset, **each, **names):
-            network, widths = known(key["method"], key["seed"])
+        for key in results.missing(task=task, dataset=dataset, **each, **names):
             clean = images[key["image"]].to(args.device)
             clean = middle(clean, args.crop) if args.crop else clean
-            x = noisy(clean, 1000 + numbers[key["image"]])
-            found = predict(network, key["method"], x)
-            results.add(**key, **scores.tested(found, clean, **widths))
+            x = noisy(clean, 1000 + numbers[key["image"]], key.get("noise", NOISE))
+            yield key, predict(network(key["method"], key["seed"]), key["method"], x), clean
+
+
+def test(args, results: Records) -> None:
+    _, crops = learnt_and_kept(args)
+
+    @cache
+    def chosen(method: str, seed: int, sd: float) -> dict:
+        """What the validation images choose, with noise of the same size."""
+        network = recall(args, method, seed)
+        pairs = ((noisy(crop, i, sd), crop) for i, crop in enumerate(crops))
+        return scores.fitted([(predict(network, method, x), y) for x, y in pairs])
+
+    for key, found, clean in each_image(args, results, "test", args.methods):
+        known = chosen(key["method"], key["seed"], key.get("noise", NOISE))
+        results.add(**key, **scores.tested(found, clean, **known))
+
+
+def of_mixtures(measure: Callable, args, results: Records) -> None:
+    """A task that is named as the function: of networks that give a joint distribution."""
+    known = [method for method in args.methods if method in PARTS]
+    for key, mix, clean in each_image(args, results, measure.__name__, known):
+        results.add(**key, **measure(mix, clean))
+
+
+def tiles(args, results: Records) -> None:
+    of_mixtures(images_joint.tiles, args, results)
+
+
+def spectra(args, results: Records) -> None:
+    of_mixtures(images_joint.spectra, args, results)
 
 
 def stepper(args, method: str) -> Callable[[], float]:
@@ -220,8 +252,11 @@ def cost(args, results: Records) -> None:
 def main(argv: list[str] | None = None) -> Records:
     small = {"num_steps": 5, "watch_every": 1, "width": 6, "depth": 1, "batch_size": 2}
     return run(
-        argv, __doc__, (train, test, cost), smoke=small, choices={"methods": METHODS},
-        methods=METHODS, seeds=[0], num_steps=10_000,
+        argv, __doc__, (train, test, tiles, spectra, cost), smoke=small,
+        choices={"methods": METHODS, "datasets": list(FOLDERS)},
+        methods=METHODS, datasets=list(FOLDERS), seeds=[0], num_steps=10_000,
+        run=(str, "tells networks apart whose settings and seeds are the same, such as 'second'"),
+        noise=([NOISE], "standard deviations at the test, in grey levels"),
         watch_every=(1000, "steps between validations"),
         batch_size=(16, "patches of 32 x 32"), width=(48, "filters of the U-Net"),
         depth=(5, "of the U-Net"), lr=1e-3, crop=(int, "side of the test images' middles"),

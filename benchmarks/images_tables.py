@@ -22,7 +22,10 @@ METHODS = {
     "NMM": "NMM",
     "NMM-one-step-credit": "NMM, `one_step_credit`",
     "NMM-Gaussian": "NMM, Gaussian, γ = 5",
+    "NMM-paper": "NMM, Gaussian, γ = 5, one phase",
 }
+#: Standard deviation of the noise of rows that do not name it; rate of all networks but one.
+NOISE, RATE = 25.0, 1e-3
 #: A method, what it is compared with, and what they differ in.
 STEPS = {
     ("U-Net-widths", "U-Net-log"): "a width for each pixel, no neighbours",
@@ -30,37 +33,72 @@ STEPS = {
     ("NMM-one-width", "U-Net-log"): "neighbours, one width",
     ("NMM", "U-Net-widths"): "neighbours, a width for each pixel",
     ("NMM", "U-Net-log"): "both",
+    ("NMM-Gaussian", "U-Net-log"): "neighbours, the paper's Gaussians and γ",
+    ("NMM-paper", "U-Net"): "the same, in one phase on the bound",
 }
 
 
 def tables(rows: Rows) -> dict[str, str]:
-    tested = {denoised: 3, denoising_steps: 3, joint_images: 3}
+    tested = {denoised: 3, denoising_steps: 3, joint_images: 3, denoising_levels: 4}
     return made(tested | {denoising_validated: 4, denoising_cost: 1}, rows)
 
 
 def size(settings: dict) -> str:
+    rate = f", rate {settings['lr']:g}" if settings["lr"] != RATE else ""
+    run = f", {settings['run']} run" if "run" in settings else ""
     middles = f", middles of {settings['crop']}" if "crop" in settings else ""
-    return f"{settings['width']} filters, {settings['num_steps']:,} steps{middles}"
+    return f"{settings['width']} filters, {settings['num_steps']:,} steps{rate}{run}{middles}"
+
+
+def usual(settings: dict) -> bool:
+    """Whether it is of the networks that were trained first, at the rate of them all."""
+    return settings["lr"] == RATE and "run" not in settings
 
 
 def sized(rows: Rows, task: str) -> Rows:
-    """Rows of a task with their settings as a text, so that they can be grouped."""
-    found = pick(rows, task=task)
-    return [row | {"network": json.dumps(row["settings"], sort_keys=True)} for row in found]
+    """
+    Rows of a task with their noise, and with their settings as a text, so that they can be grouped;
+    the longest trained first.
+    """
+    found = [
+        row | {"network": json.dumps(row["settings"], sort_keys=True)} | {"noise": noise_of(row)}
+        for row in pick(rows, task=task)
+    ]
+    return sorted(found, key=lambda row: -row["settings"]["num_steps"])
 
 
-def tested(rows: Rows) -> list[tuple[dict[str, str], Rows]]:
+def noise_of(row: dict) -> float:
+    return row.get("noise", NOISE)
+
+
+def titled(known: Rows) -> list[tuple[dict[str, str], Rows]]:
+    """What tables say of a network, its images and their noise, and all rows of these."""
+    return [
+        ({"network": size(part[0]["settings"]), "images": images, "noise": f"{noise:g}"}, part)
+        for (_, images, noise), part in sections(
+            known, network=(), dataset=SETS, noise=None
+        ).items()
+    ]
+
+
+def at_levels(rows: Rows) -> list[tuple[dict[str, str], Rows]]:
     """
-    What tables say of a network and its images, and all rows of them; the longest trained first.
-    The best likelihood is that of the width, or factor of all widths, that validation images chose.
+    All test rows, by network, images and noise. The best likelihood is that of the width, or factor
+    of all widths, that validation images chose.
     """
-    known = sorted(sized(rows, "test"), key=lambda row: -row["settings"]["num_steps"])
+    known = sized(rows, "test")
     for row in known:
         row["chosen"] = row.get("log p, scaled", row.get("log p, logistic"))
         row["best"] = row["log p"] if row["chosen"] is None else row["chosen"]
+    return titled(known)
+
+
+def tested(rows: Rows) -> list[tuple[dict[str, str], Rows]]:
+    """Those of one noise, which all networks were tested with."""
     return [
-        ({"network": size(part[0]["settings"]), "images": images}, part)
-        for (_, images), part in sections(known, network=(), dataset=SETS).items()
+        ({name: title[name] for name in ("network", "images")}, part)
+        for title, part in at_levels(rows)
+        if part[0]["noise"] == NOISE
     ]
 
 
@@ -142,6 +180,27 @@ def joint_images(rows: Rows) -> Iterator[dict]:
                 "log p of whole images, at least": centre(by_image(part, "joint"), 3),
                 "minus marginals": between(part, part, "joint", "log p").text(3),
                 "minus marginals, widths by validation": scaled.text(3),
+            }
+
+
+def denoising_levels(rows: Rows) -> Iterator[dict]:
+    """All noise of the networks that were tested with several, against the same control."""
+    several = {part[0]["network"] for _, part in at_levels(rows) if part[0]["noise"] != NOISE}
+    for title, every in at_levels(rows):
+        if every[0]["network"] not in several:
+            continue
+        for (method,), part in sections(every, method=METHODS).items():
+            name, line = part[0]["method"], title | {"method": method}
+            line |= {"seeds": f"{len(seeds(part))}", "rows": f"{len(part)}"}
+            for field, heading, digits in (("PSNR", "PSNR, dB", 2), ("best", "log p", 3)):
+                change = "" if name == "U-Net-log" else gap(every, field, name, "U-Net-log")
+                line[heading] = centre(by_image(part, field), digits)
+                line[field, "minus the control's"] = change and change.text(digits)
+            joint = between(part, part, "joint", "log p")
+            yield line | {
+                "whole images minus marginals": joint.text(3) if joint else "",
+                "in 90 % intervals": f"{100 * mean(by_image(part, 'coverage')):.1f} %",
+                "their length": f"{mean(by_image(part, 'length')):.1f}",
             }
 
 

@@ -30,6 +30,8 @@ import fields_tables
 import figures
 import gradient_variance
 import hidden_tables
+import images_claims
+import images_joint_tables
 import images_tables
 import large_tables
 import links_rivals_tables
@@ -97,6 +99,8 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         links_tables.tables(files["links"]),
         links_rivals_tables.tables(files["links"]),
         images_tables.tables(files["images"]),
+        images_joint_tables.tables(files["images"]),
+        images_claims.tables(files["images"]),
         gradient_variance.tables(files["gradient_variance"]),
         speed_tables.tables(files["speed"]),
         samples_tables.tables(files["samples"]),

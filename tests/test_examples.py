@@ -536,12 +536,13 @@ def test_benchmark_of_denoising(tmp_path):
     tasks = ["train", "test", "cost", *small, str(tmp_path)]
     rows = benchmark.main(tasks).rows
     number = len(benchmark.METHODS)
-    assert len(rows) == len(path.read_text().splitlines()) == 5 + 4 + (number - 1) + 4 * number + 1
+    trained = 5 + 4 + (number - 2) + 5  # in one phase, the trunk, on it, and in one phase again
+    assert len(rows) == len(path.read_text().splitlines()) == trained + 4 * number + 1
     assert len(benchmark.main(tasks).rows) == len(rows)
     tested = [row for row in rows if row["task"] == "test"]
     noise = 20 * math.log10(255 / 25)  # which an untrained network leaves, and an NMM averages
     for row in tested:
-        if row["method"] == "NMM-Gaussian":  # attends mostly to the pixel itself
+        if row["method"] in ("NMM-Gaussian", "NMM-paper"):  # attend mostly to the pixel itself
             continue
         mixes = row["method"].startswith("NMM")
         more = 5 if mixes else 0
@@ -562,12 +563,38 @@ def test_benchmark_of_denoising(tmp_path):
     assert found["denoising cost"] == 2
     load("benchmarks/figures.py").denoising_steps(rows, tmp_path)
     assert (tmp_path / "denoising_steps.png").stat().st_size > 10_000
+    rows = joint_rows(benchmark, [*small, str(tmp_path)], len(rows))
+    load("benchmarks/images_figures.py").spectra(rows, tmp_path / "spectra.png")
+    assert (tmp_path / "spectra.png").stat().st_size > 10_000
     path.unlink()
     tasks = ["test", "--methods", "NMM", "--crop", "32", *small]
     assert len(benchmark.main([*tasks, str(tmp_path)]).rows) == 4
+    other = [str(tmp_path), "--noise", "25", "50", "--datasets", "kodak24"]
+    assert len(benchmark.main([*tasks, *other]).rows) == 4 + 2
     path.unlink()
     with pytest.raises(ValueError, match=r"NMM\.0\.fitted\.pt is not there for .*, run train"):
         benchmark.main([*tasks, str(tmp_path / "none")])
+
+
+def joint_rows(benchmark, small, before):
+    """What tiles and spectra add, of networks that give a joint distribution alone."""
+    tasks = ["tiles", "spectra", "--methods", "U-Net", "U-Net-widths", "NMM", *small]
+    rows = benchmark.main(tasks).rows
+    assert len(rows) == before + 2 * 2 * 4
+    assert len(benchmark.main(tasks).rows) == len(rows)
+    for row in rows[before:]:
+        alone = row["method"] == "U-Net-widths"
+        if row["task"] == "tiles":
+            gaps = [row[f"joint {side}"] - row["log p"] for side in (2, 4, 8, 16)]
+            assert all(abs(gap) < 1e-6 if alone else gap > 0.01 for gap in gaps)
+            assert alone or gaps == sorted(gaps)
+        else:
+            assert all(len(row[name]) == 16 for name in ("error", "sample", "another", "apart"))
+    joint, claims = load("benchmarks/images_joint_tables.py"), load("benchmarks/images_claims.py")
+    found = {name: text.count("\n") for name, text in joint.tables(rows).items()}
+    assert found == {"denoising tiles": 1 + 2 * 2, "denoising spectra": 1 + 2 * 2 * 3}
+    assert "for the U-Net with widths" in " ".join(claims.spectra_claim(rows).split())
+    return rows
 
 
 @pytest.mark.parametrize("name", ["log p", "log p, logistic"])

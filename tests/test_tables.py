@@ -24,6 +24,7 @@ import fields_compared_tables  # noqa: E402
 import fields_tables  # noqa: E402
 import gradient_variance  # noqa: E402
 import hidden_tables  # noqa: E402
+import images_joint_tables  # noqa: E402
 import images_tables  # noqa: E402
 import large_tables  # noqa: E402
 import links_rivals_tables  # noqa: E402
@@ -43,6 +44,9 @@ FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables
          "batches": batches_tables, "annotators": annotators_tables, "samples": samples_tables,
          "large": large_tables, "calibration": calibration_tables,
          "fields_compared": fields_compared_tables}  # fmt: skip
+#: Further tables of the same rows.
+MORE = {"calibration": [calibration_uses], "images": [images_joint_tables],
+        "links": [links_rivals_tables]}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +65,7 @@ def shown(name, rows):
     if name == "nodes_rivals":
         stored = {file: read(file) for file in ("nodes", "calibration")}
         return "\n".join(nodes_rivals_tables.tables(stored | {name: rows}).values())
-    more = {"calibration": calibration_uses, "links": links_rivals_tables}
-    modules = [FILES[name], *([more[name]] if name in more else [])]
+    modules = [FILES[name], *MORE.get(name, [])]
     return "\n".join(text for module in modules for text in module.tables(rows).values())
 
 
@@ -75,8 +78,8 @@ def ends(rows):
     found = {}
     for number, row in enumerate(rows):
         names = {k: v for k, v in row.items() if isinstance(v, str) or k in ("split", "coupling")}
-        if row.get("task") in ("train", "test"):
-            names |= {"settings": row["settings"], "seed": row["seed"]}
+        if row.get("task") in ("train", "test", "tiles", "spectra"):
+            names |= {"settings": row["settings"], "seed": row["seed"], "noise": row.get("noise")}
         key = {k: v for k, v in names.items() if k != "image"}
         found.setdefault(json.dumps(key, sort_keys=True), []).append(number)
     return sorted({number for part in found.values() for number in (part[0], part[-1])})
