@@ -84,7 +84,7 @@ def on_fields(files: Files) -> str:
         f"field is above it on {len(lost)} of {number}."
     )
     kl = {
-        name: scores(pick(files["fields_compared"], task="strips"), "KL", ON, method=method)
+        name: scores(pick(files.get("fields_compared", []), task="strips"), "KL", ON, method=method)
         for name, method in (("all", "NMM, 2000 steps"), ("half", "NMM of half, 2000 steps"),
                              ("VAN", "VAN, 600 steps"))
     }  # fmt: skip

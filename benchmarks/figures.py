@@ -63,7 +63,8 @@ def training_size(rows: Rows, path: Path) -> None:
     the others share; a temperature changes none, so its rows coincide. Dots are what is fitted on
     top of a model.
     """
-    known = runs(rows, "sizes")
+    cells = parts(runs(rows, "sizes"), "dataset", "backbone").values()
+    known = [row for part in cells if shared(part) for row in part]
     if not known:
         return
     color, graphs, kinds = colors(known), parts(known, "dataset"), parts(known, "backbone")

@@ -103,11 +103,11 @@ def tiles_claim(rows: Rows) -> str:
     lines = []
     for title, part in at_one(rows, "tiles"):
         found = gains(part, "NMM")
-        whole = found.pop("whole")
+        whole, number = found.pop("whole"), len(seeds(part))
         shares = [f"{100 * value / whole:.0f} % in {name}" for name, value in found.items()]
         lines.append(
             f"{title['images']}: whole images {whole:+.4f} nats a value, of which tiles have "
-            f"{', '.join(shares)} (NMM, noise {title['noise']}, {len(seeds(part))} seeds)."
+            f"{', '.join(shares)} (NMM, noise {title['noise']}, {number} seed{'s' * (number > 1)})."
         )
     return bullets(lines) if lines else "Nothing has been measured yet."
 

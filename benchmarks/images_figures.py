@@ -40,7 +40,7 @@ def spectra(rows: Rows, path: Path) -> None:
     panels = [(t, p) for t, p in titled(sized(rows, "spectra")) if p[0]["noise"] == NOISE]
     if not panels:
         return
-    size = {"figsize": (4.6 * len(panels), 4.4), "layout": "constrained"}
+    size = {"figsize": (max(4.6 * len(panels), 6.4), 4.4), "layout": "constrained"}
     figure, axes = plt.subplots(1, len(panels), sharey=True, squeeze=False, **size)
     for axis, (title, every) in zip(axes[0], panels, strict=True):
         for (method, spectrum), (name, color, style) in LINES.items():
