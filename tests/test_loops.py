@@ -305,7 +305,9 @@ def test_a_mixture_over_other_nodes():
     for target in (field(), lambda step: field()):
         with pytest.raises(ValueError, match="hood has 12 nodes, but field 9"):
             fit_mixture(target, hood, FreeNMM(hood, 2), num_steps=3)
-    with pytest.raises(ValueError, match=r"field must be a PairwiseMRF or .*ndarray"):
+    with pytest.raises(
+        ValueError, match=r"field must be a PairwiseMRF, a MarginalField or .*ndarray"
+    ):
         fit_mixture(field().unary.numpy(), Neighborhood.grid(3, 3), None, num_steps=3)
 
 
