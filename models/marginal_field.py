@@ -14,7 +14,7 @@ from torch.distributions import Categorical, constraints
 from pyro_nmm import NeighborChoice, NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.edges import check_mask
-from pyro_nmm.models.markov_random_field import PairwiseMRF, greedy_colors
+from pyro_nmm.models.markov_random_field import PairwiseMRF, check_mixture, greedy_colors
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import as_labels, check_integers
 
@@ -155,11 +155,7 @@ class MarginalField(GraphDistribution):
         :return: a number. Cost: :math:`O(E C + N C^D D^2)` a sample.
         """
         check_integers(2, num_samples=num_samples)
-        if (mixture.hood.num_nodes, mixture.num_classes) != (self.num_nodes, self.num_classes):
-            raise ValueError(
-                f"mixture must have {self.num_nodes} nodes and {self.num_classes} labels, those "
-                f"that stay, got {mixture.hood.num_nodes} and {mixture.num_classes}"
-            )
+        check_mixture(mixture, self.num_nodes, self.num_classes)
         (alpha, logits), provenance = untracked(mixture.table, mixture.logits)
         choice = NeighborChoice(mixture.hood, logits, validate_args=False)
         chosen = choice.sample((num_samples,))

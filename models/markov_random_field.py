@@ -90,11 +90,7 @@ class PairwiseMRF(GraphDistribution):
         :return: a number for each element of the batches. Cost: :math:`O(E C)` and, for each
             edge, the smaller degree.
         """
-        if (mixture.hood.num_nodes, mixture.num_classes) != self.unary.shape[-2:]:
-            raise ValueError(
-                f"mixture must have {self.num_nodes} nodes and {self.num_classes} labels, as the "
-                f"field has, got {mixture.hood.num_nodes} and {mixture.num_classes}"
-            )
+        check_mixture(mixture, self.num_nodes, self.num_classes)
         field = self.unary, self.strength, self.interaction
         plain, provenance = untracked(*field, mixture.table, mixture.logits)
         unary, strength, interaction, alpha, logits = plain
@@ -271,6 +267,19 @@ def greedy_colors(edges: Tensor, num_nodes: int) -> list[Tensor]:
         color[node] = next(k for k in range(len(taken) + 1) if k not in taken)
     numbers = torch.tensor(color, device=edges.device)
     return [(numbers == k).nonzero()[:, 0] for k in range(max(color) + 1)]
+
+
+def check_mixture(mixture: NeighborMixture, num_nodes: int, num_classes: int) -> None:
+    """A mixture over the nodes and labels of a field, whose edges keep labels."""
+    if (mixture.hood.num_nodes, mixture.num_classes) != (num_nodes, num_classes):
+        raise ValueError(
+            f"mixture must have {num_nodes} nodes and {num_classes} labels, as the field has, got "
+            f"{mixture.hood.num_nodes} and {mixture.num_classes}"
+        )
+    if mixture.relabel is not None:
+        raise ValueError(
+            "expected_potential is for edges that keep labels: make the mixture without relabel"
+        )
 
 
 def _spins(like: Tensor) -> Tensor:

@@ -190,5 +190,10 @@ def test_errors():
         half.expected_potential(
             NeighborMixture(hood, torch.ones(6, 2), torch.zeros(hood.num_edges))
         )
+    mix = mixture(half)
     with pytest.raises(ValueError, match="num_samples"):
-        half.expected_potential(mixture(half), num_samples=1)
+        half.expected_potential(mix, num_samples=1)
+    turned = NeighborMixture(mix.hood, mix.alpha, mix.logits, relabel=torch.eye(2).expand(9, 2, 2))
+    for target in (half, half.rest):
+        with pytest.raises(ValueError, match="edges that keep labels"):
+            target.expected_potential(turned)
