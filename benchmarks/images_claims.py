@@ -161,7 +161,8 @@ def paper_setting_claim(rows: Rows) -> str:
 
 def denoising_why(rows: Rows) -> str:
     """What the NMM adds, what would let it add more, and what to take instead."""
-    tested = [(t, p) for t, p in several(rows) if p[0]["noise"] == NOISE]
+    known = [(t, p) for t, p in several(rows) if p[0]["noise"] == NOISE]
+    tested = [(t, p) for t, p in known if len(gap(p, "best", "NMM", "U-Net-widths"))]
     tiled, drawn = (
         {t["images"]: pick(p, method="NMM") for t, p in at_one(rows, task)}
         for task in ("tiles", "spectra")
