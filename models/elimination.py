@@ -1,7 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sums over all labellings of a pairwise Markov random field, node after node."""
+"""
+Sums over all labellings of a pairwise Markov random field, node after node; and its nodes in
+independent sets.
+"""
 
 from __future__ import annotations
 
@@ -127,3 +130,14 @@ def _width(order: list[int], last: list[int]) -> int:
         change[start] += 1
         change[end + 1] -= 1
     return int(torch.tensor(change).cumsum(0).max())
+
+
+def greedy_colors(edges: Tensor, num_nodes: int) -> list[Tensor]:
+    """Sets of nodes without an edge ``(2, P)`` inside: each node joins the first that it may."""
+    neighbors = adjacency(edges, num_nodes)
+    color = [-1] * num_nodes
+    for node in range(num_nodes):
+        taken = {color[n] for n in neighbors[node]}
+        color[node] = next(k for k in range(len(taken) + 1) if k not in taken)
+    numbers = torch.tensor(color, device=edges.device)
+    return [(numbers == k).nonzero()[:, 0] for k in range(max(color) + 1)]

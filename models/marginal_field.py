@@ -14,7 +14,8 @@ from torch.distributions import Categorical, constraints
 from pyro_nmm import NeighborChoice, NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.edges import check_mask
-from pyro_nmm.models.markov_random_field import PairwiseMRF, check_mixture, greedy_colors
+from pyro_nmm.models.elimination import greedy_colors
+from pyro_nmm.models.markov_random_field import PairwiseMRF, check_mixture
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import as_labels, check_integers
 

@@ -14,7 +14,7 @@ from torch.distributions import constraints
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.models.elimination import adjacency, exact_draws, log_sum
+from pyro_nmm.models.elimination import exact_draws, greedy_colors, log_sum
 from pyro_nmm.ops.marginals import expected_interaction, node_marginals
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import as_labels
@@ -256,17 +256,6 @@ def coarseness(height: int, width: int, device=None) -> Tensor:
     pixel = torch.arange(height * width, device=device)
     odd_row, odd_column = pixel // width % 2, pixel % width % 2
     return torch.where(odd_row == odd_column, odd_row, 2)
-
-
-def greedy_colors(edges: Tensor, num_nodes: int) -> list[Tensor]:
-    """Sets of nodes without an edge ``(2, P)`` inside: each node joins the first that it may."""
-    neighbors = adjacency(edges, num_nodes)
-    color = [-1] * num_nodes
-    for node in range(num_nodes):
-        taken = {color[n] for n in neighbors[node]}
-        color[node] = next(k for k in range(len(taken) + 1) if k not in taken)
-    numbers = torch.tensor(color, device=edges.device)
-    return [(numbers == k).nonzero()[:, 0] for k in range(max(color) + 1)]
 
 
 def check_mixture(mixture: NeighborMixture, num_nodes: int, num_classes: int) -> None:
