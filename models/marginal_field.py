@@ -16,6 +16,7 @@ from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.edges import check_mask
 from pyro_nmm.models.elimination import greedy_colors
 from pyro_nmm.models.markov_random_field import PairwiseMRF, check_mixture
+from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import as_labels, check_integers
 
@@ -29,6 +30,7 @@ class Stars(NamedTuple):
     nodes: Tensor  #: ``(B,)`` node ids
     neighbors: Tensor  #: ``(B, D)`` places among the nodes that stay
     logits: Tensor  #: ``(B, C^D, C)`` of a node's label, by its neighbours' labels, last fastest
+    sums: Tensor  #: ``(B, C^D)``: the logarithm of their sum over the node's label
 
 
 class MarginalField(GraphDistribution):
@@ -113,7 +115,8 @@ class MarginalField(GraphDistribution):
             labels = labellings(count, field.num_classes, device=end.device)
             neighbors, own = (found[here].view(len(nodes), count) for found in (end, weight))
             sent = torch.einsum("bd,kdc->bkc", own, field.interaction[labels])
-            yield Stars(nodes, neighbors, field.unary[nodes].unsqueeze(1) + sent)
+            logits = field.unary[nodes].unsqueeze(1) + sent
+            yield Stars(nodes, neighbors, logits, logits.logsumexp(-1))
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
@@ -128,7 +131,7 @@ class MarginalField(GraphDistribution):
         """
         total, value = self.rest.log_potential(value), value.long()
         for star in self.stars:
-            total = total + self._of(star, value, star.logits.logsumexp(-1)).sum(-1)
+            total = total + self._of(star, value, star.sums).sum(-1)
         return total
 
     def _of(self, star: Stars, value: Tensor, table: Tensor) -> Tensor:
@@ -163,12 +166,13 @@ class MarginalField(GraphDistribution):
         log_attention = choice.log_attention[mixture.hood.find(chosen)]
         total = self.rest.expected_potential(mixture)
         for star in self.stars:
-            value = star.logits.logsumexp(-1)
             probs = joint_labels(alpha, chosen[:, star.neighbors])
-            terms = (probs * value).sum(-1)
+            terms = (probs * star.sums).sum(-1)
             score = log_attention[:, star.neighbors].sum(-1)
-            others = (terms - terms.mean(0)).detach() * (num_samples / (num_samples - 1))
-            total = total + (terms + others * (score - score.detach())).sum() / num_samples
+            baseline = others_mean(terms, [0])
+            assert baseline is not None  # of two draws or more
+            above = (terms - baseline).detach()
+            total = total + (terms + above * (score - score.detach())).sum() / num_samples
         return track_provenance(total, provenance)
 
     def conditional(self, value: Tensor) -> Tensor:
@@ -176,19 +180,22 @@ class MarginalField(GraphDistribution):
         ``(..., len(others), C)``: the others' distributions given labels ``(..., num_nodes)``, of
         which they are independent.
         """
-        value = as_labels("value", value)
-        logits = self.field.unary.new_zeros(*value.shape[:-1], *self.field.unary.shape)
-        for star in self.stars:
-            logits[..., star.nodes, :] = self._of(star, value, star.logits)
-        return logits[..., self.others, :].softmax(-1)
+        # Writing into a tensor would leave the provenance of what is written behind.
+        (value, *tables), provenance = untracked(value, *(star.logits for star in self.stars))
+        value, unary = as_labels("value", value), untracked(self.field.unary)[0][0]
+        logits = unary.new_zeros(*value.shape[:-1], *unary.shape)
+        for star, table in zip(self.stars, tables, strict=True):
+            logits[..., star.nodes, :] = self._of(star, value, table)
+        return track_provenance(logits[..., self.others, :].softmax(-1), provenance)
 
     @torch.no_grad()
     def complete(self, value: Tensor) -> Tensor:
         """``(..., N)``: labels ``(..., num_nodes)``, and draws of the others given them."""
+        (value, probs), provenance = untracked(value, self.conditional(value))
         full = value.new_zeros(*value.shape[:-1], self.field.num_nodes, dtype=torch.long)
         full[..., self.nodes] = as_labels("value", value)
-        full[..., self.others] = Categorical(self.conditional(value)).sample()
-        return full
+        full[..., self.others] = Categorical(probs).sample()
+        return track_provenance(full, provenance)
 
     def colors(self) -> list[Tensor]:
         """
@@ -208,7 +215,8 @@ class MarginalField(GraphDistribution):
         new.field, new.rest, new.stars = self.field.scaled(share), self.rest.scaled(share), []
         for star in self.stars:
             unary = self.field.unary[star.nodes].unsqueeze(1)
-            new.stars.append(star._replace(logits=unary + share * (star.logits - unary)))
+            logits = unary + share * (star.logits - unary)
+            new.stars.append(star._replace(logits=logits, sums=logits.logsumexp(-1)))
         return new
 
     def log_normalizer(self) -> Tensor:

@@ -6,6 +6,7 @@
 import pytest
 import torch
 from pyro.infer import TraceGraph_ELBO
+from pyro.ops.provenance import extract_provenance, get_provenance, track_provenance
 from scipy.stats import chisquare
 
 from pyro_nmm import Neighborhood, NeighborMixture
@@ -131,6 +132,24 @@ def test_colors_have_no_interaction_inside(half):
             own = joint.sum(rest) if rest else joint
             product = product.unsqueeze(-1) * own
         assert torch.allclose(joint, product, atol=1e-5)
+
+
+def test_provenance_of_a_sampled_coupling_and_of_labels():
+    """What Pyro needs to charge a discrete parent with the costs below it."""
+    names, value = frozenset({"coupling"}), torch.tensor([0, 1, 1])
+    coupling = track_provenance(torch.tensor(0.5), names)
+    half = MarginalField(ising(grid_edges(2, 3), coupling, torch.zeros(6)))
+    plain = MarginalField(ising(grid_edges(2, 3), 0.5, torch.zeros(6)))
+    for query in ("log_potential", "conditional", "complete"):
+        torch.manual_seed(0)
+        found = getattr(half, query)(value)
+        torch.manual_seed(0)
+        assert get_provenance(found) == names, query
+        torch.testing.assert_close(extract_provenance(found)[0], getattr(plain, query)(value))
+    assert get_provenance(half.expected_potential(mixture(plain))) == names
+    given = track_provenance(value, frozenset({"y"}))
+    assert get_provenance(plain.complete(given)) == get_provenance(plain.conditional(given))
+    assert get_provenance(plain.complete(given)) == frozenset({"y"})
 
 
 def divergence(mix, target):
