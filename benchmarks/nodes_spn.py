@@ -131,6 +131,8 @@ def chained(field: Field, y: Tensor, nodes: Tensor, rings: int = 3) -> float:
         believed[node] += own - state.own[node]
         state.own[node], front = own, [node]
         for _ in range(rings):
+            if not front:
+                break  # the node has no edges
             sent = torch.cat([out[first[each] : first[each + 1]] for each in front])
             new = state.messages(believed[state.source[sent]] - state.sent[state.back[sent]], sent)
             believed.index_add_(0, state.target[sent], new - state.sent[sent])

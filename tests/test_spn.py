@@ -25,12 +25,12 @@ def spn():
 
 @pytest.fixture
 def field(spn):
-    """Of a tree, with potentials in double precision that say something."""
+    """Of a tree and a node without edges, with potentials in double precision."""
     generator = torch.Generator().manual_seed(0)
-    edges = torch.tensor(list(nx.random_labeled_tree(NUM_NODES, seed=2).edges)).T
+    edges = torch.tensor(list(nx.random_labeled_tree(NUM_NODES - 1, seed=2).edges)).T
     options = {"generator": generator, "dtype": torch.double}
     nodes = torch.randn(NUM_NODES, NUM_CLASSES, **options)
-    pairs = torch.randn(NUM_NODES - 1, NUM_CLASSES, NUM_CLASSES, **options)
+    pairs = torch.randn(NUM_NODES - 2, NUM_CLASSES, NUM_CLASSES, **options)
     return spn.field_of(edges.sort(0).values, nodes, pairs, 2.0, 1.0)
 
 
