@@ -88,7 +88,8 @@ def fit_mixture(
                 order = torch.cat(target.colors()) if order is None else order
                 family = FieldGuide(hood, network, _given, num_samples=num_samples, order=order)
                 family.mixture(target)  # with all checks, which the steps leave out
-            target = target.scaled(min(1.0, (step + 1) / max(warmup * num_steps, 1)))
+            if step + 1 < warmup * num_steps:
+                target = target.scaled((step + 1) / (warmup * num_steps))
             optimizer.zero_grad()
             with unvalidated():
                 losses.append(elbo.loss_and_grads(family.model, family.guide, target))
