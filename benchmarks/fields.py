@@ -181,14 +181,19 @@ def large(args) -> int:
     return 16 if args.smoke else 128
 
 
+def noisy_letter(size: int, seed: int) -> tuple[PairwiseMRF, Tensor]:
+    """The posterior of a letter's pixels, and the clean ones, -1 or 1."""
+    clean = letters("A", size, size)
+    noise = torch.randn(size, size, generator=torch.Generator().manual_seed(seed))
+    return ising_posterior(clean + 2 * noise, coupling=1.0, sigma=2.0), clean
+
+
 def letter(args, results: Records) -> None:
     size = large(args)
-    clean = letters("A", size, size)
-    right = torch.stack([1 - clean.flatten(), 1 + clean.flatten()], -1) / 2
     for key in results.missing(task="letter", seed=range(1 if args.smoke else 3)):
         pyro.set_rng_seed(0)
-        noise = torch.randn(size, size, generator=torch.Generator().manual_seed(key["seed"]))
-        field = ising_posterior(clean + 2 * noise, coupling=1.0, sigma=2.0)
+        field, clean = noisy_letter(size, key["seed"])
+        right = torch.stack([1 - clean.flatten(), 1 + clean.flatten()], -1) / 2
         results.add(**key, **compare(args, field, size, None, right.clamp(0.001, 0.999)[None]))
 
 

@@ -5,11 +5,11 @@
 The NMM and its rivals as approximations of Markov random fields: KL divergences, errors of log Z,
 and seconds of processor time on one thread.
 
-    python benchmarks/fields_compared.py strips potts_strips plain
+    python benchmarks/fields_compared.py strips potts_strips plain letter
 
 Tasks: ``strips`` (the Ising models of fields.py's strips), ``potts_strips`` (4 labels on 8 x 40
-pixels and 8 on 5 x 40, couplings as near to the critical one as those of the strips) and ``plain``
-(128 x 128 pixels at coupling 0.4, whose NMM is in fields.py's results).
+pixels and 8 on 5 x 40, couplings as near to the critical one as those of the strips), ``plain`` and
+``letter`` (fields.py's 128 x 128 pixels).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from functools import partial
 
 import pyro
 import torch
-from common import RESULTS, Records, run
-from fields import COUPLINGS, fit_free, grid, loss, narrow, random_field, with_error
+from common import RESULTS, Records, pick, read, run
+from fields import COUPLINGS, fit_free, grid, loss, narrow, noisy_letter, random_field, with_error
 from fields_half import drawn_bound, fit_half
 from fields_ordered import Windowed, drawn_loss, fit_autoregressive
 from fields_rivals import bethe, chain_mean_field, tree_reweighted
@@ -191,26 +191,45 @@ def potts_strips(args, results: Records) -> None:
             by_labels(args, results, labels, seed)
 
 
-def plain(args, results: Records) -> None:
-    """Without those whose cost does not allow it; the NMM is in fields.py's results."""
-    size, coupling = 16 if args.smoke else 128, 0.4
-    kept = ("windows", "NMM of half, 500")
+def large(args, results: Records, key: dict, make: Callable) -> None:
+    """Without those whose cost does not allow it; NMMs of all pixels are in fields.py's results."""
+    kept = ("windows 3", "windows 5") if args.smoke else ("windows",)
+    kept += ("NMM of half, 500", "Bethe")
     names = {name: fit for name, fit in methods(2).items() if name.startswith(kept)}
-    names |= {"Bethe": by_bethe}
-    if args.smoke:
-        names.pop("windows 7 x 7, 8 given")
+    measure(args, results, key | {"labels": 2}, names, make)
 
-    def make():
+
+def plain(args, results: Records) -> None:
+    size = 16 if args.smoke else 128
+
+    def make(coupling: float):
         field = ising(grid_edges(size, size), coupling, torch.zeros(size * size))
         return field, (size, size), kac_ward(size, size, coupling)
 
-    key = {"task": "plain", "labels": 2, "coupling": coupling, "seed": 0}
-    measure(args, results, key, names, make)
+    for coupling in COUPLINGS[:1] if args.smoke else COUPLINGS:
+        key = {"task": "plain", "coupling": coupling, "seed": 0}
+        large(args, results, key, partial(make, coupling))
+
+
+def letter(args, results: Records) -> None:
+    """log Z is what annealing has found for fields.py's results."""
+    size = 8 if args.smoke else 128
+
+    def make(seed: int):
+        field, _ = noisy_letter(size, seed)
+        if args.smoke:
+            return field, (size, size), field.log_normalizer().item()
+        (known,) = pick(read(RESULTS / "fields.jsonl"), task="letter", seed=seed)
+        return field, (size, size), known["log Z"]
+
+    for seed in range(1 if args.smoke else 3):
+        large(args, results, {"task": "letter", "seed": seed}, partial(make, seed))
 
 
 def main(argv: list[str] | None = None) -> Records:
     return run(
-        argv, __doc__, (strips, potts_strips, plain), smoke={"num_random": 1, "num_draws": 64},
+        argv, __doc__, (strips, potts_strips, plain, letter),
+        smoke={"num_random": 1, "num_draws": 64},
         num_samples=4, lr=0.05, num_random=12, rate=(0.005, "of the autoregressive network"),
         methods=([""], "that begin with these words"), num_draws=(2048, "for a KL divergence"),
         results=RESULTS / "fields_compared.jsonl",

@@ -18,16 +18,19 @@ SHORT = "NMM, 500 steps"
 FIELD = "labels", "coupling", "seed"
 
 
-def tables(rows: Rows) -> dict[str, str]:
-    return made(
-        {field_rivals_claim: 0, halves_claim: 0, field_rivals: 2, log_z_rivals: 2, large_rivals: 2},
-        rows,
-    )
+#: Tasks whose rows are not of narrow grids.
+LARGE = "plain", "letter"
+
+
+def tables(files: dict[str, Rows]) -> dict[str, str]:
+    makers = {field_rivals_claim: 0, halves_claim: 0, field_rivals: 2, log_z_rivals: 2}
+    found = made(makers | {large_rivals: 1}, files["fields_compared"])
+    return found | made({large_halves_claim: 0}, files)
 
 
 def narrow(rows: Rows, measure: str) -> Iterator[tuple[int, str, Rows]]:
     """Rows of narrow grids that have a measure, by labels and method."""
-    known = [row for row in rows if row["task"] != "plain" and measure in row]
+    known = [row for row in rows if row["task"] not in LARGE and measure in row]
     for (labels, method), part in sections(known, labels=None, method={}).items():
         yield labels, method, part
 
@@ -80,19 +83,51 @@ def log_z_rivals(rows: Rows) -> Iterator[dict]:
             }
 
 
+def large_fields(rows: Rows) -> Iterator[tuple[str, Rows]]:
+    """Rows of each large field, by the name that fields_tables.py gives it."""
+    for task in reversed(LARGE):
+        for (_, _), part in grouped(pick(rows, task=task), "coupling", "seed").items():
+            yield f"{task} {part[0]['coupling' if task == 'plain' else 'seed']}", part
+
+
 def large_rivals(rows: Rows) -> Iterator[dict]:
-    for row in pick(rows, task="plain"):
-        error = f" ± {row['error']:.1f}" if "error" in row else ""
-        kl = f"{row['KL']:.1f}{error}" if "KL" in row else ""
-        away = f"{row['log Z error']:+.1f}" if "log Z error" in row else ""
-        names = {"field": f"plain {row['coupling']}", "method": row["method"]}
-        yield names | {"KL": kl, "log Z, minus exact": away, "s": f"{row['seconds']:.1f}"}
+    """KL divergences with the standard errors of sampling, and seconds."""
+    for name, part in large_fields(rows):
+        line = {"field": name}
+        for row in part:
+            method = row["method"].removesuffix(", 8 given").removesuffix(", 500 steps")
+            seconds = f"{row['seconds']:.0f} s"
+            if "KL" in row:
+                line[f"KL, {method}"] = f"{row['KL']:.1f} ± {row['error']:.1f} ({seconds})"
+            else:
+                line[f"{method}, log Z minus exact"] = f"{row['log Z error']:+.1f} ({seconds})"
+        yield line
+
+
+def large_halves_claim(files: dict[str, Rows]) -> str:
+    """Where half of the pixels are summed out, against what fields.py has fitted to all."""
+    names = {f"letter {r['seed']}": r for r in pick(files["fields"], task="letter")}
+    names |= {f"plain {r['coupling']}": r for r in pick(files["fields"], task="plain")}
+    lines = []
+    for name, part in large_fields(files["fields_compared"]):
+        halves, known = pick(part, method="NMM of half, 500 steps"), names.get(name)
+        if halves and known:
+            free, network, independent = (
+                known[each] + known["log Z"] for each in ("NMM", "NMM-CNN", "mean field")
+            )
+            lines.append(
+                f"{halves[0]['KL']:.1f} nats on {name} (NMM of all pixels {free:.1f}, NMM-CNN "
+                f"{network:.1f}, mean field {independent:.1f})"
+            )
+    if not lines:
+        return "Nothing has been measured yet."
+    return wrapped(f"The NMM's bound with half of the pixels summed out: {'; '.join(lines)}.")
 
 
 def field_rivals_claim(rows: Rows) -> str:
     """Who is closer to the target than the NMM, on how many of the same fields."""
     found = []
-    for labels, part in grouped([r for r in rows if r["task"] != "plain"], "labels").items():
+    for labels, part in grouped([r for r in rows if r["task"] not in LARGE], "labels").items():
         reference = ours(rows, *labels)
         for _, method, each in narrow(part, "KL"):
             values = scores(each, "KL", FIELD)

@@ -93,7 +93,7 @@ def all_tables(files: dict[str, list[dict]]) -> dict[str, str]:
         nodes_why.tables(files),
         epochs.tables(files["epochs"]),
         fields_tables.tables(files["fields"]),
-        fields_compared_tables.tables(files["fields_compared"]),
+        fields_compared_tables.tables(files),
         hidden_tables.tables(files["hidden"]),
         annotators_tables.tables(files["annotators"]),
         links_tables.tables(files["links"]),

@@ -70,7 +70,8 @@ def on_top(files):
 
 def random_fields(method: dict[int, str]):
     def cells(files):
-        rows = [row for row in files["fields_compared"] if row["task"] != "plain" and "KL" in row]
+        known = [row for row in files["fields_compared"] if "KL" in row]
+        rows = [row for row in known if row["task"] not in fields_compared_tables.LARGE]
         for (labels, _), part in grouped(rows, "labels", "coupling").items():
             cell = by_method(part, "KL", fields_compared_tables.FIELD)
             yield without(cell, "NMM"), cell.get(method.get(labels, ""), {})

@@ -42,8 +42,7 @@ FILES = {"links": links_tables, "fields": fields_tables, "images": images_tables
          "speed": speed_tables, "gradient_variance": gradient_variance,
          "hidden": hidden_tables, "repelling": repelling_tables,
          "batches": batches_tables, "annotators": annotators_tables, "samples": samples_tables,
-         "large": large_tables, "calibration": calibration_tables,
-         "fields_compared": fields_compared_tables}  # fmt: skip
+         "large": large_tables, "calibration": calibration_tables}  # fmt: skip
 #: Further tables of the same rows.
 MORE = {"calibration": [calibration_uses], "images": [images_joint_tables],
         "links": [links_rivals_tables]}  # fmt: skip
@@ -62,6 +61,9 @@ def shown(name, rows):
     if name == "deviations":
         stored = {file: read(file) for file in ("nodes", "links", "images")}
         return deviations_tables.tables(stored | {name: rows})["from paper"]
+    if name == "fields_compared":
+        stored = {"fields": read("fields")} | {name: rows}
+        return "\n".join(fields_compared_tables.tables(stored).values())
     if name == "nodes_rivals":
         stored = {file: read(file) for file in ("nodes", "calibration")}
         return "\n".join(nodes_rivals_tables.tables(stored | {name: rows}).values())
@@ -85,7 +87,7 @@ def ends(rows):
     return sorted({number for part in found.values() for number in (part[0], part[-1])})
 
 
-@pytest.mark.parametrize("name", [*FILES, "deviations", "nodes_rivals"])
+@pytest.mark.parametrize("name", [*FILES, "deviations", "fields_compared", "nodes_rivals"])
 def test_every_row_is_shown(name, monkeypatch):
     monkeypatch.setattr(writing.Paired, "p", 1.0)  # for speed
     every = read(name)
