@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.models.markov_random_field import PairwiseMRF, check_field
 from pyro_nmm.validation import check_integers
 
 
@@ -58,8 +58,7 @@ def mean_field(
     :return: marginals ``(N, C)`` of the best start, and losses of all, in nats. Cost:
         :math:`O(S P C)` a sweep.
     """
-    if field.batch_shape:
-        raise ValueError(f"field must have no batch dimensions, got {field.batch_shape}")
+    check_field(field)
     check_integers(1, num_sweeps=num_sweeps)
     check_integers(0, num_random=num_random)
     if not tolerance >= 0:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.markov_random_field import PairwiseMRF
+from pyro_nmm.models.markov_random_field import PairwiseMRF, check_field
 
 
 @torch.no_grad()
@@ -41,10 +41,10 @@ def annealed_log_normalizer(
     :return: :math:`\log \hat Z` and its standard error, numbers in nats. Cost:
         :math:`O(M P C)` a step.
     """
-    if start.shape != field.unary.shape[-2:] or field.batch_shape:
+    check_field(field)
+    if start.shape != field.unary.shape:
         raise ValueError(
-            f"start must have shape {tuple(field.unary.shape[-2:])} and field no batch, got "
-            f"{tuple(start.shape)} and {tuple(field.batch_shape)}"
+            f"start must have shape {tuple(field.unary.shape)}, got {tuple(start.shape)}"
         )
     if num_steps < 1 or num_chains < 2:
         raise ValueError(

@@ -16,7 +16,7 @@ from pyro_nmm import NeighborChoice, NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.edges import check_mask
 from pyro_nmm.models.elimination import greedy_colors
-from pyro_nmm.models.markov_random_field import PairwiseMRF, check_mixture
+from pyro_nmm.models.markov_random_field import PairwiseMRF, check_field, check_mixture
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import as_labels, check_integers
@@ -78,11 +78,7 @@ class MarginalField(GraphDistribution):
     others: Tensor  #: ``(N - num_nodes,)`` of those summed out
 
     def __init__(self, field: PairwiseMRF, stay: Tensor | None = None) -> None:
-        if field.batch_shape:
-            raise ValueError(
-                f"field must have no batch dimensions, got {tuple(field.batch_shape)}: make one "
-                f"MarginalField of each"
-            )
+        check_field(field)
         degree = torch.bincount(field.edges.flatten(), minlength=field.num_nodes)
         many = field.num_classes ** degree.double() > MAX_LABELLINGS
         if stay is None:

@@ -258,6 +258,11 @@ def coarseness(height: int, width: int, device=None) -> Tensor:
     return torch.where(odd_row == odd_column, odd_row, 2)
 
 
+def check_field(field: PairwiseMRF) -> None:
+    if not isinstance(field, PairwiseMRF) or field.batch_shape:
+        raise ValueError(f"field must be a PairwiseMRF without batch dimensions, got {field}")
+
+
 def check_mixture(mixture: NeighborMixture, num_nodes: int, num_classes: int) -> None:
     """A mixture over the nodes and labels of a field, whose edges keep labels."""
     if (mixture.hood.num_nodes, mixture.num_classes) != (num_nodes, num_classes):

@@ -199,7 +199,7 @@ def test_errors():
         MarginalField(field, torch.arange(6) > 1)
     with pytest.raises(ValueError, match="stay must be a boolean mask"):
         MarginalField(field, torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match="no batch dimensions"):
+    with pytest.raises(ValueError, match="field must be a PairwiseMRF without batch"):
         MarginalField(potts(grid_edges(1, 2), 0.3, torch.zeros(4, 2, 3)))
     with pytest.raises(ValueError, match="stay must hold a node"):
         MarginalField(potts(torch.zeros(2, 0, dtype=torch.long), 0.3, torch.zeros(3, 2)))

@@ -19,6 +19,7 @@ from scipy.stats import chisquare
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import mean_field
 from pyro_nmm.models import (
+    MarginalField,
     PairwiseMRF,
     annealed_log_normalizer,
     coarse_to_fine,
@@ -258,5 +259,8 @@ def test_bad_input():
         annealed_log_normalizer(field, torch.full((3, 2), 0.5))
     with pytest.raises(ValueError, match="starts must hold probabilities of shape"):
         mean_field(field, torch.zeros(4, 2))
-    with pytest.raises(ValueError, match="field must have no batch"):
-        mean_field(random_field(0, 3, 2, batch=(2,)))
+    for other in (random_field(0, 3, 2, batch=(2,)), MarginalField(field)):
+        with pytest.raises(ValueError, match="field must be a PairwiseMRF without batch"):
+            mean_field(other)
+        with pytest.raises(ValueError, match="field must be a PairwiseMRF without batch"):
+            annealed_log_normalizer(other, torch.full((4, 2), 0.5))
