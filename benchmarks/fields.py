@@ -85,9 +85,7 @@ def fit_free(field: PairwiseMRF, hood: Neighborhood, order, marginals, args, oth
     another mixture if given.
     """
     width = int((field.edges[1] - field.edges[0]).max())
-    across = hood.source % width - hood.target % width
-    down = hood.source // width - hood.target // width
-    distance = (across.square() + down.square()).to(marginals)
+    distance = distances(hood, torch.arange(field.num_nodes), width).to(marginals)
     evidence = FreeNMM(hood, field.num_classes, field.unary.softmax(-1), kappa=1.0, gamma=0.0)
     independent = FreeNMM(hood, field.num_classes, marginals, kappa=4.0, gamma=0.0)
     starts = [(evidence, 0.5, args.lr), (independent, 0.0, args.lr)]
@@ -104,6 +102,13 @@ def fit_free(field: PairwiseMRF, hood: Neighborhood, order, marginals, args, oth
         mix, _ = fit_mixture(field, hood, network, order=order, lr=lr, warmup=warmup, **steps)
         found.append((loss(mix, field, order, 8 * count, count)[0], mix))
     return min(found, key=lambda f: f[0])[1]
+
+
+def distances(hood: Neighborhood, pixels: Tensor, width: int) -> Tensor:
+    """``(num_edges,)``: squared distances of the ends of edges, whose nodes are such pixels."""
+    ends = pixels[torch.stack([hood.source, hood.target])]
+    across, down = (ends % width).diff(dim=0), (ends // width).diff(dim=0)
+    return (across.square() + down.square())[0]
 
 
 def loopy(field: PairwiseMRF, num_iterations: int = 300) -> tuple[Tensor | None, float | None]:

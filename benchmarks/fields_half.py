@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import torch
-from fields import grid, with_error
+from fields import distances, grid, with_error
 
-from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture
+from pyro_nmm import ChosenLabels, NeighborChoice, NeighborMixture
 from pyro_nmm.guides import fit_mixture
 from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF
 from pyro_nmm.models.markov_random_field import coarseness
@@ -36,13 +36,6 @@ def fit_half(field: PairwiseMRF, shape: tuple[int, int], marginals, args, by_row
         mix, _ = fit_mixture(half, hood, network, order=order, warmup=warmup, **steps)
         found.append((drawn_bound(mix, half, order, 256)[0], mix))
     return min(found, key=lambda each: each[0])[1], half, order
-
-
-def distances(hood: Neighborhood, nodes: torch.Tensor, width: int) -> torch.Tensor:
-    """``(num_edges,)``: squared distances of the ends, pixels of a grid."""
-    ends = nodes[torch.stack([hood.source, hood.target])]
-    across, down = (ends % width).diff(dim=0), (ends // width).diff(dim=0)
-    return (across.square() + down.square())[0]
 
 
 @torch.no_grad()
