@@ -110,16 +110,17 @@ def arguments(doc: str, choices: dict | None = None, **options) -> argparse.Argu
 def started(argv, doc: str, tasks=(), smoke: dict | None = None, **options) -> argparse.Namespace:
     """
     The arguments of a benchmark, with its threads set. ``smoke`` are the values that options have
-    under ``--smoke``, a run of everything in small; what is given besides counts more.
+    under ``--smoke``, a run of everything in small, which is not stored; what is given besides
+    counts more.
     """
     parser = arguments(doc, threads=1, **options)
     if tasks:
         parser.add_argument("tasks", nargs="+", choices=tasks)
-    parser.add_argument("--smoke", action="store_true", help="everything in small")
+    parser.add_argument("--smoke", action="store_true", help="everything in small, not stored")
     parser.epilog = EPILOG
     args = parser.parse_args(argv)
     if args.smoke:
-        args = parser.parse_args(argv, argparse.Namespace(**smoke or {}))
+        args = parser.parse_args(argv, argparse.Namespace(**{"results": None} | (smoke or {})))
     start(args.threads)
     return args
 

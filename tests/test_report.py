@@ -233,6 +233,18 @@ def test_interval_is_a_bootstrap_over_nodes():
     assert constant["low"] == constant["high"] == pytest.approx(0.25)
 
 
+def test_small_runs_are_stored_only_where_one_says(tmp_path):
+    """Rows of a small run among those of the whole would pass for measurements."""
+    common, rows = load("benchmarks/common.py"), tmp_path / "rows.jsonl"
+
+    def stored(*argv):
+        return common.started(argv, "", results=rows).results
+
+    assert stored() == rows
+    assert stored("--smoke") is None
+    assert stored("--smoke", "--results", f"{tmp_path / 'small'}") == tmp_path / "small"
+
+
 def test_no_line_of_a_paragraph_begins_a_list():
     """Markdown would take "1. And" at the start of a line for the first point of a list."""
     wrapped = load("benchmarks/common.py").wrapped
