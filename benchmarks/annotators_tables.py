@@ -244,6 +244,8 @@ def simulated_claims(rows: Rows) -> Iterator[str]:
     }
     yield from ahead("a GCN of the same graph is one more annotator", beside)
     yield from ahead("the NMM leaves that GCN out, its rivals do not", left)
+    without = {k: cells.get(k.replace(BESIDE, "copies"), []) for k in beside}
+    yield from ahead("all leave that GCN out, the same cells", without)
     yield from ahead("annotators alone", alone)
     yield from ahead("the labels are drawn from the model", simulations(pick(rows, task="model")))
 

@@ -70,14 +70,14 @@ def batch_claim(rows: Rows) -> str:
         runs = f"{len(gaps[0])} run{'s' * (len(gaps[0]) > 1)}"
         texts.append(
             f"{graph}, {name}, {runs}: {gaps[0].spread(1, 100)} points and "
-            f"{gaps[1].spread(3)} nats, {'within' if within else 'not within'}"
+            f"{gaps[1].spread(3)} nats, the mean {'within' if within else 'not within'}"
         )
     if not texts:
         return "Nothing has been measured yet."
     return wrapped(
         f"Aimed at: at most {100 * ACCURACY} points of accuracy and {NATS} nats a node of "
         f"log p(test | train) below training on the whole graph. Found, paired by seed: "
-        f"{'; '.join(texts)}."
+        f"{'; '.join(texts)}. So few runs leave a mean uncertain by more than that."
     )
 
 

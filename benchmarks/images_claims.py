@@ -161,7 +161,7 @@ def paper_setting_claim(rows: Rows) -> str:
 
 def denoising_why(rows: Rows) -> str:
     """What the NMM adds, what would let it add more, and what to take instead."""
-    known = [(t, p) for t, p in several(rows) if p[0]["noise"] == NOISE]
+    known = [(t, p) for t, p in at_levels(rows) if p[0]["noise"] == NOISE]
     tested = [(t, p) for t, p in known if len(gap(p, "best", "NMM", "U-Net-widths"))]
     tiled, drawn = (
         {t["images"]: pick(p, method="NMM") for t, p in at_one(rows, task)}
@@ -173,7 +173,8 @@ def denoising_why(rows: Rows) -> str:
     adds = [f"{gains(tiled[name], 'NMM')['whole']:+.3f} nats a value on {name}" for name in names]
     against = [
         f"{gap(p, 'best', 'NMM', 'U-Net-widths').spread(3)} nats and "
-        f"{gap(p, 'PSNR', 'NMM', 'U-Net-widths').spread(2)} dB on {t['images']}"
+        f"{gap(p, 'PSNR', 'NMM', 'U-Net-widths').spread(2)} dB on {t['images']} "
+        f"({which(p[0]['settings'])})"
         for t, p in tested
     ]
 
@@ -199,13 +200,18 @@ def denoising_why(rows: Rows) -> str:
     return bullets(lines)
 
 
+def which(settings: dict) -> str:
+    rate = f", rate {settings['lr']:g}" * (settings["lr"] != RATE)
+    return f"{settings.get('run', 'first')} run{rate}"
+
+
 def instead(tested: Titled) -> str:
     """What a user should take: the same U-Net with widths, where it is as good."""
     lost = [t["images"] for t, p in tested if gap(p, "PSNR", "NMM", "U-Net-widths").mean > 0]
     more = [t["images"] for t, p in tested if gap(p, "best", "NMM", "U-Net-widths").mean > 0]
     text = (
         f"*Instead*, for an image, a likelihood of pixels or intervals the same U-Net with widths "
-        f"(`fit_images(..., radius=0)`) will do: the NMM's PSNR is above its on {len(lost)} of "
-        f"{len(tested)} sets of images, its log p on {len(more)}."
+        f"(`fit_images(..., radius=0)`) will do: the NMM's PSNR is above its in {len(lost)} of "
+        f"{len(tested)} cases (sets of images and runs), its log p in {len(more)}."
     )
     return f"{text} For samples that err as the estimate does, neither will."

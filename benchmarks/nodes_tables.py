@@ -131,20 +131,23 @@ def gains(rows: Rows) -> Iterator[dict]:
         both = [mean(gain[name] for gain in found) for name in ("median", "share") if found]
         return f"{both[0]:+.4f}, {100 * both[1]:.0f} %" if both else ""
 
-    known = runs(rows, "pairs")
+    known = [row | {"pairs": row.get("conditional", row["own product"])}
+             for row in runs(rows, "pairs")]  # fmt: skip
+    tempered = grouped(pick(known, method="backbone, temperature"), "dataset", "backbone")
     for (graph, backbone, method), fits in parts(known, "dataset", "backbone", "method").items():
-        found = [row["on temperature"] for row in fits if "on temperature" in row]
-        if not found or method == "backbone, temperature":
+        base = tempered.get((graph, backbone), [])
+        if not base or method == "backbone, temperature":
             continue
         line = {"mean gain per pair": f"{graph}, {label(method, backbone)}"}
         for (ratio,) in parts(known, "ratio"):
-            means = [each["mean"] for each in scores(fits, "on temperature", ratio=ratio).values()]
-            line[f"{ratio}"] = spread(means, 3, sign="+") + f" ({len(means)})" * bool(means)
+            gain = Paired.of_rows(pick(fits, ratio=ratio), pick(base, ratio=ratio), "pairs")
+            line[f"{ratio}"] = gain.spread(3) + f" ({len(gain)})" * bool(gain)
+        found = [row["on temperature"] for row in fits if "on temperature" in row]
         above, below = [g for g in found if g["low"] > 0], [g for g in found if g["high"] < 0]
         own = [row["on own product"] for row in fits if "on own product" in row]
         yield line | {
-            "interval above, below 0": f"{len(above)}, {len(below)} of {len(found)}",
-            "two nodes": f"{mean(each['two nodes'] for each in found):.3f}",
+            "interval above, below 0": f"{len(above)}, {len(below)} of {len(found)}" * bool(found),
+            "two nodes": f"{mean(each['two nodes'] for each in found):.3f}" if found else "",
             "median pair, pairs that gain": middle(found),
             "the same on own product": middle(own),
         }

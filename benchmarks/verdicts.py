@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from statistics import mean
+from statistics import mean, median
 from typing import NamedTuple
 
 import annotators_tables
@@ -66,6 +66,14 @@ def on_top(files):
         cell = by_method(part, "nll", calibration_tables.RUN)
         ours = (calibration_tables.OURS, *calibration_tables.ABLATED)
         yield without(cell, *ours), cell[calibration_tables.OURS]
+
+
+def on_the_pool(files):
+    """The NMM alone: what it stands on, which is ours too, is its rival."""
+    pool = calibration_tables.ABLATED[0]
+    for part in calibration_tables.finished(files["calibration"]).values():
+        cell = by_method(part, "nll", calibration_tables.RUN)
+        yield {pool: cell[pool]}, cell[calibration_tables.OURS]
 
 
 def random_fields(method: dict[int, str]):
@@ -127,11 +135,24 @@ def links(files):
         yield {links_rivals_tables.METHODS[name]: found for name, found in cell.items()}, ours
 
 
-def images(field: str):
+def images(field: str, needed: str = ""):
+    """
+    Means over seeds, image by image, of the networks trained first. Cells without the rival that
+    is ``needed`` are left out.
+    """
+
     def cells(files):
         for _, part in images_tables.tested(files["images"]):
-            cell = by_method(part, field, ("image", "seed"))
-            yield without(cell, "NMM"), cell.get("NMM", {})
+            if images_tables.usual(part[0]["settings"]):
+                cell = {
+                    method: {
+                        image: mean(row[field] for row in rows)
+                        for (image,), rows in grouped(found, "image").items()
+                    }
+                    for (method,), found in grouped(part, "method").items()
+                }
+                if not needed or needed in cell:
+                    yield without(cell, "NMM"), cell.get("NMM", {})
 
     return cells
 
@@ -141,6 +162,8 @@ EXPERIMENTS = (
     Experiment(NODES, "NMM", "NLL", -1, 3, trained),
     Experiment("On top of trained classifiers: a published protocol", "StackedNMM", "NLL", -1, 3,
                on_top),
+    Experiment("On top of trained classifiers: a published protocol", "NMM on the pool", "NLL", -1,
+               3, on_the_pool),
     Experiment("Markov random fields", "NMM of all pixels", "KL divergence, nats", -1, 1,
                random_fields({2: "NMM, 2000 steps", 4: "NMM, 500 steps", 8: "NMM, 500 steps"})),
     Experiment("Markov random fields", "NMM of half of the pixels", "KL divergence, nats", -1, 1,
@@ -155,7 +178,8 @@ EXPERIMENTS = (
                repelling("stacked, relabelled")),
     Experiment("Link prediction", "NMM-DGLFRM", "average precision, points", 1, 2, links),
     Experiment("Image denoising", "NMM", "PSNR, dB", 1, 2, images("PSNR")),
-    Experiment("Image denoising", "NMM", "log p, nats a value", 1, 3, images("best")),
+    Experiment("Image denoising", "NMM", "log p, nats a value", 1, 3,
+               images("best", "U-Net-widths")),
 )  # fmt: skip
 
 
@@ -171,20 +195,35 @@ def against_best(rivals: Cell, ours: dict, better: int) -> tuple[str, Paired] | 
     return best, known[best]
 
 
+def clear(gaps: list[Paired], better: int) -> tuple[int, int]:
+    """Cells in which ours is better and worse, p < .05."""
+    return sum(gap.clear(better) for gap in gaps), sum(gap.clear(-better) for gap in gaps)
+
+
+def verdict(gaps: list[Paired], better: int, num_rivals: int) -> str:
+    """
+    That of the majority of clear cells, if the mean over cells and their median are on its side.
+    """
+    if not any(gap.tested for gap in gaps):
+        good = sum(better * gap.mean > 0 for gap in gaps)
+        return f"not tested; better in {good} of {len(gaps)}"
+    (ahead, behind), means = clear(gaps, better), [better * gap.mean for gap in gaps]
+    word = "level"
+    if ahead > behind and min(mean(means), median(means)) > 0:
+        word = "**ahead**"
+    elif behind > ahead and max(mean(means), median(means)) < 0:
+        word = "**behind**"
+    return word + " (one rival)" * (num_rivals == 1 and len(gaps) > 1)
+
+
 def verdicts(files: dict[str, Rows]) -> Iterator[dict]:
     for each in EXPERIMENTS:
-        every = (against_best(rivals, ours, each.better) for rivals, ours in each.cells(files))
+        cells = list(each.cells(files))
+        every = (against_best(rivals, ours, each.better) for rivals, ours in cells)
         found = [pair for pair in every if pair]
         if not found:
             continue
         gaps = [gap for _, gap in found]
-        ahead, behind = (sum(gap.clear(sign * each.better) for gap in gaps) for sign in (1, -1))
-        middle = Paired([gap.mean for gap in gaps]).mean
-        verdict = "level"
-        if ahead > behind and each.better * middle > 0:
-            verdict = "**ahead**"
-        elif behind > ahead and each.better * middle < 0:
-            verdict = "**behind**"
         anchor = each.section.lower().replace(" ", "-").replace(":", "")
         names = Counter(name for name, _ in found).most_common()
         over = "cells" if len(found) > 1 else "pairs"
@@ -196,6 +235,6 @@ def verdicts(files: dict[str, Rows]) -> Iterator[dict]:
             "best rival (cells)": ", ".join(f"{name} ({count})" for name, count in names),
             "cells": f"{len(found)}",
             "NMM minus it": f"{spread.spread(each.digits)} over {len(spread)} {over}",
-            "clearly ahead, behind": f"{ahead}, {behind}",
-            "verdict": verdict,
+            "clearly ahead, behind": ", ".join(map(str, clear(gaps, each.better))),
+            "verdict": verdict(gaps, each.better, len(set().union(*(r for r, _ in cells)))),
         }

@@ -37,7 +37,8 @@ def test_the_best_rival_is_that_of_the_best_mean_on_shared_seeds(verdicts):
 )
 def test_what_is_said(verdicts, monkeypatch, better, by, said):
     """Of two cells; rivals are better by a number of the measure."""
-    cells = [({"rival": shifted(better * each)}, OURS) for each in by]
+    weaker = shifted(better * -5.0)
+    cells = [({"rival": shifted(better * each), "weaker": weaker}, OURS) for each in by]
     one = verdicts.Experiment("Links", "NMM", "score", better, 2, lambda files: cells)
     monkeypatch.setattr(verdicts, "EXPERIMENTS", (one,))
     (line,) = verdicts.verdicts({})
@@ -45,6 +46,17 @@ def test_what_is_said(verdicts, monkeypatch, better, by, said):
     assert line["best rival (cells)"] == "rival (2)"
     if said == "**ahead**":
         assert line["clearly ahead, behind"] == "2, 0"
+
+
+def test_what_is_said_of_few_seeds_and_of_one_rival(verdicts):
+    of = verdicts.Paired
+    two = [of([0.2, 0.3]), of([-0.1, -0.2]), of([0.1, 0.3])]
+    assert verdicts.verdict(two, 1, 3) == "not tested; better in 2 of 3"
+    clear = of([0.10, 0.11, 0.12])
+    assert verdicts.verdict([clear, clear], 1, 1) == "**ahead** (one rival)"
+    # One cell makes the mean, and most are on the other side of it.
+    large, small = of([5.0, 5.1, 5.2]), of([-0.1, 0.0, 0.09])
+    assert verdicts.verdict([large, small, small], 1, 2) == "level"
 
 
 def test_nothing_measured(verdicts, monkeypatch):
