@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import calibration_rivals as rivals
 import pyro
@@ -30,7 +31,7 @@ from calibration_labels import labels
 from calibration_potts import potts
 from calibration_questions import questions
 from calibration_weights import weights
-from common import RESULTS, Records, run
+from common import RESULTS, Records, pick, read, run
 from nodes_fits import node_scores, pair_log_probs
 from timing import timed
 from torch import Tensor
@@ -46,6 +47,8 @@ from pyro_nmm.models.pooled import PRIOR
 GRAPHS = ["cora", "citeseer", "pubmed"]
 #: Graphs and splits that the priors are from.
 PRIOR_GRAPHS, PRIOR_SPLITS = ["cora", "citeseer", "digits"], [100, 101]
+#: Of the graphs that priors are from and that are reported: the other one.
+OTHER = {"cora": "citeseer", "citeseer": "cora"}
 MOST_PAIRS = 5000
 OURS = "StackedNMM"
 
@@ -60,7 +63,7 @@ def methods(graph: str, kind: str) -> dict[str, Callable]:
     def on_temperature(data, hood, logits, known, held):
         return potts(data, hood, logits.softmax(-1), known, held)
 
-    return {
+    found = {
         "raw": lambda data, hood, logits, known, held: logits.softmax(-1),
         "temperature": rivals.temperature,
         "vector scaling": rivals.vector,
@@ -76,6 +79,9 @@ def methods(graph: str, kind: str) -> dict[str, Callable]:
         "StackedNMM, scores alone": partial(stacked, pool=False),
         "StackedNMM": stacked,
     }
+    if graph in OTHER:
+        found["StackedNMM, the other graph's priors"] = partial(stacked, prior=OTHER[graph])
+    return found
 
 
 def taught(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor, kind: str):
@@ -87,11 +93,22 @@ def taught(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: 
     return rivals.temperature(data, hood, gmnn(make, data), known, held)
 
 
-def stacked(data: Data, hood: Neighborhood, logits: Tensor, known, held, pool=True):
+def stacked(data: Data, hood: Neighborhood, logits: Tensor, known, held, pool=True, prior=None):
+    """``prior``: the graph whose labels alone choose the means of the priors."""
     module = StackedNMM(logits.shape[1], pool=pool)
+    if prior is not None:
+        module.prior = prior_of(module.prior, prior)
     module.fit(hood, logits, data.y, known, held)
     labels = (data.y, known) if pool else ()
     return module.mixture(hood, logits, *labels)
+
+
+def prior_of(prior: dict, graph: str) -> dict[str, tuple[float, float]]:
+    """With the medians of a graph's rows of ``priors``; offsets, whose mean is 0, with its sd."""
+    fits = pick(read(RESULTS / "calibration.jsonl"), task="priors", dataset=graph)
+    found = {name: median(row["numbers"][name] for row in fits) for name in prior}
+    means = {name: (found[name], sd) for name, (_, sd) in prior.items()}
+    return means | {"pool.offsets": (0.0, found["pool.offsets"])}
 
 
 def pool_alone(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor):

@@ -15,7 +15,8 @@ from pyro_nmm.models.walk import Walk
 from pyro_nmm.validation import check_all_rows
 
 #: Normal priors of the pool's numbers: mean and standard deviation. Fitted to nearly all labels of
-#: 36 splits of three graphs (`benchmarks/calibration.py priors`), none of which is reported.
+#: 36 splits of three graphs (`benchmarks/calibration.py priors`), of which two are reported on
+#: other splits; docs/results.md says what changes with priors from elsewhere.
 PRIOR = {
     "log_scale": (-0.9, 0.7),
     "neighbors": (0.8, 0.4),
