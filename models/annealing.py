@@ -50,6 +50,7 @@ def annealed_log_normalizer(
         raise ValueError(
             f"num_steps must be at least 1 and num_chains 2, got {num_steps} and {num_chains}"
         )
+    start = start.to(field.unary)
     log_q = start.clamp(min=1e-6).log().log_softmax(-1)
     classes = torch.eye(field.num_classes, dtype=start.dtype, device=start.device)
     y = torch.distributions.Categorical(logits=log_q).sample((num_chains,))

@@ -19,7 +19,7 @@ from pyro_nmm.models.elimination import greedy_colors
 from pyro_nmm.models.markov_random_field import PairwiseMRF, check_field, check_mixture
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_labels, check_integers
+from pyro_nmm.validation import as_labels, check_integers, check_plain
 
 #: Most labellings of a node's neighbours for which the node is summed out.
 MAX_LABELLINGS = 4096
@@ -84,6 +84,7 @@ class MarginalField(GraphDistribution):
         if stay is None:
             color = max(reversed(field.colors()), key=len)
             stay = torch.ones_like(many).index_fill(0, color, False) | many
+            stay[:1] |= not stay.any()  # of a field without edges nothing else would stay
         else:
             check_mask(stay, field.num_nodes, field.edges.device, "stay")
         _check(field.edges, stay, many)
@@ -126,10 +127,22 @@ class MarginalField(GraphDistribution):
         :param Tensor value: ``(..., num_nodes)`` labels.
         :return: ``(...)``. Cost: :math:`O(N + P)`.
         """
-        total, value = self.rest.log_potential(value), value.long()
+        value = self._labels(value)
+        total = self.rest.log_potential(value)
         for star in self.stars:
             total = total + self._of(star, value, star.sums).sum(-1)
         return total
+
+    def _labels(self, value: Tensor) -> Tensor:
+        value = as_labels("value", value)
+        if value.shape[-1:] != self.event_shape:
+            raise ValueError(
+                f"value must have shape (..., {self.num_nodes}), a label for each node that stays, "
+                f"got {tuple(value.shape)}"
+            )
+        if value.numel() and not 0 <= int(value.min()) <= int(value.max()) < self.num_classes:
+            raise ValueError(f"value must hold labels in 0..{self.num_classes - 1}")
+        return value
 
     def _of(self, star: Stars, value: Tensor, table: Tensor) -> Tensor:
         """Rows of a table ``(B, C^D, ...)`` at the neighbours' labels: ``(..., B, ...)``."""
@@ -156,7 +169,8 @@ class MarginalField(GraphDistribution):
         :return: a number. Cost: :math:`O(E C + N C^D D)` a sample.
         """
         check_integers(2, num_samples=num_samples)
-        check_mixture(mixture, self.num_nodes, self.num_classes)
+        check_plain("expected_potential", mixture.batch_shape)
+        check_mixture(mixture, self.rest.unary)
         (alpha, logits), provenance = untracked(mixture.table, mixture.logits)
         choice = NeighborChoice(mixture.hood, logits, validate_args=False)
         chosen = choice.sample((num_samples,))
@@ -179,7 +193,7 @@ class MarginalField(GraphDistribution):
         """
         # Writing into a tensor would leave the provenance of what is written behind.
         (value, *tables), provenance = untracked(value, *(star.logits for star in self.stars))
-        value, unary = as_labels("value", value), untracked(self.field.unary)[0][0]
+        value, unary = self._labels(value), untracked(self.field.unary)[0][0]
         logits = unary.new_zeros(*value.shape[:-1], *unary.shape)
         for star, table in zip(self.stars, tables, strict=True):
             logits[..., star.nodes, :] = self._of(star, value, table)
@@ -190,7 +204,7 @@ class MarginalField(GraphDistribution):
         """``(..., N)``: labels ``(..., num_nodes)``, and draws of the others given them."""
         (value, probs), provenance = untracked(value, self.conditional(value))
         full = value.new_zeros(*value.shape[:-1], self.field.num_nodes, dtype=torch.long)
-        full[..., self.nodes] = as_labels("value", value)
+        full[..., self.nodes] = value.long()
         full[..., self.others] = Categorical(probs).sample()
         return track_provenance(full, provenance)
 
@@ -263,8 +277,6 @@ def joint_labels(alpha: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _check(edges: Tensor, stay: Tensor, many: Tensor) -> None:
-    if not stay.any():
-        raise ValueError("stay must hold a node at least")
     alone = ~stay[edges]
     if alone.all(0).any():
         first = edges[:, alone.all(0)][:, 0].tolist()

@@ -90,7 +90,7 @@ class PairwiseMRF(GraphDistribution):
         :return: a number for each element of the batches. Cost: :math:`O(E C)` and, for each
             edge, the smaller degree.
         """
-        check_mixture(mixture, self.num_nodes, self.num_classes)
+        check_mixture(mixture, self.unary)
         field = self.unary, self.strength, self.interaction
         plain, provenance = untracked(*field, mixture.table, mixture.logits)
         unary, strength, interaction, alpha, logits = plain
@@ -263,8 +263,9 @@ def check_field(field: PairwiseMRF) -> None:
         raise ValueError(f"field must be a PairwiseMRF without batch dimensions, got {field}")
 
 
-def check_mixture(mixture: NeighborMixture, num_nodes: int, num_classes: int) -> None:
+def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
     """A mixture over the nodes and labels of a field, whose edges keep labels."""
+    num_nodes, num_classes = unary.shape[-2:]
     if (mixture.hood.num_nodes, mixture.num_classes) != (num_nodes, num_classes):
         raise ValueError(
             f"mixture must have {num_nodes} nodes and {num_classes} labels, as the field has, got "
@@ -274,6 +275,8 @@ def check_mixture(mixture: NeighborMixture, num_nodes: int, num_classes: int) ->
         raise ValueError(
             "expected_potential is for edges that keep labels: make the mixture without relabel"
         )
+    if mixture.logits.dtype != unary.dtype:
+        raise ValueError(f"mixture must be {unary.dtype}, as field, got {mixture.logits.dtype}")
 
 
 def _spins(like: Tensor) -> Tensor:
@@ -296,6 +299,8 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
         raise ValueError(f"unary terms, or field, must be floating-point, got {unary.dtype}")
     if unary.dim() < 2 or unary.shape[-1] < 2:
         raise ValueError(f"unary must have shape (..., N, C), C >= 2, got {tuple(unary.shape)}")
+    if not unary.isfinite().all():
+        raise ValueError("unary must be finite: give a label that cannot be -1e4, not -inf")
     for name, tensor in (("strength", strength), ("interaction", interaction)):
         if tensor.dtype != unary.dtype or tensor.device != unary.device:
             raise ValueError(

@@ -201,18 +201,34 @@ def test_errors():
         MarginalField(field, torch.tensor([0, 2]))
     with pytest.raises(ValueError, match="field must be a PairwiseMRF without batch"):
         MarginalField(potts(grid_edges(1, 2), 0.3, torch.zeros(4, 2, 3)))
-    with pytest.raises(ValueError, match="stay must hold a node"):
-        MarginalField(potts(torch.zeros(2, 0, dtype=torch.long), 0.3, torch.zeros(3, 2)))
+    with pytest.raises(ValueError, match="stay selects no node"):
+        MarginalField(field, torch.zeros(6).bool())
     half = MarginalField(field)
+    for query in (half.log_potential, half.conditional, half.complete):
+        with pytest.raises(ValueError, match=r"value must have shape \(\.\.\., 3\)"):
+            query(torch.tensor([0, 1, 1, 0, 1, 0]))  # of all nodes, not of those that stay
+        with pytest.raises(ValueError, match=r"value must hold labels in 0\.\.1"):
+            query(torch.tensor([0, -1, 1]))
     hood = Neighborhood.grid(2, 3)
     with pytest.raises(ValueError, match="mixture must have 3 nodes"):
         half.expected_potential(
             NeighborMixture(hood, torch.ones(6, 2), torch.zeros(hood.num_edges))
         )
     mix = mixture(half)
+    with pytest.raises(ValueError, match="mixture without batch"):
+        half.expected_potential(NeighborMixture(mix.hood, mix.alpha.expand(2, 3, 2), mix.logits))
     with pytest.raises(ValueError, match="num_samples"):
         half.expected_potential(mix, num_samples=1)
     turned = NeighborMixture(mix.hood, mix.alpha, mix.logits, relabel=torch.eye(2).expand(9, 2, 2))
     for target in (half, half.rest):
         with pytest.raises(ValueError, match="edges that keep labels"):
             target.expected_potential(turned)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_without_edges_one_node_stays(size):
+    unary = torch.randn(size, 2)
+    half = MarginalField(potts(torch.zeros(2, 0, dtype=torch.long), 0.3, unary))
+    assert half.nodes.tolist() == [0]
+    expected = unary[0] + unary[1:].logsumexp(-1).sum()
+    torch.testing.assert_close(half.log_potential(torch.tensor([[0], [1]])), expected)

@@ -259,6 +259,12 @@ def test_bad_input():
         annealed_log_normalizer(field, torch.full((3, 2), 0.5))
     with pytest.raises(ValueError, match="starts must hold probabilities of shape"):
         mean_field(field, torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="unary must be finite"):
+        ising(grid_edges(1, 2), 0.3, torch.tensor([0.0, -torch.inf]))
+    alpha, hood = torch.ones(4, 2, dtype=torch.float), Neighborhood(edges, 4)
+    mix = NeighborMixture(hood, alpha, torch.zeros(hood.num_edges, dtype=torch.float))
+    with pytest.raises(ValueError, match=r"mixture must be torch\.float64"):
+        field.expected_potential(mix)
     for other in (random_field(0, 3, 2, batch=(2,)), MarginalField(field)):
         with pytest.raises(ValueError, match="field must be a PairwiseMRF without batch"):
             mean_field(other)
