@@ -38,7 +38,7 @@ def both(files: dict[str, Rows], task: str) -> dict[tuple, Rows]:
         fields, by, others = ("dataset", "backbone", "ratio"), ("seed",), RANDOM
         theirs = pick(files["nodes"], task="pairs")
     cells, known = {}, grouped([flat(row) for row in theirs if row["method"] in others], *fields)
-    for key, part in sections(ours, **dict.fromkeys(fields)).items():
+    for key, part in sections(ours, **dict.fromkeys(fields) | {"dataset": GRAPHS.keys()}).items():
         seen = {tuple(row[name] for name in by) for row in part}
         shared = [r for r in known.get(key, []) if tuple(r[name] for name in by) in seen]
         named = GRAPHS.get(key[0], key[0]), NAMES.get(key[1], key[1]), *key[2:]
