@@ -68,6 +68,15 @@ def borrowed_labels(rows: Neighborhood, relabel: Tensor, labels: Tensor) -> Tens
     return taken(relabel.argsort(-1).expand(*shown.shape, -1), shown)
 
 
+def log_entries(matrices: Tensor) -> Tensor:
+    """
+    Logarithms of probabilities, ``-inf`` of zeros, which get no gradient: that of ``log`` at zero
+    is infinite, and times the zero derivative of a constant zero it would be NaN.
+    """
+    zero = matrices == 0
+    return matrices.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
+
+
 def label_evidence(rows: Neighborhood, relabel: Tensor, labels: Tensor) -> Tensor:
     r"""
     ``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` over every edge, in nats.
@@ -77,7 +86,7 @@ def label_evidence(rows: Neighborhood, relabel: Tensor, labels: Tensor) -> Tenso
     """
     batch = torch.broadcast_shapes(relabel.shape[:-3], labels.shape[:-1])
     shown = labels.index_select(-1, rows.row)[..., None].expand(*batch, *relabel.shape[-3:-1])
-    return taken(relabel.expand(*batch, *relabel.shape[-3:]), shown).log()
+    return log_entries(taken(relabel.expand(*batch, *relabel.shape[-3:]), shown))
 
 
 def evidence_of(
