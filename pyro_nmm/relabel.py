@@ -192,6 +192,17 @@ def check_relabel(hood: Neighborhood, relabel: Tensor, num_classes: int, kinds: 
     return relabel.long() if kind == "permutations" else relabel
 
 
+def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
+    """Refuses evidence of nodes' own labels, which would be read as that of borrowed ones."""
+    if evidence.dim() >= 2 and evidence.shape[-2] == hood.num_nodes != hood.num_edges:
+        raise ValueError(
+            f"evidence of shape {tuple(evidence.shape)} is of nodes' own labels, but edges "
+            f"relabel: give that of the labels that are borrowed over each of the "
+            f"{hood.num_edges} edges, logsumexp(log(relabel[e, u]) + evidence[i]) at edge e into "
+            f"node i; or use condition for labels that are known"
+        )
+
+
 def check_relabel_values(relabel: Tensor | None) -> None:
     """Follows ``validate_args``, because it reads the data."""
     if relabel is None:
