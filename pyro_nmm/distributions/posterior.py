@@ -237,8 +237,8 @@ class Posterior:
 
             H(y_i) + \sum_{j \ne i} I(y_i ; y_j)
 
-        in nats, over the nodes `j` that share a source with `i`; zero for observed nodes. The sum
-        counts twice what several nodes are told alike.
+        in nats, over the nodes `j` that share a source with `i`; zero for nodes whose label is
+        known, not for those with evidence. The sum counts twice what several nodes are told alike.
 
         :param Tensor nodes: ``(K,)`` distinct node ids.
         :return: ``(K,)``. Cost: :meth:`marginals`, and :meth:`pairwise` of all such pairs.
