@@ -57,10 +57,15 @@ def compatibility(
     https://doi.org/10.1609/aaai.v35i12.17332.
 
     :param Tensor y: ``(N,)`` labels, read where ``observed``, a boolean mask ``(N,)``.
-    :param float strength: how many edges the prior is worth, for every label.
+    :param float strength: how many edges the prior is worth, for every label; above zero, so that
+        no label is ruled out for want of a count.
     :return: ``(C, C)``, rows sum to one. Cost: :math:`O(E)`.
     """
     _check_nodes(hood)
+    if not 0 < strength < float("inf"):
+        raise ValueError(
+            f"strength must be positive and finite, got {strength}: 1.0 is the default"
+        )
     both = observed[hood.source] & observed[hood.target] & (hood.source != hood.target)
     source, target = hood.source[both], hood.target[both]
     counts = torch.bincount(y[source] * num_classes + y[target], minlength=num_classes**2)

@@ -68,6 +68,15 @@ def borrowed_labels(rows: Neighborhood, relabel: Tensor, labels: Tensor) -> Tens
     return taken(relabel.argsort(-1).expand(*shown.shape, -1), shown)
 
 
+def log_entries(matrices: Tensor) -> Tensor:
+    """
+    Logarithms of probabilities, ``-inf`` of zeros, which get no gradient: that of ``log`` at zero
+    is infinite, and times the zero derivative of a constant zero it would be NaN.
+    """
+    zero = matrices == 0
+    return matrices.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
+
+
 def label_evidence(rows: Neighborhood, relabel: Tensor, labels: Tensor) -> Tensor:
     r"""
     ``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` over every edge, in nats.
@@ -77,7 +86,7 @@ def label_evidence(rows: Neighborhood, relabel: Tensor, labels: Tensor) -> Tenso
     """
     batch = torch.broadcast_shapes(relabel.shape[:-3], labels.shape[:-1])
     shown = labels.index_select(-1, rows.row)[..., None].expand(*batch, *relabel.shape[-3:-1])
-    return taken(relabel.expand(*batch, *relabel.shape[-3:]), shown).log()
+    return log_entries(taken(relabel.expand(*batch, *relabel.shape[-3:]), shown))
 
 
 def evidence_of(
@@ -181,6 +190,17 @@ def check_relabel(hood: Neighborhood, relabel: Tensor, num_classes: int, kinds: 
             f"permutations in relabel have no batch dimensions, got {tuple(relabel.shape)}"
         )
     return relabel.long() if kind == "permutations" else relabel
+
+
+def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
+    """Refuses evidence of nodes' own labels, which would be read as that of borrowed ones."""
+    if evidence.dim() >= 2 and evidence.shape[-2] == hood.num_nodes != hood.num_edges:
+        raise ValueError(
+            f"evidence of shape {tuple(evidence.shape)} is of nodes' own labels, but edges "
+            f"relabel: give that of the labels that are borrowed over each of the "
+            f"{hood.num_edges} edges, logsumexp(log(relabel[e, u]) + evidence[i]) at edge e into "
+            f"node i; or use condition for labels that are known"
+        )
 
 
 def check_relabel_values(relabel: Tensor | None) -> None:

@@ -69,6 +69,40 @@ def test_more_labels():
 
 
 @pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_exact_posterior_stays_exact(name, num_classes):
+    """Given labels of more nodes, all at once or one after the other, as by enumeration."""
+    mix, evidence = problem(name, num_classes)
+    mask = torch.tensor([True, False, False, True, False])
+    y, known = torch.tensor([0, 1, 0, 0, 1]), torch.tensor([False, True, False, False, True])
+    labels, probs = brute_force(mix, evidence, mask)
+    probs = probs * (labels[:, known] == y[known]).all(-1)
+    probs = probs / probs.sum()
+    one_hot = torch.nn.functional.one_hot(labels, num_classes).double()
+    truth = torch.einsum("q,qnc->nc", probs, one_hot)
+    first = mix.latents(evidence, mask).posterior()
+    nodes = known.nonzero()[:, 0]
+    turns = first
+    for node in nodes.flip(0):
+        turns = turns.condition(y, torch.arange(5) == node)
+    for posterior in (first.condition(y, known), turns):
+        assert posterior.is_exact
+        torch.testing.assert_close(posterior.marginals(), truth)
+        torch.testing.assert_close(posterior.log_marginal(torch.arange(5), labels).exp(), probs)
+        pairs = torch.tensor([[0, 1, 2, 4], [2, 4, 3, 0]])
+        tables = torch.stack([
+            torch.einsum("q,qa,qb->ab", probs, one_hot[:, i], one_hot[:, j])
+            for i, j in pairs.T.tolist()
+        ])  # fmt: skip
+        torch.testing.assert_close(posterior.pairwise(pairs), tables)
+        assert torch.equal(posterior.predict(nodes), y[nodes])
+        assert (posterior.sample((50,), nodes) == y[nodes]).all()
+    with pytest.raises(ValueError, match="observed selects node 1, which has evidence already"):
+        turns.condition(y, known)
+    assert not first.condition(y, known, num_samples=5).is_exact
+
+
+@pytest.mark.parametrize("name", GRAPHS)
 def test_draws(kernels, name):
     """Weighted draws and chains, their joint samples, and marginals of nodes that are left out."""
     mix, evidence = problem(name)
@@ -158,3 +192,7 @@ def test_errors():
     large = NeighborMixture(hood, torch.ones(25, 2), torch.zeros(hood.num_edges))
     with pytest.raises(ValueError, match="exact enumeration over 25 nodes"):
         large.latents(torch.zeros(25, 2)).posterior()
+    some = large.latents(torch.zeros(25, 2), torch.arange(25) < 2).posterior()
+    with pytest.raises(ValueError, match=r"over 23 nodes .* condition with num_samples"):
+        some.condition(torch.zeros(25).long(), torch.arange(25) > 1)
+    assert len(some.condition(torch.zeros(25).long(), torch.arange(25) > 1, 7).components) == 7

@@ -8,10 +8,11 @@ import itertools
 import networkx as nx
 import pytest
 import torch
-from graphs import house, to_hood
+from graphs import house, labellings, to_hood
 from scipy.stats import chisquare
+from torch.nn.functional import one_hot
 
-from pyro_nmm import NeighborMixture
+from pyro_nmm import Neighborhood, NeighborMixture
 
 EVERY = torch.tensor(list(itertools.product(range(2), repeat=3)))
 
@@ -78,20 +79,59 @@ def test_counts_are_wider_than_independent_labels_make_them():
     assert spread > 1.25 * (p * (1 - p)).sum().sqrt()
 
 
+def gain(tables):
+    """Entropy of a node's label and its information on others: of tables ``{j: (2, 2)}``."""
+    expected = torch.special.entr(next(iter(tables.values())).sum(1)).sum()
+    for table in tables.values():
+        product = table.sum(1, keepdim=True) * table.sum(0, keepdim=True)
+        expected = expected + torch.special.xlogy(table, table / product).nan_to_num().sum()
+    return expected
+
+
 def test_information_gain_is_that_of_the_enumeration():
     posterior, nodes = given_one_label(), torch.tensor([3, 0, 1])
     found = posterior.information_gain(nodes)
+    pairs = torch.tensor(list(itertools.product(range(2), repeat=2)))
     for place, i in enumerate(nodes.tolist()):
-        expected = torch.special.entr(posterior.marginals()[i]).sum()
-        for j in {0, 2, 3, 4} - {i} if i != 1 else ():
-            table = posterior.log_marginal(
-                torch.tensor([i, j]), torch.tensor(list(itertools.product(range(2), repeat=2)))
-            ).exp()
-            table = table.view(2, 2)
-            product = table.sum(1, keepdim=True) * table.sum(0, keepdim=True)
-            expected = expected + (table * (table / product).log()).sum()
+        others = {0, 1, 2, 3, 4} - {i}
+        tables = {j: posterior.log_marginal(torch.tensor([i, j]), pairs).exp() for j in others}
+        expected = gain({j: table.view(2, 2) for j, table in tables.items()})
         torch.testing.assert_close(found[place], expected)
     assert found[2] == 0  # its label is known
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor([True, False, True, True, False])])
+def test_information_gain_given_evidence(mask):
+    """
+    Labels with evidence are latent, and tell of each other: against the probabilities of all
+    labellings. One of them is known, by evidence that rules out the other label.
+    """
+    torch.manual_seed(0)
+    hood = house()
+    mix = NeighborMixture(hood, 0.5 * torch.rand(5, 2) + 0.1, torch.randn(hood.num_edges))
+    evidence = torch.randn(5, 2)
+    evidence[2, 0] = -torch.inf
+    labels = labellings(5)
+    hints = evidence[torch.arange(5), labels]
+    hints = hints if mask is None else hints[:, mask]
+    probs = (mix.log_prob(labels) + hints.sum(-1)).softmax(0)
+    hot = one_hot(labels, 2).double()
+    tables = torch.einsum("q,qia,qjb->ijab", probs, hot, hot)
+    found = mix.latents(evidence, mask).posterior().information_gain(torch.arange(5))
+    for i in range(5):
+        expected = gain({j: tables[i, j] for j in range(5) if j != i})
+        torch.testing.assert_close(found[i], expected)
+
+
+def test_information_of_two_nodes_of_one_source():
+    """Without evidence to speak of: the entropy, log 2, and what a Beta moment makes of a pair."""
+    hood = Neighborhood(torch.tensor([[0, 0], [0, 1]]), 2, 1)
+    mix = NeighborMixture(hood, torch.full((1, 2), 0.2), torch.zeros(2))
+    same, log2 = torch.tensor(1.2 / 1.4), torch.tensor(2.0).log()
+    entropy = torch.special.entr(same) + torch.special.entr(1 - same)
+    found = mix.latents(torch.zeros(2, 2)).posterior().information_gain(torch.tensor([0]))
+    torch.testing.assert_close(found, (2 * log2 - entropy)[None])
+    torch.testing.assert_close(found, torch.tensor([0.9762]), atol=1e-4, rtol=0)
 
 
 def test_bad_input():

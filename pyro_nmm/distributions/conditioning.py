@@ -69,6 +69,33 @@ def all_latents(alpha: Tensor, logits: Tensor, rows: Neighborhood, evidence: Ten
     return Components(alpha, small.nodes, labels, choices, (log_joint + found).flatten())
 
 
+def extended(
+    hood: Neighborhood, logits: Tensor, old: Components, nodes: Tensor, labels: Tensor
+) -> Components:
+    """
+    Every component with all joint choices of more nodes: exact where ``old`` are all there are, and
+    without another look at the evidence that they come from.
+
+    :param Components old: with latent labels.
+    :param Tensor nodes: ``(m,)`` new node ids, and ``labels`` theirs.
+    """
+    rows, sources = compact(hood.take(nodes))
+    numbers = len(old.nodes) + len(nodes) + len(sources) * old.alpha.shape[-1]
+    number = enumeration.check_size(rows, len(old) * (len(old.nodes) + len(nodes)))
+    edges, own = enumeration.enumerate_choices(rows), logits.index_select(0, rows.edge)
+    gains = []
+    for part in blocks(len(old), number + numbers):
+        alpha = old.concentrations(sources, part)
+        gains.append(enumeration.log_joint(rows, alpha, own, labels[None], edges)[:, 0])
+    log_weights = old.log_weights[:, None] + torch.cat(gains)
+    again = torch.arange(len(old), device=nodes.device).repeat_interleave(number)
+    new = sources[rows.source[edges]].repeat(len(old), 1)
+    choices = torch.cat([old.choices[again], new], 1)
+    labels = torch.cat([old.labels[again], labels.expand(len(again), -1)], 1)
+    nodes = torch.cat([old.nodes, nodes])
+    return Components(old.alpha, nodes, labels, choices, log_weights.flatten())
+
+
 def continued(
     hood: Neighborhood,
     logits: Tensor,

@@ -86,6 +86,8 @@ class EvidenceConditional(InOrder):
     :param Tensor order: ``(n,)`` permutation of the observed node ids, default a uniformly random
         one, which the whole batch shares.
     :param str estimator: what the gradient charges a draw with.
+    :param bool relabels: whether edges change what is borrowed on its way, so that :math:`u_i` is
+        no label of a node, and :meth:`posterior` refuses to give it for one.
     :raises ValueError: for bad shapes, devices, masks, orders, and for a node whose evidence rules
         out all labels.
     """
@@ -102,6 +104,7 @@ class EvidenceConditional(InOrder):
         order: Tensor | None = None,
         estimator: str = "reward_to_go",
         *,
+        relabels: bool = False,
         validate_args=None,
     ) -> None:
         checked, logits = check_shapes(hood, alpha, logits)
@@ -110,6 +113,7 @@ class EvidenceConditional(InOrder):
         self._arrange(hood, observed, order, estimator)
         self.alpha, self.logits, self.evidence = alpha, logits, evidence
         self.num_classes, self._last_values = alpha.shape[-1], LastCall()
+        self.relabels = relabels
         batch_shape = torch.broadcast_shapes(*self._batches())
         size = Size([2, self.rows.num_rows])
         super().__init__(batch_shape, size, validate_args=validate_args)
@@ -198,9 +202,16 @@ class EvidenceConditional(InOrder):
             Marginals of nodes with evidence are means over the second half of the sweeps, and
             ``chains`` of the posterior has diagnostics.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
-        :raises ValueError: for a batch, and for a set that is too large for an exact sum.
+        :raises ValueError: for a batch, for a set that is too large for an exact sum, and where
+            edges relabel.
         """
         check_plain("posterior", self.batch_shape)
+        if self.relabels:
+            raise ValueError(
+                "posterior would give distributions of borrowed labels, before relabel changes "
+                "them: use NeighborMixture.condition for labels that are known, or make the "
+                "mixture without relabel"
+            )
         check_integers(0, num_sweeps=num_sweeps)
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)

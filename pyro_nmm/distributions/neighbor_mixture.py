@@ -29,6 +29,7 @@ from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import (
     at_choices,
     batch_of,
+    check_edge_evidence,
     check_relabel,
     check_relabel_values,
     evidence_of,
@@ -157,10 +158,15 @@ class NeighborMixture(ClosedForms):
     ) -> EvidenceConditional:
         """
         :math:`q(c, u \\mid w)`, where labels are latent; its ``posterior`` has the queries. Where
-        edges relabel, evidence of the borrowed labels: ``(..., num_edges, C)``.
+        edges relabel there is none, and evidence is of borrowed labels: ``(..., num_edges, C)``.
         """
         arguments = self.hood, self.table, self.logits, evidence, observed, order
-        return EvidenceConditional(*arguments, validate_args=self._validate_args)
+        options: dict[str, Any] = {"validate_args": self._validate_args}
+        if self.relabel is None:
+            return EvidenceConditional(*arguments, **options)
+        q = EvidenceConditional(*arguments, relabels=True, **options)
+        check_edge_evidence(self.hood, q.evidence)
+        return q
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""

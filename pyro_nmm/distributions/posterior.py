@@ -10,9 +10,8 @@ from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
-from pyro_nmm.distributions import queries
+from pyro_nmm.distributions import conditioning, queries
 from pyro_nmm.distributions.components import Components
-from pyro_nmm.distributions.conditioning import all_components, check_agreement, continued
 from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.edges import check_mask
 from pyro_nmm.neighborhood import Neighborhood
@@ -111,7 +110,8 @@ class Posterior:
             w_t \leftarrow w_t \prod_{i \in \rho} p(y_i \mid y_{<i}, c_{<i}^{(t)}) ,
 
         so that the result becomes exact as ``T`` grows. Equal weights, the paper's choice, stay
-        equal. An exact posterior stays exact, by a sum over all choices of both sets.
+        equal. An exact posterior stays exact, given evidence too, by a sum over all choices of both
+        sets.
 
         :param Tensor y: ``(N,)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask, default all nodes. Nodes that are known
@@ -130,22 +130,26 @@ class Posterior:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         observed = torch.ones_like(self.observed) if observed is None else observed
         check_mask(observed, self.hood.num_nodes, self.hood.device)
-        check_agreement(self, y, observed)
+        conditioning.check_agreement(self, y, observed)
         nodes = (observed & ~self.observed).nonzero()[:, 0]
         labels = y[nodes]
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         if len(nodes) == 0 and num_samples is None:
             return self
         old, hood, logits, relabel = self.components, self.hood, self.logits, self.relabel
-        if self.is_exact and not self.latent and num_samples is None:
+        if self.is_exact and self.latent and num_samples is None:
+            new = conditioning.extended(hood, logits, old, nodes, labels)
+            return self._with(new, labels, is_exact=True)
+        if self.is_exact and num_samples is None:
             both, order = torch.cat([old.nodes, nodes]).sort()
             shown = torch.cat([self.shown, labels])[order]
-            new = all_components(hood, old.alpha, logits, both, shown, relabel)
+            new = conditioning.all_components(hood, old.alpha, logits, both, shown, relabel)
             return self._with(new, shown, is_exact=True)
         weighted = self.weighted if weighted is None else weighted
         more = nodes, labels, num_samples, weighted, relabel
         shown = torch.cat([self.shown, labels]) if relabel is not None else labels
-        return self._with(continued(hood, logits, old, *more), shown, weighted=weighted)
+        new = conditioning.continued(hood, logits, old, *more)
+        return self._with(new, shown, weighted=weighted)
 
     def _with(self, components: Components, shown: Tensor, **options) -> Posterior:
         if self.relabel is not None:
@@ -237,8 +241,8 @@ class Posterior:
 
             H(y_i) + \sum_{j \ne i} I(y_i ; y_j)
 
-        in nats, over the nodes `j` that share a source with `i`; zero for observed nodes. The sum
-        counts twice what several nodes are told alike.
+        in nats, over the nodes `j` that share a source with `i`; zero for nodes whose label is
+        known, not for those with evidence. The sum counts twice what several nodes are told alike.
 
         :param Tensor nodes: ``(K,)`` distinct node ids.
         :return: ``(K,)``. Cost: :meth:`marginals`, and :meth:`pairwise` of all such pairs.

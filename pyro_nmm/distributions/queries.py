@@ -68,8 +68,9 @@ def information_gain(posterior: Any, nodes: Tensor) -> Tensor:
     probs = posterior.marginals()
     own = torch.special.entr(probs).sum(-1)
     pairs = sharing(posterior.hood, nodes)
-    # A pair of which one label is known tells nothing.
-    pairs = pairs[:, ~posterior.observed[pairs].any(0)]
+    # A pair of which one label is known tells nothing. With evidence alone, no label is known.
+    if not posterior.latent:
+        pairs = pairs[:, ~posterior.observed[pairs].any(0)]
     mutual = own.new_zeros(pairs.shape[1])
     for part in blocks(pairs.shape[1], posterior.num_classes**2):
         table = posterior.pairwise(pairs[:, part])

@@ -17,7 +17,7 @@ from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.relabel import is_permutation
+from pyro_nmm.relabel import is_permutation, log_entries
 
 #: Largest number of joint choices that is enumerated.
 MAX_CHOICES = 2**20
@@ -117,7 +117,7 @@ def _log_shown(rows, alpha, logits, labels, relabel):
     edges = enumerate_choices(rows)
     borrowed = enumerate_labels(rows.num_rows, size, rows.device)
     joint = log_joint(rows, alpha, logits, borrowed, edges)
-    log_matrices, places = matrices.log(), (edges[None], borrowed[:, None])
+    log_matrices, places = log_entries(matrices), (edges[None], borrowed[:, None])
     terms = [joint + log_matrices[..., *places, shown].sum(-1) for shown in labels]
     return torch.stack([term.flatten(-2).logsumexp(-1) for term in terms], -1)
 
