@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.edges import check_mask
 
 
 def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:
@@ -59,8 +60,10 @@ def compatibility(
     :param Tensor y: ``(N,)`` labels, read where ``observed``, a boolean mask ``(N,)``.
     :param float strength: how many edges the prior is worth, for every label.
     :return: ``(C, C)``, rows sum to one. Cost: :math:`O(E)`.
+    :raises ValueError: for a mask that is not boolean, or that selects nothing.
     """
     _check_nodes(hood)
+    check_mask(observed, hood.num_nodes, hood.device)
     both = observed[hood.source] & observed[hood.target] & (hood.source != hood.target)
     source, target = hood.source[both], hood.target[both]
     counts = torch.bincount(y[source] * num_classes + y[target], minlength=num_classes**2)
