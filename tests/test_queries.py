@@ -106,3 +106,19 @@ def test_bad_input():
         posterior.sample((2,), torch.tensor([1, 1]))
     with pytest.raises(ValueError, match="nodes holds node id 7"):
         posterior.information_gain(torch.tensor([7]))
+
+
+@pytest.mark.parametrize("batch", [(), (4, 1)])
+def test_queries_of_an_expanded_mixture(batch):
+    """Every place of a plate has its own numbers: else a sum over it would miss most of them."""
+    hood, y = house(), torch.tensor([0, 2, 1, 1, 0])
+    mix = NeighborMixture(hood, torch.rand(*batch, 5, 3) + 0.1, torch.randn(hood.num_edges))
+    wide = mix.expand((4, 2))
+    for labels in (y, torch.stack([y, y.flip(0)]), torch.stack([y] * 3)[:, None, None]):
+        shape = (*torch.broadcast_shapes((4, 2), labels.shape[:-1]), 5)
+        table = mix.marginals().expand(*shape, 3).log()
+        expected = table.gather(-1, labels.expand(shape)[..., None])[..., 0]
+        torch.testing.assert_close(wide.node_log_probs(labels), expected)
+    for part, one in zip(wide.intervals(0.8), mix.intervals(0.8), strict=True):
+        assert part.shape == (4, 2, 5)
+        assert torch.equal(part, one.expand(4, 2, 5))
