@@ -183,6 +183,29 @@ def check_relabel(hood: Neighborhood, relabel: Tensor, num_classes: int, kinds: 
     return relabel.long() if kind == "permutations" else relabel
 
 
+def check_permutations(relabel: Tensor, choices: Tensor, num_classes: int) -> Tensor:
+    """
+    Permutations ``(..., n, C)`` of the edges of choices ``(..., n)``.
+
+    :return: the same as ``torch.long``.
+    """
+    size = choices.shape[-1], num_classes
+    integers = isinstance(relabel, Tensor) and is_permutation(relabel)
+    if not integers or tuple(relabel.shape[-2:]) != size:
+        known = isinstance(relabel, Tensor)
+        got = f"{relabel.dtype} of shape {tuple(relabel.shape)}" if known else str(type(relabel))
+        raise ValueError(
+            f"relabel must hold integers of shape (..., {size[0]}, {size[1]}), a permutation of "
+            f"the labels for every choice, got {got}"
+        )
+    if relabel.device != choices.device:
+        raise ValueError(
+            f"relabel is on {relabel.device} but choices on {choices.device}: move one with "
+            f".to(device)"
+        )
+    return relabel.long()
+
+
 def check_relabel_values(relabel: Tensor | None) -> None:
     """Follows ``validate_args``, because it reads the data."""
     if relabel is None:
