@@ -119,7 +119,8 @@ def at_choices(hood: Neighborhood, relabel: Tensor, choices: Tensor) -> Tensor:
     """``(..., n, C)``: the permutation of every row's chosen edge, for choices ``(..., n)``."""
     (relabel, choices), provenance = untracked(relabel, choices)
     edges = hood.find(choices.reshape(-1, hood.num_rows)).clamp(min=0)
-    return track_provenance(relabel[edges].view(*choices.shape, -1), provenance)
+    found = relabel[edges].view(*choices.shape, relabel.shape[-1])
+    return track_provenance(found, provenance)
 
 
 def shown_probs(hood: Neighborhood, relabel: Tensor, choices: Tensor, borrowed: Tensor) -> Tensor:

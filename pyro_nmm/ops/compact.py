@@ -63,7 +63,8 @@ class Places:
 
     def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Places of other keys ``(...)``, and whether they have one."""
-        place = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
+        # torch would copy other layouts itself, and warn users of it.
+        place = torch.searchsorted(self.keys, keys.contiguous()).clamp(max=len(self.keys) - 1)
         return place, self.keys[place] == keys
 
     def count(self, keys: Tensor) -> Tensor:
