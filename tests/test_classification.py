@@ -53,16 +53,6 @@ def test_temperature_scaling_finds_the_temperature():
     assert temperature_scaling(truth / 3, y, mask) == pytest.approx(1 / 3, rel=0.05)
 
 
-def test_temperature_scaling_refuses_a_mask_of_integers():
-    """Zeros and ones would be taken as node ids, and give another temperature."""
-    scores, y, mask = torch.randn(6, 3), torch.randint(3, (6,)), torch.arange(6) > 2
-    for bad in (mask.long(), mask.to(torch.uint8), torch.tensor([3, 4, 5])):
-        with pytest.raises(ValueError, match=r"held_out must be a boolean mask.*index_to_mask"):
-            temperature_scaling(scores, y, bad)
-    with pytest.raises(ValueError, match="held_out selects no node"):
-        temperature_scaling(scores, y, mask & ~mask)
-
-
 def test_random_splits_share_test_nodes_and_are_nested():
     data = digits()
     small, large = (random_split(data, f, 0.1, 0.3, seed=4) for f in (0.2, 0.6))

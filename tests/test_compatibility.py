@@ -32,17 +32,6 @@ def test_counts_of_edges():
         torch.testing.assert_close(found.sum(1), torch.ones(3))
 
 
-def test_a_mask_of_integers_is_refused():
-    """Zeros and ones would be taken as the ids of nodes 0 and 1, and other edges counted."""
-    hood, y = house(), torch.tensor([0, 1, 2, 1, 0])
-    observed = torch.tensor([True, True, False, True, True])
-    for bad in (observed.long(), observed.to(torch.uint8), torch.tensor([0, 1, 3, 4])):
-        with pytest.raises(ValueError, match=r"observed must be a boolean mask.*index_to_mask"):
-            compatibility(hood, y, bad, 3)
-    with pytest.raises(ValueError, match=r"observed must have shape \(5,\)"):
-        compatibility(hood, y, observed[:4], 3)
-
-
 def test_nodes_keep_their_own_label():
     hood = house()
     network = Compatibility(FreeNMM(hood, 3), 3)

@@ -71,18 +71,6 @@ def test_no_label_known_says_nothing():
     torch.testing.assert_close(terms[2], torch.zeros(5, 3))
 
 
-def test_a_mask_of_integers_is_refused():
-    """Zeros and ones would be taken as node ids; StackedNMM makes masks of ids before."""
-    pool, hood, scores, y = PooledScores(3), house(), torch.randn(5, 3), torch.randint(3, (5,))
-    for bad in (mask(5, 2, 3).long(), mask(5, 2, 3).to(torch.uint8), torch.tensor([2, 3])):
-        with pytest.raises(ValueError, match=r"known must be a boolean mask.*index_to_mask"):
-            pool.terms(hood, scores, y, bad)
-    stacked, known = StackedNMM(3), mask(5, 2, 3)
-    torch.testing.assert_close(
-        stacked(hood, scores, y, torch.tensor([3, 2])), stacked(hood, scores, y, known)
-    )
-
-
 def test_communities_have_no_part_in_the_pool():
     edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     plain, shared = Neighborhood(edges, 3), communities(edges, 3, torch.tensor([0, 0, 1]))

@@ -150,7 +150,7 @@ def test_no_draws_at_all(kernels, batch, kind):
             assert law.log_prob(draws).shape == (*shape, *batch)
     assert mix.expand((0, *batch)).log_prob(torch.zeros(5)).shape == (0, *batch)
     for law in (mix, ChosenLabels(alpha, torch.zeros(5, dtype=torch.long))):
-        with pytest.raises(ValueError, match="broadcast|shape|size"):
+        with pytest.raises(ValueError, match=r"broadcast|shape|size"):
             law.log_prob(torch.zeros(0, *batch, 4))
 
 
