@@ -20,11 +20,11 @@ def means(hood: Neighborhood, probs: Tensor) -> Tensor:
     return scatter(members, community, dim_size=size, reduce="mean")
 
 
-def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor]:
+def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor, Tensor]:
     """
     The rows of the observed nodes as a graph of its own, over the nodes that they may choose and
-    the members of their communities, and these nodes, in ascending order. The others of them have
-    a self-loop, and an edge from such a community that they are in, alone.
+    the members of their communities, these nodes, and its sources, both in ascending order. The
+    other nodes have a self-loop, and an edge from such a community that they are in, alone.
     """
     rows, num_nodes = hood.restrict(observed), hood.num_nodes
     reached, members = rows.source.unique(), rows.source.new_zeros(2, 0)
@@ -38,7 +38,7 @@ def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tens
     own = torch.arange(len(nodes), device=hood.device).expand(2, -1)
     edges = torch.stack([torch.searchsorted(sources, source), torch.searchsorted(nodes, target)])
     num_sources = len(sources) if hood.bipartite else None
-    return Neighborhood(torch.cat([edges, own], 1), len(nodes), num_sources), nodes
+    return Neighborhood(torch.cat([edges, own], 1), len(nodes), num_sources), nodes, sources
 
 
 def check_hood(hood: Neighborhood, communities: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.edges import check_mask
 
 
 def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:
@@ -60,12 +61,14 @@ def compatibility(
     :param float strength: how many edges the prior is worth, for every label; above zero, so that
         no label is ruled out for want of a count.
     :return: ``(C, C)``, rows sum to one. Cost: :math:`O(E)`.
+    :raises ValueError: for a mask that is not boolean, or that selects nothing.
     """
     _check_nodes(hood)
     if not 0 < strength < float("inf"):
         raise ValueError(
             f"strength must be positive and finite, got {strength}: 1.0 is the default"
         )
+    check_mask(observed, hood.num_nodes, hood.device)
     both = observed[hood.source] & observed[hood.target] & (hood.source != hood.target)
     source, target = hood.source[both], hood.target[both]
     counts = torch.bincount(y[source] * num_classes + y[target], minlength=num_classes**2)

@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.blocks import row_blocks
+from pyro_nmm.edges import check_mask
 from pyro_nmm.models.walk import Walk
 from pyro_nmm.validation import check_all_rows
 
@@ -129,7 +130,7 @@ class PooledScores(nn.Module):
         :param Tensor known: ``(N,)`` boolean mask, which may select nothing.
         :param Tensor edge_weight: ``(num_edges,)`` weights of the walk's steps, default all alike.
         :return: ``(4, N, C)``. Cost: :math:`O(E C)`, 21 times.
-        :raises ValueError: for a part of the rows.
+        :raises ValueError: for a part of the rows, and for a mask that is not boolean.
         """
         around = self.surroundings(hood, scores, y, known, edge_weight)
         found = scores.new_empty(4, *scores.shape)
@@ -148,6 +149,7 @@ class PooledScores(nn.Module):
     ) -> Surroundings:
         """What :meth:`terms` are made of, for some rows at a time; the parameters are the same."""
         check_all_rows(hood)
+        check_mask(known, hood.num_nodes, hood.device, "known", empty=True)
         walk, temperature = Walk.of(hood, edge_weight), self.temperature
         labels = propagated(walk, y, known, scores)
         return Surroundings(walk, scores, temperature, (scores / temperature).softmax(-1), labels)

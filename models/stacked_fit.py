@@ -134,19 +134,12 @@ def parts_of(
             inputs = stacked.pool.terms(hood, scores, y, given, edge_weight)
             given = torch.zeros_like(given)
         # No label that is read depends on other nodes than those the observed may choose.
-        near, kept = sources_of(hood, given | out)
-        weight = None if edge_weight is None else of_part(hood, edge_weight, near, kept)
+        near, kept, sources = sources_of(hood, given | out)
+        weight = None
+        if edge_weight is not None:
+            weight = edge_weight[places(hood, sources[near.source], kept[near.target])]
         parts.append(Part(near, inputs[..., kept, :], weight, y[kept], given[kept], out[kept]))
     return parts
-
-
-def of_part(hood: Neighborhood, weight: Tensor, near: Neighborhood, kept: Tensor) -> Tensor:
-    """Edge weights of a part of the graph, whose nodes are ``kept``; 1 from communities."""
-    nodes = near.source < len(kept)
-    source, target = kept[near.source[nodes]], kept[near.target[nodes]]
-    found = weight.new_ones(near.num_edges)
-    found[nodes] = weight[places(hood, source, target)]
-    return found
 
 
 def maximise(

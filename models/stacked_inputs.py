@@ -68,9 +68,7 @@ def mask_of(hood: Neighborhood, nodes: Any, name: str, empty: bool = False) -> T
             bad = nodes.min() if nodes.min() < 0 else nodes.max()
             raise ValueError(f"{name} must hold node ids in 0..{size - 1}, got {int(bad)}")
         nodes = index_to_mask(nodes.long(), size)
-    boolean = isinstance(nodes, Tensor) and nodes.dtype == torch.bool
-    if not (empty and boolean and nodes.shape == (size,) and not nodes.any()):
-        check_mask(nodes, size, hood.device, name)
+    check_mask(nodes, size, hood.device, name, empty=empty)
     return nodes
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pyro_nmm.edges import check_mask
+
 
 def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     r"""
@@ -22,9 +24,9 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     :param Tensor scores: ``(N, C)`` logits.
     :param Tensor y: ``(N,)`` labels.
     :param Tensor held_out: ``(N,)`` boolean mask.
+    :raises ValueError: for node ids, for a mask of integers, and for one that selects nothing.
     """
-    if not held_out.any():
-        raise ValueError("held_out selects no node: at least one entry must be True")
+    check_mask(held_out, len(scores), scores.device, "held_out", beside="scores")
     scores = scores.detach()
     log_scale = torch.zeros((), dtype=scores.dtype, device=scores.device, requires_grad=True)
     optimizer = torch.optim.LBFGS([log_scale], max_iter=100, line_search_fn="strong_wolfe")

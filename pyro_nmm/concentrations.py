@@ -87,6 +87,11 @@ class OrdinalConcentrations:
         mean, width, scale = self._of(nodes)
         return type(self)(mean, width, scale, self.num_classes, self.floor)
 
+    def detach(self) -> OrdinalConcentrations:
+        """The same numbers without their gradients, as of a table."""
+        mean, width, scale = (t.detach() for t in (self.mean, self.width, self.scale))
+        return type(self)(mean, width, scale, self.num_classes, self.floor)
+
     def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
         """:math:`g`, which broadcasts."""
         raise NotImplementedError

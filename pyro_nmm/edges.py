@@ -57,8 +57,21 @@ def check_degrees(degree: Tensor) -> None:
         )
 
 
-def check_mask(mask: Tensor, num_nodes: int, device: torch.device, name: str = "observed") -> None:
-    """A boolean mask of nodes that selects at least one."""
+def check_mask(
+    mask: Tensor,
+    num_nodes: int,
+    device: torch.device,
+    name: str = "observed",
+    *,
+    empty: bool = False,
+    beside: str = "hood",
+) -> None:
+    """
+    A boolean mask of nodes that selects at least one, or any number where ``empty``. Integers are
+    no mask: torch would index with zeros and ones as node ids, without a word.
+
+    :param str beside: the argument whose device it must be on.
+    """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask)
         raise ValueError(
@@ -71,9 +84,9 @@ def check_mask(mask: Tensor, num_nodes: int, device: torch.device, name: str = "
         )
     if mask.device != device:
         raise ValueError(
-            f"{name} is on {mask.device} but hood on {device}: move one with .to(device)"
+            f"{name} is on {mask.device} but {beside} on {device}: move one with .to(device)"
         )
-    if not mask.any():
+    if not empty and not mask.any():
         raise ValueError(f"{name} selects no node: at least one entry must be True")
 
 

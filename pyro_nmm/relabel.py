@@ -128,7 +128,8 @@ def at_choices(hood: Neighborhood, relabel: Tensor, choices: Tensor) -> Tensor:
     """``(..., n, C)``: the permutation of every row's chosen edge, for choices ``(..., n)``."""
     (relabel, choices), provenance = untracked(relabel, choices)
     edges = hood.find(choices.reshape(-1, hood.num_rows)).clamp(min=0)
-    return track_provenance(relabel[edges].view(*choices.shape, -1), provenance)
+    found = relabel[edges].view(*choices.shape, relabel.shape[-1])
+    return track_provenance(found, provenance)
 
 
 def shown_probs(hood: Neighborhood, relabel: Tensor, choices: Tensor, borrowed: Tensor) -> Tensor:
@@ -201,6 +202,29 @@ def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
             f"{hood.num_edges} edges, logsumexp(log(relabel[e, u]) + evidence[i]) at edge e into "
             f"node i; or use condition for labels that are known"
         )
+
+
+def check_permutations(relabel: Tensor, choices: Tensor, num_classes: int) -> Tensor:
+    """
+    Permutations ``(..., n, C)`` of the edges of choices ``(..., n)``.
+
+    :return: the same as ``torch.long``.
+    """
+    size = choices.shape[-1], num_classes
+    integers = isinstance(relabel, Tensor) and is_permutation(relabel)
+    if not integers or tuple(relabel.shape[-2:]) != size:
+        known = isinstance(relabel, Tensor)
+        got = f"{relabel.dtype} of shape {tuple(relabel.shape)}" if known else str(type(relabel))
+        raise ValueError(
+            f"relabel must hold integers of shape (..., {size[0]}, {size[1]}), a permutation of "
+            f"the labels for every choice, got {got}"
+        )
+    if relabel.device != choices.device:
+        raise ValueError(
+            f"relabel is on {relabel.device} but choices on {choices.device}: move one with "
+            f".to(device)"
+        )
+    return relabel.long()
 
 
 def check_relabel_values(relabel: Tensor | None) -> None:

@@ -248,7 +248,7 @@ def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:
             f"order must be a permutation of the {rows.num_rows} observed node ids "
             f"(torch.long, on {rows.device}), got {got}"
         )
-    return torch.searchsorted(rows.nodes, order)
+    return torch.searchsorted(rows.nodes, order.contiguous())
 
 
 def check_float(name: str, value: Tensor, hood: Neighborhood) -> None:

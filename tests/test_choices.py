@@ -109,3 +109,40 @@ def test_labels_batches(kernels, shapes):
         one = ChosenLabels(alpha[index], choices[index]).log_prob(labels[index])
         torch.testing.assert_close(log_prob[index], one)
     assert law.sample((7,)).shape == (7, *law.batch_shape, 5)
+
+
+@pytest.mark.parametrize(
+    "shapes", list(itertools.product([(), (2, 1)], [(), (3,)], [(), (3,), (2, 1)]))
+)
+def test_permutations_of_choices(kernels, shapes):
+    """Of labels on the way: by a sum over all that may be borrowed, in batches of any of them."""
+    a, c, r = shapes
+    alpha, choices = torch.rand(*a, 3, 3) + 0.1, torch.randint(3, (*c, 4))
+    relabel = torch.rand(*r, 4, 3).argsort(-1)
+    law, every = ChosenLabels(alpha, choices, relabel), enumerate_labels(4, 3)
+    shape = torch.broadcast_shapes(a, c, r)
+    assert law.batch_shape == shape
+    draws = law.sample((7,))
+    assert draws.shape == (7, *shape, 4)
+    assert law.log_prob(draws).shape == (7, *shape)
+    assert ChosenLabels(alpha, choices, relabel.int()).expand((5, *shape)).sample().shape[0] == 5
+    found = law.log_prob(every.view(81, *[1] * len(shape), 4))
+    alpha, choices = alpha.expand(*shape, 3, 3), choices.expand(*shape, 4)
+    relabel = relabel.expand(*shape, 4, 3)
+    for index in itertools.product(*map(range, shape)):
+        borrowed = ChosenLabels(alpha[index], choices[index]).log_prob(every)
+        shown = relabel[index][torch.arange(4), every]
+        place = (shown * torch.tensor([27, 9, 3, 1])).sum(-1)
+        torch.testing.assert_close(found[:, *index][place], borrowed)
+
+
+def test_relabel_of_choices_must_be_permutations():
+    alpha, choices = torch.ones(3, 2), torch.tensor([0, 1, 1])
+    flip = torch.tensor([[1, 0]]).expand(3, 2)
+    with pytest.raises(ValueError, match=r"permutations of 0..1, got \[0, 0\] at \[0\]"):
+        ChosenLabels(alpha, choices, torch.zeros(3, 2, dtype=torch.long))
+    for bad in (flip.double(), flip[:2], flip[0], torch.tensor([[0, 1, 2]] * 3), flip.tolist()):
+        with pytest.raises(
+            ValueError, match=r"relabel must hold integers of shape \(\.\.\., 3, 2\)"
+        ):
+            ChosenLabels(alpha, choices, bad)

@@ -21,7 +21,8 @@ from pyro_nmm import (
     OrderedConditional,
     backend,
 )
-from pyro_nmm.models import nmm
+from pyro_nmm.guides import AmortizedNMM, FieldGuide, MixtureGuide, fit_mixture
+from pyro_nmm.models import grid_edges, ising, nmm
 
 KINDS = GaussianConcentrations, LogisticConcentrations
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -256,3 +257,56 @@ def test_bad_input():
     alpha = GaussianConcentrations(mean, 1.0, num_classes=4)
     with pytest.raises(ValueError, match="label 4 at node 1"):
         OrderedConditional(hood, alpha, logits, torch.tensor([0, 4, 0, 0]))
+
+
+class Means(torch.nn.Module):
+    """A network whose alpha is a formula."""
+
+    def __init__(self, hood, kind, num_classes):
+        super().__init__()
+        self.kind, self.num_classes = kind, num_classes
+        self.mean = torch.nn.Parameter(torch.linspace(0, num_classes - 1, hood.num_nodes))
+        self.width = torch.nn.Parameter(torch.tensor(0.8))
+        self.logits = torch.nn.Parameter(torch.zeros(hood.num_edges))
+
+    def forward(self, hood, *field):
+        return self.kind(self.mean, self.width, 2.0, self.num_classes), self.logits
+
+
+@kinds
+def test_without_gradients(kind):
+    mean, width, scale = parameters(3)
+    alpha = kind(mean, width, scale, num_classes=4, floor=0.01)
+    plain = alpha.detach()
+    assert type(plain) is kind
+    assert plain.floor == 0.01
+    assert torch.equal(plain.table(), alpha.table())
+    assert alpha.table().requires_grad
+    assert not plain.table().requires_grad
+
+
+@kinds
+def test_queries_after_a_fit(kind):
+    """Guides give their mixture without gradients, also of a network whose alpha is a formula."""
+    hood, field = Neighborhood.grid(2, 2), ising(grid_edges(2, 2), 0.4, torch.zeros(4))
+    network = Means(hood, kind, 2)
+    expected = NeighborMixture(hood, network(hood)[0].table(), network.logits).marginals()
+    for guide in (
+        AmortizedNMM(hood, network),
+        FieldGuide(hood, network, field),
+        MixtureGuide(hood, network, lambda: None),
+    ):
+        mix = guide.mixture()
+        assert type(mix.alpha) is kind
+        assert not mix.table.requires_grad
+        torch.testing.assert_close(mix.marginals(), expected.detach())
+
+
+def test_fit_of_a_formula_to_a_field():
+    hood, field = Neighborhood.grid(2, 2), ising(grid_edges(2, 2), 0.4, torch.tensor([0.8] * 4))
+    network = Means(hood, LogisticConcentrations, 2)
+    before = NeighborMixture(hood, network(hood)[0].table(), network.logits).marginals()
+    mix, _ = fit_mixture(field, hood, network, num_steps=60, lr=0.1)
+    truth = field.marginals()
+    assert (mix.marginals() - truth).abs().sum() < 0.5 * (before - truth).abs().sum()
+    assert not mix.marginals().requires_grad

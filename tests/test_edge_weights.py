@@ -80,21 +80,37 @@ def test_weights_multiply_attention_and_steps(shared):
     torch.testing.assert_close((logits - plain)[~near], (rest - before)[~near])
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", ["nodes alone", "communities", "weighted communities"])
 def test_a_part_has_the_weights_of_the_whole(shared):
     edge_index, weight = drawn(2, size=20, edges=40)
-    hood = Neighborhood(edge_index, 20)
-    if shared:
+    hood, inside = Neighborhood(edge_index, 20), shared != "nodes alone"
+    if inside:
         hood = communities(edge_index, 20, torch.arange(20) // 5)
     weight = edge_weights(hood, edge_index, weight)
+    if shared == "weighted communities":
+        weight = weight.where(hood.source < 20, 50 * torch.rand(hood.num_edges) + 0.1)
     scores, y, known = torch.randn(20, 3), torch.randint(3, (20,)), torch.arange(20) % 4 == 0
-    stacked = StackedNMM(3, communities=shared).double()
+    stacked = StackedNMM(3, communities=inside).double()
     (part,) = parts_of(stacked, hood, scores, weight, y, none(20), known, 1)
     logits = parameters_of(stacked, *part[:3])[1]
     whole = stacked.pool.terms(hood, scores, y, none(20), weight)
     expected = parameters_of(stacked, hood, whole, weight)[1]
     mine, all_rows = part.hood.restrict(part.held_out), hood.restrict(known)
     torch.testing.assert_close(logits[mine.edge], expected[all_rows.edge])
+
+
+def test_fit_reads_the_weights_of_communities():
+    """It would else fit other numbers than those of the mixture that they are for."""
+    edge_index, _, scores, y, train, held_out, _ = problem()
+    hood = communities(edge_index, 300, torch.arange(300) // 5)
+    found = []
+    for value in (1.0, 50.0):
+        weight = torch.ones(hood.num_edges).masked_fill(hood.source >= 300, value)
+        torch.manual_seed(0)
+        stacked = StackedNMM(3, communities=True)
+        stacked.fit(hood, scores, y, train, held_out, edge_weight=weight, num_steps=10)
+        found.append(stacked.community.item())
+    assert found[1] < found[0] - 1e-3
 
 
 def problem():

@@ -12,7 +12,9 @@ from graphs import house, labellings, to_hood
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import ChosenLabels, Neighborhood, NeighborMixture
+from pyro_nmm.ops.compact import Places
+from pyro_nmm.validation import order_to_rows
 
 EVERY = torch.tensor(list(itertools.product(range(2), repeat=3)))
 
@@ -146,3 +148,60 @@ def test_bad_input():
         posterior.sample((2,), torch.tensor([1, 1]))
     with pytest.raises(ValueError, match="nodes holds node id 7"):
         posterior.information_gain(torch.tensor([7]))
+
+
+@pytest.mark.parametrize("batch", [(), (4, 1)])
+def test_queries_of_an_expanded_mixture(batch):
+    """Every place of a plate has its own numbers: else a sum over it would miss most of them."""
+    hood, y = house(), torch.tensor([0, 2, 1, 1, 0])
+    mix = NeighborMixture(hood, torch.rand(*batch, 5, 3) + 0.1, torch.randn(hood.num_edges))
+    wide = mix.expand((4, 2))
+    for labels in (y, torch.stack([y, y.flip(0)]), torch.stack([y] * 3)[:, None, None]):
+        shape = (*torch.broadcast_shapes((4, 2), labels.shape[:-1]), 5)
+        table = mix.marginals().expand(*shape, 3).log()
+        expected = table.gather(-1, labels.expand(shape)[..., None])[..., 0]
+        torch.testing.assert_close(wide.node_log_probs(labels), expected)
+    for part, one in zip(wide.intervals(0.8), mix.intervals(0.8), strict=True):
+        assert part.shape == (4, 2, 5)
+        assert torch.equal(part, one.expand(4, 2, 5))
+
+
+@pytest.mark.parametrize("kind", ["keep", "permutations", "matrices"])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_no_draws_at_all(kernels, batch, kind):
+    """They are empty, of the shape that any number of them has, and so are their densities."""
+    hood, nodes = house(), torch.tensor([0, 2])
+    ways = {"keep": None, "permutations": torch.tensor([[1, 0]]).expand(hood.num_edges, 2)}
+    ways["matrices"] = torch.full((hood.num_edges, 2, 2), 0.5)
+    alpha = torch.ones(*batch, 5, 2, requires_grad=True)
+    mix = NeighborMixture(hood, alpha, torch.zeros(hood.num_edges), ways[kind])
+    for shape in ((0,), (3, 0)):
+        draws = mix.sample(shape)
+        assert draws.shape == (*shape, *batch, 5)
+        assert draws.dtype == torch.long
+        for found in (mix.log_prob(draws), mix.log_marginal(nodes, draws[..., nodes])):
+            assert found.shape == (*shape, *batch)
+        found.sum().backward()
+        assert torch.equal(alpha.grad, torch.zeros_like(alpha))
+        assert mix.node_log_probs(draws).shape == draws.shape
+        if kind != "matrices":
+            law = mix.given(draws)
+            assert law.sample().shape == draws.shape
+            assert law.log_prob(draws).shape == (*shape, *batch)
+    assert mix.expand((0, *batch)).log_prob(torch.zeros(5)).shape == (0, *batch)
+    for law in (mix, ChosenLabels(alpha, torch.zeros(5, dtype=torch.long))):
+        with pytest.raises(ValueError, match=r"broadcast|shape|size"):
+            law.log_prob(torch.zeros(0, *batch, 4))
+
+
+def test_keys_of_another_layout_do_not_warn(recwarn):
+    keys = torch.tensor([[3, 1], [4, 7]])
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else torch warns once a process
+    try:
+        place, found = Places(torch.tensor([1, 3, 7])).find(keys.T)
+        order_to_rows(house(), torch.arange(5).expand(2, 5).T.contiguous()[:, 0])
+    finally:
+        torch.set_warn_always(before)
+    assert place[found].tolist() == [1, 0, 2]
+    assert not [warning for warning in recwarn if "searchsorted" in str(warning.message)]

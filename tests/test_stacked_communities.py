@@ -184,7 +184,8 @@ def few_labels():
 def test_fit_leaves_out_what_it_does_not_need(kernels):
     """Nodes that no labelled node may choose, and that share no community: the same numbers."""
     problem = few_labels()
-    part, nodes = sources_of(problem[0], problem[3] | problem[4])
+    part, nodes, sources = sources_of(problem[0], problem[3] | problem[4])
+    assert torch.equal(sources[: len(nodes)], nodes)
     assert part.num_nodes == len(nodes) < 60
     assert part.num_sources - part.num_nodes < problem[0].num_sources - 60
     torch.manual_seed(7)

@@ -20,7 +20,8 @@ def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
     # Size(): a tensor that tracks provenance has a plain tuple for its shape.
     if Size(value.shape[:batch]).numel() == 1:
         return value.reshape(1, *event)
-    return value.expand(*batch_shape, *event).reshape(-1, *event)
+    # Stated, not -1: of no elements torch cannot tell how many rows there are.
+    return value.expand(*batch_shape, *event).reshape(Size(batch_shape).numel(), *event)
 
 
 class GraphDistribution(TorchDistribution):
@@ -54,7 +55,10 @@ class GraphDistribution(TorchDistribution):
         """
         value = value if value.is_floating_point() else value.long()
         if self._validate_args:
-            self._validate_sample(value)
+            # Of no draws at all torch can check no values; one in their place has their shape.
+            one = [max(1, size) for size in value.shape[:-1]]
+            shape = *one, *value.shape[-1:]
+            self._validate_sample(value if value.numel() else value.new_zeros(shape))
         return value.long()
 
     def enumerate_support(self, expand: bool = True) -> Tensor:

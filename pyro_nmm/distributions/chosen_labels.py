@@ -20,7 +20,7 @@ from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import taken
+from pyro_nmm.relabel import check_permutations, check_relabel_values, taken
 from pyro_nmm.validation import check_choices, check_values
 
 
@@ -63,13 +63,17 @@ class ChosenLabels(GraphDistribution):
         validate_args=None,
     ) -> None:
         alpha = check_choices(alpha, untracked(choices)[0][0])
-        self.relabel = relabel
-        batch_shape = torch.broadcast_shapes(alpha.shape[:-2], choices.shape[:-1])
+        batches = [alpha.shape[:-2], choices.shape[:-1]]
+        if relabel is not None:
+            relabel = check_permutations(relabel, choices, alpha.shape[-1])
+            batches.append(relabel.shape[:-2])
+        self.relabel, batch_shape = relabel, torch.broadcast_shapes(*batches)
         self.alpha, self.choices, self.num_labels = alpha, choices, choices.shape[-1]
         self.num_sources, self.num_classes = alpha.shape[-2:]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, None)
+            check_relabel_values(untracked(relabel)[0][0])
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):

@@ -59,7 +59,9 @@ class ClosedForms(GraphDistribution):
             return taken(marginals.expand(*shape, -1), y.expand(shape)).log()
         (alpha, logits), provenance = untracked(self.alpha, self.logits)
         log_probs = node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
-        return track_provenance(log_probs, provenance)
+        # Parameters keep their own shape, and a sum over a plate has a term for each of its places.
+        batch = torch.broadcast_shapes(self.batch_shape, y.shape[:-1])
+        return track_provenance(log_probs.expand(*batch, -1), provenance)
 
     def intervals(self, level: float = 0.9) -> Intervals:
         r"""
@@ -77,7 +79,8 @@ class ClosedForms(GraphDistribution):
         :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
         """
         self._check_keeps("intervals")
-        return label_intervals(self.hood, self.alpha, self.attention, level)
+        found = label_intervals(self.hood, self.alpha, self.attention, level)
+        return Intervals(*(part.expand(*self.batch_shape, -1) for part in found))
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """

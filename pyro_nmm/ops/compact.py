@@ -63,6 +63,7 @@ class Places:
 
     def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Places of other keys ``(...)``, and whether they have one."""
+        # torch would copy other layouts itself, and warn users of it.
         place = torch.searchsorted(self.keys, keys.contiguous()).clamp(max=len(self.keys) - 1)
         return place, self.keys[place] == keys
 

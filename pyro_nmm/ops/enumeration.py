@@ -139,6 +139,8 @@ def log_marginals(
     :return: ``(...)``, the shapes of labels and parameters broadcast.
     """
     shape = torch.broadcast_shapes(labels.shape[:-1], batch_shape)
+    if not shape.numel():  # no labels at all: nothing, with the gradient of nothing
+        return (alpha.sum() + logits.sum()).expand(shape)
     if batch_shape.numel() == 1:
         log_prob = log_marginal(rows, alpha, logits, labels.reshape(-1, rows.num_rows), relabel)
         return log_prob.reshape(labels.shape[:-1]).expand(shape)

@@ -37,7 +37,10 @@ def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
         return draw_from_urns(alpha, choices)
     log_z = _log_dirichlet(alpha.expand(*choices.shape[:-1], *alpha.shape[-2:]))
     index = choices[..., None].expand(*choices.shape, alpha.shape[-1])
-    return torch.distributions.Categorical(logits=log_z.gather(-2, index)).sample()
+    # Unchecked: the checks fail where there are no draws, and alpha was checked before.
+    return torch.distributions.Categorical(
+        logits=log_z.gather(-2, index), validate_args=False
+    ).sample()
 
 
 def _log_dirichlet(alpha: Tensor) -> Tensor:
