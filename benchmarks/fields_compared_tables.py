@@ -23,7 +23,8 @@ LARGE = "plain", "letter"
 
 
 def tables(files: dict[str, Rows]) -> dict[str, str]:
-    makers = {field_rivals_claim: 0, halves_claim: 0, field_rivals: 2, log_z_rivals: 2}
+    makers = {field_rivals_claim: 0, closest_claim: 0, halves_claim: 0}
+    makers |= {field_rivals: 2, log_z_rivals: 2}
     found = made(makers | {large_rivals: 1}, files["fields_compared"])
     return found | made({large_halves_claim: 0}, files)
 
@@ -141,6 +142,26 @@ def field_rivals_claim(rows: Rows) -> str:
         "Closer to the target than the NMM's bound of its longest fit, on the same narrow grids: "
         + "; ".join(found)
         + "."
+    )
+
+
+def closest_claim(rows: Rows) -> str:
+    """Which of all methods is the closest on average, on the fields that all of them have."""
+    found = []
+    for (labels,), part in sections([r for r in rows if "KL" in r], labels=None).items():
+        small = [row for row in part if row["task"] not in LARGE]
+        for share, each in by_share(small, labels).items():
+            every = {
+                name: scores(of, "KL", FIELD) for (name,), of in grouped(each, "method").items()
+            }
+            number = max(map(len, every.values()))
+            means = {n: mean(v.values()) for n, v in every.items() if len(v) == number}
+            best = min(means, key=lambda name: means[name])
+            found.append(f"{best} with {labels} labels at {share} ({means[best]:.2f} nats)")
+    if not found:
+        return "Nothing has been measured yet."
+    return wrapped(
+        f"Closest on average, by labels and share of the critical coupling: {'; '.join(found)}."
     )
 
 

@@ -300,7 +300,7 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
     if unary.dim() < 2 or unary.shape[-1] < 2:
         raise ValueError(f"unary must have shape (..., N, C), C >= 2, got {tuple(unary.shape)}")
     if not unary.isfinite().all():
-        raise ValueError("unary must be finite: give a label that cannot be -1e4, not -inf")
+        raise ValueError("unary must be finite: for a label that cannot be give -1e4, not -inf")
     for name, tensor in (("strength", strength), ("interaction", interaction)):
         if tensor.dtype != unary.dtype or tensor.device != unary.device:
             raise ValueError(

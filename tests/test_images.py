@@ -176,8 +176,8 @@ def test_sentences_of_noise_levels():
     assert "*Noise 50*: the NMM minus the control -0.200 ± 0.000 nats" in text
     assert "the NMM minus widths -0.300 ± 0.000 nats" in text
     assert claims.levels_claim([]) == "Nothing has been measured yet."
-    assert "above its on 1 of 1 sets" in claims.instead(claims.at_levels(rows_of(None, 0.3)))
-    assert "above its on 0 of 1 sets" in claims.instead(claims.at_levels(rows_of(None, 0.0)))
+    assert "above its in 1 of 1 cases" in claims.instead(claims.at_levels(rows_of(None, 0.3)))
+    assert "above its in 0 of 1 cases" in claims.instead(claims.at_levels(rows_of(None, 0.0)))
 
 
 def test_distances_of_spectra():
