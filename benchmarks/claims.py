@@ -8,6 +8,7 @@ from __future__ import annotations
 from statistics import mean
 
 import calibration_tables
+import fields_compared_tables
 import fields_tables
 import images_tables
 import links_rivals_tables
@@ -116,6 +117,13 @@ def on_fields(files: Files) -> str:
             f"{half:.1f}; that of conditionals in windows of 7 x 7, which need no fit, is "
             f"{windows:.1f}, closer than both on {closer['windows']}, and that of an "
             f"autoregressive network {van:.1f}, closer than both on {closer['VAN']}."
+        )
+    every = list(fields_compared_tables.closest(files.get("fields_compared", [])))
+    if won := [each for each in every if each[0].startswith("NMM")]:
+        which = " and ".join(f"{labels} labels at {share}" for _, labels, share, _ in won)
+        found += (
+            f" Of all methods an NMM is the closest on average in {len(won)} of {len(every)} kinds "
+            f"of such grids ({which} of the critical coupling)."
         )
     return found
 

@@ -255,3 +255,15 @@ def test_bound_of_half_of_the_pixels():
     halves = load("benchmarks/fields_half.py")
     found, error = halves.drawn_bound(mix, target, torch.arange(size), 2**15)
     assert divergence - 4 * error < found < divergence + 0.1
+
+
+def test_the_closest_has_the_lowest_mean_on_the_fields_of_all():
+    tables = load("benchmarks/fields_compared_tables.py")
+    kl = {"near": (1.0, 4.0), "far": (2.0, 5.0), "once": (0.5,)}
+    rows = [
+        {"task": "strips", "labels": 2, "coupling": 0.4, "seed": seed, "method": name, "KL": value}
+        for name, values in kl.items()
+        for seed, value in enumerate(values)
+    ]
+    assert list(tables.closest(rows)) == [("near", 2, "0.9", 2.5)]
+    assert list(tables.closest([row | {"task": "plain"} for row in rows])) == []
