@@ -125,6 +125,9 @@ def on_fields(files: Files) -> str:
             f" Of all methods an NMM is the closest on average in {len(won)} of {len(every)} kinds "
             f"of such grids ({which} of the critical coupling)."
         )
+    won, number = fields_compared_tables.large_won(files)
+    if number:
+        found += f" On 128 x 128 pixels it is, with half summed out, on {won} of {number} fields."
     return found
 
 

@@ -194,7 +194,7 @@ def potts_strips(args, results: Records) -> None:
 def large(args, results: Records, key: dict, make: Callable) -> None:
     """Without those whose cost does not allow it; NMMs of all pixels are in fields.py's results."""
     kept = ("windows 3", "windows 5") if args.smoke else ("windows",)
-    kept += ("NMM of half, 500", "Bethe")
+    kept += ("NMM of half, 500", "Bethe", "chains")
     names = {name: fit for name, fit in methods(2).items() if name.startswith(kept)}
     measure(args, results, key | {"labels": 2}, names, make)
 

@@ -21,7 +21,8 @@ PAIRS = {
 #: The paper's setting, and what it is compared with.
 PAPER = {
     ("NMM-Gaussian", "U-Net-log"): "The NMM in two phases, minus its control",
-    ("NMM-paper", "U-Net"): "The NMM in one phase, minus the U-Net fitted to squared errors",
+    ("NMM-paper", "U-Net-log"): "The NMM in one phase, minus that control",
+    ("NMM-paper", "NMM-Gaussian"): "The NMM in one phase, minus that in two",
     ("NMM", "NMM-Gaussian"): "Ours at this rate, minus the paper's in two phases",
 }
 Titled = list[tuple[dict[str, str], Rows]]

@@ -34,7 +34,7 @@ STEPS = {
     ("NMM", "U-Net-widths"): "neighbours, a width for each pixel",
     ("NMM", "U-Net-log"): "both",
     ("NMM-Gaussian", "U-Net-log"): "neighbours, the paper's Gaussians and γ",
-    ("NMM-paper", "U-Net"): "the same, in one phase on the bound",
+    ("NMM-paper", "U-Net-log"): "the same, in one phase on the bound",
 }
 
 

@@ -230,7 +230,7 @@ def test_benchmark_of_rivals(tmp_path):
     tasks = ["strips", "potts_strips", "plain", "letter", "--smoke", "--results", str(path)]
     rows = benchmark.main(tasks).rows
     number = [len(benchmark.methods(labels)) for labels in (2, 4, 8)]
-    assert len(rows) == len(path.read_text().splitlines()) == 3 * sum(number) + 8
+    assert len(rows) == len(path.read_text().splitlines()) == 3 * sum(number) + 10
     assert len(benchmark.main(tasks).rows) == len(rows)
     for row in rows:
         if row["method"] == "tree-reweighted":
