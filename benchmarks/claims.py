@@ -127,7 +127,10 @@ def on_fields(files: Files) -> str:
         )
     won, number = fields_compared_tables.large_won(files)
     if number:
-        found += f" On 128 x 128 pixels it is, with half summed out, on {won} of {number} fields."
+        found += (
+            f" On 128 x 128 pixels, where no network was fitted, it is, with half summed out, on "
+            f"{won} of {number} fields."
+        )
     return found
 
 
