@@ -59,7 +59,7 @@ def batch_training(rows: Rows) -> Iterator[dict]:
 
 def batch_claim(rows: Rows) -> str:
     """Whether batches train as well as the whole graph does, in the terms set beforehand."""
-    texts = []
+    texts, unsure = [], 0
     for graph, name, own, whole in cells(rows, "training"):
         if own == whole:
             continue
@@ -67,6 +67,7 @@ def batch_claim(rows: Rows) -> str:
         if not len(gaps[0]):
             continue
         within = gaps[0].mean >= -ACCURACY and gaps[1].mean >= -NATS
+        unsure += gaps[0].error > ACCURACY or gaps[1].error > NATS
         runs = f"{len(gaps[0])} run{'s' * (len(gaps[0]) > 1)}"
         texts.append(
             f"{graph}, {name}, {runs}: {gaps[0].spread(1, 100)} points and "
@@ -77,7 +78,8 @@ def batch_claim(rows: Rows) -> str:
     return wrapped(
         f"Aimed at: at most {100 * ACCURACY} points of accuracy and {NATS} nats a node of "
         f"log p(test | train) below training on the whole graph. Found, paired by seed: "
-        f"{'; '.join(texts)}. So few runs leave a mean uncertain by more than that."
+        f"{'; '.join(texts)}. In {unsure} of {len(texts)} a standard error is larger than what is "
+        f"aimed at, so that these runs do not settle it."
     )
 
 

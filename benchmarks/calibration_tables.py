@@ -169,13 +169,10 @@ def in_brief(rows: Rows) -> list[str]:
 
 
 def on_its_own(found: dict[tuple, Rows]) -> str:
-    """The graph that had no part in the priors."""
-    known = {key: part for key, part in found.items() if key[0] == GRAPHS["pubmed"]}
-    texts = [
-        f"{nearest_of(part, 'nll')[1].mean:+.4f} nats ({p_text(nearest_of(part, 'nll')[1].p)}) "
-        f"with {backbone}"
-        for (_, backbone), part in known.items()
-    ]
+    """Whose labels set the priors: the graph that had no part in them, and the two that swap."""
+    known = {kind: nearest_of(part, "nll")[1]
+             for (graph, kind), part in found.items() if graph == GRAPHS["pubmed"]}  # fmt: skip
+    texts = [f"{gap.mean:+.4f} nats ({p_text(gap.p)}) with {kind}" for kind, gap in known.items()]
     other = [nearest_of(part, "nll", ELSEWHERE)[1].mean
              for part in found.values() if pick(part, method=ELSEWHERE)]  # fmt: skip
     swapped = (

@@ -10,14 +10,13 @@ from math import log1p
 from statistics import mean, median
 
 from common import grouped, pick, wrapped
+from fields_tables import with_kl
 from writing import Paired, Rows, made, scores, sections
 
 #: What others are compared with on the same fields: the longest fit of each number of labels.
 OURS = {2: "NMM, 2000 steps"}
 SHORT = "NMM, 500 steps"
 FIELD = "labels", "coupling", "seed"
-
-
 #: What fields.py has fitted to all pixels.
 ALL = "NMM", "NMM-CNN", "mean field"
 #: Tasks whose rows are not of narrow grids.
@@ -113,13 +112,12 @@ def large_halves(files: dict[str, Rows]) -> Iterator[tuple[str, float, dict, flo
     Of every large field: its name, the NMM's KL with half of the pixels summed out, those of what
     fields.py has fitted to all, and the least of the rivals here.
     """
-    names = {f"letter {r['seed']}": r for r in pick(files.get("fields", []), task="letter")}
-    names |= {f"plain {r['coupling']}": r for r in pick(files.get("fields", []), task="plain")}
+    names = {row["name"]: row for row in with_kl(files.get("fields", []))}
     for name, part in large_fields(files.get("fields_compared", [])):
         kl = {row["method"]: row["KL"] for row in part if "KL" in row}
         half, known = kl.pop("NMM of half, 500 steps", None), names.get(name)
         if half is not None and known and kl:
-            yield name, half, {each: known[each] + known["log Z"] for each in ALL}, min(kl.values())
+            yield name, half, {each: known[each] for each in ALL}, min(kl.values())
 
 
 def large_won(files: dict[str, Rows]) -> tuple[int, int]:

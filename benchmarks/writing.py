@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 from statistics import mean, median, stdev
 
 from common import grouped, pick, table, wrapped
@@ -92,6 +92,11 @@ class Paired:
     @property
     def mean(self) -> float:
         return mean(self.gaps) if self.gaps else nan
+
+    @property
+    def error(self) -> float:
+        """Of the mean; not known of a single pair."""
+        return stdev(self.gaps) / len(self) ** 0.5 if len(self) > 1 else inf
 
     @property
     def tested(self) -> bool:

@@ -267,3 +267,23 @@ def test_the_closest_has_the_lowest_mean_on_the_fields_of_all():
     ]
     assert list(tables.closest(rows)) == [("near", 2, "0.9", 2.5)]
     assert list(tables.closest([row | {"task": "plain"} for row in rows])) == []
+
+
+def test_large_fields_are_won_against_all():
+    tables = load("benchmarks/fields_compared_tables.py")
+    fields = [
+        {"task": "letter", "seed": seed, "log Z": -5.0, "NMM": 8.0, "NMM-CNN": 9.0,
+         "mean field": field, "seconds": {}}
+        for seed, field in ((0, 7.5), (1, 6.5))
+    ]  # fmt: skip
+    half = [("NMM of half, 500 steps", 2.0), ("chains", 2.3), ("windows 3 x 3, 8 given", 40.0)]
+    rows = [
+        {"task": "letter", "seed": seed, "labels": 2, "method": name, "KL": kl}
+        for seed in (0, 1)
+        for name, kl in half
+    ]
+    files = {"fields": fields, "fields_compared": rows}
+    # The mean field's divergence is 2.5 on the first letter, and 1.5 on the second.
+    assert tables.large_won(files) == (1, 2)
+    rows[1]["KL"] = 1.9
+    assert tables.large_won(files) == (0, 2)

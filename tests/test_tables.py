@@ -301,6 +301,7 @@ def test_batches_are_compared_with_the_whole_graph():
         "cluster-wise, 20, 3 runs: +1.1 ± 0.1 points and +0.010 ± 0.000 nats, the mean within."
         in claim
     )
+    assert "In 0 of 2 a standard error is larger than what is aimed at" in claim
     seconds = {1: 2.0, 2: 1.6}
     rows = [{"task": "throughput", "dataset": "cora", "processes": n, "repeat": 0, "seconds": s}
             for n, s in seconds.items()]  # fmt: skip
