@@ -161,11 +161,10 @@ class NeighborMixture(ClosedForms):
         edges relabel there is none, and evidence is of borrowed labels: ``(..., num_edges, C)``.
         """
         arguments = self.hood, self.table, self.logits, evidence, observed, order
-        options: dict[str, Any] = {"validate_args": self._validate_args}
-        if self.relabel is None:
-            return EvidenceConditional(*arguments, **options)
-        q = EvidenceConditional(*arguments, relabels=True, **options)
-        check_edge_evidence(self.hood, q.evidence)
+        relabels = self.relabel is not None
+        q = EvidenceConditional(*arguments, relabels=relabels, validate_args=self._validate_args)
+        if relabels:
+            check_edge_evidence(self.hood, q.evidence)
         return q
 
     def log_prob(self, value: Tensor) -> Tensor:
