@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from statistics import mean
 
-import calibration_tables
-import fields_compared_tables
-import fields_tables
-import images_tables
-import links_rivals_tables
-import links_tables
-import nodes_claims
-from common import pick, wrapped
-from writing import Paired, Rows, bullets, made, p_text, scores
+from benchmarks.images import tables as images_tables
+from benchmarks.links import rivals_tables as links_rivals_tables
+from benchmarks.links import tables as links_tables
+from benchmarks.nodes import claims as nodes_claims
+from benchmarks.on_top import tables as calibration_tables
+from benchmarks.random_fields import compared_tables as fields_compared_tables
+from benchmarks.random_fields import tables as fields_tables
+from benchmarks.shared.common import pick, wrapped
+from benchmarks.shared.writing import Paired, Rows, bullets, made, p_text, scores
 
 NAMES = {"AP": "average precision", "AUC": "AUC"}
 #: Of the small network: a method, what it is compared with, and what it adds.

@@ -8,16 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import mean, stdev
 
-import fields_figures
-import images_figures
-import images_tables
-import links_tables
 import matplotlib.pyplot as plt
-import samples_figures
 import torch
-from common import pick
-from nodes_runs import Rows, label, on_shared, parts, runs, shared
-from writing import sections
+
+from benchmarks.images import figures as images_figures
+from benchmarks.images import tables as images_tables
+from benchmarks.links import tables as links_tables
+from benchmarks.nodes.runs import Rows, label, on_shared, parts, runs, shared
+from benchmarks.random_fields import figures as fields_figures
+from benchmarks.scale import samples_figures
+from benchmarks.shared.common import pick
+from benchmarks.shared.writing import sections
 
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
 #: Of methods of denoising in their order; others are grey.

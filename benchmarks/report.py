@@ -18,34 +18,34 @@ import re
 from argparse import ArgumentParser
 from pathlib import Path
 
-import annotators_tables
-import batches_tables
-import calibration_tables
-import calibration_uses
-import claims
-import deviations_tables
-import epochs
-import fields_compared_tables
-import fields_tables
-import figures
-import gradient_variance
-import hidden_tables
-import images_claims
-import images_joint_tables
-import images_tables
-import large_tables
-import links_rivals_tables
-import links_tables
 import matplotlib
-import nodes_predictions_tables
-import nodes_rivals_tables
-import nodes_tables
-import nodes_why
-import repelling_tables
-import samples_tables
-import speed_tables
-import verdicts
-from common import RESULTS, arguments, read
+
+from benchmarks import claims, figures, verdicts
+from benchmarks.images import claims as images_claims
+from benchmarks.images import joint_tables as images_joint_tables
+from benchmarks.images import tables as images_tables
+from benchmarks.latent import annotators_tables, hidden_tables
+from benchmarks.links import deviations_tables
+from benchmarks.links import rivals_tables as links_rivals_tables
+from benchmarks.links import tables as links_tables
+from benchmarks.nodes import predictions_tables as nodes_predictions_tables
+from benchmarks.nodes import repelling_tables
+from benchmarks.nodes import rivals_tables as nodes_rivals_tables
+from benchmarks.nodes import tables as nodes_tables
+from benchmarks.nodes import why as nodes_why
+from benchmarks.on_top import tables as calibration_tables
+from benchmarks.on_top import uses as calibration_uses
+from benchmarks.random_fields import compared_tables as fields_compared_tables
+from benchmarks.random_fields import tables as fields_tables
+from benchmarks.scale import (
+    batches_tables,
+    epochs,
+    gradient_variance,
+    large_tables,
+    samples_tables,
+    speed_tables,
+)
+from benchmarks.shared.common import RESULTS, arguments, read
 
 ROOT = Path(__file__).parent.parent
 #: Files that hold tables between markers.

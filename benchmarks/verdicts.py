@@ -16,16 +16,15 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import mean, median
 from typing import NamedTuple
 
-import annotators_tables
-import calibration_tables
-import fields_compared_tables
-import hidden_tables
-import images_tables
-import links_rivals_tables
-import nodes_runs
-import repelling_tables
-from common import grouped
-from writing import Paired, Rows, made, scores
+from benchmarks.images import tables as images_tables
+from benchmarks.latent import annotators_tables, hidden_tables
+from benchmarks.links import rivals_tables as links_rivals_tables
+from benchmarks.nodes import repelling_tables
+from benchmarks.nodes import runs as nodes_runs
+from benchmarks.on_top import tables as calibration_tables
+from benchmarks.random_fields import compared_tables as fields_compared_tables
+from benchmarks.shared.common import grouped
+from benchmarks.shared.writing import Paired, Rows, made, scores
 
 #: Of a cell, by method and unit.
 Cell = dict[str, dict]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides.evidence import evidence_guide
-from pyro_nmm.models.field_fit import sample_field
-from pyro_nmm.models.hidden_field import (
+from pyro_nmm.models.latent.field import (
     Emission,
     FieldPrior,
     HiddenField,
@@ -19,6 +18,7 @@ from pyro_nmm.models.hidden_field import (
     check_edge_attr,
     hidden_field,
 )
+from pyro_nmm.models.latent.fit import sample_field
 from pyro_nmm.models.param_store import register
 from pyro_nmm.validation import check_all_rows
 

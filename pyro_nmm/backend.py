@@ -14,7 +14,7 @@ from types import ModuleType
 
 compiled: ModuleType | None
 try:
-    from pyro_nmm import compiled  # type: ignore[no-redef]
+    from pyro_nmm.compiled import loops as compiled  # type: ignore[no-redef]
 except Exception as error:  # a broken numba raises anything: SystemError, OSError, ...
     compiled = None
     if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):

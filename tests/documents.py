@@ -3,7 +3,9 @@
 
 """README.md and the pages in docs: their text, and the Python in them."""
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -37,3 +39,16 @@ def links(path):
         if "://" not in target:
             file, _, anchor = target.partition("#")
             yield (path.parent / file if file else path), anchor
+
+
+def load(path):
+    """A script as a module; it finds the files beside it, as when it is run."""
+    path = ROOT / path
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module

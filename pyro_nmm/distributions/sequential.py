@@ -56,7 +56,7 @@ def predict_in_turn(
     _count(counts, *_known(components, sources))
     course = Course(rows, attention, alpha, components.weights, uniforms, counts)
     if backend.compiled and order.device.type == "cpu":
-        from pyro_nmm import compiled_sequential  # needs numba
+        from pyro_nmm.compiled import sequential as compiled_sequential  # needs numba
 
         return compiled_sequential.predict(*course)
     return predict_by_sweeps(course)

@@ -72,7 +72,7 @@ def draw_latent(rows: Neighborhood, terms: LatentTerms, uniforms: Tensor) -> Lat
     with torch.no_grad():
         terms, _ = relative(rows, LatentTerms(*untracked(*terms)[0]))
         if _compiled(rows):
-            from pyro_nmm import compiled_evidence  # needs numba
+            from pyro_nmm.compiled import evidence as compiled_evidence  # needs numba
 
             return LatentDraw(*compiled_evidence.draw(rows, terms, uniforms))
         size, wide, labels = terms.num_classes, *written_out(rows, terms.num_classes)
@@ -116,7 +116,7 @@ def relative(rows: Neighborhood, terms: LatentTerms) -> tuple[LatentTerms, Tenso
 class _Compiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, log_attention, alpha, evidence, rows, draw):
-        from pyro_nmm import compiled_evidence
+        from pyro_nmm.compiled import evidence as compiled_evidence
 
         terms = LatentTerms(log_attention, alpha, evidence)
         log_evidence, log_choice = compiled_evidence.evaluate(rows, terms, draw)
@@ -127,7 +127,7 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, to_evidence, to_choice):
-        from pyro_nmm import compiled_evidence
+        from pyro_nmm.compiled import evidence as compiled_evidence
 
         *terms, edges, labels, log_evidence = ctx.saved_tensors
         terms, draw = LatentTerms(*terms), LatentDraw(edges, labels)
@@ -187,7 +187,7 @@ def one_step_credits(
     """
     terms, top = relative(rows, LatentTerms(*(t.double() for t in terms)))
     if _compiled(rows):
-        from pyro_nmm import compiled_evidence
+        from pyro_nmm.compiled import evidence as compiled_evidence
 
         return compiled_evidence.credits(rows, terms, draw, predicted - top)
     groups = Groups(rows.source[None], rows.num_sources)

@@ -63,7 +63,7 @@ def sweep(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, uniforms: Te
     """
     terms, _ = relative(rows, terms)
     if backend.compiled is not None and rows.device.type == "cpu":
-        from pyro_nmm import compiled_evidence  # needs numba
+        from pyro_nmm.compiled import evidence as compiled_evidence  # needs numba
 
         edges, labels, visits, totals = compiled_evidence.sweep(rows, terms, draw, uniforms)
         return Sweeps(LatentDraw(edges, labels), visits, totals)

@@ -1,0 +1,112 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, coarseness, grid_edges
+
+
+class ConvolutionalNMM(nn.Module):
+    r"""
+    Two convolutional networks that read a Markov random field on a grid and give an NMM that
+    approximates it: the paper's NMM-CNN, which amortises inference over many fields.
+
+    .. math::
+
+        \alpha = \exp \big( s(\mathrm{conv}_1(X)) \big), \qquad
+        \text{logits}_{ij} = s(\mathrm{conv}_2(X)_{i, \, j - i}), \qquad
+        s(x) = 6 \tanh(x / 6)
+
+    each with a layer of ``channels`` filters of ``kernel x kernel``, ReLU and a layer of
+    1 x 1. :math:`X` holds for every pixel the unary terms, the strengths towards the right and
+    below, and the three groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the
+    NMM is best fitted: pixels that come early are what later ones attend to. Like other
+    networks here it maps ``(hood, field)`` to ``(alpha, logits)``.
+
+    >>> from pyro_nmm.models import ising
+    >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.zeros(30))
+    >>> hood = Neighborhood.grid(5, 6, radius=2)
+    >>> alpha, logits = ConvolutionalNMM(radius=2)(hood, field)
+    >>> alpha.shape, logits.shape == (hood.num_edges,)
+    (torch.Size([30, 2]), True)
+
+    :param int radius: of the windows, as in ``Neighborhood.grid``.
+    :param int num_classes: ``C``.
+    :param int channels: filters of the first layer.
+    :param int kernel: their side, odd.
+    :param bool groups: whether :math:`X` holds the groups; the paper's holds the potentials alone.
+    """
+
+    def __init__(
+        self, radius: int, num_classes: int = 2, *, channels: int = 128, kernel: int = 11,
+        groups: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd, so that outputs stand on pixels, got {kernel}")
+        self.radius, self.num_classes, self.groups = radius, num_classes, groups
+        side = 2 * radius + 1
+
+        def branch(width: int) -> nn.Sequential:
+            planes = num_classes + (5 if groups else 2)
+            first = nn.Conv2d(planes, channels, kernel, padding=kernel // 2)
+            return nn.Sequential(first, nn.ReLU(), nn.Conv2d(channels, width, 1))
+
+        self.labels, self.attention = branch(num_classes), branch(side * side)
+        # Far pixels come in when they are needed: from even windows, large ones end up worse.
+        step = torch.arange(-radius, radius + 1)
+        distance = (step[:, None].square() + step.square()).flatten()
+        last = self.attention[-1]
+        with torch.no_grad():
+            last.bias.copy_(-0.5 * distance)  # type: ignore[operator]
+
+    def forward(self, hood: Neighborhood, field: PairwiseMRF) -> tuple[Tensor, Tensor]:
+        """
+        :param Neighborhood hood: windows of a grid, of this radius at most.
+        :param PairwiseMRF field: on :func:`~pyro_nmm.models.grid_edges` of the same grid.
+        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``.
+        """
+        images, width = self._images(field)
+        alpha = _bounded(self.labels(images)).exp()[0].flatten(1).T
+        scores = _bounded(self.attention(images))[0].flatten(1)
+        rows = torch.div(hood.source, width, rounding_mode="floor")
+        rows = rows - torch.div(hood.target, width, rounding_mode="floor")
+        columns = hood.source % width - hood.target % width
+        if max(rows.abs().max(), columns.abs().max()) > self.radius:
+            raise ValueError(f"hood must have windows of radius {self.radius} at most")
+        window = (rows + self.radius) * (2 * self.radius + 1) + columns + self.radius
+        return alpha, scores[window, hood.target]
+
+    def _images(self, field: PairwiseMRF) -> tuple[Tensor, int]:
+        """``(1, channels, height, width)``, and the width."""
+        edges = field.edges
+        width = int((edges[1] - edges[0]).max()) if edges.numel() else 1
+        height = field.num_nodes // width
+        if width == 1 or not torch.equal(edges, grid_edges(height, width, edges.device)):
+            raise ValueError(
+                "field must have the edges grid_edges(height, width), in their order, with a "
+                "height and width of at least 2"
+            )
+        if field.num_classes != self.num_classes:
+            raise ValueError(f"field must have {self.num_classes} labels, got {field.num_classes}")
+        shape = height, width
+        unary = (field.unary - field.unary.mean(-1, keepdim=True)).T.reshape(-1, *shape)
+        strength = field.strength.expand(edges.shape[1])
+        towards = unary.new_zeros(2, *shape)
+        across = height * (width - 1)
+        towards[0, :, :-1] = strength[:across].view(height, width - 1)
+        towards[1, :-1] = strength[across:].view(height - 1, width)
+        planes = [unary, towards]
+        if self.groups:
+            groups = nn.functional.one_hot(coarseness(*shape, edges.device), 3)
+            planes.append(groups.T.reshape(3, *shape).to(unary))
+        return torch.cat(planes)[None], width
+
+
+def _bounded(x: Tensor) -> Tensor:
+    """Nearly the identity, between -6 and 6: no outlier among the fields throws the fit off."""
+    return 6 * (x / 6).tanh()

@@ -1,0 +1,110 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import LogisticConcentrations, Neighborhood
+from pyro_nmm.concentrations import OrdinalConcentrations
+from pyro_nmm.models.images.unet import UNet
+from pyro_nmm.models.networks import attention_scores
+
+
+class Denoiser(nn.Module):
+    r"""
+    An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
+    the U-Net's image :math:`u` and, by two-layer networks from its features, vectors :math:`v` and
+    widths :math:`\sigma`,
+
+    .. math::
+
+        \alpha_i = \text{LogisticConcentrations}(u_i, \sigma_i, s), \qquad
+        \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
+                             + \gamma \, \delta(i = j) .
+
+    The paper has one width for all pixels (``spread=False``), a fixed :math:`\gamma = 5` and
+    ``concentrations=GaussianConcentrations``. The network maps ``(hood, noisy)`` with images
+    ``(B, channels, H, W)`` to ``alpha`` and ``logits``. Color channels are a batch dimension, and
+    share the attention.
+
+    >>> network = Denoiser(UNet(width=8, depth=2))
+    >>> hood = Neighborhood.grid(6, 7)
+    >>> alpha, logits = network(hood, 255 * torch.rand(2, 3, 6, 7))
+    >>> alpha.shape, logits.shape == (2, 1, hood.num_edges)
+    (torch.Size([2, 3, 42, 256]), True)
+
+    :param UNet unet: the network; images in units of ``num_classes - 1``. One that has been fitted
+        before is a good start, and may be frozen by ``unet.requires_grad_(False)``.
+    :param int width: of the vectors :math:`v`.
+    :param float sigma: where :math:`\sigma` starts, in grey levels.
+    :param float scale: where :math:`s` starts; learned.
+    :param float omega: where :math:`\omega` starts; learned.
+    :param float gamma: where :math:`\gamma` starts; learned.
+    :param int num_classes: ``C``, grey levels.
+    :param float floor: of the concentrations.
+    :param bool spread: whether pixels have widths of their own, or all the same one.
+    :param concentrations: the class of ``alpha``, which says what :math:`\sigma` and :math:`s` are.
+    """
+
+    def __init__(
+        self,
+        unet: UNet,
+        *,
+        width: int = 16,
+        sigma: float = 5.0,
+        scale: float = 20.0,
+        omega: float = 2.0,
+        gamma: float = 2.0,
+        num_classes: int = 256,
+        floor: float = 1e-5,
+        spread: bool = True,
+        concentrations: type[OrdinalConcentrations] = LogisticConcentrations,
+    ) -> None:
+        super().__init__()
+        for name, value in (("sigma", sigma), ("scale", scale), ("floor", floor)):
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if num_classes < 2 or width < 1:
+            raise ValueError(
+                f"num_classes must be at least 2 and width positive, got {num_classes} and {width}"
+            )
+        self.unet, self.num_classes, self.floor = unet, num_classes, floor
+        self.concentrations = concentrations
+        self.attention = _branch(unet.num_features, width)
+        self.spread = _branch(unet.num_features, unet.last.out_channels) if spread else None
+        if self.spread is not None:
+            for parameter in self.spread[-1].parameters():
+                nn.init.zeros_(parameter)
+        self.log_sigma = nn.Parameter(torch.tensor(float(sigma)).log())
+        self.log_scale = nn.Parameter(torch.tensor(float(scale)).log())
+        self.omega = nn.Parameter(torch.tensor(float(omega)))
+        self.gamma = nn.Parameter(torch.tensor(float(gamma)))
+
+    def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[OrdinalConcentrations, Tensor]:
+        """
+        :param Tensor noisy: ``(B, channels, H, W)``, in grey levels.
+        :return: ``alpha`` of shape ``(B, channels, H W, C)``, not written out, and ``logits``
+            ``(B, 1, num_edges)``.
+        """
+        if noisy.dim() != 4 or noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:
+            raise ValueError(
+                f"noisy must have shape (B, channels, H, W) with H W = {hood.num_nodes} pixels, as "
+                f"hood has, got {tuple(noisy.shape)}"
+            )
+        top = self.num_classes - 1
+        image, features = self.unet(noisy / top)
+        vectors = self.attention(features).flatten(2).mT
+        logits = attention_scores(hood, vectors, self.omega.square(), self.gamma)[:, None]
+        log_sigma = self.log_sigma
+        if self.spread is not None:
+            log_sigma = log_sigma + self.spread(features).flatten(2)
+        mean, scale = top * image.flatten(2), self.log_scale.exp()
+        alpha = self.concentrations(mean, log_sigma.exp(), scale, self.num_classes, self.floor)
+        return alpha, logits
+
+
+def _branch(features: int, channels: int) -> nn.Sequential:
+    hidden = nn.Conv2d(features, features, 1)
+    return nn.Sequential(hidden, nn.LeakyReLU(0.1), nn.Conv2d(features, channels, 1))

@@ -1,0 +1,232 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Features and counts as what is observed of a latent label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Gamma, Normal, constraints
+from torch.nn.functional import one_hot
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.concentrations import in_single
+from pyro_nmm.models.latent.field import Values, check_num_labels
+from pyro_nmm.models.latent.mixture_em import mixture_em
+from pyro_nmm.validation import check_positive
+
+
+@dataclass(frozen=True)
+class NormalEmission:
+    r"""
+    Features that are Normal given the label, such as principal components, or colors of pixels.
+
+    .. math::
+
+        x_{id} \mid u_i = k \sim \mathrm{Normal}(\mu_{kd}, \sigma_{kd}^2), \qquad
+        \sigma_{kd}^2 \sim \mathrm{InverseGamma}(a, a s_d^2), \quad
+        \mu_{kd} \mid \sigma_{kd} \sim \mathrm{Normal}(m_d, \sigma_{kd}^2 / a)
+
+    where :math:`m_d` and :math:`s_d^2` are the data's mean and variance, and :math:`a` is worth so
+    many nodes. Data are ``(N, D)`` floats, in which NaN is missing.
+
+    >>> emission = NormalEmission(num_labels=2)
+    >>> x = torch.tensor([[0.0], [0.2], [4.0], [torch.nan]])
+    >>> values = {"mean": torch.tensor([[0.0], [4.0]]), "variance": torch.ones(2, 1)}
+    >>> emission.log_prob(values, x).softmax(-1)[:, 0]
+    tensor([9.9966e-01, 9.9925e-01, 3.3535e-04, 5.0000e-01])
+
+    :param int num_labels: ``C``.
+    :param float strength: :math:`a`.
+    """
+
+    num_labels: int
+    strength: float = 1.0
+    support: ClassVar = {
+        "mean": constraints.independent(constraints.real, 2),
+        "variance": constraints.independent(constraints.positive, 2),
+    }
+
+    def __post_init__(self) -> None:
+        check_num_labels(self.num_labels)
+        check_positive(strength=self.strength)
+
+    def check(self, hood: Neighborhood, data: Any) -> Tensor:
+        """Features ``(N, D)``, or an error that names what is wrong."""
+        data = _check_table(hood, data)
+        if not data.is_floating_point() or data.isinf().any():
+            raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
+        _check_columns(data)
+        mean, variance = _centre(data.double())
+        flat = variance <= 1e-12 * mean.square().clamp(min=torch.finfo(torch.double).tiny)
+        if flat.any():
+            raise ValueError(
+                f"data is the same everywhere in column {int(flat.nonzero()[0])}: leave it out"
+            )
+        return in_single(data)
+
+    def start(self, data: Tensor, hood: Neighborhood) -> Values:
+        """A mixture without a graph, from the features of nodes drawn at random."""
+        mean = _seeds(data, self.num_labels)
+        values = {"mean": mean, "variance": _centre(data)[1].expand_as(mean)}
+        return mixture_em(self, data, values)[0]
+
+    def log_prob(self, values: Values, data: Tensor) -> Tensor:
+        """``(N, C)``: of all features of a node, in nats."""
+        sd, log_prob = values["variance"].sqrt(), values["mean"].new_zeros(())
+        for d in range(data.shape[1]):
+            x = data[:, d, None]
+            law = Normal(values["mean"][:, d], sd[:, d], validate_args=False)
+            log_prob = log_prob + law.log_prob(x.nan_to_num()).where(~x.isnan(), 0.0)
+        return log_prob
+
+    def log_prior(self, values: Values, data: Tensor) -> Tensor:
+        """Of means and variances, as a density of means and of logarithms."""
+        mean, variance = values["mean"], values["variance"]
+        centre, spread = _centre(data)
+        off = spread + (mean - centre).square() / 2
+        return -((self.strength + 0.5) * variance.log() + self.strength * off / variance).sum()
+
+    def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+        """Means and variances of nodes weighted by ``probs``, ``(N, C)``, and the prior's."""
+        weight, mean, squares, spread = self._posterior(data, probs)
+        spread = squares + 2 * self.strength * spread
+        return {"mean": mean, "variance": spread / (weight + 1 + 2 * self.strength)}
+
+    def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
+        """From the Normal-inverse-gamma posterior of every feature and label."""
+        weight, mean, squares, spread = self._posterior(
+            data, one_hot(labels, self.num_labels).to(data)
+        )
+        a = self.strength
+        variance = 1 / Gamma(a + weight / 2, a * spread + squares / 2).sample()
+        return {"mean": Normal(mean, (variance / (weight + a)).sqrt()).sample(),
+                "variance": variance}  # fmt: skip
+
+    def _posterior(self, data: Tensor, probs: Tensor) -> tuple[Tensor, ...]:
+        """Weights, posterior means and squares about them, ``(C, D)``; and the data's variance."""
+        seen, (centre, spread) = (~data.isnan()).to(data), _centre(data)
+        off = (data - centre).nan_to_num()
+        weight, sums = probs.T @ seen, probs.T @ off
+        shift = sums / (weight + self.strength)
+        squares = (probs.T @ off.square() - sums * shift).clamp(min=0)
+        return weight, centre + shift, squares, spread
+
+
+@dataclass(frozen=True)
+class PoissonEmission:
+    r"""
+    Counts that are Poisson given the label.
+
+    .. math::
+
+        x_{id} \mid u_i = k \sim \mathrm{Poisson}(\lambda_{kd}), \qquad
+        \lambda_{kd} \sim \mathrm{Gamma}(a, a / m_d)
+
+    where :math:`m_d` is the data's mean, and :math:`a` is worth so many nodes. Data are ``(N, D)``
+    integers, in which -1 is missing.
+
+    >>> emission = PoissonEmission(num_labels=2)
+    >>> values = {"rate": torch.tensor([[1.0], [9.0]])}
+    >>> log_prob = emission.log_prob(values, torch.tensor([[0], [8], [-1]]))
+    >>> log_prob.softmax(-1)[:, 0].round(decimals=3)
+    tensor([1.0000, 0.0000, 0.5000])
+
+    :param int num_labels: ``C``.
+    :param float strength: :math:`a`.
+    """
+
+    num_labels: int
+    strength: float = 1.0
+    support: ClassVar = {"rate": constraints.independent(constraints.positive, 2)}
+
+    def __post_init__(self) -> None:
+        check_num_labels(self.num_labels)
+        check_positive(strength=self.strength)
+
+    def check(self, hood: Neighborhood, data: Any) -> Tensor:
+        """Counts ``(N, D)``, or an error that names what is wrong."""
+        data = _check_table(hood, data)
+        if data.is_floating_point() or data.dtype == torch.bool or (data < -1).any():
+            raise ValueError("data must be integer counts, with -1 for missing ones")
+        _check_columns(_floats(data))
+        return data
+
+    def start(self, data: Tensor, hood: Neighborhood) -> Values:
+        """A mixture without a graph, from the counts of nodes drawn at random."""
+        counts = _floats(data)
+        rate = (_seeds(counts, self.num_labels) + self._mean(counts)) / 2
+        return mixture_em(self, data, {"rate": rate})[0]
+
+    def log_prob(self, values: Values, data: Tensor) -> Tensor:
+        """``(N, C)``: of all counts of a node, in nats."""
+        seen, counts = (data >= 0).to(values["rate"]), data.clamp(min=0).to(values["rate"])
+        log_prob = counts @ values["rate"].log().mT - seen @ values["rate"].mT
+        return log_prob - (torch.lgamma(counts + 1) * seen).sum(-1, keepdim=True)
+
+    def log_prior(self, values: Values, data: Tensor) -> Tensor:
+        """Of the rates, as a density of their logarithms."""
+        rate = values["rate"]
+        return self.strength * (rate.log() - rate / self._mean(_floats(data))).sum()
+
+    def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+        """Mean counts of nodes weighted by ``probs``, ``(N, C)``, and the prior's."""
+        above, below = self._posterior(data, probs)
+        return {"rate": above / below}
+
+    def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
+        """From the gamma posterior of every rate."""
+        probs = one_hot(labels, self.num_labels).to(values["rate"])
+        return {"rate": Gamma(*self._posterior(data, probs)).sample()}
+
+    def _mean(self, counts: Tensor) -> Tensor:
+        return _centre(counts)[0].clamp(min=1e-6)  # of a column without a single count
+
+    def _posterior(self, data: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        counts = _floats(data).to(probs)
+        above = self.strength + probs.T @ counts.nan_to_num()
+        return above, self.strength / self._mean(counts) + probs.T @ (data >= 0).to(probs)
+
+
+def _floats(counts: Tensor) -> Tensor:
+    """Counts with NaN for missing ones."""
+    return torch.where(counts < 0, torch.nan, counts.to(torch.get_default_dtype()))
+
+
+def _centre(data: Tensor) -> tuple[Tensor, Tensor]:
+    """``(D,)``: mean and variance of what is there."""
+    mean = data.nanmean(0)
+    return mean, (data - mean).square().nanmean(0)
+
+
+def _seeds(data: Tensor, size: int) -> Tensor:
+    """``(C, D)``: what nodes drawn at random have, means where that is missing."""
+    place = torch.randint(len(data), (size,), device=data.device)
+    if len(data) >= size:
+        place = torch.randperm(len(data), device=data.device)[:size]
+    return torch.where(data[place].isnan(), _centre(data)[0], data[place])
+
+
+def _check_table(hood: Neighborhood, data: Any) -> Tensor:
+    if not isinstance(data, Tensor) or data.dim() != 2 or len(data) != hood.num_nodes:
+        got = tuple(data.shape) if isinstance(data, Tensor) else type(data)
+        raise ValueError(
+            f"data must be a tensor of shape ({hood.num_nodes}, D), a row for every node of hood, "
+            f"got {got}; see torch.from_numpy"
+        )
+    if data.device != hood.device:
+        raise ValueError(
+            f"data is on {data.device} but hood on {hood.device}: move one with .to(device)"
+        )
+    return data
+
+
+def _check_columns(data: Tensor) -> None:
+    missing = data.isnan().all(0)
+    if missing.any():
+        column = int(missing.nonzero()[0])
+        raise ValueError(f"data is missing everywhere in column {column}: leave it out")

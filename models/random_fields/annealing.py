@@ -1,0 +1,69 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field
+
+
+@torch.no_grad()
+def annealed_log_normalizer(
+    field: PairwiseMRF, start: Tensor, num_steps: int = 1000, num_chains: int = 16
+) -> tuple[Tensor, Tensor]:
+    r"""
+    An estimate of :math:`\log Z` of a Markov random field that is too wide for an exact sum:
+    annealed importance sampling (Neal 2001, Statistics and Computing) from independent labels.
+
+    .. math::
+
+        \hat Z = \frac1M \sum_m \prod_t
+            \left( \frac{p^*(y_t^{(m)})}{q(y_t^{(m)})} \right)^{\beta_t - \beta_{t - 1}},
+        \qquad y_t \sim \text{a Gibbs sweep of } q^{1 - \beta_t} (p^*)^{\beta_t}
+
+    :math:`E[\hat Z] = Z` exactly, so :math:`\log \hat Z` is too low on average, by little if the
+    chains agree.
+
+    >>> from pyro_nmm.models import grid_edges, ising
+    >>> field = ising(grid_edges(3, 3), coupling=0.3, field=torch.zeros(9))
+    >>> estimate, error = annealed_log_normalizer(field, torch.full((9, 2), 0.5), 100, 256)
+    >>> bool((estimate - field.log_normalizer()).abs() < 4 * error)
+    True
+
+    :param Tensor start: ``(N, C)`` marginals of :math:`q`, positive, for example a mean field's.
+    :param int num_steps: temperatures :math:`\beta_t`, evenly from 0 to 1, one sweep each.
+    :param int num_chains: ``M``.
+    :return: :math:`\log \hat Z` and its standard error, numbers in nats. Cost:
+        :math:`O(M P C)` a step.
+    """
+    check_field(field)
+    if start.shape != field.unary.shape:
+        raise ValueError(
+            f"start must have shape {tuple(field.unary.shape)}, got {tuple(start.shape)}"
+        )
+    if num_steps < 1 or num_chains < 2:
+        raise ValueError(
+            f"num_steps must be at least 1 and num_chains 2, got {num_steps} and {num_chains}"
+        )
+    start = start.to(field.unary)
+    log_q = start.clamp(min=1e-6).log().log_softmax(-1)
+    classes = torch.eye(field.num_classes, dtype=start.dtype, device=start.device)
+    y = torch.distributions.Categorical(logits=log_q).sample((num_chains,))
+    weights = torch.zeros(num_chains, dtype=torch.double, device=start.device)
+    colors, betas = field.colors(), torch.linspace(0, 1, num_steps + 1).tolist()
+    nodes = torch.arange(field.num_nodes, device=start.device)
+    for before, beta in pairwise(betas):
+        ratio = field.log_potential(y).double() - log_q[nodes, y].double().sum(-1)
+        weights += (beta - before) * ratio
+        for color in colors:
+            logits = (1 - beta) * log_q + beta * field.local_logits(classes[y])
+            logits = logits.index_select(1, color)
+            y[:, color] = torch.distributions.Categorical(logits=logits).sample()
+    log_z = weights.logsumexp(0) - math.log(num_chains)
+    relative = (weights - log_z).exp()
+    return log_z, relative.std() / math.sqrt(num_chains)

@@ -1,0 +1,291 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from pyro.ops.provenance import track_provenance
+from torch import Size, Tensor
+from torch.distributions import Categorical, constraints
+from torch.nn.functional import one_hot
+
+from pyro_nmm import NeighborChoice, NeighborMixture
+from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.edges import check_mask
+from pyro_nmm.models.random_fields.elimination import greedy_colors
+from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field, check_mixture
+from pyro_nmm.ops.score_costs import others_mean
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import as_labels, check_integers, check_plain
+
+#: Most labellings of a node's neighbours for which the node is summed out.
+MAX_LABELLINGS = 4096
+
+
+class Stars(NamedTuple):
+    """Nodes that are summed out and have equally many neighbours ``D``."""
+
+    nodes: Tensor  #: ``(B,)`` node ids
+    neighbors: Tensor  #: ``(B, D)`` places among the nodes that stay
+    logits: Tensor  #: ``(B, C^D, C)`` of a node's label, by its neighbours' labels, last fastest
+    sums: Tensor  #: ``(B, C^D)``: the logarithm of their sum over the node's label
+
+
+class MarginalField(GraphDistribution):
+    r"""
+    The distribution of some nodes of a Markov random field, the others summed out exactly. No two
+    of the others are neighbours, so that each of their sums is one over a single label:
+
+    .. math::
+
+        \log p^*(y_S) = \sum_{i \in S} u_i(y_i) + \sum_{(i, j) \subset S} w_{ij} \, \phi(y_i, y_j)
+            + \sum_{b \notin S} \log \sum_k \exp \Big( u_b(k) +
+              \sum_{j \sim b} w_{bj} \, \phi(y_j, k) \Big)
+
+    A :math:`q(y_S)` approximates the whole field as :math:`q(y_S) \, p(y_{\setminus S} \mid y_S)`,
+    at the KL divergence of :math:`q(y_S)` alone; that of any :math:`q(y)` is at least its own
+    marginal's. On a grid every other pixel stays. :func:`~pyro_nmm.guides.fit_mixture` and
+    :class:`~pyro_nmm.guides.FieldGuide` take it in the place of the field, and :meth:`complete`
+    draws the rest.
+
+    >>> from pyro_nmm.models import grid_edges, ising
+    >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
+    >>> half = MarginalField(field)
+    >>> half.nodes
+    tensor([1, 3, 5, 7])
+    >>> bool((half.log_normalizer() - field.log_normalizer()).abs() < 1e-6)
+    True
+    >>> half.complete(torch.tensor([1, 1, 1, 1])).shape
+    torch.Size([9])
+
+    :param PairwiseMRF field: without batch dimensions.
+    :param Tensor stay: ``(N,)`` mask of the nodes of :math:`S`. Default: the others are the
+        largest of the field's :meth:`~PairwiseMRF.colors`, as far as their neighbours have at
+        most 4096 labellings.
+    :raises ValueError: for a batch of fields, neighbours that are both summed out, and a node with
+        more labellings of its neighbours than that.
+
+    Cost: :math:`O(N C^{D + 1})` to build and :math:`O(N C^D)` to store, for ``D`` neighbours of a
+    node that is summed out.
+    """
+
+    shown = "num_nodes", "num_classes"
+
+    nodes: Tensor  #: ``(num_nodes,)`` ids, in the field, of the nodes that stay
+    others: Tensor  #: ``(N - num_nodes,)`` of those summed out
+
+    def __init__(self, field: PairwiseMRF, stay: Tensor | None = None) -> None:
+        check_field(field)
+        degree = torch.bincount(field.edges.flatten(), minlength=field.num_nodes)
+        many = field.num_classes ** degree.double() > MAX_LABELLINGS
+        if stay is None:
+            color = max(reversed(field.colors()), key=len)
+            stay = torch.ones_like(many).index_fill(0, color, False) | many
+            stay[:1] |= not stay.any()  # of a field without edges nothing else would stay
+        else:
+            check_mask(stay, field.num_nodes, field.edges.device, "stay")
+        _check(field.edges, stay, many)
+        self.field, self.stay, self.degree = field, stay, degree
+        self.nodes, self.others = stay.nonzero()[:, 0], (~stay).nonzero()[:, 0]
+        self.num_nodes, self.num_classes = len(self.nodes), field.num_classes
+        place = stay.cumsum(0) - 1
+        inside = stay[field.edges].all(0)
+        strength = field.strength.expand(field.num_edges)
+        unary, interaction = field.unary[self.nodes], field.interaction
+        self.rest = PairwiseMRF(place[field.edges[:, inside]], unary, strength[inside], interaction)
+        self.stars = list(self._stars(place, strength))
+        super().__init__(Size(), Size([self.num_nodes]), validate_args=False)
+
+    def _stars(self, place: Tensor, strength: Tensor) -> Iterator[Stars]:
+        field = self.field
+        both = torch.cat([field.edges, field.edges.flip(0)], 1)
+        outside = ~self.stay[both[0]]
+        center, end = both[:, outside]
+        by_center = center.argsort(stable=True)
+        center, end = center[by_center], place[end[by_center]]
+        weight = strength.repeat(2)[outside][by_center]
+        for count in self.degree[self.others].unique().tolist():
+            nodes = self.others[self.degree[self.others] == count]
+            here = self.degree[center] == count
+            labels = labellings(count, field.num_classes, device=end.device)
+            neighbors, own = (found[here].view(len(nodes), count) for found in (end, weight))
+            sent = torch.einsum("bd,kdc->bkc", own, field.interaction[labels])
+            logits = field.unary[nodes].unsqueeze(1) + sent
+            yield Stars(nodes, neighbors, logits, logits.logsumexp(-1))
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self):
+        return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
+
+    def log_potential(self, value: Tensor) -> Tensor:
+        r"""
+        :math:`\log p^*(y_S)`, without the normalizer, which is the field's.
+
+        :param Tensor value: ``(..., num_nodes)`` labels.
+        :return: ``(...)``. Cost: :math:`O(N + P)`.
+        """
+        value = self._labels(value)
+        total = self.rest.log_potential(value)
+        for star in self.stars:
+            total = total + self._of(star, value, star.sums).sum(-1)
+        return total
+
+    def _labels(self, value: Tensor) -> Tensor:
+        value = as_labels("value", value)
+        if value.shape[-1:] != self.event_shape:
+            raise ValueError(
+                f"value must have shape (..., {self.num_nodes}), a label for each node that stays, "
+                f"got {tuple(value.shape)}"
+            )
+        if value.numel() and not 0 <= int(value.min()) <= int(value.max()) < self.num_classes:
+            raise ValueError(f"value must hold labels in 0..{self.num_classes - 1}")
+        return value
+
+    def _of(self, star: Stars, value: Tensor, table: Tensor) -> Tensor:
+        """Rows of a table ``(B, C^D, ...)`` at the neighbours' labels: ``(..., B, ...)``."""
+        count = star.neighbors.shape[1]
+        digits = self.num_classes ** torch.arange(count - 1, -1, -1, device=value.device)
+        number = (value[..., star.neighbors] * digits).sum(-1)
+        return table[torch.arange(len(star.nodes), device=value.device), number]
+
+    def expected_potential(self, mixture: NeighborMixture, num_samples: int = 8) -> Tensor:
+        r"""
+        An unbiased estimate of :math:`E_q[\log p^*(y_S)]` under a mixture, and of its gradient.
+        Pairs of nodes that stay are exact. What a node that is summed out adds is averaged over
+        draws of its neighbours' choices :math:`c`, exactly over their labels given these; the
+        gradient towards the attention is a score with the other draws' mean as baseline, of the
+        choices that the term depends on alone:
+
+        .. math::
+
+            E_c \Big[ \sum_{y_1 \dots y_D} p(y_1 \dots y_D \mid c) \, f_b(y_1 \dots y_D) \Big],
+            \qquad p(y_d \mid y_{<d}, c) = \frac{\alpha_{c_d y_d} + \#\{m < d : (c_m, y_m) =
+            (c_d, y_d)\}}{A_{c_d} + \#\{m < d : c_m = c_d\}}
+
+        :param int num_samples: draws of the choices, at least two.
+        :return: a number. Cost: :math:`O(E C + N C^D D)` a sample.
+        """
+        check_integers(2, num_samples=num_samples)
+        check_plain("expected_potential", mixture.batch_shape)
+        check_mixture(mixture, self.rest.unary)
+        (alpha, logits), provenance = untracked(mixture.table, mixture.logits)
+        choice = NeighborChoice(mixture.hood, logits, validate_args=False)
+        chosen = choice.sample((num_samples,))
+        log_attention = choice.log_attention[mixture.hood.find(chosen)]
+        total = self.rest.expected_potential(mixture)
+        for star in self.stars:
+            probs = joint_labels(alpha, chosen[:, star.neighbors])
+            terms = (probs * star.sums).sum(-1)
+            score = log_attention[:, star.neighbors].sum(-1)
+            baseline = others_mean(terms, [0])
+            assert baseline is not None  # of two draws or more
+            above = (terms - baseline).detach()
+            total = total + (terms + above * (score - score.detach())).sum() / num_samples
+        return track_provenance(total, provenance)
+
+    def conditional(self, value: Tensor) -> Tensor:
+        """
+        ``(..., len(others), C)``: the others' distributions given labels ``(..., num_nodes)``, of
+        which they are independent.
+        """
+        # Writing into a tensor would leave the provenance of what is written behind.
+        (value, *tables), provenance = untracked(value, *(star.logits for star in self.stars))
+        value, unary = self._labels(value), untracked(self.field.unary)[0][0]
+        logits = unary.new_zeros(*value.shape[:-1], *unary.shape)
+        for star, table in zip(self.stars, tables, strict=True):
+            logits[..., star.nodes, :] = self._of(star, value, table)
+        return track_provenance(logits[..., self.others, :].softmax(-1), provenance)
+
+    @torch.no_grad()
+    def complete(self, value: Tensor) -> Tensor:
+        """``(..., N)``: labels ``(..., num_nodes)``, and draws of the others given them."""
+        (value, probs), provenance = untracked(value, self.conditional(value))
+        full = value.new_zeros(*value.shape[:-1], self.field.num_nodes, dtype=torch.long)
+        full[..., self.nodes] = value.long()
+        full[..., self.others] = Categorical(probs).sample()
+        return track_provenance(full, provenance)
+
+    def colors(self) -> list[Tensor]:
+        """
+        Sets of places among the nodes that stay without an interaction inside: no edge, and no
+        neighbour in common that is summed out. Their order is that of a fit by default.
+        """
+        pairs = [self.rest.edges]
+        for star in self.stars:
+            count = star.neighbors.shape[1]
+            ends = torch.combinations(torch.arange(count, device=star.nodes.device))
+            pairs.append(star.neighbors[:, ends].flatten(0, 1).T)
+        return greedy_colors(torch.cat(pairs, 1).unique(dim=1), self.num_nodes)
+
+    def scaled(self, share: float) -> MarginalField:
+        """Of the field with its interactions multiplied by ``share``."""
+        new = self.expand(self.batch_shape)
+        new.field, new.rest, new.stars = self.field.scaled(share), self.rest.scaled(share), []
+        for star in self.stars:
+            unary = self.field.unary[star.nodes].unsqueeze(1)
+            logits = unary + share * (star.logits - unary)
+            new.stars.append(star._replace(logits=logits, sums=logits.logsumexp(-1)))
+        return new
+
+    def log_normalizer(self) -> Tensor:
+        r"""Exact :math:`\log Z`, the field's; refuses wide graphs."""
+        return self.field.log_normalizer()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Exact; refuses wide graphs."""
+        return self.log_potential(value) - self.log_normalizer()
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Exact and independent samples; refuses wide graphs."""
+        return self.field.sample(Size(sample_shape) + self.batch_shape)[..., self.nodes]
+
+
+#: Targets that a guide takes.
+RandomField = PairwiseMRF | MarginalField
+
+
+def labellings(count: int, num_classes: int, device=None) -> Tensor:
+    """``(C^count, count)``: all labels of some nodes, the last node's changing fastest."""
+    if not count:
+        return torch.zeros(1, 0, dtype=torch.long, device=device)
+    each = torch.arange(num_classes, device=device)
+    return torch.cartesian_prod(*[each] * count).view(-1, count)
+
+
+def joint_labels(alpha: Tensor, chosen: Tensor) -> Tensor:
+    """
+    Distributions of the labels that some nodes take together from the sources they have chosen.
+
+    :param Tensor alpha: ``(M, C)``.
+    :param Tensor chosen: ``(..., D)`` sources.
+    :return: ``(..., C^D)``, in the order of :func:`labellings`.
+    """
+    (*shape, count), num_classes, total = chosen.shape, alpha.shape[-1], alpha.sum(-1)
+    same = (chosen.unsqueeze(-1) == chosen.unsqueeze(-2)).to(alpha)
+    joint = alpha.new_ones(*shape, 1)
+    for d in range(count):
+        # Of the nodes before, those that have the same source: how often each label has come.
+        before, labels = same[..., d, :d], labellings(d, num_classes, alpha.device)
+        come = torch.einsum("...m,kmc->...kc", before, one_hot(labels, num_classes).to(alpha))
+        above = alpha[chosen[..., d]].unsqueeze(-2) + come
+        below = total[chosen[..., d]] + before.sum(-1)
+        joint = (joint.unsqueeze(-1) * (above / below[..., None, None])).flatten(-2)
+    return joint
+
+
+def _check(edges: Tensor, stay: Tensor, many: Tensor) -> None:
+    alone = ~stay[edges]
+    if alone.all(0).any():
+        first = edges[:, alone.all(0)][:, 0].tolist()
+        raise ValueError(
+            f"stay must hold one end of every edge at least, but holds neither {first[0]} nor "
+            f"{first[1]}: nodes that are summed out may not be neighbours"
+        )
+    if (many & ~stay).any():
+        node = int((many & ~stay).nonzero()[0, 0])
+        raise ValueError(
+            f"node {node} has more than {MAX_LABELLINGS} labellings of its neighbours: let it stay"
+        )

@@ -1,0 +1,330 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Markov random fields of node labels with pairwise interactions: Ising and Potts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from pyro.ops.provenance import track_provenance
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from pyro_nmm import NeighborMixture
+from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.models.random_fields.elimination import exact_draws, greedy_colors, log_sum
+from pyro_nmm.ops.marginals import expected_interaction, node_marginals
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import as_labels
+
+
+class PairwiseMRF(GraphDistribution):
+    r"""
+    A Markov random field of labels with one interaction and a strength for every edge.
+
+    .. math::
+
+        p(y) = \frac1Z p^*(y), \qquad
+        \log p^*(y) = \sum_i u_i(y_i) + \sum_{(i, j)} w_{ij} \, \phi(y_i, y_j)
+
+    A sample holds a label in ``0..C - 1`` for every node. :meth:`log_potential` is
+    :math:`\log p^*`. What needs :math:`Z` (:meth:`log_prob`, :meth:`log_normalizer`,
+    :meth:`marginals`, :meth:`sample`) sums over all labellings by variable elimination, exact
+    for narrow graphs, such as grids of two labels up to 17 wide and any length; it refuses
+    others.
+
+    >>> pair = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.tensor([0.0, 0.0]))
+    >>> pair.log_normalizer()  # log(2 e^0.5 + 2 e^-0.5)
+    tensor(1.5064)
+    >>> pair.log_prob(torch.tensor([1, 1])).exp()
+    tensor(0.3655)
+
+    :param Tensor edges: ``(2, P)`` node ids, every pair once.
+    :param Tensor unary: ``(..., N, C)``, :math:`u_i(k)`, in nats.
+    :param Tensor strength: ``(..., P)``, :math:`w_{ij}`; or ``(..., 1)``, the same for all edges.
+    :param Tensor interaction: ``(C, C)`` symmetric, :math:`\phi`.
+    :raises ValueError: for wrong shapes, node ids out of range, loops and double edges.
+    """
+
+    shown = "num_nodes", "num_edges", "num_classes"
+
+    def __init__(self, edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
+        _check(edges, unary, strength, interaction)
+        self.edges, self.unary = edges, unary
+        self.strength, self.interaction = strength, interaction
+        self.num_edges, (self.num_nodes, self.num_classes) = edges.shape[1], unary.shape[-2:]
+        batch_shape = torch.broadcast_shapes(unary.shape[:-2], strength.shape[:-1])
+        super().__init__(batch_shape, Size([self.num_nodes]), validate_args=False)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self):
+        return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
+
+    def log_potential(self, value: Tensor) -> Tensor:
+        r"""
+        :math:`\log p^*(y)`, without the normalizer.
+
+        :param Tensor value: ``(..., N)`` labels.
+        :return: ``(...)``. Cost: :math:`O(N + P)`.
+        """
+        value = as_labels("value", value)
+        if value.shape[-1:] != self.event_shape:
+            raise ValueError(
+                f"value must have shape (..., {self.num_nodes}), one label per node, got "
+                f"{tuple(value.shape)}"
+            )
+        shape = torch.broadcast_shapes(value.shape[:-1], self.unary.shape[:-2])
+        labels = value.expand(*shape, -1).unsqueeze(-1)
+        single = self.unary.expand(*shape, -1, -1).gather(-1, labels).squeeze(-1).sum(-1)
+        first, second = (value.index_select(-1, nodes) for nodes in self.edges)
+        table = self.interaction.flatten()
+        pair = table[first * self.num_classes + second]
+        return single + (self.strength * pair).sum(-1)
+
+    def expected_potential(self, mixture: NeighborMixture) -> Tensor:
+        r"""
+        :math:`E_q[\log p^*(y)]` under a mixture, exactly, from its single and pair marginals.
+
+        :return: a number for each element of the batches. Cost: :math:`O(E C)` and, for each
+            edge, the smaller degree.
+        """
+        check_mixture(mixture, self.unary)
+        field = self.unary, self.strength, self.interaction
+        plain, provenance = untracked(*field, mixture.table, mixture.logits)
+        unary, strength, interaction, alpha, logits = plain
+        attention = mixture.hood.softmax(logits)
+        marginals = node_marginals(mixture.hood, alpha, attention)
+        single = (unary * marginals).sum((-2, -1))
+        arguments = mixture.hood, alpha, attention, marginals, self.edges, interaction
+        potential = single + (strength * expected_interaction(*arguments)).sum(-1)
+        return track_provenance(potential, provenance)
+
+    def local_logits(self, probs: Tensor) -> Tensor:
+        r"""
+        :math:`u_i + \sum_j w_{ij} \phi \, p_j` for every node: the logits of its label given its
+        neighbours' ones, or given independent neighbours of distributions :math:`p_j`.
+
+        :param Tensor probs: ``(..., N, C)``, one-hot or distributions.
+        :return: ``(..., N, C)``. Cost: :math:`O(N C^2 + P C)`.
+        """
+        messages = probs @ self.interaction
+        strength = self.strength.unsqueeze(-1)
+        batch = torch.broadcast_shapes(self.batch_shape, probs.shape[:-2])
+        logits = self.unary.expand(*batch, -1, -1)
+        for here, there in (self.edges, self.edges.flip(0)):
+            message = strength * messages.index_select(-2, there)
+            logits = logits.index_add(-2, here, message.expand(*logits.shape[:-2], -1, -1))
+        return logits
+
+    def colors(self) -> list[Tensor]:
+        """Sets of nodes without an edge inside, which may be updated at once; greedily few."""
+        return greedy_colors(self.edges, self.num_nodes)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Exact; refuses wide graphs."""
+        return self.log_potential(value) - self.log_normalizer()
+
+    def log_normalizer(self) -> Tensor:
+        r"""Exact :math:`\log Z`, differentiable: :func:`~pyro_nmm.models.elimination.log_sum`."""
+        return log_sum(self.edges, self.unary, self._tables())
+
+    def marginals(self) -> Tensor:
+        r"""``(..., N, C)``: exact :math:`p(y_i) = \partial \log Z / \partial u_i`."""
+        with torch.enable_grad():
+            unary = self.unary.detach().expand(*self.batch_shape, -1, -1).clone()
+            total = log_sum(self.edges, unary.requires_grad_(), self._tables().detach()).sum()
+        return torch.autograd.grad(total, unary)[0]
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Exact and independent samples."""
+        shape = Size(sample_shape)
+        own = torch.broadcast_shapes(self.unary.shape[:-2], self.strength.shape[:-1])
+        if own.numel() > 1:
+            raise ValueError(f"sample needs a field without batch, got {own}")
+        shape = shape + self.batch_shape
+        (unary, pairwise), provenance = untracked(self.unary, self._tables())
+        unary = unary.reshape(unary.shape[-2:])
+        pairwise = pairwise.reshape(-1, self.num_classes, self.num_classes)
+        draws = exact_draws(self.edges, unary, pairwise, shape.numel())
+        return track_provenance(draws.view(shape + self.event_shape), provenance)
+
+    def scaled(self, share: float) -> PairwiseMRF:
+        """The field with its interactions multiplied by ``share``, and its unary terms as is."""
+        new = self.expand(self.batch_shape)
+        new.strength = share * self.strength
+        return new
+
+    def _tables(self) -> Tensor:
+        strength = self.strength
+        strength = strength.expand(*strength.shape[:-1], self.edges.shape[1])
+        return strength[..., None, None] * self.interaction
+
+
+def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF:
+    r"""
+    The Ising model of spins :math:`x_i = 2 y_i - 1 \in \{-1, 1\}`.
+
+    .. math::
+
+        \log p^*(x) = \sum_{(i, j)} J_{ij} x_i x_j + \sum_i h_i x_i
+
+    >>> target = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.zeros(2))
+    >>> target.log_potential(torch.tensor([[0, 0], [0, 1]]))  # alike, and not
+    tensor([ 0.5000, -0.5000])
+
+    :param Tensor edges: ``(2, P)``, every pair once; for images :func:`grid_edges`.
+    :param Tensor coupling: :math:`J`, a number, ``(P,)``, or with batch dimensions ``(..., 1)``
+        or ``(..., P)``.
+    :param Tensor field: ``(..., N)``, :math:`h`.
+    """
+    unary = torch.stack([-field, field], -1)
+    return PairwiseMRF(edges, unary, _strength(coupling, field), _spins(field))
+
+
+def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF:
+    r"""
+    The Potts model.
+
+    .. math::
+
+        \log p^*(y) = \sum_{(i, j)} J_{ij} \, \delta(y_i = y_j) + \sum_i u_i(y_i)
+
+    >>> target = potts(torch.tensor([[0], [1]]), coupling=0.7, unary=torch.zeros(2, 3))
+    >>> target.log_potential(torch.tensor([[2, 2], [0, 1]]))
+    tensor([0.7000, 0.0000])
+
+    :param Tensor unary: ``(..., N, C)``. The other parameters are those of :func:`ising`.
+    """
+    interaction = torch.eye(unary.shape[-1], dtype=unary.dtype, device=unary.device)
+    return PairwiseMRF(edges, unary, _strength(coupling, unary), interaction)
+
+
+def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
+    r"""
+    The posterior of a binary image given a noisy one, Murphy (2012, "Machine Learning: A
+    Probabilistic Perspective", 21.3.2): an Ising prior and Gaussian noise,
+
+    .. math::
+
+        \log p^*(x) = J \sum_{(i, j)} x_i x_j + \sum_i \log \mathcal N(v_i; x_i, \sigma^2)
+
+    >>> ising_posterior(torch.randn(4, 6)).num_nodes
+    24
+
+    :param Tensor image: ``(H, W)`` noisy values :math:`v`, around -1 and 1.
+    """
+    if image.dim() != 2:
+        raise ValueError(f"image must have shape (height, width), got {tuple(image.shape)}")
+    levels = image.new_tensor([-1.0, 1.0])
+    unary = torch.distributions.Normal(levels, sigma).log_prob(image.reshape(-1, 1))
+    height, width = image.shape
+    edges = grid_edges(height, width, image.device)
+    return PairwiseMRF(edges, unary, _strength(coupling, image), _spins(image))
+
+
+def grid_edges(height: int, width: int, device=None) -> Tensor:
+    """
+    ``(2, P)``: pairs of pixels side by side, then one above the other, in row-major order.
+
+    >>> grid_edges(2, 2)
+    tensor([[0, 2, 0, 1],
+            [1, 3, 2, 3]])
+    """
+    pixel = torch.arange(height * width, device=device).view(height, width)
+    across = torch.stack([pixel[:, :-1].flatten(), pixel[:, 1:].flatten()])
+    down = torch.stack([pixel[:-1].flatten(), pixel[1:].flatten()])
+    return torch.cat([across, down], 1)
+
+
+def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
+    """
+    ``(N,)``: an order of a grid's pixels for :class:`~pyro_nmm.guides.MixtureGuide`. Every other
+    pixel of every other row comes first, then those in the middle of four of them, then the
+    rest, whose neighbours have all come before.
+
+    >>> coarse_to_fine(3, 3)
+    tensor([0, 2, 6, 8, 4, 1, 3, 5, 7])
+    """
+    return torch.argsort(coarseness(height, width, device), stable=True)
+
+
+def coarseness(height: int, width: int, device=None) -> Tensor:
+    """``(N,)``: the group of every pixel, 0, 1 or 2, in :func:`coarse_to_fine`."""
+    pixel = torch.arange(height * width, device=device)
+    odd_row, odd_column = pixel // width % 2, pixel % width % 2
+    return torch.where(odd_row == odd_column, odd_row, 2)
+
+
+def check_field(field: PairwiseMRF) -> None:
+    if not isinstance(field, PairwiseMRF) or field.batch_shape:
+        raise ValueError(f"field must be a PairwiseMRF without batch dimensions, got {field}")
+
+
+def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
+    """A mixture over the nodes and labels of a field, whose edges keep labels."""
+    num_nodes, num_classes = unary.shape[-2:]
+    if (mixture.hood.num_nodes, mixture.num_classes) != (num_nodes, num_classes):
+        raise ValueError(
+            f"mixture must have {num_nodes} nodes and {num_classes} labels, as the field has, got "
+            f"{mixture.hood.num_nodes} and {mixture.num_classes}"
+        )
+    if mixture.relabel is not None:
+        raise ValueError(
+            "expected_potential is for edges that keep labels: make the mixture without relabel"
+        )
+    if mixture.logits.dtype != unary.dtype:
+        raise ValueError(f"mixture must be {unary.dtype}, as field, got {mixture.logits.dtype}")
+
+
+def _spins(like: Tensor) -> Tensor:
+    """The product of two spins, as a table of their labels."""
+    return like.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
+
+
+def _strength(coupling: Tensor | float, like: Tensor) -> Tensor:
+    # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled coupling.
+    strength = coupling.to(like) if isinstance(coupling, Tensor) else like.new_tensor(coupling)
+    return strength[None] if strength.dim() == 0 else strength
+
+
+def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
+    given = {"edges": edges, "unary": unary, "strength": strength, "interaction": interaction}
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(value)}: use torch.as_tensor")
+    if not unary.is_floating_point():
+        raise ValueError(f"unary terms, or field, must be floating-point, got {unary.dtype}")
+    if unary.dim() < 2 or unary.shape[-1] < 2:
+        raise ValueError(f"unary must have shape (..., N, C), C >= 2, got {tuple(unary.shape)}")
+    if not unary.isfinite().all():
+        raise ValueError("unary must be finite: for a label that cannot be give -1e4, not -inf")
+    for name, tensor in (("strength", strength), ("interaction", interaction)):
+        if tensor.dtype != unary.dtype or tensor.device != unary.device:
+            raise ValueError(
+                f"{name} must be {unary.dtype} on {unary.device}, as unary, got {tensor.dtype} on "
+                f"{tensor.device}"
+            )
+    num_nodes, num_classes = unary.shape[-2:]
+    if edges.dim() != 2 or len(edges) != 2 or edges.is_floating_point():
+        raise ValueError(f"edges must be integers of shape (2, P), got {tuple(edges.shape)}")
+    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < num_nodes:
+        raise ValueError(f"edges must hold node ids in 0..{num_nodes - 1}")
+    keys = edges.min(0).values * num_nodes + edges.max(0).values
+    if (edges[0] == edges[1]).any() or len(keys.unique()) < len(keys):
+        raise ValueError(
+            "edges must hold every pair of different nodes once, in one direction: keep "
+            "edge_index[:, edge_index[0] < edge_index[1]] of an undirected graph"
+        )
+    if strength.dim() < 1 or strength.shape[-1] not in (1, edges.shape[1]):
+        raise ValueError(
+            f"strength must have shape (..., {edges.shape[1]}), one number per edge, or (..., 1), "
+            f"got {tuple(strength.shape)}"
+        )
+    if interaction.shape != (num_classes, num_classes) or not interaction.equal(interaction.T):
+        raise ValueError(
+            f"interaction must be a symmetric ({num_classes}, {num_classes}) table, got "
+            f"{tuple(interaction.shape)}"
+        )

@@ -1,0 +1,18 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""An NMM on top of a trained classifier."""
+
+from pyro_nmm.models.stacked.blocks import marginals_in_blocks
+from pyro_nmm.models.stacked.edge_weights import edge_weights
+from pyro_nmm.models.stacked.module import StackedNMM
+from pyro_nmm.models.stacked.pooled import PooledScores
+from pyro_nmm.models.stacked.temperature import temperature_scaling
+
+__all__ = [
+    "PooledScores",
+    "StackedNMM",
+    "edge_weights",
+    "marginals_in_blocks",
+    "temperature_scaling",
+]

@@ -1,0 +1,70 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Named cases: random rows with parameters, all that latent labels can be, edges that relabel."""
+
+import networkx as nx
+import torch
+from graphs import labellings, random_sources, to_hood
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.ops.enumeration import enumerate_choices
+
+
+def random_case(seed, kind):
+    """A graph, a subset, parameters with or without batch, and uniforms."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def number(high):
+        return int(torch.randint(high, (), generator=generator))
+
+    n = 2 + number(12)
+    if kind == "random":
+        graph = nx.gnp_random_graph(n, 0.3, seed=seed)
+    elif kind == "hubs":
+        graph = nx.barabasi_albert_graph(n + 3, 1 + number(2), seed=seed)
+    if kind == "grid":
+        hood = Neighborhood.grid(1 + number(5), 1 + number(5), number(3))
+    elif kind == "sources":
+        hood = random_sources(n, 1 + number(6), generator)
+    else:
+        hood = to_hood(graph, directed=bool(number(2)), generator=generator)
+    num_classes, n = 2 + number(3), hood.num_nodes
+    scale = torch.rand((), generator=generator) * 4
+    batch = [(), (1,), (3,)][number(3)]
+    a, b, c = ((), ()), ((3,), ()), ((3,), (3,))
+    (alpha_batch, y_batch) = [a, b, c][number(3)]
+    logits_batch = [(), (3,)][number(2)]
+    randn = {"generator": generator}
+    alpha = (scale * torch.randn(*alpha_batch, hood.num_sources, num_classes, **randn)).exp()
+    logits = scale * torch.randn(*logits_batch, hood.num_edges, **randn)
+    y = torch.randint(num_classes, (*y_batch, n), **randn)
+    observed = torch.rand(n, **randn) < 0.7
+    observed[number(n)] = True
+    nodes = observed.nonzero()[:, 0]
+    order = nodes[torch.randperm(len(nodes), generator=generator)]
+    shape = torch.broadcast_shapes(batch, alpha_batch, y_batch, logits_batch)
+    uniforms = torch.rand(shape.numel(), len(nodes), **randn)
+    return hood, alpha, logits, y, observed, order, shape, uniforms
+
+
+def everything(rows, num_classes):
+    """``(Q, 2, n)``: all choices with all labels."""
+    choices = rows.source[enumerate_choices(rows)]
+    labels = labellings(rows.num_rows, num_classes)
+    pairs = torch.broadcast_tensors(choices[:, None], labels[None])
+    return torch.stack(pairs, 2).flatten(0, 1)
+
+
+def permutations(hood, size):
+    return torch.stack([torch.randperm(size) for _ in range(hood.num_edges)])
+
+
+def matrices(hood, size, batch=()):
+    """Some entries are zero: what a label never becomes."""
+    relabel = torch.rand(*batch, hood.num_edges, size, size)
+    relabel[..., 0, 0, 0] = 0
+    return relabel / relabel.sum(-1, keepdim=True)
+
+
+KINDS = {"permutations": permutations, "matrices": matrices}

@@ -1,0 +1,340 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The same on a CUDA device: exactness, draws and gradients against the CPU."""
+
+import copy
+import math
+from functools import partial
+
+import networkx as nx
+import pyro
+import pytest
+import torch
+from cases import random_case
+from graphs import connected_graphs, parameters, random_sources, shared_sources, to_hood
+from oracle import of_hood
+from pyro.distributions import Normal
+from pyro.infer import TraceGraph_ELBO
+
+from pyro_nmm import (
+    EvidenceConditional,
+    InnerProductGraph,
+    MembershipMixture,
+    Neighborhood,
+    NeighborMixture,
+    OrderedConditional,
+    sources,
+)
+from pyro_nmm.datasets.images import random_patches
+from pyro_nmm.datasets.links import link_split
+from pyro_nmm.datasets.nodes import digits, random_split
+from pyro_nmm.guides import (
+    Consistency,
+    DGLFRMGuide,
+    evidence_guide,
+    fit_images,
+    fit_links,
+    fit_mixture,
+    fit_nmm,
+    ordered_guide,
+)
+from pyro_nmm.models import (
+    DGLFRM,
+    Denoiser,
+    FreeNMM,
+    MarginalField,
+    NMMNetwork,
+    PairwiseMRF,
+    StackedNMM,
+    UNet,
+    grid_edges,
+    ising,
+    nmm,
+)
+from pyro_nmm.models.backbones import gcn
+from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.gibbs import sweep
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("graph", list(connected_graphs(4)))
+def test_exactness(graph):
+    hood = to_hood(graph)
+    alpha, logits = parameters(hood, 2)
+    oracle = of_hood(hood, alpha, logits)
+    mix = NeighborMixture(hood.to("cuda"), alpha.cuda(), logits.cuda())
+    labels = torch.from_numpy(oracle.labels).cuda()
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+    close(mix.log_prob(labels).cpu(), torch.from_numpy(oracle.log_prob))
+    cpu = NeighborMixture(hood, alpha, logits)
+    close(mix.marginals().cpu(), cpu.marginals())
+    pairs = torch.combinations(torch.arange(hood.num_nodes), with_replacement=True).T
+    close(mix.pairwise(pairs.cuda()).cpu(), cpu.pairwise(pairs))
+    y, observed = cpu.sample(), torch.arange(hood.num_nodes) < 1
+    here, there = cpu.condition(y, observed), mix.condition(y.cuda(), observed.cuda())
+    close(there.marginals().cpu(), here.marginals())
+    for method in ("marginal", "joint", "sequential"):
+        assert there.predict(method=method).device.type == "cuda"
+
+
+@pytest.mark.parametrize("kind", ["random", "hubs", "grid"])
+def test_same_uniforms_same_choices(kind):
+    for seed in range(200):
+        hood, alpha, logits, y, observed, order, shape, uniforms = random_case(seed, kind)
+        here = OrderedConditional(hood, alpha, logits, y, observed, order)._draw(shape, uniforms)
+        there = [t.cuda() for t in (alpha, logits, y, observed, order)]
+        there = OrderedConditional(hood.to("cuda"), *there)._draw(shape, uniforms.cuda())
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
+
+
+def latent_case(seed):
+    """Nodes that share sources, or windows of a grid; evidence of nodes or of edges."""
+    torch.manual_seed(seed)
+    hood = random_sources(40, 9) if seed % 2 else sources.grid(6, 7, stride=2)
+    alpha, logits = parameters(hood, 3)
+    size = hood.num_edges if seed % 4 < 2 else hood.num_nodes
+    evidence = torch.randn(size, 3)
+    evidence[0] = torch.tensor([0.0, -torch.inf, 0.0])
+    return hood, alpha, logits, evidence
+
+
+def test_same_uniforms_same_latent_draws():
+    """Sequential draws and Gibbs sweeps."""
+    for seed in range(40):
+        hood, alpha, logits, evidence = latent_case(seed)
+        start, numbers = torch.rand(5, hood.num_rows), torch.rand(3, 5, hood.num_rows)
+        found = {}
+        for device in ("cpu", "cuda"):
+            there = hood.to(device)
+            log_attention = there.log_softmax(logits.to(device))
+            tables = (t.to(device)[None] for t in (alpha, evidence))
+            terms = LatentTerms(log_attention[None], *tables)
+            draw = draw_latent(there, terms, start.to(device))
+            swept = sweep(there, terms, draw, numbers.to(device))
+            found[device] = [t.cpu() for t in (*draw, *swept.draw, swept.visits, swept.totals)]
+        assert all(map(torch.equal, *found.values()))
+
+
+@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
+def test_gradients_given_evidence(estimator):
+    for seed in range(4):
+        hood, *parts = latent_case(seed)
+        order, value, grads = torch.randperm(hood.num_nodes), None, []
+        for device in ("cpu", "cuda"):
+            leaves = [t.detach().to(device).requires_grad_() for t in parts]
+            arguments = {"order": order.to(device), "estimator": estimator}
+            q = EvidenceConditional(hood.to(device), *leaves, **arguments)
+            value = q.sample((4,)) if value is None else value
+            found = q.score_parts(value.to(device))
+            (found.entropy_term + found.log_prob).sum().backward()
+            grads.append([leaf.grad.cpu() for leaf in leaves])
+        torch.testing.assert_close(*grads)
+
+
+def test_posteriors_given_evidence():
+    """Exact sums, weighted draws and chains, of five nodes with three sources."""
+    hood = shared_sources()
+    alpha, logits = parameters(hood, 2)
+    parts = alpha, logits, torch.randn(5, 2)
+    truth = EvidenceConditional(hood, *parts).posterior().marginals()
+    q = EvidenceConditional(hood.to("cuda"), *(t.cuda() for t in parts))
+    torch.testing.assert_close(q.posterior().marginals().cpu(), truth)
+    ways = {"weighted": {"weighted": True}, "swept": {"num_sweeps": 20}}
+    for name, way in ways.items():
+        found = q.posterior(num_samples=20_000, **way)
+        assert found.sample((3,)).device.type == "cuda"
+        gap = (found.marginals().cpu() - truth).abs().max()
+        assert gap < 0.02, name
+
+
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_a_step_given_evidence(collapsed):
+    hood = sources.grid(12, 12, stride=3, device="cuda")
+    alpha, logits = (t.cuda().requires_grad_() for t in parameters(hood.to("cpu"), 3))
+    means = torch.tensor([-1.0, 0.0, 1.0], device="cuda", requires_grad=True)
+    w = torch.randn(144, device="cuda")
+
+    def model():
+        y = nmm(hood, alpha, logits, collapsed=collapsed)
+        pyro.sample("w", Normal(means[y], 0.7).to_event(1), obs=w)
+
+    def guide():
+        evidence = Normal(means, 0.7).log_prob(w[:, None])
+        evidence_guide(hood, alpha, logits, evidence, collapsed=collapsed)
+
+    elbo = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
+    assert torch.tensor(elbo.loss_and_grads(model, guide)).isfinite()
+    for leaf in (alpha, logits, means):
+        assert leaf.grad.isfinite().all()
+
+
+def test_sources():
+    """Constructors on the device give what those on the CPU give."""
+    places, edges = torch.rand(50, 2), to_hood(nx.path_graph(50))
+    edge_index = torch.stack([edges.source, edges.target])
+    membership = torch.randint(6, (2, 50))
+    found = {}
+    for device in ("cpu", "cuda"):
+        hoods = (
+            sources.grid(9, 7, stride=2, radius=3, device=device),
+            sources.points(places.to(device), radius=0.4, spacing=0.3)[0],
+            sources.communities(edge_index.to(device), 50, membership.to(device)),
+        )
+        assert all(hood.device.type == device for hood in hoods)
+        found[device] = [t.cpu() for hood in hoods for t in (hood.ptr, hood.source)]
+    assert all(map(torch.equal, *found.values()))
+
+
+@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
+def test_gradients_of_given_choices(estimator):
+    hood = to_hood(nx.barabasi_albert_graph(200, 3, seed=0))
+    alpha, logits = parameters(hood, 3)
+    y, order = torch.randint(3, (200,)), torch.randperm(200)
+    c, grads = None, []
+    for device in ("cpu", "cuda"):
+        leaves = [t.detach().to(device).requires_grad_() for t in (alpha, logits)]
+        q = OrderedConditional(
+            hood.to(device), *leaves, y.to(device), order=order.to(device), estimator=estimator
+        )
+        c = q.sample((4,)) if c is None else c
+        parts = q.score_parts(c.to(device))
+        (parts.entropy_term + parts.log_prob).sum().backward()
+        grads.append([leaf.grad.cpu() for leaf in leaves])
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_a_step(collapsed):
+    hood = to_hood(nx.barabasi_albert_graph(200, 3, seed=0)).to("cuda")
+    alpha, logits = (t.cuda().requires_grad_() for t in parameters(hood.to("cpu"), 3))
+    y = torch.randint(3, (200,), device="cuda")
+    elbo = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
+    model, guide = (partial(f, collapsed=collapsed) for f in (nmm, ordered_guide))
+    assert torch.tensor(elbo.loss_and_grads(model, guide, hood, alpha, logits, y)).isfinite()
+    assert alpha.grad.isfinite().all()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["permutations", "matrices"])
+def test_edges_that_relabel(kind):
+    """Exact values as on the CPU, and draws, posteriors and estimates on the device."""
+    hood = to_hood(nx.house_graph())
+    alpha, logits = parameters(hood, 3)
+    relabel = torch.rand(hood.num_edges, 3).argsort(-1)
+    if kind == "matrices":
+        relabel = torch.rand(hood.num_edges, 3, 3).softmax(-1)
+    y, mask, pairs = torch.randint(3, (5,)), torch.arange(5) < 2, torch.tensor([[0, 3], [1, 4]])
+    found = []
+    for device in ("cpu", "cuda"):
+        parts = (t.to(device) for t in (alpha, logits, relabel))
+        mix = NeighborMixture(hood.to(device), *parts)
+        posterior = mix.condition(y.to(device), mask.to(device))
+        values = mix.log_prob(y.to(device)), mix.marginals(), mix.pairwise(pairs.to(device))
+        found.append([*values, posterior.marginals(), posterior.pairwise(pairs.to(device))])
+        assert mix.sample((3,)).device.type == posterior.sample((3,)).device.type == device
+        assert mix.elbo(y.to(device)).isfinite().all()
+        assert mix.log_likelihood(y.to(device), num_particles=8).isfinite()
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(there.cpu(), here)
+
+
+def test_fields_with_nodes_summed_out():
+    """Values as on the CPU, and a fit on the device."""
+    field, found = ising(grid_edges(3, 4), 0.4, torch.linspace(-0.3, 0.4, 12)), []
+    value = torch.tensor([0, 1, 1, 0, 1, 1])
+    for device in ("cpu", "cuda"):
+        there = (t.to(device) for t in (field.edges, field.unary, field.strength))
+        half = MarginalField(PairwiseMRF(*there, field.interaction.to(device)))
+        y = value.to(device)
+        found.append([half.nodes, half.log_potential(y), half.conditional(y), *half.colors()])
+        assert half.complete(y).device.type == device
+        hood = Neighborhood.grid(3, 4, radius=2, device=device).subgraph(half.nodes)
+        mix, losses = fit_mixture(half, hood, FreeNMM(hood, 2), num_steps=3)
+        assert mix.logits.device.type == device
+        assert torch.tensor(losses).isfinite().all()
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(there.cpu(), here)
+
+
+def test_stacked_and_monte_carlo():
+    """On top of a classifier: the same fit, within its noise, and estimates on the device."""
+    torch.manual_seed(0)
+    hood = to_hood(nx.caveman_graph(60, 4))
+    truth = torch.randn(240, 3).softmax(-1)
+    y = NeighborMixture(hood, 0.5 * truth, torch.zeros(hood.num_edges)).sample()
+    train, held_out = torch.rand(2, 240) < 0.4
+    held_out &= ~train
+    for stacked in (StackedNMM(3), StackedNMM(pool=False)):
+        fits = []
+        for device in ("cpu", "cuda"):
+            arguments = (t.to(device) for t in (4 * truth.log(), y, train, held_out))
+            fits.append(copy.deepcopy(stacked).fit(hood.to(device), *arguments))
+        for here, there in zip(*(f.parameters() for f in fits), strict=True):
+            assert (here - there.cpu()).abs().max() < 0.3
+    mix = fits[1].mixture(hood.to("cuda"), 4 * truth.log().cuda())
+    estimate = mix.log_likelihood(y.cuda(), given=train.cuda(), num_particles=256)
+    cpu = NeighborMixture(hood, mix.alpha.cpu(), mix.logits.cpu())
+    other = cpu.log_likelihood(y, given=train, num_particles=256)
+    assert abs(estimate.item() - other.item()) < 0.5
+
+
+def test_node_classification_trains(tmp_path):
+    data = random_split(digits(), 0.1, 0.1, 0.5, seed=0).to("cuda")
+    data.x = data.x.double().to_sparse_csr()
+    hood = Neighborhood(data.edge_index, data.num_nodes)
+    network = NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10, floor=0.1)
+    consistency = Consistency(data.num_nodes, 10).cuda()
+    mix, _ = fit_nmm(network.cuda(), data, hood, consistency=consistency, lr=0.03, num_epochs=60,
+                     checkpoint=tmp_path / "nmm.pt")  # fmt: skip
+    hit = mix.condition(data.y, data.train_mask, 32).predict() == data.y
+    assert hit[data.test_mask].double().mean() > 0.9
+
+
+def test_links_and_memberships():
+    graph = nx.barabasi_albert_graph(200, 3, seed=0)
+    hood, edge_index = to_hood(graph), torch.tensor(list(nx.DiGraph(graph).edges)).T
+    factors, s = torch.randn(200, 4), torch.randn(200, 5)
+    log_odds, logits = torch.randn(200, 5), torch.randn(hood.num_edges)
+    results = []
+    for device in ("cpu", "cuda"):
+        move = [t.detach().to(device).requires_grad_() for t in (factors, log_odds, logits)]
+        links = InnerProductGraph(move[0], 3.0, edge_index[:, :2].to(device), loops=True)
+        mixture = MembershipMixture(hood.to(device), *move[1:])
+        edges = edge_index.to(device)
+        value = links.log_prob(edges) + mixture.log_prob(s.to(device))
+        swaps = links.swaps(edges, 2 * move[0].detach())
+        results.append([value, swaps, *torch.autograd.grad(value, move)])
+        assert mixture.rsample().device.type == links.sample().device.type == device
+    for here, there in zip(*results, strict=True):
+        torch.testing.assert_close(there.cpu(), here, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("guide", ["original", "nmm"])
+def test_dglfrm(guide):
+    edge_index = torch.tensor(list(nx.barabasi_albert_graph(60, 3, seed=0).edges)).T
+    split = link_split(edge_index, 60, seed=0).to("cuda")
+    x = torch.eye(60).cuda()
+    hood = None if guide == "original" else Neighborhood(split.train, 60)
+    pair = DGLFRMGuide(DGLFRM(60, 8, 60), 60, hood, name=guide).cuda()
+    losses = fit_links(pair, split, x, num_steps=30)
+    assert losses[-1] < losses[0]
+    assert pair.link_logits(split.test, split.train, x).device.type == "cuda"
+
+
+def test_denoiser():
+    image = torch.arange(144).view(1, 12, 12)
+    network = Denoiser(UNet(channels=1, width=6, depth=1)).cuda()
+    losses = fit_images(network, lambda: random_patches([image.cuda()], 2, 8), num_steps=3)
+    assert all(map(math.isfinite, losses))
+    found = {}
+    for device in ("cuda", "cpu"):
+        hood, noisy = Neighborhood.grid(12, 12, device=device), 1.0 * image[None].to(device)
+        alpha, logits = network.to(device)(hood, noisy)
+        mix = NeighborMixture(hood, alpha, logits)
+        own = mix.node_log_probs(image.flatten(1)[None].to(device))
+        found[device] = [t.cpu() for t in (*mix.intervals(), own)]
+        assert mix.sample().device.type == device
+    for there, here in zip(*found.values(), strict=True):
+        torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-2)

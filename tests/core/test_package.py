@@ -1,0 +1,248 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The built wheel and sdist, away from the checkout."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from documents import SNIPPETS
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel built from the sdist, as a registry would have them."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
+    run(*map(str, command))
+    return out
+
+
+def held(sdist):
+    with tarfile.open(sdist) as archive:
+        files = [member.name.split("/", 1)[-1] for member in archive if member.isfile()]
+    made = {"PKG-INFO", "setup.cfg"}
+    return {name for name in files if name not in made and "egg-info/" not in name}
+
+
+@pytest.mark.slow
+def test_sdist_holds_what_its_tests_need(built):
+    (path,) = built.glob("*.tar.gz")
+    assert held(path) >= {
+        ".ci/run",
+        "CHANGELOG.md",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "benchmarks/results/fields.jsonl",
+        "constraints.txt",
+        "docs/ising.png",
+        "examples/karate.py",
+        "floor.txt",
+        "guides/ordered.py",
+        "models/nmm.py",
+        "pyro_nmm/py.typed",
+        "tests/conftest.py",
+        "tests/oracle.py",
+    }
+
+
+@pytest.mark.slow
+def test_sdist_holds_every_tracked_file_and_no_ignored_one(built):
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout")
+    (path,) = built.glob("*.tar.gz")
+
+    def listed(*options):
+        return set(run("git", "ls-files", *options, cwd=ROOT).splitlines())
+
+    assert listed() - listed("--deleted") <= held(path)
+    assert held(path) <= listed("--cached", "--others", "--exclude-standard")
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def requirements(extras):
+    """What an installation with these extras asks for."""
+    lines = PROJECT["dependencies"] + [
+        line for extra in extras for line in PROJECT["optional-dependencies"][extra]
+    ]
+    return [Requirement(line) for line in lines]
+
+
+def test_floor_is_the_lower_bound_of_every_requirement():
+    stated = {}
+    for requirement in requirements(PROJECT["optional-dependencies"]):
+        (bound,) = requirement.specifier
+        assert bound.operator == ">=", requirement
+        version = Version(bound.version)
+        assert stated.setdefault(canonicalize_name(requirement.name), version) == version
+    lines = [line for line in (ROOT / "floor.txt").read_text().splitlines() if line[0] != "#"]
+    floor = dict(line.split("==") for line in lines)
+    assert {canonicalize_name(name): Version(number) for name, number in floor.items()} == stated
+
+
+@pytest.mark.slow
+def test_wheel_works_outside_the_checkout(built, tmp_path):
+    (path,) = built.glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(path).extractall(site)
+    assert (site / "pyro_nmm" / "py.typed").exists()
+    script = """
+import pyro_nmm, torch
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.models import nmm, NMMNetwork
+from pyro_nmm.guides import AmortizedNMM, ordered_guide
+hood = Neighborhood.grid(2, 2)
+mix = NeighborMixture(hood, torch.ones(4, 2), torch.zeros(hood.num_edges))
+print(pyro_nmm.__file__, mix.sample().shape[0])
+"""
+    environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    out = run(sys.executable, "-c", script, cwd=tmp_path, env=environment)
+    assert out.split() == [str(site / "pyro_nmm" / "__init__.py"), "4"]
+
+
+@pytest.mark.slow
+def test_types_of_the_installed_wheel(built, tmp_path):
+    """mypy sees the wheel's own annotations, as a user's code would."""
+    (path,) = built.glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(path).extractall(site)
+    user = tmp_path / "user.py"
+    user.write_text(
+        "import torch\n"
+        "from pyro_nmm import Neighborhood\n"
+        "hood = Neighborhood(torch.zeros(2, 0, dtype=torch.long), 3)\n"
+        "degree: torch.Tensor = hood.ptr.diff()\n"
+        "reveal_type(hood.num_edges)\n"
+    )
+    # What mypy knows of torch from the check of the checkout serves here as well.
+    options = ["--ignore-missing-imports", "--cache-dir", str(ROOT / ".mypy_cache")]
+    command = [sys.executable, "-m", "mypy", *options, "--python-version", "3.11", str(user)]
+    environment = {"MYPYPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    out = run(*command, cwd=tmp_path, env=environment)
+    assert 'Revealed type is "int"' in out or "builtins.int" in out
+
+
+def installed(requirements):
+    """The distributions that these requirements bring, and those that they bring in turn."""
+    found, waiting = {}, list(requirements)
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        waiting += map(Requirement, found[name].requires or [])
+    return found.values()
+
+
+# What the README's first snippet leaves to its reader, a graph and a classifier.
+GIVEN = """
+import torch
+from torch_geometric.datasets import KarateClub
+
+data = KarateClub()[0]
+data.val_mask, data.test_mask = ~data.train_mask, ~data.train_mask
+model = lambda x, edge_index: 3 * torch.randn(34, 4)
+"""
+FIRST, *OTHERS = SNIPPETS["README.md"]
+CODE = {f"README.md, {number}": code for number, code in enumerate([GIVEN + FIRST, *OTHERS])}
+CODE |= {name: "\n".join(found) for name, found in SNIPPETS.items() if name != "README.md"}
+#: What an extra brings that the snippets of some pages need, made smaller.
+SMALL = {
+    "": "",
+    "examples": """
+import torch
+from pyro_nmm.datasets import nodes
+
+digits = nodes.digits
+nodes.digits = lambda: digits().subgraph(torch.arange(300))
+""",
+}
+RUN = """
+import sys
+from pathlib import Path
+
+import pyro
+
+for path in sys.argv[1:]:
+    print(path, flush=True)
+    pyro.clear_param_store()
+    exec(compile(Path(path).read_text(), path, "exec"), {})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", SMALL)
+def test_snippets_need_no_more_than_they_say(built, tmp_path, extra):
+    """
+    The code runs, for a few steps, with the wheel and its runtime dependencies; a page that
+    needs an extra says so.
+    """
+    (wheel,) = built.glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    for distribution in installed(requirements([extra] if extra else [])):
+        tops = {file.parts[0] for file in distribution.files}
+        for top in tops - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(distribution.locate_file(top))
+    script = tmp_path / "script.py"
+    script.write_text(SMALL[extra] + RUN)
+    pages = []
+    for name, code in CODE.items():
+        if "".join(re.findall(r"# pip install '\.\[(\w+)\]'", code)) == extra:
+            pages.append(tmp_path / name)
+            few = re.sub(r"(range\(|num_steps=|num_epochs=)\d+", r"\g<1>2", code)
+            pages[-1].write_text(few)
+    assert pages
+    environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    environment["OMP_NUM_THREADS"] = "1"
+    options = "-S", "-W", "error::RuntimeWarning"
+    run(sys.executable, *options, script, *pages, cwd=tmp_path, env=environment)
+
+
+def imported(path):
+    """Full dotted names of what a file imports, names of ``from`` imports included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_import_direction():
+    """pyro_nmm <- models <- guides <- examples and benchmarks."""
+    upper = {"pyro_nmm": ("models", "guides"), "models": ("guides",)}
+    for folder, forbidden in upper.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            for name in forbidden:
+                assert not any(n.startswith(f"pyro_nmm.{name}") for n in imported(path)), path
+    assert "pyro_nmm.guides.ordered.ordered_guide" in imported(ROOT / "guides" / "amortized.py")
+
+
+def test_files_are_short():
+    for folder in ("pyro_nmm", "models", "guides", "examples", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 330, path

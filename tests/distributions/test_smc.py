@@ -1,0 +1,226 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Importance-weighted and sequential Monte Carlo estimates against enumeration."""
+
+import math
+
+import networkx as nx
+import pytest
+import torch
+from cases import everything
+from cost import Work
+from graphs import house, parameters, star, to_hood
+
+from pyro_nmm import NeighborMixture, OrderedConditional
+from pyro_nmm.distributions.smc import _systematic, sequential_monte_carlo
+from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.ops.latent_stages import LatentStages
+from pyro_nmm.ops.stages import Stages
+
+
+def setting(seed=0):
+    """Strong sharing, so that weights differ and the choice of parents matters."""
+    torch.manual_seed(seed)
+    hood = house()
+    alpha, logits = parameters(hood, 2, scale=1.0)
+    # No stage below has the same labels in the order of the draw and in that of the nodes.
+    return NeighborMixture(hood, 0.2 * alpha, 2 * logits), torch.tensor([0, 1, 1, 0, 1])
+
+
+def by_stages(hood, alpha, logits, y, parts, num_particles, threshold):
+    """Nodes in parts, with their labels."""
+    nodes = torch.cat(list(parts))
+    stages = Stages(hood.take(nodes), alpha, logits, y[nodes])
+    return sequential_monte_carlo(stages, [len(part) for part in parts], num_particles, threshold)
+
+
+def z_score(ratios):
+    return ((ratios.mean() - 1) / (ratios.std() / len(ratios) ** 0.5)).item()
+
+
+@pytest.mark.parametrize(
+    ("threshold", "stages"),
+    [(1.0, 5), (0.9, 5), (1.0, 2), (0.0, 5), (0.0, 1)],
+    ids=["every stage", "adaptive", "two stages", "never", "importance"],
+)
+def test_unbiased(threshold, stages):
+    """E[exp(estimate)] = p(y), also with three particles that are resampled throughout."""
+    mix, y = setting()
+    parts = torch.tensor([4, 0, 3, 2, 1]).tensor_split(stages)
+    exact = mix.log_prob(y)
+    ratios = torch.stack(
+        [
+            by_stages(mix.hood, mix.alpha, mix.logits, y, parts, 3, threshold).sum()
+            for _ in range(1500)
+        ]
+    )
+    ratios = (ratios - exact).exp()
+    assert ratios.std() > 0.05  # a test of something
+    assert abs(z_score(ratios)) < 4
+
+
+def test_resampling_happens_and_only_after_the_first_stage():
+    """The same seed with and without it: equal at first, then not."""
+    mix, y = setting()
+    parts, values = torch.arange(5).split(1), []
+    for threshold in (0.0, 1.0):
+        torch.manual_seed(3)
+        args = (mix.hood, mix.alpha, mix.logits, y, parts, 3, threshold)
+        values.append(by_stages(*args))
+    assert torch.equal(values[0][0], values[1][0])
+    assert not torch.allclose(values[0][-1], values[1][-1])
+
+
+@pytest.mark.parametrize("each_edge", [False, True], ids=["nodes", "edges"])
+@pytest.mark.parametrize("threshold", [1.0, 0.0], ids=["resampled", "importance"])
+def test_unbiased_given_evidence(kernels, threshold, each_edge):
+    """E[exp(estimate)] = p(w), the sum over choices and labels."""
+    mix, _ = setting()
+    hood, order = mix.hood, torch.tensor([4, 0, 3, 1])
+    evidence = 1.5 * torch.randn(hood.num_edges if each_edge else 5, 2)
+    rows = hood.take(order)
+    own = evidence[rows.edge if each_edge else rows.nodes]
+    q = mix.latents(evidence, torch.arange(5) != 2)
+    value = everything(q.observed_rows, 2)
+    exact = (q.log_prob(value) + q.log_evidence(value).sum(-1)).logsumexp(0)
+    stages, ratios = LatentStages(rows, mix.alpha, mix.logits, own), []
+    for _ in range(1500):
+        ratios.append(sequential_monte_carlo(stages, [1, 2, 1], 3, threshold).sum() - exact)
+    ratios = torch.stack(ratios).exp()
+    assert ratios.std() > 0.05
+    assert abs(z_score(ratios)) < 4
+
+
+def test_evidence_that_is_a_label_has_the_label_s_likelihood():
+    mix, y = setting()
+    evidence = torch.full((5, 2), -torch.inf)
+    evidence[torch.arange(5), y] = 0
+    estimate = mix.latents(evidence).log_likelihood(20_000, num_stages=2)
+    assert abs(estimate - mix.log_prob(y)) < 0.03
+    given = torch.tensor([True, False, True, False, False])
+    mask = torch.tensor([True, True, True, False, True])
+    q = mix.latents(evidence, mask)
+    nodes, first = (m.nonzero()[:, 0] for m in (mask, given))
+    exact = mix.log_marginal(nodes, y[nodes]) - mix.log_marginal(first, y[first])
+    assert abs(q.log_likelihood(20_000, given=given) - exact) < 0.03
+    with pytest.raises(ValueError, match="given selects node 3, which observed leaves out"):
+        q.log_likelihood(given=~given)
+
+
+def test_converges_to_the_exact_likelihood():
+    mix, y = setting()
+    for stages in (1, 5):
+        estimate = mix.log_likelihood(y, num_particles=20_000, num_stages=stages)
+        assert abs(estimate - mix.log_prob(y)) < 0.03
+    bound = mix.elbo(y, num_samples=4000).mean()
+    few = torch.stack([mix.log_likelihood(y, num_particles=4) for _ in range(400)])
+    assert bound + 0.02 < few.mean() < mix.log_prob(y)
+
+
+def test_conditional():
+    """log p(y_tau | y_rho) is the difference of two exact likelihoods."""
+    mix, y = setting()
+    given = torch.tensor([True, False, True, False, False])
+    observed = torch.tensor([False, False, False, True, True])
+    both, first = (m.nonzero()[:, 0] for m in (given | observed, given))
+    exact = mix.log_marginal(both, y[both]) - mix.log_marginal(first, y[first])
+    estimate = mix.log_likelihood(y, observed, given, num_particles=20_000, num_stages=2)
+    assert abs(estimate - exact) < 0.03
+    rest = mix.log_likelihood(y, given=given, num_particles=20_000)
+    assert abs(rest - (mix.log_prob(y) - mix.log_marginal(first, y[first]))) < 0.03
+
+
+def test_order():
+    """One order: the ordered bound's own draws, and the exact likelihood for its mean."""
+    mix, y = setting()
+    order = torch.tensor([4, 1, 0, 3, 2])
+    runs = torch.stack(
+        [mix.log_likelihood(y, num_particles=1, num_stages=1, order=order) for _ in range(1500)]
+    )
+    q = OrderedConditional(mix.hood, mix.alpha, mix.logits, y, order=order)
+    bound = q.log_labels(q.sample((4000,))).sum(-1)
+    error = (bound.var() / 4000 + runs.var() / 1500) ** 0.5
+    assert abs(runs.mean() - bound.mean()) < 4 * error
+    weights = (runs - mix.log_prob(y)).exp()
+    assert abs(weights.mean() - 1) < 4 * weights.std() / 1500**0.5
+    with pytest.raises(ValueError, match="order"):
+        mix.log_likelihood(y, order=order[:3])
+
+
+def dense(hood, alpha, logits, y, stages, size, threshold):
+    """Every particle with a table of concentrations of its own, as the definition reads."""
+    alpha = alpha.expand(size, *alpha.shape)
+    log_weights, increments = torch.full((size,), -math.log(size)), []
+    for nodes in stages:
+        observed = torch.zeros(hood.num_nodes, dtype=torch.bool)
+        observed[nodes] = True
+        q = OrderedConditional(hood, alpha, logits, y, observed, order=nodes)
+        choices = q.sample()
+        weighted = log_weights + q.log_labels(choices).sum(-1)
+        increments.append(weighted.logsumexp(0))
+        log_weights = weighted - increments[-1]
+        labels = y[q.observed_rows.nodes].expand_as(choices)
+        alpha = posterior_alpha(alpha, choices, labels)
+        if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * size, 1)):
+            alpha = alpha[_systematic(log_weights)]
+            log_weights = torch.full_like(log_weights, -math.log(size))
+    return torch.stack(increments)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0], ids=["never", "adaptive", "always"])
+def test_counts_that_move_are_the_dense_tables(kernels, threshold):
+    """Draw by draw under one seed, with hubs, and resampling before lineages have met."""
+    hood = to_hood(nx.barabasi_albert_graph(60, 3, seed=1))
+    alpha, logits = parameters(hood, 3, scale=1.0)
+    y = NeighborMixture(hood, 0.2 * alpha, logits).sample()
+    stages, values = torch.randperm(60)[:50].split(4), []
+    for function in (by_stages, dense):
+        torch.manual_seed(5)
+        values.append(function(hood, 0.2 * alpha, logits, y, stages, 6, threshold))
+    torch.testing.assert_close(*values, rtol=0, atol=1e-10)
+
+
+def test_linear_in_nodes():
+    """Four times the nodes are four times the work, and the tables have no row for a node."""
+    work = []
+    for num_nodes in (1000, 4000):
+        hood = to_hood(nx.barabasi_albert_graph(num_nodes, 2, seed=1))
+        mix = NeighborMixture(hood, *parameters(hood, 10, scale=1.0))
+        y = mix.sample()
+        with Work() as done:
+            mix.log_likelihood(y, num_particles=4)
+        work.append(done.total)
+        assert done.largest < 4 * mix.hood.num_edges + 1000
+    # How far resampling reaches back differs between draws; quadratic work would be 16 times.
+    assert work[1] / work[0] < 6
+
+
+def test_labels_of_other_nodes_are_never_read():
+    mix, y = setting()
+    observed = torch.tensor([True, True, False, False, True])
+    y[~observed] = 99
+    assert mix.log_likelihood(y, observed).isfinite()
+
+
+def test_bad_input():
+    mix, y = setting()
+    mask = torch.tensor([True, False, False, False, False])
+    with pytest.raises(ValueError, match="both hold node 0"):
+        mix.log_likelihood(y, observed=mask, given=mask)
+    with pytest.raises(ValueError, match="given must be a boolean mask"):
+        mix.log_likelihood(y, given=mask.long())
+    with pytest.raises(ValueError, match="given selects no node"):
+        mix.log_likelihood(y, given=mask & ~mask)
+    with pytest.raises(ValueError, match=r"num_(particles|stages) must be .* at least 1"):
+        mix.log_likelihood(y, num_particles=0)
+    with pytest.raises(ValueError, match=r"num_(particles|stages) must be .* at least 1"):
+        mix.log_likelihood(y, num_stages=0)
+    with pytest.raises(ValueError, match="log_likelihood needs one labelling y"):
+        mix.log_likelihood(y.expand(2, -1))
+    with pytest.raises(ValueError, match="y holds label 7 at node 0"):
+        mix.log_likelihood(torch.tensor([7, 0, 0, 0, 0]))
+    hood = star()
+    alpha, logits = parameters(hood, 2, (3,))
+    with pytest.raises(ValueError, match="log_likelihood needs a mixture without batch"):
+        NeighborMixture(hood, alpha, logits).log_likelihood(y)

@@ -1,0 +1,193 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The Python of the documents runs, and reaches what they claim; links lead somewhere."""
+
+import re
+
+import pyro
+import pytest
+import torch
+from documents import DOCUMENTS, SNIPPETS, anchors, links, run_page
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.datasets.nodes import digits, random_split
+from pyro_nmm.metrics import mean_log_prob
+
+
+@pytest.fixture(autouse=True)
+def as_a_user():
+    torch.set_default_dtype(torch.float)
+
+
+def test_readme_on_top_of_a_classifier(capsys):
+    """The first snippet, with a classifier that is too sure of itself."""
+    data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
+    truth = torch.nn.functional.one_hot(data.y).float() + 0.6 * torch.randn(1797, 10)
+    namespace = {"data": data, "model": lambda x, edge_index: 20 * truth}
+    code = SNIPPETS["README.md"][0].rstrip().rpartition("\n")
+    exec(f"{code[0]}\njoint = {code[2]}", namespace)
+    test = data.test_mask
+    probs = {"alone": (20 * truth).softmax(-1), "NMM": namespace["posterior"].marginals()}
+    likelihood = {
+        k: mean_log_prob(p[test].clamp(min=1e-12), data.y[test]) for k, p in probs.items()
+    }
+    assert likelihood["NMM"] > likelihood["alone"] + 0.5
+    assert namespace["joint"] / test.sum() > likelihood["NMM"] - 0.01
+
+
+def test_quick_start_of_the_readme(capsys):
+    code = SNIPPETS["README.md"][1]
+    assert len(code.splitlines()) <= 25
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    accuracy = float(re.search(r"accuracy ([\d.]+)", printed).group(1))
+    assert accuracy > 0.75
+
+
+def test_every_snippet_of_the_docs_is_run_here():
+    run = {"README.md", "denoising.md", "links.md", "node-classification.md"}
+    run |= {"variational-family.md", "latent-labels.md", "annotators.md", "distributed.md"}
+    assert SNIPPETS.keys() == run | {"pyro.md"}
+    assert len(SNIPPETS["README.md"]) == 2
+
+
+@pytest.mark.slow
+def test_docs_variational_family(capsys):
+    found = run_page("variational-family.md")
+    printed = re.findall(r"([\d.]+)(?: nats|$)", capsys.readouterr().out, re.MULTILINE)
+    independent, joint, half = map(float, printed)
+    assert 0 < joint < 0.7 * independent
+    assert 0 < half < 0.7 * joint
+    assert sum(found["losses"][-20:]) / 20 + found["log_z"] < joint  # fit_mixture of half
+    assert found["ones"].mean() > 0.6
+    assert found["family"].network.log_odds.mean() < -1
+
+
+@pytest.mark.slow
+def test_docs_node_classification():
+    found = run_page("node-classification.md")
+    data, scores, later = found["data"], found["scores"], found["later"]
+    test, val = data.test_mask, data.val_mask
+    assert mean_log_prob(found["marginals"][test], data.y[test]) > mean_log_prob(
+        scores.softmax(-1)[test], data.y[test]
+    )
+    assert found["joint"] / test.sum() > mean_log_prob(found["marginals"][test], data.y[test])
+    assert found["more"] > found["joint"] - 0.02 * test.sum()  # with communities as sources
+    assert torch.equal(later.predict()[val], data.y[val])
+    sharper = found["sharper"].marginals()[test]
+    assert mean_log_prob(sharper, data.y[test]) > mean_log_prob(
+        scores.softmax(-1)[test], data.y[test]
+    )
+    inside = found["sets"][range(int(test.sum())), data.y[test]].mean()
+    assert inside == pytest.approx(0.95, abs=0.03)  # of 898 sets, calibrated on 630 nodes
+    assert found["sets"].sum(1).mean() < 1.5
+    for posterior in (later, found["trained"]):
+        assert (posterior.predict() == data.y)[test].float().mean() > 0.9
+    assert found["pyro"].param("loc") > 1  # concentrations above the prior's median
+
+
+def test_docs_latent_labels(capsys):
+    pyro.set_rng_seed(0)
+    page = run_page("latent-labels.md")
+    printed = capsys.readouterr().out
+    same = float(re.search(r"same label with probability (\S+)", printed)[1])
+    assert same > 0.6
+    right, alone = re.search(r"right: (\S+), without neighbours (\S+)", printed).groups()
+    assert float(right) > float(alone) + 0.02
+    assert page["losses"][-1] < page["losses"][0]
+    low, high = pyro.param("means").tolist()
+    assert low < -0.7
+    assert high > 0.7
+    assert page["posterior"].marginals()[1, 1] > 0.5
+
+
+def test_docs_annotators_in_ten_lines(capsys):
+    """From a graph and a table to labels, and annotators in the order of how good they are."""
+    pyro.set_rng_seed(0)
+    given, code = SNIPPETS["annotators.md"][:2]
+    assert len(code.splitlines()) <= 10
+    page = {}
+    exec(given + code, page)
+    assert (page["field"].predict() == page["truth"]).float().mean() > 0.95
+    inside = re.findall(r"right in (\S+) of the cases, (\S+) to (\S+)", capsys.readouterr().out)
+    rates = [1 - 2 / 3 * share for share in (0.2, 0.3, 0.4, 0.5, 0.6)]
+    for rate, (_, low, high) in zip(rates, inside, strict=True):
+        assert float(low) - 0.05 < rate < float(high) + 0.05
+
+
+@pytest.mark.slow
+def test_docs_annotators(capsys):
+    pyro.set_rng_seed(0)
+    page = run_page("annotators.md")
+    printed = capsys.readouterr().out
+    tried = {name: float(score) for name, score in re.findall(r"(.*): score (\S+), right", printed)}
+    assert tried["every node"] < min(tried["one hop"], tried["two hops"]) - 0.2
+    assert tried["typed"] > tried["alone"] + 0.1
+    right, sure = zip(*re.findall(r"right (\S+), sure (\S+)", printed), strict=True)
+    assert float(right[1]) > float(right[0]) + 0.1
+    assert float(sure[0]) > float(right[0]) + 0.25  # too sure, and types help
+    assert float(sure[1]) < float(right[1]) + 0.1
+    low, high = map(float, re.search(r"(\d+) to (\d+) nodes have label 0", printed).groups())
+    assert 192 - 15 < low < high < 192 + 15
+    shared = [float(value) for value in re.findall(r"labels: (\S+) shared", printed)]
+    assert shared[1] == max(shared)
+    assert page["table"].tolist() == [[2, 1], [-1, -1]]
+    rates = page["poisson"].values["rate"][:, 0].sort().values.tolist()
+    assert rates == pytest.approx([1, 3, 6], rel=0.2)
+    assert page["quality"].mean.argmax() < 2
+
+
+def test_docs_pyro():
+    found = run_page("pyro.md")
+    store, truth = found["pyro"].get_param_store(), found["truth"]
+    assert sum(found["losses"][-20:]) < sum(found["losses"][:20])
+    assert store["means"][0] < -0.4
+    assert store["means"][1] > 0.4
+    marginals, labelled = found["marginals"], found["labelled"]
+    torch.testing.assert_close(marginals[labelled].argmax(-1), truth[labelled])
+    assert (marginals.argmax(-1) == truth).float().mean() > 0.8
+    assert found["rest"].shape == (1000, 12)
+    assert found["ones"].shape == (12,)
+    mix = found["NeighborMixture"](found["hood"], found["alpha"], found["logits"])
+    exact = mix.condition(truth, labelled, num_samples=4000, weighted=True).marginals()
+    assert (found["ones"] - exact[~labelled, 1]).abs().max() < 0.15
+
+
+def test_docs_distributed():
+    found = run_page("distributed.md")
+    assert found["convolved"].network.omega.grad is not None
+    data, network, batch = found["data"], found["network"], found["batch"]
+    hood = Neighborhood(data.edge_index, 34)
+    with torch.no_grad():
+        whole = NeighborMixture(hood, *network(hood, data.x, data.edge_index)).marginals()
+    torch.testing.assert_close(found["marginals"], whole[batch.n_id[: batch.batch_size]])
+    assert (whole.argmax(-1) == data.y).double().mean() > 0.9
+
+
+def test_docs_links(capsys):
+    found = run_page("links.md")
+    first, last = map(
+        float, re.search(r"loss ([\d.]+) to ([\d.]+)", capsys.readouterr().out).groups()
+    )
+    assert last < 0.9 * first
+    pair, split, x = found["pair"], found["split"], found["data"].x
+    assert found["logits"].shape == (2 * split.test.shape[1],)
+    # A handful of hidden links says nothing; those that were fitted must be likelier than others.
+    known = pair.link_logits(split.train, split.train, x)
+    assert known.mean() > pair.link_logits(split.test_false, split.train, x).mean() + 0.2
+
+
+@pytest.mark.slow
+def test_docs_denoising(capsys):
+    run_page("denoising.md")
+    error, inside = re.findall(r"(\d+\.\d+)", capsys.readouterr().out)
+    assert float(error) < 15
+    assert 0.85 < float(inside) < 0.995
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_docs_link_to_what_is_there(path):
+    for file, anchor in links(path):
+        assert file.exists(), file
+        assert not anchor or anchor in anchors(file.read_text()), f"{file.name}#{anchor}"

@@ -1,0 +1,184 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Weights of a graph's edges in StackedNMM; and several graphs at once."""
+
+import networkx as nx
+import pytest
+import torch
+from graphs import to_hood
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import coalesce, to_dense_adj
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.models import PooledScores, StackedNMM, edge_weights
+from pyro_nmm.models.stacked.fit import parts_of
+from pyro_nmm.models.stacked.parameters import parameters_of
+from pyro_nmm.sources import communities
+
+
+def drawn(seed, size=9, edges=20):
+    """A directed graph with loops and edges that are listed twice, and positive weights."""
+    torch.manual_seed(seed)
+    return torch.randint(size, (2, edges)), torch.rand(edges) + 0.1
+
+
+def none(size):
+    return torch.zeros(size, dtype=torch.bool)
+
+
+@given(seed=st.integers(0, 2**16))
+def test_weights_are_those_of_the_dense_matrix(seed):
+    edge_index, weight = drawn(seed)
+    hood = Neighborhood(edge_index, 9)
+    dense = torch.zeros(9, 9)
+    for source, target, value in zip(*edge_index.tolist(), weight.tolist(), strict=True):
+        dense[source, target] += value
+    found = edge_weights(hood, edge_index, weight)
+    for source, target, value in zip(hood.source, hood.target, found, strict=True):
+        others = torch.cat([dense[:target, target], dense[target + 1 :, target]])
+        mean = others[others > 0].mean() if others.any() else torch.tensor(1.0)
+        expected = dense[source, target] if dense[source, target] > 0 else mean
+        torch.testing.assert_close(value, expected)
+    # As PyG adds the weights of edges that are listed twice.
+    merged = to_dense_adj(*coalesce(edge_index, weight)[:1], edge_attr=None, max_num_nodes=9)
+    assert ((merged[0] > 0) == (dense > 0)).all()
+
+
+def test_community_edges_weigh_one():
+    edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    hood = communities(edge_index, 3, torch.tensor([0, 0, 1]))
+    found = edge_weights(hood, edge_index, torch.tensor([2.0, 2.0, 4.0, 4.0]))
+    assert (found[hood.source >= 3] == 1).all()
+    assert found[hood.source == hood.target].tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_weights_multiply_attention_and_steps(shared):
+    edge_index, weight = drawn(1)
+    hood = Neighborhood(edge_index, 9)
+    if shared:
+        hood = communities(edge_index, 9, torch.arange(9) // 3)
+    weight = edge_weights(hood, edge_index, weight)
+    scores, y, known = torch.randn(9, 3), torch.randint(3, (9,)), torch.arange(9) < 3
+    stacked = StackedNMM(3, communities=shared).double()
+    near = hood.source < 9
+    walk = torch.zeros(9, 9)
+    walk[hood.target[near], hood.source[near]] = weight[near]
+    walk = walk / walk.sum(1, keepdim=True)
+    terms = stacked.pool.terms(hood, scores, y, known, weight)
+    torch.testing.assert_close(terms[1], (walk @ scores.softmax(-1) + 1e-3).log())
+    alpha, logits = stacked(hood, scores, y, known, weight)
+    plain_alpha, plain = parameters_of(stacked, hood, terms, None)
+    torch.testing.assert_close(alpha, plain_alpha)
+    torch.testing.assert_close((logits - plain)[near], weight[near].log())
+    # Against a community stand all nodes together, with their weights.
+    rest = hood.logsumexp(logits.masked_fill(~near, -torch.inf))[hood.row]
+    before = hood.logsumexp(plain.masked_fill(~near, -torch.inf))[hood.row]
+    torch.testing.assert_close((logits - plain)[~near], (rest - before)[~near])
+
+
+@pytest.mark.parametrize("shared", ["nodes alone", "communities", "weighted communities"])
+def test_a_part_has_the_weights_of_the_whole(shared):
+    edge_index, weight = drawn(2, size=20, edges=40)
+    hood, inside = Neighborhood(edge_index, 20), shared != "nodes alone"
+    if inside:
+        hood = communities(edge_index, 20, torch.arange(20) // 5)
+    weight = edge_weights(hood, edge_index, weight)
+    if shared == "weighted communities":
+        weight = weight.where(hood.source < 20, 50 * torch.rand(hood.num_edges) + 0.1)
+    scores, y, known = torch.randn(20, 3), torch.randint(3, (20,)), torch.arange(20) % 4 == 0
+    stacked = StackedNMM(3, communities=inside).double()
+    (part,) = parts_of(stacked, hood, scores, weight, y, none(20), known, 1)
+    logits = parameters_of(stacked, *part[:3])[1]
+    whole = stacked.pool.terms(hood, scores, y, none(20), weight)
+    expected = parameters_of(stacked, hood, whole, weight)[1]
+    mine, all_rows = part.hood.restrict(part.held_out), hood.restrict(known)
+    torch.testing.assert_close(logits[mine.edge], expected[all_rows.edge])
+
+
+def test_fit_reads_the_weights_of_communities():
+    """It would else fit other numbers than those of the mixture that they are for."""
+    edge_index, _, scores, y, train, held_out, _ = problem()
+    hood = communities(edge_index, 300, torch.arange(300) // 5)
+    found = []
+    for value in (1.0, 50.0):
+        weight = torch.ones(hood.num_edges).masked_fill(hood.source >= 300, value)
+        torch.manual_seed(0)
+        stacked = StackedNMM(3, communities=True)
+        stacked.fit(hood, scores, y, train, held_out, edge_weight=weight, num_steps=10)
+        found.append(stacked.community.item())
+    assert found[1] < found[0] - 1e-3
+
+
+def problem():
+    """Cliques that share a label, joined by as many edges that say nothing."""
+    torch.manual_seed(0)
+    inside = torch.tensor(list(nx.connected_caveman_graph(60, 5).to_directed().edges)).T
+    across = torch.randint(300, (2, inside.shape[1]))
+    y = torch.randint(3, (60,)).repeat_interleave(5)
+    scores = torch.nn.functional.one_hot(y, 3) + 1.5 * torch.randn(300, 3)
+    parts = torch.randperm(300).split([30, 60, 210])
+    sets = [none(300).scatter(0, part, True) for part in parts]
+    weight = torch.cat([torch.ones(inside.shape[1]), torch.full((across.shape[1],), 0.01)])
+    return torch.cat([inside, across], 1), weight, scores, y, *sets
+
+
+def test_fit_and_update_use_weights():
+    edge_index, weight, scores, y, train, held_out, test = problem()
+    hood = Neighborhood(edge_index, 300)
+    found = {}
+    for name, value in (("none", None), ("equal", torch.full_like(weight, 7.0)), ("told", weight)):
+        given_weight = value if value is None else edge_weights(hood, edge_index, value)
+        # Edges that are listed twice weigh twice as much, unless all are set alike.
+        given_weight = torch.full_like(given_weight, 7.0) if name == "equal" else given_weight
+        torch.manual_seed(0)
+        more = {"edge_weight": given_weight}
+        stacked = StackedNMM(3).fit(hood, scores, y, train, held_out, num_steps=60, **more)
+        stacked.update(hood, scores, y, train, held_out, num_steps=20, **more)
+        posterior = stacked.posterior(hood, scores, y, train, **more)
+        found[name] = posterior.marginals()[test, y[test]].log().mean().item()
+    assert found["equal"] == pytest.approx(found["none"], abs=1e-6)
+    assert found["told"] > found["none"] + 0.05
+
+
+def test_several_graphs_are_one():
+    """A graph's marginals are its own, whatever graphs are beside it."""
+    graphs = [nx.cycle_graph(5), nx.path_graph(4)]
+    data = [Data(edge_index=torch.stack([to_hood(graph).source, to_hood(graph).target]),
+                 num_nodes=len(graph)) for graph in graphs]  # fmt: skip
+    both = Batch.from_data_list(data)
+    scores, y = torch.randn(9, 3), torch.full((9,), -1)
+    stacked = StackedNMM(3)
+    hood = Neighborhood(both.edge_index, both.num_nodes)
+    found = stacked.mixture(hood, scores, y, none(9)).marginals().split([5, 4])
+    for graph, own, marginals in zip(graphs, scores.split([5, 4]), found, strict=True):
+        alone = stacked.mixture(to_hood(graph), own, y[: len(own)], none(len(own)))
+        torch.testing.assert_close(alone.marginals(), marginals)
+
+
+def test_bad_input():
+    edge_index, weight = drawn(0)
+    hood = Neighborhood(edge_index, 9)
+    with pytest.raises(ValueError, match=r"edge_weight must have shape \(20,\)"):
+        edge_weights(hood, edge_index, weight[:3])
+    for bad in (-weight, 0 * weight, weight / 0, weight.long()):
+        with pytest.raises(ValueError, match="finite positive floating-point"):
+            edge_weights(hood, edge_index, bad)
+    other = torch.tensor([[0, 3], [3, 0]])
+    for first, second in ((edge_index, other), (other, edge_index)):
+        with pytest.raises(ValueError, match="of the same edges"):
+            edge_weights(Neighborhood(first, 9), second, torch.ones(second.shape[1]))
+    scores, y, known = torch.randn(9, 3), torch.zeros(9).long(), torch.arange(9) < 3
+    right = edge_weights(hood, edge_index, weight)
+    for bad, message in ((weight, r"edge_weight must have shape \(\d+,\)"), (-right, "positive")):
+        with pytest.raises(ValueError, match=message):
+            StackedNMM(3).mixture(hood, scores, y, known, bad)
+        with pytest.raises(ValueError, match=message):
+            StackedNMM(3).fit(hood, scores, y, known, ~known, edge_weight=bad)
+    as_array = StackedNMM(3).mixture(hood, scores, y, known, right.numpy())
+    expected = StackedNMM(3).mixture(hood, scores, y, known, right)
+    torch.testing.assert_close(as_array.logits, expected.logits)
+    assert PooledScores(3).terms(hood, scores, y, known, right).isfinite().all()

@@ -1,0 +1,234 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Random fields with nodes summed out, against sums over all labellings."""
+
+import pytest
+import torch
+from pyro.infer import TraceGraph_ELBO
+from pyro.ops.provenance import extract_provenance, get_provenance, track_provenance
+from scipy.stats import chisquare
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides import FieldGuide, fit_mixture
+from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF, grid_edges, ising, potts
+from pyro_nmm.models.random_fields.marginal_field import MAX_LABELLINGS, joint_labels, labellings
+
+
+def king(num_classes=3):
+    """Edges of its own inside the nodes that stay, strengths of both signs, a node alone."""
+    torch.manual_seed(0)
+    edges = torch.tensor([[0, 0, 1, 1, 2, 3], [1, 2, 2, 3, 3, 4]])
+    interaction = torch.randn(num_classes, num_classes)
+    unary, strength = torch.randn(6, num_classes), torch.randn(6)
+    return PairwiseMRF(edges, unary, strength, interaction + interaction.T)
+
+
+def grid():
+    return ising(grid_edges(2, 3), 0.5, torch.linspace(-0.4, 0.5, 6))
+
+
+CASES = {
+    "grid": lambda: MarginalField(grid()),
+    "other half": lambda: MarginalField(grid(), torch.tensor([True, False] * 3)),
+    "one node": lambda: MarginalField(grid(), torch.tensor([True] * 5 + [False])),
+    "king": lambda: MarginalField(king()),
+}
+
+
+@pytest.fixture(params=CASES)
+def half(request):
+    return CASES[request.param]()
+
+
+def mixture(half, seed=1):
+    """Sources shared by many, so that neighbours' labels depend on each other."""
+    torch.manual_seed(seed)
+    size = half.num_nodes
+    full = torch.ones(size, size).nonzero().T
+    hood = Neighborhood(full[:, full[0] != full[1]], size)
+    alpha = torch.rand(size, half.num_classes) + 0.2
+    return NeighborMixture(hood, alpha.requires_grad_(), torch.randn(size**2).requires_grad_())
+
+
+def every(half):
+    return labellings(half.num_nodes, half.num_classes)
+
+
+def test_potential_is_the_sum_over_the_others(half):
+    field = half.field
+    full = labellings(field.num_nodes, field.num_classes)
+    potential = field.log_potential(full).double()
+    for value in every(half)[::3]:
+        same = (full[:, half.nodes] == value).all(1)
+        assert torch.isclose(half.log_potential(value).double(), potential[same].logsumexp(0))
+    total = half.log_potential(every(half)).double().logsumexp(0)
+    assert torch.isclose(total, half.log_normalizer().double(), atol=1e-5)
+    assert torch.isclose(half.log_prob(every(half)).exp().sum(), torch.tensor(1.0), atol=1e-5)
+
+
+def test_conditionals_and_completions(half):
+    field, value = half.field, every(half)[1]
+    full = labellings(field.num_nodes, field.num_classes)
+    full = full[(full[:, half.nodes] == value).all(1)]
+    probs = field.log_potential(full).softmax(0)
+    for place, node in enumerate(half.others):
+        found = torch.zeros(half.num_classes).index_add(0, full[:, node], probs)
+        assert torch.allclose(half.conditional(value)[place], found, atol=1e-5)
+    torch.manual_seed(0)
+    draws = half.complete(value.expand(4000, -1))
+    assert (draws[:, half.nodes] == value).all()
+    keys = half.num_classes ** torch.arange(field.num_nodes)
+    counts = [(draws @ keys == key).sum().item() for key in full @ keys]
+    assert sum(counts) == 4000
+    assert chisquare(counts, 4000 * probs.double() / probs.double().sum()).pvalue > 1e-4
+
+
+def test_labels_taken_from_chosen_sources():
+    """The closed form against the mixture's own exact sum, given certain choices."""
+    alpha, choices = torch.rand(3, 2) + 0.1, torch.tensor([0, 2, 0, 0])
+    edges = torch.stack([choices, torch.arange(4)])
+    mix = NeighborMixture(Neighborhood(edges, 4, num_sources=3), alpha, torch.zeros(4))
+    found = joint_labels(alpha, choices)
+    assert torch.allclose(found, mix.log_prob(labellings(4, 2)).exp(), atol=1e-6)
+
+
+def test_expected_potential_and_its_gradient(half):
+    """Both without bias: within a few standard errors of those by enumeration."""
+    mix, labels = mixture(half), every(half)
+    parameters = mix.alpha, mix.logits
+    exact = (mix.log_prob(labels).exp() * half.log_potential(labels)).sum()
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(exact, parameters)])
+    values, gradients = [], []
+    for _ in range(400):
+        value = half.expected_potential(mix, num_samples=4)
+        values.append(value.detach())
+        found = torch.autograd.grad(value, parameters)
+        gradients.append(torch.cat([g.flatten() for g in found]))
+    for samples, truth in ((torch.stack(values), exact), (torch.stack(gradients), gradient)):
+        error = samples.std(0) / 400**0.5
+        assert ((samples.mean(0) - truth).abs() < 4.5 * error + 1e-5).all()
+
+
+def test_scaled_interactions(half):
+    value = every(half)[:5]
+    again = MarginalField(half.field.scaled(0.3), half.stay)
+    assert torch.allclose(half.scaled(0.3).log_potential(value), again.log_potential(value))
+    assert torch.allclose(half.scaled(0.3).conditional(value), again.conditional(value))
+
+
+def test_colors_have_no_interaction_inside(half):
+    """Labels of one color are independent given those of the others."""
+    colors = half.colors()
+    assert sorted(torch.cat(colors).tolist()) == list(range(half.num_nodes))
+    labels, table = every(half), half.log_prob(every(half)).exp()
+    for color in colors:
+        others = [place for place in range(half.num_nodes) if place not in color.tolist()]
+        same = (labels[:, others] == 1).all(1)
+        joint = (table[same] / table[same].sum()).view([half.num_classes] * len(color))
+        product = torch.ones(())
+        for axis in range(len(color)):
+            rest = [other for other in range(len(color)) if other != axis]
+            own = joint.sum(rest) if rest else joint
+            product = product.unsqueeze(-1) * own
+        assert torch.allclose(joint, product, atol=1e-5)
+
+
+def test_provenance_of_a_sampled_coupling_and_of_labels():
+    """What Pyro needs to charge a discrete parent with the costs below it."""
+    names, value = frozenset({"coupling"}), torch.tensor([0, 1, 1])
+    coupling = track_provenance(torch.tensor(0.5), names)
+    half = MarginalField(ising(grid_edges(2, 3), coupling, torch.zeros(6)))
+    plain = MarginalField(ising(grid_edges(2, 3), 0.5, torch.zeros(6)))
+    for query in ("log_potential", "conditional", "complete"):
+        torch.manual_seed(0)
+        found = getattr(half, query)(value)
+        torch.manual_seed(0)
+        assert get_provenance(found) == names, query
+        torch.testing.assert_close(extract_provenance(found)[0], getattr(plain, query)(value))
+    assert get_provenance(half.expected_potential(mixture(plain))) == names
+    given = track_provenance(value, frozenset({"y"}))
+    assert get_provenance(plain.complete(given)) == get_provenance(plain.conditional(given))
+    assert get_provenance(plain.complete(given)) == frozenset({"y"})
+
+
+def divergence(mix, target):
+    labels = labellings(target.num_nodes, target.num_classes)
+    log_q = mix.log_prob(labels)
+    return (log_q.exp() * (log_q - target.log_prob(labels))).sum().item()
+
+
+def test_half_of_a_field_is_easier_than_all_of_it():
+    """Both KL divergences are of the approximation of all eight pixels."""
+    field, found = ising(grid_edges(2, 4), 0.5, torch.full((8,), 0.1)), []
+    half = MarginalField(field)
+    wide = Neighborhood(torch.ones(4, 4).nonzero().T, half.num_nodes)
+    for target, hood in ((field, Neighborhood.grid(2, 4)), (half, wide)):
+        torch.manual_seed(0)
+        mix, _ = fit_mixture(target, hood, FreeNMM(hood, 2), num_steps=200)
+        found.append(divergence(mix, target))
+    assert found[1] < 0.6 * found[0]
+
+
+def test_in_a_pyro_program():
+    half = MarginalField(ising(grid_edges(2, 3), 0.4, torch.zeros(6)))
+    hood = Neighborhood(torch.ones(3, 3).nonzero().T, 3)
+    family = FieldGuide(hood, FreeNMM(hood, 2), half, num_samples=16)
+    mix = family.mixture()
+    torch.manual_seed(0)
+    losses = [TraceGraph_ELBO().loss(family.model, family.guide) for _ in range(50)]
+    bound = torch.tensor(losses) + half.log_normalizer()
+    assert bound.mean() > divergence(mix, half) - 4 * bound.std() / 50**0.5
+    assert repr(half) == "MarginalField(num_nodes=3, num_classes=2)"
+    assert half.sample((5,)).shape == (5, 3)
+
+
+def test_default_keeps_hubs():
+    """A star's centre has too many neighbours to be summed out; its leaves have one each."""
+    leaves = torch.arange(1, 20)
+    edges = torch.stack([torch.zeros_like(leaves), leaves])
+    half = MarginalField(ising(edges, 0.1, torch.zeros(20)))
+    assert half.nodes.tolist() == [0]
+    with pytest.raises(ValueError, match=f"node 0 has more than {MAX_LABELLINGS}"):
+        MarginalField(half.field, torch.arange(20) > 0)
+
+
+def test_errors():
+    field = grid()
+    with pytest.raises(ValueError, match="neither 0 nor 1"):
+        MarginalField(field, torch.arange(6) > 1)
+    with pytest.raises(ValueError, match="stay must be a boolean mask"):
+        MarginalField(field, torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="field must be a PairwiseMRF without batch"):
+        MarginalField(potts(grid_edges(1, 2), 0.3, torch.zeros(4, 2, 3)))
+    with pytest.raises(ValueError, match="stay selects no node"):
+        MarginalField(field, torch.zeros(6).bool())
+    half = MarginalField(field)
+    for query in (half.log_potential, half.conditional, half.complete):
+        with pytest.raises(ValueError, match=r"value must have shape \(\.\.\., 3\)"):
+            query(torch.tensor([0, 1, 1, 0, 1, 0]))  # of all nodes, not of those that stay
+        with pytest.raises(ValueError, match=r"value must hold labels in 0\.\.1"):
+            query(torch.tensor([0, -1, 1]))
+    hood = Neighborhood.grid(2, 3)
+    with pytest.raises(ValueError, match="mixture must have 3 nodes"):
+        half.expected_potential(
+            NeighborMixture(hood, torch.ones(6, 2), torch.zeros(hood.num_edges))
+        )
+    mix = mixture(half)
+    with pytest.raises(ValueError, match="mixture without batch"):
+        half.expected_potential(NeighborMixture(mix.hood, mix.alpha.expand(2, 3, 2), mix.logits))
+    with pytest.raises(ValueError, match="num_samples"):
+        half.expected_potential(mix, num_samples=1)
+    turned = NeighborMixture(mix.hood, mix.alpha, mix.logits, relabel=torch.eye(2).expand(9, 2, 2))
+    for target in (half, half.rest):
+        with pytest.raises(ValueError, match="edges that keep labels"):
+            target.expected_potential(turned)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_without_edges_one_node_stays(size):
+    unary = torch.randn(size, 2)
+    half = MarginalField(potts(torch.zeros(2, 0, dtype=torch.long), 0.3, unary))
+    assert half.nodes.tolist() == [0]
+    expected = unary[0] + unary[1:].logsumexp(-1).sum()
+    torch.testing.assert_close(half.log_potential(torch.tensor([[0], [1]])), expected)
