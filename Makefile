@@ -1,5 +1,6 @@
 # make demo: environment, installation, the examples, their pictures.
-# make test: environment, installation, all checks and tests.
+# make test: environment, installation, lint, types, the tests of the library, documents and examples.
+# make test-benchmarks: small runs of the benchmarks, their rivals, and the tables of stored results.
 # make docs: the documentation site, docs/_build/html/index.html; tutorials run when their text changes.
 # make coverage: the quick tests again, with every line traced: before Python 3.12 that takes most of
 # their time.
@@ -14,9 +15,9 @@ CONSTRAINTS = constraints.txt
 FLOOR ?= build/floor
 # One process a core, each on one thread; processes that the tests start too.
 WORKERS ?= -n logical --dist worksteal
-test quick coverage: export OMP_NUM_THREADS = 1
+test test-benchmarks quick coverage: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test docs quick coverage floor lint benchmarks clean
+.PHONY: demo test test-benchmarks docs quick coverage floor lint benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/karate.py --output output/karate.png
@@ -26,17 +27,20 @@ demo: $(STAMP)
 	$(BIN)/python examples/annotators.py --output output/annotators.png
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest $(WORKERS)
+	$(BIN)/python -m pytest $(WORKERS) --ignore tests/benchmarks
+
+test-benchmarks: $(STAMP)
+	$(BIN)/python -m pytest $(WORKERS) tests/benchmarks
 
 docs: $(VENV)/.documented
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 
 coverage: $(STAMP)
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow" --cov --cov-report=term:skip-covered \
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow" --ignore tests/benchmarks --cov --cov-report=term:skip-covered \
 		--cov-fail-under=95
 
 quick: $(STAMP)
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow" --ignore tests/benchmarks
 
 floor:
 	$(MAKE) quick VENV=$(FLOOR) CONSTRAINTS=floor.txt

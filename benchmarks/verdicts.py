@@ -4,190 +4,168 @@
 """
 The table at the head of docs/results.md: every experiment, its best rival, and the NMM.
 
-In each cell of an experiment (a graph and backbone, a coupling, a set of images) the best rival is
-the one of the best mean on the units, seeds or splits or fields, that it shares with ours. It is
-known only afterwards, so that the comparison leans against us.
+In each cell of an experiment (a graph and backbone, a coupling, a set of images) the best rival has
+the best mean on the units, seeds or splits or fields, that it shares with the NMM. It is known only
+afterwards, so the comparison favours the rivals.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from statistics import mean, median
 from typing import NamedTuple
 
-from benchmarks.images import tables as images_tables
-from benchmarks.latent import annotators_tables, hidden_tables
-from benchmarks.links import rivals_tables as links_rivals_tables
-from benchmarks.nodes import repelling_tables
-from benchmarks.nodes import runs as nodes_runs
-from benchmarks.on_top import tables as calibration_tables
-from benchmarks.random_fields import compared_tables as fields_compared_tables
-from benchmarks.shared.common import grouped
-from benchmarks.shared.writing import Paired, Rows, made, scores
+import pandas as pd
+from pandas import DataFrame
 
-#: Of a cell, by method and unit.
-Cell = dict[str, dict]
+from benchmarks.images import tested
+from benchmarks.latent import METHODS as LATENT_METHODS
+from benchmarks.latent import chosen_labels, with_chosen
+from benchmarks.links import METHODS as LINK_METHODS
+from benchmarks.links import on_test_links
+from benchmarks.shared.tables import Paired, frame, groups, markdown
+
+OURS = "NMM"
+Files = dict[str, list[dict]]
+
+
+def long(rows: DataFrame, cell: Sequence[str], unit: Sequence[str], value: str, ours: str):
+    """Rows by cell, unit, method and value; the method ``ours`` is called NMM."""
+    known = rows[rows[value].notna()]
+    return DataFrame({
+        "cell": list(zip(*(known[name] for name in cell), strict=True)),
+        "unit": list(zip(*(known[name] for name in unit), strict=True)),
+        "method": known["method"].where(known["method"] != ours, OURS).to_numpy(),
+        "value": known[value].to_numpy(),
+    })  # fmt: skip
+
+
+def trained(files: Files) -> DataFrame:
+    rows = frame(files["nodes"], task="accuracy")
+    rival = ~rows.method.str.startswith("NMM") & ~rows.method.str.endswith("stacked")
+    rows = rows[rows["settings of"].isna() & (rival | (rows.method == "NMM"))]
+    return long(rows, ["dataset", "backbone"], ["seed"], "nll", "NMM")
+
+
+def on_top(files: Files, pool: bool = False) -> DataFrame:
+    rows = frame(files["calibration"], task="splits")
+    rows = rows[rows.backbone != "mlp"]
+    own = rows.method.str.startswith(("StackedNMM", "the pool alone"))
+    rival = rows.method == "the pool alone" if pool else ~own
+    rows = rows[rival | (rows.method == "StackedNMM")]
+    return long(rows, ["dataset", "backbone"], ["split", "fold"], "nll", "StackedNMM")
+
+
+def random_fields(files: Files, kind: str) -> DataFrame:
+    rows = frame(files["fields_compared"])
+    rows = rows[rows.KL.notna() & ~rows.task.isin(["plain", "letter"])]
+    longest = {2: "2000 steps"}
+    ours = [f"{kind}, {longest.get(labels, '500 steps')}" for labels in rows.labels]
+    own = rows.method == ours
+    rows = rows.assign(method=rows.method.mask(own, "ours"))
+    rows = rows[own | ~rows.method.str.startswith("NMM")]
+    return long(rows, ["labels", "coupling"], ["coupling", "seed"], "KL", "ours")
+
+
+def hidden(files: Files) -> DataFrame:
+    """Of the NMM's two fits, that of the higher estimate of log p(w), which sees no label."""
+    rows, parts = frame(files["hidden"], task="compare"), []
+    for _, part in groups(rows, ["field", "noise"]):
+        own = part[part.method.str.startswith("NMM")]
+        best = own.groupby("method")["log evidence"].mean().idxmax()
+        parts.append(part[~part.method.str.startswith("NMM") | (part.method == best)].replace(
+            {"method": {best: "ours"}}))  # fmt: skip
+    return long(pd.concat(parts), ["field", "noise"], ["seed"], "Brier", "ours")
+
+
+def cortex(files: Files) -> DataFrame:
+    chosen = chosen_labels(files["annotators"])
+    rows = frame(files["annotators"], task="cortex")
+    rows = rows[rows.labels == rows.section.map(chosen)]
+    rows = rows[~rows.method.str.startswith("NMM") | (rows.method == "NMM, types")]
+    rows = rows.groupby(["method", "section"], as_index=False, sort=False).ARI.mean()
+    return long(rows.assign(cell="cortex"), ["cell"], ["section"], "ARI", "NMM, types")
+
+
+def simulated(files: Files) -> DataFrame:
+    rows = with_chosen(files["annotators"])
+    known = rows.method.str.endswith(", chosen") | (rows.method == "majority")
+    names = {"NMM, chosen": "ours", "majority": LATENT_METHODS["majority"]}
+    rows = rows[known].replace({"method": names})
+    return long(rows, ["task", "graph", "cell", "level"], ["seed"], "log score", "ours")
+
+
+def heterophilous(files: Files, ours: str) -> DataFrame:
+    rows = frame(files["repelling"], task="graphs")
+    rows = rows[rows.method.isin(["backbone", ours])]
+    rows = rows.replace({"method": {"backbone": "temperature scaling"}})
+    return long(rows, ["dataset", "backbone"], ["split"], "joint", ours)
+
+
+def links(files: Files) -> DataFrame:
+    rows = on_test_links(files["links"])
+    rows = rows.assign(method=rows.guide.map(lambda name: LINK_METHODS.get(name, name)))
+    return long(rows, ["dataset"], ["seed"], "AP", LINK_METHODS["nmm"])
+
+
+def images(files: Files, value: str) -> DataFrame:
+    """Means over seeds, image by image, of the networks that were trained first."""
+    rows = tested(files["images"])
+    rows = rows[~rows.method.str.startswith("NMM") | (rows.method == "NMM")]
+    if value == "best":  # against widths without an NMM, where they were trained
+        cells = rows[rows.method == "U-Net-widths"][["network", "dataset"]].drop_duplicates()
+        rows = rows.merge(cells)
+    by = ["network", "dataset", "method", "image"]
+    rows = rows.groupby(by, as_index=False, sort=False)[value].mean()
+    return long(rows, ["network", "dataset"], ["image"], value, "NMM")
 
 
 class Experiment(NamedTuple):
-    section: str
-    ours: str  #: what of ours is compared, as tables call it
+    page: str
+    title: str
+    ours: str  #: what of ours is compared
     measure: str
     better: int  #: 1 if more is better, -1 if less is
     digits: int
-    cells: Callable[[dict[str, Rows]], Iterable[tuple[Cell, dict]]]  #: rivals, and ours
+    rows: Callable[[Files], DataFrame]
 
 
-def tables(files: dict[str, Rows]) -> dict[str, str]:
-    return made({verdicts: 4}, files)
-
-
-def by_method(part: Rows, field: str, by: tuple[str, ...] = ("seed",)) -> Cell:
-    return {name: scores(found, field, by) for (name,), found in grouped(part, "method").items()}
-
-
-def without(cell: Cell, *ours: str) -> Cell:
-    """The rivals: nothing of ours, whose names begin with these."""
-    return {name: values for name, values in cell.items() if not name.startswith(ours)}
-
-
-def trained(files):
-    every = nodes_runs.runs(files["nodes"], "accuracy")
-    for part in nodes_runs.parts(every, "dataset", "backbone").values():
-        cell = by_method([row for row in part if "settings of" not in row], "nll")
-        known = {name: values for name, values in cell.items() if not name.endswith("stacked")}
-        yield without(known, "NMM"), cell.get("NMM", {})
-
-
-def on_top(files):
-    for part in calibration_tables.finished(files["calibration"]).values():
-        cell = by_method(part, "nll", calibration_tables.RUN)
-        ours = (calibration_tables.OURS, *calibration_tables.ABLATED)
-        yield without(cell, *ours), cell[calibration_tables.OURS]
-
-
-def on_the_pool(files):
-    """The NMM alone: what it stands on, which is ours too, is its rival."""
-    pool = calibration_tables.ABLATED[0]
-    for part in calibration_tables.finished(files["calibration"]).values():
-        cell = by_method(part, "nll", calibration_tables.RUN)
-        yield {pool: cell[pool]}, cell[calibration_tables.OURS]
-
-
-def random_fields(method: dict[int, str]):
-    def cells(files):
-        known = [row for row in files["fields_compared"] if "KL" in row]
-        rows = [row for row in known if row["task"] not in fields_compared_tables.LARGE]
-        for (labels, _), part in grouped(rows, "labels", "coupling").items():
-            cell = by_method(part, "KL", fields_compared_tables.FIELD)
-            yield without(cell, "NMM"), cell.get(method.get(labels, ""), {})
-
-    return cells
-
-
-def hidden(files):
-    """Of the NMM's two fits, that of the higher estimate of log p(w), which sees no label."""
-    for part in hidden_tables.cells(files["hidden"]).values():
-        cell, evidence = by_method(part, "Brier"), by_method(part, "log evidence")
-        known = [name for name in hidden_tables.OURS if cell.get(name)]
-        if known:
-            ours = max(known, key=lambda name: mean(evidence[name].values()))
-            yield without(cell, "NMM"), cell[ours]
-
-
-def cortex(files):
-    chosen = annotators_tables.chosen_labels(files["annotators"])
-    every = annotators_tables.fits(files["annotators"])
-    part = [row for row in every if row["labels"] == chosen.get(row["section"])]
-    starts = grouped(part, "method", "section")
-    cell: Cell = {}
-    for (method, section), found in starts.items():
-        cell.setdefault(method, {})[section] = mean(row["ARI"] for row in found)
-    yield without(cell, "NMM"), cell.get("NMM, types", {})
-
-
-def simulated(files):
-    for part in annotators_tables.simulations(files["annotators"]).values():
-        cell = by_method(annotators_tables.with_chosen(part), "log score")
-        rivals = {name: cell[name] for name in annotators_tables.RIVALS if name in cell}
-        yield rivals, cell["NMM" + annotators_tables.CHOSEN]
-
-
-def repelling(method: str):
-    def cells(files):
-        for part in repelling_tables.cells(files["repelling"]).values():
-            cell = by_method(part, "log p(test \\| train)", ("split",))
-            rivals = without(cell, "NMM", "stacked").items()
-            yield (
-                {repelling_tables.METHODS[name]: found for name, found in rivals},
-                cell.get(method, {}),
-            )
-
-    return cells
-
-
-def links(files):
-    for part in links_rivals_tables.by_graph(files["links"]).values():
-        cell = {guide: scores(part, "AP", guide=guide) for (guide,) in grouped(part, "guide")}
-        ours = cell.pop(links_rivals_tables.OURS)
-        yield {links_rivals_tables.METHODS[name]: found for name, found in cell.items()}, ours
-
-
-def images(field: str, needed: str = ""):
-    """
-    Means over seeds, image by image, of the networks trained first. Cells without the rival that
-    is ``needed`` are left out.
-    """
-
-    def cells(files):
-        for _, part in images_tables.tested(files["images"]):
-            if images_tables.usual(part[0]["settings"]):
-                cell = {
-                    method: {
-                        image: mean(row[field] for row in rows)
-                        for (image,), rows in grouped(found, "image").items()
-                    }
-                    for (method,), found in grouped(part, "method").items()
-                }
-                if not needed or needed in cell:
-                    yield without(cell, "NMM"), cell.get("NMM", {})
-
-    return cells
-
-
-NODES, CHANCE = "Node classification", "log p(test \\| train)"
+CHANCE = "log p(test \\| train)"
+FIELDS, DIFFER = "Markov random fields", "Heterophilous graphs"
 EXPERIMENTS = (
-    Experiment(NODES, "NMM", "NLL", -1, 3, trained),
-    Experiment("On top of trained classifiers: a published protocol", "StackedNMM", "NLL", -1, 3,
-               on_top),
-    Experiment("On top of trained classifiers: a published protocol", "NMM on the pool", "NLL", -1,
-               3, on_the_pool),
-    Experiment("Markov random fields", "NMM of all pixels", "KL divergence, nats", -1, 1,
-               random_fields({2: "NMM, 2000 steps", 4: "NMM, 500 steps", 8: "NMM, 500 steps"})),
-    Experiment("Markov random fields", "NMM of half of the pixels", "KL divergence, nats", -1, 1,
-               random_fields({2: "NMM of half, 2000 steps", 4: "NMM of half, 500 steps",
-                              8: "NMM of half, 500 steps"})),
-    Experiment("Hidden fields", "NMM", "squared error", -1, 3, hidden),
-    Experiment("Noisy labels", "NMM with types, cortex", "ARI", 1, 3, cortex),
-    Experiment("Noisy labels", "NMM, simulated", "log score, nats", 1, 3, simulated),
-    Experiment("Neighbours that differ", "NMM, relabelling", CHANCE, 1, 3,
-               repelling("NMM, relabelled")),
-    Experiment("Neighbours that differ", "StackedNMM, relabelling", CHANCE, 1, 3,
-               repelling("stacked, relabelled")),
-    Experiment("Link prediction", "NMM-DGLFRM", "average precision, points", 1, 2, links),
-    Experiment("Image denoising", "NMM", "PSNR, dB", 1, 2, images("PSNR")),
-    Experiment("Image denoising", "NMM", "log p, nats a value", 1, 3,
-               images("best", "U-Net-widths")),
+    Experiment("nodes", "Node classification", "NMM", "NLL", -1, 3, trained),
+    Experiment("on-top", "On top of trained classifiers", "StackedNMM", "NLL", -1, 3, on_top),
+    Experiment("on-top", "On top of trained classifiers", "NMM on the pool", "NLL", -1, 3,
+               lambda files: on_top(files, pool=True)),
+    Experiment("random-fields", FIELDS, "NMM of all pixels", "KL divergence, nats", -1, 1,
+               lambda files: random_fields(files, "NMM")),
+    Experiment("random-fields", FIELDS, "NMM of half of the pixels", "KL divergence, nats", -1, 1,
+               lambda files: random_fields(files, "NMM of half")),
+    Experiment("hidden-fields", "Hidden fields", "NMM", "squared error", -1, 3, hidden),
+    Experiment("annotators", "Noisy annotators", "NMM with types, cortex", "ARI", 1, 3, cortex),
+    Experiment("annotators", "Noisy annotators", "NMM, simulated", "log score, nats", 1, 3,
+               simulated),
+    Experiment("heterophilous", DIFFER, "NMM, relabelling", CHANCE, 1, 3,
+               lambda files: heterophilous(files, "NMM, relabelled")),
+    Experiment("heterophilous", DIFFER, "StackedNMM, relabelling", CHANCE, 1, 3,
+               lambda files: heterophilous(files, "stacked, relabelled")),
+    Experiment("links", "Link prediction", "NMM-DGLFRM", "average precision, points", 1, 2, links),
+    Experiment("denoising", "Image denoising", "NMM", "PSNR, dB", 1, 2,
+               lambda files: images(files, "PSNR")),
+    Experiment("denoising", "Image denoising", "NMM", "log p, nats a value", 1, 3,
+               lambda files: images(files, "best")),
 )  # fmt: skip
 
 
-def against_best(rivals: Cell, ours: dict, better: int) -> tuple[str, Paired] | None:
-    """The rival of the best mean among those that share two units with ours or more."""
-    shared = {
-        name: Paired.of(ours, values) for name, values in rivals.items() if ours.keys() & values
-    }
-    known = {name: found for name, found in shared.items() if len(found) > 1}
+def against_best(part: DataFrame, better: int) -> tuple[str, Paired] | None:
+    """The rival of the best mean among those that share two units or more with the NMM."""
+    wide = part.pivot_table("value", "unit", "method", sort=False)
+    if OURS not in wide:
+        return None
+    rivals = wide.drop(columns=OURS)
+    gaps = {name: Paired((wide[OURS] - rivals[name]).dropna().tolist()) for name in rivals}
+    known = {name: gap for name, gap in gaps.items() if len(gap) > 1}
     if not known:
         return None
     best = min(known, key=lambda name: better * known[name].mean)
@@ -200,9 +178,7 @@ def clear(gaps: list[Paired], better: int) -> tuple[int, int]:
 
 
 def verdict(gaps: list[Paired], better: int, num_rivals: int) -> str:
-    """
-    That of the majority of clear cells, if the mean over cells and their median are on its side.
-    """
+    """The side of most clear cells, if the mean over cells and their median are on it too."""
     if not any(gap.tested for gap in gaps):
         good = sum(better * gap.mean > 0 for gap in gaps)
         return f"not tested; better in {good} of {len(gaps)}"
@@ -215,25 +191,26 @@ def verdict(gaps: list[Paired], better: int, num_rivals: int) -> str:
     return word + " (one rival)" * (num_rivals == 1 and len(gaps) > 1)
 
 
-def verdicts(files: dict[str, Rows]) -> Iterator[dict]:
-    for each in EXPERIMENTS:
-        cells = list(each.cells(files))
-        every = (against_best(rivals, ours, each.better) for rivals, ours in cells)
-        found = [pair for pair in every if pair]
-        if not found:
-            continue
-        gaps = [gap for _, gap in found]
-        anchor = each.section.lower().replace(" ", "-").replace(":", "")
-        names = Counter(name for name, _ in found).most_common()
-        over = "cells" if len(found) > 1 else "pairs"
-        spread = Paired([gap.mean for gap in gaps]) if len(found) > 1 else gaps[0]
-        yield {
-            "experiment": f"[{each.section.split(':')[0]}](#{anchor})",
-            "the NMM's": each.ours,
-            "measure": each.measure + (", less is better" if each.better < 0 else ""),
-            "best rival (cells)": ", ".join(f"{name} ({count})" for name, count in names),
-            "cells": f"{len(found)}",
-            "NMM minus it": f"{spread.spread(each.digits)} over {len(spread)} {over}",
-            "clearly ahead, behind": ", ".join(map(str, clear(gaps, each.better))),
-            "verdict": verdict(gaps, each.better, len(set().union(*(r for r, _ in cells)))),
-        }
+def line(each: Experiment, rows: DataFrame) -> dict[str, str] | None:
+    every = [against_best(part, each.better) for _, part in rows.groupby("cell", sort=False)]
+    found = [pair for pair in every if pair]
+    if not found:
+        return None
+    gaps, names = [gap for _, gap in found], Counter(name for name, _ in found).most_common()
+    over = "cells" if len(found) > 1 else "pairs"
+    spread = Paired([gap.mean for gap in gaps]) if len(found) > 1 else gaps[0]
+    return {
+        "experiment": f"[{each.title}](results/{each.page}.md)",
+        "the NMM": each.ours,
+        "measure": each.measure + (", less is better" if each.better < 0 else ""),
+        "best rival (cells)": ", ".join(f"{name} ({count})" for name, count in names),
+        "cells": f"{len(found)}",
+        "NMM minus it": f"{spread.spread(each.digits)} over {len(spread)} {over}",
+        "clearly ahead, behind": ", ".join(map(str, clear(gaps, each.better))),
+        "verdict": verdict(gaps, each.better, rows.method.nunique() - 1),
+    }
+
+
+def verdicts(files: Files) -> str:
+    """Where is an NMM ahead of its best rival?"""
+    return markdown(filter(None, (line(each, each.rows(files)) for each in EXPERIMENTS)), 4)

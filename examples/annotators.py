@@ -34,7 +34,7 @@ from pyro_nmm import Neighborhood, sources
 from pyro_nmm.datasets.nodes import digits
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, accuracy, information, leave_one_out
-from pyro_nmm.models.latent.mixture_em import mixture_em
+from pyro_nmm.models.latent import mixture_em
 
 #: How often they are right; the third takes digits of a pair for each other.
 ANNOTATORS = {"careful": 0.85, "good": 0.7, "confuses 1-7, 3-8, 4-9": 0.9, "fair": 0.5,

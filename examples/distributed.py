@@ -44,7 +44,7 @@ from pyro_nmm.datasets import (
 )
 from pyro_nmm.datasets.nodes import PLANETOID
 from pyro_nmm.guides import SeedLoss
-from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
+from pyro_nmm.guides.fitting import load_checkpoint, save_checkpoint
 from pyro_nmm.models import NMMNetwork
 
 INPUTS = ("x", "edge_index", "edge_weight")

@@ -9,10 +9,14 @@ from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.evidence import evidence_guide
 from pyro_nmm.guides.field import FieldGuide
-from pyro_nmm.guides.fitting.field import fit_mixture
-from pyro_nmm.guides.fitting.images import fit_images, fit_unet
-from pyro_nmm.guides.fitting.links import fit_links
-from pyro_nmm.guides.fitting.nodes import fit_classifier, fit_nmm
+from pyro_nmm.guides.fitting import (
+    fit_classifier,
+    fit_images,
+    fit_links,
+    fit_mixture,
+    fit_nmm,
+    fit_unet,
+)
 from pyro_nmm.guides.hidden_field import HiddenFieldGuide
 from pyro_nmm.guides.marginal import MarginalGuide
 from pyro_nmm.guides.mean_field import mean_field

@@ -26,7 +26,7 @@ from pyro_nmm.guides.marginal import MarginalGuide
 from pyro_nmm.guides.mixture import MixtureGuide
 from pyro_nmm.guides.shared_forward import SharedForward, evaluation
 from pyro_nmm.models.backbones import RandomInput
-from pyro_nmm.models.links.dglfrm import DGLFRM
+from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.param_store import register
 from pyro_nmm.sparse import sparse_csr

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.shared_forward import SharedForward, evaluation
-from pyro_nmm.models.random_fields.marginal_field import RandomField
+from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.entropy import EntropyEstimator
 from pyro_nmm.validation import as_member, check_integers, order_to_rows
 

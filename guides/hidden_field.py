@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides.evidence import evidence_guide
-from pyro_nmm.models.latent.field import (
+from pyro_nmm.models.latent import (
     Emission,
     FieldPrior,
     HiddenField,
     Values,
     check_edge_attr,
     hidden_field,
+    sample_field,
 )
-from pyro_nmm.models.latent.fit import sample_field
 from pyro_nmm.models.param_store import register
 from pyro_nmm.validation import check_all_rows
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field
+from pyro_nmm.models.random_fields import PairwiseMRF, check_field
 from pyro_nmm.validation import check_integers
 
 

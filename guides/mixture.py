@@ -15,7 +15,7 @@ from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
 from pyro_nmm.guides.shared_forward import SharedForward, evaluation
-from pyro_nmm.models.random_fields.marginal_field import RandomField
+from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import order_to_rows

@@ -18,10 +18,12 @@ SNIPPETS = {
 }
 
 
-def run_page(name):
-    """What the snippets of a page leave behind."""
+def run_page(name, *smaller):
+    """What the snippets of a page leave behind, with some texts replaced by smaller sizes."""
     namespace = {}
     for number, code in enumerate(SNIPPETS[name]):
+        for old, new in smaller:
+            code = code.replace(old, new)
         exec(compile(code, f"{name}, snippet {number + 1}", "exec"), namespace)
     return namespace
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-What a process of ``test_distributed.py`` does: ``python ranks.py FOLDER NAME``, with the variables
-that torchrun would set. What it found is stored in the folder.
+What a process of ``test_distributed.py`` does: ``python ranks.py FOLDER NAME ...``, with the
+variables that torchrun would set. What each function found is stored in the folder.
 """
 
 import gc
@@ -115,7 +115,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    found = globals()[sys.argv[2]](rank)
-    gc.collect()
+    for name in sys.argv[2:]:
+        torch.save(globals()[name](rank), Path(sys.argv[1], f"{name}.{rank}.pt"))
+        gc.collect()
     dist.destroy_process_group()
-    torch.save(found, Path(sys.argv[1], f"{sys.argv[2]}.{rank}.pt"))

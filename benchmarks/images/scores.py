@@ -1,89 +1,88 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What images.py measures of a network that has been fitted: likelihoods, in nats a value."""
+"""PSNR, likelihoods in nats a value, intervals, and spectra of samples."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable
 from statistics import mean
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.special import log_ndtr
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
+from benchmarks.images.rivals import Prediction
 from pyro_nmm import Intervals, LogisticConcentrations, Neighborhood, NeighborMixture
-from pyro_nmm.models import Denoiser, UNet
+from pyro_nmm.distributions import NeighborChoice
 
-#: A U-Net's estimate of an image ``(channels, H, W)``, or a mixture over its pixels.
-Prediction = Tensor | NeighborMixture
-#: With what is true.
-Pairs = Sequence[tuple[Prediction, Tensor]]
-#: By which all widths are multiplied, of which validation images choose one.
-FACTORS = torch.logspace(-0.5, 0.5, 41).tolist()
-#: Of which they choose one for all values of a U-Net.
-WIDTHS = torch.logspace(0, 1.5, 61).tolist()
-
-
-@torch.no_grad()
-def predicted(network: UNet | Denoiser, image: Tensor, radius: int = 1) -> Prediction:
-    if isinstance(network, UNet):
-        return 255 * network(image[None] / 255)[0][0]
-    hood = Neighborhood.grid(*image.shape[-2:], radius, device=image.device)
-    return NeighborMixture(hood, *network(hood, image[None]), validate_args=False)
-
-
-def psnr(image: Tensor, clean: Tensor) -> float:
-    """In decibels, of values clipped to grey levels."""
-    return peak_signal_noise_ratio(image, clean.float(), data_range=(0.0, 255.0)).item()
+#: Factors of all widths of an NMM, and widths for all values of a U-Net.
+FACTORS, WIDTHS = torch.logspace(-0.5, 0.5, 41).tolist(), torch.logspace(0, 1.5, 61).tolist()
+#: Sides of tiles, and distances of pixels whose errors are correlated.
+SIDES, LAGS = (2, 4, 8, 16), (1, 2, 4, 8)
+#: Samples of an image whose spectra are averaged, and equal bins of frequencies up to `NYQUIST`.
+DRAWS, BINS, NYQUIST = 2, 16, 0.5
 
 
 def marginal(mix: NeighborMixture, clean: Tensor) -> float:
-    """Of each value alone."""
+    """Mean log-likelihood of each value alone."""
     return mix.node_log_probs(clean.flatten(1)).double().mean().item()
 
 
-def joint(mix: NeighborMixture, clean: Tensor, seed: int = 0) -> float:
+def bound(mix: NeighborMixture, labels: Tensor) -> float:
     """
-    A lower bound on that of the image as a whole, by one draw in a random order; colors are
-    independent. The difference from :func:`marginal` is what neighbours say of each other.
+    A lower bound on the log-likelihood of all labels ``(channels, N)`` of a channel together, by
+    one draw in a random order. Its difference from :func:`marginal` is due to dependence.
     """
+    q = mix.choices(labels[None])
+    return q.log_labels(q.sample()).double().mean().item()
+
+
+def joint(mix: NeighborMixture, clean: Tensor) -> float:
+    """The bound of a whole image, of the same draw at every call."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        q = mix.choices(clean.flatten(1)[None])
-        return q.log_labels(q.sample()).double().mean().item()
+        torch.manual_seed(0)
+        return bound(mix, clean.flatten(1))
 
 
 def scaled(mix: NeighborMixture, factor: float) -> NeighborMixture:
+    """The mixture with all widths times a factor."""
     alpha, width = mix.alpha, factor * mix.alpha.width
     alpha = type(alpha)(alpha.mean, width, alpha.scale, alpha.num_classes, alpha.floor)
     return NeighborMixture(mix.hood, alpha, mix.logits, validate_args=False)
 
 
-def validated(found: Prediction, clean: Tensor) -> dict:
-    if isinstance(found, Tensor):
-        return {"PSNR": psnr(found, clean)}
-    estimate = found.intervals().mean[0].view(clean.shape)
-    return {"PSNR": psnr(estimate, clean), "log p": marginal(found, clean),
-            "joint": joint(found, clean)}  # fmt: skip
+def log_gaussian(mean: Tensor, clean: Tensor, width: float) -> float:
+    """Mean log mass of a Gaussian on grey levels, with its tails on 0 and 255."""
+    gap = (clean - mean).double()
+    near, far = (log_ndtr((half - gap.abs()) / width) for half in (0.5, -0.5))
+    mass = near + (-torch.expm1(far - near)).log()
+    mass = torch.where(clean == 0, log_ndtr((0.5 + gap) / width), mass)
+    return torch.where(clean == 255, log_ndtr((0.5 - gap) / width), mass).mean().item()
 
 
-def highest(values: list[float], score: Callable[[float], float], step: int = 4) -> float:
+def log_logistic(mean: Tensor, clean: Tensor, width: float) -> float:
+    """Mean log mass of a logistic distribution, with the same floor as an NMM's."""
+    alpha = LogisticConcentrations(mean.flatten().double(), width, scale=20.0)
+    probs = alpha.at(torch.arange(mean.numel(), device=mean.device), clean.flatten())
+    return (probs / alpha.totals()).log().mean().item()
+
+
+DENSITIES = {"log p": log_gaussian, "log p, logistic": log_logistic}
+
+
+def highest(values: list[float], score: Callable[[float], float]) -> float:
+    """The value at the peak of scores that rise and then fall, as likelihoods do over widths."""
+    pairs = list(itertools.pairwise(values))
+    return values[bisect_left(pairs, True, key=lambda pair: score(pair[0]) > score(pair[1]))]
+
+
+def fitted(pairs: list[tuple[Prediction, Tensor]]) -> dict:
     """
-    The value of the highest score, where scores rise to one peak and fall, as likelihoods do over
-    widths: every fourth is tried, and then those between the best's neighbours.
-    """
-    coarse = [*range(0, len(values), step), len(values) - 1]
-    peak = max(coarse, key=lambda k: score(values[k]))
-    near = range(max(peak - step + 1, 0), min(peak + step, len(values)))
-    return values[max(near, key=lambda k: score(values[k]))]
-
-
-def fitted(pairs: Pairs) -> dict:
-    """
-    What suits the validation images best: of an NMM a factor of its widths; of a U-Net half a 90 %
-    interval, and each density's width.
+    The best values for validation images: for an NMM a factor of its widths, for a U-Net half of a
+    90 % interval and a width for each density.
     """
 
     def best(values: list[float], score: Callable) -> float:
@@ -96,36 +95,95 @@ def fitted(pairs: Pairs) -> dict:
     return {"half": errors.quantile(0.9).item(), "widths": widths}
 
 
+def validated(found: Prediction, clean: Tensor) -> dict:
+    """The PSNR in decibels, and likelihoods of an NMM."""
+    mixture = isinstance(found, NeighborMixture)
+    estimate = found.intervals().mean[0].view(clean.shape) if mixture else found
+    psnr = peak_signal_noise_ratio(estimate, clean.float(), data_range=(0.0, 255.0)).item()
+    more = {"log p": marginal(found, clean), "joint": joint(found, clean)} if mixture else {}
+    return {"PSNR": psnr} | more
+
+
 def tested(found: Prediction, clean: Tensor, **known) -> dict:
-    """A test image's row; of an NMM with its own widths, and times the factor."""
-    if isinstance(found, Tensor):
-        half, widths = known["half"], known["widths"]
-        ends = Intervals(found, found - half, found + half)
-        row = {name: density(found, clean, widths[name]) for name, density in DENSITIES.items()}
+    """The row of a test image; likelihoods of an NMM with widths as trained, and scaled."""
+    row = validated(found, clean)
+    if isinstance(found, NeighborMixture):
+        ends = Intervals(*(part[0].view(clean.shape) for part in found.intervals()))
+        mix = scaled(found, known["factor"])
+        row |= {"log p, scaled": marginal(mix, clean), "joint, scaled": joint(mix, clean)} | known
     else:
-        ends, row = Intervals(*(t[0].view(clean.shape) for t in found.intervals())), {}
-        for suffix, mix in (("", found), (", scaled", scaled(found, known["factor"]))):
-            row |= {"log p" + suffix: marginal(mix, clean), "joint" + suffix: joint(mix, clean)}
-        row["factor"] = known["factor"]
+        ends = Intervals(found, found - known["half"], found + known["half"])
+        row |= {name: log(found, clean, known["widths"][name]) for name, log in DENSITIES.items()}
     length = (ends.high - ends.low).mean().item()
-    row |= {"coverage": ends.coverage(clean).item(), "length": length}
-    return {"PSNR": psnr(ends.mean, clean)} | row
+    return row | {"coverage": ends.coverage(clean).item(), "length": length}
 
 
-def log_gaussian(mean: Tensor, clean: Tensor, width: float) -> float:
-    """Of a Gaussian's mass on one grey level, tails at 0 and 255."""
-    gap = (clean - mean).double()
-    near, far = (log_ndtr((half - gap.abs()) / width) for half in (0.5, -0.5))
-    mass = near + (-torch.expm1(far - near)).log()
-    mass = torch.where(clean == 0, log_ndtr((0.5 + gap) / width), mass)
-    return torch.where(clean == 255, log_ndtr((0.5 - gap) / width), mass).mean().item()
+def cut(mix: NeighborMixture, height: int, width: int, side: int) -> tuple[NeighborMixture, Tensor]:
+    """
+    The marginals of an image's tiles as one mixture, and the pixel of each of its nodes. Sources
+    have a copy for each tile that may choose them, so tiles are independent.
+    """
+    pixel = torch.arange(height * width, device=mix.hood.device)
+    tile = pixel // width // side * width + pixel % width // side
+    pixels = tile.argsort(stable=True)
+    rows = mix.hood.take(pixels)
+    copies, source = (tile[rows.target] * len(pixel) + rows.source).unique(return_inverse=True)
+    hood = Neighborhood(torch.stack([source, rows.row]), len(pixel), len(copies))
+    alpha, logits = mix.alpha.take(copies % len(pixel)), mix.logits[..., rows.edge]
+    return NeighborMixture(hood, alpha, logits, validate_args=False), pixels
 
 
-def log_logistic(mean: Tensor, clean: Tensor, width: float) -> float:
-    """The same of a logistic distribution, with the floor that the NMM has."""
-    alpha = LogisticConcentrations(mean.flatten().double(), width, scale=20.0)
-    probs = alpha.at(torch.arange(mean.numel(), device=mean.device), clean.flatten())
-    return (probs / alpha.totals()).log().mean().item()
+def tiles(mix: NeighborMixture, clean: Tensor) -> dict:
+    """Nats a value: of marginals, and lower bounds of tiles and of the image as a whole."""
+    row = {"log p": marginal(mix, clean), "joint": joint(mix, clean)}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for side in SIDES:
+            parts, pixels = cut(mix, *clean.shape[-2:], side)
+            row[f"joint {side}"] = bound(parts, clean.flatten(1)[:, pixels])
+    return row
 
 
-DENSITIES = {"log p": log_gaussian, "log p, logistic": log_logistic}
+def power(field: Tensor) -> list[float]:
+    """
+    The power spectrum of a field ``(..., channels, H, W)`` in bins of the distance from frequency
+    zero, averaged over other dimensions. White noise has its variance in every bin. A Hann window
+    separates opposite borders.
+    """
+    sides = field.shape[-2:]
+    window = torch.outer(*(torch.hann_window(n, dtype=torch.double) for n in sides))
+    window = window.to(field.device) / window.square().sum().sqrt()
+    found = torch.fft.fft2(field.double() * window).abs().square().flatten(0, -3).mean(0)
+    distance = np.hypot(*np.meshgrid(*map(np.fft.fftfreq, sides), indexing="ij"))
+    total, _ = np.histogram(distance, BINS, (0, NYQUIST), weights=found.cpu().numpy())
+    return (total / np.histogram(distance, BINS, (0, NYQUIST))[0]).tolist()
+
+
+def at_lag(function: Callable, field: Tensor, lag: int) -> float:
+    """Mean of a function of pixels and of the pixels ``lag`` below and to the right of them."""
+    sizes = ((dim, field.shape[dim] - lag) for dim in (-2, -1))
+    pairs = ((field.narrow(dim, 0, n), field.narrow(dim, lag, n)) for dim, n in sizes)
+    return mean(function(a, b).double().mean().item() for a, b in pairs)
+
+
+def spectra(mix: NeighborMixture, clean: Tensor) -> dict:
+    """
+    Spectra about the mixture's mean, of the clean image (the estimate's error), of samples, of one
+    more sample for comparison, and of independent draws from the marginals. Of each also the
+    correlations at `LAGS`, and the share of adjacent pixels with the same grey level. ``total`` is
+    the mean sum of concentrations, which bounds both in an NMM.
+    """
+    estimate = mix.intervals().mean[0].view(clean.shape)
+    choices = NeighborChoice(mix.hood, mix.logits).expand(mix.batch_shape)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drawn = {"error": clean, "sample": mix.sample((DRAWS,)), "another": mix.sample()}
+        drawn["apart"] = torch.cat([mix.alpha.draw(choices.sample()) for _ in range(DRAWS)])
+    row: dict = {"total": mix.alpha.totals().mean().item(), "lags": {}, "ties": {}}
+    for name, labels in drawn.items():
+        labels = labels.view(-1, *clean.shape)
+        gaps, variance = labels - estimate, (labels - estimate).double().square().mean().item()
+        row[name] = [float(f"{p:.5g}") for p in power(gaps)]
+        row["lags"][name] = [round(at_lag(torch.mul, gaps, lag) / variance, 5) for lag in LAGS]
+        row["ties"][name] = round(at_lag(torch.eq, labels, 1), 5)
+    return row

@@ -1,4 +1,4 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Measurements."""
+"""Hidden label fields, and noisy labels by several annotators."""

@@ -1,4 +1,4 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Measurements."""
+"""Link prediction: DGLFRM and NMM-DGLFRM beside Katz's index, VGAE and GraphSAGE."""

@@ -1,179 +1,168 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables of links.py's results, for report.py."""
+"""The tables of docs/results/links.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from statistics import mean
+from pathlib import Path
 
-from benchmarks.shared.common import GRAPHS, grouped, pick
-from benchmarks.shared.references import AUTHORS_LINKS, PAPER_LINKS, PAPER_SPLITS
-from benchmarks.shared.writing import Paired, Rows, costs, made, scores, sections, spread
+import pandas as pd
 
-GUIDES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}
-#: Of links_rivals.py.
-RIVALS = {"vgae": "VGAE", "sage": "GraphSAGE"}
+from benchmarks.shared import tables as shown
+from benchmarks.shared.records import pick
+from benchmarks.shared.tables import GRAPHS, Paired, average, first, ordered, spread, table
+
+Files = dict[str, list[dict]]
+OURS, THEIRS = "NMM-DGLFRM", "DGLFRM"
+METHODS = {"katz": "Katz", "vgae": "VGAE", "sage": "GraphSAGE", "original": THEIRS, "nmm": OURS}
 MEASURES = ("AP", "AUC")
+GUIDE = {"katz": "katz", "anchor": "vgae", "reproduce": "original"}  #: of tasks that name none
+#: The NMM's attention, and that of the paper's appendix by ``own_attention``.
+ATTENTION = {
+    None: "first layer shared, 16 outputs",
+    True: "a network of its own, as wide as the communities",
+    False: "first layer shared, as wide as the communities",
+}
 
 
-def tables(rows: Rows) -> dict[str, str]:
-    compared = {pooled_links: 1, links: 1, against_paper: 1, bounds: 1}
-    return made(compared | {links_searched: 3, reproduced: 1, memberships: 1, link_cost: 1}, rows)
+def named(rows: list[dict]) -> pd.DataFrame:
+    """Rows as a frame with their graphs, methods and bounds, and scores with a minus sign."""
+    fields = ("dataset", "guide", "seed", "task", "split", *MEASURES, "loss", "loss in training")
+    found = shown.frame(rows)
+    found = found.reindex(columns=list(dict.fromkeys([*found, *fields])))
+    found["graph"] = ordered(found["dataset"], GRAPHS)
+    found["method"] = ordered(found["guide"], METHODS)
+    minus = {"bound": "loss", "bound in training": "loss in training", "-AP": "AP", "-AUC": "AUC"}
+    return found.assign(**{name: -found[field] for name, field in minus.items()})
 
 
-def blocks(rows: Rows, rivals: bool = False) -> dict[tuple[str, bool], Rows]:
-    """
-    By graph, and whether settings were chosen on the split: what was measured on test links, with
-    Katz's index as a guide; the rivals, which have a table of their own, only if asked for.
-    """
-    searched = grouped(pick(rows, task="search"), "dataset", "seed")
-    found = [r | r["test"] for r in rows if r["task"] in ("compare", "katz")]
-    found = [row for row in found if rivals or row.get("guide") not in RIVALS]
-    for row in found:
-        row.setdefault("guide", "katz")
-        row["searched"] = (row["dataset"], row["seed"]) in searched
-    return sections(found, dataset=GRAPHS, searched=(True, False))
+def tested(files: Files, *tasks: str) -> pd.DataFrame:
+    """Scores of tasks on test links, and whether settings were searched on the split."""
+    rows = files["links"]
+    searched = {(row["dataset"], row["seed"]) for row in pick(rows, task="search")}
+    found = named([{"guide": GUIDE.get(r["task"])} | r for r in rows if r["task"] in tasks])
+    splits = zip(found["dataset"], found["seed"], strict=True)
+    names = ["of the search" if split in searched else "new" for split in splits]
+    found["splits"] = ordered(pd.Series(names, dtype=object), ("new", "of the search"))
+    return found
 
 
-def compared(rows: Rows) -> dict[str, Rows]:
-    """By graph: splits on which no settings were chosen."""
-    return {graph: part for (graph, searched), part in blocks(rows).items() if not searched}
+def compared(files: Files) -> pd.DataFrame:
+    """Both guides on splits that no setting was searched on."""
+    found = tested(files, "compare")
+    return found[found["method"].isin([THEIRS, OURS]) & (found["splits"] == "new")]
 
 
-def gap(part: Rows, field: str, guide: str = "nmm") -> Paired:
-    """Of two guides on the same splits."""
-    return Paired.of_rows(pick(part, guide=guide), pick(part, guide="original"), field)
-
-
-def both(part: Rows, field: str) -> list[list[float]]:
-    """Of each guide, on the splits that both have."""
-    theirs, ours = (scores(part, field, guide=guide) for guide in GUIDES)
-    return [[values[seed] for seed in theirs if seed in ours] for values in (theirs, ours)]
-
-
-def pooled(rows: Rows, measure: str) -> Paired:
-    """On every split of every graph."""
-    return Paired([each for part in compared(rows).values() for each in gap(part, measure).gaps])
-
-
-def published(measure: str) -> dict[str, tuple[float, float]]:
-    """Means of both guides in the paper, by graph."""
-    cells = {graph: both for (graph, name), both in PAPER_LINKS.items() if name == measure}
-    return {graph: tuple(float(cell.split()[0]) for cell in both) for graph, both in cells.items()}
-
-
-def pooled_links(rows: Rows) -> Iterator[dict]:
-    """Over all splits of all graphs on which no settings were chosen, and the graphs' means."""
+def beside_published(files: Files) -> pd.DataFrame:
+    """Our scores, each with published ones as text and number: ``AP published``, ``AP number``."""
+    rows = tested(files, "compare", "reproduce", "anchor")
+    rows = rows[(rows["task"] != "compare") | (rows["splits"] == "new")]
+    known = pd.read_csv(Path(__file__).with_name("published.csv"), comment="#")
     for measure in MEASURES:
-        every, parts, paper = pooled(rows, measure), compared(rows).values(), published(measure)
-        graphs = [found.mean for part in parts if (found := gap(part, measure))]
-        stated = [paper[name] for (name,) in grouped(rows, "dataset") if name in paper]
-        yield {
-            "NMM-DGLFRM minus DGLFRM": measure,
-            "splits": f"{len(every)}",
-            "all splits": every.text(2),
-            "splits that gain": f"{sum(each > 0 for each in every.gaps)}",
-            "means of the graphs": Paired(graphs).text(2),
-            "means of the graphs in the paper": Paired([b - a for a, b in stated]).text(2),
+        known[f"{measure} number"] = known[measure].str.split().str[0].astype(float)
+    keys = ["task", "dataset", "guide", "split"]
+    return rows.astype({"split": float}).merge(known, on=keys, suffixes=("", " published"))
+
+
+def gains(rows: pd.DataFrame, field: str) -> list[Paired]:
+    """NMM-DGLFRM minus DGLFRM, by graph."""
+    graphs = (part for _, part in shown.groups(rows, ["graph"]))
+    guides = ([part[part["method"] == name] for name in (OURS, THEIRS)] for part in graphs)
+    return [gap for both in guides if (gap := Paired.rows(*both, field))]
+
+
+def pooled_links(files: Files) -> str:
+    """Does the NMM's guide predict links better than the original one, over all graphs?"""
+    paper, lines = beside_published(files).query("source == 'paper'"), []
+    for measure in MEASURES:
+        here, there = gains(compared(files), measure), gains(paper, f"{measure} number")
+        every = Paired([gap for graph in here for gap in graph.gaps])
+        gaining = f"{sum(gap > 0 for gap in every.gaps)}"
+        line = {"NMM-DGLFRM minus DGLFRM": measure, "splits": f"{len(every)}"}
+        line |= {"all splits": every.text(2), "splits that gain": gaining}
+        for name, graphs in {"": here, " in the paper": there}.items():
+            line[f"means of the graphs{name}"] = Paired([graph.mean for graph in graphs]).text(2)
+        lines.append(line)
+    return shown.markdown(lines)
+
+
+def link_rivals(files: Files) -> str:
+    """How well do the guides and their rivals predict the links of each graph?"""
+    cells = {"number": shown.count, "best step": average("step", ".0f")}
+    cells |= {measure: spread(measure, 2) for measure in MEASURES}
+    cells |= {f"{m}, NMM-DGLFRM minus it": shown.against(OURS, f"-{m}", 2) for m in MEASURES}
+    return table(tested(files, "compare", "katz"), ["splits", "graph", "method"], cells)
+
+
+def published_links(files: Files) -> str:
+    """How far are published figures from ours?"""
+    katz = pick(files["links"], task="katz")
+    sizes = {row["dataset"]: " / ".join(map(str, row["sizes"])) for row in katz}
+    rows, down = beside_published(files), ["graph", "method", "source"]
+    rows["sizes"] = rows["dataset"].map(sizes).where(rows["source"] == "paper")
+    cells = {"number": shown.count, "links": first("sizes"), "links, published": first("links")}
+    for measure in MEASURES:
+        ours = rows.groupby(down, observed=True)[measure].transform
+        rows[f"{measure} above"] = (rows[f"{measure} number"] - ours("mean")) / ours("std")
+        cells |= {
+            measure: spread(measure, 2),
+            f"{measure}, published": first(f"{measure} published"),
         }
+        cells[measure, "above ours, sd"] = first(f"{measure} above", "+.1f")
+    return table(rows, down, cells)
 
 
-def links(rows: Rows) -> Iterator[dict]:
-    """Mean ± sd over splits, and paired differences; splits of the search in rows of their own."""
-    for (graph, searched), part in blocks(rows).items():
-        name = graph + ", splits of the search" * searched
-        known = [guide for (guide,) in grouped(part, "guide") if guide not in ("katz", "original")]
-        for guide in known or ["nmm"]:
-            columns = {"Katz": "katz", "DGLFRM": "original", "NMM-DGLFRM": guide}
-            numbers = (str(len(scores(part, "seed", guide=each))) for each in columns.values())
-            line = {"graph": name if guide == "nmm" else f"{name}, {guide}"}
-            line[f"splits: {' / '.join(columns)}"] = " / ".join(numbers)
-            for measure in MEASURES:
-                for column, each in columns.items():
-                    values = scores(part, measure, guide=each).values()
-                    line[f"{measure}, {column}"] = spread(values, 2)
-                line[measure, "difference"] = gap(part, measure, guide).text(2)
-            yield line
+def bounds(files: Files) -> str:
+    """Does the NMM's guide reach a higher evidence lower bound?"""
+    cells = {"splits": shown.count}
+    for name, field in {"": "bound in training", ", no dropout": "bound"}.items():
+        cells[f"bound{name}"] = average(field, ".4f")
+        cells[f"minus DGLFRM{name}"] = shown.against(THEIRS, field, 4)
+    return table(compared(files), ["graph", "method"], cells)
 
 
-def against_paper(rows: Rows) -> Iterator[dict]:
-    """Splits, and what was measured, here and there."""
-    for graph, part in compared(rows).items():
-        dataset, sizes = part[0]["dataset"], next((r["sizes"] for r in part if "sizes" in r), [])
-        line = {"graph": graph, "links here": " / ".join(map(str, sizes))}
-        line["in the paper"] = PAPER_SPLITS.get(dataset, "")
-        for measure in MEASURES:
-            paper = PAPER_LINKS.get((dataset, measure), ("", ""))
-            for guide, name in GUIDES.items():
-                line[f"{measure}, {name}"] = spread(scores(part, measure, guide=guide).values(), 2)
-            for name, value in zip(GUIDES.values(), paper, strict=True):
-                line[measure, f"paper's {name}"] = value
-        yield line
+def links_searched(files: Files) -> str:
+    """Which settings were tried, with which scores on validation links and which bounds?"""
+    rows = sorted(pick(files["links"], task="search"), key=lambda row: row["trial"])
+    rows = [r | {"settings": ", ".join(f"{k} {v}" for k, v in r["settings"].items())} for r in rows]
+    cells = {"splits": shown.count} | {name: average(f"val.{name}", ".2f") for name in MEASURES}
+    cells["bound, no dropout"] = average("bound", ".4f")
+    return table(named(rows), ["graph", "method", "settings"], cells)
 
 
-def bounds(rows: Rows) -> Iterator[dict]:
-    """Nats a pair of nodes: as trained, and without the network's dropout."""
-    for graph, part in compared(rows).items():
-        if number := len(gap(part, "loss")):
-            line = {"graph": graph, "splits": f"{number}"}
-            for field, bound in (("loss in training", "bound"), ("loss", "bound, no dropout")):
-                for name, values in zip(GUIDES.values(), both(part, field), strict=True):
-                    line[f"{bound}, {name}"] = f"{-mean(values):.4f}"
-                theirs, ours = (pick(part, guide=guide) for guide in GUIDES)
-                line[bound, "difference"] = Paired.of_rows(theirs, ours, field).text(4)
-            yield line
+def memberships(files: Files) -> str:
+    """Do links depend on whose memberships a node has?"""
+    cells = {"splits": shown.count, "own memberships": average("AP.own", ".2f")}
+    cells |= {who: average(f"AP.{who}", ".2f") for who in ("a neighbour's", "anyone's")}
+    return table(named(pick(files["links"], task="memberships")), ["graph"], cells)
 
 
-def links_searched(rows: Rows) -> Iterator[dict]:
-    """All that was tried: on validation links, means over the splits of the search."""
-    names = GUIDES | RIVALS
-    found = sections(pick(rows, task="search"), dataset=GRAPHS, guide=names, trial=None)
-    for (graph, guide, _), part in found.items():
-        yield {
-            "graph": graph,
-            "guide": guide,
-            "settings": ", ".join(f"{k} {v}" for k, v in part[0]["settings"].items()),
-            "splits": f"{len(part)}",
-            "AP": f"{mean(row['val']['AP'] for row in part):.2f}",
-            "AUC": f"{mean(row['val']['AUC'] for row in part):.2f}",
-            "bound, no dropout": bound_of(part),
-        }
+def link_cost(files: Files) -> str:
+    """What does a step cost with either guide?"""
+    rows = pick(files["links"], task="cost")
+    return shown.markdown({"graph": GRAPHS[r["dataset"]]} | shown.costs(r, METHODS) for r in rows)
 
 
-def bound_of(part: Rows) -> str:
-    """Rivals have none."""
-    return f"{-mean(row['loss'] for row in part):.4f}" if "loss" in part[0] else ""
+def link_attention(files: Files) -> str:
+    """Does attention as in the paper's appendix change links or the bound?"""
+    parts = {"search": "val", "attention": "val", "compare": "test", "links": "test"}
+    rows, seen = [], {}
+    for row in files["links"] + files["deviations"]:
+        if row["task"] in parts and row.get("guide", "nmm") == "nmm":
+            part, settings = parts[row["task"]], dict(row["settings"])
+            own, _ = settings.pop("own_attention", None), settings.pop("width", None)
+            case = str((part, row["dataset"], row["seed"], settings))
+            names = {"case": case, "links": part.replace("val", "validation")}
+            rows.append(row | names | {"attention": ATTENTION[own], "test": row[part]})
+            seen.setdefault(case, set()).add(own)
+    rows = [row for row in rows if len(seen[row["case"]]) > 1]
+    cells = {"splits": shown.count, "AP": spread("AP", 2), "AUC": spread("AUC", 2)}
+    cells["bound"] = spread("bound", 4)
+    for field, digits in {"AP": 2, "AUC": 2, "bound": 4}.items():
+        cells[f"{field}, change"] = shown.against({"attention": ATTENTION[None]}, field, digits)
+    return table(named(rows), ["graph", "links", "attention"], cells)
 
 
-def reproduced(rows: Rows) -> Iterator[dict]:
-    """On splits of the authors, with their settings."""
-    found = sections(pick(rows, task="reproduce"), dataset=GRAPHS, split=None)
-    for (graph, split), part in found.items():
-        auc, ap = AUTHORS_LINKS.get(split, ("", ""))
-        yield {
-            "graph": f"{graph}, split_{split}",
-            "seeds": f"{len(part)}",
-            "AUC, authors": f"{auc}",
-            "AP, authors": f"{ap}",
-            "AUC, here": spread([row["test"]["AUC"] for row in part], 2),
-            "AP, here": spread([row["test"]["AP"] for row in part], 2),
-        }
-
-
-def memberships(rows: Rows) -> Iterator[dict]:
-    """Mean over splits of what is left with other nodes' memberships."""
-    for (graph,), part in sections(pick(rows, task="memberships"), dataset=GRAPHS).items():
-        line = {"AP, DGLFRM": graph, "splits": f"{len(part)}"}
-        for whose in part[0]["AP"]:
-            heading = "own memberships" if whose == "own" else whose
-            line[heading] = f"{mean(row['AP'][whose] for row in part):.2f}"
-        yield line
-
-
-def link_cost(rows: Rows) -> Iterator[dict]:
-    """A step with either guide."""
-    for (graph,), part in sections(pick(rows, task="cost"), dataset=GRAPHS).items():
-        for row in part:
-            yield {"graph": graph} | costs(row, GUIDES)
+TABLES = (pooled_links, link_rivals, published_links, bounds, links_searched)
+TABLES += (memberships, link_cost, link_attention)

@@ -1,19 +1,21 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Fits of node classification's benchmark, and what is measured of them."""
+"""Fits of classifiers and NMMs to the labels of nodes, and scores of their predictions."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from statistics import mean
 
 import pyro
 import torch
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
+from benchmarks.shared import records
 from benchmarks.shared.timing import timed
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
@@ -23,15 +25,14 @@ from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
 from pyro_nmm.models.backbones import appnp, gat, gcn, mlp
 
 BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp, "mlp": mlp}
-AGREEMENT = ("weight", "temperature", "memory")
-#: Where nothing was searched for: random splits with many labels.
+#: Settings for many labels, where no search was run.
 DEFAULT = {"lr": 0.02, "weight_decay": 5e-4, "dropout": 0.5, "floor": 0.1, "gamma": 2.0}
 DEFAULT |= {"weight": 0.5, "temperature": 0.5, "memory": 0.9}
 
 
 @cache
-def load(name: str, root, device: str):
-    """A graph with masks, and its neighbourhoods."""
+def load(name: str, root, device: str = "cpu"):
+    """A graph with the masks of its public split, and its neighbourhoods."""
     if name == "digits":
         data = random_split(digits(), 0.05, 0.1, 0.5, seed=0)
     else:
@@ -39,17 +40,25 @@ def load(name: str, root, device: str):
     return data.to(device), Neighborhood(data.edge_index, data.num_nodes).to(device)
 
 
+def chosen(rows: list[dict], **key) -> dict:
+    """Settings with the best mean validation accuracy of a search, then likelihood."""
+
+    def quality(trial: list[dict]) -> tuple[float, float]:
+        return mean(r["val"]["accuracy"] for r in trial), -mean(r["val"]["nll"] for r in trial)
+
+    return DEFAULT | records.chosen(rows, quality, num_splits=2, **key)
+
+
 def random_settings(method: str, dataset: str, trial: int) -> dict:
-    """A draw from the appendix's pools, and ours; those of a search follow one another."""
+    """A trial's draw from the pools of the paper's appendix, and ours."""
     heavy = [5e-4, 2e-3, 5e-3]
     pools = {"lr": [0.01, 0.03, 0.05], "weight_decay": heavy, "dropout": [0.5, 0.6, 0.7]}
     if method != "backbone":
         # The backbones' own searches chose the heavier decays on PubMed.
         decays = heavy if dataset == "pubmed" else [2e-4, 5e-4, 1e-3]
         pools = {"lr": [0.01, 0.02, 0.03], "weight_decay": decays, "dropout": [0.5, 0.6]}
-        if method == "NMM + consistency":
-            values = [0.5, 1.0], [0.3, 0.5, 0.7], [0.8, 0.95]
-            pools |= zip(AGREEMENT, values, strict=True)
+        if "consistency" in method:
+            pools |= {"weight": [0.5, 1.0], "temperature": [0.3, 0.5, 0.7], "memory": [0.8, 0.95]}
         pools |= {"floor": [0.01, 0.1, 1.0], "gamma": [0.0, 2.0, 3.0]}
     rng = random.Random(0)
     draws = [{name: rng.choice(pool) for name, pool in pools.items()} for _ in range(trial + 1)]
@@ -59,12 +68,12 @@ def random_settings(method: str, dataset: str, trial: int) -> dict:
 def backbone(kind: str, data, width: int, **options) -> nn.Module:
     module = BACKBONES[kind](data.num_features, width, **options)
     if data.x.layout == torch.strided:
-        module.dropout = 0.0  # most of an epoch, where the features are dense
+        module.dropout = 0.0  # dropout of dense features would take most of an epoch
     return module
 
 
 def nmm_network(kind: str, data, drop: dict | None = None, **options) -> NMMNetwork:
-    """``drop``: of both backbones, but the one for attention sees all nodes."""
+    """An NMM's two networks. ``drop`` is their dropout; the attention's network drops no nodes."""
     drop, classes = drop or {}, int(data.y.max()) + 1
     labels = backbone(kind, data, classes, **drop)
     width, drop = 64 if kind == "gcn" else 32, drop | {"drop_nodes": 0.0}
@@ -72,21 +81,24 @@ def nmm_network(kind: str, data, drop: dict | None = None, **options) -> NMMNetw
     return NMMNetwork(labels, attention, num_classes=classes, **options)
 
 
-def fit(key: dict, data, hood, settings: dict, **options):
-    """Logits of a classifier, or a NeighborMixture; and the validation curve."""
+def fit(key: dict, data, hood, settings: dict, wrap: Callable = lambda net: net, **options):
+    """
+    Logits of a classifier, or a NeighborMixture; and the validation curve. ``wrap`` may change the
+    network of an NMM.
+    """
     pyro.set_rng_seed(key["seed"])
     method, kind, classes = key["method"], key["backbone"], int(data.y.max()) + 1
     drop, device = {"dropout": settings["dropout"]}, data.y.device
     names = {"lr", "weight_decay", "num_epochs", "estimator"} & settings.keys()
     options = {name: settings[name] for name in names} | options
     if "consistency" in method:
-        agreement = {name: settings[name] for name in AGREEMENT}
+        agreement = {name: settings[name] for name in ("weight", "temperature", "memory")}
         options["consistency"] = Consistency(data.num_nodes, classes, **agreement).to(device)
         drop["drop_nodes"] = 0.5
     if "NMM" not in method:
         return fit_classifier(backbone(kind, data, classes, **drop).to(device), data, **options)
     more = {name: settings[name] for name in {"link", "floor", "gamma"} & settings.keys()}
-    network = nmm_network(kind, data, drop, **more).to(device)
+    network = wrap(nmm_network(kind, data, drop, **more).to(device))
     few = int(data.train_mask.sum()) <= 300
     options.setdefault("estimator", "reward_to_go" if few else "one_step_credit")
     return fit_nmm(network, data, hood, **options)
@@ -94,8 +106,8 @@ def fit(key: dict, data, hood, settings: dict, **options):
 
 def variants(method: str, fitted, hood, data) -> Iterator[tuple]:
     """
-    What comes out of one fit: what the validation nodes make of it, with seconds, and itself, which
-    is the last, so that a run that was interrupted goes on with it.
+    Names, models and seconds: StackedNMM and temperature scaling on a fit, then the fit itself. The
+    fit's own row comes last, because an interrupted run repeats a fit without it.
     """
     mixes = "NMM" in method
     scores = fitted.alpha.log() if mixes else fitted
@@ -108,7 +120,7 @@ def variants(method: str, fitted, hood, data) -> Iterator[tuple]:
 
 
 def calibrated(scores: Tensor, data) -> Tensor:
-    """Marginals at the temperature that suits the validation nodes."""
+    """Marginals at the temperature that the validation nodes choose."""
     return (scores / temperature_scaling(scores, data.y, data.val_mask)).softmax(-1)
 
 
@@ -123,8 +135,8 @@ def node_scores(probs: Tensor, y: Tensor) -> dict:
 
 def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
     """
-    Scores of marginals or a mixture; ``joint`` adds log p(y_test | y_train) per node, and
-    ``temperature``, marginals of the calibrated backbone, what each of ``pairs`` gains on them.
+    Scores of marginals or of a mixture. ``joint`` adds log p(y_test | y_train) per node. ``pairs``
+    adds log-likelihoods of pairs, and their gains on the calibrated marginals ``temperature``.
     """
     independent = isinstance(model, Tensor)
     post = None if independent else model.condition(data.y, data.train_mask, num_samples=64)
@@ -157,23 +169,17 @@ def pair_log_probs(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
 
 
 def summary(gain: Tensor, pairs: Tensor, nodes: Tensor, num_resamples: int = 1000) -> dict:
-    r"""
-    What one model gains on another, pair by pair, for means may rest on hubs: the mean in nats per
-    pair and a 95 % interval of it, the median pair, the share of pairs that gain, and the most
-    that any two nodes add to the mean.
+    """
+    Mean of gains ``(P,)`` with a 95 % interval, median, share above 0, and the part of the mean
+    that two nodes contribute, of distinct ``pairs`` ``(2, P)`` among some nodes, a mask.
 
     The interval is a bootstrap over *nodes* (Snijders and Borgatti 1999, "Non-parametric standard
-    errors and tests for network statistics", Connections 22): pairs that share a node are not
-    independent, so nodes are drawn with replacement, and a pair weighs the product of how often
-    its two ends were drawn. It stands for one split, not for the spread over splits.
-
-    :param Tensor gain: ``(P,)``.
-    :param Tensor pairs: ``(2, P)`` distinct node ids a pair, each pair once.
-    :param Tensor nodes: ``(N,)`` boolean mask of the nodes that are drawn.
+    errors and tests for network statistics", Connections 22), because pairs that share a node are
+    dependent. A pair has the product of the weights of its two nodes.
     """
     gain, where = gain.cpu(), (nodes.cumsum(0) - 1)[pairs].cpu()
     size = int(nodes.sum())
-    # Its own generator: what is measured after this draws what it did without.
+    # A generator of its own leaves the later draws of a run as they are.
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(size, (num_resamples, size), generator=generator)
     counts = torch.zeros(num_resamples, size, dtype=gain.dtype)
@@ -181,14 +187,13 @@ def summary(gain: Tensor, pairs: Tensor, nodes: Tensor, num_resamples: int = 100
     weights = counts[:, where[0]] * counts[:, where[1]]
     means = (weights @ gain) / weights.sum(1)
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=gain.dtype)).tolist()
-    return {
-        "mean": gain.mean().item(), "low": low, "high": high, "median": gain.median().item(),
-        "share": (gain > 0).double().mean().item(), "two nodes": two_nodes(gain, where, size),
-    }  # fmt: skip
+    found = {"mean": gain.mean().item(), "low": low, "high": high, "median": gain.median().item()}
+    share = (gain > 0).double().mean().item()
+    return found | {"share": share, "two nodes": two_nodes(gain, where, size)}
 
 
 def two_nodes(gain: Tensor, pairs: Tensor, size: int) -> float:
-    """The largest sum of the gains of all pairs that two nodes take part in, over ``P``."""
+    """The largest sum of the gains of all pairs that contain one of two nodes, over ``P``."""
     table = torch.zeros(size, size, dtype=gain.dtype)
     table.index_put_((pairs[0], pairs[1]), gain, accumulate=True)
     table = table + table.T

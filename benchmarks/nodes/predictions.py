@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Labels that a mixture predicts of all test nodes, by three rules: every node's own most probable
-label, node after node as in the paper's section 3.6, and the labelling that is jointly most
-probable, as far as a search finds it.
+Labels of all test nodes that a mixture predicts by three rules: each node's most probable label,
+the paper's rule (section 3.6), and a search for the most probable labelling.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from torch import Tensor
 from pyro_nmm import NeighborMixture
 
 NUM_SAMPLES, NUM_PARTICLES = 64, 64
-#: Of the search: blocks of nodes in a sweep, sweeps, and draws that it may start from.
+#: The search's blocks of nodes in a sweep, sweeps, and draws among its starts.
 BLOCKS, SWEEPS, DRAWS = 10, 5, 20
 
 
 def log_prob(mix: NeighborMixture, labels: Tensor, data, seed: int, repeats: int = 1) -> float:
-    """Nats of the test nodes' labels given the training nodes'; a seed has one order of nodes."""
+    """Nats of the test nodes' labels given the training nodes'. A seed fixes the nodes' order."""
     total = 0.0
     for number in range(repeats):
         with torch.random.fork_rng(devices=[]):
@@ -31,13 +30,10 @@ def log_prob(mix: NeighborMixture, labels: Tensor, data, seed: int, repeats: int
 
 
 def jointly(mix: NeighborMixture, starts: list[Tensor], data, seed: int) -> Tensor:
-    r"""
-    A labelling that no block of nodes can be changed alone to make more probable: block after
-    block, the nodes' most probable labels given all others, :math:`\arg\max p(y_i \mid y_\tau,
-    \hat y_{-B})`, kept where :math:`\log p(\hat y \mid y_\tau)` grows. Iterated conditional modes
-    (Besag 1986, "On the statistical analysis of dirty pictures", Journal of the Royal Statistical
-    Society B 48), from the best of some labellings; a maximum among its neighbours, not of all.
-    What a noisy estimate has let in is checked by a new one against the first two labellings.
+    """
+    A local maximum of the labels' joint probability, by iterated conditional modes (Besag 1986, "On
+    the statistical analysis of dirty pictures", Journal of the Royal Statistical Society B 48):
+    from the best start, blocks of nodes take their most probable labels given all others.
     """
     values = [log_prob(mix, start, data, seed) for start in starts]
     best = max(values)
@@ -58,13 +54,13 @@ def jointly(mix: NeighborMixture, starts: list[Tensor], data, seed: int) -> Tens
                     best, labels, changed = value, trial, True
         if not changed:
             break
+    # Estimates are noisy, and the search kept the highest: new ones compare with two starts.
     last = [labels, *starts[:2]]
-    fresh = [log_prob(mix, each, data, 500 + seed, repeats=4) for each in last]
-    return last[fresh.index(max(fresh))]
+    return max(last, key=lambda each: log_prob(mix, each, data, 500 + seed, repeats=4))
 
 
 def labellings(mix: NeighborMixture, data, seed: int) -> dict[str, Tensor]:
-    """``(N,)`` labels by rule. The true ones are read at training nodes only."""
+    """``(N,)`` labels by rule. Only training nodes' true labels are read."""
     nodes = data.test_mask.nonzero()[:, 0]
     posterior = mix.condition(data.y, data.train_mask, num_samples=NUM_SAMPLES)
     start = data.y.where(data.train_mask, 0)
@@ -79,14 +75,19 @@ def labellings(mix: NeighborMixture, data, seed: int) -> dict[str, Tensor]:
 
 
 def predictions(mix: NeighborMixture, data, seed: int) -> dict[str, dict]:
-    """By rule: accuracy, nats a node of the labelling, and how many labels are not the first's."""
-    test = data.test_mask
-    size, rows = int(test.sum()), {}
+    """Accuracy of each rule's labels, their log p per node, and how many differ from the first."""
+
+    def nats(labels: Tensor) -> float:
+        return log_prob(mix, labels, data, 1000 + seed, repeats=8) / int(data.test_mask.sum())
+
     found = labellings(mix, data, seed)
-    for rule, labels in found.items():
-        hits = (labels == data.y)[test].double().mean().item()
-        nats = log_prob(mix, labels, data, 1000 + seed, repeats=8) / size
-        changed = int((labels != found["one by one"])[test].sum())
-        rows[rule] = {"accuracy": hits, "log prob": nats, "changed": changed}
-    truth = log_prob(mix, data.y, data, 1000 + seed, repeats=8) / size
-    return {rule: row | {"of the true labels": truth} for rule, row in rows.items()}
+    truth, test, first = nats(data.y), data.test_mask, found["one by one"]
+    return {
+        rule: {
+            "accuracy": (labels == data.y)[test].double().mean().item(),
+            "log prob": nats(labels),
+            "changed": int((labels != first)[test].sum()),
+            "of the true labels": truth,
+        }
+        for rule, labels in found.items()
+    }

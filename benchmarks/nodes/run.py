@@ -2,55 +2,42 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Node classification: the paper's tables 2 and 3, its accuracy over training sizes, and more.
+Node classification on Cora, CiteSeer and PubMed.
 
-    python benchmarks/nodes.py search accuracy --datasets cora --backbones gcn
+    python -m benchmarks.nodes.run search accuracy --datasets cora --backbones gcn
 
-Tasks: ``search`` (random settings, kept for the others, chosen by validation accuracy),
-``accuracy`` (public split, 10 seeds), ``pairs`` (pair log-likelihood, random splits), ``sizes``
-(accuracy against the share of training nodes), ``deviations`` (from the paper's recipe, one
-change at a time), ``communities`` (as sources of StackedNMM, public and random splits) and
-``predicted`` (labels one by one, in turn and jointly). All of it takes a day on two cores.
-``search --searched NMM`` draws settings for an NMM of its own, and ``accuracy --settings-of NMM``
-gives them to it and to its backbone.
+Tasks: ``search`` (random settings; validation accuracy chooses), ``accuracy`` (public split, ten
+seeds), ``pairs`` (log-likelihood of pairs of neighbours, random splits), ``sizes`` (shares of
+training nodes), ``deviations`` (the paper's recipe, one change at a time), ``communities`` (as
+sources of ``StackedNMM``) and ``predicted`` (labels one by one, in turn and jointly).
+``accuracy --settings-of NMM`` takes the settings of ``search --searched NMM`` for all methods.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mean
 
 import pyro
 
-from benchmarks.nodes.fits import (
-    BACKBONES,
-    DEFAULT,
-    calibrated,
-    evaluate,
-    fit,
-    load,
-    random_settings,
-    variants,
-)
+from benchmarks.nodes import fits
+from benchmarks.nodes.fits import DEFAULT, calibrated, chosen, evaluate, fit, load, variants
 from benchmarks.nodes.predictions import predictions
-from benchmarks.shared import common
-from benchmarks.shared.common import RESULTS, Records, run
 from benchmarks.shared.louvain import louvain
+from benchmarks.shared.records import RESULTS, Records, run
 from benchmarks.shared.timing import timed
 from pyro_nmm import sources
 from pyro_nmm.datasets.nodes import inner_edges, random_split
 from pyro_nmm.models import StackedNMM
 
-#: "backbone" and "NMM" as in the paper; "+ consistency" lets unlabelled nodes teach. The two in
-#: the middle are ablations, and take the settings of the one on the right.
-SEARCHED = ["backbone", "NMM", "NMM + consistency"]
-SIBLING = {"NMM": "backbone", "backbone + consistency": "NMM + consistency"}
+#: The paper's backbone and NMM; "+ consistency" also learns from unlabelled nodes.
 METHODS = ["backbone", "NMM", "backbone + consistency", "NMM + consistency"]
-#: Besides the backbone's own learning rate, weight decay and dropout, chosen by validation.
+SEARCHED = ["backbone", "NMM", "NMM + consistency"]
+#: Methods that take the settings of another method's search.
+SIBLING = {"NMM": "backbone", "backbone + consistency": "NMM + consistency"}
+#: Our recipe, beside the backbone's own settings.
 OURS = {"link": "exp", "floor": 0.1, "gamma": 2.0, "num_epochs": 400}
 PAPER = {"floor": 1.0, "gamma": 0.0, "weight_decay": 0.005, "dropout": 0.5, "lr": 0.01}
 PAPER |= {"num_epochs": 200}
-#: What deviates. "none" is the row of the other tables.
 CHANGES: dict[str, dict] = {
     "none": {},
     "link softplus + 1": {"link": "softplus", "floor": 1.0},
@@ -68,44 +55,40 @@ CHANGES: dict[str, dict] = {
 }
 
 
-def chosen(rows: list[dict], **key) -> dict:
-    """The settings of the best mean validation accuracy, then likelihood, in a search."""
-
-    def quality(trial: list[dict]) -> tuple[float, float]:
-        return mean(r["val"]["accuracy"] for r in trial), -mean(r["val"]["nll"] for r in trial)
-
-    return DEFAULT | common.chosen(rows, quality, num_splits=2, **key)
-
-
 def missing(results: Records, args, task: str, **key):
-    """Keys that have no row, each with its graph."""
+    """Keys that have no row, each with its graph and neighbourhoods."""
     places = {"dataset": args.datasets, "backbone": args.backbones}
     for found in results.missing(task=task, **places, **key):
-        yield found, *load(found["dataset"], args.data_root, args.device)
+        yield found, *load(found["dataset"], args.data_root)
+
+
+def searched(results: Records, key: dict, method: str = "backbone") -> dict:
+    """Settings of a method's search on the same graph and backbone."""
+    place = {name: key[name] for name in ("dataset", "backbone")}
+    return chosen(results.rows, **place, method=method)
 
 
 def search(args, results: Records) -> None:
     each = {"trial": range(args.num_trials), "seed": (100, 101)}
     for key, data, hood in missing(results, args, "search", method=args.searched, **each):
-        settings = random_settings(key["method"], key["dataset"], key["trial"])
+        settings = fits.random_settings(key["method"], key["dataset"], key["trial"])
         fitted, _ = fit(key, data, hood, settings, num_epochs=args.num_epochs)
         model = fitted if "NMM" in key["method"] else fitted.softmax(-1)
         results.add(**key, settings=settings, **evaluate(model, data))
 
 
 def accuracy(args, results: Records) -> None:
-    # "settings of" is absent from a row with the method's own search, or that of its sibling.
+    """The public split, with the settings that the searches chose."""
     each = {"method": args.methods, "settings of": args.settings_of}
     seeds = range(args.num_seeds)
     for key, data, hood in missing(results, args, "accuracy", seed=seeds, **each):
-        searched = args.settings_of or SIBLING.get(key["method"], key["method"])
-        place = {"dataset": key["dataset"], "backbone": key["backbone"]}
-        settings = chosen(results.rows, **place, method=searched)
+        method = key["method"]
+        settings = searched(results, key, args.settings_of or SIBLING.get(method, method))
         found, seconds = timed(fit, key, data, hood, settings, num_epochs=args.num_epochs)
         fitted, curve = found
-        for name, model, fit_seconds in variants(key["method"], fitted, hood, data):
+        for name, model, fit_seconds in variants(method, fitted, hood, data):
             more = evaluate(model, data, joint=True) | {"fit seconds": fit_seconds}
-            if name == key["method"]:
+            if name == method:
                 more |= {"settings": settings, "epochs": len(curve)}
                 more["epoch seconds"] = seconds / len(curve)
                 if key["seed"] == 0:
@@ -114,45 +97,43 @@ def accuracy(args, results: Records) -> None:
 
 
 def pairs(args, results: Records) -> None:
-    """Paired random splits for pair log-likelihoods."""
-    splits(args, results, "pairs", (0.2, 0.4, 0.6), val=0.1, criterion="likelihood")
+    """Random splits whose validation nodes stop training by their likelihood."""
+    splits(args, results, "pairs", 0.1, "likelihood")
 
 
 def sizes(args, results: Records) -> None:
-    """Paired random splits for accuracy."""
-    splits(args, results, "sizes", (0.1, 0.2, 0.3, 0.4, 0.5), val=0.2, criterion="accuracy")
+    """Random splits whose validation nodes stop training by their accuracy."""
+    splits(args, results, "sizes", 0.2, "accuracy")
 
 
-def splits(args, results, task: str, ratios: tuple, val: float, criterion: str) -> None:
-    # Splits 0 to 4 served to choose the priors of StackedNMM and the default settings.
-    each = {"seed": range(10, 10 + args.num_splits), "ratio": ratios[:1] if args.smoke else ratios}
+def splits(args, results: Records, task: str, val: float, criterion: str) -> None:
+    # Splits 0 to 4 chose the priors of StackedNMM and the default settings.
+    each = {"seed": range(10, 10 + args.num_splits), "ratio": args.ratios, "method": args.methods}
     options = {"criterion": criterion, "num_epochs": args.num_epochs}
     last, scores = {}, None
-    for key, data, hood in missing(results, args, task, **each, method=args.methods):
+    for key, data, hood in missing(results, args, task, **each):
         part = random_split(data, key["ratio"], val, 0.3, key["seed"])
-        known = part, hood, DEFAULT
-        pairs = known_probs = None
+        near = probs = None
         if task == "pairs":
-            pairs = inner_edges(part.edge_index, part.test_mask)
-            if last != (base := key | {"method": "backbone"}):
-                last, (scores, _) = base, fit(base, *known, **options)
-            known_probs = calibrated(scores, part)
-        fitted = scores if key == last else fit(key, *known, **options)[0]
+            near = inner_edges(part.edge_index, part.test_mask)
+            if last != (last := key | {"method": "backbone"}):
+                scores, _ = fit(last, part, hood, DEFAULT, **options)
+            probs = calibrated(scores, part)
+        fitted = scores if key == last else fit(key, part, hood, DEFAULT, **options)[0]
         for name, model, fit_seconds in variants(key["method"], fitted, hood, part):
-            more = evaluate(model, part, pairs, temperature=known_probs)
+            more = evaluate(model, part, near, temperature=probs)
             results.add(**key | {"method": name}, **more, **{"fit seconds": fit_seconds})
 
 
 def deviations(args, results: Records) -> None:
-    """The public split, with one thing of the recipe changed, then with the paper's whole one."""
+    """The public split, with one change of our recipe, then with the paper's whole recipe."""
     each = {"method": "NMM", "seed": range(args.num_seeds), "change": list(CHANGES)}
     for key, data, hood in missing(results, args, "deviations", **each):
-        place = {"dataset": key["dataset"], "backbone": key["backbone"]}
-        settings = chosen(results.rows, **place, method="backbone") | OURS | CHANGES[key["change"]]
+        settings = searched(results, key) | OURS | CHANGES[key["change"]]
         settings["num_epochs"] = min(settings["num_epochs"], args.num_epochs)
         mix, curve = fit(key, data, hood, settings)
         row = evaluate(mix, data, joint=True)
-        # The paper's rule: one test node after another, each prediction a known label.
+        # The paper's rule: test nodes in turn, each prediction observed by the next.
         test = data.test_mask.nonzero().flatten()
         posterior = mix.condition(data.y, data.train_mask, num_samples=16)
         hits = posterior.predict(test, method="sequential") == data.y[test]
@@ -161,29 +142,29 @@ def deviations(args, results: Records) -> None:
 
 
 def communities(args, results: Records) -> None:
-    """StackedNMM with Louvain's communities and without, on one trained classifier."""
+    """StackedNMM with Louvain's communities as sources and without, on one classifier."""
     kinds = [f"{kind} {r}" for kind in ("communities", "weighted") for r in args.resolutions]
     methods = [f"backbone, {name}" for name in ("temperature", "stacked", *kinds)]
     last = None
     for ratio, seeds in {None: range(args.num_seeds), 0.2: range(10, 10 + args.num_splits)}.items():
         each = {"ratio": ratio, "seed": seeds, "method": methods}
         for key, data, hood in missing(results, args, "communities", **each):
-            settings, options = DEFAULT, {"criterion": "likelihood"}
-            if ratio is None:
-                place = {"dataset": key["dataset"], "backbone": key["backbone"]}
-                settings, options = chosen(results.rows, **place, method="backbone"), {}
-            else:
+            options = {"num_epochs": args.num_epochs}
+            if ratio:
                 data = random_split(data, ratio, 0.1, 0.3, key["seed"])
+                options["criterion"] = "likelihood"
             if last != (last := key | {"method": "backbone"}):
-                scores, _ = fit(last, data, hood, settings, num_epochs=args.num_epochs, **options)
+                settings = DEFAULT if ratio else searched(results, key)
+                scores, _ = fit(last, data, hood, settings, **options)
                 tempered = calibrated(scores, data)
             model, more = tempered, {}
             kind, *resolution = key["method"].split(", ")[1].split()
+            if resolution:
+                groups = louvain(
+                    data, float(resolution[0]), tempered if kind == "weighted" else None
+                )
+                hood = sources.communities(data.edge_index, data.num_nodes, groups)
             if kind != "temperature":
-                for text in resolution:
-                    weights = tempered if kind == "weighted" else None
-                    groups = louvain(data, float(text), weights)
-                    hood = sources.communities(data.edge_index, data.num_nodes, groups)
                 pyro.set_rng_seed(key["seed"])
                 stacked = StackedNMM(pool=False, communities=hood.bipartite)
                 stacked.fit(hood, scores, data.y, data.train_mask, data.val_mask)
@@ -196,22 +177,17 @@ def communities(args, results: Records) -> None:
 
 
 def predicted(args, results: Records) -> None:
-    """What mixtures of the public split predict by each rule, and how probable that is to them."""
-    each = {
-        "seed": range(args.num_seeds),
-        "method": ["NMM", "backbone, stacked", "backbone, pooled"],
-    }
+    """Labels that mixtures predict on the public split by each rule."""
+    methods = ["NMM", "backbone, stacked", "backbone, pooled"]
+    each = {"seed": range(args.num_seeds), "method": methods}
     last = None
     for key, data, hood in missing(results, args, "predicted", **each):
-        first = key | {"method": key["method"].split(",")[0]}
-        if last != (last := first):
-            place = {"dataset": key["dataset"], "backbone": key["backbone"]}
-            settings = chosen(results.rows, **place, method="backbone")
-            fitted, _ = fit(first, data, hood, settings, num_epochs=args.num_epochs)
-        known = data.y, data.train_mask
-        mix = fitted
-        if key["method"] != "NMM":
-            pool = "pooled" in key["method"]
+        first, _, kind = key["method"].partition(", ")
+        if last != (last := key | {"method": first}):
+            fitted, _ = fit(last, data, hood, searched(results, key), num_epochs=args.num_epochs)
+        mix, known = fitted, (data.y, data.train_mask)
+        if kind:
+            pool = kind == "pooled"
             stacked = StackedNMM(fitted.shape[1] if pool else None, pool=pool)
             stacked.fit(hood, fitted, *known, data.val_mask)
             mix = stacked.mixture(hood, fitted, *(known if pool else ()))
@@ -219,20 +195,15 @@ def predicted(args, results: Records) -> None:
 
 
 def main(argv: list[str] | None = None) -> Records:
-    smoke = {"datasets": ["digits"], "backbones": ["gcn"], "num_epochs": 3}
-    smoke |= dict.fromkeys(("num_trials", "num_seeds", "num_splits"), 1)
-    smoke["resolutions"] = [1.0]
-    choices = {"backbones": BACKBONES, "methods": METHODS}
-    return run(
-        argv, __doc__, (search, accuracy, pairs, sizes, deviations, communities, predicted),
-        smoke=smoke,
-        choices=choices | {"searched": SEARCHED, "settings_of": SEARCHED},
-        datasets=["cora", "citeseer", "pubmed"], backbones=["gcn", "gat", "appnp"],
-        methods=METHODS, searched=["backbone", "NMM + consistency"],
-        settings_of=(str, "of accuracy: whose search"), num_epochs=400, num_trials=12,
-        num_seeds=10, num_splits=5, resolutions=[1.0, 4.0, 8.0], data_root=Path, device="cpu",
-        results=RESULTS / "nodes.jsonl",
-    )  # fmt: skip
+    options = {"datasets": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat", "appnp"]}
+    options |= {"methods": METHODS, "searched": ["backbone", "NMM + consistency"]}
+    options |= {"settings_of": (str, "whose search `accuracy` takes"), "ratios": [0.2, 0.4, 0.6]}
+    options |= {"num_epochs": 400, "num_trials": 12, "num_seeds": 10, "num_splits": 5}
+    options |= {"resolutions": [1.0, 4.0, 8.0], "data_root": Path}
+    choices = {"backbones": fits.BACKBONES, "methods": METHODS}
+    choices |= {"searched": SEARCHED, "settings_of": SEARCHED}
+    tasks = search, accuracy, pairs, sizes, deviations, communities, predicted
+    return run(argv, __doc__, tasks, choices=choices, results=RESULTS / "nodes.jsonl", **options)
 
 
 if __name__ == "__main__":

@@ -1,217 +1,262 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Tables of nodes.py's results, for report.py. Which methods a table shows follows from
-the rows: none is left out.
-"""
+"""The tables of docs/results/nodes.md and docs/results/heterophilous.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from statistics import mean, median, stdev
+from statistics import mean, median
 
-from benchmarks.nodes import claims as nodes_claims
-from benchmarks.nodes import communities as nodes_communities
-from benchmarks.nodes.run import chosen
-from benchmarks.nodes.runs import FORM, Rows, gap, label, on_shared, parts, runs, shared, whole
-from benchmarks.shared.common import grouped, pick
-from benchmarks.shared.writing import Paired, made, scores, spread
+import pandas as pd
+from pandas import DataFrame
 
-#: Of a method, and of all rows that it is compared with.
-Cell = Callable[[Rows, str], str]
+from benchmarks.nodes.fits import chosen
+from benchmarks.nodes.run import METHODS
+from benchmarks.shared import tables as shared
+from benchmarks.shared.tables import Cell, Paired, against, average, count, frame, ordered, spread
 
-
-def tables(rows: Rows) -> dict[str, str]:
-    public = {nodes_claims.reproduced_nodes: 0, against_backbone: 2, accuracy: 1, searches: 1}
-    public |= {quality: 1, deviations: 1}
-    random = {pairs: 1, nodes_claims.hubs: 0, gains: 1, on_top: 2, sizes: 1}
-    shared = {nodes_communities.with_communities: 0, nodes_communities.communities: 2}
-    return made(public | random | shared | {nodes_claims.few_labels: 0}, rows)
-
-
-def grid(rows: Rows, title: str, columns: list[str], cell: Cell, *more: str) -> Iterator[dict]:
-    """A line for every method of every backbone (and graph), a cell for all values of columns."""
-    for *graph, backbone, method in parts(rows, *more, "backbone", "method"):
-        line = {title: ", ".join([*graph, label(method, backbone)])}
-        part = pick(rows, backbone=backbone, **dict(zip(more, graph, strict=True)))
-        for values in parts(rows, *columns):
-            among = pick(part, **dict(zip(columns, values, strict=True)))
-            line[" ".join(map(str, values))] = cell(among, method)
-        yield line
+Files = dict[str, list[dict]]
+FORMS = {"": "{}", ", temperature": "{} + temperature", ", stacked": "StackedNMM on {}"}
+FORMS |= {", pooled": "StackedNMM with its pool on {}"}
+#: Settings of another search make a method another model.
+SETTINGS = {"": "", ", its first 6 trials": " (settings of its first 6 trials)"}
+SETTINGS |= {", NMM": " (settings of the NMM's search)"}
+MODELS = {
+    method + form + settings: FORMS[form].format(method) + SETTINGS[settings]
+    for method in METHODS
+    for settings in SETTINGS
+    for form in FORMS
+}
+TEMPERED = "backbone + temperature"
+RIVALS = ["temperature", "GMNN", "Potts on C&S", "StackedNMM, scores alone", "StackedNMM"]
+RIVALS += [TEMPERED, "NMM", "StackedNMM on NMM", "StackedNMM on backbone"]
+JOINT = "log p(test \\| train)"
 
 
-def accuracy(rows: Rows) -> Iterator[dict]:
-    """In percent, mean ± sd; † and ‡ mark differences from the backbone alone."""
-
-    def cell(part: Rows, method: str) -> str:
-        values, remark = whole(part, "accuracy", method)
-        marked = gap(part, "accuracy", method, "backbone").mark()
-        return spread(values.values(), *FORM["accuracy"]) + marked + remark
-
-    known, shown = runs(rows, "accuracy"), []
-    methods, lines = parts(known, "backbone", "method"), grid(known, "accuracy", ["dataset"], cell)
-    for (backbone, _), part, line in zip(methods, methods.values(), lines, strict=True):
-        hits = backbone, {(row["dataset"], row["seed"], row["accuracy"]) for row in part}
-        if hits not in shown:  # A temperature changes no prediction; the next table has it.
-            yield line
-        shown.append(hits)
+def named(rows: DataFrame) -> DataFrame:
+    """Rows with the names of tables, and with PLL: the log-likelihood of a pair of nodes."""
+    fields = "method", "settings of", "ratio", "pairs", "conditional", "own product"
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows, *fields])))
+    rows["graph"] = ordered(rows["dataset"], shared.GRAPHS)
+    rows["backbone"] = ordered(rows["backbone"].str.upper(), ("GCN", "GAT", "APPNP", "MLP"))
+    communities = {r"(.*), (communities|weighted) (.*)\.0": r"StackedNMM on \1, \2 at \3"}
+    settings = (", " + rows["settings of"].astype(object)).fillna("")
+    rows["model"] = ordered(rows["method"].replace(communities, regex=True) + settings, MODELS)
+    rows["PLL"] = rows["pairs"].fillna(rows["conditional"]).fillna(rows["own product"])
+    shares = rows["ratio"].map("random, {}".format, na_action="ignore")
+    return rows.assign(splits=shares.fillna("published"))
 
 
-def quality(rows: Rows) -> Iterator[dict]:
-    """NLL, ECE and the joint likelihood of the test set on the public split."""
-
-    def cell(part: Rows, method: str) -> str:
-        values, remark = whole(part, "nll", method)
-        if not values:
-            return ""
-        marked = gap(part, "nll", method, "backbone, temperature").mark(-1)
-        ece, joint = (mean(scores(part, f, method=method).values()) for f in ("ece", "joint"))
-        return f"{spread(values.values(), 3)}{marked} / {ece:.3f} / {joint:.3f}{remark}"
-
-    return grid(runs(rows, "accuracy"), "NLL / ECE / log p(test \\| train)", ["dataset"], cell)
+def runs(files: Files, task: str) -> DataFrame:
+    return named(frame(files["nodes"], task=task))
 
 
-def searches(rows: Rows) -> Iterator[dict]:
-    """How many settings were drawn, and those that the validation nodes chose."""
-
-    def cell(part: Rows, method: str) -> str:
-        found = pick(part, method=method)
-        if not found:
-            return ""
-        try:
-            best = chosen(found, method=method)
-            drawn = [f"{k.replace('weight_', '')} {best[k]:g}" for k in found[0]["settings"]]
-        except ValueError:
-            drawn = ["not ended"]
-        return f"{len(grouped(found, 'trial'))}: {', '.join(drawn)}"
-
-    return grid(runs(rows, "search"), "trials, and the settings chosen", ["dataset"], cell)
+def joined(*cells: Cell, by: str = " / ") -> Cell:
+    """Cell: the texts of several cells."""
+    return lambda part, peers: by.join(cell(part, peers) for cell in cells)
 
 
-def against_backbone(rows: Rows) -> Iterator[dict]:
-    """The paper's claim: what the plain NMM changes, seed by seed."""
-    columns = {
-        "accuracy, points": ("accuracy", "", ""),
-        "NLL": ("nll", "", ""),
-        "NLL, backbone + temperature": ("nll", "", ", temperature"),
-        "NLL, StackedNMM on either": ("nll", ", stacked", ", stacked"),
-    }
-    for (graph, backbone), part in parts(runs(rows, "accuracy"), "dataset", "backbone").items():
-        for given in ("", ", settings of NMM"):
-            line = {"plain NMM minus": graph, "backbone": label("backbone" + given, backbone)}
-            for heading, (field, ours, theirs) in columns.items():
-                found = gap(part, field, f"NMM{ours}{given}", f"backbone{theirs}{given}")
-                line[heading] = found.brief(*FORM[field])
-            yield line
+def marked(base: str, field: str, digits: int, unit: float = 1, better: int = 1) -> Cell:
+    """Cell: mean ± sd, and a mark if the paired difference from a model is clear."""
+    mark = against({"model": base}, field, digits, form=lambda *_: "", better=better)
+    return joined(spread(field, digits, unit), mark, by="")
 
 
-def pairs(rows: Rows) -> Iterator[dict]:
-    """PLL given the training labels, ± sd over splits; in brackets own product and prior."""
+def within(ours: str, theirs: str, digits: int, unit: float = 1) -> Cell:
+    """Cell: the paired difference of two columns."""
 
-    def cell(part: Rows, method: str) -> str:
-        product, remark = on_shared(part, "own product", method)
-        joint, prior = (on_shared(part, f, method)[0] for f in ("conditional", "prior"))
-        text = spread((joint or product).values(), 3)
-        if prior:
-            text += f" ({mean(product.values()):.3f}, {mean(prior.values()):.3f})"
+    def cell(part: DataFrame, peers: DataFrame) -> str:
+        return Paired.of(shared.scores(part, ours), shared.scores(part, theirs)).text(digits, unit)
+
+    return cell
+
+
+def compared(base: dict[str, str], name: str, digits: int, own=spread, **options) -> dict:
+    """Cells of three scores, each with the paired difference from a base."""
+    cells: dict[str | tuple, Cell] = {}
+    for field, head, better in (("nll", "NLL", -1), ("joint", JOINT, 1), ("PLL", "PLL", 1)):
+        cells[head] = own(field, 3)
+        cells[head, name] = against(base, field, digits, better=better, **options)
+    return cells
+
+
+def accuracy(files: Files) -> str:
+    """How accurate and how calibrated are all models on the public split?"""
+    quality = marked(TEMPERED, "nll", 3, better=-1), average("ece", ".3f"), average("joint", ".3f")
+    cells = {"{}: accuracy, %": marked("backbone", "accuracy", 1, 100)}
+    cells |= {f"{{}}: NLL / ECE / {JOINT}": joined(*quality)}
+    return shared.table(runs(files, "accuracy"), ["backbone", "model"], cells, across="graph")
+
+
+def against_backbone(files: Files) -> str:
+    """Are NMMs and StackedNMM better than the backbone with the same settings?"""
+    rows = runs(files, "accuracy")
+    rows["search"] = rows["settings of"].fillna("own")
+    rows["model"] = ordered(rows["method"], MODELS)
+    cells = {"accuracy, points": against("backbone", "accuracy", 1, 100, form=Paired.brief)}
+    for base in ("backbone", "backbone, temperature", "backbone, stacked"):
+        cells |= {f"NLL minus {MODELS[base]}": against(base, "nll", 3, form=Paired.brief)}
+    return shared.table(rows, ["graph", "backbone", "search", "model"], cells)
+
+
+def searches(files: Files) -> str:
+    """How many settings were drawn, and which of them did the validation nodes choose?"""
+
+    def cell(part: DataFrame, peers: DataFrame) -> str:
+        key = {name: part[name].iloc[0] for name in ("dataset", "backbone", "method")}
+        best = chosen(files["nodes"], **key | {"backbone": key["backbone"].lower()})
+        drawn = [name.partition("settings.")[2] for name in part.dropna(axis=1)]
+        texts = [f"{name.replace('weight_', '')} {best[name]:g}" for name in drawn if name]
+        return f"{part['trial'].nunique()}: {', '.join(texts)}"
+
+    return shared.table(runs(files, "search"), ["backbone", "model"], {"{}": cell}, across="graph")
+
+
+def deviations(files: Files) -> str:
+    """What does each choice of the paper change?"""
+    rows = runs(files, "deviations")
+    rows["change"] = ordered(rows["change"], {"none": "ours"})
+    ours = {"change": "ours"}
+    cells = {"seeds": count, "accuracy, %": spread("accuracy", 1, 100)}
+    cells |= {("accuracy", "minus ours, points"): against(ours, "accuracy", 1, 100)}
+    cells |= {"NLL": spread("nll", 3), "minus ours": against(ours, "nll", 3)}
+    cells |= {"predicted in turn, points": within("sequential", "accuracy", 1, 100)}
+    return shared.table(rows, ["graph", "backbone", "change"], cells)
+
+
+def pairs(files: Files) -> str:
+    """How probable are the two labels of adjacent test nodes?"""
+    number = "number of splits"
+
+    def cell(part: DataFrame, peers: DataFrame) -> str:
+        part, remark = common(part, peers)
+        if (part["model"] == number).all():
+            return f"{part['seed'].nunique()}"
+        text = spread("PLL", 3)(part, peers)
+        if prior := shared.values(part, "prior"):
+            text += f" ({mean(part['own product']):.3f}, {mean(prior):.3f})"
         return text + remark
 
-    for (backbone,), part in parts(runs(rows, "pairs"), "backbone").items():
-        lines = list(grid(part, "PLL", ["dataset", "ratio"], cell))
-        counts = next(grid(part, "PLL", ["dataset", "ratio"], lambda p, _: str(len(shared(p)))))
-        yield from [counts | {"PLL": f"*{backbone}, number of splits*"}, *lines]
+    rows = runs(files, "pairs").sort_values(["graph", "ratio"], kind="stable")
+    rows["split"] = ordered(rows["graph"].astype(str) + " " + rows["ratio"].astype(str))
+    every = pd.concat([rows.assign(model=number), rows])
+    every["model"] = ordered(every["model"], [number, *MODELS.values()])
+    return shared.table(every, ["backbone", "model"], {"{}": cell}, across="split")
 
 
-def gains(rows: Rows) -> Iterator[dict]:
-    """What pairs gain on the backbone with temperature scaling: means, medians, hubs."""
-
-    def middle(found: list[dict]) -> str:
-        """The median pair and the share of pairs that gain, means over fits."""
-        both = [mean(gain[name] for gain in found) for name in ("median", "share") if found]
-        return f"{both[0]:+.4f}, {100 * both[1]:.0f} %" if both else ""
-
-    known = [row | {"pairs": row.get("conditional", row["own product"])}
-             for row in runs(rows, "pairs")]  # fmt: skip
-    tempered = grouped(pick(known, method="backbone, temperature"), "dataset", "backbone")
-    for (graph, backbone, method), fits in parts(known, "dataset", "backbone", "method").items():
-        base = tempered.get((graph, backbone), [])
-        if not base or method == "backbone, temperature":
-            continue
-        line = {"mean gain per pair": f"{graph}, {label(method, backbone)}"}
-        for (ratio,) in parts(known, "ratio"):
-            gain = Paired.of_rows(pick(fits, ratio=ratio), pick(base, ratio=ratio), "pairs")
-            line[f"{ratio}"] = gain.spread(3) + f" ({len(gain)})" * bool(gain)
-        found = [row["on temperature"] for row in fits if "on temperature" in row]
-        above, below = [g for g in found if g["low"] > 0], [g for g in found if g["high"] < 0]
-        own = [row["on own product"] for row in fits if "on own product" in row]
-        yield line | {
-            "interval above, below 0": f"{len(above)}, {len(below)} of {len(found)}" * bool(found),
-            "two nodes": f"{mean(each['two nodes'] for each in found):.3f}" if found else "",
-            "median pair, pairs that gain": middle(found),
-            "the same on own product": middle(own),
-        }
+def common(part: DataFrame, peers: DataFrame) -> tuple[DataFrame, str]:
+    """Rows of the splits that all models with three or more share; or all rows, and a remark."""
+    splits = [set(rows["seed"]) for _, rows in peers.groupby("model", observed=True)]
+    every = set.intersection(*[known for known in splits if len(known) > 2] or [set()])
+    if every and every <= set(part["seed"]):
+        return part[part["seed"].isin(every)], ""
+    return part, f" ({len(part)} split{'s' * (len(part) > 1)})"
 
 
-def on_top(rows: Rows) -> Iterator[dict]:
-    """PLL of StackedNMM minus that of temperature scaling, on the same trained classifier."""
-    known = runs(rows, "pairs")
-    for (graph, backbone), every in parts(known, "dataset", "backbone").items():
-        line = {"PLL gained on temperature scaling": graph, "classifier": backbone}
-        fits = pick(every, method="backbone, stacked")
-        for (ratio,) in parts(known, "ratio"):
-            joint, own = (scores(fits, f, ratio=ratio) for f in ("conditional", "own product"))
-            alone = scores(every, "own product", ratio=ratio, method="backbone, temperature")
-            found, share = Paired.of(joint, alone), Paired.of(joint, own).mean
-            wide = f" ± {stdev(found.gaps):.3f}" if len(found) > 2 else ""
-            cell = f"{found.mean:+.3f}{wide}{' *' * found.clear()} ({share:+.3f}; {len(found)})"
-            line[f"{ratio}"] = cell if found else ""
-        seconds = scores(fits, "fit seconds", ("ratio", "seed")).values()
-        yield line | {"seconds a fit": f"{median(seconds):.1f}" if seconds else ""}
+def gains(files: Files) -> str:
+    """How much more probable are pairs of labels than under temperature scaling?"""
+    cells = {"{}": against({"model": TEMPERED}, "PLL", 3, form=Paired.spread, better=1)}
+    cells |= {"{}: correlation": average("share", "+.3f"), "{}: splits": count}
+    rows = runs(files, "pairs")
+    rows["share"] = rows["conditional"] - rows["own product"]
+    return shared.table(rows, ["graph", "backbone", "model"], cells, across="ratio")
 
 
-def sizes(rows: Rows) -> Iterator[dict]:
-    """Accuracy and NLL for each share of training nodes."""
+def influence(files: Files) -> str:
+    """Do these gains rest on few nodes and pairs?"""
 
-    def cell(part: Rows, method: str) -> str:
-        values, remark = on_shared(part, "accuracy", method)
-        if not values:
-            return ""
-        found = Paired.of(values, scores(part, "accuracy", method="backbone"))
-        shown = len(found) > 2 and method != "backbone"
-        change = f" ({found.spread(1, 100)})" if shown else ""
-        nll = mean(on_shared(part, "nll", method)[0].values())
-        return f"{100 * mean(values.values()):.1f}{change} / {nll:.3f}{remark}"
+    def interval(part: DataFrame, peers: DataFrame) -> str:
+        low, high = (part[f"on temperature.{end}"].dropna() for end in ("low", "high"))
+        return f"{(low > 0).sum()}, {(high < 0).sum()} of {len(low)}" if len(low) else ""
 
-    title = "accuracy (against the backbone) / NLL"
-    return grid(runs(rows, "sizes"), title, ["ratio"], cell, "dataset")
-
-
-def deviations(rows: Rows) -> Iterator[dict]:
-    """One change of the recipe at a time, against ours, seed by seed."""
-    known = pick(runs(rows, "deviations"), dataset="Cora", backbone="GCN", method="NMM")
-    ours = pick(known, change="none")
-    for (change,), part in grouped(known, "change").items():
-        hits, nll, one_by_one = (scores(part, f) for f in ("accuracy", "nll", "sequential"))
-        base = [] if change == "none" else ours
-        yield {
-            "Cora, NMM-GCN": "ours" if change == "none" else change,
-            "seeds": f"{len(part)}",
-            "accuracy": spread(hits.values(), 1, 100),
-            "minus ours, points": Paired.of_rows(part, base, "accuracy").brief(1, 100),
-            "NLL": spread(nll.values(), 3),
-            "minus ours": Paired.of_rows(part, base, "nll").brief(3),
-            "predicted one by one, points": Paired.of(one_by_one, hits).brief(1, 100),
-        }
+    cells = {"interval above, below 0": interval}
+    cells |= {"two nodes": average("on temperature.two nodes", ".3f")}
+    for name in ("temperature", "own product"):
+        cells |= {f"median pair on {name}": average(f"on {name}.median", "+.4f")}
+        cells |= {f"% of pairs that gain on {name}": average(f"on {name}.share", ".0f", 100)}
+    cells |= {"seconds a fit": average("fit seconds", ".1f", of=median)}
+    rows = runs(files, "pairs")
+    return shared.table(rows[rows["model"] != TEMPERED], ["graph", "backbone", "model"], cells)
 
 
-def tests(rows: Rows, against: str) -> Iterator[str]:
-    """Paired differences in PLL of every row from one without correlation."""
-    for _, part in parts(runs(rows, "pairs"), "dataset", "backbone").items():
-        for (method, ratio), fits in parts(part, "method", "ratio").items():
-            ours = scores(fits, "conditional") or scores(fits, "own product")
-            found = Paired.of(ours, scores(part, "own product", method=against, ratio=ratio))
-            if len(found) > 2 and method != against:
-                dataset, backbone = (fits[0][name].lower() for name in ("dataset", "backbone"))
-                numbers = f"{found.mean:+.4f}  p {found.p:.4f}  n {len(found)}"
-                yield f"{dataset:9} {backbone:6} {ratio} {method:28} - {against}: {numbers}"
+def communities(files: Files) -> str:
+    """Do communities as sources improve StackedNMM on the same classifier?"""
+    base = {"model": "StackedNMM on backbone"}
+    cells = {"runs": count} | compared(base, "minus StackedNMM's", 4, form=Paired.spread)
+    cells |= {"log p(validation \\| train)": spread("val joint", 3)}
+    return shared.table(runs(files, "communities"), ["splits", "graph", "backbone", "model"], cells)
+
+
+def sizes(files: Files) -> str:
+    """How accurate are all models with more and more training nodes?"""
+    change = against({"model": "backbone"}, "accuracy", 1, 100, form=Paired.spread)
+    hits, nll = average("accuracy", ".1f", 100), average("nll", ".3f")
+
+    def cell(part: DataFrame, peers: DataFrame) -> str:
+        gap = change(part, peers)
+        return hits(part, peers) + f" ({gap})" * bool(gap) + f" / {nll(part, peers)}"
+
+    return shared.table(
+        runs(files, "sizes"), ["graph", "backbone", "model"], {"{}": cell}, across="ratio"
+    )
+
+
+def predicted(files: Files) -> str:
+    """Does the rule matter by which a mixture predicts labels?"""
+    first, rules = "rules.one by one.", {"in turn": "sequential", "jointly": "joint"}
+    cells = {"seeds": count, "accuracy, one by one": spread(f"{first}accuracy", 1, 100)}
+    for name, rule in rules.items():
+        gap = within(f"rules.{rule}.accuracy", f"{first}accuracy", 2, 100)
+        cells |= {f"{name} minus that, points": gap}
+        cells |= {f"labels changed {name}": average(f"rules.{rule}.changed", ".1f")}
+    cells |= {"log p of that labelling, nats per node": spread(f"{first}log prob", 4)}
+    for name, rule in rules.items():
+        gap = within(f"rules.{rule}.log prob", f"{first}log prob", 4)
+        cells |= {f"{name} minus that": gap}
+    cells |= {"log p of the true labels": spread(f"{first}of the true labels", 3)}
+    return shared.table(runs(files, "predicted"), ["graph", "backbone", "model"], cells)
+
+
+def spn(files: Files) -> str:
+    """Does SPN, a conditional random field, predict better on the same splits?"""
+    protocol, ours = frame(files["calibration"], task="splits"), frame(files["nodes"], task="pairs")
+    rows = named(pd.concat([frame(files["nodes_rivals"]), protocol, ours]))
+    rows["model"] = ordered(rows["model"].astype(str), ["SPN", *RIVALS])
+    places = rows[["dataset", "backbone", "ratio", "seed", "split", "fold"]]
+    rows["run"] = places.fillna(-1).astype(str).agg(" ".join, axis=1)
+    known = rows["run"].isin(rows["run"][rows["model"] == "SPN"])
+    rows = rows[known & rows["model"].isin(["SPN", *RIVALS])]
+    cells = {"runs": count, "accuracy, %": average("accuracy", ".1f", 100)}
+    cells |= {"max-product, %": average("max-product", ".1f", 100)}
+    cells |= compared({"model": "SPN"}, "minus SPN", 3, own=shared.centre, by=("run",))
+    cells |= {"ECE": average("ece", ".3f"), "edges taught": average("taught edges", ".0f")}
+    cells |= {"epochs of refinement": average("settings.refined", ".0f")}
+    return shared.table(rows, ["splits", "graph", "backbone", "model"], cells)
+
+
+def heterophilous(files: Files) -> str:
+    """Do relabelling edges help on heterophilous graphs?"""
+    rows = named(frame(files["repelling"], task="graphs"))
+    kinds = {"backbone": "temperature scaling", "stacked": "StackedNMM"}
+    parts = rows["method"].str.split(", ")
+    rows["model"] = ordered(parts.str[0], kinds)
+    rows["edges"] = parts.str[1].fillna("plain").where(parts.str[0] != "backbone", "")
+    cells = {"splits": count, "accuracy, %": spread("accuracy", 1, 100)}
+    options = {"by": ("split",), "form": Paired.spread}
+    cells |= compared({"edges": "plain"}, "minus plain", 3, **options)
+    return shared.table(rows, ["graph", "backbone", "model", "edges"], cells)
+
+
+def heterophilous_generated(files: Files) -> str:
+    """Do relabelling edges find the distribution of labels that have negative correlation?"""
+    names = {"truth": "truth", "relabelled": "fitted, relabelling", "plain": "fitted, plain"}
+    names |= {"independent": "independent labels"}
+    rows = frame(files["repelling"], task="generated").melt(["seed"], [*names], "model", JOINT)
+    rows["model"] = ordered(rows["model"], names)
+    cells = {"graphs": count, "log p(y) per node": spread(JOINT, 3)}
+    gap = against({"model": "truth"}, JOINT, 3, form=Paired.spread)
+    return shared.table(rows, ["model"], cells | {"minus the truth's": gap})
+
+
+TABLES = accuracy, against_backbone, searches, deviations, pairs, gains, influence, communities
+TABLES += sizes, predicted, spn, heterophilous, heterophilous_generated

@@ -1,4 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Measurements."""
+"""StackedNMM on top of trained classifiers, beside other ways to calibrate them."""
+
+from benchmarks.on_top.data import NUM_FOLDS, load, network
+
+__all__ = ["NUM_FOLDS", "load", "network"]

@@ -2,21 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-How many of some adjacent nodes have a label: intervals of a joint distribution, of the product of
-its own marginals, and of temperature scaling.
+How many nodes of a set have a label: intervals of a joint distribution, of the product of its own
+marginals, and of temperature scaling.
 """
 
 from __future__ import annotations
 
-import itertools
+from itertools import chain, islice
 
-import pyro
+import networkx as nx
 import torch
+from pyro.ops.stats import crps_empirical
 from torch import Tensor
+from torch.distributions import Categorical
 
-from benchmarks.on_top import rivals
-from benchmarks.on_top.data import classifier, load
-from benchmarks.shared.common import Records
+from benchmarks.on_top.data import cases, given
+from benchmarks.on_top.rivals import temperature
+from benchmarks.shared.records import Records
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM
 
@@ -24,66 +26,50 @@ SIZES = [10, 30, 100]
 SETS, DRAWS = 100, 400
 
 
-def grown(hood: Neighborhood, inside: Tensor, size: int, generator) -> Tensor | None:
-    """Nodes of ``inside`` around a random one, nearest first; none where they end too soon."""
-    nodes = inside.nonzero()[:, 0]
-    start = nodes[torch.randint(len(nodes), (1,), generator=generator)].item()
-    found, last = {start: None}, [start]
-    while last and len(found) < size:
-        rows = hood.take(torch.tensor(last))
-        near = [j for j in rows.source.tolist() if inside[j] and j not in found]
-        last = list(dict.fromkeys(near))
-        found |= dict.fromkeys(last)
-    return torch.tensor(list(found)[:size]) if len(found) >= size else None
-
-
-def crps(draws: Tensor, truth: Tensor) -> Tensor:
-    """Of draws ``(T, S)``: the continuous ranked probability score, in nodes, less being better."""
-    ordered, number = draws.double().sort(0).values, len(draws)
-    weight = 2 * torch.arange(1, number + 1).double() - number - 1
-    spread = (weight[:, None] * ordered).sum(0) / number**2
-    return (draws - truth).abs().double().mean(0) - spread
+def grown(hood: Neighborhood, inside: Tensor, size: int, seed: int) -> Tensor:
+    """``(S, size)``: nodes of ``inside`` around random ones, the nearest first."""
+    edges, generator = inside[hood.target] & inside[hood.source], torch.Generator()
+    graph, nodes = nx.DiGraph(), inside.nonzero()[:, 0].tolist()
+    graph.add_nodes_from(nodes)
+    graph.add_edges_from(torch.stack([hood.target, hood.source], 1)[edges].tolist())
+    generator.manual_seed(seed)
+    found: list[list[int]] = []
+    for _ in range(20 * SETS):  # components may be too small
+        start = nodes[torch.randint(len(nodes), (1,), generator=generator)]
+        near = chain([start], (node for _, node in nx.bfs_edges(graph, start)))
+        found.append(list(islice(near, size)))
+    return torch.tensor([near for near in found if len(near) == size][:SETS])
 
 
 def summary(draws: Tensor, truth: Tensor) -> dict[str, float]:
-    """Of counts of every label in every set."""
-    low, high = draws.double().quantile(torch.tensor([0.05, 0.95]).double(), 0)
+    """Coverage and width of 90 % intervals, and the CRPS, in nodes, of draws of counts."""
+    draws, truth = draws.double(), truth.double()
+    low, high = draws.quantile(torch.tensor([0.05, 0.95]).to(draws), 0)
     low, high = low.floor(), high.ceil()
     return {
         "coverage": ((truth >= low) & (truth <= high)).double().mean().item(),
         "width": (high - low).mean().item(),
-        "CRPS": crps(draws, truth).mean().item(),
+        "CRPS": crps_empirical(draws, truth).mean().item(),
     }
 
 
 def counts(args, results: Records) -> None:
     """Counts of all labels in sets of test nodes that grow around a random one."""
-    each = {"split": args.splits, "fold": 0, "size": SIZES}
-    kinds = {"dataset": args.graphs, "backbone": args.backbones}
-    for key in results.missing(task="counts", **kinds, **each):
-        cell = key["dataset"], key["backbone"], key["split"], 0, args.data_root
-        data, hood = load(cell[0], *cell[2:])
-        logits = classifier(*cell, args.logits, args.num_epochs)
-        generator = torch.Generator().manual_seed(key["split"])
-        tried = (grown(hood, data.test_mask, key["size"], generator) for _ in range(20 * SETS))
-        sets = list(itertools.islice((nodes for nodes in tried if nodes is not None), SETS))
-        pyro.set_rng_seed(key["split"])
-        known, y = data.train_mask, data.y
-        module = StackedNMM(logits.shape[1]).fit(hood, logits, y, known, data.val_mask)
-        posterior = module.posterior(hood, logits, y, known)
-        labels = range(logits.shape[1])
-        truth = torch.cat([torch.stack([(y[nodes] == k).sum() for nodes in sets]) for k in labels])
-        union = torch.cat(sets).unique()
-        place = [torch.searchsorted(union, nodes) for nodes in sets]
+    for key, data in cases(args, results, "counts", fold=0, size=SIZES):
+        sets, size = (
+            grown(data.hood, data.test_mask, key["size"], key["split"]),
+            data.logits.shape[1],
+        )
+        nodes = sets.unique()
+        posterior = StackedNMM(size).fit(*given(data), data.val_mask).posterior(*given(data))
+        found = {"joint": posterior.sample((DRAWS,), nodes)}
+        alone = {"own product": posterior.marginals(), "temperature": temperature(data)}
+        for name, probs in alone.items():
+            found[name] = Categorical(probs[nodes]).sample((DRAWS,))
 
-        def of(draws: Tensor, place=place, labels=labels) -> Tensor:
-            return torch.cat(
-                [torch.stack([(draws[:, p] == k).sum(1) for p in place], 1) for k in labels], 1
-            )
+        def tally(labels: Tensor, size: int = size) -> Tensor:
+            return torch.stack([(labels == label).sum(-1) for label in range(size)], -1)
 
-        alone = rivals.temperature(data, hood, logits, known, data.val_mask)
-        found = {"joint": posterior.sample((DRAWS,), union)}
-        for name, probs in (("own product", posterior.marginals()), ("temperature", alone)):
-            found[name] = torch.distributions.Categorical(probs[union]).sample((DRAWS,))
-        scores = {name: summary(of(draws), truth) for name, draws in found.items()}
-        results.add(**key, sets=len(sets), **scores)
+        place, truth = torch.searchsorted(nodes, sets), tally(data.y[sets])
+        row = {name: summary(tally(draws[:, place]), truth) for name, draws in found.items()}
+        results.add(**key, sets=len(sets), **row)

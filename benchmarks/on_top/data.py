@@ -9,8 +9,10 @@ https://github.com/hans66hsu/GATS, commit 80cfd00).
 
 from __future__ import annotations
 
-import copy
-from functools import cache
+import pickle
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +20,16 @@ import pyro
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Adam, Optimizer
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, Sequential
 from torch_geometric.utils import index_to_mask
 
+from benchmarks.shared.records import Records
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.nodes import digits, planetoid
 from pyro_nmm.models.backbones import RandomInput, mlp
 
-FOLDERS = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed"}
 NUM_FOLDS = 3
 
 
@@ -39,36 +42,85 @@ def graph(name: str, root: Path | None) -> tuple[Data, Neighborhood]:
 def load(name: str, split: int, fold: int, root: Path | None) -> tuple[Data, Neighborhood]:
     """
     A graph with the masks of a published split: the classifier learns from two of three folds of
-    5 %, and the third is held out. Splits from 100 on are drawn here, class by class as the
-    published ones are: settings come from them, and no table shows them.
+    5 %, and the third is held out. Splits from 100 on, and all splits of the digits, are drawn
+    here, class by class like the published ones.
     """
     data, hood = graph(name, root)
     if split >= 100 or name == "digits":
         folds, test = drawn(data.y, split)
     else:
-        path = root / "gats_splits" / FOLDERS[name] / f"split_{split}.npz"
-        with np.load(path, allow_pickle=True) as file:
-            folds = [torch.from_numpy(part.astype(int)) for part in file["k_fold_indices"]]
-            test = torch.from_numpy(file["test_indices"])
-    data = data.clone()
+        folds, test = published(root / "gats_splits" / name.capitalize() / f"split_{split}.npz")
     learned = torch.cat([part for number, part in enumerate(folds) if number != fold])
+    data = data.clone()
     for part, nodes in (("train", learned), ("val", folds[fold]), ("test", test)):
         data[f"{part}_mask"] = index_to_mask(nodes, data.num_nodes)
     return data, hood
 
 
+def published(path: Path) -> tuple[list[Tensor], Tensor]:
+    """Nodes of every fold, and test nodes. Folds of different sizes are stored as a pickle."""
+    with np.load(path) as file, file.zip.open("k_fold_indices.npy") as stored:
+        np.lib.format.read_magic(stored)
+        *_, dtype = np.lib.format.read_array_header_1_0(stored)
+        folds = Arrays(stored).load() if dtype.hasobject else file["k_fold_indices"]
+        return [torch.from_numpy(fold) for fold in folds], torch.from_numpy(file["test_indices"])
+
+
+class Arrays(pickle.Unpickler):
+    """Unpickles NumPy arrays and nothing else, because a pickle may run any code."""
+
+    def find_class(self, module: str, name: str):
+        if module.startswith("numpy") and name in ("_reconstruct", "ndarray", "dtype"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of an array")
+
+
 def drawn(y: Tensor, seed: int) -> tuple[list[Tensor], Tensor]:
+    """Three folds of 5 % of every class, and all other nodes."""
     generator = torch.Generator().manual_seed(seed)
-    folds: list[list[Tensor]] = [[] for _ in range(NUM_FOLDS)]
-    rest = []
+    parts: list[list[Tensor]] = [[] for _ in range(NUM_FOLDS + 1)]
     for label in range(int(y.max()) + 1):
-        nodes = (y == label).nonzero()[:, 0]
-        nodes = nodes[torch.randperm(len(nodes), generator=generator)]
+        nodes = shuffled(y == label, generator)
         size = int(0.05 * NUM_FOLDS * len(nodes))
-        for number, fold in enumerate(folds):
-            fold.append(nodes[:size][number::NUM_FOLDS])
-        rest.append(nodes[size:])
-    return [torch.cat(fold) for fold in folds], torch.cat(rest)
+        folds = [nodes[:size][number::NUM_FOLDS] for number in range(NUM_FOLDS)]
+        for part, some in zip(parts, [*folds, nodes[size:]], strict=True):
+            part.append(some)
+    *folds, test = map(torch.cat, parts)
+    return folds, test
+
+
+def shuffled(mask: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Ids of the nodes of a mask in random order, by default always the same."""
+    nodes = mask.nonzero()[:, 0]
+    generator = generator or torch.Generator().manual_seed(0)
+    return nodes[torch.randperm(len(nodes), generator=generator)]
+
+
+def cases(args, results: Records, task: str, **key) -> Iterator[tuple[dict, Data]]:
+    """
+    Keys without a row, and their graphs with one split's masks, ``logits`` of a classifier that was
+    trained on it, ``hood``, and the split's random seed set.
+    """
+    every = {"dataset": args.graphs, "backbone": args.backbones, "split": args.splits}
+    every |= {"fold": range(args.num_folds)} | key
+    for found in results.missing(task=task, **every):
+        where = found["dataset"], found["split"], found["fold"], args.data_root
+        data, hood = load(*where)
+        data.hood, data.graph, data.backbone = hood, found["dataset"], found["backbone"]
+        data.logits = classifier(data.backbone, args.num_epochs, *where)
+        pyro.set_rng_seed(found["split"])
+        yield found, data
+
+
+def given(data: Data) -> tuple[Neighborhood, Tensor, Tensor, Tensor]:
+    """Arguments of StackedNMM: neighbourhoods, logits, labels and which of them are observed."""
+    return data.hood, data.logits, data.y, data.train_mask
+
+
+@lru_cache(maxsize=1)
+def classifier(kind: str, num_epochs: int, name: str, split: int, fold: int, root) -> Tensor:
+    """``(N, C)``: logits of the protocol's classifier."""
+    return trained(kind, load(name, split, fold, root)[0], 10 * split + fold, num_epochs)
 
 
 def network(kind: str, num_features: int, num_classes: int, dropout: float = 0.5) -> nn.Module:
@@ -85,52 +137,44 @@ def network(kind: str, num_features: int, num_classes: int, dropout: float = 0.5
     return RandomInput(Sequential("x, edge_index", [first, nn.ELU(), thin, last]), dropout)
 
 
-def classifier(
-    name: str, kind: str, split: int, fold: int, root: Path | None, folder: Path | None,
-    num_epochs: int,
-) -> Tensor:  # fmt: skip
-    """``(N, C)``: logits of the protocol's classifier, kept in a folder if there is one."""
-    data, _ = load(name, split, fold, root)
-    path = folder and folder / f"{name}_{kind}_{split}_{fold}.pt"
-    return kept(path, kind, data, 10 * split + fold, num_epochs)
-
-
-def kept(path: Path | None, kind: str, data: Data, seed: int, num_epochs: int) -> Tensor:
-    """``(N, C)``: logits of a file, or of a network that is trained now and kept there."""
-    if path and path.exists():
-        return torch.load(path, weights_only=True)
+def trained(kind: str, data: Data, seed: int, num_epochs: int, patience: int = 100) -> Tensor:
+    """
+    Logits after the protocol's training: those of the last epoch with the best accuracy and the
+    least loss on the held-out nodes so far. Training ends when neither has been equalled for
+    ``patience`` epochs.
+    """
     pyro.set_rng_seed(seed)
     module = network(kind, data.num_features, int(data.y.max()) + 1)
-    logits = trained(module, data, num_epochs)
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(logits, path)
-    return logits
-
-
-def trained(module: nn.Module, data: Data, num_epochs: int, patience: int = 100) -> Tensor:
-    """
-    The protocol's training: kept is the last epoch with the best accuracy and the least loss on the
-    held-out nodes so far, and patience ends when neither has been equalled for so long.
-    """
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
-    best, least, kept, waited = 0.0, float("inf"), None, 0
-    for _ in range(num_epochs):
-        module.train()
-        optimizer.zero_grad()
-        out = module(data.x, data.edge_index)
-        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
-        optimizer.step()
-        module.eval()
-        with torch.no_grad():
-            out = module(data.x, data.edge_index)
-        held, y = out[data.val_mask], data.y[data.val_mask]
-        accuracy = (held.argmax(-1) == y).double().mean().item()
-        loss = F.cross_entropy(held, y).item()
+    optimizer = Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
+    taught = (data.x, data.edge_index), data.y, data.train_mask
+    best, least, kept, waited = 0.0, inf, None, 0
+    for out in epochs(module, optimizer, *taught, num_epochs):
+        accuracy, loss = held_out_scores(out, data)
         if accuracy >= best and loss <= least:
-            kept = copy.deepcopy(out)
+            kept = out
         waited = 0 if accuracy >= best or loss <= least else waited + 1
         best, least = max(best, accuracy), min(least, loss)
         if waited >= patience:
             break
     return kept
+
+
+def epochs(
+    module: nn.Module, optimizer: Optimizer, inputs: tuple, targets: Tensor, nodes: Tensor, num: int
+) -> Iterator[Tensor]:
+    """Train on the targets of some nodes; outputs in evaluation mode after each epoch."""
+    for _ in range(num):
+        module.train()
+        optimizer.zero_grad()
+        F.cross_entropy(module(*inputs)[nodes], targets[nodes]).backward()
+        optimizer.step()
+        module.eval()
+        with torch.no_grad():
+            out = module(*inputs)
+        yield out
+
+
+def held_out_scores(out: Tensor, data: Data) -> tuple[float, float]:
+    """Accuracy and loss."""
+    held, y = out[data.val_mask], data.y[data.val_mask]
+    return (held.argmax(-1) == y).double().mean().item(), F.cross_entropy(held, y).item()

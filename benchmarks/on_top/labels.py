@@ -2,109 +2,145 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Labels that become known after a classifier has been trained: what StackedNMM and others make of
-them, without training it again.
+Labels that are observed after a classifier was trained, used without training it again: a share of
+the test labels, or twenty labels that are asked for one after the other.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
+from functools import partial
+from statistics import mean
 
 import pyro
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import LabelPropagation
+from torch_geometric.utils import index_to_mask
 
 from benchmarks.nodes.fits import node_scores
 from benchmarks.on_top import rivals
-from benchmarks.on_top.data import classifier, load
-from benchmarks.shared.common import Records
+from benchmarks.on_top.data import cases, given, graph, shuffled, trained
+from benchmarks.shared.louvain import louvain
+from benchmarks.shared.records import Records
 from benchmarks.shared.timing import timed
-from pyro_nmm import Neighborhood
+from pyro_nmm import Posterior
 from pyro_nmm.models import StackedNMM
+from pyro_nmm.sources import communities
 
-SHARES = [0.0, 0.1, 0.3, 0.5]
-FOLDS = 5
+SHARES, FOLDS = [0.0, 0.1, 0.3, 0.5], 5
+UPDATED = "StackedNMM, updated"
+QUESTIONS, SHOWN = 20, [0, 5, 10, 20]
+#: Nodes of each label that a classifier learns from, and these and one that is held out.
+LEARNED, LABELLED = 2, 3
+#: Nodes that may be asked for, and the resolution of Louvain's communities.
+OPEN, RESOLUTION = 150, 4.0
 
 
-def by_folds(make: Callable[[Tensor], Tensor], data: Data, known: Tensor, new: Tensor):
+def by_folds(make: Callable[[Tensor], Tensor], data: Data) -> rivals.Fitted:
     """
-    Marginals that ``make`` finds given some labels, recalibrated by those of every fold of the new
-    ones, given all others; and their loss. Then given all.
+    Marginals of ``make`` given all observed labels, and their loss. They are recalibrated on each
+    fold of the new labels, ``val_mask``, with marginals of ``make`` given all other labels.
     """
-    nodes = new.nonzero()[:, 0]
-    nodes = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))]
-    left_out = torch.full((data.num_nodes, int(data.y.max()) + 1), 0.5)
+    known, new = data.train_mask, data.val_mask
+    left_out = torch.full((len(new), int(data.y.max()) + 1), 0.5)
     for fold in range(FOLDS):
-        out = torch.zeros_like(new)
-        out[nodes[fold::FOLDS]] = True
+        out = index_to_mask(shuffled(new)[fold::FOLDS], len(new))
         left_out[out] = make(known | (new & ~out))[out]
     both = torch.cat([left_out, make(known | new)])
-    held = torch.cat([new, torch.zeros_like(new)])
-    found, loss = rivals.recalibrated(both, data.y.repeat(2), held)
-    return found[data.num_nodes :], loss
+    twice = Data(y=data.y.repeat(2), val_mask=torch.cat([new, torch.zeros_like(new)]))
+    found, loss = rivals.recalibrated(both, twice)
+    return found[len(new) :], loss
 
 
-def correct_and_smooth(data: Data, logits: Tensor, known: Tensor, new: Tensor) -> Tensor:
-    """All of its settings and recalibrations by folds."""
-    start = rivals.temperature(data, None, logits, known, new)
-    found = [
-        by_folds(lambda given, a=pair: rivals.smoothed(data, start, given, a), data, known, new)
-        for pair in itertools.product([0.5, 0.9], [0.5, 0.8, 0.9])
-    ]
-    return min(found, key=lambda each: each[1])[0]
+def propagation(data: Data) -> Tensor:
+    """PyG's label propagation, which has no classifier."""
 
-
-def propagation(data: Data, logits: Tensor, known: Tensor, new: Tensor) -> Tensor:
-    """PyG's label propagation, which knows no classifier."""
-
-    def make(given: Tensor) -> Tensor:
-        spread = LabelPropagation(50, 0.9)(data.y, data.edge_index, given) + 1e-3
+    def make(known: Tensor) -> Tensor:
+        spread = LabelPropagation(50, 0.9)(data.y, data.edge_index, known) + 1e-3
         return spread / spread.sum(-1, keepdim=True)
 
-    return by_folds(make, data, known, new)[0]
+    return by_folds(make, data)[0]
 
 
-def vector(data: Data, logits: Tensor, known: Tensor, new: Tensor) -> Tensor:
-    return rivals.shrunk_vector(data, None, logits, known, new)
+OTHERS: dict[str, Callable[[Data], Tensor]] = {
+    "C&S": partial(rivals.correct_and_smooth, fit=by_folds),
+    "label propagation": propagation,
+    "vector scaling, shrunk": rivals.shrunk_vector,
+}
 
 
-def stacked(data: Data, hood: Neighborhood, logits: Tensor, new: Tensor) -> dict[str, Tensor]:
-    """Conditioned on the new labels at once; and updated. The fit is to the held-out ones alone."""
-    y, train = data.y, data.train_mask
-    module = StackedNMM(logits.shape[1]).fit(hood, logits, y, train, data.val_mask)
-    before = module.posterior(hood, logits, y, train)
-    found = {"StackedNMM, conditioned": (before.condition(y, new).marginals(), None)}
+def stacked(data: Data, new: Tensor) -> dict[str, tuple]:
+    """Marginals and seconds: conditioned on the new labels at once, and after an update."""
+    module = StackedNMM(data.logits.shape[1]).fit(*given(data), data.val_mask)
+    before = module.posterior(*given(data))
+    found = {"StackedNMM, conditioned": (before.condition(data.y, new).marginals(), None)}
 
     def update() -> Tensor:
-        module.update(hood, logits, y, train, new)
-        return module.posterior(hood, logits, y, train | new).marginals()
+        module.update(*given(data), new)
+        return module.posterior(*given(data)[:3], data.train_mask | new).marginals()
 
-    return found | {"StackedNMM, updated": timed(update)}
+    return found | {UPDATED: timed(update)}
 
 
 def labels(args, results: Records) -> None:
-    """Scores on half of the test nodes, with the held-out labels and some of the others known."""
-    others = {"C&S": correct_and_smooth, "label propagation": propagation}
-    others |= {"vector scaling, shrunk": vector}
-    for graph, kind in itertools.product(args.graphs, args.backbones):
-        each = {"split": args.splits, "fold": 0, "share": SHARES}
-        for key in results.missing(
-            task="labels", dataset=graph, backbone=kind, **each, method="StackedNMM, updated"
-        ):
-            cell = graph, kind, key["split"], 0, args.data_root
-            data, hood = load(graph, *cell[2:])
-            logits, train = classifier(*cell, args.logits, args.num_epochs), data.train_mask
-            generator = torch.Generator().manual_seed(key["split"])
-            test = data.test_mask.nonzero()[:, 0]
-            test = test[torch.randperm(len(test), generator=generator)]
-            new, rest = data.val_mask.clone(), test[len(test) // 2 :]
-            new[test[: int(key["share"] * len(test))]] = True
-            pyro.set_rng_seed(key["split"])
-            found = {name: timed(make, data, logits, train, new) for name, make in others.items()}
-            found |= stacked(data, hood, logits, new)
-            for name, (probs, seconds) in found.items():
-                row = {"test": node_scores(probs[rest], data.y[rest]), "seconds": seconds}
-                results.add(**key | {"method": name}, **row)
+    """Scores on half of the test nodes, with the held-out labels and some others observed."""
+    for key, data in cases(args, results, "labels", fold=0, share=SHARES, method=UPDATED):
+        test = shuffled(data.test_mask, torch.Generator().manual_seed(key["split"]))
+        more, rest = data.clone(), test[len(test) // 2 :]
+        more.val_mask[test[: int(key["share"] * len(test))]] = True
+        found = {name: timed(make, more) for name, make in OTHERS.items()}
+        for name, (probs, seconds) in (found | stacked(data, more.val_mask)).items():
+            row = {"test": node_scores(probs[rest], data.y[rest]), "seconds": seconds}
+            results.add(**key | {"method": name}, **row)
+
+
+def entropy(posterior: Posterior, nodes: Tensor) -> Tensor:
+    return torch.special.entr(posterior.marginals()[nodes]).sum(-1)
+
+
+RULES: dict[str, Callable[[Posterior, Tensor], Tensor]] = {
+    "information gain": lambda posterior, nodes: posterior.information_gain(nodes),
+    "entropy": entropy,
+    "at random": lambda posterior, nodes: torch.rand(len(nodes)),
+}
+
+
+def few(y: Tensor, seed: int) -> list[Tensor]:
+    """Masks: learned from, held out, open to questions, and half of all, whose scores are shown."""
+    generator = torch.Generator().manual_seed(seed)
+    order = shuffled(torch.ones_like(y), generator)
+    of = [order[y[order] == label] for label in range(int(y.max()) + 1)]
+    rest = torch.cat([nodes[LABELLED:] for nodes in of])
+    rest = rest[torch.randperm(len(rest), generator=generator)]
+    parts = slice(LEARNED), slice(LEARNED, LABELLED)
+    sets = [torch.cat([nodes[part] for nodes in of]) for part in parts]
+    sets += [rest[len(rest) // 2 :][:OPEN], rest[: len(rest) // 2]]
+    return [index_to_mask(nodes, len(y)) for nodes in sets]
+
+
+def questions(args, results: Records) -> None:
+    """One classifier and one StackedNMM for all rules; every answer is observed at once."""
+    data, hood = graph("digits", None)
+    data, groups = data.clone(), louvain(data, RESOLUTION)
+    hoods = {False: hood, True: communities(data.edge_index, data.num_nodes, groups)}
+    each = {"split": args.splits, "communities": list(hoods), "method": list(RULES)}
+    for key in results.missing(task="questions", dataset="digits", backbone="gcn", **each):
+        data.hood = hoods[key["communities"]]
+        data.train_mask, data.val_mask, open_to, test = few(data.y, key["split"])
+        data.logits = trained("gcn", data, key["split"], args.num_epochs)
+        pyro.set_rng_seed(key["split"])
+        module = StackedNMM(data.logits.shape[1], communities=key["communities"])
+        module.fit(*given(data), data.val_mask)
+        known, curve, alike = data.train_mask | data.val_mask, {}, []
+        for number in range(QUESTIONS + 1):
+            posterior = module.posterior(*given(data)[:3], known)
+            if number in SHOWN:
+                curve[str(number)] = node_scores(posterior.marginals()[test], data.y[test])
+            nodes = (open_to & ~known).nonzero()[:, 0]
+            value = RULES[key["method"]](posterior, nodes)
+            both = torch.stack([value, entropy(posterior, nodes)])
+            alike.append(torch.corrcoef(both)[0, 1].item())
+            known = known | index_to_mask(nodes[value.argmax()][None], len(known))
+        results.add(**key, curve=curve, alike=mean(alike))

@@ -2,219 +2,178 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-What else makes probabilities of a classifier's logits. Each is a function of the data, the
-neighbourhoods, logits (N, C), the nodes that are known and those that are held out, and returns
-marginals (N, C).
+Calibration with few parameters. Each rival makes marginals ``(N, C)`` of a graph with ``logits``
+and ``hood``: the labels of ``train_mask`` are observed, and the parameters are fitted to the
+labels of ``val_mask``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, CorrectAndSmooth, Linear
-from torch_geometric.utils import degree, scatter, softmax
+from torch_geometric.nn import CorrectAndSmooth
+from torch_geometric.utils import scatter
 
+from benchmarks.on_top.data import shuffled
 from pyro_nmm import Neighborhood
 
-Marginals = Callable[[], Tensor]
-#: Weight decay of GATS, by graph and backbone: the configuration files of its authors.
-GATS_DECAY = {("cora", "gcn"): 5e-3, ("cora", "gat"): 1e-2, ("citeseer", "gcn"): 5e-3}
-GATS_DECAY |= {("citeseer", "gat"): 1e-2, ("pubmed", "gcn"): 0.0, ("pubmed", "gat"): 0.2}
+Marginals = Callable[..., Tensor]
+Fitted = tuple[Tensor, float]
 
 
-def minimised(numbers: Sequence[Tensor], loss: Callable[[], Tensor], steps: int = 200) -> None:
-    """L-BFGS, which ends where it overflows; the numbers are the best that it has met."""
-    best, kept = float("inf"), [number.detach().clone() for number in numbers]
-    optimizer = torch.optim.LBFGS(numbers, max_iter=steps, line_search_fn="strong_wolfe")
+def fitted(loss: Callable[..., Tensor], start: Sequence, steps: int = 200) -> list[Tensor]:
+    """Parameters of the least loss that L-BFGS meets, which may end in an overflow."""
+    values = [torch.as_tensor(value).detach().clone().requires_grad_() for value in start]
+    best, kept = inf, [value.detach().clone() for value in values]
+    optimizer = torch.optim.LBFGS(values, max_iter=steps, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         nonlocal best, kept
         optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        if value.item() < best:
-            best, kept = value.item(), [number.detach().clone() for number in numbers]
-        return value
+        cost = loss(*values)
+        cost.backward()
+        if cost.item() < best:
+            best, kept = cost.item(), [value.detach().clone() for value in values]
+        return cost
 
-    with contextlib.suppress(RuntimeError):  # a number that is too large for its type
+    with contextlib.suppress(RuntimeError):
         optimizer.step(closure)
-    with torch.no_grad():
-        for number, value in zip(numbers, kept, strict=True):
-            number.copy_(value)
+    return kept
 
 
-def by_likelihood(marginals: Callable[..., Tensor], start: list, y: Tensor, held: Tensor, **more):
-    """The marginals at the numbers that make the held-out labels likeliest; and their loss."""
-    numbers = [torch.as_tensor(value).clone().requires_grad_() for value in start]
+def by_likelihood(marginals: Marginals, start: Sequence, data: Data, steps: int = 200) -> Fitted:
+    """Marginals under which the held-out labels are the most likely, and their loss."""
 
-    def loss() -> Tensor:
-        return F.nll_loss(marginals(*numbers)[held].clamp(min=1e-12).log(), y[held])
+    def loss(*values: Tensor) -> Tensor:
+        probs = marginals(*values)[data.val_mask].clamp(min=1e-12)
+        return F.nll_loss(probs.log(), data.y[data.val_mask])
 
-    minimised(numbers, loss, **more)
-    with torch.no_grad():
-        return marginals(*numbers), loss().item()
+    values = fitted(loss, start, steps)
+    return marginals(*values), loss(*values).item()
 
 
 def scaled(logits: Tensor, log_scale: Tensor) -> Tensor:
     return (logits * log_scale.exp()).softmax(-1)
 
 
-def temperature(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor):
-    return by_likelihood(partial(scaled, logits), [0.0], data.y, held)[0]
+def temperature(data: Data) -> Tensor:
+    return by_likelihood(partial(scaled, data.logits), [0.0], data)[0]
 
 
-def vector(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor):
+def vector(data: Data) -> Tensor:
     """A slope and an offset for every label (Guo et al. 2017), by maximum likelihood."""
-    size = logits.shape[1]
-    start = [torch.ones(size), torch.zeros(size)]
-    marginals = by_likelihood(lambda w, b: (logits * w + b).softmax(-1), start, data.y, held)
-    return marginals[0]
+    x, size = data.logits, data.logits.shape[1]
+    start = torch.ones(size), torch.zeros(size)
+    return by_likelihood(lambda w, b: (x * w + b).softmax(-1), start, data)[0]
 
 
-def shrunk_vector(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor):
-    """The same around temperature scaling, with a penalty that five folds of them choose."""
-    unit, y = temperature(data, hood, logits, known, held).clamp(min=1e-9).log(), data.y
-    nodes = held.nonzero()[:, 0]
-    nodes = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))]
+def shrunk_vector(data: Data) -> Tensor:
+    """Slopes and offsets around temperature scaling, with a penalty chosen by five folds."""
+    x, y, nodes = temperature(data).clamp(min=1e-9).log(), data.y, shuffled(data.val_mask)
+    start = torch.ones(x.shape[1]), torch.zeros(x.shape[1])
 
-    def fitted(part: Tensor, penalty: float) -> Tensor:
-        w, b = torch.ones(unit.shape[1]), torch.zeros(unit.shape[1])
-        w.requires_grad_(), b.requires_grad_()
-
-        def loss() -> Tensor:
-            cost = F.cross_entropy(unit[part] * w + b, y[part], reduction="sum")
+    def at(penalty: float, part: Tensor) -> Tensor:
+        def loss(w: Tensor, b: Tensor) -> Tensor:
+            cost = F.cross_entropy(x[part] * w + b, y[part], reduction="sum")
             return cost + penalty * ((w - 1).square().sum() + b.square().sum())
 
-        minimised([w, b], loss)
-        return (unit * w + b).detach()
+        w, b = fitted(loss, start)
+        return x * w + b
 
     def left_out(penalty: float) -> float:
-        folds = [nodes[fold::5] for fold in range(5)]
-        rest = [torch.cat(folds[:k] + folds[k + 1 :]) for k in range(5)]
-        each = [F.cross_entropy(fitted(r, penalty)[f], y[f], reduction="sum")
-                for f, r in zip(folds, rest, strict=True)]  # fmt: skip
-        return float(sum(each))
+        folds, total = [nodes[fold::5] for fold in range(5)], torch.zeros(())
+        for number, fold in enumerate(folds):
+            rest = torch.cat(folds[:number] + folds[number + 1 :])
+            total += F.cross_entropy(at(penalty, rest)[fold], y[fold], reduction="sum")
+        return total.item()
 
-    return fitted(nodes, min([0.3, 1.0, 3.0, 10.0, 30.0, 100.0], key=left_out)).softmax(-1)
+    return at(min([0.3, 1.0, 3.0, 10.0, 30.0, 100.0], key=left_out), nodes).softmax(-1)
 
 
 def around(hood: Neighborhood, probs: Tensor) -> Tensor:
-    """The mean over a node's neighbours, or itself if it has none."""
+    """Means over the neighbours of a node; a node without neighbours keeps its own."""
     edges = hood.source != hood.target
     source, target = hood.source[edges], hood.target[edges]
     means = scatter(probs[source], target, dim_size=len(probs), reduce="mean")
     return means.where((hood.ptr.diff() > 1)[:, None], probs)
 
 
-def three_numbers(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor):
-    """A temperature, the share of the neighbours' mean, and that of uniform labels."""
+def floored(probs: Tensor, floor: Tensor) -> Tensor:
+    """A mixture with uniform labels."""
+    return probs.lerp(torch.full_like(probs, 1 / probs.shape[1]), floor.sigmoid())
+
+
+def three_numbers(data: Data) -> Tensor:
+    """A temperature, the weight of the neighbours' mean, and the weight of uniform labels."""
 
     def marginals(log_scale: Tensor, share: Tensor, floor: Tensor) -> Tensor:
-        probs = scaled(logits, log_scale)
-        mixed = probs.lerp(around(hood, probs), share.sigmoid())
-        return mixed.lerp(torch.full_like(probs, 1 / probs.shape[1]), floor.sigmoid())
+        probs = scaled(data.logits, log_scale)
+        return floored(probs.lerp(around(data.hood, probs), share.sigmoid()), floor)
 
-    return by_likelihood(marginals, [0.0, -1.0, -4.0], data.y, held)[0]
+    return by_likelihood(marginals, [0.0, -1.0, -4.0], data)[0]
 
 
-def recalibrated(probs: Tensor, y: Tensor, held: Tensor):
-    """A temperature and a uniform floor; and their loss."""
+def recalibrated(probs: Tensor, data: Data) -> Fitted:
+    """Marginals with a temperature and a uniform floor, and their loss."""
     logits = probs.clamp(min=1e-6).log()
-
-    def marginals(log_scale: Tensor, floor: Tensor) -> Tensor:
-        uniform = torch.full_like(probs, 1 / probs.shape[1])
-        return scaled(logits, log_scale).lerp(uniform, floor.sigmoid())
-
-    return by_likelihood(marginals, [0.0, -4.0], y, held)
+    return by_likelihood(lambda t, f: floored(scaled(logits, t), f), [0.0, -4.0], data)
 
 
-def smoothed(data: Data, probs: Tensor, known: Tensor, alphas: tuple[float, float]) -> Tensor:
-    """PyG's Correct and Smooth (Huang et al. 2021), 50 steps of either."""
-    found = CorrectAndSmooth(50, alphas[0], 50, alphas[1], autoscale=True)
-    mine, edges = data.y[known], data.edge_index
-    probs = found.correct(probs, mine, known, edges).nan_to_num().clamp(min=0)
-    probs = found.smooth(probs, mine, known, edges).clamp(min=1e-9)
-    return probs / probs.sum(-1, keepdim=True)
+def on_held_out(make: Callable[[Tensor], Tensor], data: Data) -> Fitted:
+    """Marginals of ``make`` given the training labels, recalibrated; and their loss."""
+    return recalibrated(make(data.train_mask), data)
 
 
-def correct_and_smooth(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor):
-    """The settings, of six, and two numbers of recalibration by the held-out nodes."""
-    start = temperature(data, hood, logits, known, held)
-    each = itertools.product([0.5, 0.9], [0.5, 0.8, 0.9])
-    every = [recalibrated(smoothed(data, start, known, pair), data.y, held) for pair in each]
+def correct_and_smooth(data: Data, fit: Callable[..., Fitted] = on_held_out) -> Tensor:
+    """PyG's Correct and Smooth (Huang et al. 2021), with the best of six pairs of settings."""
+    start, edges = temperature(data), data.edge_index
+
+    def smoothed(known: Tensor, first: float, second: float) -> Tensor:
+        smoother, labels = CorrectAndSmooth(50, first, 50, second, autoscale=True), data.y[known]
+        probs = smoother.correct(start, labels, known, edges).nan_to_num().clamp(min=0)
+        probs = smoother.smooth(probs, labels, known, edges).clamp(min=1e-9)
+        return probs / probs.sum(-1, keepdim=True)
+
+    pairs = itertools.product([0.5, 0.9], [0.5, 0.8, 0.9])
+    every = [fit(partial(smoothed, first=a, second=b), data) for a, b in pairs]
     return min(every, key=lambda found: found[1])[0]
 
 
-class CaGCN(nn.Module):
-    """A temperature for every node by a GCN of the logits (Wang et al. 2021)."""
+def potts_marginals(hood: Neighborhood, probs: Tensor, y: Tensor, known: Tensor) -> Marginals:
+    """
+    Marginals of a Potts field on top of marginals ``probs``, one coupling for all edges and
+    observed labels clamped, as a function of a temperature and the coupling: beliefs after twenty
+    steps of loopy belief propagation, damped from the sixth on.
+    """
+    edges, size = hood.source != hood.target, hood.num_nodes
+    source, target = hood.source[edges], hood.target[edges]
+    key, back = source * size + target, target * size + source
+    order = key.argsort()
+    reverse = order[torch.searchsorted(key[order], back)]
+    logits, sure = probs.clamp(min=1e-6).log(), F.one_hot(y.where(known, 0), probs.shape[1]).bool()
+    clamped = torch.where(sure, 0.0, -30.0)
 
-    def __init__(self, hood: Neighborhood, num_classes: int) -> None:
-        super().__init__()
-        self.edges = torch.stack([hood.source, hood.target])
-        self.network = GCN(num_classes, 16, 2, out_channels=1, dropout=0.5)
+    def marginals(log_scale: Tensor, coupling: Tensor, steps: int = 20) -> Tensor:
+        own = (logits * log_scale.exp()).log_softmax(-1)
+        own = torch.where(known[:, None], clamped, own)
+        gain, sent = F.softplus(coupling).expm1(), own.new_zeros(len(source), own.shape[1])
+        for step in range(steps):
+            beliefs = own + scatter(sent, target, dim_size=size)
+            new = (gain * (beliefs[source] - sent[reverse]).softmax(-1)).log1p().log_softmax(-1)
+            sent = new if step < 5 else (sent + new) / 2
+        return (own + scatter(sent, target, dim_size=size)).softmax(-1)
 
-    def forward(self, logits: Tensor) -> Tensor:
-        return logits * F.softplus(self.network(logits, self.edges))
-
-
-class GATS(nn.Module):
-    """A temperature for every node by attention among logits (Hsu et al. 2022), equations 7-10."""
-
-    def __init__(self, hood: Neighborhood, known: Tensor, num_classes: int, heads: int = 8) -> None:
-        super().__init__()
-        self.source, self.target, self.size = hood.source, hood.target, hood.num_nodes
-        next_to = scatter(known[hood.source].long(), hood.target, dim_size=self.size, reduce="max")
-        self.distance = torch.where(known, 0, 2 - next_to)
-        self.ranks = Linear(num_classes, heads, bias=False, weight_initializer="glorot")
-        self.coefficient = nn.Parameter(torch.zeros(()))
-        self.bias, self.of_near = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(2))
-
-    def forward(self, logits: Tensor) -> Tensor:
-        low, high = logits.aminmax(dim=1, keepdim=True)
-        ranked = self.ranks(((logits - low) / (high - low)).sort(-1).values)
-        near = torch.cat([self.of_near, self.of_near.new_ones(1)])[self.distance][:, None]
-        sharp, sure = logits / near, logits.softmax(-1).amax(-1)
-        weight = (sharp[self.source] * sharp[self.target]).sum(-1)
-        weight = softmax(F.leaky_relu(weight, 0.2), self.target, num_nodes=self.size)[:, None]
-        alike = scatter(weight * (ranked * near)[self.source], self.target, dim_size=self.size)
-        gap = scatter(sure[self.target] - sure[self.source], self.target, dim_size=self.size)
-        gap = gap / degree(self.source, self.size)
-        found = F.softplus(alike + self.coefficient * gap[:, None]).mean(-1, keepdim=True)
-        return logits / (found + self.bias)
+    return marginals
 
 
-def by_network(module: nn.Module, decay: float, y: Tensor, logits: Tensor, known, held) -> Tensor:
-    """The protocol's fit: on the held-out nodes, stopped early by those that were learned from."""
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.01, weight_decay=decay)
-    least, waited, kept = float("inf"), 0, logits
-    for _ in range(2000):
-        module.train()
-        optimizer.zero_grad()
-        F.cross_entropy(module(logits)[held], y[held]).backward()
-        optimizer.step()
-        module.eval()
-        with torch.no_grad():
-            found = module(logits)
-        loss = F.cross_entropy(found[known], y[known]).item()
-        waited = 0 if loss <= least else waited + 1
-        if loss <= least:
-            least, kept = loss, copy.deepcopy(found)
-        if waited >= 100:
-            break
-    return kept.softmax(-1)
-
-
-def cagcn(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor):
-    return by_network(CaGCN(hood, logits.shape[1]), 5e-3, data.y, logits, known, held)
-
-
-def gats(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor, decay: float):
-    return by_network(GATS(hood, known, logits.shape[1]), decay, data.y, logits, known, held)
+def potts(data: Data, probs: Tensor) -> Tensor:
+    marginals = potts_marginals(data.hood, probs, data.y, data.train_mask)
+    return by_likelihood(marginals, [0.0, -1.0], data, steps=30)[0]

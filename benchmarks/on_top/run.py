@@ -2,16 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-On top of trained classifiers: StackedNMM against what else calibrates them.
+On top of trained classifiers: StackedNMM beside other ways to calibrate them.
 
-    python benchmarks/calibration.py priors splits labels counts questions weights --data-root F
+    python -m benchmarks.on_top.run splits labels counts questions weights --data-root F
+    python -m benchmarks.on_top.run splits bootstrap --losses G --data-root F
+    python -m benchmarks.on_top.run priors --graphs cora citeseer digits --data-root F
 
-Tasks: ``priors`` (the numbers of StackedNMM fitted to nearly all labels of splits that no table
-shows, from which its priors are), ``splits`` (the published splits of three graphs), ``labels``
-(more and more of the test labels known), ``counts`` (of labels in sets of nodes), ``questions``
-(which labels to ask for) and ``weights`` (of edges). F holds ``planetoid/`` and ``gats_splits/``;
-with ``--logits`` classifiers and the losses of every node are kept in a folder, and ``bootstrap``
-reads these.
+``splits`` runs every method on the published splits, and ``bootstrap`` takes intervals over nodes
+of the losses that ``splits`` leaves in G. F holds ``planetoid/`` and ``gats_splits/``.
 """
 
 from __future__ import annotations
@@ -21,238 +19,213 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-import pyro
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from benchmarks.nodes.fits import node_scores, pair_log_probs
 from benchmarks.on_top import rivals
 from benchmarks.on_top.counts import counts
-from benchmarks.on_top.data import NUM_FOLDS, classifier, load, network
+from benchmarks.on_top.data import NUM_FOLDS, cases, given, network
+from benchmarks.on_top.gats import cagcn, gats
 from benchmarks.on_top.gmnn import gmnn
-from benchmarks.on_top.labels import labels
-from benchmarks.on_top.potts import potts
-from benchmarks.on_top.questions import questions
-from benchmarks.on_top.weights import weights
-from benchmarks.shared.common import RESULTS, Records, pick, read, run
+from benchmarks.on_top.labels import labels, questions
+from benchmarks.shared.records import RESULTS, Records, pick, read, run
 from benchmarks.shared.timing import timed
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets.nodes import inner_edges
 from pyro_nmm.metrics import independent_pairs
-from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
-from pyro_nmm.models.stacked.pooled import PRIOR
+from pyro_nmm.models import PooledScores, StackedNMM, edge_weights, temperature_scaling
 
-GRAPHS = ["cora", "citeseer", "pubmed"]
-#: Graphs and splits that the priors are from.
-PRIOR_GRAPHS, PRIOR_SPLITS = ["cora", "citeseer", "digits"], [100, 101]
-#: Of the graphs that priors are from and that are reported: the other one.
+FILE = RESULTS / "calibration.jsonl"
+PRIOR_SPLITS = [100, 101]
+#: Each reported graph that the priors are from, and the other one.
 OTHER = {"cora": "citeseer", "citeseer": "cora"}
 MOST_PAIRS = 5000
-OURS = "StackedNMM"
+OURS, POOL, SCORES = "StackedNMM", "the pool alone", "StackedNMM, scores alone"
+ELSEWHERE = "StackedNMM, the other graph's priors"
 
 
-def methods(graph: str, kind: str) -> dict[str, Callable]:
-    """Marginals or, of ours, a fitted module, by name."""
-    smooth = rivals.correct_and_smooth
-
-    def on_smooth(data, hood, logits, known, held):
-        return potts(data, hood, smooth(data, hood, logits, known, held), known, held)
-
-    def on_temperature(data, hood, logits, known, held):
-        return potts(data, hood, logits.softmax(-1), known, held)
-
-    found = {
-        "raw": lambda data, hood, logits, known, held: logits.softmax(-1),
-        "temperature": rivals.temperature,
-        "vector scaling": rivals.vector,
-        "vector scaling, shrunk": rivals.shrunk_vector,
-        "three numbers": rivals.three_numbers,
-        "CaGCN": rivals.cagcn,
-        "GATS": partial(rivals.gats, decay=rivals.GATS_DECAY.get((graph, kind), 5e-3)),
-        "C&S": smooth,
-        "Potts": on_temperature,
-        "Potts on C&S": on_smooth,
-        "GMNN": partial(taught, kind=kind),
-        "the pool alone": pool_alone,
-        "StackedNMM, scores alone": partial(stacked, pool=False),
-        "StackedNMM": stacked,
-    }
-    if graph in OTHER:
-        found["StackedNMM, the other graph's priors"] = partial(stacked, prior=OTHER[graph])
-    return found
+def taught(data: Data) -> Tensor:
+    """GMNN with networks of the same kind, and its temperature."""
+    data = data.clone()
+    data.logits = gmnn(partial(network, data.backbone, num_classes=data.logits.shape[1]), data)
+    return rivals.temperature(data)
 
 
-def taught(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor, kind: str):
-    """GMNN with the same kind of networks, and its temperature."""
-
-    def make(width: int) -> torch.nn.Module:
-        return network(kind, width, logits.shape[1])
-
-    return rivals.temperature(data, hood, gmnn(make, data), known, held)
-
-
-def stacked(data: Data, hood: Neighborhood, logits: Tensor, known, held, pool=True, prior=None):
-    """``prior``: the graph whose labels alone choose the means of the priors."""
-    module = StackedNMM(logits.shape[1], pool=pool)
-    if prior is not None:
-        module.prior = prior_of(module.prior, prior)
-    module.fit(hood, logits, data.y, known, held)
-    labels = (data.y, known) if pool else ()
-    return module.mixture(hood, logits, *labels)
+def stacked(data: Data, pool: bool = True, elsewhere: bool = False) -> NeighborMixture:
+    """``elsewhere``: the priors' means are medians over the fits to the other graph."""
+    module = StackedNMM(data.logits.shape[1], pool=pool)
+    if elsewhere:
+        fits = pick(read(FILE), task="priors", dataset=OTHER[data.graph])
+        found = {name: median(row["numbers"][name] for row in fits) for name in module.prior}
+        module.prior = {name: (found[name], sd) for name, (_, sd) in module.prior.items()}
+        # Offsets have mean zero; a fit's number for them is their standard deviation.
+        module.prior["pool.offsets"] = (0.0, found["pool.offsets"])
+    module.fit(*given(data), data.val_mask)
+    return module.mixture(*given(data)[: 4 if pool else 2])
 
 
-def prior_of(prior: dict, graph: str) -> dict[str, tuple[float, float]]:
-    """With the medians of a graph's rows of ``priors``; offsets, whose mean is 0, with its sd."""
-    fits = pick(read(RESULTS / "calibration.jsonl"), task="priors", dataset=graph)
-    found = {name: median(row["numbers"][name] for row in fits) for name in prior}
-    means = {name: (found[name], sd) for name, (_, sd) in prior.items()}
-    return means | {"pool.offsets": (0.0, found["pool.offsets"])}
+def pool_alone(data: Data) -> Tensor:
+    """StackedNMM's pool without an NMM, by maximum a posteriori."""
+    logits, y, held = data.logits, data.y, data.val_mask
+    pool, unit = PooledScores(logits.shape[1]), logits.std()
+    pool.temperature.fill_(unit * temperature_scaling(logits / unit, y, held))
+    terms = pool.terms(data.hood, logits, y, data.train_mask)
+    names = [name for name, _ in pool.named_parameters()]
+    priors = [StackedNMM(logits.shape[1]).prior[f"pool.{name}"] for name in names]
 
+    def probs(*values: Tensor) -> Tensor:
+        return functional_call(pool, dict(zip(names, values, strict=True)), terms)
 
-def pool_alone(data: Data, hood: Neighborhood, logits: Tensor, known: Tensor, held: Tensor):
-    """What StackedNMM is without an NMM: its pool, by maximum a posteriori."""
-    pool = PooledScores(logits.shape[1])
-    unit = logits.std()
-    pool.temperature.fill_(unit * temperature_scaling(logits / unit, data.y, held))
-    terms = pool.terms(hood, logits, data.y, known)
-
-    def loss() -> Tensor:
-        numbers = [(getattr(pool, name), *prior) for name, prior in PRIOR.items()]
-        prior = sum(((number - mean) / sd).square().sum() for number, mean, sd in numbers)
-        cost = F.nll_loss(pool(terms)[held].log(), data.y[held], reduction="sum")
+    def loss(*values: Tensor) -> Tensor:
+        pairs = zip(values, priors, strict=True)
+        prior = sum(((value - mean) / sd).square().sum() for value, (mean, sd) in pairs)
+        cost = F.nll_loss(probs(*values)[held].log(), y[held], reduction="sum")
         return (cost + prior / 2) / int(held.sum())
 
-    rivals.minimised(list(pool.parameters()), loss)
-    return pool(terms).detach()
+    return probs(*rivals.fitted(loss, list(pool.parameters()))).detach()
 
 
-def quality(found: Tensor | NeighborMixture, data: Data, known: Tensor, split: int):
-    """Scores on the test nodes: alone, in adjacent pairs and all together."""
-    test, y = data.test_mask, data.y
+METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture]] = {
+    "raw": lambda data: data.logits.softmax(-1),
+    "temperature": rivals.temperature,
+    "vector scaling": rivals.vector,
+    "vector scaling, shrunk": rivals.shrunk_vector,
+    "three numbers": rivals.three_numbers,
+    "CaGCN": cagcn,
+    "GATS": gats,
+    "C&S": rivals.correct_and_smooth,
+    "Potts": lambda data: rivals.potts(data, data.logits.softmax(-1)),
+    "Potts on C&S": lambda data: rivals.potts(data, rivals.correct_and_smooth(data)),
+    "GMNN": taught,
+    POOL: pool_alone,
+    SCORES: partial(stacked, pool=False),
+    OURS: stacked,
+    ELSEWHERE: partial(stacked, elsewhere=True),
+}
+
+
+def quality(found: Tensor | NeighborMixture, data: Data, split: int) -> tuple[dict, Tensor]:
+    """Scores on the test nodes, alone, in adjacent pairs and all together; and marginals."""
+    test, y, known = data.test_mask, data.y, data.train_mask
     pairs = inner_edges(data.edge_index, test)
     order = torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(split))
     pairs = pairs[:, order[:MOST_PAIRS]]
-    posterior = None
-    if isinstance(found, NeighborMixture):
-        posterior = found.condition(y, known, num_samples=64)
-        probs = posterior.marginals()
-    else:
-        probs = found
-    row = {"test": node_scores(probs[test], y[test])}
+    joint = isinstance(found, NeighborMixture)
+    posterior = found.condition(y, known, num_samples=64) if joint else None
+    probs = posterior.marginals() if joint else found
+    row: dict = {"test": node_scores(probs[test], y[test])}
     row["own product"] = pair_log_probs(independent_pairs(probs, pairs), y, pairs).mean().item()
     row["joint"] = -row["test"]["nll"]
-    if posterior is not None:
+    if joint:
         row["pairs"] = pair_log_probs(posterior.pairwise(pairs), y, pairs).mean().item()
-        joint = found.log_likelihood(y, test, known, 64)
-        row["joint"] = joint.item() / int(test.sum())
+        row["joint"] = found.log_likelihood(y, test, known, 64).item() / int(test.sum())
     return row, probs
 
 
 def node_losses(probs: Tensor, data: Data) -> Tensor:
-    """``(2, n)``: the negative log-likelihood and the Brier score of every test node."""
-    probs, y = probs[data.test_mask], data.y[data.test_mask, None]
-    gap = probs.scatter_add(1, y, -torch.ones_like(y, dtype=probs.dtype))
-    return torch.stack([-probs.gather(1, y)[:, 0].clamp(min=1e-12).log(), gap.square().sum(-1)])
+    """``(3, N)``: one for every test node, its negative log-likelihood and its Brier score."""
+    nll = -probs.gather(1, data.y[:, None])[:, 0].clamp(min=1e-12).log()
+    brier = (probs - F.one_hot(data.y, probs.shape[1])).square().sum(-1)
+    return torch.stack([torch.ones_like(nll), nll, brier]).double() * data.test_mask
+
+
+def kept(args, key: dict) -> Path:
+    """File with the losses of every node in one run."""
+    names = (str(key[name]) for name in ("dataset", "backbone", "split", "fold", "method"))
+    return args.losses / f"{'_'.join(names)}.pt"
 
 
 def splits(args, results: Records) -> None:
     """Every method on every classifier of the published splits."""
     for graph in args.graphs:
-        for kind in args.backbones:
-            every = methods(graph, kind)
-            names = list(every) if args.methods == [""] else args.methods
-            each = {"split": args.splits, "fold": range(args.num_folds), "method": names}
-            for key in results.missing(task="splits", dataset=graph, backbone=kind, **each):
-                cell = graph, kind, key["split"], key["fold"], args.data_root
-                data, hood = load(graph, *cell[2:])
-                logits = classifier(*cell, args.logits, args.num_epochs)
-                pyro.set_rng_seed(key["split"])
-                arguments = data, hood, logits, data.train_mask, data.val_mask
-                found, seconds = timed(every[key["method"]], *arguments)
-                row, probs = quality(found, data, data.train_mask, key["split"])
-                if args.logits:
-                    name = "_".join(map(str, (*cell[:4], key["method"])))
-                    torch.save(node_losses(probs, data), args.logits / f"{name}.nodes")
-                results.add(**key, **row, **{"fit seconds": seconds})
+        methods = [name for name in args.methods if name != ELSEWHERE or graph in OTHER]
+        for key, data in cases(args, results, "splits", dataset=graph, method=methods):
+            found, seconds = timed(METHODS[key["method"]], data)
+            row, probs = quality(found, data, key["split"])
+            if args.losses:
+                args.losses.mkdir(parents=True, exist_ok=True)
+                torch.save(node_losses(probs, data), kept(args, key))
+            results.add(**key, **row, **{"fit seconds": seconds})
 
 
 def bootstrap(args, results: Records) -> None:
-    """Differences from StackedNMM once more: 95 % intervals over nodes, of the losses kept."""
-    if args.logits is None:
-        raise ValueError("bootstrap reads the losses that other tasks keep: give --logits")
-    for graph in args.graphs:
-        for kind in args.backbones:
-            runs = [(split, fold) for split in args.splits for fold in range(args.num_folds)]
-            names = [name for name in methods(graph, kind) if name != OURS]
-            for key in results.missing(
-                task="bootstrap", dataset=graph, backbone=kind, method=names
-            ):
-                changes = [kept_change(args, graph, kind, run, key["method"]) for run in runs]
-                if all(change is not None for change in changes):
-                    nll, brier = over_nodes(torch.stack(changes))
-                    results.add(**key, runs=len(runs), nll=nll, brier=brier)
+    """Differences from StackedNMM over all runs, with 95 % intervals over nodes."""
+    if args.losses is None:
+        raise ValueError("bootstrap reads the losses that splits keeps: give --losses to both")
+    runs = [{"split": s, "fold": f} for s in args.splits for f in range(args.num_folds)]
+    methods = [name for name in args.methods if name != OURS]
+    cells = {"dataset": args.graphs, "backbone": args.backbones}
+    for key in results.missing(task="bootstrap", **cells, method=methods):
+        both = [
+            [kept(args, key | {"method": name} | each) for each in runs]
+            for name in (OURS, key["method"])
+        ]
+        if all(path.exists() for path in both[0] + both[1]):
+            sums = (sum(torch.load(path, weights_only=True) for path in paths) for paths in both)
+            nll, brier = over_nodes(*sums)
+            results.add(**key, runs=len(runs), nll=nll, brier=brier)
 
 
-def kept_change(args, graph: str, kind: str, run: tuple, method: str) -> Tensor | None:
-    """``(3, N)``: where a node is a test node, and by how much our losses are above another's."""
-    name = "_".join(map(str, (graph, kind, *run)))
-    paths = [args.logits / f"{name}_{each}.nodes" for each in (OURS, method)]
-    if not all(path.exists() for path in paths):
-        return None
-    ours, theirs = (torch.load(path, weights_only=True) for path in paths)
-    data, _ = load(graph, *run, args.data_root)
-    change = ours.new_zeros(3, data.num_nodes)
-    change[:, data.test_mask] = torch.cat([torch.ones_like(ours[:1]), ours - theirs])
-    return change
+def over_nodes(ours: Tensor, theirs: Tensor, num_resamples: int = 2000) -> list[list[float]]:
+    """
+    Mean difference of a test node and its 95 % bootstrap interval, for both losses.
 
-
-def over_nodes(changes: Tensor, num_resamples: int = 2000) -> list[list[float]]:
-    """Of ``(R, 3, N)``, for either loss: the mean difference and its 95 % bootstrap interval."""
-    times, nll, brier = changes.double().sum(0)
-    generator = torch.Generator().manual_seed(0)
-    found = []
-    for _ in range(num_resamples):
-        drawn = torch.randint(len(times), times.shape, generator=generator)
-        found.append(torch.stack([nll[drawn].sum(), brier[drawn].sum()]) / times[drawn].sum())
-    mean = torch.stack([nll.sum(), brier.sum()]) / times.sum()
-    low, high = torch.stack(found).quantile(torch.tensor([0.025, 0.975]).double(), 0)
-    return torch.stack([mean, low, high], 1).tolist()
+    :param ours: ``(3, N)`` sums of :func:`node_losses` over runs.
+    """
+    changes = torch.stack([ours[0], *(ours - theirs)[1:]])
+    generator, size = torch.Generator().manual_seed(0), len(ours[0])
+    draws = (torch.randint(size, (size,), generator=generator) for _ in range(num_resamples))
+    sums = torch.stack([changes.sum(1), *(changes[:, nodes].sum(1) for nodes in draws)])
+    means = sums[:, 1:] / sums[:, :1]
+    interval = means[1:].quantile(torch.tensor([0.025, 0.975]).to(means), 0)
+    return torch.stack([means[0], *interval], 1).tolist()
 
 
 def priors(args, results: Records) -> None:
-    """
-    The numbers of StackedNMM, with priors so wide that they hardly matter, fitted to all labels of
-    a split that the classifier did not learn from.
-    """
-    each = {"split": PRIOR_SPLITS, "fold": range(args.num_folds)}
-    kinds = {"dataset": args.prior_graphs, "backbone": args.backbones}
-    for key in results.missing(task="priors", **kinds, **each):
-        cell = key["dataset"], key["backbone"], key["split"], key["fold"], args.data_root
-        data, hood = load(cell[0], *cell[2:])
-        logits = classifier(*cell, args.logits, args.num_epochs)
-        module = StackedNMM(logits.shape[1])
+    """Parameters under priors ten times as wide, fitted to all labels but the training nodes'."""
+    for key, data in cases(args, results, "priors", split=PRIOR_SPLITS):
+        module = StackedNMM(data.logits.shape[1])
         module.prior = {name: (mean, 10 * sd) for name, (mean, sd) in module.prior.items()}
-        pyro.set_rng_seed(key["split"])
-        module.fit(hood, logits, data.y, data.train_mask, data.val_mask | data.test_mask)
+        module.fit(*given(data), data.val_mask | data.test_mask)
         numbers = {name: p.item() for name, p in module.named_parameters() if p.numel() == 1}
         numbers["pool.offsets"] = module.pool.offsets.std().item()
         results.add(**key, numbers=numbers)
 
 
+def by_distance(data: Data) -> Tensor:
+    """``(E,)``: one over e where the squared distance of the images is the median."""
+    source, target = data.edge_index
+    distance = (data.x[source] - data.x[target]).square().sum(-1)
+    return (-distance / distance.median()).exp()
+
+
+def weights(args, results: Records) -> None:
+    """StackedNMM on the digits with edge weights and without, on a GCN that has none."""
+    each = {"split": [200 + split for split in args.splits], "method": ["none", "by distance"]}
+    for key, data in cases(args, results, "weights", dataset="digits", backbone="gcn", **each):
+        weight, test = None, data.test_mask
+        if key["method"] == "by distance":
+            weight = edge_weights(data.hood, data.edge_index, by_distance(data))
+        module = StackedNMM(data.logits.shape[1])
+        module.fit(*given(data), data.val_mask, edge_weight=weight)
+        mixture = module.mixture(*given(data), weight)
+        row = {"test": node_scores(mixture.marginals()[test], data.y[test])}
+        joint = mixture.log_likelihood(data.y, test, data.train_mask, 64)
+        results.add(**key, **row, joint=joint.item() / int(test.sum()))
+
+
 def main(argv: list[str] | None = None) -> Records:
-    small = {"graphs": ["digits"], "prior_graphs": ["digits"], "backbones": ["gcn"]}
-    small |= {"splits": [100], "num_folds": 1, "num_epochs": 2, "seeds": [0]}
-    return run(
-        argv, __doc__, (priors, splits, labels, counts, bootstrap, questions, weights), smoke=small,
-        choices={"backbones": ["gcn", "gat", "mlp"]},
-        graphs=GRAPHS, prior_graphs=PRIOR_GRAPHS, backbones=["gcn", "gat"], splits=[0, 1, 2, 3, 4],
-        seeds=list(range(5)),
-        num_folds=NUM_FOLDS, methods=([""], "names, default all"), num_epochs=2000,
-        data_root=Path, logits=(Path, "folder for classifiers' logits"),
-        results=RESULTS / "calibration.jsonl",
-    )  # fmt: skip
+    tasks = priors, splits, bootstrap, labels, counts, questions, weights
+    choices = {"backbones": ["gcn", "gat", "mlp"], "methods": list(METHODS)}
+    options: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
+    options |= {"splits": [0, 1, 2, 3, 4], "num_folds": NUM_FOLDS, "methods": list(METHODS)}
+    options |= {"num_epochs": 2000, "data_root": Path, "results": FILE}
+    options["losses"] = Path, "folder of the losses of all nodes"
+    return run(argv, __doc__, tasks, choices=choices, **options)
 
 
 if __name__ == "__main__":

@@ -1,256 +1,236 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables of StackedNMM beside its rivals on the same splits, from calibration.py's results."""
+"""Tables of docs/results/on-top.md, from the rows of calibration.jsonl."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from statistics import mean, median
+from statistics import median
 
-from benchmarks.shared.common import GRAPHS, pick, wrapped
-from benchmarks.shared.writing import Paired, Rows, made, p_text, scores, sections, spread
+from pandas import DataFrame
 
-OURS, ELSEWHERE = "StackedNMM", "StackedNMM, the other graph's priors"
-ABLATED = "the pool alone", "StackedNMM, scores alone", ELSEWHERE
-BACKBONES = {"gcn": "GCN", "gat": "GAT", "mlp": "MLP"}
-RUN = ("split", "fold")
-NUMBERS = {
-    "pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "λ", "pool.agreement": "η",
-    "pool.offsets": "sd of b",
-    "log_kappa": "log κ", "log_floor": "log ε", "gamma": "γ", "similarity": "β",
-}  # fmt: skip
+from benchmarks.on_top.labels import SHOWN, UPDATED
+from benchmarks.on_top.run import ELSEWHERE, METHODS, OURS, POOL, SCORES
+from benchmarks.shared.tables import (
+    GRAPHS,
+    Cell,
+    Paired,
+    against,
+    average,
+    centre,
+    count,
+    first,
+    frame,
+    groups,
+    markdown,
+    ordered,
+    spread,
+    table,
+)
 
-
-def tables(rows: Rows) -> dict[str, str]:
-    makers = {calibration: 3, calibration_claim: 0, calibration_priors: 3, over_nodes: 3}
-    makers |= {over_nodes_claim: 0, missed_cells: 2}
-    return made(makers, rows)
-
-
-def cells(rows: Rows) -> dict[tuple, Rows]:
-    """By graph and backbone, each row with its scores on the test nodes."""
-    found = [row | row["test"] | {"pll": row.get("pairs", row["own product"])}
-             for row in pick(rows, task="splits")]  # fmt: skip
-    return sections(found, dataset=GRAPHS, backbone=BACKBONES)
-
-
-def finished(rows: Rows, mlp: bool = False, runs: int = 15) -> dict[tuple, Rows]:
-    """Cells of which all runs are there, five splits with three folds: the protocol's, or MLPs'."""
-    every = {key: part for key, part in cells(rows).items() if (key[1] == BACKBONES["mlp"]) == mlp}
-    return {key: part for key, part in every.items() if len(pick(part, method=OURS)) >= runs}
+CELL, RUN = ["graph", "backbone"], ["split", "fold"]
+JOINT = "log p(test \\| train)"
+PARAMETERS = {"pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "λ"}
+PARAMETERS |= {"pool.agreement": "η", "pool.offsets": "sd of b", "log_kappa": "log κ"}
+PARAMETERS |= {"log_floor": "log ε", "gamma": "γ", "similarity": "β"}
+#: Columns that exist without rows, too.
+FIELDS = ("dataset", "backbone", "method", "pairs", "own product", "joint", "nll", "share", "size")
+FIELDS += ("communities", "joint.CRPS", "own product.CRPS", "temperature.CRPS")
+Files = dict[str, list[dict]]
 
 
-def rivals(part: Rows) -> list[str]:
-    names = dict.fromkeys(row["method"] for row in part)
-    return [name for name in names if name not in (OURS, *ABLATED)]
+def rows_of(rows: list[dict], task: str) -> DataFrame:
+    """Rows of a task, with graphs, backbones and methods in the order of lines."""
+    found = frame(rows, task=task)
+    found = found.reindex(columns=list(dict.fromkeys([*found, *FIELDS])))
+    found["graph"] = ordered(found["dataset"], GRAPHS)
+    found["backbone"] = ordered(found["backbone"], {"gcn": "GCN", "gat": "GAT", "mlp": "MLP"})
+    return found
 
 
-def of(part: Rows, field: str, method: str) -> dict:
-    return scores(part, field, RUN, method=method)
+def splits(files: Files) -> DataFrame:
+    """Runs of all methods on the published splits."""
+    rows = rows_of(files["calibration"], "splits")
+    rows["PLL"] = rows["pairs"].fillna(rows["own product"])
+    rows["beyond"] = rows["joint"] + rows["nll"]
+    rows["method"] = ordered(rows["method"], METHODS.keys())
+    return rows
 
 
-def gap(part: Rows, field: str, method: str) -> Paired:
-    """Ours minus another one, run by run."""
-    return Paired.of(of(part, field, OURS), of(part, field, method))
+def only(method: str, cell: Cell) -> Cell:
+    """Cell of one method's rows."""
+    return lambda part, peers: cell(part[part["method"] == method], peers)
 
 
-def clear(part: Rows, field: str, method: str, sign: int = -1) -> bool:
-    """Whether the difference is significant after Bonferroni's correction for the rivals."""
-    change = gap(part, field, method)
-    return change.p < 0.05 / len(rivals(part)) and sign * change.mean > 0
+def bracketed(cell: Cell, inside: Cell) -> Cell:
+    """Two cells in one, the second in brackets."""
+
+    def both(part: DataFrame, peers: DataFrame) -> str:
+        more = inside(part, peers)
+        return cell(part, peers) + (f" ({more})" if more else "")
+
+    return both
 
 
-def marked(part: Rows, field: str, method: str) -> str:
-    if method == OURS:
-        return ""
-    mark = " †" * clear(part, field, method) + " ‡" * clear(part, field, method, 1)
-    return gap(part, field, method).spread(3) + mark
+def percent(field: str) -> Cell:
+    return lambda part, peers: average(field, ".1f", 100)(part, peers) + " %"
 
 
-def calibration(rows: Rows) -> Iterator[dict]:
-    """All methods, and what StackedNMM differs from them, run by run."""
-    for (graph, backbone), part in cells(rows).items():
-        for (method,), found in sections(part, method=[*rivals(part), *ABLATED, OURS]).items():
-            line = {"graph": graph, "backbone": backbone, "method": method}
-            line["runs"] = f"{len(found)}"
-            line["accuracy"] = f"{100 * mean(row['accuracy'] for row in found):.1f}"
-            for field, name in (("nll", "NLL"), ("brier", "Brier")):
-                values = [row[field] for row in found]
-                line[name] = f"{mean(values):.3f} ({median(values):.3f})"
-                line[name, "ours minus"] = marked(part, field, method)
-            line["ECE"] = f"{mean(row['ece'] for row in found):.3f}"
-            line["PLL"] = f"{mean(row['pll'] for row in found):.3f}"
-            line["log p(test \\| train)"] = f"{mean(row['joint'] for row in found):.3f}"
-            line["s"] = f"{median(row['fit seconds'] for row in found):.1f}"
-            yield line
+def gap(rows: DataFrame, ours: str, theirs: str, field: str) -> Paired:
+    """One method minus another, run by run."""
+    return Paired.rows(*(rows[rows["method"] == name] for name in (ours, theirs)), field, RUN)
 
 
-def calibration_claim(rows: Rows) -> str:
-    """Where StackedNMM is ahead of all rivals, and every cell where it is not."""
-    found = finished(rows)
-    if not found:
-        return "Nothing has been measured yet."
-    texts, missed = [], []
-    for field, name in (("nll", "NLL"), ("brier", "Brier score")):
-        ahead = sure = 0
-        for (graph, backbone), part in found.items():
-            behind = [rival for rival in rivals(part) if not gap(part, field, rival).mean < 0]
-            unsure = [rival for rival in rivals(part) if not clear(part, field, rival)]
-            ahead, sure = ahead + (not behind), sure + (not unsure)
-            missed += [f"{graph} with {backbone}: {name} {gap(part, field, rival).mean:+.4f} "
-                       f"against {rival}" for rival in behind]  # fmt: skip
-        texts.append(
-            f"StackedNMM's mean {name} is below that of every rival in {ahead} of {len(found)} "
-            f"cells (graph and backbone), significantly below each of them in {sure}."
-        )
-    every = [nearest_of(part, "ece")[1].mean for part in found.values()]
-    texts.append(
-        f"Its calibration error is above that of the best rival in "
-        f"{sum(value > 0 for value in every)}, by up to {max(every):.3f}."
-    )
-    errors = {key: gap(part, "ece", "GATS") for key, part in found.items()}
-    errors = {key: change for key, change in errors.items() if len(change)}
-    if errors:
-        worse = {key: change for key, change in errors.items() if change.mean > 0.002}
-        changes = [change.mean for change in errors.values()]
-        texts.append(
-            f"It differs from that of GATS by {min(changes):+.3f} to "
-            f"{max(changes):+.3f}, by more than +.002 in {len(worse)}."
-        )
-        missed += [f"{graph} with {backbone}: calibration error {change.mean:+.4f} against GATS"
-                   for (graph, backbone), change in worse.items()]  # fmt: skip
-    pool = [gap(part, "nll", ABLATED[0]).mean for part in found.values()]
-    joint = [mean(of(part, "joint", OURS).values()) + mean(of(part, "nll", OURS).values())
-             for part in found.values()]  # fmt: skip
-    texts.append(
-        f"Most of this is the pool: with an NMM on it, the NLL changes by {min(pool):+.4f} to "
-        f"{max(pool):+.4f}. What the NMM adds is the joint: log "
-        f"p(test | train) is {min(joint):.3f} to {max(joint):.3f} nats a node above the sum of its "
-        f"own marginals."
-    )
-    texts.append(f"**Missed**: {'; '.join(missed)}." if missed else "No cell is missed.")
-    texts.append(f"**Priors**: {on_its_own(found)}")
-    alone = {key[0]: gap(part, "ece", "temperature") for key, part in finished(rows, True).items()}
-    if alone:
-        each = ", ".join(f"{name} {change.text(3)}" for name, change in alone.items())
-        texts.append(f"On MLPs its calibration error minus temperature scaling's: {each}.")
-    return wrapped(" ".join(texts))
+def minus(ours: str, theirs: str, field: str) -> Cell:
+    """Cell: one method minus another, with a paired t-test."""
+    return lambda part, peers: gap(part, ours, theirs, field).brief(4)
 
 
-def in_brief(rows: Rows) -> list[str]:
-    """For the README: what is won, what is missed, and whose gain it is."""
-    found = finished(rows)
-    if not found:
-        return []
-    texts = []
-    for field, name, digits in (("nll", "NLL", 3), ("brier", "Brier score", 3)):
-        nearest = [nearest_of(part, field)[1].mean for part in found.values()]
-        texts.append(
-            f"its {name} is below all of theirs in {sum(value < 0 for value in nearest)} of "
-            f"{len(found)} cells (against the best of them {min(nearest):+.{digits}f} to "
-            f"{max(nearest):+.{digits}f})"
-        )
-    errors = [nearest_of(part, "ece")[1].mean for part in found.values()]
-    gats = [gap(part, "ece", "GATS") for part in found.values()]
-    pool = [gap(part, "nll", ABLATED[0]).mean for part in found.values()]
-    number = max(sum(name != "raw" for name in rivals(part)) for part in found.values())
-    return [
-        f"With a pool of scores, neighbours and known labels, `StackedNMM(num_classes)`, it is "
-        f"[compared with {number} rivals](docs/results.md#on-top-of-trained-classifiers-a-published"
-        f"-protocol) and the classifier itself on published splits: {' and '.join(texts)}. "
-        f"Missed: its calibration error is above that of the best of them in "
-        f"{sum(value > 0 for value in errors)} of {len(found)}, by up to {max(errors):.3f}, and "
-        f"more than .002 above that of GATS in "
-        f"{sum(len(change) > 0 and change.mean > 0.002 for change in gats)}.",
-        f"Most of that gain is the pool's, which is no NMM: with an NMM on it the NLL changes by "
-        f"{min(pool):+.4f} to {max(pool):+.4f}. {on_its_own(found)}",
-    ]
+def rivals(rows: DataFrame) -> list[str]:
+    own = OURS, POOL, SCORES, ELSEWHERE
+    return [name for name in rows["method"].unique() if name not in own]
 
 
-def on_its_own(found: dict[tuple, Rows]) -> str:
-    """Whose labels set the priors: the graph that had no part in them, and the two that swap."""
-    known = {kind: nearest_of(part, "nll")[1]
-             for (graph, kind), part in found.items() if graph == GRAPHS["pubmed"]}  # fmt: skip
-    texts = [f"{gap.mean:+.4f} nats ({p_text(gap.p)}) with {kind}" for kind, gap in known.items()]
-    other = [nearest_of(part, "nll", ELSEWHERE)[1].mean
-             for part in found.values() if pick(part, method=ELSEWHERE)]  # fmt: skip
-    swapped = (
-        f" With the other graph's priors on either, it is {min(other):+.4f} to {max(other):+.4f} "
-        f"from the best rival's there, below all in {sum(value < 0 for value in other)} of "
-        f"{len(other)}."
-    ) if other else ""  # fmt: skip
-    return (
-        f"Its priors were set on other splits of Cora and CiteSeer, with nearly all their labels; "
-        f"on PubMed, which had no part in that, its NLL is {' and '.join(texts)} from the best "
-        f"rival's.{swapped}"
-    )
+def mark(change: Paired, number: int) -> str:
+    """† better and ‡ worse, with Bonferroni's correction for the number of rivals."""
+    return "" if change.p * number >= 0.05 else " †" if change.mean < 0 else " ‡"
 
 
-def nearest_of(part: Rows, field: str, ours: str = OURS) -> tuple[str, Paired]:
-    """The rival of the best mean, and ours minus it, run by run."""
-    own = of(part, field, ours)
-    changes = {rival: Paired.of(own, of(part, field, rival)) for rival in rivals(part)}
-    best = max((name for name in changes if changes[name]), key=lambda name: changes[name].mean)
-    return best, changes[best]
+def ours_minus(field: str) -> Cell:
+    """Cell: StackedNMM minus the method of the line."""
+
+    def cell(part: DataFrame, peers: DataFrame) -> str:
+        method = part["method"].iloc[0]
+        change = gap(peers, OURS, method, field)
+        return "" if method == OURS else change.spread(3) + mark(change, len(rivals(peers)))
+
+    return cell
 
 
-def scores_alone(rows: Rows) -> list[Paired]:
-    """NLL of the NMM of the scores alone, minus temperature scaling's, by graph and backbone."""
-    found = finished(rows).values()
-    return [Paired.of(*(of(p, "nll", name) for name in (ABLATED[1], "temperature"))) for p in found]
+def calibration(files: Files) -> str:
+    """How good are the probabilities of each method?"""
+    cells = {
+        "runs": count,
+        "accuracy": average("accuracy", ".1f", 100),
+        "NLL": centre("nll", 3),
+        ("NLL", "ours minus"): ours_minus("nll"),
+        "Brier": centre("brier", 3),
+        ("Brier", "ours minus"): ours_minus("brier"),
+        "ECE": average("ece", ".3f"),
+        "PLL": average("PLL", ".3f"),
+        JOINT: average("joint", ".3f"),
+        "s": average("fit seconds", ".1f", of=median),
+    }
+    return table(splits(files), [*CELL, "method"], cells)
 
 
-def missed_cells(rows: Rows) -> Iterator[dict]:
-    """For the README: every cell against the best of its rivals, and what is missed."""
-    for (graph, backbone), part in finished(rows).items():
-        line = {"graph": graph, "backbone": backbone, "runs": f"{len(pick(part, method=OURS))}"}
-        missed = []
-        for field, name in (("nll", "NLL"), ("brier", "Brier"), ("ece", "ECE")):
-            best, change = nearest_of(part, field)
-            mark = " †" * all(clear(part, field, rival) for rival in rivals(part))
-            digits = 3 if field == "ece" else 4
-            line[f"{name} minus the best rival's"] = f"{change.mean:+.{digits}f} ({best}){mark}"
+def from_rivals(rows: DataFrame, field: str, ours: str = OURS) -> list[tuple[str, Paired]]:
+    """One of our methods minus every rival, the rival with the best mean first."""
+    found = {name: gap(rows, ours, name, field) for name in rivals(rows)}
+    return sorted(found.items(), key=lambda item: -item[1].mean)
+
+
+def missed_cells(files: Files) -> str:
+    """Is StackedNMM better than the best of its rivals?"""
+    rows, lines = splits(files), []
+    for (graph, backbone), part in groups(rows[rows["backbone"] != "MLP"], CELL):
+        runs, missed = f"{(part['method'] == OURS).sum()}", []
+        line = {"graph": graph, "backbone": backbone, "runs": runs}
+        for name, field, digits in (("NLL", "nll", 4), ("Brier", "brier", 4), ("ECE", "ece", 3)):
+            (rival, change), *_ = found = from_rivals(part, field)
+            sure = all(mark(each, len(found)) == " †" for _, each in found)
+            text = f"{change.mean:+.{digits}f} ({rival}){' †' * sure}"
+            line[f"{name} minus the best rival's"] = text
             missed += [name] * (change.mean >= 0)
-        line["ECE minus GATS's"] = gap(part, "ece", "GATS").spread(3)
-        yield line | {"missed": ", ".join(missed) or "none"}
+        line["ECE minus GATS's"] = gap(part, OURS, "GATS", "ece").spread(3)
+        lines.append(line | {"missed": ", ".join(missed) or "none"})
+    return markdown(lines, 2)
 
 
-def over_nodes(rows: Rows) -> Iterator[dict]:
-    """95 % bootstrap intervals over nodes, of what StackedNMM differs by."""
-    found = sections(pick(rows, task="bootstrap"), dataset=GRAPHS, backbone=BACKBONES)
-    for (graph, backbone), part in found.items():
-        for field, name in (("nll", "NLL"), ("brier", "Brier")):
-            line = {"graph": graph, "backbone": backbone, "ours minus": name}
-            for row in part:
-                _, low, high = row[field]
-                line[row["method"]] = f"{low:+.3f} to {high:+.3f}"
-            yield line
+def parts(files: Files) -> str:
+    """What do the pool, the NMM and the priors contribute?"""
+    cells = {
+        "NLL minus the pool's": minus(OURS, POOL, "nll"),
+        "joint plus NLL": only(OURS, average("beyond", ".3f")),
+        "scores alone: NLL minus temperature's": minus(SCORES, "temperature", "nll"),
+        "scores alone: joint plus NLL": only(SCORES, average("beyond", ".3f")),
+        "the other graph's priors: NLL minus the best rival's": (
+            lambda part, peers: from_rivals(part, "nll", ELSEWHERE)[0][1].brief(4)
+        ),
+        "ECE minus temperature's": minus(OURS, "temperature", "ece"),
+    }
+    return table(splits(files), CELL, cells)
 
 
-def over_nodes_claim(rows: Rows) -> str:
-    found = sections(pick(rows, task="bootstrap"), dataset=GRAPHS, backbone=BACKBONES)
-    if not found:
-        return "Nothing has been measured yet."
-    texts = []
-    for field, name in (("nll", "NLL"), ("brier", "Brier score")):
-        above = []
-        for (graph, backbone), part in found.items():
-            each = [row["method"] for row in part
-                    if row["method"] not in ABLATED and row[field][2] >= 0]  # fmt: skip
-            above += [f"{graph} with {backbone} against {', '.join(each)}"] * bool(each)
-        text = f"the {name}'s is below zero against every rival in {len(found) - len(above)} of "
-        text += f"{len(found)} cells"
-        texts.append(text + (f" (not on {'; '.join(above)})" if above else ""))
-    return wrapped(f"Intervals over nodes: {', '.join(texts)}.")
+def over_nodes(files: Files) -> str:
+    """Do the differences hold for other test nodes?"""
+    rows = [
+        row | {"ours minus": name, "interval": f"{low:+.3f} to {high:+.3f}"}
+        for row in files["calibration"]
+        if row["task"] == "bootstrap"
+        for name, (_, low, high) in (("NLL", row["nll"]), ("Brier", row["brier"]))
+    ]
+    down, cells = [*CELL, "ours minus"], {"{}": first("interval")}
+    return table(rows_of(rows, "bootstrap"), down, cells, across="method")
 
 
-def calibration_priors(rows: Rows) -> Iterator[dict]:
-    """Numbers fitted to nearly all labels of splits that are not reported."""
-    for (graph, backbone), part in sections(
-        pick(rows, task="priors"), dataset=GRAPHS, backbone=BACKBONES
-    ).items():
-        line = {"graph": graph, "backbone": backbone, "fits": f"{len(part)}"}
-        for number, name in NUMBERS.items():
-            line[name] = spread([row["numbers"][number] for row in part], 2)
-        yield line
+def new_labels(files: Files) -> str:
+    """Which method makes the most of labels that are observed later?"""
+    rows = rows_of(files["calibration"], "labels")
+    rows["known"] = [f"{100 * share:.0f} %" for share in rows["share"]]
+    scores = bracketed(average("nll", ".3f"), average("ece", ".3f"))
+    cells: dict = {name: only(name, scores) for name in rows["method"].unique()}
+    for rival in ("C&S", "vector scaling, shrunk"):
+        cells[f"NLL, updated minus {rival}"] = minus(UPDATED, rival, "nll")
+    cells["update, s"] = only(UPDATED, average("seconds", ".1f", of=median))
+    cells["splits"] = only(UPDATED, count)
+    return table(rows, [*CELL, "known"], cells)
+
+
+def counts_in_sets(files: Files) -> str:
+    """How well does each model predict how many nodes of a set have a label?"""
+    rows = rows_of(files["calibration"], "counts")
+    rows["nodes"] = ordered(rows["size"], None)
+    cells: dict = {"splits": count}
+    for model in ("joint", "own product", "temperature"):
+        cells[model, f"{model}: coverage"] = percent(f"{model}.coverage")
+        cells[model, "width"] = average(f"{model}.width", ".2f")
+        cells[model, "CRPS"] = average(f"{model}.CRPS", ".4f")
+    for model in ("own product", "temperature"):
+        rows[model] = rows["joint.CRPS"] / rows[f"{model}.CRPS"] - 1
+        cells[f"CRPS, joint against {model}, %"] = spread(model, 1, 100)
+    return table(rows, [*CELL, "nodes"], cells)
+
+
+def twenty_questions(files: Files) -> str:
+    """Which rule asks for the most useful labels?"""
+    rows = rows_of(files["calibration"], "questions")
+    rows["communities"] = ordered(rows["communities"], {False: "no", True: "yes"})
+    rows["asked by"], cells = rows["method"], {}
+    for number in SHOWN:
+        nll, accuracy = f"curve.{number}.nll", percent(f"curve.{number}.accuracy")
+        cells[f"{number} answers"] = bracketed(average(nll, ".3f"), accuracy)
+    for base in ("entropy", "at random"):
+        cells[f"NLL at last minus {base}"] = against({"asked by": base}, nll, 4, by=["split"])
+    cells |= {"correlation with entropy": average("alike", ".4f"), "draws": count}
+    return table(rows, ["communities", "asked by"], cells)
+
+
+def weights_of_edges(files: Files) -> str:
+    """Do edge weights improve StackedNMM?"""
+    rows = rows_of(files["calibration"], "weights")
+    rows["edge weights"], cells = rows["method"], {"runs": count}
+    for name, field in {"NLL": "nll", "Brier": "brier", "ECE": "ece", JOINT: "joint"}.items():
+        change = against({"edge weights": "none"}, field, 4, by=RUN, form=Paired.spread)
+        cells[name] = bracketed(average(field, ".4f"), change)
+    return table(rows, ["edge weights"], cells)
+
+
+def calibration_priors(files: Files) -> str:
+    """Which parameters fit nearly all labels best?"""
+    cells = {name: spread(f"numbers.{field}", 2) for field, name in PARAMETERS.items()}
+    return table(rows_of(files["calibration"], "priors"), CELL, {"fits": count} | cells)
+
+
+TABLES = (calibration, missed_cells, parts, over_nodes, new_labels, counts_in_sets)
+TABLES += (twenty_questions, weights_of_edges, calibration_priors)

@@ -2,261 +2,160 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-What fields_compared.py sets beside the NMM on grids: mean fields of chains, and two estimates of
-log Z by message passing. Those that draw pixels one by one are in fields_ordered.py.
+The NMM and its rivals as approximations of Markov random fields: KL divergences, errors of log Z,
+and seconds of processor time on one thread.
 
-1. L. K. Saul and M. I. Jordan, Exploiting tractable substructures in intractable networks, NIPS
-   1995: the structured mean field.
-2. J. S. Yedidia, W. T. Freeman and Y. Weiss, Constructing free-energy approximations and
-   generalized belief propagation algorithms, IEEE Transactions on Information Theory 51, 2005.
-3. M. J. Wainwright, T. S. Jaakkola and A. S. Willsky, A new class of upper bounds on the log
-   partition function, IEEE Transactions on Information Theory 51, 2005.
+    python -m benchmarks.random_fields.rivals strips potts_strips plain letter
+
+Tasks: ``strips`` (the Ising models of run.py's ``strips``), ``potts_strips`` (4 labels on 8 x 40
+pixels and 8 on 5 x 40, couplings as near to the critical one as those of the strips), ``plain`` and
+``letter`` (run.py's, 128 x 128 pixels).
 """
 
-from __future__ import annotations
+import re
+import time
+from collections.abc import Callable
+from functools import lru_cache, partial
 
-from typing import NamedTuple
-
+import pyro
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import minimum_spanning_tree
-from torch import Tensor
 
-from pyro_nmm.models import PairwiseMRF, grid_edges
+from benchmarks.random_fields import fields
+from benchmarks.random_fields.chains import chain_mean_field, transposed
+from benchmarks.random_fields.messages import Messages, bethe, tree_reweighted
+from benchmarks.random_fields.nmm import drawn_bound, fit_all, fit_half, loss, with_error
+from benchmarks.random_fields.van import Autoregressive, fit_autoregressive
+from benchmarks.random_fields.windows import Windowed
+from benchmarks.shared.records import RESULTS, Records, pick, read, run
+from benchmarks.shared.timing import timed
+from pyro_nmm.guides import mean_field
+from pyro_nmm.models import PairwiseMRF, coarse_to_fine
 
-
-class Chains(NamedTuple):
-    """Marginals ``(N, C)``, and E[log q - log p*] of each start ``(S,)``, sorted."""
-
-    marginals: Tensor
-    losses: Tensor
-
-
-class Messages(NamedTuple):
-    """An estimate of log Z, marginals ``(N, C)``, and the last change of any message."""
-
-    log_z: float
-    marginals: Tensor
-    change: float
-
-
-def grid_tables(field: PairwiseMRF, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Unary terms ``(H, W, C)``, and strengths across ``(H, W - 1)`` and down ``(H - 1, W)``."""
-    if not torch.equal(field.edges, grid_edges(height, width)):
-        raise ValueError(f"field must have the edges of a grid of {height} x {width}")
-    strength = field.strength.expand(field.num_edges).double()
-    across, down = strength.split([height * (width - 1), (height - 1) * width])
-    unary = field.unary.double().view(height, width, -1)
-    return unary, across.view(height, width - 1), down.view(height - 1, width)
+#: By the number of labels: the width of grids that have an exact log Z, and their couplings.
+POTTS = {4: (8, (0.5, 1.0, 1.5)), 8: (5, (0.61, 1.22, 1.83))}
+EVERY = ["mean field", "chains", "Bethe", "tree-reweighted"]
+EVERY += ["NMM, 500 steps", "NMM of half, 500 steps", "VAN, 150 steps", "VAN, 600 steps"]
+#: As the number of labels allows.
+WINDOWS = {
+    2: ["windows 3 x 3, 8 given", "windows 5 x 5, 8 given", "windows 7 x 7, 8 given"],
+    4: ["windows 3 x 3, 4 given", "windows 5 x 5, 4 given", "windows 7 x 7, 6 given"],
+    8: ["windows 3 x 3, 3 given", "windows 5 x 5, 4 given", "windows 7 x 7, 5 given"],
+}
+#: Further fits for two labels, and methods whose cost allows 128 x 128 pixels.
+LONG = ["NMM, 2000 steps", "NMM, 5 x 5, 2000 steps", "NMM of half, 2000 steps"]
+LONG += ["NMM of half, row by row, 500 steps", "NMM of half, row by row, 2000 steps"]
+LARGE = ["chains", "Bethe", "NMM of half, 500 steps", *WINDOWS[2]]
+#: Draws for a KL divergence.
+DRAWS = 2048
 
 
-def chain_marginals(unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor]:
+def fit(name: str, field: PairwiseMRF, shape: fields.Shape, num_random: int):
     """
-    Forward and backward sums over chains, exact.
-
-    :param Tensor unary: ``(..., L, C)``.
-    :param Tensor pairwise: ``(..., L - 1, C, C)``, the earlier label first.
-    :return: marginals ``(..., L, C)`` and log Z ``(...)``.
+    The method of this name, fitted: messages with an estimate of log Z, or a function of the loss
+    E[log q - log p*] and, if it is sampled, its standard error.
     """
-    length = unary.shape[-2]
-    forward, backward = [unary[..., 0, :]], [torch.zeros_like(unary[..., 0, :])]
-    for n in range(1, length):
-        step = (forward[-1].unsqueeze(-1) + pairwise[..., n - 1, :, :]).logsumexp(-2)
-        forward.append(step + unary[..., n, :])
-        ahead = (backward[-1] + unary[..., length - n, :]).unsqueeze(-2)
-        backward.append((ahead + pairwise[..., length - n - 1, :, :]).logsumexp(-1))
-    beliefs = torch.stack(forward, -2) + torch.stack(backward[::-1], -2)
-    return beliefs.softmax(-1), forward[-1].logsumexp(-1)
+    kind, numbers = name.split(",")[0], [int(n) for n in re.findall(r"\d+", name)]
+    if kind in ("Bethe", "tree-reweighted"):
+        return bethe(field) if kind == "Bethe" else tree_reweighted(field)
+    if kind == "chains":  # rows or columns
+        grids = (field, shape[1]), (transposed(field, shape), shape[0])
+        found = [chain_mean_field(*each, num_random)[1] for each in grids]
+        return lambda: (min(found),)
+    if kind == "VAN":  # a pixel's conditional in the target needs a memory of no more than a row
+        options = {"hidden": 8, "num_steps": numbers[0], "lr": 0.005}
+        return partial(drawn_loss, fit_autoregressive(field, shape[1] + 1, **options), field)
+    if kind.startswith("windows"):
+        side, _, given = numbers
+        family = Windowed(field, shape, coarse_to_fine(*shape), side // 2, given)
+        return partial(drawn_loss, family, field)
+    independent = mean_field(field, num_random=num_random)
+    if kind == "mean field":
+        return lambda: (independent.losses[0].item(),)
+    marginals, steps = independent.marginals, {"num_steps": numbers[-1]}
+    if kind == "NMM of half":
+        found = fit_half(field, shape, marginals, "row by row" in name, **steps)
+        return partial(drawn_bound, *found, DRAWS)
+    around = fields.grid(shape, 2 if "5 x 5" in name else 1)
+    mix = fit_all(field, around, marginals, **steps)
+    return partial(loss, mix, field, around.order, 1024, 64)
 
 
 @torch.no_grad()
-def chain_mean_field(
-    field: PairwiseMRF,
-    shape: tuple[int, int],
-    starts: Tensor | None = None,
-    *,
-    down: bool = False,
-    num_random: int = 4,
-    num_sweeps: int = 2000,
-    tolerance: float = 1e-8,
-) -> Chains:
-    r"""
-    The structured mean field [1] whose parts are the grid's rows, each an exact chain:
+def drawn_loss(
+    family: Autoregressive | Windowed, field: PairwiseMRF, count: int = DRAWS
+) -> tuple[float, float]:
+    """E[log q(y) - log p*(y)], which is KL(q || p) - log Z, and its standard error."""
+    y = family.sample(count)
+    return with_error(family.log_prob(y).double() - field.log_potential(y).double())
 
-    .. math::
 
-        q(y) = \prod_r q_r(y_r), \qquad
-        q_r(y_r) \propto \exp \Big( \sum_{i \in r} \big( u_i + \sum_{j \notin r} w_{ij} \phi \,
-        q_j \big)(y_i) + \sum_{(i, j) \in r} w_{ij} \phi(y_i, y_j) \Big)
-
-    Rows without an edge between them, every other one, are updated at once: coordinate ascent. Its
-    starts are those of :func:`~pyro_nmm.guides.mean_field`: evidence, interactions that rise
-    slowly, every label everywhere, random fields, and the caller's.
-
-    :param starts: ``(S, N, C)`` further starts, probabilities of the pixels.
-    :param down: columns are the parts, instead of rows.
-    :return: marginals of the best start, and losses of all. Cost: :math:`O(S P C^2)` a sweep.
+def measure(args, results: Records, shape: fields.Shape, make: Callable, names, **keys) -> None:
     """
-    unary, along, between = grid_tables(field, *shape)
-    if down:
-        unary, along, between = unary.transpose(0, 1), between.T, along.T
-    rows, length, classes = unary.shape
-    phi = field.interaction.double()
-    tables = along[..., None, None] * phi
-    parts = [torch.arange(first, rows, 2) for first in range(min(rows, 2))]
-
-    def outside(q: Tensor, share: float = 1.0) -> Tensor:
-        """What rows above and below add to the fields of each."""
-        message, sent = q @ phi, torch.zeros_like(q)
-        sent[:, 1:] += share * between.unsqueeze(-1) * message[:, :-1]
-        sent[:, :-1] += share * between.unsqueeze(-1) * message[:, 1:]
-        return sent
-
-    def sweep(q: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-        """New marginals, the fields from outside that gave them, and every row's log Z."""
-        q, used, log_z = q.clone(), torch.zeros_like(q), q.new_zeros(q.shape[:2])
-        for part in parts:
-            used[:, part] = outside(q, share)[:, part]
-            found = chain_marginals(unary[part] + used[:, part], share * tables[part])
-            q[:, part], log_z[:, part] = found
-        return q, used, log_z
-
-    one = torch.eye(classes, dtype=unary.dtype)[:, None, None].expand(-1, rows, length, -1)
-    noise = torch.randn(num_random, rows, length, classes, dtype=unary.dtype)
-    annealed = unary.softmax(-1)[None]
-    q = torch.cat([annealed, one, (4 * noise).softmax(-1)])
-    for share in torch.linspace(0, 1, 101).tolist():
-        annealed = sweep(annealed, share)[0]
-    q = torch.cat([q, annealed])
-    if starts is not None:
-        given = starts.double().view(len(starts), *shape, classes)
-        q = torch.cat([q, given.transpose(1, 2) if down else given])
-    for _ in range(num_sweeps):
-        before, (q, used, log_z) = q, sweep(q)
-        if (q - before).abs().max() < tolerance:
-            break
-    # E[log q] has the fields that gave each row, E[log p*] those of the rows as they are now.
-    own = (q * used).sum((-2, -1)) - log_z
-    losses = own.sum(-1) - (q * outside(q)).sum((-3, -2, -1)) / 2
-    best = q[losses.argmin()]
-    best = best.transpose(0, 1) if down else best
-    return Chains(best.reshape(-1, classes), losses.sort().values)
-
-
-def resistances(edges: Tensor, num_nodes: int) -> Tensor:
+    A row for each method and field that has none. ``make`` returns the field of a coupling and a
+    seed, and its log Z, which takes longer than some methods and is computed once for all.
     """
-    ``(P,)``: how often each edge is in a spanning tree that is drawn uniformly, its resistance
-    between its ends if all edges are resistors of one ohm (Kirchhoff's theorem).
-    """
-    laplacian = torch.zeros(num_nodes, num_nodes, dtype=torch.double)
-    first, second = edges
-    for here, there in (edges, edges.flip(0)):
-        laplacian.index_put_((here, there), -torch.ones(len(here)).double(), accumulate=True)
-        laplacian.index_put_((here, here), torch.ones(len(here)).double(), accumulate=True)
-    inverse = torch.linalg.pinv(laplacian, hermitian=True)
-    return inverse[first, first] + inverse[second, second] - 2 * inverse[first, second]
+    make = lru_cache(1)(make)
+    for key in results.missing(**keys, method=args.methods or names):
+        field, log_z = make(key.get("coupling"), key["seed"])
+        pyro.set_rng_seed(0)
+        options = {"num_random": args.num_random, "clock": time.process_time}
+        score, seconds = timed(fit, key["method"], field, shape, **options)
+        if isinstance(score, Messages):
+            row = {"change": score.change, "log Z error": score.log_z - log_z}
+        else:
+            row = dict(zip(("KL", "error"), score(), strict=False))
+            row["KL"] += log_z
+        results.add(**key, **{"log Z": log_z}, **row, seconds=seconds)
 
 
-def spanning_tree(edges: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
-    """``(P,)``: ones on the spanning tree of the largest sum of weights, zeros elsewhere."""
-    cost = 1 + weight.max() - weight  # positive, for a zero would be no edge
-    shape = num_nodes, num_nodes
-    tree = minimum_spanning_tree(coo_matrix((cost.numpy(), edges.numpy()), shape=shape)).tocoo()
-    inside = torch.tensor(tree.row * num_nodes + tree.col)
-    return torch.isin(edges[0] * num_nodes + edges[1], inside).double()
+def exact(make: Callable[..., PairwiseMRF]) -> Callable[..., tuple[PairwiseMRF, float]]:
+    """A function that also returns the field's log Z, by elimination."""
+    return lambda *key: ((field := make(*key)), field.log_normalizer().item())
 
 
-@torch.no_grad()
-def propagate(
-    field: PairwiseMRF,
-    appearance: Tensor | float = 1.0,
-    start: Tensor | None = None,
-    *,
-    damping: float = 0.5,
-    num_iterations: int = 5000,
-    tolerance: float = 1e-10,
-) -> tuple[Messages, Tensor, Tensor]:
-    r"""
-    Belief propagation whose edges appear with probabilities :math:`\rho`: tree-reweighted [3], and
-    plain loopy belief propagation if they are one. In logarithms, with :math:`\theta_t` the unary
-    and :math:`\theta_{st}` the pair terms [3],
-
-    .. math::
-
-        M_{ts}(x_s) = \log \sum_{x_t} \exp \Big( \frac{\theta_{st}(x_s, x_t)}{\rho_{st}} +
-        \theta_t(x_t) + \sum_{v} \rho_{vt} M_{vt}(x_t) - M_{st}(x_t) \Big)
-
-    and at a fixed point, with pseudo-marginals :math:`\tau` and mutual information :math:`I`,
-
-    .. math::
-
-        \log Z \approx \langle \tau, \theta \rangle + \sum_s H(\tau_s) - \sum_{st} \rho_{st}
-        I(\tau_{st}) .
-
-    For :math:`\rho` of spanning trees it is an upper bound [3]; for :math:`\rho = 1` it
-    is the Bethe approximation [2], exact on trees.
-
-    :param start: ``(2 P, C)`` messages along ``edges``, then against them. Default: zeros.
-    :return: the estimate, mutual information of the edges, and messages to go on from.
-    """
-    (first, second), phi = field.edges, field.interaction.double()
-    unary, strength = field.unary.double(), field.strength.expand(field.num_edges).double()
-    rho = torch.as_tensor(appearance, dtype=torch.double).expand(field.num_edges)
-    tables = (strength / rho)[:, None, None] * phi  # symmetric, so both directions have the same
-    tail, head = torch.cat([first, second]), torch.cat([second, first])
-    both, twice = torch.cat([tables, tables]), torch.cat([rho, rho]).unsqueeze(-1)
-    messages = unary.new_zeros(len(tail), unary.shape[1]) if start is None else start
-
-    def beliefs(messages: Tensor) -> Tensor:
-        return unary.index_add(0, head, twice * messages)
-
-    def before(messages: Tensor) -> Tensor:
-        """What is known at every edge's tail, without its head's message."""
-        return beliefs(messages)[tail] - messages.roll(len(first), 0)
-
-    change = torch.inf
-    for _ in range(num_iterations):
-        new = (both + before(messages).unsqueeze(-1)).logsumexp(-2)
-        new = damping * messages + (1 - damping) * (new - new.logsumexp(-1, keepdim=True))
-        change, messages = (new - messages).abs().max().item(), new
-        if change < tolerance:
-            break
-    single = beliefs(messages).log_softmax(-1)
-    known = before(messages)
-    pair = tables + known[: len(first)].unsqueeze(-1) + known[len(first) :].unsqueeze(-2)
-    pair = pair.flatten(1).log_softmax(-1).view_as(tables)
-    # A pair's own marginals, so that its information is never negative before convergence.
-    apart = pair.logsumexp(-1, keepdim=True) + pair.logsumexp(-2, keepdim=True)
-    information = (pair.exp() * (pair - apart)).sum((-2, -1))
-    energy = (single.exp() * unary).sum() + (pair.exp() * strength[:, None, None] * phi).sum()
-    entropy = torch.special.entr(single.exp()).sum() - (rho * information).sum()
-    return Messages((energy + entropy).item(), single.exp(), change), information, messages
+def strips(args, results: Records) -> None:
+    shape, names = (args.height, fields.WIDTH), EVERY + WINDOWS[2] + LONG
+    each = {"labels": 2, "seed": range(args.num_seeds), "coupling": fields.COUPLINGS}
+    make = exact(partial(fields.random_ising, shape))
+    measure(args, results, shape, make, names, task="strips", **each)
 
 
-def bethe(field: PairwiseMRF) -> Messages:
-    """
-    The Bethe approximation of log Z [2]: the largest, which is that of the lowest free energy,
-    among the fixed points that loopy belief propagation reaches from no messages and from
-    messages of one label everywhere; and of those that converge, if any does.
-    """
-    one = 5 * torch.eye(field.num_classes, dtype=torch.double)
-    starts = [None, *(row.expand(2 * field.num_edges, -1) for row in one)]
-    found = [propagate(field, start=start)[0] for start in starts]
-    return max(found, key=lambda each: (each.change < 1e-6, each.log_z))
+def potts_strips(args, results: Records) -> None:
+    for labels, (width, couplings) in POTTS.items():
+        shape, names = (args.height, width), EVERY + WINDOWS[labels]
+        each = {"labels": labels, "seed": range(args.num_seeds), "coupling": couplings}
+        make = exact(partial(fields.random_potts, shape, labels))
+        measure(args, results, shape, make, names, task="potts", **each)
 
 
-def tree_reweighted(field: PairwiseMRF, num_updates: int = 20) -> Messages:
-    """
-    The tree-reweighted upper bound on log Z [3]. Appearances begin as those of a uniformly drawn
-    spanning tree and go by conditional gradients, which lower the bound, towards the tree that
-    has the most mutual information [3].
-    """
-    rho = resistances(field.edges, field.num_nodes)
-    best, information, messages = propagate(field, rho)
-    for step in range(num_updates):
-        tree = spanning_tree(field.edges, information, field.num_nodes)
-        new = rho + (tree - rho) / (step + 3)
-        found, information_there, there = propagate(field, new, messages)
-        rho, information, messages = new, information_there, there
-        best = min(best, found, key=lambda each: (each.change > 1e-6, each.log_z))
-    return best
+def plain(args, results: Records) -> None:
+    def make(coupling: float, seed: int) -> tuple[PairwiseMRF, float]:
+        return fields.plain_ising(args.size, coupling), fields.kac_ward(*shape, coupling)
+
+    shape, each = (args.size, args.size), {"labels": 2, "seed": 0, "coupling": fields.COUPLINGS}
+    measure(args, results, shape, make, LARGE, task="plain", **each)
+
+
+def letter(args, results: Records) -> None:
+    """With log Z from the rows of run.py, which has it by annealing."""
+
+    def make(coupling: None, seed: int) -> tuple[PairwiseMRF, float]:
+        return fields.noisy_letter(args.size, seed)[0], log_z[seed]
+
+    log_z = {row["seed"]: row["log Z"] for row in pick(read(args.fields), task="letter")}
+    shape, each = (args.size, args.size), {"labels": 2, "seed": range(args.num_seeds)}
+    measure(args, results, shape, make, LARGE, task="letter", **each)
+
+
+def main(argv: list[str] | None = None) -> Records:
+    return run(
+        argv, __doc__, (strips, potts_strips, plain, letter),
+        methods=([""], "names, instead of all"), num_seeds=3, num_random=(12, "starts"),
+        height=(40, "of the narrow grids"), size=(128, "of the letter and the plain field"),
+        fields=(RESULTS / "fields.jsonl", "rows of run.py"),
+        results=RESULTS / "fields_compared.jsonl",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,98 +1,173 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables of fields.py's results, for report.py."""
+"""The tables of docs/results/random-fields.md."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+import re
 from statistics import mean, median
 
-from benchmarks.shared.common import pick
-from benchmarks.shared.writing import Paired, Rows, centre, made, scores, sections
+from pandas import DataFrame
 
-#: With loopy belief propagation, which runs where PGMax is installed.
+from benchmarks.shared import tables as shared
+from benchmarks.shared.records import pick
+from benchmarks.shared.tables import Paired, average, first, frame, table, values
+
+Files = dict[str, list[dict]]
+#: Tasks of single fields of 128 x 128 pixels.
+LARGE = "letter", "plain"
+#: What names a field of some number of labels.
+FIELD = "coupling", "seed"
+#: By the number of labels: the critical coupling of an infinite grid, and the longest fit of an NMM
+#: of all pixels, which others are compared with.
+CRITICAL = {2: 0.4407, 4: 1.0986, 8: 1.3422}
+LONGEST = {2: "NMM, 2000 steps", 4: "NMM, 500 steps", 8: "NMM, 500 steps"}
 METHODS = {"mean field": "mean field", "loopy": "loopy BP", "NMM": "NMM"}
+INPUTS = {"": "potentials, groups of the order", "no groups": "potentials, as in the paper"}
+SECONDS = {"s": average("seconds", ".1f", of=median)}
 
 
-def tables(rows: Rows) -> dict[str, str]:
-    return made({strips: 1, large: 1, amortized: 0, scaling: 1}, rows)
+def sampling_error(part: DataFrame) -> float:
+    """Standard error of a mean over fields."""
+    return sum(each**2 for each in values(part, "error")) ** 0.5 / len(part)
 
 
-def strips(rows: Rows) -> Iterator[dict]:
-    """KL divergences: means and medians over the seeds of each coupling."""
-    for (coupling,), part in sections(pick(rows, task="strips"), coupling=None).items():
-        free, bound, kl = (scores(part, name) for name in ("mean field", "NMM bound", "NMM"))
-        error = sum(row["error"] ** 2 for row in part) ** 0.5 / len(part)
-        line = {
-            "coupling": f"{coupling}",
-            "fields": f"{len(part)}",
-            "KL, mean field": centre(free.values(), 2),
-            "KL, NMM's bound": centre(bound.values(), 2),
-            "KL, NMM": f"{centre(kl.values(), 2)} ± {error:.2f}",
-            "minus mean field": Paired.of(kl, free).text(2),
-            "worst ratio": f"{max(bound[seed] / free[seed] for seed in free):.2f}",
+def with_error(field: str, error: str, digits: str = ".1f") -> shared.Cell:
+    """Cell: a value and, if it has one, its standard error."""
+    return lambda part, peers: " ± ".join(
+        format(value, digits) for name in (field, error) for value in values(part, name)
+    )
+
+
+def strips(files: Files) -> str:
+    """How much closer than the mean field is an NMM on narrow Ising grids, and at what cost?"""
+    cells = {
+        "fields": shared.count,
+        "KL, mean field": shared.centre("mean field", 2),
+        "KL, NMM's bound": shared.centre("NMM bound", 2),
+        "KL, NMM": lambda f, _: f"{shared.centre_of(f['NMM'], 2)} ± {sampling_error(f):.2f}",
+        "minus mean field": lambda f, _: Paired([*(f["NMM"] - f["mean field"])]).text(2),
+        "worst ratio": lambda f, _: f"{max(f['NMM bound'] / f['mean field']):.2f}",
+    }
+    for title, field, digits in ("error", "marginals", ".4f"), ("s", "seconds", ".1f"):
+        of = mean if title == "error" else median
+        cells |= {
+            f"{title}, {n}": average(f"{field}.{k}", digits, of=of) for k, n in METHODS.items()
         }
-        for method, name in METHODS.items():
-            errors = [row["marginals"][method] for row in part]
-            line[f"error, {name}"] = "" if None in errors else f"{mean(errors):.4f}"
-        for method, name in METHODS.items():
-            seconds = [row["seconds"][method] for row in part]
-            line[f"s, {name}"] = "" if None in seconds else f"{median(seconds):.1f}"
-        yield line
+    return table(frame(files["fields"], task="strips"), ["coupling"], cells)
 
 
-def with_kl(rows: Rows) -> Rows:
-    """Large fields by name, with bounds on KL divergences."""
-    found = [row for row in rows if row["task"] in ("letter", "plain")]
-    for number, row in enumerate(found):
-        kl = {method: row[method] + row["log Z"] for method in ("mean field", "NMM", "NMM-CNN")}
-        name = f"{row['task']} {row.get('seed', row.get('coupling'))}"
-        found[number] = row | kl | {"name": name}
-    return found
+def narrow(files: Files, measure: str) -> DataFrame:
+    """Rows of narrow grids that have a measure."""
+    rows = [r for r in files["fields_compared"] if r["task"] not in LARGE and measure in r]
+
+    def place(row: dict) -> tuple:
+        words = re.split(r"(\d+)", row["method"])
+        return row["labels"], [int(w) if w.isdigit() else w for w in words], row["coupling"]
+
+    for number, row in enumerate(sorted(rows, key=place)):
+        share = f"{row['coupling'] / CRITICAL[row['labels']]:.1f}"
+        rows[number] = row | {"share": share, "ours": row["method"] == LONGEST[row["labels"]]}
+    return frame(rows)
 
 
-def large(rows: Rows) -> Iterator[dict]:
-    """Fields of many pixels, one by one."""
-    for row in with_kl(rows):
-        error = f" ± {row['log Z error']:.1f}" if "log Z error" in row else ""
-        line = {
-            "field": row["name"],
-            "log Z": f"{row['log Z']:.1f}{error}",
-            "KL, mean field": f"{row['mean field']:.1f}",
-            "KL, NMM's bound": f"{row['NMM']:.1f}",
-            "KL, NMM-CNN's bound": f"{row['NMM-CNN']:.1f}",
-            "NMM / mean field": f"{row['NMM'] / row['mean field']:.2f}",
-            "NMM-CNN / mean field": f"{row['NMM-CNN'] / row['mean field']:.2f}",
-        }
-        for method, name in (METHODS | {"NMM-CNN": "NMM-CNN"}).items():
-            seconds = row["seconds"][method]
-            line[f"s, {name}"] = "" if seconds is None else f"{seconds:.0f}"
-        yield line
+def field_rivals(files: Files) -> str:
+    """Which method is the closest on narrow grids of two, four and eight labels?"""
+    rows = narrow(files, "KL")
+
+    def at(share: str) -> shared.Cell:
+        def cell(part: DataFrame, peers: DataFrame) -> str:
+            part = part[part["share"] == share]
+            error = f" ± {sampling_error(part):.2f}" if values(part, "error") else ""
+            return f"{mean(part['KL']):.2f}{error} ({len(part)})" if len(part) else ""
+
+        return cell
+
+    def closer(part: DataFrame, peers: DataFrame) -> str:
+        gaps = Paired.rows(part, peers[peers["ours"]], "KL", FIELD).gaps
+        return "" if part["ours"].all() else f"{sum(gap < 0 for gap in gaps)} of {len(gaps)}"
+
+    cells = {f"KL, {share} of critical": at(share) for share in sorted(set(rows["share"]))}
+    cells |= {"minus NMM": shared.against({"ours": True}, "KL", 2, by=FIELD)}
+    return table(rows, ["labels", "method"], cells | {"closer than NMM": closer} | SECONDS)
 
 
-def amortized(rows: Rows) -> Iterator[dict]:
-    """One network for many fields, on fields that it was not trained on."""
-    for row in pick(rows, task="amortized"):
-        free, network, seconds = row["mean field"], row["NMM-CNN"], row["seconds"]
-        found = Paired([b - a for a, b in zip(free, network, strict=True)])
-        yield {
-            "NMM-CNN better": f"{sum(gap < 0 for gap in found.gaps)} of {len(found)}",
-            "mean field": centre(free, 2),
-            "NMM-CNN, bound": centre(network, 2),
-            "difference": found.text(2),
-            "mean field, ms": f"{1e3 * median(seconds['mean field']):.0f}",
-            "NMM-CNN, ms": f"{1e3 * median(seconds['NMM-CNN']):.0f}",
-            "training, s": f"{row['train seconds']:.0f}",
-        }
+def log_z_rivals(files: Files) -> str:
+    """How far is log Z by message passing from the exact one?"""
+    cells = {"log Z, minus exact": lambda f, _: ", ".join(f"{e:+.2f}" for e in f["log Z error"])}
+    cells |= {"last change of a message": average("change", ".0e", of=max)} | SECONDS
+    return table(narrow(files, "log Z error"), ["labels", "method", "coupling"], cells)
 
 
-def scaling(rows: Rows) -> Iterator[dict]:
-    """A step of training on square grids."""
-    for row in pick(rows, task="scaling"):
-        yield {
-            "grid": f"{row['size']} x {row['size']}",
-            "a step, ms": f"{1e3 * row['seconds']:.0f}",
-            "memory, MiB": f"{row['MiB']:.0f}",
-            "µs a pixel": f"{1e6 * row['seconds'] / row['size'] ** 2:.1f}",
-        }
+def named(rows: list[dict]) -> list[dict]:
+    """Rows of large fields, by the name of the field."""
+    rows = [
+        row | {"field": f"{row['task']} {row.get('coupling', row.get('seed'))}"}
+        for row in rows
+        if row["task"] in LARGE
+    ]
+    return sorted(rows, key=lambda row: row["field"])
+
+
+def large(files: Files) -> str:
+    """How much closer than the mean field is an NMM on 128 x 128 pixels, and at what cost?"""
+    rows, names = named(files["fields"]), {"NMM": "NMM", "NMM-CNN": "NMM-CNN"}
+    for row in rows:
+        row |= {name: row[name] + row["log Z"] for name in ("mean field", *names)}
+        row |= {f"{name} ratio": row[name] / row["mean field"] for name in names}
+    cells = {"log Z": with_error("log Z", "log Z error")}
+    cells |= {"KL, mean field": first("mean field", ".1f")}
+    cells |= {f"KL, {name}'s bound": first(name, ".1f") for name in names}
+    cells |= {f"{name} / mean field": first(f"{name} ratio", ".2f") for name in names}
+    cells |= {f"s, {n}": first(f"seconds.{k}", ".0f") for k, n in (METHODS | names).items()}
+    return table(frame(rows), ["field"], cells)
+
+
+def large_rivals(files: Files) -> str:
+    """Which method is the closest on 128 x 128 pixels?"""
+    rows = named(files["fields_compared"])
+    for row in rows:
+        row["heading"] = ("KL, {}" if "KL" in row else "{}, log Z minus exact").format(
+            row["method"]
+        )
+
+    def cell(part: DataFrame, peers: DataFrame) -> str:
+        own = with_error("KL", "error")(part, peers) or first("log Z error", "+.1f")(part, peers)
+        return f"{own} ({first('seconds', '.0f')(part, peers)} s)"
+
+    return table(frame(rows), ["field"], {"{}": cell}, across="heading")
+
+
+def amortized(files: Files) -> str:
+    """Is one network for many fields closer than mean fields that are fitted one by one?"""
+    lines = []
+    for row in pick(files["fields"], task="amortized"):
+        free, network = row["mean field"], row["NMM-CNN"]
+        gaps = Paired([b - a for a, b in zip(free, network, strict=True)])
+        line = {"NMM-CNN closer": f"{sum(gap < 0 for gap in gaps.gaps)} of {len(gaps)}"}
+        line |= {"mean field": shared.centre_of(free, 2)}
+        line |= {"NMM-CNN, bound": shared.centre_of(network, 2), "difference": gaps.text(2)}
+        line |= {f"{k}, ms": f"{1e3 * median(v):.0f}" for k, v in row["seconds"].items()}
+        lines.append(line | {"training, s": f"{row['train seconds']:.0f}"})
+    return shared.markdown(lines, 0)
+
+
+def scaling(files: Files) -> str:
+    """What does a step of training cost on square grids?"""
+    rows = pick(files["fields"], task="scaling")
+    sizes = [(row, row["size"]) for row in rows]
+    rows = [r | {"grid": f"{n} x {n}", "pixel": r["seconds"] / n**2} for r, n in sizes]
+    cells = {"a step, ms": first("seconds", ".0f", 1e3), "memory, MiB": first("MiB", ".0f")}
+    return table(frame(rows), ["grid"], cells | {"µs a pixel": first("pixel", ".1f", 1e6)})
+
+
+def field_deviations(files: Files) -> str:
+    """Does NMM-CNN gain from the groups of the order among its inputs?"""
+    rows = pick(files["deviations"], task="fields")
+    rows = [row | {"inputs": INPUTS.get(row["change"], row["change"])} for row in rows]
+    cells = {"fields": shared.count, "KL, NMM-CNN's bound": average("bound", ".2f")}
+    cells |= {"minus with groups": shared.against({"change": ""}, "bound", 2, by=FIELD)}
+    return table(frame(rows), ["inputs"], cells)
+
+
+TABLES = (strips, field_rivals, log_z_rivals, large, large_rivals, amortized, scaling)
+TABLES += (field_deviations,)

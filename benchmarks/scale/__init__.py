@@ -1,4 +1,4 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Measurements."""
+"""Noise and speed of a step, large graphs, and training by mini-batches."""

@@ -1,19 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-A StackedNMM on graphs of up to ten million nodes: seconds and peak resident memory of each stage.
-
-    python benchmarks/large.py sizes --threads 2
-    python benchmarks/large.py cuts --data-root F
-
-``sizes``: each size in two processes of its own. The first makes a graph with hubs, its
-neighbourhoods, fits 2 % of the nodes given another 2 %, and has the marginals of all others, twice:
-of the posterior, whose graph, attention and marginals are in memory, and in blocks of nodes. It
-leaves the graph and the scores in files, from which the second has the marginals in blocks again.
-``cuts``: how many sources lie in another part, if a graph is cut into so many: what ranks of a
-cluster would have to send one another. F holds Cora/raw and PubMed/raw.
-"""
+"""Seconds and memory on large graphs, and what ranks of a cluster would have to exchange."""
 
 from __future__ import annotations
 
@@ -29,81 +17,149 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from benchmarks.shared.common import RESULTS, Records, run
 from benchmarks.shared.louvain import louvain
+from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, peak_memory, timed
-from pyro_nmm import Neighborhood
-from pyro_nmm.datasets.nodes import planetoid
-from pyro_nmm.models import StackedNMM, marginals_in_blocks
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.datasets import planetoid
+from pyro_nmm.models import Annotators, FieldPrior, StackedNMM, marginals_in_blocks
+from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.gibbs import sweep
 
-#: Edges for each node, and labels.
-DEGREE, CLASSES = 10, 10
+#: Nodes, directed edges and labels: a large graph, and one as dense as co-purchases.
+LARGE, DENSE, LATENT = (10**6, 10**7, 20), (13_752, 490_000, 10), (10**6, 10**7, 7)
+QUERIES = dict.fromkeys(("fit", "pooled", "condition", "log_likelihood"), LARGE)
+QUERIES |= dict.fromkeys(("marginals", "pairwise", "sample"), LARGE) | {"sequential": DENSE}
+QUERIES |= {"sweep": LATENT, "annotators": LATENT}
+#: Labels of a StackedNMM, and what its second process reads.
+CLASSES, ARRAYS = 10, ("ptr", "source", "scores", "y", "train")
+
+
+def measured(function: Callable, *args) -> tuple:
+    """What a function returns, and its seconds and memory."""
+    gc.collect()
+    cpu = time.process_time()
+    (found, seconds), peak, above = peak_memory(timed, function, *args)
+    row = {"seconds": seconds, "cpu_seconds": time.process_time() - cpu}
+    return found, row | {"peak": peak, "above": above}
+
+
+def scale(args, results: Records) -> None:
+    """Queries, on parts of their graphs' sizes."""
+    for query, (*whole, classes) in QUERIES.items():
+        for part in args.parts:
+            nodes, edges = (number // part for number in whole)
+            known = {"nodes": nodes, "classes": classes, "threads": args.threads}
+            for key in results.missing(task="scale", query=query, **known):
+                if nodes >= 200:  # fewer are too few for a graph with hubs
+                    how = query, nodes, edges, classes
+                    results.add(**key, **in_a_process(args.threads, one_query, *how))
+
+
+def one_query(query: str, *size: int) -> dict:
+    torch.manual_seed(0)
+    prepared(query, 300, 1500, size[-1])[1]()  # pays for what is loaded or compiled once
+    name, function, edges = prepared(query, *size)
+    return {"name": name, "edges": edges} | measured(function)[1]
+
+
+def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tuple:
+    """The query's name in tables, the query, and the number of edges."""
+    hood = Neighborhood(citation_like(num_nodes, num_edges // 2), num_nodes)
+    if QUERIES[query] is LATENT:
+        return *latent(query, hood, num_classes), hood.num_edges
+    scores = 2 * torch.randn(num_nodes, num_classes)
+    # Where a fit starts: queries cost the same at all values.
+    mix = StackedNMM(pool=False).mixture(hood, scores)
+    # Labels of the model itself: particles then differ in weight, and are drawn anew.
+    y, part = mix.sample(), torch.rand(num_nodes)
+    train, held_out, test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01
+    pairs, given = torch.randint(num_nodes, (2, 1000)), (hood, scores, y, train, held_out)
+    joint = f"log_likelihood of {int(test.sum())} nodes, 16 particles"
+    alone = "StackedNMM.fit on scores alone, 2 % + 2 %"
+    found = {
+        "fit": (alone, lambda: StackedNMM(pool=False).fit(*given, num_steps=150)),
+        "pooled": ("StackedNMM.fit, 2 % + 2 %", lambda: StackedNMM(num_classes).fit(*given)),
+        "condition": ("condition, 64 samples", lambda: mix.condition(y, train, 64)),
+        "log_likelihood": (joint, lambda: mix.log_likelihood(y, test, num_particles=16)),
+    }
+    if query not in found:
+        posterior = mix.condition(y, train, num_samples=64)
+        found = {
+            "marginals": ("marginals", posterior.marginals),
+            "pairwise": ("pairwise of 1,000 pairs", lambda: posterior.pairwise(pairs)),
+            "sample": ("sample", posterior.sample),
+            "sequential": ('predict("sequential")', lambda: posterior.predict(method="sequential")),
+        }
+    return *found[query], hood.num_edges
+
+
+def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Callable]:
+    """Labels of the model, of which ten annotators are right in six of ten answers."""
+    mix = NeighborMixture(hood, *FieldPrior(num_classes)(hood))
+    truth = mix.sample()[:, None]
+    wrong = torch.rand(hood.num_nodes, 10) < 0.4
+    answers = torch.where(wrong, torch.randint(num_classes, wrong.shape), truth)
+    emission = Annotators(num_classes)
+    if query == "annotators":
+        options = {"num_starts": 1, "num_steps": 20, "num_draws": 5, "num_chains": 2}
+        name = "Annotators.fit, 10 annotators, 2 chains of 50 sweeps"
+        return name, partial(emission.fit, hood, answers, **options)
+    evidence = emission.log_prob(emission.start(answers, hood), answers)[None]
+    parts = hood.log_softmax(mix.logits)[None], mix.table[None], evidence
+    terms = LatentTerms(*(part.detach() for part in parts))
+    first, second = torch.rand(2, 1, hood.num_nodes, dtype=torch.double)
+    draw = draw_latent(hood, terms, first)
+    return "a sweep of latent labels, one chain", partial(sweep, hood, terms, draw, second[None])
 
 
 def sizes(args, results: Records) -> None:
-    for nodes in args.sizes:
-        known = {"task": "sizes", "nodes": nodes, "threads": args.threads}
-        if results.has(**known):
-            continue
-        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+    """A StackedNMM in two processes: the first leaves graph and scores in files for the second."""
+    for key in results.missing(task="sizes", nodes=args.sizes, threads=args.threads):
+        with tempfile.TemporaryDirectory() as folder:
             for stages in (in_memory, from_files):
-                for row in in_a_process(args.threads, stages, nodes, Path(folder)):
-                    results.add(**known, classes=CLASSES, **row)
-
-
-class Stages:
-    """Rows of stages, one after the other."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict] = []
-
-    def measure(self, stage: str, function: Callable):
-        gc.collect()
-        cpu = time.process_time()
-        (found, seconds), peak, above = peak_memory(timed, function)
-        row = {"stage": stage, "seconds": seconds, "cpu_seconds": time.process_time() - cpu}
-        self.rows.append(row | {"peak": peak, "above": above})
-        return found
+                for row in in_a_process(args.threads, stages, key["nodes"], Path(folder)):
+                    results.add(**key, classes=CLASSES, **row)
 
 
 def in_memory(nodes: int, folder: Path) -> list[dict]:
-    """A graph, a fit, and its posterior marginals."""
+    """A graph, a fit, and posterior marginals of all nodes: in blocks, and at once."""
     torch.manual_seed(0)
-    stages = Stages()
     warm(folder)
-    edges = stages.measure("a graph", partial(citation_like, nodes, DEGREE * nodes // 2))
-    hood = stages.measure("neighbourhoods", partial(Neighborhood, edges, nodes))
+    rows = []
+
+    def stage(name: str, function: Callable, *args):
+        found, row = measured(function, *args)
+        rows.append({"stage": name} | row)
+        return found
+
+    edges = stage("a graph", citation_like, nodes, 5 * nodes)
+    hood = stage("neighbourhoods", Neighborhood, edges, nodes)
     del edges
     scores, y = 2 * torch.randn(nodes, CLASSES), torch.randint(CLASSES, (nodes,))
     part = torch.rand(nodes)
-    train, held_out = part < 0.02, part > 0.98
-    arrays = {"ptr": hood.ptr, "source": hood.source, "scores": scores, "y": y, "train": train}
-    for name, array in arrays.items():
+    given, held_out = (hood, scores, y, part < 0.02), part > 0.98
+    for name, array in zip(ARRAYS, (hood.ptr, hood.source, *given[1:]), strict=True):
         np.save(folder / name, array.numpy())
-    arguments = hood, scores, y, train
-    stacked = stages.measure("fit", partial(StackedNMM(CLASSES).fit, *arguments, held_out))
+    stacked = stage("fit", StackedNMM(CLASSES).fit, *given, held_out)
     torch.save(stacked.state_dict(), folder / "stacked.pt")
-    blocks = stages.measure("marginals in blocks", partial(in_blocks, folder, stacked, *arguments))
-    mixture = stages.measure("alpha and attention", partial(stacked.mixture, *arguments))
-    found = stages.measure("marginals", mixture.marginals)
+    blocks = stage("marginals in blocks", in_blocks, folder, stacked, *given)
+    mixture = stage("alpha and attention", stacked.mixture, *given)
+    found = stage("marginals", mixture.marginals)
     torch.testing.assert_close(torch.from_numpy(blocks), found, atol=1e-4, rtol=1e-4)
-    for row in stages.rows:
-        row |= {"edges": hood.num_edges}
-    return stages.rows
+    return [row | {"edges": hood.num_edges} for row in rows]
 
 
 def from_files(nodes: int, folder: Path) -> list[dict]:
-    """The same marginals, of a graph and of scores that lie in files."""
+    """The same marginals in blocks, of a graph and of scores in files."""
     warm(folder)
-    names = ("ptr", "source", "scores", "y", "train")
-    arrays = (np.load(folder / f"{name}.npy", mmap_mode="c") for name in names)
-    ptr, source, scores, y, train = map(torch.from_numpy, arrays)
+    arrays = (np.load(folder / f"{name}.npy", mmap_mode="c") for name in ARRAYS)
+    ptr, source, *known = map(torch.from_numpy, arrays)
     hood = Neighborhood.of_rows(nodes, torch.arange(nodes), ptr, source)
-    stacked, stages = StackedNMM(CLASSES), Stages()
+    stacked = StackedNMM(CLASSES)
     stacked.load_state_dict(torch.load(folder / "stacked.pt"))
-    blocks = partial(in_blocks, folder, stacked, hood, scores, y, train)
-    stages.measure("marginals in blocks, from files", blocks)
-    return [row | {"edges": hood.num_edges} for row in stages.rows]
+    row = measured(in_blocks, folder, stacked, hood, *known)[1]
+    return [{"stage": "marginals in blocks, from files"} | row | {"edges": hood.num_edges}]
 
 
 def in_blocks(folder: Path, stacked: StackedNMM, hood: Neighborhood, scores: Tensor, *known):
@@ -119,31 +175,24 @@ def in_blocks(folder: Path, stacked: StackedNMM, hood: Neighborhood, scores: Ten
 def warm(folder: Path) -> None:
     """Pays for what is loaded or compiled once."""
     hood, y = Neighborhood(citation_like(100, 500), 100), torch.randint(2, (100,))
-    train, held_out = torch.arange(100) < 50, torch.arange(100) >= 50
-    stacked = StackedNMM(2).fit(hood, torch.randn(100, 2), y, train, held_out, num_steps=2)
+    train = torch.arange(100) < 50
+    stacked = StackedNMM(2).fit(hood, torch.randn(100, 2), y, train, ~train, num_steps=2)
     in_blocks(folder, stacked, hood, torch.randn(100, 2), y, train)
 
 
 def cuts(args, results: Records) -> None:
     """The halo of parts: sources that a part needs and does not own."""
-    for graph in args.graphs:
-        each = {"way": ["random", "groups"], "parts": args.parts}
-        for key in results.missing(task="cuts", graph=graph, **each):
-            data = graph_of(graph, args.data_root)
-            part = parts_of(key["way"], data, key["parts"])
-            source, target = data.edge_index
-            away = part[source] != part[target]
-            halo = torch.stack([part[target], source])[:, away].unique(dim=1).shape[1]
-            row = {"nodes": data.num_nodes, "edges": len(source), "cut": int(away.sum())}
-            row |= {"halo": halo, "largest": int(part.bincount().max())}
-            results.add(**key, **row)
-
-
-def graph_of(name: str, root: Path | None) -> Data:
-    if name == "with hubs":
-        edges = citation_like(20_000, 100_000)
-        return Data(edge_index=edges, y=torch.zeros(20_000), num_nodes=20_000)
-    return planetoid(name, root)
+    each = {"graph": args.datasets, "way": ["random", "groups"], "parts": args.parts}
+    for key in results.missing(task="cuts", **each):
+        data = Data(edge_index=citation_like(20_000, 100_000), y=torch.zeros(20_000))
+        if key["graph"] != "with hubs":
+            data = planetoid(key["graph"], args.data_root)
+        part = parts_of(key["way"], data, key["parts"])
+        source, target = data.edge_index
+        away = part[source] != part[target]
+        halo = torch.stack([part[target], source])[:, away].unique(dim=1).shape[1]
+        row = {"nodes": data.num_nodes, "edges": len(source), "cut": int(away.sum())}
+        results.add(**key, **row, halo=halo, largest=int(part.bincount().max()))
 
 
 def parts_of(way: str, data: Data, number: int) -> Tensor:
@@ -152,23 +201,9 @@ def parts_of(way: str, data: Data, number: int) -> Tensor:
     if way == "random":
         return torch.randint(number, (data.num_nodes,))
     group = louvain(data, resolution=4.0)
-    sizes, filled = group.bincount(), [0] * number
+    sizes, filled = group.bincount(), torch.zeros(number, dtype=torch.long)
     part = torch.zeros_like(sizes)
-    for which in sizes.argsort(descending=True).tolist():
-        part[which] = least = filled.index(min(filled))
-        filled[least] += int(sizes[which])
+    for which in sizes.argsort(descending=True):
+        part[which] = filled.argmin()
+        filled[part[which]] += sizes[which]
     return part[group]
-
-
-def main(argv: list[str] | None = None) -> Records:
-    return run(
-        argv, __doc__, (sizes, cuts),
-        smoke={"sizes": [1000], "graphs": ["with hubs"], "parts": [2]},
-        sizes=[10**5, 10**6, 10**7], graphs=["cora", "pubmed", "with hubs"], parts=[2, 8, 64],
-        data_root=Path, folder=(Path, "for files of some gigabytes, default the system's"),
-        results=RESULTS / "large.jsonl",
-    )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

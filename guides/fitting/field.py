@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.field import FieldGuide
 from pyro_nmm.guides.fitting.loop import check_loss, check_weights, unvalidated
-from pyro_nmm.models.random_fields.marginal_field import RandomField
+from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.validation import check_integers, check_positive
 
 

@@ -20,8 +20,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.guides.fitting.loop import run_steps, unvalidated
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
-from pyro_nmm.models.images.denoiser import Denoiser
-from pyro_nmm.models.images.unet import UNet
+from pyro_nmm.models.images import Denoiser, UNet
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.validation import check_integers, check_positive
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, coarseness, grid_edges
+from pyro_nmm.models.random_fields import PairwiseMRF, coarseness, grid_edges
 
 
 class ConvolutionalNMM(nn.Module):

@@ -6,7 +6,14 @@
 from pyro_nmm.models.latent.annotators import Annotators
 from pyro_nmm.models.latent.copying import CopyingAnnotators
 from pyro_nmm.models.latent.emissions import NormalEmission, PoissonEmission
-from pyro_nmm.models.latent.field import Emission, FieldPrior, HiddenField, hidden_field
+from pyro_nmm.models.latent.field import (
+    Emission,
+    FieldPrior,
+    HiddenField,
+    Values,
+    check_edge_attr,
+    hidden_field,
+)
 from pyro_nmm.models.latent.fit import fit_field, sample_field
 from pyro_nmm.models.latent.leave_one_out import leave_one_out
 from pyro_nmm.models.latent.mixture_em import mixture_em
@@ -20,7 +27,9 @@ __all__ = [
     "HiddenField",
     "NormalEmission",
     "PoissonEmission",
+    "Values",
     "accuracy",
+    "check_edge_attr",
     "fit_field",
     "hidden_field",
     "information",

@@ -5,7 +5,7 @@
 The loops over edges, compiled for the CPU (``pip install pyro-nmm[fast]``).
 
 They do the same as the tensor code beside them, visit each edge once where sweeps visit it
-a dozen times, and need no temporaries; ``benchmarks/speed.py`` has the ratios.
+a dozen times, and need no temporaries; docs/results/speed.md has the ratios.
 """
 
 from __future__ import annotations

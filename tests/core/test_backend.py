@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 
-import pyro_nmm
+import pyro_nmm.compiled
 from pyro_nmm import backend
 
 BROKEN = {
@@ -34,8 +34,8 @@ def imported(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, "numba", None)
         if numba is not None:
             del sys.modules["numba"]
-        monkeypatch.delitem(sys.modules, "pyro_nmm.compiled", raising=False)
-        monkeypatch.delattr(pyro_nmm, "compiled", raising=False)
+        monkeypatch.delitem(sys.modules, "pyro_nmm.compiled.loops", raising=False)
+        monkeypatch.delattr(pyro_nmm.compiled, "loops", raising=False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             return runpy.run_path(backend.__file__)["compiled"], caught

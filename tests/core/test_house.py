@@ -1,9 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The layers of the house: imports run down only, and in no circle."""
+"""The layout: imports run down only, in no circle, and from room to room through doors."""
 
 import ast
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -12,23 +13,35 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 #: From the ground up; a package may import those before it, and its own modules.
 LAYERS = (
+    "pyro_nmm.compiled",
     "pyro_nmm",
     "pyro_nmm.ops",
     "pyro_nmm.distributions",
     "pyro_nmm.datasets",
     "pyro_nmm.models",
+    "pyro_nmm.models.random_fields",
+    "pyro_nmm.models.links",
+    "pyro_nmm.models.stacked",
+    "pyro_nmm.models.latent",
+    "pyro_nmm.models.images",
     "pyro_nmm.guides",
     "pyro_nmm.guides.fitting",
 )
+#: What users import. Modules below may not: a surface imports all of them.
+SURFACES = {"pyro_nmm", "pyro_nmm.distributions", "pyro_nmm.models", "pyro_nmm.guides"}
+#: Folders whose files other folders import through ``__init__`` only.
+ROOMS = {name for name in LAYERS if name.count(".") == 2}
+#: How many files may lie side by side.
+FLAT = {"benchmarks": 14, "models": 12, "pyro_nmm": 20, "guides": 18}
 
 
-def modules():
-    """Every module's name, package and syntax tree; the root's surface and the packages' apart."""
+def modules(*folders):
+    """Syntax trees by the name under which a module is imported."""
     found = {}
-    for folder in ("pyro_nmm", "models", "guides"):
+    for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            name = ".".join(parts if folder == "pyro_nmm" else ("pyro_nmm", *parts))
+            name = ".".join(("pyro_nmm", *parts) if folder in ("models", "guides") else parts)
             found[name.removesuffix(".__init__")] = ast.parse(path.read_text())
     return found
 
@@ -46,32 +59,67 @@ def imports(tree, known):
                     yield inner if inner in known else node.module
 
 
-MODULES = modules()
+MODULES = modules("pyro_nmm", "models", "guides")
 GRAPH = {name: set(imports(tree, MODULES)) - {name} for name, tree in MODULES.items()}
-SURFACES = set(LAYERS)
+USERS = modules("examples", "benchmarks")
+MEASURED = {name: set(imports(tree, MODULES | USERS)) - {name} for name, tree in USERS.items()}
 
 
-def layer(module):
-    package = module if module in SURFACES else module.rpartition(".")[0]
-    return LAYERS.index(package)
+def package(module):
+    return module if module in LAYERS else module.rpartition(".")[0]
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - SURFACES))
+@pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_run_down_only(module):
-    upward = {other for other in GRAPH[module] - {"pyro_nmm"} if layer(other) > layer(module)}
-    assert not upward
-    # The surfaces are for users and for the layers above what they show.
-    inside = layer(module) < LAYERS.index("pyro_nmm.models")
-    assert not (inside and GRAPH[module] & SURFACES)
+    above = LAYERS[LAYERS.index(package(module)) + 1 :]
+    upward = {other for other in GRAPH[module] if package(other) in above}
+    assert not upward or module in SURFACES
+    below = LAYERS.index(package(module)) < LAYERS.index("pyro_nmm.models")
+    assert not (below and module not in SURFACES and GRAPH[module] & SURFACES)
 
 
 def test_no_circle():
-    inner = {name: {o for o in GRAPH[name] if o not in SURFACES} for name in GRAPH}
+    inner = {name: GRAPH[name] - SURFACES for name in GRAPH.keys() - SURFACES}
     list(TopologicalSorter(inner).static_order())  # raises on a circle
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_is_entered_by_its_door(room):
+    for module, found in (GRAPH | MEASURED).items():
+        if package(module) != room:
+            past = {other for other in found if other.startswith(f"{room}.")}
+            assert not past, module
+
+
+@pytest.mark.parametrize("room", sorted({m.split(".")[1] for m in USERS if m.count(".") == 2}))
+def test_a_room_of_benchmarks_is_entered_by_its_door(room):
+    name = f"benchmarks.{room}"
+    for module, found in MEASURED.items():
+        inside = module.startswith(name) or module == "benchmarks.report"
+        if not inside and room != "shared":
+            assert not {other for other in found if other.startswith(f"{name}.")}, module
 
 
 def test_every_package_is_in_the_wheel():
     declared = (ROOT / "pyproject.toml").read_text()
     packages = {name for name in MODULES if any(m.startswith(name + ".") for m in MODULES)}
-    assert packages == SURFACES
+    assert packages == set(LAYERS)
     assert all(f'"{name}"' in declared for name in packages)
+
+
+@pytest.mark.parametrize("folder", FLAT)
+def test_few_files_lie_side_by_side(folder):
+    """And none share a prefix that is a folder: ``stacked_fit``, ``stacked_inputs``, ..."""
+    assert len(list((ROOT / folder).glob("*.py"))) <= FLAT[folder]
+    for inner in {path.parent for path in (ROOT / folder).rglob("*.py")}:
+        first = Counter(path.stem.partition("_")[0] for path in inner.glob("[a-z]*_*.py"))
+        assert all(number < 3 for number in first.values()), (inner, first)
+
+
+def lines(*folders):
+    files = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sum(len(path.read_text().splitlines()) for path in files)
+
+
+def test_benchmarks_are_small():
+    assert lines("benchmarks") <= 6500 < lines("pyro_nmm", "models", "guides")

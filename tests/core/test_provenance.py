@@ -34,11 +34,16 @@ from pyro_nmm.distributions.stick_breaking import StickShares
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import grid_edges, ising, nmm
 from pyro_nmm.ops.enumeration import enumerate_choices
+from pyro_nmm.provenance import untracked
 
 HOOD = star(2)
 LABELS = torch.tensor([1, 0, 1])
 CHOICES = torch.tensor([0, 0, 2])
 PAIRS = torch.tensor([[0, 0, 1], [1, 2, 2]])
+
+
+def tracked(name, value):
+    return track_provenance(value, frozenset([name]))
 
 
 def choices():
@@ -155,8 +160,22 @@ SAMPLERS = {
         lambda x: relabelling(x).given(torch.tensor([1, 1, 2])), lambda: labellings(3)
     ),
 }  # fmt: skip
-#: Those that take values of the parent one at a time.
-SINGLE = [name for name in SAMPLERS if "permut" in name] + ["graph", "field", "mixture"]
+#: How many draws, one at a time, of laws that take one value of the parent.
+SINGLE = {name: 80 for name in SAMPLERS if "permut" in name} | {"graph": 250, "field": 150}
+#: Laws whose densities are sums over choices: ten particles a step, where others have a hundred.
+SUMS = "mixture", "edges with matrices"
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samples_and_densities_name_their_parent(name):
+    """Without the name, TraceGraph_ELBO would charge the parent with nothing below the sample."""
+    law = SAMPLERS[name][0](tracked("x", torch.tensor(1.0)))
+    value = law.sample()
+    assert get_provenance(value) == {"x"}
+    assert get_provenance(law.log_prob(value)) == {"x"}
+    (plain,) = untracked(value)[0]
+    assert get_provenance(plain) == frozenset()
+    assert get_provenance(law.log_prob(plain)) == {"x"}
 
 
 class Utility(GraphDistribution):
@@ -192,43 +211,40 @@ def gradient_of(make, cost, rate, elbo, steps):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_gradient_of_a_discrete_parent(name):
+    """
+    The gradient of a parent's log-odds, of 80 to 2,000 draws, notices the loss of half of what
+    the parent is charged with through the sample.
+    """
     make, values = SAMPLERS[name]
     laws = [make(torch.tensor(x)) for x in (0.0, 1.0)]
+    rate = torch.tensor(0.4, requires_grad=True)
+    prior, own = dist.Bernoulli(logits=torch.tensor(0.2)), dist.Bernoulli(logits=rate)
 
-    def cost(value):
+    def hit(value):
         """What tells one value of the parent from the other, and knows of the sample alone."""
         return 4.0 * (laws[1].log_prob(value) > laws[0].log_prob(value)).double()
 
-    rate = torch.tensor(0.4, requires_grad=True)
-
-    def bound_given(x):
-        terms = [(laws[int(x)].log_prob(v), cost(v)) for v in values()]
+    bound = charged = 0.0
+    for x, law in enumerate(laws):
+        terms = [(law.log_prob(v), hit(v)) for v in values()]
         log_prob, gain = (torch.stack(t) for t in zip(*terms, strict=True))
         assert log_prob.exp().sum().item() == pytest.approx(1)
-        return (log_prob.exp() * gain).sum(), -(log_prob.exp() * log_prob).sum()
-
-    parents = dist.Bernoulli(logits=torch.tensor(0.2)), dist.Bernoulli(logits=rate)
-    loss = charged = 0.0
-    for x in (0.0, 1.0):
-        prior, own = (parent.log_prob(torch.tensor(x)) for parent in parents)
-        gain, entropy = bound_given(x)
-        loss = loss - own.exp() * (prior - own + entropy + gain)
-        charged = charged - own.exp() * gain
-    exact = torch.autograd.grad(loss, rate, retain_graph=True)[0]
+        gain, entropy = (log_prob.exp() * gain).sum(), -(log_prob.exp() * log_prob).sum()
+        log_prior, log_own = (parent.log_prob(torch.tensor(float(x))) for parent in (prior, own))
+        bound = bound + log_own.exp() * (log_prior - log_own + entropy + gain)
+        charged = charged + log_own.exp() * gain
+    # A constant cost has no gradient: this one takes most of the noise away.
+    centre = bound.item()
+    exact = torch.autograd.grad(-bound, rate, retain_graph=True)[0]
     through_the_sample = torch.autograd.grad(charged, rate)[0]
-    if name in SINGLE:
-        steps = 400 if name in ("field", "mixture") else 900
-        grads = gradient_of(make, cost, rate, TraceGraph_ELBO(), steps)
-    else:
-        elbo = TraceGraph_ELBO(100, max_plate_nesting=0, vectorize_particles=True)
-        grads = gradient_of(make, cost, rate, elbo, 30)
-    error = grads.std() / len(grads) ** 0.5
-    assert through_the_sample.abs() > 6 * error  # what would be missing without provenance
-    assert (grads.mean() - exact).abs() < 4 * error, (grads.mean(), exact, error)
-
-
-def tracked(name, value):
-    return track_provenance(value, frozenset([name]))
+    elbo, steps = TraceGraph_ELBO(), SINGLE.get(name, 20)
+    if name not in SINGLE:
+        particles = 10 if name in SUMS else 100
+        elbo = TraceGraph_ELBO(particles, max_plate_nesting=0, vectorize_particles=True)
+    grads = gradient_of(make, lambda value: hit(value) - centre, rate, elbo, steps)
+    error = grads.std() / steps**0.5
+    assert through_the_sample.abs() > 8 * error  # what would be missing without provenance
+    assert (grads.mean() - exact).abs() < 5 * error, (grads.mean(), exact, error)
 
 
 def test_every_parameter_leaves_its_trace():
@@ -270,43 +286,45 @@ def test_every_parameter_leaves_its_trace():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("particles", [1, 50])
-def test_latent_labels_above_the_ordered_guide(particles):
-    """A factorised guide of the labels, whose choice of c has its own cost."""
+def test_latent_labels_above_the_ordered_guide():
+    """
+    A factorised guide of the labels, whose choice of c has its own cost: 20,000 draws notice a
+    gradient that is off by 5 % of its length; 100 draws with one particle each, by 70 %.
+    """
     alpha, logits = parameters(HOOD, 2, scale=1.0)
     odds = torch.tensor([0.3, -0.5, 0.8], requires_grad=True)
     hint = torch.tensor([1.0, -2.0, 0.5])
+    every, loss = choices(), 0.0
+    for y in labellings(3):
+        own = dist.Bernoulli(logits=odds).log_prob(y.to(odds.dtype)).sum()
+        bounds = []
+        for order in itertools.permutations(range(3)):
+            q = OrderedConditional(HOOD, alpha, logits, y, order=torch.tensor(order))
+            bounds.append((q.log_prob(every).exp() * q.log_labels(every).sum(-1)).sum())
+        evidence = dist.Normal(y.to(hint.dtype), 1.0).log_prob(hint).sum()
+        loss = loss - own.exp() * (torch.stack(bounds).mean() + evidence - own)
+    (exact,) = torch.autograd.grad(loss, odds)
 
     def model():
-        y = nmm(HOOD, alpha, logits, collapsed=True)
-        law = dist.Normal(y.to(hint.dtype), 1.0).to_event(1)
-        pyro.sample("w", law, obs=hint)
+        y = nmm(HOOD, alpha, logits, collapsed=True).to(hint.dtype)
+        pyro.sample("w", dist.Normal(y, 1.0).to_event(1), obs=hint)
+        # A constant cost of y has no gradient: this one takes most of the noise away.
+        pyro.factor("level", loss.item() + 0 * y.sum(-1))
 
     def guide():
         law = dist.Bernoulli(logits=pyro.param("odds", odds))
         y = pyro.sample("y", law.to_event(1))
         ordered_guide(HOOD, alpha, logits, y.long(), collapsed=True)
 
-    def exact():
-        every, loss = choices(), 0.0
-        for y in labellings(3):
-            own = dist.Bernoulli(logits=odds).log_prob(y.to(odds.dtype)).sum()
-            bounds = []
-            for order in itertools.permutations(range(3)):
-                q = OrderedConditional(HOOD, alpha, logits, y, order=torch.tensor(order))
-                bounds.append((q.log_prob(every).exp() * q.log_labels(every).sum(-1)).sum())
-            evidence = dist.Normal(y.to(hint.dtype), 1.0).log_prob(hint).sum()
-            loss = loss - own.exp() * (torch.stack(bounds).mean() + evidence - own)
-        return torch.autograd.grad(loss, odds)[0]
-
-    for kind in (TraceGraph_ELBO, Trace_ELBO):
+    for kind, particles in ((TraceGraph_ELBO, 1000), (Trace_ELBO, 1000), (Trace_ELBO, 1)):
         elbo = kind(particles, vectorize_particles=particles > 1, max_plate_nesting=0)
         grads = []
-        for _ in range(40 if particles > 1 else 300):
+        for _ in range(20 if particles > 1 else 100):
             odds.grad = None
             elbo.loss_and_grads(model, guide)
             grads.append(odds.grad.clone())
         grads = torch.stack(grads)
         error = grads.std(0) / len(grads) ** 0.5
-        scores = (grads.mean(0) - exact()) / error
-        assert scores.abs().max() < 4, (kind, scores)
+        assert error.norm() < (0.02 if particles > 1 else 0.25) * exact.norm()
+        scores = (grads.mean(0) - exact) / error
+        assert scores.abs().max() < 5, (kind, particles, scores)

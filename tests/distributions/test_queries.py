@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
 from pyro_nmm import ChosenLabels, Neighborhood, NeighborMixture
+from pyro_nmm.distributions.queries import sharing
 from pyro_nmm.ops.compact import Places
 from pyro_nmm.validation import order_to_rows
 
@@ -134,6 +135,16 @@ def test_information_of_two_nodes_of_one_source():
     found = mix.latents(torch.zeros(2, 2)).posterior().information_gain(torch.tensor([0]))
     torch.testing.assert_close(found, (2 * log2 - entropy)[None])
     torch.testing.assert_close(found, torch.tensor([0.9762]), atol=1e-4, rtol=0)
+
+
+def test_pairs_that_share_a_source():
+    """On a tree, where most pairs share none: against sets of neighbours."""
+    tree = nx.random_labeled_tree(12, seed=3)
+    near = {i: {i, *tree[i]} for i in tree}
+    nodes = torch.tensor([0, 3, 7, 8])
+    expected = {(i, j) for i in nodes.tolist() for j in tree if i != j and near[i] & near[j]}
+    assert len(expected) < 4 * 11 / 2
+    assert set(map(tuple, sharing(to_hood(tree), nodes).T.tolist())) == expected
 
 
 def test_bad_input():

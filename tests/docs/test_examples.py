@@ -7,6 +7,8 @@ import pytest
 import torch
 from documents import load
 
+from pyro_nmm.datasets.nodes import digits
+
 
 @pytest.fixture(autouse=True)
 def as_a_user():
@@ -51,7 +53,7 @@ def test_node_classification(tmp_path):
     for name in ("GCN", "NMM-GCN + StackedNMM"):
         del result[name][seconds], again[name][seconds]
         assert again[name] == result[name]
-    shared = run("--shared", "--consistency", "0")[1]
+    shared = run("--shared", "--consistency", "0", "--num-epochs", "40")[1]
     assert shared["NMM-GCN + StackedNMM"]["accuracy"] > 0.9
 
 
@@ -86,8 +88,10 @@ def test_link_prediction(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_annotators(tmp_path):
+def test_annotators(tmp_path, monkeypatch):
+    """A third of the digits."""
     example = load("examples/annotators.py")
+    monkeypatch.setattr(example, "digits", lambda: digits().subgraph(torch.arange(600)))
     args = example.parser().parse_args(["--output", str(tmp_path / "annotators.png")])
     result = example.main(args)
     assert args.output.stat().st_size > 50_000

@@ -180,7 +180,10 @@ def test_docs_links(capsys):
 
 @pytest.mark.slow
 def test_docs_denoising(capsys):
-    run_page("denoising.md")
+    fewer = ("num_steps=300", "num_steps=150"), ("num_steps=100", "num_steps=50")
+    run_page(
+        "denoising.md", *fewer, ("120:220, 240:360", "120:180, 240:300"), ("(100, 120)", "(60, 60)")
+    )
     error, inside = re.findall(r"(\d+\.\d+)", capsys.readouterr().out)
     assert float(error) < 15
     assert 0.85 < float(inside) < 0.995

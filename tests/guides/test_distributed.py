@@ -24,21 +24,25 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
+def start(*command):
+    """A command as two processes of a group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    for rank in ("0", "1"):
+        own = os.environ | group | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
+        yield subprocess.Popen([sys.executable, *map(str, command)], env=own, **pipes)
+
+
+@pytest.fixture(scope="module")
 def begin():
-    """Starts a command as two processes of a group; none is left behind."""
+    """Starts a command as two processes; none is left behind."""
     started = []
 
     def begin(*command):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        for rank in ("0", "1"):
-            own = os.environ | group | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            line = [sys.executable, *map(str, command)]
-            started.append(subprocess.Popen(line, env=own, **pipes))
+        started.extend(start(*command))
         return started[-2:]
 
     yield begin
@@ -61,10 +65,20 @@ def wait_for(path, processes):
         time.sleep(0.05)
 
 
-def test_gradient_and_parameters_are_those_of_one_process(begin, tmp_path):
+@pytest.fixture(scope="module")
+def pair(begin, tmp_path_factory):
+    """Two processes of ``ranks.py`` that have stored what they found, and go on taking steps."""
+    folder = tmp_path_factory.mktemp("pair")
+    names = "together", "random_numbers", "waiting"
+    processes = begin(ROOT / "tests" / "ranks.py", folder, *names)
+    for rank in range(2):
+        wait_for(folder / f"running.{rank}", processes)
+    return processes, folder
+
+
+def test_gradient_and_parameters_are_those_of_one_process(pair):
     """Also after steps of seeds that do not divide, and of fewer seeds than processes."""
-    ended(begin(ROOT / "tests" / "ranks.py", tmp_path, "together"))
-    first, second = (torch.load(tmp_path / f"together.{rank}.pt") for rank in range(2))
+    first, second = (torch.load(pair[1] / f"together.{rank}.pt") for rank in range(2))
     alone = ranks.one_after_the_other()
     assert not torch.equal(first["own start"], second["own start"])
     assert alone["gradient"].abs().max() > 0.1
@@ -74,18 +88,15 @@ def test_gradient_and_parameters_are_those_of_one_process(begin, tmp_path):
         torch.testing.assert_close(first[name], value, rtol=0, atol=1e-6)
 
 
-def test_random_numbers(begin, tmp_path):
+def test_random_numbers(pair):
     """Processes of one seed subsample the same elements: one does the work of the other."""
-    ended(begin(ROOT / "tests" / "ranks.py", tmp_path, "random_numbers"))
-    first, second = (torch.load(tmp_path / f"random_numbers.{rank}.pt") for rank in range(2))
+    first, second = (torch.load(pair[1] / f"random_numbers.{rank}.pt") for rank in range(2))
     assert torch.equal(first["shared"], second["shared"])
     assert not torch.equal(first["own"], second["own"])
 
 
-def test_one_process_does_not_outlive_the_other(begin, tmp_path):
-    processes = begin(ROOT / "tests" / "ranks.py", tmp_path, "waiting")
-    for rank in range(2):
-        wait_for(tmp_path / f"running.{rank}", processes)
+def test_one_process_does_not_outlive_the_other(pair):
+    processes, _ = pair
     processes[1].kill()
     printed = processes[0].communicate(timeout=LIMIT)[0]
     assert processes[0].returncode != 0

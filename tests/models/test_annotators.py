@@ -144,3 +144,31 @@ def test_starts_are_compared_by_what_they_predict():
         pyro.set_rng_seed(5)
         scores.append(emission.fit(hood, answers, num_starts=1 + len(scores), num_steps=20).score)
     assert scores[0] <= scores[1] <= scores[2]
+
+
+def test_shares_of_types_maximise_the_expected_posterior():
+    """
+    The expected log-posterior of one row of shares has the same derivative in each of them. Counts
+    are added up node by node.
+    """
+    emission, probs = Annotators(2, num_types=3), torch.rand(40, 2).softmax(-1)
+    answers = torch.randint(-1, 3, (40, 4))
+    values = emission.start(answers, Neighborhood.grid(5, 8))
+    counts = torch.zeros(2, 3)
+    for node, label in itertools.product(range(40), range(2)):
+        seen = answers[node] >= 0
+        of_type = values["confusion"][seen, :, answers[node, seen]].prod(0) * values["types"][label]
+        counts[label] += probs[node, label] * of_type / of_type.sum()
+    types = emission.maximise(answers, probs, values)["types"].requires_grad_()
+    prior = emission.log_prior(values | {"types": types}, answers)
+    (slope,) = torch.autograd.grad((counts * types.log()).sum() + prior, types)
+    torch.testing.assert_close(slope, slope[:, :1].expand(2, 3))
+
+
+def test_shares_of_types_are_drawn_from_their_prior_where_a_label_has_no_node():
+    """Variances of Dirichlet(1/3, 1/3, 1/3), which are a ninth, from 4,000 draws."""
+    emission, answers = Annotators(2, num_types=3), torch.zeros(2, 1, dtype=torch.long)
+    values = {"confusion": torch.full((1, 3, 2), 0.5), "types": torch.full((2, 3), 1 / 3)}
+    labels = torch.zeros(2, dtype=torch.long)
+    rows = [emission.draw(answers, labels, values)["types"][1] for _ in range(4000)]
+    torch.testing.assert_close(torch.stack(rows).var(0), torch.full((3,), 1 / 9), atol=0.01, rtol=0)

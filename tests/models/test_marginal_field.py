@@ -159,13 +159,13 @@ def divergence(mix, target):
 
 
 def test_half_of_a_field_is_easier_than_all_of_it():
-    """Both KL divergences are of the approximation of all eight pixels."""
-    field, found = ising(grid_edges(2, 4), 0.5, torch.full((8,), 0.1)), []
+    """Both KL divergences are of the approximation of all six pixels: about .28 and .04 nats."""
+    field, found = ising(grid_edges(2, 3), 0.5, torch.full((6,), 0.1)), []
     half = MarginalField(field)
-    wide = Neighborhood(torch.ones(4, 4).nonzero().T, half.num_nodes)
-    for target, hood in ((field, Neighborhood.grid(2, 4)), (half, wide)):
+    wide = Neighborhood(torch.ones(3, 3).nonzero().T, half.num_nodes)
+    for target, hood in ((field, Neighborhood.grid(2, 3)), (half, wide)):
         torch.manual_seed(0)
-        mix, _ = fit_mixture(target, hood, FreeNMM(hood, 2), num_steps=200)
+        mix, _ = fit_mixture(target, hood, FreeNMM(hood, 2), num_steps=150)
         found.append(divergence(mix, target))
     assert found[1] < 0.6 * found[0]
 

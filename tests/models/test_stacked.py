@@ -15,12 +15,13 @@ import torch
 from graphs import house, to_hood
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
+from runs import fit_on_all_edges, prior_of
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked import fit as stacked_fit
-from pyro_nmm.models.stacked.fit import SCORES_PRIOR, log_prior, surrogate, temperature_of
+from pyro_nmm.models.stacked.fit import SCORES_PRIOR, log_prior, surrogate
 from pyro_nmm.models.stacked.parameters import parameters_of
 
 NAMES = ["log_scale", *SCORES_PRIOR]
@@ -208,12 +209,6 @@ def test_is_a_network_for_svi(pool):
     assert ("pool.labels" in names) == pool
 
 
-def prior_of(stacked, scores, y, held_out):
-    """With that of the scale, around temperature scaling's."""
-    scale = -math.log(temperature_of(scores, y, held_out))
-    return stacked.prior | {"log_scale": (scale, 1.0)}
-
-
 def few_labels(seed=0):
     """A graph of 60 nodes of which 14 are labelled, and the scores of a classifier."""
     torch.manual_seed(seed)
@@ -222,31 +217,6 @@ def few_labels(seed=0):
     train, held_out = torch.zeros(2, 60, dtype=torch.bool)
     train[order[:5]], held_out[order[5:14]] = True, True
     return hood, scores, y, train, held_out
-
-
-def fit_on_all_edges(
-    stacked, hood, scores, y, train, held_out, num_steps, num_samples=8, lr=0.1, edge_weight=None
-):
-    """The fit as its docstring has it, without leaving out any node."""
-    stacked = stacked.to(scores)
-    prior, observed = prior_of(stacked, scores, y, held_out), train | held_out
-    for name, (mean, _) in prior.items():
-        getattr(stacked, name).data.fill_(mean)
-    optimizer = torch.optim.Adam(stacked.parameters(), lr=lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, 2 - 2 * step / num_steps)
-    )
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        parts = [mask.nonzero()[:, 0] for mask in (train, held_out)]
-        order = torch.cat([nodes[torch.randperm(len(nodes))] for nodes in parts])
-        found = parameters_of(stacked, hood, scores, edge_weight)
-        q = OrderedConditional(hood, *found, y, observed, order=order)
-        loss = -log_prior(stacked, prior) - surrogate(q, int(train.sum()), num_samples)
-        (loss / held_out.sum()).backward()
-        optimizer.step()
-        schedule.step()
-    return stacked
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
-from test_stacked import fit_on_all_edges
+from runs import fit_on_all_edges
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM

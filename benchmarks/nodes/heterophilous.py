@@ -1,0 +1,179 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Heterophilous graphs: edges that relabel beside plain edges.
+
+    python -m benchmarks.nodes.heterophilous graphs generated --data-root F
+
+Tasks: ``graphs`` (six graphs with ten published splits each) and ``generated`` (labels drawn from a
+relabelling NMM, whose own likelihood is known). F holds ``heterophilous/*.npz``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from itertools import product
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pyro
+import torch
+from pyro.infer import Trace_ELBO
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+from torch_geometric.utils import barabasi_albert_graph, to_torch_csr_tensor, to_undirected
+
+from benchmarks.nodes.fits import DEFAULT, calibrated, evaluate, fit
+from benchmarks.shared.records import RESULTS, Records, run
+from benchmarks.shared.timing import timed
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.datasets.nodes import inner_edges
+from pyro_nmm.guides import AmortizedNMM
+from pyro_nmm.models import Compatibility, StackedNMM, compatibility
+
+GRAPHS = ["texas", "cornell", "wisconsin", "actor", "minesweeper", "tolokers"]
+METHODS = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
+BACKBONES = ["mlp", "gcn"]
+#: Labellings of a generated tree that measure a fit, and random starts of a fit.
+NEW, STARTS = 4, 4
+#: Pairs of adjacent test nodes, drawn if a graph has more.
+MOST_PAIRS = 5000
+#: Number of edges from which a GCN multiplies by a sparse matrix.
+MANY_EDGES = 10**6
+
+
+def load(name: str, split: int, root: Path) -> tuple[Data, Neighborhood]:
+    with np.load(root / "heterophilous" / f"{name}.npz") as file:
+        parts = {key: torch.from_numpy(file[key]) for key in file.files}
+    x = parts["node_features"].float()
+    x = (x - x.mean(0)) / x.std(0).clamp(min=1e-6) if x.shape[1] < 50 else x
+    edges = to_undirected(parts["edges"].long().T, num_nodes=len(x))
+    masks = {f"{k}_mask": parts[f"{k}_masks"][split].bool() for k in ("train", "val", "test")}
+    data = Data(x=x, edge_index=edges, y=parts["node_labels"].long(), **masks)
+    return data, Neighborhood(edges, len(x))
+
+
+def multiplied(network: nn.Module, data: Data) -> None:
+    """GCNs by sparse matrices, which are several times as fast as messages on a dense graph."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse (CSR|invariant)")
+        adjacency = to_torch_csr_tensor(data.edge_index, size=(data.num_nodes, data.num_nodes))
+    for module in network.modules():
+        if isinstance(module, GCNConv):
+            module.register_forward_pre_hook(lambda _, inputs: (inputs[0], adjacency, *inputs[2:]))
+
+
+def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor, options: dict):
+    """Marginals or a mixture."""
+    pyro.set_rng_seed(key["seed"])
+    kind, relabels = key["method"].split(", ")[0], "relabelled" in key["method"]
+    classes, known = scores.shape[1], (data.y, data.train_mask)
+    if kind == "backbone":
+        return calibrated(scores, data)
+    if kind == "stacked":
+        matrix = compatibility(hood, *known, classes) if relabels else None
+        stack = StackedNMM(pool=False, compatibility=matrix)
+        return stack.fit(hood, scores, *known, data.val_mask).mixture(hood, scores)
+
+    def wrap(network: nn.Module) -> nn.Module:
+        if data.num_edges > MANY_EDGES:
+            multiplied(network, data)
+        return Compatibility(network, classes) if relabels else network
+
+    return fit(key, data, hood, DEFAULT, wrap=wrap, **options)[0]
+
+
+def graphs(args, results: Records) -> None:
+    options = {"num_epochs": args.num_epochs, "criterion": "likelihood", "patience": 50}
+    for name, split in product(args.datasets, range(args.num_splits)):
+        data, hood = load(name, split, args.data_root)
+        pairs = inner_edges(data.edge_index, data.test_mask)
+        order = torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(split))
+        pairs = pairs[:, order[:MOST_PAIRS]] if len(order) else None
+        last = None
+        cell = {"dataset": name, "split": split, "backbone": args.backbones}
+        for key in results.missing(task="graphs", **cell, method=METHODS):
+            seeded = key | {"seed": split}
+            if last != (last := seeded | {"method": "backbone"}):
+                scores, _ = fit(last, data, hood, DEFAULT, **options)
+                tempered = calibrated(scores, data)
+            model, seconds = timed(fitted, seeded, data, hood, scores, options)
+            row = evaluate(model, data, pairs, joint=True, temperature=tempered)
+            results.add(**key, **row, **{"fit seconds": seconds})
+
+
+class Shared(nn.Module):
+    """
+    A network of few parameters: one row of concentrations, attention to nodes of high degree, and
+    a matrix for each of two kinds of edges, or none.
+    """
+
+    def __init__(self, kinds: Tensor | None = None) -> None:
+        super().__init__()
+        self.kinds = kinds
+        self.log_alpha = nn.Parameter(torch.zeros(2))
+        self.gamma, self.popular = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+        self.scores = nn.Parameter(2 * torch.randn(2, 2, 2))
+
+    def forward(self, hood: Neighborhood) -> tuple[Tensor, ...]:
+        alpha = self.log_alpha.exp().expand(hood.num_nodes, -1)
+        popular = self.popular * hood.ptr.diff().log()[hood.source]
+        found = alpha, popular + self.gamma * (hood.source == hood.target)
+        if self.kinds is None:
+            return found
+        matrices = torch.cat([torch.eye(2)[None], self.scores.softmax(-1)])
+        return *found, matrices[self.kinds.where(hood.source != hood.target, 0)]
+
+
+def generated(args, results: Records) -> None:
+    """
+    Labels of a random tree from an NMM in which edges of one kind keep a label and edges of the
+    other kind flip it. New labellings of the same tree measure the models that are fitted to one.
+    """
+    for key in results.missing(task="generated", seed=range(args.num_splits), nodes=args.num_nodes):
+        pyro.set_rng_seed(key["seed"])
+        hood = Neighborhood(barabasi_albert_graph(args.num_nodes, 1), args.num_nodes)
+        kinds = 1 + torch.randint(2, (hood.num_edges,))
+        truth = Shared(kinds)
+        with torch.no_grad():
+            truth.log_alpha.fill_(-2.0)
+            truth.popular.fill_(2.0)
+            truth.scores.copy_(6 * torch.eye(2)[torch.tensor([[0, 1], [1, 0]])])
+            mixtures = {"truth": NeighborMixture(hood, *truth(hood))}
+        y, *new = mixtures["truth"].sample((1 + NEW,))
+        for name, given in {"plain": None, "relabelled": kinds}.items():
+            starts = [shared_fit(hood, Shared(given), y, args.num_epochs) for _ in range(STARTS)]
+            mixtures[name] = max(starts, key=lambda mix: mix.log_likelihood(y, num_particles=256))
+        found = {
+            name: mean(mix.log_likelihood(part, num_particles=256).item() for part in new)
+            for name, mix in mixtures.items()
+        }
+        share = (1 + y.bincount(minlength=2)) / (2 + len(y))
+        found["independent"] = mean(share[part].log().sum().item() for part in new)
+        results.add(**key, **{name: value / len(y) for name, value in found.items()})
+
+
+def shared_fit(hood: Neighborhood, network: nn.Module, y: Tensor, steps: int) -> NeighborMixture:
+    program = AmortizedNMM(hood, network)
+    elbo = Trace_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    with pyro.get_param_store().scope():
+        for _ in range(steps):
+            optimizer.zero_grad()
+            elbo.loss_and_grads(program.model, program.guide, y=y)
+            optimizer.step()
+        return program.mixture()
+
+
+def main(argv: list[str] | None = None) -> Records:
+    options = {"datasets": GRAPHS, "backbones": BACKBONES, "num_splits": 10, "num_epochs": 200}
+    options |= {"num_nodes": (300, "of a generated tree"), "data_root": Path}
+    options |= {"results": RESULTS / "repelling.jsonl"}
+    return run(argv, __doc__, (graphs, generated), choices={"backbones": BACKBONES}, **options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Fits of an NMM to a Markov random field, and estimates of how close it is."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.random_fields.fields import Grid, Shape, grid
+from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture
+from pyro_nmm.guides import fit_mixture
+from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF
+from pyro_nmm.models.random_fields import RandomField, coarseness
+
+LR = 0.05
+
+
+def with_error(samples: Tensor) -> tuple[float, float]:
+    """The mean and its standard error."""
+    return samples.mean().item(), (samples.std() / len(samples) ** 0.5).item()
+
+
+@torch.no_grad()
+def loss(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_samples: int, chunk: int):
+    """The bound's loss E[log p(y, c) / q(c | y) - log p*(y)], and its standard error."""
+    parts = [mix.entropy_bound(chunk, "reward_to_go", order) for _ in range(num_samples // chunk)]
+    return with_error(-torch.cat(parts).double() - field.expected_potential(mix).double())
+
+
+def divergence(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_particles: int):
+    """
+    E[log p(y) - log p*(y)] and its standard error, log p(y) by sequential Monte Carlo in the order
+    of the fit: unbiased for p(y), and for its logarithm as far as the particles agree.
+    """
+    draws = mix.sample((256,))
+    log_prob = [mix.log_likelihood(y, num_particles=num_particles, order=order) for y in draws]
+    return with_error((torch.stack(log_prob) - field.log_potential(draws)).double())
+
+
+@torch.no_grad()
+def drawn_bound(mix: NeighborMixture, half: MarginalField, order: Tensor, count: int):
+    """
+    The loss of :func:`loss` by sampling, and its standard error. Choices and labels are drawn
+    together: with choices drawn from q(c | y) the estimate would be a lower bound.
+    """
+    parts = []
+    for _ in range(count // 64):
+        c = NeighborChoice(mix.hood, mix.logits).sample((64,))
+        y = ChosenLabels(mix.alpha, c).sample()
+        terms = mix.choices(y, order=order).log_labels(c)
+        parts.append(terms.sum(-1).double() - half.log_potential(y).double())
+    return with_error(torch.cat(parts))
+
+
+def fit(target, windows: Grid, network: nn.Module, **options) -> NeighborMixture:
+    """The NMM of a network, fitted from coarse to fine."""
+    return fit_mixture(target, windows.hood, network, order=windows.order, **options)[0]
+
+
+def best(
+    target: RandomField, windows: Grid, starts: list, score: Callable, **steps: int
+) -> NeighborMixture:
+    """
+    The mixture of the lowest ``score`` among fits from several starts: a network, the share of the
+    steps over which interactions rise, and a rate.
+    """
+    found = []
+    for network, warmup, lr in starts:
+        mix = fit(target, windows, network, warmup=warmup, lr=lr, **steps)
+        found.append((score(mix), mix))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def near(hood: Neighborhood, alpha: Tensor, logits: Tensor, **options: float) -> FreeNMM:
+    """Free parameters that start near these; ``options`` are those of the class."""
+    network = FreeNMM(hood, alpha.shape[1], alpha.contiguous(), gamma=0.0, **options)
+    with torch.no_grad():
+        network.logits.add_(logits)
+    return network
+
+
+def two_starts(field: PairwiseMRF, windows: Grid, marginals: Tensor, decay: float) -> list:
+    """Near each pixel's own evidence, and near the mean field; attention falls with distance."""
+    hood, pixels, logits = windows.hood, windows.pixels, -decay * windows.distance
+    evidence = near(hood, field.unary[pixels].softmax(-1), logits, kappa=1.0)
+    return [(evidence, 0.5, LR), (near(hood, marginals[pixels], logits, kappa=4.0), 0.0, LR)]
+
+
+def fit_all(field: PairwiseMRF, windows: Grid, marginals: Tensor, given=None, **steps: int):
+    """The NMM of all pixels: the best of two starts, and of ``given`` parameters, if any."""
+    starts = two_starts(field, windows, marginals, 0.5)
+    if given is not None:
+        starts.append((near(windows.hood, *given, kappa=1.0, epsilon=0.0), 0.0, 0.2 * LR))
+    count = max(4, 2**15 // field.num_nodes)
+
+    def score(mix: NeighborMixture) -> float:
+        return loss(mix, field, windows.order, 8 * count, count)[0]
+
+    return best(field, windows, starts, score, **steps)
+
+
+def fit_half(
+    field: PairwiseMRF, shape: Shape, marginals: Tensor, by_row: bool, num_steps: int
+) -> tuple[NeighborMixture, MarginalField, Tensor]:
+    """
+    The NMM of every other pixel in windows of 5 x 5, the rest summed out of the target: the pixels
+    that coarse to fine puts first or, ``by_row``, the others, which it leaves in the order of rows.
+
+    :return: the mixture, the field of the pixels that stay, and the order of the fit.
+    """
+    half = MarginalField(field, (coarseness(*shape) == 2) == by_row)
+    windows = grid(shape, 2, half.stay)
+    starts = two_starts(field, windows, marginals, 0.25)  # the nearest pixels are diagonal: 2 apart
+
+    def score(mix: NeighborMixture) -> float:
+        return drawn_bound(mix, half, windows.order, 256)[0]
+
+    return best(half, windows, starts, score, num_steps=num_steps), half, windows.order

@@ -1,0 +1,251 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The rivals of the benchmark of random fields, against sums over all labellings."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from benchmarks.random_fields import rivals
+from benchmarks.random_fields.chains import chain_mean_field, transposed
+from benchmarks.random_fields.messages import bethe, resistances, spanning_tree, tree_reweighted
+from benchmarks.random_fields.nmm import drawn_bound
+from benchmarks.random_fields.van import Autoregressive, fit_autoregressive, surrogate
+from benchmarks.random_fields.windows import Windowed
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides import mean_field
+from pyro_nmm.models import MarginalField, grid_edges, ising, potts
+
+
+def spins(shape, coupling, seed=0):
+    noise = torch.randn(shape[0] * shape[1], generator=torch.Generator().manual_seed(seed))
+    return ising(grid_edges(*shape), coupling, 0.5 * noise.to(torch.get_default_dtype()))
+
+
+def colours(shape, coupling, classes=3):
+    generator = torch.Generator().manual_seed(1)
+    unary = torch.randn(shape[0] * shape[1], classes, generator=generator)
+    return potts(grid_edges(*shape), coupling, 0.5 * unary.to(torch.get_default_dtype()))
+
+
+def every(field):
+    """All labellings ``(C^N, N)``."""
+    return torch.tensor(list(itertools.product(range(field.num_classes), repeat=field.num_nodes)))
+
+
+def log_z(field):
+    return field.log_potential(every(field)).double().logsumexp(0).item()
+
+
+CASES = {"ising": (spins, (3, 3), 0.6), "potts": (colours, (2, 4), 0.9)}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    make, shape, coupling = CASES[request.param]
+    return make(shape, coupling), shape
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_chains_of_a_mean_field(case, down):
+    """The loss is that of the product of rows, by enumeration; no worse than single pixels'."""
+    field, (rows, length) = case
+    if down:
+        y = every(field)
+        original, field, (rows, length) = field, transposed(field, (rows, length)), (length, rows)
+        turned = y.view(-1, length, rows).mT.flatten(1)
+        torch.testing.assert_close(field.log_potential(turned), original.log_potential(y))
+    torch.manual_seed(0)
+    marginals, found = chain_mean_field(field, length)
+    assert -log_z(field) < found < mean_field(field).losses[0].item()
+    # At the optimum every row is the exact chain in the others' mean fields.
+    inside = field.edges[0] // length == field.edges[1] // length
+    strength, phi = field.strength.expand(field.num_edges).double(), field.interaction.double()
+    local = field.unary.double().clone()
+    for (i, j), weight in zip(field.edges.T[~inside].tolist(), strength[~inside], strict=True):
+        local[i] += weight * phi @ marginals[j]
+        local[j] += weight * phi @ marginals[i]
+    y = every(field)
+    log_q = torch.zeros(len(y)).double()
+    for row in range(rows):
+        nodes = torch.arange(row * length, (row + 1) * length)
+        edges = [e for e in torch.arange(field.num_edges)[inside] if field.edges[0, e] in nodes]
+        labels = torch.tensor(list(itertools.product(range(field.num_classes), repeat=length)))
+        score = local[nodes, labels].sum(-1)
+        for e in edges:
+            i, j = field.edges[:, e] - row * length
+            score += strength[e] * phi[labels[:, i], labels[:, j]]
+        code = y[:, nodes] @ field.num_classes ** torch.arange(length).flip(0)
+        log_q += score.log_softmax(0)[code]
+    expected = (log_q.exp() * (log_q - field.log_potential(y).double())).sum().item()
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_single_chain_is_exact():
+    field = spins((1, 7), 0.8)
+    down = transposed(spins((7, 1), 0.8), (7, 1))
+    for each in (field, down):
+        marginals, loss = chain_mean_field(each, 7, num_random=1)
+        assert loss == pytest.approx(-log_z(field), abs=1e-5)
+        torch.testing.assert_close(marginals, field.marginals().double(), rtol=0, atol=1e-5)
+
+
+def test_messages_on_a_tree():
+    """Bethe and tree-reweighted log Z are exact there, and so are the marginals."""
+    edges = torch.tensor([[0, 1, 1, 3, 3], [1, 2, 3, 4, 5]])
+    unary = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    field = potts(edges, 0.9, unary.to(torch.get_default_dtype()))
+    torch.testing.assert_close(resistances(edges, 6), torch.ones(5).double())
+    for found in (bethe(field), tree_reweighted(field, 2)):
+        assert found.log_z == pytest.approx(log_z(field), abs=1e-5)
+        expected = field.marginals().double()
+        torch.testing.assert_close(found.marginals, expected, rtol=0, atol=1e-5)
+
+
+def test_messages_on_grids(case):
+    """An upper bound, which other appearances of the edges lower; Bethe's estimate is closer."""
+    field, shape = case
+    exact = log_z(field)
+    rho = resistances(grid_edges(*shape), field.num_nodes)
+    assert rho.sum().item() == pytest.approx(field.num_nodes - 1)
+    uniform, updated = (tree_reweighted(field, steps) for steps in (0, 20))
+    assert exact < updated.log_z < uniform.log_z
+    assert max(uniform.change, updated.change) < 1e-6
+    assert abs(bethe(field).log_z - exact) < updated.log_z - exact
+
+
+def test_spanning_trees():
+    """The heaviest of the four spanning trees of a square; Kirchhoff's count of 15 in 2 x 3."""
+    tree = spanning_tree(grid_edges(2, 2), torch.tensor([0.1, 0.4, 0.3, 0.2]).double(), 4)
+    assert tree.tolist() == [0, 1, 1, 1]
+    edges, one = grid_edges(2, 3), torch.ones(5).double()
+    subsets = [list(subset) for subset in itertools.combinations(range(7), 5)]
+    trees = [subset for subset in subsets if spanning_tree(edges[:, subset], one, 6).sum() == 5]
+    assert len(trees) == 15
+    share = torch.zeros(7).double()
+    for subset in trees:
+        share[subset] += 1 / len(trees)
+    torch.testing.assert_close(resistances(edges, 6), share)
+
+
+def test_autoregressive_network(case):
+    """Its density sums to one, is that of its draws, and its gradient is the enumerated one."""
+    field, _ = case
+    torch.manual_seed(0)
+    network = Autoregressive(field.unary, 3, hidden=4)
+    torch.nn.init.normal_(network.outer)
+    torch.nn.init.normal_(network.straight, std=0.3)
+    y = every(field)
+    log_q = network.log_prob(y)
+    assert log_q.logsumexp(0).item() == pytest.approx(0, abs=1e-4)
+    draws = network.sample(40_000)
+    code = field.num_classes ** torch.arange(field.num_nodes).flip(0)
+    found = (draws @ code).bincount(minlength=len(y)) / len(draws)
+    error = (log_q.exp() / len(draws)).sqrt() + 1e-4
+    assert ((found - log_q.exp()).abs() / error).max() < 6
+    exact = (log_q.exp() * (log_q - field.log_potential(y))).sum()
+    expected = torch.autograd.grad(exact, network.bias)[0]
+    each = [
+        torch.autograd.grad(surrogate(network, field, part), network.bias)[0]
+        for part in draws.split(400)
+    ]
+    gradients = torch.stack(each)
+    error = gradients.std(0) / len(each) ** 0.5
+    assert ((gradients.mean(0) - expected).abs() / (error + 1e-6)).max() < 5
+
+
+def test_autoregressive_network_reaches_the_target():
+    """On 3 x 3 pixels at coupling .4, where the mean field stays further away."""
+    field = spins((3, 3), 0.4)
+    torch.manual_seed(0)
+    network = fit_autoregressive(field, 4, hidden=16, num_steps=250, lr=0.03)
+    y = every(field)
+    log_q = network.log_prob(y).detach().double()
+    kl = (log_q.exp() * (log_q - field.log_potential(y).double())).sum().item() + log_z(field)
+    assert 0 <= kl < 0.02 < 0.2 < mean_field(field).losses[0].item() + log_z(field)
+
+
+def test_windows_that_hold_everything(case):
+    """Then the conditionals are the target's own, in any order."""
+    field, shape = case
+    order = torch.randperm(field.num_nodes, generator=torch.Generator().manual_seed(2))
+    family = Windowed(field, shape, order, radius=4, neighbors=9)
+    y = every(field)
+    expected = field.log_potential(y).double() - log_z(field)
+    torch.testing.assert_close(family.log_prob(y), expected, rtol=0, atol=1e-4)
+
+
+def test_windows(case):
+    """Less than everything: a density of its own draws, and each conditional its window's."""
+    field, shape = case
+    torch.manual_seed(0)
+    family = Windowed(field, shape, torch.arange(field.num_nodes), radius=1, neighbors=2)
+    y = every(field)
+    log_q = family.log_prob(y)
+    assert log_q.logsumexp(0).item() == pytest.approx(0, abs=1e-6)
+    exact = (log_q.exp() * (log_q - field.log_potential(y).double())).sum().item()
+    loss, error = rivals.drawn_loss(family, field, 4000)
+    assert -log_z(field) < exact
+    assert abs(loss - exact) < 5 * error + 1e-6
+    # The second pixel of the second row: all but the first row's and column's are in its window.
+    node = shape[1] + 1
+    assert family.given[node] == [1, shape[1]]
+    rows, columns = range(min(3, shape[0])), range(3)
+    inside = [r * shape[1] + c for r in rows for c in columns]
+    both = torch.isin(field.edges, torch.tensor(inside)).all(0)
+    number = {n: k for k, n in enumerate(inside)}
+    edges = torch.tensor([[number[n] for n in ends] for ends in field.edges[:, both].tolist()])
+    window = type(field)(edges, field.unary[inside], field.strength, field.interaction)
+    small = every(window)
+    kept = small[:, [number[1], number[shape[1]], number[node]]]
+    joint = torch.zeros([field.num_classes] * 3).double()
+    weight = window.log_potential(small).double().exp()
+    joint.index_put_(tuple(kept.T), weight, accumulate=True)
+    expected = (joint / joint.sum(-1, keepdim=True)).log().flatten(0, 1)
+    torch.testing.assert_close(family.tables[node], expected, rtol=0, atol=1e-5)
+
+
+def test_bound_of_half_of_the_pixels():
+    """
+    From above on the divergence, which is enumerated; draws of q(c | y) in the place of the
+    model's would bound it from below, by ten standard errors here.
+    """
+    target = MarginalField(spins((3, 4), 0.5))
+    size = target.num_nodes
+    torch.manual_seed(0)
+    hood = Neighborhood(torch.ones(size, size).nonzero().T, size)
+    mix = NeighborMixture(hood, 0.02 * torch.rand(size, 2) + 0.01, torch.zeros(size**2))
+    labels = torch.tensor(list(itertools.product(range(2), repeat=size)))
+    log_q = mix.log_prob(labels)
+    divergence = (log_q.exp() * (log_q - target.log_potential(labels))).sum().item()
+    found, error = drawn_bound(mix, target, torch.arange(size), 2**15)
+    assert divergence - 4 * error < found < divergence + 0.1
+
+
+NAMES = ["NMM, 2 steps", "NMM, 5 x 5, 3 steps", "NMM of half, 2 steps", "VAN, 3 steps"]
+NAMES += ["NMM of half, row by row, 2 steps", "mean field", "chains", "Bethe", "tree-reweighted"]
+NAMES += ["windows 3 x 3, 3 given", "windows 5 x 5, 4 given"]
+
+
+@pytest.mark.slow
+def test_every_method_on_every_kind_of_field(tmp_path):
+    """A row each, once. The tree-reweighted bound on log Z is never below; divergences neither."""
+    torch.set_default_dtype(torch.float)
+    field = rivals.fields.noisy_letter(6, 0)[0]
+    known = f'{{"task": "letter", "seed": 0, "log Z": {field.log_normalizer().item()}}}\n'
+    (tmp_path / "fields.jsonl").write_text(known)
+    tasks = ["strips", "potts_strips", "plain", "letter", "--methods", *NAMES]
+    tasks += ["--height", "3", "--size", "6", "--num-seeds", "1", "--num-random", "1"]
+    tasks += ["--results", str(tmp_path / "rows.jsonl"), "--fields", str(tmp_path / "fields.jsonl")]
+    rows = rivals.main(tasks).rows
+    assert len(rows) == len(NAMES) * (3 + 6 + 3 + 1)
+    assert len(rivals.main(tasks).rows) == len(rows)
+    for row in rows:
+        if row["method"] == "tree-reweighted":
+            assert row["log Z error"] > -1e-3
+        if "KL" in row:
+            assert row["KL"] > -5 * row.get("error", 0.0) - 1e-3
+            assert math.isfinite(row["KL"])

@@ -1,0 +1,111 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Stored rows and the tables that are declared of them."""
+
+import json
+
+import pytest
+
+from benchmarks.shared.records import Records, chosen
+from benchmarks.shared.tables import (
+    Paired,
+    against,
+    average,
+    centre_of,
+    count,
+    frame,
+    markdown,
+    ordered,
+    spread,
+    table,
+)
+
+
+def rows():
+    """Two graphs, three methods, seeds that not all have."""
+    values = {"base": (1.0, 2.0, 3.0), "ours": (1.5, 2.4, 3.9), "other": (0.0,)}
+    return [{"task": "fit", "graph": graph, "method": method, "seed": seed,
+             "noise": 10 * (1 + seed), "test": {"score": shift + value}}
+            for graph, shift in (("b", 0.0), ("a", 1.0))
+            for method, found in values.items()
+            for seed, value in enumerate(found)]  # fmt: skip
+
+
+def difference(pairs, digits):
+    theirs, ours = (dict(enumerate(values)) for values in zip(*pairs, strict=True))
+    return Paired.of(ours, theirs).text(digits)
+
+
+def test_differences_are_paired_and_have_a_spread():
+    pairs = [(1.0, 1.5), (2.0, 2.4), (5.0, 5.9)]
+    assert difference(pairs, 2) == "+0.60 ± 0.26 (median +0.50, p = .059)"
+    assert difference([(1.0, 3.0)] * 5, 1) == "+2.0 ± 0.0 (median +2.0)"
+    assert difference(pairs[:1], 1) == "+0.5"
+    assert Paired.of({}, {}).text(1) == ""
+    assert Paired.of({1: 3.0, 2: 4.0}, {2: 1.0, 3: 0.0}).gaps == [3.0]
+    assert difference([(0.0, 1 + 1e-3 * i) for i in range(9)], 2).endswith("p < 1e-6)")
+    assert Paired([0.1, 0.11, 0.12]).mark() == " †"
+    assert Paired([0.1, 0.11, 0.12]).mark(-1) == " ‡"
+    assert Paired([0.1, -0.1, 0.05]).mark() == ""
+    assert centre_of([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"
+
+
+def test_lines_are_in_order_and_differences_within_a_graph():
+    found = frame([*rows(), {"task": "other"}], task="fit")
+    found["graph"] = ordered(found.graph, None)
+    found["model"] = ordered(found.method, {"ours": "NMM", "base": "Base"})
+    cells = {"seeds": count, "score": spread("score", 1), ("score", "minus Base"):
+             against("base", "score", 2, form=Paired.brief)}  # fmt: skip
+    lines = table(found, ["graph", "model"], cells).splitlines()
+    assert lines[0] == "| graph | model | seeds | score | minus Base |"
+    assert lines[1] == "| --- | --- | ---: | ---: | ---: |"
+    assert lines[2] == "| a | NMM | 3 | 3.6 ± 1.2 | +0.60 ± 0.26 (p = .059) |"
+    assert lines[3] == "| a | Base | 3 | 3.0 ± 1.0 |  |"
+    assert lines[4] == "| a | other | 1 | 1.0 |  |"
+    assert lines[5].startswith("| b | NMM | 3 | 2.6")
+    assert len(lines) == 8
+
+
+def test_values_go_across():
+    found = frame(rows())
+    lines = table(found, ["method"], {"at {}": average("score", ".1f")}, "noise").splitlines()
+    assert lines[0] == "| method | at 10 | at 20 | at 30 |"
+    assert lines[2] == "| base | 1.5 | 2.5 | 3.5 |"
+    assert lines[4] == "| other | 0.5 |  |  |"
+
+
+def test_nothing_measured():
+    assert table(frame([]), ["method"], {}) == "Nothing has been measured yet."
+    assert markdown([]) == "Nothing has been measured yet."
+    assert markdown([{"a": "x", "b": ""}]).count("\n") == 1  # a line without cells is left out
+
+
+def test_records_know_what_is_missing(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"seed": 0, "method": "a"}\n{"seed": 1, "meth')
+    records = Records(path)  # a line that was cut short is dropped
+    assert path.read_text().endswith('"a"}\n')
+    missing = list(records.missing(method=["a", "b"], seed=range(2), share=None))
+    assert missing == [{"method": "a", "seed": 1}, {"method": "b", "seed": 0},
+                       {"method": "b", "seed": 1}]  # fmt: skip
+    records.add(method="b", seed=0, curve=[1.0])
+    assert json.loads(path.read_text().splitlines()[-1]) == {
+        "method": "b",
+        "seed": 0,
+        "curve": [1.0],
+    }
+    assert len(Records(path).rows) == 2
+
+
+def test_settings_of_a_search():
+    common = {"task": "search", "graph": "a"}
+    found = [common | {"trial": trial, "settings": {"lr": trial}, "score": score}
+             for trial, score in ((0, 1.0), (0, 3.0), (1, 2.5), (1, 2.0))]  # fmt: skip
+
+    def mean(trial):
+        return sum(row["score"] for row in trial) / len(trial)
+
+    assert chosen(found, mean, 2, graph="a") == {"lr": 1}
+    with pytest.raises(ValueError, match="search of a has not been finished"):
+        chosen(found, mean, 3, graph="a")
