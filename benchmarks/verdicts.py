@@ -20,10 +20,8 @@ import pandas as pd
 from pandas import DataFrame
 
 from benchmarks.images import tested
-from benchmarks.latent import METHODS as LATENT_METHODS
-from benchmarks.latent import chosen_labels, with_chosen
-from benchmarks.links import METHODS as LINK_METHODS
-from benchmarks.links import on_test_links
+from benchmarks.latent import tables as latent
+from benchmarks.links import tables as of_links
 from benchmarks.shared.tables import Paired, frame, groups, markdown
 
 OURS = "NMM"
@@ -80,7 +78,7 @@ def hidden(files: Files) -> DataFrame:
 
 
 def cortex(files: Files) -> DataFrame:
-    chosen = chosen_labels(files["annotators"])
+    chosen = latent.chosen_labels(files["annotators"])
     rows = frame(files["annotators"], task="cortex")
     rows = rows[rows.labels == rows.section.map(chosen)]
     rows = rows[~rows.method.str.startswith("NMM") | (rows.method == "NMM, types")]
@@ -89,11 +87,9 @@ def cortex(files: Files) -> DataFrame:
 
 
 def simulated(files: Files) -> DataFrame:
-    rows = with_chosen(files["annotators"])
-    known = rows.method.str.endswith(", chosen") | (rows.method == "majority")
-    names = {"NMM, chosen": "ours", "majority": LATENT_METHODS["majority"]}
-    rows = rows[known].replace({"method": names})
-    return long(rows, ["task", "graph", "cell", "level"], ["seed"], "log score", "ours")
+    rows = latent.simulations(files)
+    rows = rows[(rows.fit == "chosen") | (rows.method == "majority vote")]
+    return long(rows.astype({"method": str}), latent.SIMULATED, ["seed"], "log score", "NMM")
 
 
 def heterophilous(files: Files, ours: str) -> DataFrame:
@@ -104,9 +100,9 @@ def heterophilous(files: Files, ours: str) -> DataFrame:
 
 
 def links(files: Files) -> DataFrame:
-    rows = on_test_links(files["links"])
-    rows = rows.assign(method=rows.guide.map(lambda name: LINK_METHODS.get(name, name)))
-    return long(rows, ["dataset"], ["seed"], "AP", LINK_METHODS["nmm"])
+    rows = of_links.tested(files, "compare", "katz")
+    rows = rows[rows.splits == "new"].astype({"method": str})
+    return long(rows, ["dataset"], ["seed"], "AP", of_links.OURS)
 
 
 def images(files: Files, value: str) -> DataFrame:

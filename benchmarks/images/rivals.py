@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import GaussianConcentrations, Neighborhood, NeighborMixture
-from pyro_nmm.guides import fit_images, fit_unet
 from pyro_nmm.models.images import Denoiser, UNet
 
 #: Training patches of a step, and their side.
@@ -27,8 +26,6 @@ NMMS = {
     "NMM-paper": {"network": GAUSSIAN, "last_rate": 1.0, "mean_weight": 0.0},
 }
 METHODS = ["U-Net", "U-Net-log", *NMMS]
-#: A U-Net's estimate of an image ``(channels, H, W)``, or a mixture over its pixels.
-Prediction = Tensor | NeighborMixture
 
 
 def build(args, method: str, unet: UNet | None = None) -> UNet | Denoiser:
@@ -57,14 +54,10 @@ def phases(args, method: str) -> dict[str, tuple[int, int, dict]]:
     return {"trunk": (0, start, trunk), method: (start, args.num_steps, options)}
 
 
-def fit(network: UNet | Denoiser, draw, **options) -> None:
-    """Minimise squared errors or their logarithm, or maximise the bound of an NMM."""
-    (fit_unet if isinstance(network, UNet) else fit_images)(network, draw, **options)
-
-
 @torch.no_grad()
-def predict(network: UNet | Denoiser, method: str, image: Tensor) -> Prediction:
-    if isinstance(network, UNet):
+def predict(network: UNet | Denoiser, method: str, image: Tensor) -> Tensor | NeighborMixture:
+    """A U-Net's estimate of the clean image, or an NMM's mixture over its pixels."""
+    if method not in NMMS:
         return 255 * network(image[None] / 255)[0][0]
     radius = NMMS[method].get("radius", 1)
     hood = Neighborhood.grid(*image.shape[-2:], radius, device=image.device)

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.images import scores
-from benchmarks.images.rivals import BATCH, METHODS, NMMS, build, fit, phases, predict
-from benchmarks.images.scores import spectra, tiles
+from benchmarks.images.rivals import BATCH, METHODS, NMMS, build, phases, predict
 from benchmarks.shared.records import RESULTS, Records, run
 from benchmarks.shared.timing import median_cost
 from pyro_nmm.datasets import image_folder, photographs, random_patches
+from pyro_nmm.guides import fit_images, fit_unet
 
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
 #: Standard deviation of the noise, validation images and the side of their middles.
@@ -75,6 +75,7 @@ def trained(args, results: Records, method: str, seed: int):
             "settings": f"{seed} {settings(args)}",
             "progress": partial(watched, args, results, network, pairs, key, (first, last)),
         }
+        fit = fit_images if part in NMMS else fit_unet
         fit(network, draw, num_steps=last - first, **options)
     return network
 
@@ -129,14 +130,14 @@ def test(args, results: Records) -> None:
 def joint(args, results: Records) -> None:
     """Rows of tiles and spectra, of the methods with a joint distribution."""
     methods = [method for method in args.methods if method in NMMS]
-    for measure in (tiles, spectra):
+    for measure in (scores.tiles, scores.spectra):
         for key, mix, clean in each_image(args, results, measure.__name__, methods):
             results.add(**key, **measure(mix, clean))
 
 
 def stepper(args, method: str) -> Callable[[], float]:
     """A function that returns the median seconds of five steps."""
-    network, marks = build(args, method), []
+    network, fit, marks = build(args, method), fit_images if method in NMMS else fit_unet, []
     patches = random_patches(list(photographs().values()), BATCH).to(args.device)
 
     def draw() -> Tensor:

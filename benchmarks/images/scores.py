@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.special import log_ndtr
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
-from benchmarks.images.rivals import Prediction
 from pyro_nmm import Intervals, LogisticConcentrations, Neighborhood, NeighborMixture
 from pyro_nmm.distributions import NeighborChoice
 
@@ -32,10 +31,7 @@ def marginal(mix: NeighborMixture, clean: Tensor) -> float:
 
 
 def bound(mix: NeighborMixture, labels: Tensor) -> float:
-    """
-    A lower bound on the log-likelihood of all labels ``(channels, N)`` of a channel together, by
-    one draw in a random order. Its difference from :func:`marginal` is due to dependence.
-    """
+    """A lower bound on the mean log-likelihood of all labels ``(channels, N)``, by one draw."""
     q = mix.choices(labels[None])
     return q.log_labels(q.sample()).double().mean().item()
 
@@ -79,11 +75,8 @@ def highest(values: list[float], score: Callable[[float], float]) -> float:
     return values[bisect_left(pairs, True, key=lambda pair: score(pair[0]) > score(pair[1]))]
 
 
-def fitted(pairs: list[tuple[Prediction, Tensor]]) -> dict:
-    """
-    The best values for validation images: for an NMM a factor of its widths, for a U-Net half of a
-    90 % interval and a width for each density.
-    """
+def fitted(pairs: list[tuple]) -> dict:
+    """The best factor of an NMM's widths, or half of a 90 % interval and widths of a U-Net."""
 
     def best(values: list[float], score: Callable) -> float:
         return highest(values, lambda value: mean(score(x, y, value) for x, y in pairs))
@@ -95,7 +88,7 @@ def fitted(pairs: list[tuple[Prediction, Tensor]]) -> dict:
     return {"half": errors.quantile(0.9).item(), "widths": widths}
 
 
-def validated(found: Prediction, clean: Tensor) -> dict:
+def validated(found: Tensor | NeighborMixture, clean: Tensor) -> dict:
     """The PSNR in decibels, and likelihoods of an NMM."""
     mixture = isinstance(found, NeighborMixture)
     estimate = found.intervals().mean[0].view(clean.shape) if mixture else found
@@ -104,7 +97,7 @@ def validated(found: Prediction, clean: Tensor) -> dict:
     return {"PSNR": psnr} | more
 
 
-def tested(found: Prediction, clean: Tensor, **known) -> dict:
+def tested(found: Tensor | NeighborMixture, clean: Tensor, **known) -> dict:
     """The row of a test image; likelihoods of an NMM with widths as trained, and scaled."""
     row = validated(found, clean)
     if isinstance(found, NeighborMixture):
@@ -119,10 +112,7 @@ def tested(found: Prediction, clean: Tensor, **known) -> dict:
 
 
 def cut(mix: NeighborMixture, height: int, width: int, side: int) -> tuple[NeighborMixture, Tensor]:
-    """
-    The marginals of an image's tiles as one mixture, and the pixel of each of its nodes. Sources
-    have a copy for each tile that may choose them, so tiles are independent.
-    """
+    """Tiles as one mixture, with a copy of sources for each tile, and the pixel of each node."""
     pixel = torch.arange(height * width, device=mix.hood.device)
     tile = pixel // width // side * width + pixel % width // side
     pixels = tile.argsort(stable=True)
@@ -147,8 +137,7 @@ def tiles(mix: NeighborMixture, clean: Tensor) -> dict:
 def power(field: Tensor) -> list[float]:
     """
     The power spectrum of a field ``(..., channels, H, W)`` in bins of the distance from frequency
-    zero, averaged over other dimensions. White noise has its variance in every bin. A Hann window
-    separates opposite borders.
+    zero. White noise has its variance in every bin. A Hann window separates opposite borders.
     """
     sides = field.shape[-2:]
     window = torch.outer(*(torch.hann_window(n, dtype=torch.double) for n in sides))
@@ -168,10 +157,9 @@ def at_lag(function: Callable, field: Tensor, lag: int) -> float:
 
 def spectra(mix: NeighborMixture, clean: Tensor) -> dict:
     """
-    Spectra about the mixture's mean, of the clean image (the estimate's error), of samples, of one
-    more sample for comparison, and of independent draws from the marginals. Of each also the
-    correlations at `LAGS`, and the share of adjacent pixels with the same grey level. ``total`` is
-    the mean sum of concentrations, which bounds both in an NMM.
+    Spectra about the mixture's mean: of the clean image, of samples, of one more sample, and of
+    independent draws from the marginals; correlations at `LAGS`, and the share of equal adjacent
+    pixels. ``total`` is the mean sum of concentrations, which bounds both.
     """
     estimate = mix.intervals().mean[0].view(clean.shape)
     choices = NeighborChoice(mix.hood, mix.logits).expand(mix.batch_shape)

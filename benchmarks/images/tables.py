@@ -4,6 +4,7 @@
 """The tables of docs/results/denoising.md."""
 
 from itertools import combinations
+from math import nan
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ DRAWN |= {"another": "one more sample, against samples"}
 #: Frequencies in cycles a pixel, and their bins.
 BANDS = {"below 1/16": slice(2), "1/16 to 1/8": slice(2, 4), "1/8 to 1/4": slice(4, 8)}
 BANDS |= {"1/4 to 1/2": slice(8, 16), "all": slice(16)}
+SCORES = ("joint", "log p, scaled", "joint, scaled", "log p, logistic")
 SEEDS = {"seeds": average("seed", "", of=lambda seeds: len(set(seeds)))}
 
 
@@ -50,6 +52,7 @@ def stored(files: Files, task: str) -> DataFrame:
 def tested(files: Files) -> DataFrame:
     """Test images, with likelihoods of the widths that validation images chose."""
     known = stored(files, "test")
+    known = known.assign(**dict.fromkeys({*SCORES} - {*known}, nan))
     known["chosen"] = known["log p, scaled"].fillna(known["log p, logistic"])
     known["best"] = known["chosen"].fillna(known["log p"])
     known["gain"] = known["joint"] - known["log p"]

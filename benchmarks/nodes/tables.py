@@ -40,11 +40,12 @@ def named(rows: DataFrame) -> DataFrame:
     rows["graph"] = ordered(rows["dataset"], shared.GRAPHS)
     rows["backbone"] = ordered(rows["backbone"].str.upper(), ("GCN", "GAT", "APPNP", "MLP"))
     communities = {r"(.*), (communities|weighted) (.*)\.0": r"StackedNMM on \1, \2 at \3"}
-    settings = (", " + rows["settings of"].astype(object)).fillna("")
+    settings = [f", {name}" if isinstance(name, str) else "" for name in rows["settings of"]]
     rows["model"] = ordered(rows["method"].replace(communities, regex=True) + settings, MODELS)
+    rows["splits"] = ["published" if r != r else f"random, {r}" for r in rows["ratio"]]
+    rows["ratio"] = ordered(rows["ratio"], None)
     rows["PLL"] = rows["pairs"].fillna(rows["conditional"]).fillna(rows["own product"])
-    shares = rows["ratio"].map("random, {}".format, na_action="ignore")
-    return rows.assign(splits=shares.fillna("published"))
+    return rows
 
 
 def runs(files: Files, task: str) -> DataFrame:
@@ -91,7 +92,7 @@ def accuracy(files: Files) -> str:
 def against_backbone(files: Files) -> str:
     """Are NMMs and StackedNMM better than the backbone with the same settings?"""
     rows = runs(files, "accuracy")
-    rows["search"] = rows["settings of"].fillna("own")
+    rows["search"] = rows["settings of"].astype(object).fillna("own")
     rows["model"] = ordered(rows["method"], MODELS)
     cells = {"accuracy, points": against("backbone", "accuracy", 1, 100, form=Paired.brief)}
     for base in ("backbone", "backbone, temperature", "backbone, stacked"):
@@ -222,8 +223,8 @@ def spn(files: Files) -> str:
     protocol, ours = frame(files["calibration"], task="splits"), frame(files["nodes"], task="pairs")
     rows = named(pd.concat([frame(files["nodes_rivals"]), protocol, ours]))
     rows["model"] = ordered(rows["model"].astype(str), ["SPN", *RIVALS])
-    places = rows[["dataset", "backbone", "ratio", "seed", "split", "fold"]]
-    rows["run"] = places.fillna(-1).astype(str).agg(" ".join, axis=1)
+    places = rows[["dataset", "backbone", "splits", "seed", "split", "fold"]].astype(object)
+    rows["run"] = places.fillna("").astype(str).agg(" ".join, axis=1)
     known = rows["run"].isin(rows["run"][rows["model"] == "SPN"])
     rows = rows[known & rows["model"].isin(["SPN", *RIVALS])]
     cells = {"runs": count, "accuracy, %": average("accuracy", ".1f", 100)}

@@ -28,11 +28,11 @@ SETS, DRAWS = 100, 400
 
 def grown(hood: Neighborhood, inside: Tensor, size: int, seed: int) -> Tensor:
     """``(S, size)``: nodes of ``inside`` around random ones, the nearest first."""
-    edges, generator = inside[hood.target] & inside[hood.source], torch.Generator()
     graph, nodes = nx.DiGraph(), inside.nonzero()[:, 0].tolist()
+    edges = inside[hood.target] & inside[hood.source]
     graph.add_nodes_from(nodes)
     graph.add_edges_from(torch.stack([hood.target, hood.source], 1)[edges].tolist())
-    generator.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     found: list[list[int]] = []
     for _ in range(20 * SETS):  # components may be too small
         start = nodes[torch.randint(len(nodes), (1,), generator=generator)]
@@ -56,11 +56,8 @@ def summary(draws: Tensor, truth: Tensor) -> dict[str, float]:
 def counts(args, results: Records) -> None:
     """Counts of all labels in sets of test nodes that grow around a random one."""
     for key, data in cases(args, results, "counts", fold=0, size=SIZES):
-        sets, size = (
-            grown(data.hood, data.test_mask, key["size"], key["split"]),
-            data.logits.shape[1],
-        )
-        nodes = sets.unique()
+        sets = grown(data.hood, data.test_mask, key["size"], key["split"])
+        nodes, size = sets.unique(), data.logits.shape[1]
         posterior = StackedNMM(size).fit(*given(data), data.val_mask).posterior(*given(data))
         found = {"joint": posterior.sample((DRAWS,), nodes)}
         alone = {"own product": posterior.marginals(), "temperature": temperature(data)}

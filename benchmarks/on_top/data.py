@@ -9,8 +9,9 @@ https://github.com/hans66hsu/GATS, commit 80cfd00).
 
 from __future__ import annotations
 
+import itertools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
@@ -137,26 +138,14 @@ def network(kind: str, num_features: int, num_classes: int, dropout: float = 0.5
     return RandomInput(Sequential("x, edge_index", [first, nn.ELU(), thin, last]), dropout)
 
 
-def trained(kind: str, data: Data, seed: int, num_epochs: int, patience: int = 100) -> Tensor:
-    """
-    Logits after the protocol's training: those of the last epoch with the best accuracy and the
-    least loss on the held-out nodes so far. Training ends when neither has been equalled for
-    ``patience`` epochs.
-    """
+def trained(kind: str, data: Data, seed: int, num_epochs: int) -> Tensor:
+    """``(N, C)``: logits after the protocol's training."""
     pyro.set_rng_seed(seed)
     module = network(kind, data.num_features, int(data.y.max()) + 1)
     optimizer = Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
     taught = (data.x, data.edge_index), data.y, data.train_mask
-    best, least, kept, waited = 0.0, inf, None, 0
-    for out in epochs(module, optimizer, *taught, num_epochs):
-        accuracy, loss = held_out_scores(out, data)
-        if accuracy >= best and loss <= least:
-            kept = out
-        waited = 0 if accuracy >= best or loss <= least else waited + 1
-        best, least = max(best, accuracy), min(least, loss)
-        if waited >= patience:
-            break
-    return kept
+    outputs = epochs(module, optimizer, *taught, num_epochs)
+    return stopped_early(outputs, lambda out: held_out_losses(out, data))
 
 
 def epochs(
@@ -174,7 +163,25 @@ def epochs(
         yield out
 
 
-def held_out_scores(out: Tensor, data: Data) -> tuple[float, float]:
-    """Accuracy and loss."""
+def held_out_losses(out: Tensor, data: Data) -> tuple[float, float]:
+    """Minus accuracy, and the negative log-likelihood."""
     held, y = out[data.val_mask], data.y[data.val_mask]
-    return (held.argmax(-1) == y).double().mean().item(), F.cross_entropy(held, y).item()
+    return -(held.argmax(-1) == y).double().mean().item(), F.cross_entropy(held, y).item()
+
+
+def stopped_early(
+    outputs: Iterator[Tensor], losses: Callable[[Tensor], tuple], patience: int = 100
+) -> Tensor:
+    """
+    The last output with the least losses so far. Training ends when none of its losses has been
+    equalled for ``patience`` epochs.
+    """
+    least, kept, waited = itertools.repeat(inf), None, 0
+    for out in outputs:
+        found = losses(out)
+        equalled = [new <= old for new, old in zip(found, least, strict=False)]
+        least = list(map(min, least, found))
+        kept, waited = out if all(equalled) else kept, 0 if any(equalled) else waited + 1
+        if waited >= patience:
+            break
+    return kept

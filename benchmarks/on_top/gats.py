@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, Linear
 from torch_geometric.utils import degree, scatter, softmax
 
-from benchmarks.on_top.data import epochs
+from benchmarks.on_top.data import epochs, stopped_early
 from pyro_nmm import Neighborhood
 
 #: Weight decay of GATS, by graph and backbone: the configuration files of its authors.
@@ -72,13 +70,8 @@ def gats(data: Data) -> Tensor:
 
 def calibrated(module: nn.Module, decay: float, data: Data) -> Tensor:
     """The protocol's fit to the held-out nodes, stopped early by the training nodes."""
-    known, y, least, waited, kept = data.train_mask, data.y, inf, 0, data.logits
+    known, y = data.train_mask, data.y
     optimizer = Adam(module.parameters(), lr=0.01, weight_decay=decay)
-    for out in epochs(module, optimizer, (data.logits,), y, data.val_mask, 2000):
-        loss = F.cross_entropy(out[known], y[known]).item()
-        waited = 0 if loss <= least else waited + 1
-        if loss <= least:
-            least, kept = loss, out
-        if waited >= 100:
-            break
-    return kept.softmax(-1)
+    outputs = epochs(module, optimizer, (data.logits,), y, data.val_mask, 2000)
+    best = stopped_early(outputs, lambda out: (F.cross_entropy(out[known], y[known]).item(),))
+    return best.softmax(-1)

@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import LabelPropagation
 from torch_geometric.utils import index_to_mask
 
-from benchmarks.nodes.fits import node_scores
+from benchmarks.nodes import node_scores
 from benchmarks.on_top import rivals
 from benchmarks.on_top.data import cases, given, graph, shuffled, trained
 from benchmarks.shared.louvain import louvain

@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from benchmarks.nodes.fits import node_scores, pair_log_probs
+from benchmarks.nodes import node_scores, pair_log_probs
 from benchmarks.on_top import rivals
 from benchmarks.on_top.counts import counts
 from benchmarks.on_top.data import NUM_FOLDS, cases, given, network

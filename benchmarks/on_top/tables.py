@@ -11,22 +11,8 @@ from pandas import DataFrame
 
 from benchmarks.on_top.labels import SHOWN, UPDATED
 from benchmarks.on_top.run import ELSEWHERE, METHODS, OURS, POOL, SCORES
-from benchmarks.shared.tables import (
-    GRAPHS,
-    Cell,
-    Paired,
-    against,
-    average,
-    centre,
-    count,
-    first,
-    frame,
-    groups,
-    markdown,
-    ordered,
-    spread,
-    table,
-)
+from benchmarks.shared import tables as shown
+from benchmarks.shared.tables import Cell, Paired, against, average, count, ordered, spread, table
 
 CELL, RUN = ["graph", "backbone"], ["split", "fold"]
 JOINT = "log p(test \\| train)"
@@ -41,9 +27,9 @@ Files = dict[str, list[dict]]
 
 def rows_of(rows: list[dict], task: str) -> DataFrame:
     """Rows of a task, with graphs, backbones and methods in the order of lines."""
-    found = frame(rows, task=task)
+    found = shown.frame(rows, task=task)
     found = found.reindex(columns=list(dict.fromkeys([*found, *FIELDS])))
-    found["graph"] = ordered(found["dataset"], GRAPHS)
+    found["graph"] = ordered(found["dataset"], shown.GRAPHS)
     found["backbone"] = ordered(found["backbone"], {"gcn": "GCN", "gat": "GAT", "mlp": "MLP"})
     return found
 
@@ -112,9 +98,9 @@ def calibration(files: Files) -> str:
     cells = {
         "runs": count,
         "accuracy": average("accuracy", ".1f", 100),
-        "NLL": centre("nll", 3),
+        "NLL": shown.centre("nll", 3),
         ("NLL", "ours minus"): ours_minus("nll"),
-        "Brier": centre("brier", 3),
+        "Brier": shown.centre("brier", 3),
         ("Brier", "ours minus"): ours_minus("brier"),
         "ECE": average("ece", ".3f"),
         "PLL": average("PLL", ".3f"),
@@ -133,21 +119,22 @@ def from_rivals(rows: DataFrame, field: str, ours: str = OURS) -> list[tuple[str
 def missed_cells(files: Files) -> str:
     """Is StackedNMM better than the best of its rivals?"""
     rows, lines = splits(files), []
-    for (graph, backbone), part in groups(rows[rows["backbone"] != "MLP"], CELL):
+    for (graph, backbone), part in shown.groups(rows[rows["backbone"] != "MLP"], CELL):
         runs, missed = f"{(part['method'] == OURS).sum()}", []
         line = {"graph": graph, "backbone": backbone, "runs": runs}
         for name, field, digits in (("NLL", "nll", 4), ("Brier", "brier", 4), ("ECE", "ece", 3)):
-            (rival, change), *_ = found = from_rivals(part, field)
+            found = from_rivals(part, field)
+            rival, change = found[0]
             sure = all(mark(each, len(found)) == " †" for _, each in found)
             text = f"{change.mean:+.{digits}f} ({rival}){' †' * sure}"
             line[f"{name} minus the best rival's"] = text
             missed += [name] * (change.mean >= 0)
         line["ECE minus GATS's"] = gap(part, OURS, "GATS", "ece").spread(3)
         lines.append(line | {"missed": ", ".join(missed) or "none"})
-    return markdown(lines, 2)
+    return shown.markdown(lines, 2)
 
 
-def parts(files: Files) -> str:
+def contributions(files: Files) -> str:
     """What do the pool, the NMM and the priors contribute?"""
     cells = {
         "NLL minus the pool's": minus(OURS, POOL, "nll"),
@@ -170,7 +157,7 @@ def over_nodes(files: Files) -> str:
         if row["task"] == "bootstrap"
         for name, (_, low, high) in (("NLL", row["nll"]), ("Brier", row["brier"]))
     ]
-    down, cells = [*CELL, "ours minus"], {"{}": first("interval")}
+    down, cells = [*CELL, "ours minus"], {"{}": shown.first("interval")}
     return table(rows_of(rows, "bootstrap"), down, cells, across="method")
 
 
@@ -211,7 +198,9 @@ def twenty_questions(files: Files) -> str:
         nll, accuracy = f"curve.{number}.nll", percent(f"curve.{number}.accuracy")
         cells[f"{number} answers"] = bracketed(average(nll, ".3f"), accuracy)
     for base in ("entropy", "at random"):
-        cells[f"NLL at last minus {base}"] = against({"asked by": base}, nll, 4, by=["split"])
+        cells[f"{number} answers, NLL minus {base}"] = against(
+            {"asked by": base}, nll, 4, by=["split"]
+        )
     cells |= {"correlation with entropy": average("alike", ".4f"), "draws": count}
     return table(rows, ["communities", "asked by"], cells)
 
@@ -232,5 +221,5 @@ def calibration_priors(files: Files) -> str:
     return table(rows_of(files["calibration"], "priors"), CELL, {"fits": count} | cells)
 
 
-TABLES = (calibration, missed_cells, parts, over_nodes, new_labels, counts_in_sets)
+TABLES = (calibration, missed_cells, contributions, over_nodes, new_labels, counts_in_sets)
 TABLES += (twenty_questions, weights_of_edges, calibration_priors)

@@ -17,7 +17,6 @@ from pyro_nmm.datasets import letters
 from pyro_nmm.models import PairwiseMRF, coarse_to_fine, grid_edges, ising, ising_posterior, potts
 
 Shape = tuple[int, int]
-COUPLINGS = (0.2, 0.4, 0.6)
 #: Width of the narrow grids of two labels, whose log Z is exact.
 WIDTH = 12
 

@@ -95,7 +95,7 @@ def measure(args, results: Records, shape: fields.Shape, make: Callable, names, 
     seed, and its log Z, which takes longer than some methods and is computed once for all.
     """
     make = lru_cache(1)(make)
-    for key in results.missing(**keys, method=args.methods or names):
+    for key in results.missing(**keys, method=names if args.methods == ["all"] else args.methods):
         field, log_z = make(key.get("coupling"), key["seed"])
         pyro.set_rng_seed(0)
         options = {"num_random": args.num_random, "clock": time.process_time}
@@ -115,7 +115,7 @@ def exact(make: Callable[..., PairwiseMRF]) -> Callable[..., tuple[PairwiseMRF, 
 
 def strips(args, results: Records) -> None:
     shape, names = (args.height, fields.WIDTH), EVERY + WINDOWS[2] + LONG
-    each = {"labels": 2, "seed": range(args.num_seeds), "coupling": fields.COUPLINGS}
+    each = {"labels": 2, "seed": range(args.num_seeds), "coupling": args.couplings}
     make = exact(partial(fields.random_ising, shape))
     measure(args, results, shape, make, names, task="strips", **each)
 
@@ -132,7 +132,7 @@ def plain(args, results: Records) -> None:
     def make(coupling: float, seed: int) -> tuple[PairwiseMRF, float]:
         return fields.plain_ising(args.size, coupling), fields.kac_ward(*shape, coupling)
 
-    shape, each = (args.size, args.size), {"labels": 2, "seed": 0, "coupling": fields.COUPLINGS}
+    shape, each = (args.size, args.size), {"labels": 2, "seed": 0, "coupling": args.couplings}
     measure(args, results, shape, make, LARGE, task="plain", **each)
 
 
@@ -150,8 +150,9 @@ def letter(args, results: Records) -> None:
 def main(argv: list[str] | None = None) -> Records:
     return run(
         argv, __doc__, (strips, potts_strips, plain, letter),
-        methods=([""], "names, instead of all"), num_seeds=3, num_random=(12, "starts"),
-        height=(40, "of the narrow grids"), size=(128, "of the letter and the plain field"),
+        methods=(["all"], "names"), num_seeds=3, couplings=[0.2, 0.4, 0.6],
+        num_random=(12, "starts of mean fields and chains"), height=(40, "of the narrow grids"),
+        size=(128, "of the letter and the plain field"),
         fields=(RESULTS / "fields.jsonl", "rows of run.py"),
         results=RESULTS / "fields_compared.jsonl",
     )  # fmt: skip

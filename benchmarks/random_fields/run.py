@@ -35,7 +35,7 @@ RADIUS = 3
 def strips(args, results: Records) -> None:
     shape, seeds = (args.height, fields.WIDTH), range(args.num_seeds)
     windows, steps = fields.grid(shape), {"num_steps": args.num_steps}
-    for key in results.missing(task="strips", coupling=fields.COUPLINGS, seed=seeds):
+    for key in results.missing(task="strips", coupling=args.couplings, seed=seeds):
         pyro.set_rng_seed(0)
         field, seconds = fields.random_ising(shape, key["coupling"], key["seed"]), {}
         log_z, truth = field.log_normalizer().item(), field.marginals()
@@ -88,7 +88,7 @@ def letter(args, results: Records) -> None:
 
 
 def plain(args, results: Records) -> None:
-    for key in results.missing(task="plain", coupling=fields.COUPLINGS):
+    for key in results.missing(task="plain", coupling=args.couplings):
         pyro.set_rng_seed(0)
         field = fields.plain_ising(args.size, key["coupling"])
         log_z = fields.kac_ward(args.size, args.size, key["coupling"])
@@ -142,7 +142,7 @@ def deviations(args, results: Records) -> None:
         results = Records(RESULTS / "deviations.jsonl")
     shape, settings = (args.height, fields.WIDTH), {"num_steps": args.num_steps, "radius": RADIUS}
     windows, options = fields.grid(shape, RADIUS), {"num_steps": args.num_steps, "lr": 0.003}
-    each = {"seed": range(args.num_seeds), "coupling": fields.COUPLINGS, "settings": settings}
+    each = {"seed": range(args.num_seeds), "coupling": args.couplings, "settings": settings}
     for key in results.missing(task="fields", **each, change=("", "no groups")):
         field = fields.random_ising(shape, key["coupling"], key["seed"])
         pyro.set_rng_seed(0)
@@ -157,9 +157,10 @@ def deviations(args, results: Records) -> None:
 def main(argv: list[str] | None = None) -> Records:
     return run_tasks(
         argv, __doc__, (strips, letter, plain, amortized, scaling, deviations),
-        num_seeds=3, num_steps=1000, num_samples=(4, "of the letter and the plain field"),
-        height=(40, "of the narrow grids"), size=(128, "of the letter and the plain field"),
-        sweeps=(2000, "of annealing"), sizes=([32, 64, 128, 256, 512], "of scaling"), results=FILE,
+        num_seeds=3, couplings=[0.2, 0.4, 0.6], num_steps=1000,
+        num_samples=(4, "of the letter and the plain field"), height=(40, "of the narrow grids"),
+        size=(128, "of the letter and the plain field"), sweeps=(2000, "of annealing"),
+        sizes=([32, 64, 128, 256, 512], "of scaling"), results=FILE,
     )  # fmt: skip
 
 

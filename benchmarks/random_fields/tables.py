@@ -86,7 +86,7 @@ def field_rivals(files: Files) -> str:
         gaps = Paired.rows(part, peers[peers["ours"]], "KL", FIELD).gaps
         return "" if part["ours"].all() else f"{sum(gap < 0 for gap in gaps)} of {len(gaps)}"
 
-    cells = {f"KL, {share} of critical": at(share) for share in sorted(set(rows["share"]))}
+    cells = {f"KL, {share} of critical": at(share) for share in sorted(set(rows.get("share", ())))}
     cells |= {"minus NMM": shared.against({"ours": True}, "KL", 2, by=FIELD)}
     return table(rows, ["labels", "method"], cells | {"closer than NMM": closer} | SECONDS)
 

@@ -184,7 +184,7 @@ def cuts(args, results: Records) -> None:
     """The halo of parts: sources that a part needs and does not own."""
     each = {"graph": args.datasets, "way": ["random", "groups"], "parts": args.parts}
     for key in results.missing(task="cuts", **each):
-        data = Data(edge_index=citation_like(20_000, 100_000), y=torch.zeros(20_000))
+        data = Data(edge_index=citation_like(20_000, 100_000), y=torch.zeros(1), num_nodes=20_000)
         if key["graph"] != "with hubs":
             data = planetoid(key["graph"], args.data_root)
         part = parts_of(key["way"], data, key["parts"])

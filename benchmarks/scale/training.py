@@ -85,6 +85,8 @@ def epochs_of(kind: str, data: Data, hood: Neighborhood) -> dict[str, Callable[[
 def tightness(args, results: Records) -> None:
     """Every ten epochs of an NMM-GCN, on 400 pairs of test nodes and on all test nodes."""
     wanted = [key["epoch"] for key in results.missing(epoch=range(0, args.num_epochs + 1, 10))]
+    if not wanted:
+        return
     pyro.set_rng_seed(10)
     data, hood = load(args.datasets[0], args.data_root, "cpu")
     data = random_split(data, 0.2, 0.1, 0.3, seed=10)
@@ -221,7 +223,7 @@ def bound(args, results: Records) -> None:
 
 @torch.no_grad()
 def in_parts(mix: NeighborMixture, data: Data, parts: Sequence[Tensor]) -> dict[str, float]:
-    """Sums over batches in nats a node; test labels are given the training labels of their batch."""
+    """Sums over batches, in nats a node; test labels are given the batch's training labels."""
     y, sums = data.y, defaultdict(float)
     for part in parts:
         mask = index_to_mask(part, data.num_nodes)

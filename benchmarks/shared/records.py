@@ -86,6 +86,11 @@ def arguments(doc: str | None, choices: dict | None = None, **options) -> argpar
     return parser
 
 
+def start(threads: int) -> None:
+    torch.set_num_threads(threads)
+    pyro.enable_validation(False)
+
+
 def run(argv, doc: str | None, tasks: Iterable[Callable], **options) -> Records:
     """
     Run the tasks that are named on the command line, functions of the arguments and of the
@@ -95,8 +100,7 @@ def run(argv, doc: str | None, tasks: Iterable[Callable], **options) -> Records:
     parser = arguments(doc, threads=1, **options)
     parser.add_argument("tasks", nargs="+", choices=named)
     args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
-    pyro.enable_validation(False)
+    start(args.threads)
     results = Records(args.results)
     for name in args.tasks:
         named[name](args, results)

@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from benchmarks.shared.common import start
+from benchmarks.shared.records import start
 
 
 def timed(function: Callable, *args, clock: Callable[[], float] = time.perf_counter, **options):

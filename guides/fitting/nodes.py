@@ -140,7 +140,7 @@ def fit_nmm(
 
     A step is one of Pyro's ``Trace_ELBO`` on :class:`~pyro_nmm.guides.AmortizedNMM`, which is the
     way to fit the same inside a larger program. It has the gradient of ``TraceGraph_ELBO``, draw by
-    draw, in less time where graphs are small (``benchmarks/epochs.py``); with a ``consistency`` it
+    draw, in less time where graphs are small (docs/results/speed.md); with a ``consistency`` it
     is ``TraceGraph_ELBO`` itself. Pyro's parameter store is left as it was.
 
     :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example

@@ -31,7 +31,7 @@ from pyro_nmm.validation import check_integers, check_positive
 
 #: Normal priors, mean and standard deviation, of the numbers of an NMM on pooled scores. Some
 #: hundred held-out nodes say little about them. Fitted to nearly all labels of 36 splits of three
-#: graphs (`benchmarks/calibration.py priors`), of which two are reported on other splits.
+#: graphs (`benchmarks.on_top.run priors`), of which two are reported on other splits.
 PRIOR = {
     "log_kappa": (-1.2, 0.7),
     "log_floor": (-5.0, 1.0),

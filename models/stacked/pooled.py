@@ -16,8 +16,8 @@ from pyro_nmm.models.stacked.walk import Walk
 from pyro_nmm.validation import check_all_rows
 
 #: Normal priors of the pool's numbers: mean and standard deviation. Fitted to nearly all labels of
-#: 36 splits of three graphs (`benchmarks/calibration.py priors`), of which two are reported on
-#: other splits; docs/results.md says what changes with priors from elsewhere.
+#: 36 splits of three graphs (`benchmarks.on_top.run priors`), of which two are reported on
+#: other splits; docs/results/on-top.md shows priors from other graphs.
 PRIOR = {
     "log_scale": (-0.9, 0.7),
     "neighbors": (0.8, 0.4),

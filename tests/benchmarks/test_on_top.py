@@ -116,6 +116,15 @@ def test_drawn_splits_are_like_the_published_ones():
     assert torch.equal(every.sort().values, torch.arange(400))
 
 
+def test_training_stops_when_no_loss_is_equalled():
+    """Kept is the last epoch at which both losses are the least so far."""
+    losses = [(0.5, 0.9), (0.4, 0.8), (0.4, 0.85), (0.4, 0.8), (0.6, 0.7), (0.6, 0.9), (0.6, 0.9)]
+    seen = iter(range(7))
+    assert data.stopped_early(seen, losses.__getitem__, patience=1) == 3
+    assert next(seen) == 6  # the rest was not trained
+    assert data.stopped_early(iter(range(7)), losses.__getitem__, patience=3) == 3
+
+
 class Harmful:
     def __reduce__(self):
         return print, ("this must not run",)

@@ -3,14 +3,13 @@
 
 """The benchmark of random fields, in small, and its tables of stored rows."""
 
-import json
-
 import pytest
 import torch
 
 from benchmarks.random_fields import run, tables
-from benchmarks.random_fields.fields import kac_ward, plain_ising
-from benchmarks.shared.records import RESULTS, read
+from benchmarks.random_fields.fields import kac_ward
+from benchmarks.shared.records import RESULTS, pick, read
+from benchmarks.shared.tables import Paired
 from pyro_nmm.models import grid_edges, ising
 
 TASKS = ["strips", "letter", "plain", "amortized", "scaling", "deviations"]
@@ -21,10 +20,10 @@ def test_small_runs(tmp_path):
     """Rows of all tasks, once; divergences are positive, and bounds are above them."""
     torch.set_default_dtype(torch.float)
     arguments = [*TASKS, "--num-steps", "4", "--num-samples", "2", "--num-seeds", "1"]
-    arguments += ["--height", "3", "--size", "8", "--sizes", "8", "--sweeps", "4"]
-    arguments += ["--results", str(tmp_path / "fields.jsonl")]
+    arguments += ["--couplings", "0.4", "--height", "2", "--size", "6", "--sizes", "8"]
+    arguments += ["--sweeps", "4", "--results", str(tmp_path / "fields.jsonl")]
     rows = run.main(arguments).rows
-    assert len(rows) == 3 + 1 + 3 + 1 + 1 + 6
+    assert [row["task"] for row in rows] == [*TASKS[:-1], "fields", "fields"]
     assert len(run.main(arguments).rows) == len(rows)
     for row in rows:
         if row["task"] == "strips":
@@ -32,7 +31,7 @@ def test_small_runs(tmp_path):
             assert row["NMM bound"] > row["NMM"] - 4 * row["error"] > -8 * row["error"]
             assert 0 < row["marginals"]["NMM"] < 1
         if row["task"] == "plain":
-            assert row["log Z"] == pytest.approx(kac_ward(8, 8, row["coupling"]))
+            assert row["log Z"] == pytest.approx(kac_ward(6, 6, row["coupling"]))
             assert min(row[name] + row["log Z"] for name in ("mean field", "NMM", "NMM-CNN")) > 0
     files = {"fields": rows, "deviations": [row for row in rows if row["task"] == "fields"]}
     shown = [make(files) for make in (tables.strips, tables.large, tables.amortized)]
@@ -47,22 +46,46 @@ def test_log_z_of_kac_and_ward():
         assert abs(kac_ward(height, width, coupling) - log_z) < 1e-9
 
 
-FILES = {path.stem: read(path) for path in RESULTS.glob("*.jsonl") if "fields" in path.stem}
-FILES["deviations"] = read(RESULTS / "deviations.jsonl")
+TABLES = {
+    "fields": (tables.strips, tables.large, tables.amortized, tables.scaling),
+    "fields_compared": (tables.field_rivals, tables.log_z_rivals, tables.large_rivals),
+    "deviations": (tables.field_deviations,),
+}
 
 
-def shown(files):
-    return [make(files) for make in tables.TABLES]
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_shown(name, monkeypatch):
+    """Without the rows of a task, a method, a coupling or a size, a table changes."""
+    monkeypatch.setattr(Paired, "p", 1.0)  # for speed
+    files = {file: read(RESULTS / f"{file}.jsonl") for file in ("fields", "fields_compared")}
+    files["deviations"] = pick(read(RESULTS / "deviations.jsonl"), task="fields")
+
+    def shown(rows):
+        return [make(files | {name: rows}) for make in TABLES[name]]
+
+    keys = {(row["task"], row.get("labels")): None for row in files[name]}
+    for task, labels in keys:
+        among = pick(files[name], task=task, labels=labels)
+        whole, parts = shown(among), {}
+        for row in among:
+            key = tuple(map(row.get, ("method", "coupling", "change", "size")))
+            parts.setdefault(key, []).append(row)
+        for part in parts.values():
+            assert shown([row for row in among if row not in part]) != whole, part[0]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_row_is_shown(name):
-    """Without the rows of any task, method, coupling or seed, a table changes."""
-    fields = "task", "labels", "method", "coupling", "seed", "change", "size"
-    whole, parts = shown(FILES), {}
-    for row in FILES[name]:
-        if row["task"] != "links":
-            parts.setdefault(json.dumps([row.get(key) for key in fields]), []).append(row)
-    for part in parts.values():
-        rest = [row for row in FILES[name] if row not in part]
-        assert shown(FILES | {name: rest}) != whole, part[0]
+def test_differences_are_paired_and_other_names_appear():
+    """On two fields whose NMM of all pixels is 1 and 2 nats behind a rival that is new."""
+    row = {"task": "strips", "labels": 2, "coupling": 0.4, "seconds": 1.0}
+    kl = {"NMM, 2000 steps": (3.0, 6.0), "another one": (2.0, 4.0), "a third": (4.0,)}
+    rows = [
+        row | {"method": method, "seed": seed, "KL": value}
+        for method, values in kl.items()
+        for seed, value in enumerate(values)
+    ]
+    lines = tables.field_rivals({"fields_compared": rows}).splitlines()[2:]
+    assert lines == [
+        "| 2 | NMM, 2000 steps | 4.50 (2) |  |  | 1.0 |",
+        "| 2 | a third | 4.00 (1) | +1.00 | 0 of 1 | 1.0 |",
+        "| 2 | another one | 3.00 (2) | -1.50 ± 0.71 (median -1.50) | 2 of 2 | 1.0 |",
+    ]

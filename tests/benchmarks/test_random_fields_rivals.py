@@ -4,7 +4,6 @@
 """The rivals of the benchmark of random fields, against sums over all labellings."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -225,27 +224,30 @@ def test_bound_of_half_of_the_pixels():
     assert divergence - 4 * error < found < divergence + 0.1
 
 
-NAMES = ["NMM, 2 steps", "NMM, 5 x 5, 3 steps", "NMM of half, 2 steps", "VAN, 3 steps"]
-NAMES += ["NMM of half, row by row, 2 steps", "mean field", "chains", "Bethe", "tree-reweighted"]
-NAMES += ["windows 3 x 3, 3 given", "windows 5 x 5, 4 given"]
+KINDS = {
+    "strips": (1, ["NMM, 5 x 5, 2 steps", "NMM of half, row by row, 2 steps", "Bethe"]),
+    "potts_strips": (6, ["NMM, 2 steps", "tree-reweighted", "windows 3 x 3, 3 given"]),
+    "plain": (1, ["mean field", "chains", "NMM of half, 2 steps", "Bethe"]),
+    "letter": (1, ["VAN, 3 steps", "windows 5 x 5, 4 given"]),
+}
 
 
 @pytest.mark.slow
-def test_every_method_on_every_kind_of_field(tmp_path):
-    """A row each, once. The tree-reweighted bound on log Z is never below; divergences neither."""
+@pytest.mark.parametrize("task", KINDS)
+def test_small_runs(task, tmp_path):
+    """A row for each field and method, once. No divergence and no upper bound is negative."""
     torch.set_default_dtype(torch.float)
-    field = rivals.fields.noisy_letter(6, 0)[0]
-    known = f'{{"task": "letter", "seed": 0, "log Z": {field.log_normalizer().item()}}}\n'
-    (tmp_path / "fields.jsonl").write_text(known)
-    tasks = ["strips", "potts_strips", "plain", "letter", "--methods", *NAMES]
-    tasks += ["--height", "3", "--size", "6", "--num-seeds", "1", "--num-random", "1"]
-    tasks += ["--results", str(tmp_path / "rows.jsonl"), "--fields", str(tmp_path / "fields.jsonl")]
-    rows = rivals.main(tasks).rows
-    assert len(rows) == len(NAMES) * (3 + 6 + 3 + 1)
-    assert len(rivals.main(tasks).rows) == len(rows)
+    exact = rivals.fields.noisy_letter(6, 0)[0].log_normalizer().item()
+    (tmp_path / "fields.jsonl").write_text(f'{{"task": "letter", "seed": 0, "log Z": {exact}}}\n')
+    number, methods = KINDS[task]
+    arguments = [task, "--height", "2", "--size", "6", "--num-seeds", "1", "--couplings", "0.4"]
+    arguments += ["--num-random", "1", "--fields", str(tmp_path / "fields.jsonl")]
+    arguments += ["--results", str(tmp_path / "rows.jsonl"), "--methods", *methods]
+    rows = rivals.main(arguments).rows
+    assert [row["method"] for row in rows] == number * methods
+    assert len(rivals.main(arguments).rows) == len(rows)
     for row in rows:
         if row["method"] == "tree-reweighted":
             assert row["log Z error"] > -1e-3
-        if "KL" in row:
-            assert row["KL"] > -5 * row.get("error", 0.0) - 1e-3
-            assert math.isfinite(row["KL"])
+        elif row["method"] != "Bethe":
+            assert -5 * row.get("error", 0.0) - 1e-3 < row["KL"] < 100

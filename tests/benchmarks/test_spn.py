@@ -1,11 +1,9 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""SPN, which node classification's benchmark compares with, against enumeration on trees."""
+"""SPN, a rival in node classification, against enumeration on trees."""
 
 import itertools
-import sys
-from importlib import import_module
 
 import networkx as nx
 import pytest
@@ -14,17 +12,15 @@ from graphs import to_hood
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
+from torch_geometric.utils import index_to_mask
+
+from benchmarks.nodes import rivals, spn, tables
 
 NUM_NODES, NUM_CLASSES = 7, 3
 
 
-@pytest.fixture(scope="module")
-def spn():
-    return import_module("benchmarks.nodes.spn")
-
-
 @pytest.fixture
-def field(spn):
+def field():
     """Of a tree and a node without edges, with potentials in double precision."""
     generator = torch.Generator().manual_seed(0)
     edges = torch.tensor(list(nx.random_labeled_tree(NUM_NODES - 1, seed=2).edges)).T
@@ -47,7 +43,7 @@ def energies(field):
     return total
 
 
-def test_beliefs_are_exact_on_trees(spn, field):
+def test_beliefs_are_exact_on_trees(field):
     weight, every = energies(field).softmax(0), F.one_hot(labellings(), NUM_CLASSES).double()
     state = spn.Messages(field).run(80)
     exact = torch.einsum("s,snk->nk", weight, every)
@@ -59,7 +55,7 @@ def test_beliefs_are_exact_on_trees(spn, field):
     assert torch.equal(likely, labellings()[energies(field).argmax()])
 
 
-def test_chain_is_the_joint_on_trees(spn, field):
+def test_chain_is_the_joint_on_trees(field):
     y, known = torch.tensor([0, 2, 1, 0, 1, 2, 0]), torch.tensor([0, 0, 1, 0, 0, 1, 0]).bool()
     every, log_weight = labellings(), energies(field).log_softmax(0)
     order = torch.tensor([6, 0, 4, 3])  # node 1 is never seen
@@ -72,7 +68,7 @@ def test_chain_is_the_joint_on_trees(spn, field):
     assert found == pytest.approx((above - below).item(), abs=1e-6)
 
 
-def test_refinement_follows_the_likelihood(spn, field):
+def test_refinement_follows_the_likelihood(field):
     """Of the exact log-likelihood, on a tree: the maximin game's gradient is its own."""
     y = torch.tensor([0, 2, 1, 0, 1, 2, 0])
     parts = [part.clone().requires_grad_() for part in field[1:]]
@@ -83,7 +79,7 @@ def test_refinement_follows_the_likelihood(spn, field):
     torch.testing.assert_close(found, exact, rtol=0, atol=1e-4)
 
 
-def test_potentials_of_a_consistent_table_are_equation_9(spn):
+def test_potentials_of_a_consistent_table_are_equation_9():
     table = torch.tensor([[0.3, 0.1], [0.2, 0.4]])
     edges = torch.tensor([[0], [1]])
     nodes = torch.stack([table.sum(1), table.sum(0)]).log()
@@ -94,45 +90,57 @@ def test_potentials_of_a_consistent_table_are_equation_9(spn):
     torch.testing.assert_close(joint, table, rtol=0, atol=1e-5)
 
 
-def test_it_learns_from_both_ends_of_edges(spn):
-    """Labels alternate along edges, and features say little: only its edges can tell."""
+def checkerboard():
+    """A grid whose labels alternate along edges, and whose features say little."""
     torch.manual_seed(0)
     graph = nx.grid_2d_graph(12, 12)
     hood = to_hood(nx.convert_node_labels_to_integers(graph))
     y = torch.tensor([(i + j) % 2 for i, j in graph])
     order = torch.randperm(144)
-    masks = {name: torch.zeros(144).bool() for name in ("train_mask", "val_mask")}
-    masks["train_mask"][order[:60]], masks["val_mask"][order[60:90]] = True, True
+    parts = zip(("train", "val", "test"), order.split((60, 30, 54)), strict=True)
+    masks = {f"{name}_mask": index_to_mask(nodes, 144) for name, nodes in parts}
     edges = torch.stack([hood.source, hood.target])[:, hood.source != hood.target]
-    data = Data(x=F.one_hot(y, 2) + 1.5 * torch.randn(144, 2), edge_index=edges, y=y, **masks)
-    fitted = spn.Fit(lambda width: GCN(2, 16, 2, width), data, 40).best()
-    rest, beliefs = order[90:], spn.Messages(fitted.field).run().marginals()
-    assert (beliefs.argmax(-1) == y)[rest].double().mean() > 0.9
-    assert torch.equal(beliefs.argmax(-1)[order[:60]], y[order[:60]])
-    assert spn.chained(fitted.field, y, rest) > beliefs[rest, y[rest]].log().sum()
+    return Data(x=F.one_hot(y, 2) + 1.5 * torch.randn(144, 2), edge_index=edges, y=y, **masks)
+
+
+def test_it_learns_from_both_ends_of_edges():
+    data = checkerboard()
+    field, settings = spn.Fit(lambda width: GCN(2, 16, 2, width), data, 40).best()
+    y, test, beliefs = data.y, data.test_mask, spn.Messages(field).run().marginals()
+    assert settings["sharpness"] in spn.SHARPNESS
+    assert (beliefs.argmax(-1) == y)[test].double().mean() > 0.9
+    assert torch.equal(beliefs.argmax(-1)[data.train_mask], y[data.train_mask])
+    rest = test.nonzero()[:, 0]
+    assert spn.chained(field, y, rest) > beliefs[rest, y[rest]].log().sum()
 
 
 def test_tables_of_pairs_that_are_edges():
-    rivals = import_module("benchmarks.nodes.rivals")
-    edges, tables = torch.tensor([[0, 0, 1], [2, 1, 2]]), torch.arange(12.0).view(3, 2, 2)
-    found = rivals.of_edges(tables, edges, torch.tensor([[2, 0], [1, 1]]))
-    torch.testing.assert_close(found, torch.stack([tables[2].T, tables[1]]))
+    edges, tables_ = torch.tensor([[0, 0, 1], [2, 1, 2]]), torch.arange(12.0).view(3, 2, 2)
+    found = rivals.of_edges(tables_, edges, torch.tensor([[2, 0], [1, 1]]))
+    torch.testing.assert_close(found, torch.stack([tables_[2].T, tables_[1]]))
 
 
-def test_smoke(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_both_tasks_run_on_a_small_graph(tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float)
-    rivals = import_module("benchmarks.nodes.rivals")
-    monkeypatch.setattr(sys.modules[rivals.Fit.__module__], "RATES", (0.01,))
-    monkeypatch.setattr(sys.modules[rivals.Fit.__module__], "SHARPNESS", (1.0,))
-    monkeypatch.setattr(rivals, "chained", lambda *args: 0.0)
+    monkeypatch.setattr(spn, "RATES", (0.01,))
+    monkeypatch.setattr(spn, "SHARPNESS", (1.0,))
+    data = checkerboard()
+    monkeypatch.setattr(rivals.on_top, "load", lambda *args: (data, None))
+    monkeypatch.setattr(rivals.fits, "load", lambda *args: (data, None))
     path = tmp_path / "rows.jsonl"
-    found = rivals.main(["published", "--smoke", "--num-epochs", "4", "--results", str(path)])
-    assert [row["task"] for row in found.rows] == ["published"]
-    assert found.rows[0]["test"]["accuracy"] > 0.5
-    assert rivals.main(["published", "--smoke", "--results", str(path)]).rows == found.rows
+    arguments = ["published", "random", "--datasets", "cora", "--splits", "0", "--folds", "0",
+                 "--seeds", "10", "--ratios", "0.6", "--results", str(path)]  # fmt: skip
+    rows = rivals.main([*arguments, "--num-epochs", "80"]).rows
+    assert [row["task"] for row in rows] == ["published", "random"]
+    for row in rows:
+        assert row["test"]["accuracy"] > 0.6
+        assert row["joint"] > -row["test"]["nll"]  # labels of neighbours depend on each other
+        assert row["pairs"] > row["own product"]
+    assert rivals.main(arguments).rows == rows
 
 
-def rival_rows():
+def test_rows_beside_spn_are_of_its_runs():
     """Three runs, in which StackedNMM is .1 nats ahead of SPN alone and .2 jointly."""
     run = {"dataset": "cora", "backbone": "gcn"}
     ours = [
@@ -147,21 +155,12 @@ def rival_rows():
                "joint": -0.3 - split / 99}
         for split in range(4) for method in ("StackedNMM", "GMNN", "raw")
     ]  # fmt: skip
-    return {"nodes_rivals": ours, "calibration": theirs, "nodes": []}
-
-
-def test_rows_beside_spn_are_of_its_runs():
-    tables = import_module("benchmarks.nodes.rivals_tables").tables
-    found = tables(rival_rows())
-    lines = [line.split(" | ") for line in found["spn"].splitlines()[2:]]
-    assert [line[2] for line in lines] == ["SPN", "GMNN", "StackedNMM"]
-    assert all(line[3] == "3" for line in lines)  # the fourth split has no SPN
-    assert lines[0][4] == "80.0 (70.0)"
-    assert lines[2][6].startswith("-0.099 ± 0.001 (median -0.099, p ")
-    assert lines[2][6].endswith("†")
-    text = " ".join(found["spn claim"].split())
-    assert "taught by 50 pairs of labelled neighbours" in text
-    assert "keep a refined field in 2 runs" in text
-    assert "log p(test | train) is +0.110 nats a node from the sum" in text
-    assert "NLL -0.099" in text
-    assert "Nothing" in tables({"calibration": [], "nodes": []})["spn claim"]
+    other = {**run, "task": "pairs", "ratio": 0.2, "seed": 10, "method": "NMM"}
+    other |= {"own product": -1.0, "test": {"accuracy": 0.8, "nll": 0.5, "ece": 0.1}}
+    text = tables.spn({"nodes_rivals": ours, "calibration": theirs, "nodes": [other]})
+    lines = [line.split(" | ") for line in text.splitlines()[2:]]
+    assert [line[3] for line in lines] == ["SPN", "GMNN", "StackedNMM"]
+    assert all(line[4] == "3" for line in lines)  # the fourth split has no SPN
+    assert lines[0][5:7] == ["80.0", "70.0"]
+    assert lines[2][8].startswith("-0.099 ± 0.001 (median -0.099, p ")
+    assert lines[2][8].endswith("†")
