@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pandas as pd
 from pandas import DataFrame
 
-from benchmarks.images import tested
+from benchmarks.images import tables as of_images
 from benchmarks.latent import tables as latent
 from benchmarks.links import tables as of_links
 from benchmarks.shared.tables import Paired, frame, groups, markdown
@@ -107,14 +107,14 @@ def links(files: Files) -> DataFrame:
 
 def images(files: Files, value: str) -> DataFrame:
     """Means over seeds, image by image, of the networks that were trained first."""
-    rows = tested(files["images"])
+    rows, cell = of_images.tested(files).astype({"method": str}), ["network", "images"]
+    first = ~rows.network.astype(str).str.contains("run") & rows.network.str.contains("rate 0.001")
+    rows = rows[first & (rows.noise == "25")]
     rows = rows[~rows.method.str.startswith("NMM") | (rows.method == "NMM")]
-    if value == "best":  # against widths without an NMM, where they were trained
-        cells = rows[rows.method == "U-Net-widths"][["network", "dataset"]].drop_duplicates()
-        rows = rows.merge(cells)
-    by = ["network", "dataset", "method", "image"]
-    rows = rows.groupby(by, as_index=False, sort=False)[value].mean()
-    return long(rows, ["network", "dataset"], ["image"], value, "NMM")
+    if value == "best":  # only where widths without an NMM were trained too
+        rows = rows.merge(rows[rows.method == "U-Net-widths"][cell].drop_duplicates())
+    rows = rows.groupby([*cell, "method", "image"], observed=True)[value].mean().reset_index()
+    return long(rows, cell, ["image"], value, "NMM")
 
 
 class Experiment(NamedTuple):

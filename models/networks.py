@@ -204,7 +204,7 @@ class FreeNMM(nn.Module):
                 f"{tuple(marginals.shape)}"
             )
         start = kappa * ((1 - epsilon) * marginals.detach() + epsilon / num_classes)
-        self.log_alpha = nn.Parameter(start.log())
+        self.log_alpha = nn.Parameter(start.log().contiguous())  # as Pyro's store keeps it
         own = (hood.source == hood.target) & (not hood.bipartite)
         self.logits = nn.Parameter(gamma * own.to(start))
 

@@ -41,8 +41,9 @@ def build(args, method: str, unet: UNet | None = None) -> UNet | Denoiser:
 
 def phases(args, method: str) -> dict[str, tuple[int, int, dict]]:
     """
-    First and last step of each phase, and its options. In two phases the last fifth of the steps
-    adds an NMM to a U-Net, the trunk, or none. The U-Net's rate falls along the same line in all.
+    First and last step of each phase, and its options. Most methods train a U-Net, the trunk, and
+    for the last fifth of the steps an NMM on it, or the U-Net alone. The U-Net's rate falls along
+    the same line in all.
     """
     options = {k: v for k, v in NMMS.get(method, {}).items() if k != "network"}
     if method in ("U-Net", "NMM-paper"):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.images import scores
-from benchmarks.images.rivals import BATCH, METHODS, NMMS, build, phases, predict
+from benchmarks.images.rivals import BATCH, METHODS, NMMS, PATCH, build, phases, predict
 from benchmarks.shared.records import RESULTS, Records, run
 from benchmarks.shared.timing import median_cost
 from pyro_nmm.datasets import image_folder, photographs, random_patches
@@ -66,7 +66,7 @@ def trained(args, results: Records, method: str, seed: int):
     pyro.set_rng_seed(seed)  # all methods start from the same weights
     images, crops = training_and_validation(args.data_root, args.device)
     pairs = [(noisy(crop, i), crop) for i, crop in enumerate(crops)]
-    draw, network = partial(random_patches, images, BATCH), None
+    draw, network = partial(random_patches, images, BATCH, PATCH), None
     for part, (first, last, options) in phases(args, method).items():
         network = build(args, part, network)
         key = {"task": "train", "method": part, "seed": seed}
@@ -137,7 +137,8 @@ def joint(args, results: Records) -> None:
 
 def stepper(args, method: str) -> Callable[[], float]:
     """A function that returns the median seconds of five steps."""
-    network, fit, marks = build(args, method), fit_images if method in NMMS else fit_unet, []
+    network, marks = build(args, method), []
+    fit = fit_images if method in NMMS else fit_unet
     patches = random_patches(list(photographs().values()), BATCH).to(args.device)
 
     def draw() -> Tensor:

@@ -19,8 +19,8 @@ Files = dict[str, list[dict]]
 SETS = {"bsds300": "BSD300", "kodak24": "Kodak24"}
 PLACE = ["network", "images", "noise"]
 #: Decibels in the paper's table of image denoising.
-PAPER = {("BSD300", "U-Net"): "30.28", ("Kodak24", "U-Net"): "31.07"}
-PAPER |= {("BSD300", "NMM"): "30.33", ("Kodak24", "NMM"): "31.55"}
+PAPER = {("BSD300", "25", "U-Net"): "30.28", ("Kodak24", "25", "U-Net"): "31.07"}
+PAPER |= {("BSD300", "25", "NMM"): "30.33", ("Kodak24", "25", "NMM"): "31.55"}
 DRAWN = {"error": "clean image (error)", "sample": "samples", "apart": "independent draws"}
 DRAWN |= {"another": "one more sample, against samples"}
 #: Frequencies in cycles a pixel, and their bins.
@@ -57,7 +57,7 @@ def tested(files: Files) -> DataFrame:
     known["best"] = known["chosen"].fillna(known["log p"])
     known["gain"] = known["joint"] - known["log p"]
     known["gain, scaled"] = known["joint, scaled"] - known["log p, scaled"]
-    keys = zip(known["images"], known["method"], strict=True)
+    keys = zip(known["images"], known["noise"], known["method"], strict=True)
     return known.assign(paper=[PAPER.get(key) for key in keys])
 
 
@@ -92,8 +92,8 @@ def denoising_steps(files: Files) -> str:
     rows, fields, parts = tested(files), ["PSNR", "log p", "best"], []
     of = {name: part for (name,), part in shared.groups(rows, ["method"])}
     for base, method in combinations(of, 2):
-        pair = (of[name].set_index([*PLACE, "image", "seed"])[fields] for name in (method, base))
-        parts.append(next(pair).sub(*pair).dropna().assign(method=method, minus=base))
+        ours, theirs = (of[n].set_index([*PLACE, "image", "seed"])[fields] for n in (method, base))
+        parts.append((ours - theirs).dropna().assign(method=method, minus=base))
     cells = SEEDS | {
         "PSNR, dB": by_image(change_of, "PSNR", 2),
         "log p": by_image(change_of, "log p", 3),
@@ -158,8 +158,8 @@ def denoising_validated(files: Files) -> str:
     def listed(field: str, form: str) -> Cell:
         return lambda part, peers: ", ".join(format(v, form) for v in shared.values(part, field))
 
-    cells = {name: listed(name, form) for name, form in {"step": ",", "PSNR": ".2f"}.items()}
-    cells |= {name: listed(name, ".4f") for name in ("log p", "joint")}
+    cells = {"steps": listed("step", ","), "PSNR, dB": listed("PSNR", ".2f")}
+    cells |= {"log p": listed("log p", ".4f"), "log p of whole images": listed("joint", ".4f")}
     rows = stored(files, "train").sort_values("step", kind="stable")
     return table(rows, ["network", "method", "seed"], cells)
 

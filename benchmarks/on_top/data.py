@@ -7,9 +7,6 @@ Graphs, splits and classifiers of a published protocol for the calibration of no
 https://github.com/hans66hsu/GATS, commit 80cfd00).
 """
 
-from __future__ import annotations
-
-import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
@@ -23,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, Sequential
+from torch_geometric.nn import GCN, GATConv, Sequential
 from torch_geometric.utils import index_to_mask
 
 from benchmarks.shared.records import Records
@@ -31,7 +28,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.nodes import digits, planetoid
 from pyro_nmm.models.backbones import RandomInput, mlp
 
-NUM_FOLDS = 3
+NUM_FOLDS, NUM_EPOCHS = 3, 2000
 
 
 @cache
@@ -51,9 +48,8 @@ def load(name: str, split: int, fold: int, root: Path | None) -> tuple[Data, Nei
         folds, test = drawn(data.y, split)
     else:
         folds, test = published(root / "gats_splits" / name.capitalize() / f"split_{split}.npz")
-    learned = torch.cat([part for number, part in enumerate(folds) if number != fold])
-    data = data.clone()
-    for part, nodes in (("train", learned), ("val", folds[fold]), ("test", test)):
+    data, held_out = data.clone(), folds.pop(fold)
+    for part, nodes in {"train": torch.cat(folds), "val": held_out, "test": test}.items():
         data[f"{part}_mask"] = index_to_mask(nodes, data.num_nodes)
     return data, hood
 
@@ -78,15 +74,12 @@ class Arrays(pickle.Unpickler):
 
 def drawn(y: Tensor, seed: int) -> tuple[list[Tensor], Tensor]:
     """Three folds of 5 % of every class, and all other nodes."""
-    generator = torch.Generator().manual_seed(seed)
-    parts: list[list[Tensor]] = [[] for _ in range(NUM_FOLDS + 1)]
+    generator, parts = torch.Generator().manual_seed(seed), []
     for label in range(int(y.max()) + 1):
         nodes = shuffled(y == label, generator)
         size = int(0.05 * NUM_FOLDS * len(nodes))
-        folds = [nodes[:size][number::NUM_FOLDS] for number in range(NUM_FOLDS)]
-        for part, some in zip(parts, [*folds, nodes[size:]], strict=True):
-            part.append(some)
-    *folds, test = map(torch.cat, parts)
+        parts.append([*(nodes[:size][fold::NUM_FOLDS] for fold in range(NUM_FOLDS)), nodes[size:]])
+    *folds, test = map(torch.cat, zip(*parts, strict=True))
     return folds, test
 
 
@@ -98,19 +91,23 @@ def shuffled(mask: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 
 def cases(args, results: Records, task: str, **key) -> Iterator[tuple[dict, Data]]:
-    """
-    Keys without a row, and their graphs with one split's masks, ``logits`` of a classifier that was
-    trained on it, ``hood``, and the split's random seed set.
-    """
+    """Keys without a row, and their graphs on top of a classifier, with the split's random seed."""
     every = {"dataset": args.graphs, "backbone": args.backbones, "split": args.splits}
     every |= {"fold": range(args.num_folds)} | key
     for found in results.missing(task=task, **every):
-        where = found["dataset"], found["split"], found["fold"], args.data_root
-        data, hood = load(*where)
-        data.hood, data.graph, data.backbone = hood, found["dataset"], found["backbone"]
-        data.logits = classifier(data.backbone, args.num_epochs, *where)
+        where = (found[name] for name in ("backbone", "dataset", "split", "fold"))
+        data = classified(*where, args.data_root)
         pyro.set_rng_seed(found["split"])
         yield found, data
+
+
+@lru_cache(maxsize=1)
+def classified(backbone: str, name: str, split: int, fold: int, root: Path | None) -> Data:
+    """A graph with a split's masks, its ``hood``, and ``logits`` of a classifier trained on it."""
+    data, hood = load(name, split, fold, root)
+    data.hood, data.graph, data.backbone = hood, name, backbone
+    data.logits = trained(backbone, data, 10 * split + fold)
+    return data
 
 
 def given(data: Data) -> tuple[Neighborhood, Tensor, Tensor, Tensor]:
@@ -118,33 +115,25 @@ def given(data: Data) -> tuple[Neighborhood, Tensor, Tensor, Tensor]:
     return data.hood, data.logits, data.y, data.train_mask
 
 
-@lru_cache(maxsize=1)
-def classifier(kind: str, num_epochs: int, name: str, split: int, fold: int, root) -> Tensor:
-    """``(N, C)``: logits of the protocol's classifier."""
-    return trained(kind, load(name, split, fold, root)[0], 10 * split + fold, num_epochs)
-
-
 def network(kind: str, num_features: int, num_classes: int, dropout: float = 0.5) -> nn.Module:
     """The protocol's GCN of 64 hidden units and GAT of 8 heads of 8; and an MLP of 64."""
     if kind == "mlp":
         return mlp(num_features, num_classes)
-    thin = (nn.Dropout(dropout), "x -> x")
     if kind == "gcn":
-        first = GCNConv(num_features, 64, cached=True), "x, edge_index -> x"
-        last = GCNConv(64, num_classes, cached=True), "x, edge_index -> x"
-        return Sequential("x, edge_index", [first, nn.ReLU(), thin, last])
+        return GCN(num_features, 64, 2, num_classes, dropout=dropout, cached=True)
     first = GATConv(num_features, 8, heads=8, dropout=dropout), "x, edge_index -> x"
     last = GATConv(64, num_classes, dropout=dropout, concat=False), "x, edge_index -> x"
-    return RandomInput(Sequential("x, edge_index", [first, nn.ELU(), thin, last]), dropout)
+    layers = [first, nn.ELU(), (nn.Dropout(dropout), "x -> x"), last]
+    return RandomInput(Sequential("x, edge_index", layers), dropout)
 
 
-def trained(kind: str, data: Data, seed: int, num_epochs: int) -> Tensor:
+def trained(kind: str, data: Data, seed: int) -> Tensor:
     """``(N, C)``: logits after the protocol's training."""
     pyro.set_rng_seed(seed)
     module = network(kind, data.num_features, int(data.y.max()) + 1)
     optimizer = Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
     taught = (data.x, data.edge_index), data.y, data.train_mask
-    outputs = epochs(module, optimizer, *taught, num_epochs)
+    outputs = epochs(module, optimizer, *taught, NUM_EPOCHS)
     return stopped_early(outputs, lambda out: held_out_losses(out, data))
 
 
@@ -176,7 +165,7 @@ def stopped_early(
     The last output with the least losses so far. Training ends when none of its losses has been
     equalled for ``patience`` epochs.
     """
-    least, kept, waited = itertools.repeat(inf), None, 0
+    least, kept, waited = (inf, inf), None, 0
     for out in outputs:
         found = losses(out)
         equalled = [new <= old for new, old in zip(found, least, strict=False)]

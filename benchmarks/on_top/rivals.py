@@ -7,8 +7,6 @@ and ``hood``: the labels of ``train_mask`` are observed, and the parameters are 
 labels of ``val_mask``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
@@ -20,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import CorrectAndSmooth
-from torch_geometric.utils import scatter
+from torch_geometric.utils import remove_self_loops, scatter
 
 from benchmarks.on_top.data import shuffled
 from pyro_nmm import Neighborhood
@@ -29,16 +27,15 @@ Marginals = Callable[..., Tensor]
 Fitted = tuple[Tensor, float]
 
 
-def fitted(loss: Callable[..., Tensor], start: Sequence, steps: int = 200) -> list[Tensor]:
-    """Parameters of the least loss that L-BFGS meets, which may end in an overflow."""
-    values = [torch.as_tensor(value).detach().clone().requires_grad_() for value in start]
+def fit(loss: Callable[[], Tensor], values: Sequence[Tensor], steps: int = 200) -> None:
+    """Set values to those of the least loss that L-BFGS meets, which may end in an overflow."""
     best, kept = inf, [value.detach().clone() for value in values]
     optimizer = torch.optim.LBFGS(values, max_iter=steps, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         nonlocal best, kept
         optimizer.zero_grad()
-        cost = loss(*values)
+        cost = loss()
         cost.backward()
         if cost.item() < best:
             best, kept = cost.item(), [value.detach().clone() for value in values]
@@ -46,18 +43,20 @@ def fitted(loss: Callable[..., Tensor], start: Sequence, steps: int = 200) -> li
 
     with contextlib.suppress(RuntimeError):
         optimizer.step(closure)
-    return kept
+    for value, found in zip(values, kept, strict=True):
+        value.detach().copy_(found)
 
 
 def by_likelihood(marginals: Marginals, start: Sequence, data: Data, steps: int = 200) -> Fitted:
     """Marginals under which the held-out labels are the most likely, and their loss."""
+    values = [torch.as_tensor(value).clone().requires_grad_() for value in start]
 
-    def loss(*values: Tensor) -> Tensor:
+    def loss() -> Tensor:
         probs = marginals(*values)[data.val_mask].clamp(min=1e-12)
         return F.nll_loss(probs.log(), data.y[data.val_mask])
 
-    values = fitted(loss, start, steps)
-    return marginals(*values), loss(*values).item()
+    fit(loss, values, steps)
+    return marginals(*values).detach(), loss().item()
 
 
 def scaled(logits: Tensor, log_scale: Tensor) -> Tensor:
@@ -78,15 +77,16 @@ def vector(data: Data) -> Tensor:
 def shrunk_vector(data: Data) -> Tensor:
     """Slopes and offsets around temperature scaling, with a penalty chosen by five folds."""
     x, y, nodes = temperature(data).clamp(min=1e-9).log(), data.y, shuffled(data.val_mask)
-    start = torch.ones(x.shape[1]), torch.zeros(x.shape[1])
 
     def at(penalty: float, part: Tensor) -> Tensor:
-        def loss(w: Tensor, b: Tensor) -> Tensor:
+        w, b = (make(x.shape[1], requires_grad=True) for make in (torch.ones, torch.zeros))
+
+        def loss() -> Tensor:
             cost = F.cross_entropy(x[part] * w + b, y[part], reduction="sum")
             return cost + penalty * ((w - 1).square().sum() + b.square().sum())
 
-        w, b = fitted(loss, start)
-        return x * w + b
+        fit(loss, [w, b])
+        return (x * w + b).detach()
 
     def left_out(penalty: float) -> float:
         folds, total = [nodes[fold::5] for fold in range(5)], torch.zeros(())
@@ -98,25 +98,25 @@ def shrunk_vector(data: Data) -> Tensor:
     return at(min([0.3, 1.0, 3.0, 10.0, 30.0, 100.0], key=left_out), nodes).softmax(-1)
 
 
-def around(hood: Neighborhood, probs: Tensor) -> Tensor:
-    """Means over the neighbours of a node; a node without neighbours keeps its own."""
-    edges = hood.source != hood.target
-    source, target = hood.source[edges], hood.target[edges]
-    means = scatter(probs[source], target, dim_size=len(probs), reduce="mean")
-    return means.where((hood.ptr.diff() > 1)[:, None], probs)
-
-
 def floored(probs: Tensor, floor: Tensor) -> Tensor:
     """A mixture with uniform labels."""
     return probs.lerp(torch.full_like(probs, 1 / probs.shape[1]), floor.sigmoid())
 
 
+def ends(hood: Neighborhood) -> Tensor:
+    """``(2, E)``: sources and targets of all edges but self-loops."""
+    return remove_self_loops(torch.stack([hood.source, hood.target]))[0]
+
+
 def three_numbers(data: Data) -> Tensor:
     """A temperature, the weight of the neighbours' mean, and the weight of uniform labels."""
+    source, target = ends(data.hood)
+    alone = (data.hood.ptr.diff() == 1)[:, None]
 
     def marginals(log_scale: Tensor, share: Tensor, floor: Tensor) -> Tensor:
         probs = scaled(data.logits, log_scale)
-        return floored(probs.lerp(around(data.hood, probs), share.sigmoid()), floor)
+        around = scatter(probs[source], target, dim_size=len(probs), reduce="mean")
+        return floored(probs.lerp(probs.where(alone, around), share.sigmoid()), floor)
 
     return by_likelihood(marginals, [0.0, -1.0, -4.0], data)[0]
 
@@ -153,11 +153,8 @@ def potts_marginals(hood: Neighborhood, probs: Tensor, y: Tensor, known: Tensor)
     observed labels clamped, as a function of a temperature and the coupling: beliefs after twenty
     steps of loopy belief propagation, damped from the sixth on.
     """
-    edges, size = hood.source != hood.target, hood.num_nodes
-    source, target = hood.source[edges], hood.target[edges]
-    key, back = source * size + target, target * size + source
-    order = key.argsort()
-    reverse = order[torch.searchsorted(key[order], back)]
+    (source, target), size = ends(hood), hood.num_nodes
+    reverse = torch.searchsorted(target * size + source, source * size + target)
     logits, sure = probs.clamp(min=1e-6).log(), F.one_hot(y.where(known, 0), probs.shape[1]).bool()
     clamped = torch.where(sure, 0.0, -30.0)
 

@@ -1,4 +1,4 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Measurements."""
+"""The NMM and its rivals as approximations of Markov random fields."""

@@ -7,9 +7,8 @@ and seconds of processor time on one thread.
 
     python -m benchmarks.random_fields.rivals strips potts_strips plain letter
 
-Tasks: ``strips`` (the Ising models of run.py's ``strips``), ``potts_strips`` (4 labels on 8 x 40
-pixels and 8 on 5 x 40, couplings as near to the critical one as those of the strips), ``plain`` and
-``letter`` (run.py's, 128 x 128 pixels).
+Tasks: ``strips``, ``plain`` and ``letter`` (fields of run.py), and ``potts_strips`` (4 labels on
+8 x 40 pixels and 8 on 5 x 40, couplings as near to the critical one as those of the strips).
 """
 
 import re
@@ -68,6 +67,8 @@ def fit(name: str, field: PairwiseMRF, shape: fields.Shape, num_random: int):
         side, _, given = numbers
         family = Windowed(field, shape, coarse_to_fine(*shape), side // 2, given)
         return partial(drawn_loss, family, field)
+    if kind not in ("mean field", "NMM", "NMM of half"):
+        raise ValueError(f"no method is called {name!r}")
     independent = mean_field(field, num_random=num_random)
     if kind == "mean field":
         return lambda: (independent.losses[0].item(),)

@@ -6,11 +6,9 @@ The NMM as an approximation of Markov random fields, beside the best mean field.
 
     python -m benchmarks.random_fields.run strips letter plain amortized scaling deviations
 
-Tasks: ``strips`` (12 x 40 pixels, exact log Z), ``letter`` (the paper's: 128 x 128, Murphy's noisy
-letter), ``plain`` (128 x 128 without fields, exact log Z), ``amortized`` (one network for many
-fields), ``scaling`` (a step's seconds and memory) and ``deviations`` (inputs of NMM-CNN). With
-PGMax, loopy belief propagation runs beside (``pip install pgmax "jax==0.4.35"``). Seconds compare
-within a row.
+Tasks: ``strips`` (12 x 40 pixels), ``letter`` (the paper's: Murphy's noisy letter), ``plain`` (no
+fields), ``amortized`` (one network for many fields), ``scaling`` (cost of a step), ``deviations``
+(inputs of NMM-CNN; rows go to deviations.jsonl). With PGMax, loopy belief propagation runs beside.
 """
 
 from statistics import median

