@@ -11,8 +11,6 @@ A table replaces the lines between its markers, ``<!-- name -->`` and ``<!-- end
 the one page that has them. Everything else on a page is written by hand.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from argparse import ArgumentParser

@@ -9,8 +9,6 @@ the best mean on the units, seeds or splits or fields, that it shares with the N
 afterwards, so the comparison favours the rivals.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import mean, median

@@ -3,8 +3,6 @@
 
 """Communities of a graph."""
 
-from __future__ import annotations
-
 import networkx as nx
 import torch
 from torch import Tensor

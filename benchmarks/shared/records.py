@@ -3,8 +3,6 @@
 
 """Stored measurements, a line of JSON each, and the arguments of the commands that take them."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -7,12 +7,11 @@ across, and its cells: functions of a line's rows and of the line's peers, which
 share the names of the line but the last, usually the method's. Rivals are found among the peers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from statistics import mean, median, stdev
+from typing import Self
 
 import pandas as pd
 from pandas import DataFrame, Series
@@ -71,13 +70,13 @@ class Paired:
 
     gaps: list[float]
 
-    @staticmethod
-    def of(ours: dict, theirs: dict) -> Paired:
-        return Paired([value - theirs[key] for key, value in ours.items() if key in theirs])
+    @classmethod
+    def of(cls, ours: dict, theirs: dict) -> Self:
+        return cls([value - theirs[key] for key, value in ours.items() if key in theirs])
 
-    @staticmethod
-    def rows(ours: DataFrame, theirs: DataFrame, field: str, by: Sequence[str] = ("seed",)):
-        return Paired.of(scores(ours, field, by), scores(theirs, field, by))
+    @classmethod
+    def rows(cls, ours: DataFrame, theirs: DataFrame, field: str, by: Sequence[str] = ("seed",)):
+        return cls.of(scores(ours, field, by), scores(theirs, field, by))
 
     def __len__(self) -> int:
         return len(self.gaps)

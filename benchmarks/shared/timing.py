@@ -3,8 +3,6 @@
 
 """How benchmarks measure seconds and memory, and a graph of any size to measure on."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 import time
