@@ -51,8 +51,8 @@ lint: $(STAMP)
 	$(BIN)/mypy pyro_nmm models guides
 
 benchmarks: $(STAMP)
-	$(BIN)/python benchmarks/gradient_variance.py
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python -m benchmarks.scale.run variance --shares 0.05 0.2 0.6 1 --repeats 200
+	$(BIN)/python -m benchmarks.scale.run draw step --samples 1 8 --repeats 11
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)

@@ -27,29 +27,27 @@ Marginals = Callable[..., Tensor]
 Fitted = tuple[Tensor, float]
 
 
-def fit(loss: Callable[[], Tensor], values: Sequence[Tensor], steps: int = 200) -> None:
-    """Set values to those of the least loss that L-BFGS meets, which may end in an overflow."""
-    best, kept = inf, [value.detach().clone() for value in values]
+def fit(loss: Callable[[], Tensor], values: list[Tensor], steps: int = 200) -> None:
+    """Set values to the best that L-BFGS meets on the way, which may end in an overflow."""
+    met: list[tuple[float, list[Tensor]]] = []
     optimizer = torch.optim.LBFGS(values, max_iter=steps, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        nonlocal best, kept
         optimizer.zero_grad()
         cost = loss()
         cost.backward()
-        if cost.item() < best:
-            best, kept = cost.item(), [value.detach().clone() for value in values]
+        met.append((cost.item(), [value.detach().clone() for value in values]))
         return cost
 
     with contextlib.suppress(RuntimeError):
         optimizer.step(closure)
-    for value, found in zip(values, kept, strict=True):
-        value.detach().copy_(found)
+    for value, best in zip(values, min(met, key=lambda found: found[0])[1], strict=True):
+        value.data = best
 
 
 def by_likelihood(marginals: Marginals, start: Sequence, data: Data, steps: int = 200) -> Fitted:
     """Marginals under which the held-out labels are the most likely, and their loss."""
-    values = [torch.as_tensor(value).clone().requires_grad_() for value in start]
+    values = [torch.tensor(value, requires_grad=True) for value in start]
 
     def loss() -> Tensor:
         probs = marginals(*values)[data.val_mask].clamp(min=1e-12)
@@ -70,7 +68,7 @@ def temperature(data: Data) -> Tensor:
 def vector(data: Data) -> Tensor:
     """A slope and an offset for every label (Guo et al. 2017), by maximum likelihood."""
     x, size = data.logits, data.logits.shape[1]
-    start = torch.ones(size), torch.zeros(size)
+    start = [1.0] * size, [0.0] * size
     return by_likelihood(lambda w, b: (x * w + b).softmax(-1), start, data)[0]
 
 
@@ -121,18 +119,13 @@ def three_numbers(data: Data) -> Tensor:
     return by_likelihood(marginals, [0.0, -1.0, -4.0], data)[0]
 
 
-def recalibrated(probs: Tensor, data: Data) -> Fitted:
-    """Marginals with a temperature and a uniform floor, and their loss."""
-    logits = probs.clamp(min=1e-6).log()
+def recalibrated(make: Callable[[Tensor], Tensor], data: Data) -> Fitted:
+    """Marginals of ``make`` given the training labels, with a temperature and a uniform floor."""
+    logits = make(data.train_mask).clamp(min=1e-6).log()
     return by_likelihood(lambda t, f: floored(scaled(logits, t), f), [0.0, -4.0], data)
 
 
-def on_held_out(make: Callable[[Tensor], Tensor], data: Data) -> Fitted:
-    """Marginals of ``make`` given the training labels, recalibrated; and their loss."""
-    return recalibrated(make(data.train_mask), data)
-
-
-def correct_and_smooth(data: Data, fit: Callable[..., Fitted] = on_held_out) -> Tensor:
+def correct_and_smooth(data: Data, fitted: Callable[..., Fitted] = recalibrated) -> Tensor:
     """PyG's Correct and Smooth (Huang et al. 2021), with the best of six pairs of settings."""
     start, edges = temperature(data), data.edge_index
 
@@ -143,7 +136,7 @@ def correct_and_smooth(data: Data, fit: Callable[..., Fitted] = on_held_out) -> 
         return probs / probs.sum(-1, keepdim=True)
 
     pairs = itertools.product([0.5, 0.9], [0.5, 0.8, 0.9])
-    every = [fit(partial(smoothed, first=a, second=b), data) for a, b in pairs]
+    every = [fitted(partial(smoothed, first=a, second=b), data) for a, b in pairs]
     return min(every, key=lambda found: found[1])[0]
 
 

@@ -12,8 +12,6 @@ On top of trained classifiers: StackedNMM beside other ways to calibrate them.
 of the losses that ``splits`` leaves in G. F holds ``planetoid/`` and ``gats_splits/``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,17 +19,14 @@ from statistics import median
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from benchmarks.nodes import node_scores, pair_log_probs
 from benchmarks.on_top import rivals
-from benchmarks.on_top.counts import counts
 from benchmarks.on_top.data import NUM_FOLDS, cases, given, network
-from benchmarks.on_top.gats import cagcn, gats
-from benchmarks.on_top.gmnn import gmnn
-from benchmarks.on_top.labels import labels, questions
+from benchmarks.on_top.networks import cagcn, gats, gmnn
+from benchmarks.on_top.uses import counts, labels, questions
 from benchmarks.shared.records import RESULTS, Records, pick, read, run
 from benchmarks.shared.timing import timed
 from pyro_nmm import NeighborMixture
@@ -40,12 +35,13 @@ from pyro_nmm.metrics import independent_pairs
 from pyro_nmm.models import PooledScores, StackedNMM, edge_weights, temperature_scaling
 
 FILE = RESULTS / "calibration.jsonl"
-PRIOR_SPLITS = [100, 101]
 #: Each reported graph that the priors are from, and the other one.
 OTHER = {"cora": "citeseer", "citeseer": "cora"}
-MOST_PAIRS = 5000
+MOST_PAIRS, NUM_RESAMPLES = 5000, 2000
 OURS, POOL, SCORES = "StackedNMM", "the pool alone", "StackedNMM, scores alone"
 ELSEWHERE = "StackedNMM, the other graph's priors"
+#: A file with the losses of all nodes in one run.
+LOSSES = "{dataset}_{backbone}_{split}_{fold}_{method}.pt"
 
 
 def taught(data: Data) -> Tensor:
@@ -70,23 +66,19 @@ def stacked(data: Data, pool: bool = True, elsewhere: bool = False) -> NeighborM
 
 def pool_alone(data: Data) -> Tensor:
     """StackedNMM's pool without an NMM, by maximum a posteriori."""
-    logits, y, held = data.logits, data.y, data.val_mask
-    pool, unit = PooledScores(logits.shape[1]), logits.std()
+    logits, y, held, size = data.logits, data.y, data.val_mask, data.logits.shape[1]
+    pool, unit, prior = PooledScores(size), logits.std(), StackedNMM(size).prior
     pool.temperature.fill_(unit * temperature_scaling(logits / unit, y, held))
     terms = pool.terms(data.hood, logits, y, data.train_mask)
-    names = [name for name, _ in pool.named_parameters()]
-    priors = [StackedNMM(logits.shape[1]).prior[f"pool.{name}"] for name in names]
 
-    def probs(*values: Tensor) -> Tensor:
-        return functional_call(pool, dict(zip(names, values, strict=True)), terms)
+    def loss() -> Tensor:
+        cost = F.nll_loss(pool(terms)[held].log(), y[held], reduction="sum")
+        numbers = ((value, *prior[f"pool.{name}"]) for name, value in pool.named_parameters())
+        penalty = sum(((value - mean) / sd).square().sum() for value, mean, sd in numbers)
+        return (cost + penalty / 2) / int(held.sum())
 
-    def loss(*values: Tensor) -> Tensor:
-        pairs = zip(values, priors, strict=True)
-        prior = sum(((value - mean) / sd).square().sum() for value, (mean, sd) in pairs)
-        cost = F.nll_loss(probs(*values)[held].log(), y[held], reduction="sum")
-        return (cost + prior / 2) / int(held.sum())
-
-    return probs(*rivals.fitted(loss, list(pool.parameters()))).detach()
+    rivals.fit(loss, list(pool.parameters()))
+    return pool(terms).detach()
 
 
 METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture]] = {
@@ -133,12 +125,6 @@ def node_losses(probs: Tensor, data: Data) -> Tensor:
     return torch.stack([torch.ones_like(nll), nll, brier]).double() * data.test_mask
 
 
-def kept(args, key: dict) -> Path:
-    """File with the losses of every node in one run."""
-    names = (str(key[name]) for name in ("dataset", "backbone", "split", "fold", "method"))
-    return args.losses / f"{'_'.join(names)}.pt"
-
-
 def splits(args, results: Records) -> None:
     """Every method on every classifier of the published splits."""
     for graph in args.graphs:
@@ -148,7 +134,7 @@ def splits(args, results: Records) -> None:
             row, probs = quality(found, data, key["split"])
             if args.losses:
                 args.losses.mkdir(parents=True, exist_ok=True)
-                torch.save(node_losses(probs, data), kept(args, key))
+                torch.save(node_losses(probs, data), args.losses / LOSSES.format(**key))
             results.add(**key, **row, **{"fit seconds": seconds})
 
 
@@ -157,29 +143,30 @@ def bootstrap(args, results: Records) -> None:
     if args.losses is None:
         raise ValueError("bootstrap reads the losses that splits keeps: give --losses to both")
     runs = [{"split": s, "fold": f} for s in args.splits for f in range(args.num_folds)]
-    methods = [name for name in args.methods if name != OURS]
-    cells = {"dataset": args.graphs, "backbone": args.backbones}
-    for key in results.missing(task="bootstrap", **cells, method=methods):
+    each = {"dataset": args.graphs, "backbone": args.backbones}
+    each["method"] = [name for name in args.methods if name != OURS]
+    for key in results.missing(task="bootstrap", **each):
         both = [
-            [kept(args, key | {"method": name} | each) for each in runs]
+            [args.losses / LOSSES.format(**key | run | {"method": name}) for run in runs]
             for name in (OURS, key["method"])
         ]
         if all(path.exists() for path in both[0] + both[1]):
             sums = (sum(torch.load(path, weights_only=True) for path in paths) for paths in both)
             nll, brier = over_nodes(*sums)
-            results.add(**key, runs=len(runs), nll=nll, brier=brier)
+            results.add(**key, nll=nll, brier=brier)
 
 
-def over_nodes(ours: Tensor, theirs: Tensor, num_resamples: int = 2000) -> list[list[float]]:
+def over_nodes(ours: Tensor, theirs: Tensor) -> list[list[float]]:
     """
     Mean difference of a test node and its 95 % bootstrap interval, for both losses.
 
     :param ours: ``(3, N)`` sums of :func:`node_losses` over runs.
     """
-    changes = torch.stack([ours[0], *(ours - theirs)[1:]])
-    generator, size = torch.Generator().manual_seed(0), len(ours[0])
-    draws = (torch.randint(size, (size,), generator=generator) for _ in range(num_resamples))
-    sums = torch.stack([changes.sum(1), *(changes[:, nodes].sum(1) for nodes in draws)])
+    changes, size = torch.stack([ours[0], *(ours - theirs)[1:]]), ours.shape[1]
+    generator, draws = torch.Generator().manual_seed(0), [torch.arange(size)]
+    for _ in range(NUM_RESAMPLES):
+        draws.append(torch.randint(size, (size,), generator=generator))
+    sums = torch.stack([changes[:, nodes].sum(1) for nodes in draws])
     means = sums[:, 1:] / sums[:, :1]
     interval = means[1:].quantile(torch.tensor([0.025, 0.975]).to(means), 0)
     return torch.stack([means[0], *interval], 1).tolist()
@@ -187,7 +174,7 @@ def over_nodes(ours: Tensor, theirs: Tensor, num_resamples: int = 2000) -> list[
 
 def priors(args, results: Records) -> None:
     """Parameters under priors ten times as wide, fitted to all labels but the training nodes'."""
-    for key, data in cases(args, results, "priors", split=PRIOR_SPLITS):
+    for key, data in cases(args, results, "priors", split=[100, 101]):
         module = StackedNMM(data.logits.shape[1])
         module.prior = {name: (mean, 10 * sd) for name, (mean, sd) in module.prior.items()}
         module.fit(*given(data), data.val_mask | data.test_mask)
@@ -196,20 +183,15 @@ def priors(args, results: Records) -> None:
         results.add(**key, numbers=numbers)
 
 
-def by_distance(data: Data) -> Tensor:
-    """``(E,)``: one over e where the squared distance of the images is the median."""
-    source, target = data.edge_index
-    distance = (data.x[source] - data.x[target]).square().sum(-1)
-    return (-distance / distance.median()).exp()
-
-
 def weights(args, results: Records) -> None:
     """StackedNMM on the digits with edge weights and without, on a GCN that has none."""
     each = {"split": [200 + split for split in args.splits], "method": ["none", "by distance"]}
     for key, data in cases(args, results, "weights", dataset="digits", backbone="gcn", **each):
         weight, test = None, data.test_mask
-        if key["method"] == "by distance":
-            weight = edge_weights(data.hood, data.edge_index, by_distance(data))
+        if key["method"] == "by distance":  # one over e at the median of the squared distances
+            distance = data.x[data.edge_index].diff(dim=0)[0].square().sum(-1)
+            near = (-distance / distance.median()).exp()
+            weight = edge_weights(data.hood, data.edge_index, near)
         module = StackedNMM(data.logits.shape[1])
         module.fit(*given(data), data.val_mask, edge_weight=weight)
         mixture = module.mixture(*given(data), weight)
@@ -223,9 +205,8 @@ def main(argv: list[str] | None = None) -> Records:
     choices = {"backbones": ["gcn", "gat", "mlp"], "methods": list(METHODS)}
     options: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
     options |= {"splits": [0, 1, 2, 3, 4], "num_folds": NUM_FOLDS, "methods": list(METHODS)}
-    options |= {"num_epochs": 2000, "data_root": Path, "results": FILE}
-    options["losses"] = Path, "folder of the losses of all nodes"
-    return run(argv, __doc__, tasks, choices=choices, **options)
+    options |= {"data_root": Path, "losses": (Path, "folder of the losses of all nodes")}
+    return run(argv, __doc__, tasks, choices=choices, results=FILE, **options)
 
 
 if __name__ == "__main__":

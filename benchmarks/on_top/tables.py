@@ -3,44 +3,51 @@
 
 """Tables of docs/results/on-top.md, from the rows of calibration.jsonl."""
 
-from __future__ import annotations
-
+from math import nan
 from statistics import median
 
 from pandas import DataFrame
 
-from benchmarks.on_top.labels import SHOWN, UPDATED
 from benchmarks.on_top.run import ELSEWHERE, METHODS, OURS, POOL, SCORES
+from benchmarks.on_top.uses import SHARES, SHOWN, UPDATED
 from benchmarks.shared import tables as shown
-from benchmarks.shared.tables import Cell, Paired, against, average, count, ordered, spread, table
+from benchmarks.shared.tables import Cell, Paired, against, average, count, spread, table
 
 CELL, RUN = ["graph", "backbone"], ["split", "fold"]
+SCORED = {"NLL": "nll", "Brier": "brier", "ECE": "ece"}
 JOINT = "log p(test \\| train)"
 PARAMETERS = {"pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "λ"}
 PARAMETERS |= {"pool.agreement": "η", "pool.offsets": "sd of b", "log_kappa": "log κ"}
 PARAMETERS |= {"log_floor": "log ε", "gamma": "γ", "similarity": "β"}
-#: Columns that exist without rows, too.
-FIELDS = ("dataset", "backbone", "method", "pairs", "own product", "joint", "nll", "share", "size")
-FIELDS += ("communities", "joint.CRPS", "own product.CRPS", "temperature.CRPS")
+#: Columns that name lines: the fields that they show, and the order of their values.
+NAMES = {
+    "graph": ("dataset", shown.GRAPHS),
+    "backbone": ("backbone", {"gcn": "GCN", "gat": "GAT", "mlp": "MLP"}),
+    "method": ("method", list(METHODS)),
+    "asked by": ("method", ()),
+    "edge weights": ("method", ()),
+    "known": ("share", {share: f"{100 * share:.0f} %" for share in SHARES}),
+    "nodes": ("size", None),
+    "communities": ("communities", {False: "no", True: "yes"}),
+}
 Files = dict[str, list[dict]]
 
 
-def rows_of(rows: list[dict], task: str) -> DataFrame:
-    """Rows of a task, with graphs, backbones and methods in the order of lines."""
-    found = shown.frame(rows, task=task)
-    found = found.reindex(columns=list(dict.fromkeys([*found, *FIELDS])))
-    found["graph"] = ordered(found["dataset"], shown.GRAPHS)
-    found["backbone"] = ordered(found["backbone"], {"gcn": "GCN", "gat": "GAT", "mlp": "MLP"})
-    return found
-
-
-def splits(files: Files) -> DataFrame:
-    """Runs of all methods on the published splits."""
-    rows = rows_of(files["calibration"], "splits")
-    rows["PLL"] = rows["pairs"].fillna(rows["own product"])
-    rows["beyond"] = rows["joint"] + rows["nll"]
-    rows["method"] = ordered(rows["method"], METHODS.keys())
-    return rows
+def rows_of(files: Files, task: str) -> DataFrame:
+    """Rows of a task, with the columns that name lines, and with fields that tables read."""
+    rows = shown.frame(files["calibration"], task=task)
+    fields = {
+        "joint",
+        "pairs",
+        "own product",
+        "nll",
+        "brier",
+        *(name for name, _ in NAMES.values()),
+    }
+    rows = rows.assign(**dict.fromkeys(fields - {*rows}, nan))
+    return rows.assign(
+        **{k: shown.ordered(rows[name], order) for k, (name, order) in NAMES.items()}
+    )
 
 
 def only(method: str, cell: Cell) -> Cell:
@@ -93,96 +100,94 @@ def ours_minus(field: str) -> Cell:
     return cell
 
 
+def best(rows: DataFrame, field: str, ours: str = OURS) -> tuple[str, Paired]:
+    """The rival with the best mean, and one of our methods minus it."""
+    found = {name: gap(rows, ours, name, field) for name in rivals(rows)}
+    return max(found.items(), key=lambda item: item[1].mean)
+
+
 def calibration(files: Files) -> str:
     """How good are the probabilities of each method?"""
-    cells = {
-        "runs": count,
-        "accuracy": average("accuracy", ".1f", 100),
-        "NLL": shown.centre("nll", 3),
-        ("NLL", "ours minus"): ours_minus("nll"),
-        "Brier": shown.centre("brier", 3),
-        ("Brier", "ours minus"): ours_minus("brier"),
-        "ECE": average("ece", ".3f"),
-        "PLL": average("PLL", ".3f"),
-        JOINT: average("joint", ".3f"),
-        "s": average("fit seconds", ".1f", of=median),
-    }
-    return table(splits(files), [*CELL, "method"], cells)
+    rows = rows_of(files, "splits")
+    rows["PLL"] = rows["pairs"].fillna(rows["own product"])
+    cells: dict = {"runs": count, "accuracy": average("accuracy", ".1f", 100)}
+    for name in ("NLL", "Brier"):
+        field = SCORED[name]
+        cells |= {name: shown.centre(field, 3), (name, "ours minus"): ours_minus(field)}
+    cells |= {"ECE": average("ece", ".3f"), "PLL": average("PLL", ".3f")}
+    cells |= {JOINT: average("joint", ".3f"), "s": average("fit seconds", ".1f", of=median)}
+    return table(rows, [*CELL, "method"], cells)
 
 
-def from_rivals(rows: DataFrame, field: str, ours: str = OURS) -> list[tuple[str, Paired]]:
-    """One of our methods minus every rival, the rival with the best mean first."""
-    found = {name: gap(rows, ours, name, field) for name in rivals(rows)}
-    return sorted(found.items(), key=lambda item: -item[1].mean)
+def minus_best(field: str, digits: int) -> Cell:
+    """Cell: StackedNMM minus the best rival, with † if it is better than every rival."""
+
+    def cell(part: DataFrame, peers: DataFrame) -> str:
+        (rival, change), names = best(part, field), rivals(part)
+        sure = all(mark(gap(part, OURS, name, field), len(names)) == " †" for name in names)
+        return f"{change.mean:+.{digits}f} ({rival}){' †' * sure}"
+
+    return cell
+
+
+def missed(part: DataFrame, peers: DataFrame) -> str:
+    """Cell: the scores on which a rival has a better mean."""
+    return ", ".join(s for s, field in SCORED.items() if best(part, field)[1].mean >= 0) or "none"
 
 
 def missed_cells(files: Files) -> str:
     """Is StackedNMM better than the best of its rivals?"""
-    rows, lines = splits(files), []
-    for (graph, backbone), part in shown.groups(rows[rows["backbone"] != "MLP"], CELL):
-        runs, missed = f"{(part['method'] == OURS).sum()}", []
-        line = {"graph": graph, "backbone": backbone, "runs": runs}
-        for name, field, digits in (("NLL", "nll", 4), ("Brier", "brier", 4), ("ECE", "ece", 3)):
-            found = from_rivals(part, field)
-            rival, change = found[0]
-            sure = all(mark(each, len(found)) == " †" for _, each in found)
-            text = f"{change.mean:+.{digits}f} ({rival}){' †' * sure}"
-            line[f"{name} minus the best rival's"] = text
-            missed += [name] * (change.mean >= 0)
-        line["ECE minus GATS's"] = gap(part, OURS, "GATS", "ece").spread(3)
-        lines.append(line | {"missed": ", ".join(missed) or "none"})
-    return shown.markdown(lines, 2)
+    rows, cells = rows_of(files, "splits"), {"runs": only(OURS, count)}
+    for name, digits in {"NLL": 4, "Brier": 4, "ECE": 3}.items():
+        cells[f"{name} minus the best rival's"] = minus_best(SCORED[name], digits)
+    cells["ECE minus GATS's"] = lambda part, peers: gap(part, OURS, "GATS", "ece").spread(3)
+    return table(rows[rows["backbone"] != "MLP"], CELL, cells | {"missed": missed})
 
 
 def contributions(files: Files) -> str:
     """What do the pool, the NMM and the priors contribute?"""
+    rows = rows_of(files, "splits")
+    rows["beyond"] = rows["joint"] + rows["nll"]
     cells = {
         "NLL minus the pool's": minus(OURS, POOL, "nll"),
         "joint plus NLL": only(OURS, average("beyond", ".3f")),
         "scores alone: NLL minus temperature's": minus(SCORES, "temperature", "nll"),
         "scores alone: joint plus NLL": only(SCORES, average("beyond", ".3f")),
         "the other graph's priors: NLL minus the best rival's": (
-            lambda part, peers: from_rivals(part, "nll", ELSEWHERE)[0][1].brief(4)
+            lambda part, peers: best(part, "nll", ELSEWHERE)[1].brief(4)
         ),
         "ECE minus temperature's": minus(OURS, "temperature", "ece"),
     }
-    return table(splits(files), CELL, cells)
+    return table(rows, CELL, cells)
 
 
 def over_nodes(files: Files) -> str:
     """Do the differences hold for other test nodes?"""
-    rows = [
-        row | {"ours minus": name, "interval": f"{low:+.3f} to {high:+.3f}"}
-        for row in files["calibration"]
-        if row["task"] == "bootstrap"
-        for name, (_, low, high) in (("NLL", row["nll"]), ("Brier", row["brier"]))
-    ]
-    down, cells = [*CELL, "ours minus"], {"{}": shown.first("interval")}
-    return table(rows_of(rows, "bootstrap"), down, cells, across="method")
+    rows = rows_of(files, "bootstrap").rename(columns={"nll": "NLL", "brier": "Brier"})
+    rows = rows.melt([*CELL, "method"], ["NLL", "Brier"], "ours minus", "interval")
+    cells = {"{}": lambda part, peers: "{1:+.3f} to {2:+.3f}".format(*part["interval"].iloc[0])}
+    return table(rows, [*CELL, "ours minus"], cells, across="method")
 
 
 def new_labels(files: Files) -> str:
     """Which method makes the most of labels that are observed later?"""
-    rows = rows_of(files["calibration"], "labels")
-    rows["known"] = [f"{100 * share:.0f} %" for share in rows["share"]]
+    rows = rows_of(files, "labels")
     scores = bracketed(average("nll", ".3f"), average("ece", ".3f"))
-    cells: dict = {name: only(name, scores) for name in rows["method"].unique()}
+    cells = {name: only(name, scores) for name in rows["method"].unique()}
     for rival in ("C&S", "vector scaling, shrunk"):
         cells[f"NLL, updated minus {rival}"] = minus(UPDATED, rival, "nll")
     cells["update, s"] = only(UPDATED, average("seconds", ".1f", of=median))
-    cells["splits"] = only(UPDATED, count)
-    return table(rows, [*CELL, "known"], cells)
+    return table(rows, [*CELL, "known"], cells | {"splits": only(UPDATED, count)})
 
 
 def counts_in_sets(files: Files) -> str:
     """How well does each model predict how many nodes of a set have a label?"""
-    rows = rows_of(files["calibration"], "counts")
-    rows["nodes"] = ordered(rows["size"], None)
     cells: dict = {"splits": count}
     for model in ("joint", "own product", "temperature"):
         cells[model, f"{model}: coverage"] = percent(f"{model}.coverage")
         cells[model, "width"] = average(f"{model}.width", ".2f")
         cells[model, "CRPS"] = average(f"{model}.CRPS", ".4f")
+    rows = rows_of(files, "counts")
     for model in ("own product", "temperature"):
         rows[model] = rows["joint.CRPS"] / rows[f"{model}.CRPS"] - 1
         cells[f"CRPS, joint against {model}, %"] = spread(model, 1, 100)
@@ -191,34 +196,29 @@ def counts_in_sets(files: Files) -> str:
 
 def twenty_questions(files: Files) -> str:
     """Which rule asks for the most useful labels?"""
-    rows = rows_of(files["calibration"], "questions")
-    rows["communities"] = ordered(rows["communities"], {False: "no", True: "yes"})
-    rows["asked by"], cells = rows["method"], {}
+    cells: dict = {}
     for number in SHOWN:
         nll, accuracy = f"curve.{number}.nll", percent(f"curve.{number}.accuracy")
         cells[f"{number} answers"] = bracketed(average(nll, ".3f"), accuracy)
     for base in ("entropy", "at random"):
-        cells[f"{number} answers, NLL minus {base}"] = against(
-            {"asked by": base}, nll, 4, by=["split"]
-        )
+        cells[f"{number} answers, NLL minus {base}"] = against(base, nll, 4, by=["split"])
     cells |= {"correlation with entropy": average("alike", ".4f"), "draws": count}
-    return table(rows, ["communities", "asked by"], cells)
+    return table(rows_of(files, "questions"), ["communities", "asked by"], cells)
 
 
 def weights_of_edges(files: Files) -> str:
     """Do edge weights improve StackedNMM?"""
-    rows = rows_of(files["calibration"], "weights")
-    rows["edge weights"], cells = rows["method"], {"runs": count}
-    for name, field in {"NLL": "nll", "Brier": "brier", "ECE": "ece", JOINT: "joint"}.items():
-        change = against({"edge weights": "none"}, field, 4, by=RUN, form=Paired.spread)
+    cells = {"runs": count}
+    for name, field in (SCORED | {JOINT: "joint"}).items():
+        change = against("none", field, 4, by=RUN, form=Paired.spread)
         cells[name] = bracketed(average(field, ".4f"), change)
-    return table(rows, ["edge weights"], cells)
+    return table(rows_of(files, "weights"), ["edge weights"], cells)
 
 
 def calibration_priors(files: Files) -> str:
     """Which parameters fit nearly all labels best?"""
     cells = {name: spread(f"numbers.{field}", 2) for field, name in PARAMETERS.items()}
-    return table(rows_of(files["calibration"], "priors"), CELL, {"fits": count} | cells)
+    return table(rows_of(files, "priors"), CELL, {"fits": count} | cells)
 
 
 TABLES = (calibration, missed_cells, contributions, over_nodes, new_labels, counts_in_sets)

@@ -3,7 +3,6 @@
 
 """Markov random fields on grids of pixels, and the windows of their pixels."""
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +16,11 @@ from pyro_nmm.datasets import letters
 from pyro_nmm.models import PairwiseMRF, coarse_to_fine, grid_edges, ising, ising_posterior, potts
 
 Shape = tuple[int, int]
-#: Width of the narrow grids of two labels, whose log Z is exact.
-WIDTH = 12
+#: By the number of labels: narrow grids, whose log Z is exact, and couplings as near to critical.
+STRIPS = {2: (40, 12), 4: (40, 8), 8: (40, 5)}
+COUPLINGS = {2: [0.2, 0.4, 0.6], 4: [0.5, 1.0, 1.5], 8: [0.61, 1.22, 1.83]}
+#: Random fields of a kind, and the side of the letter and of the plain field.
+SEEDS, SIZE = range(3), 128
 
 
 class Grid(NamedTuple):
@@ -26,7 +28,6 @@ class Grid(NamedTuple):
 
     hood: Neighborhood
     order: Tensor  #: ``(N,)``, from coarse to fine
-    pixels: Tensor  #: ``(N,)`` ids of the nodes in the whole grid
     distance: Tensor  #: ``(num_edges,)``, squared, between the ends of an edge
 
 
@@ -39,29 +40,27 @@ def grid(shape: Shape, radius: int = 1, stay: Tensor | None = None) -> Grid:
         hood, order = hood.subgraph(pixels), place[order[stay[order]]]
     source, target = pixels[hood.source], pixels[hood.target]
     down, across = source // shape[1] - target // shape[1], source % shape[1] - target % shape[1]
-    return Grid(hood, order, pixels, down.square() + across.square())
+    return Grid(hood, order, down.square() + across.square())
 
 
-def random_ising(shape: Shape, coupling: float | None, seed: int) -> PairwiseMRF:
-    """Ising model with fields of sd 0.5; its coupling is drawn from 0.1 to 0.6 if not given."""
+def random_field(labels: int, coupling: float | None, seed: int) -> PairwiseMRF:
+    """
+    Ising model on a narrow grid, or Potts model of more than two labels, with unary terms of sd
+    0.5. A coupling that is not given is drawn from 0.1 to 0.6.
+    """
     generator = torch.Generator().manual_seed(seed)
     if coupling is None:
         coupling = 0.1 + 0.5 * torch.rand((), generator=generator).item()
-    noise = torch.randn(shape[0] * shape[1], generator=generator)
-    return ising(grid_edges(*shape), coupling, 0.5 * noise)
+    height, width = STRIPS[labels]
+    make, terms = (ising, []) if labels == 2 else (potts, [labels])
+    noise = torch.randn(height * width, *terms, generator=generator)
+    return make(grid_edges(height, width), coupling, 0.5 * noise)
 
 
-def random_potts(shape: Shape, labels: int, coupling: float, seed: int) -> PairwiseMRF:
-    """Potts model with unary terms of sd 0.5."""
-    generator = torch.Generator().manual_seed(seed)
-    unary = 0.5 * torch.randn(shape[0] * shape[1], labels, generator=generator)
-    return potts(grid_edges(*shape), coupling, unary)
-
-
-def noisy_letter(size: int, seed: int) -> tuple[PairwiseMRF, Tensor]:
+def noisy_letter(seed: int) -> tuple[PairwiseMRF, Tensor]:
     """The posterior of a noisy letter's pixels, and the clean pixels, -1 or 1."""
-    clean = letters("A", size, size)
-    noise = torch.randn(size, size, generator=torch.Generator().manual_seed(seed))
+    clean = letters("A", SIZE, SIZE)
+    noise = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
     return ising_posterior(clean + 2 * noise, coupling=1.0, sigma=2.0), clean
 
 
@@ -76,9 +75,10 @@ def kac_ward(height: int, width: int, coupling: float) -> float:
     (Kac and Ward 1952): :math:`2^N \prod_e \cosh J_e \sqrt{\det(1 - W)}`. :math:`W` has the entry
     :math:`\tanh J \, e^{i \varphi / 2}` for two steps in a row with a turn by :math:`\varphi`.
     """
-    across, down = (partial(eye_array, size) for size in (width, height))
-    steps = {1: kron(down(), across(k=1)), -1: kron(down(), across(k=-1))}
-    steps |= {1j: kron(down(k=1), across()), -1j: kron(down(k=-1), across())}
+    steps = {
+        step: kron(eye_array(height, k=int(step.imag)), eye_array(width, k=int(step.real)))
+        for step in (1, -1, 1j, -1j)
+    }
 
     def turned(last: complex, now: complex):
         """Steps that follow another one; none goes straight back."""

@@ -29,14 +29,14 @@ def loss(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_samples: i
     return with_error(-torch.cat(parts).double() - field.expected_potential(mix).double())
 
 
-def divergence(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_particles: int):
+def divergence(mix: NeighborMixture, field: PairwiseMRF, order: Tensor):
     """
     E[log p(y) - log p*(y)] and its standard error, log p(y) by sequential Monte Carlo in the order
     of the fit: unbiased for p(y), and for its logarithm as far as the particles agree.
     """
     draws = mix.sample((256,))
-    log_prob = [mix.log_likelihood(y, num_particles=num_particles, order=order) for y in draws]
-    return with_error((torch.stack(log_prob) - field.log_potential(draws)).double())
+    log_prob = torch.stack([mix.log_likelihood(y, order=order) for y in draws])
+    return with_error((log_prob - field.log_potential(draws)).double())
 
 
 @torch.no_grad()
@@ -66,11 +66,9 @@ def best(
     The mixture of the lowest ``score`` among fits from several starts: a network, the share of the
     steps over which interactions rise, and a rate.
     """
-    found = []
-    for network, warmup, lr in starts:
-        mix = fit(target, windows, network, warmup=warmup, lr=lr, **steps)
-        found.append((score(mix), mix))
-    return min(found, key=lambda each: each[0])[1]
+    # One by one, because fits and scores draw from the same stream of random numbers.
+    fits = (fit(target, windows, net, warmup=warm, lr=lr, **steps) for net, warm, lr in starts)
+    return min(fits, key=score)
 
 
 def near(hood: Neighborhood, alpha: Tensor, logits: Tensor, **options: float) -> FreeNMM:
@@ -81,18 +79,19 @@ def near(hood: Neighborhood, alpha: Tensor, logits: Tensor, **options: float) ->
     return network
 
 
-def two_starts(field: PairwiseMRF, windows: Grid, marginals: Tensor, decay: float) -> list:
+def two_starts(unary: Tensor, marginals: Tensor, windows: Grid, decay: float) -> list:
     """Near each pixel's own evidence, and near the mean field; attention falls with distance."""
-    hood, pixels, logits = windows.hood, windows.pixels, -decay * windows.distance
-    evidence = near(hood, field.unary[pixels].softmax(-1), logits, kappa=1.0)
-    return [(evidence, 0.5, LR), (near(hood, marginals[pixels], logits, kappa=4.0), 0.0, LR)]
+    logits = -decay * windows.distance
+    evidence = near(windows.hood, unary.softmax(-1), logits, kappa=1.0)
+    return [(evidence, 0.5, LR), (near(windows.hood, marginals, logits, kappa=4.0), 0.0, LR)]
 
 
 def fit_all(field: PairwiseMRF, windows: Grid, marginals: Tensor, given=None, **steps: int):
-    """The NMM of all pixels: the best of two starts, and of ``given`` parameters, if any."""
-    starts = two_starts(field, windows, marginals, 0.5)
+    """The NMM of all pixels: the best of two starts, and of a ``given`` mixture, if any."""
+    starts = two_starts(field.unary, marginals, windows, 0.5)
     if given is not None:
-        starts.append((near(windows.hood, *given, kappa=1.0, epsilon=0.0), 0.0, 0.2 * LR))
+        network = near(windows.hood, given.table, given.logits, kappa=1.0, epsilon=0.0)
+        starts.append((network, 0.0, 0.2 * LR))
     count = max(4, 2**15 // field.num_nodes)
 
     def score(mix: NeighborMixture) -> float:
@@ -111,8 +110,9 @@ def fit_half(
     :return: the mixture, the field of the pixels that stay, and the order of the fit.
     """
     half = MarginalField(field, (coarseness(*shape) == 2) == by_row)
-    windows = grid(shape, 2, half.stay)
-    starts = two_starts(field, windows, marginals, 0.25)  # the nearest pixels are diagonal: 2 apart
+    windows, stay = grid(shape, 2, half.stay), half.nodes
+    # The nearest pixels are diagonal, at a squared distance of 2.
+    starts = two_starts(field.unary[stay], marginals[stay], windows, 0.25)
 
     def score(mix: NeighborMixture) -> float:
         return drawn_bound(mix, half, windows.order, 256)[0]

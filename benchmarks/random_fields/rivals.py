@@ -7,8 +7,8 @@ and seconds of processor time on one thread.
 
     python -m benchmarks.random_fields.rivals strips potts_strips plain letter
 
-Tasks: ``strips``, ``plain`` and ``letter`` (fields of run.py), and ``potts_strips`` (4 labels on
-8 x 40 pixels and 8 on 5 x 40, couplings as near to the critical one as those of the strips).
+Tasks: ``strips``, ``plain`` and ``letter`` (fields of run.py), and ``potts_strips`` (narrow grids
+of four and eight labels).
 """
 
 import re
@@ -20,18 +20,15 @@ import pyro
 import torch
 
 from benchmarks.random_fields import fields
-from benchmarks.random_fields.chains import chain_mean_field, transposed
-from benchmarks.random_fields.messages import Messages, bethe, tree_reweighted
+from benchmarks.random_fields.autoregressive import Autoregressive, Windowed, fit_autoregressive
+from benchmarks.random_fields.free_energies import Messages, bethe, chain_mean_field
+from benchmarks.random_fields.free_energies import transposed, tree_reweighted
 from benchmarks.random_fields.nmm import drawn_bound, fit_all, fit_half, loss, with_error
-from benchmarks.random_fields.van import Autoregressive, fit_autoregressive
-from benchmarks.random_fields.windows import Windowed
 from benchmarks.shared.records import RESULTS, Records, pick, read, run
 from benchmarks.shared.timing import timed
 from pyro_nmm.guides import mean_field
-from pyro_nmm.models import PairwiseMRF, coarse_to_fine
+from pyro_nmm.models import PairwiseMRF
 
-#: By the number of labels: the width of grids that have an exact log Z, and their couplings.
-POTTS = {4: (8, (0.5, 1.0, 1.5)), 8: (5, (0.61, 1.22, 1.83))}
 EVERY = ["mean field", "chains", "Bethe", "tree-reweighted"]
 EVERY += ["NMM, 500 steps", "NMM of half, 500 steps", "VAN, 150 steps", "VAN, 600 steps"]
 #: As the number of labels allows.
@@ -44,11 +41,11 @@ WINDOWS = {
 LONG = ["NMM, 2000 steps", "NMM, 5 x 5, 2000 steps", "NMM of half, 2000 steps"]
 LONG += ["NMM of half, row by row, 500 steps", "NMM of half, row by row, 2000 steps"]
 LARGE = ["chains", "Bethe", "NMM of half, 500 steps", *WINDOWS[2]]
-#: Draws for a KL divergence.
-DRAWS = 2048
+#: Draws for a KL divergence, and random starts of mean fields and, on large fields, of chains.
+DRAWS, STARTS, FEW_STARTS = 2048, 12, 2
 
 
-def fit(name: str, field: PairwiseMRF, shape: fields.Shape, num_random: int):
+def fit(name: str, field: PairwiseMRF, shape: fields.Shape):
     """
     The method of this name, fitted: messages with an estimate of log Z, or a function of the loss
     E[log q - log p*] and, if it is sampled, its standard error.
@@ -58,18 +55,18 @@ def fit(name: str, field: PairwiseMRF, shape: fields.Shape, num_random: int):
         return bethe(field) if kind == "Bethe" else tree_reweighted(field)
     if kind == "chains":  # rows or columns
         grids = (field, shape[1]), (transposed(field, shape), shape[0])
-        found = [chain_mean_field(*each, num_random)[1] for each in grids]
+        starts = FEW_STARTS if field.num_nodes > 1000 else STARTS
+        found = [chain_mean_field(*each, starts)[1] for each in grids]
         return lambda: (min(found),)
     if kind == "VAN":  # a pixel's conditional in the target needs a memory of no more than a row
         options = {"hidden": 8, "num_steps": numbers[0], "lr": 0.005}
         return partial(drawn_loss, fit_autoregressive(field, shape[1] + 1, **options), field)
     if kind.startswith("windows"):
         side, _, given = numbers
-        family = Windowed(field, shape, coarse_to_fine(*shape), side // 2, given)
-        return partial(drawn_loss, family, field)
+        return partial(drawn_loss, Windowed(field, fields.grid(shape, side // 2), given), field)
     if kind not in ("mean field", "NMM", "NMM of half"):
         raise ValueError(f"no method is called {name!r}")
-    independent = mean_field(field, num_random=num_random)
+    independent = mean_field(field, num_random=STARTS)
     if kind == "mean field":
         return lambda: (independent.losses[0].item(),)
     marginals, steps = independent.marginals, {"num_steps": numbers[-1]}
@@ -99,64 +96,53 @@ def measure(args, results: Records, shape: fields.Shape, make: Callable, names, 
     for key in results.missing(**keys, method=names if args.methods == ["all"] else args.methods):
         field, log_z = make(key.get("coupling"), key["seed"])
         pyro.set_rng_seed(0)
-        options = {"num_random": args.num_random, "clock": time.process_time}
-        score, seconds = timed(fit, key["method"], field, shape, **options)
+        score, seconds = timed(fit, key["method"], field, shape, clock=time.process_time)
         if isinstance(score, Messages):
             row = {"change": score.change, "log Z error": score.log_z - log_z}
         else:
             row = dict(zip(("KL", "error"), score(), strict=False))
             row["KL"] += log_z
-        results.add(**key, **{"log Z": log_z}, **row, seconds=seconds)
+        results.add(**key, **row, seconds=seconds)
 
 
-def exact(make: Callable[..., PairwiseMRF]) -> Callable[..., tuple[PairwiseMRF, float]]:
-    """A function that also returns the field's log Z, by elimination."""
-    return lambda *key: ((field := make(*key)), field.log_normalizer().item())
+def strips(args, results: Records, task: str = "strips", labels: int = 2) -> None:
+    def make(coupling: float, seed: int) -> tuple[PairwiseMRF, float]:
+        field = fields.random_field(labels, coupling, seed)
+        return field, field.log_normalizer().item()
 
-
-def strips(args, results: Records) -> None:
-    shape, names = (args.height, fields.WIDTH), EVERY + WINDOWS[2] + LONG
-    each = {"labels": 2, "seed": range(args.num_seeds), "coupling": args.couplings}
-    make = exact(partial(fields.random_ising, shape))
-    measure(args, results, shape, make, names, task="strips", **each)
+    names = EVERY + WINDOWS[labels] + (LONG if labels == 2 else [])
+    keys = {"labels": labels, "seed": fields.SEEDS, "coupling": fields.COUPLINGS[labels]}
+    measure(args, results, fields.STRIPS[labels], make, names, task=task, **keys)
 
 
 def potts_strips(args, results: Records) -> None:
-    for labels, (width, couplings) in POTTS.items():
-        shape, names = (args.height, width), EVERY + WINDOWS[labels]
-        each = {"labels": labels, "seed": range(args.num_seeds), "coupling": couplings}
-        make = exact(partial(fields.random_potts, shape, labels))
-        measure(args, results, shape, make, names, task="potts", **each)
+    for labels in (4, 8):
+        strips(args, results, "potts", labels)
 
 
 def plain(args, results: Records) -> None:
     def make(coupling: float, seed: int) -> tuple[PairwiseMRF, float]:
-        return fields.plain_ising(args.size, coupling), fields.kac_ward(*shape, coupling)
+        return fields.plain_ising(fields.SIZE, coupling), fields.kac_ward(*shape, coupling)
 
-    shape, each = (args.size, args.size), {"labels": 2, "seed": 0, "coupling": args.couplings}
-    measure(args, results, shape, make, LARGE, task="plain", **each)
+    shape, couplings = (fields.SIZE, fields.SIZE), fields.COUPLINGS[2]
+    keys = {"labels": 2, "seed": 0, "coupling": couplings}
+    measure(args, results, shape, make, LARGE, task="plain", **keys)
 
 
 def letter(args, results: Records) -> None:
     """With log Z from the rows of run.py, which has it by annealing."""
 
     def make(coupling: None, seed: int) -> tuple[PairwiseMRF, float]:
-        return fields.noisy_letter(args.size, seed)[0], log_z[seed]
+        return fields.noisy_letter(seed)[0], log_z[seed]
 
-    log_z = {row["seed"]: row["log Z"] for row in pick(read(args.fields), task="letter")}
-    shape, each = (args.size, args.size), {"labels": 2, "seed": range(args.num_seeds)}
-    measure(args, results, shape, make, LARGE, task="letter", **each)
+    rows = pick(read(args.results.with_name("fields.jsonl")), task="letter")
+    shape, log_z = (fields.SIZE, fields.SIZE), {row["seed"]: row["log Z"] for row in rows}
+    measure(args, results, shape, make, LARGE, task="letter", labels=2, seed=fields.SEEDS)
 
 
 def main(argv: list[str] | None = None) -> Records:
-    return run(
-        argv, __doc__, (strips, potts_strips, plain, letter),
-        methods=(["all"], "names"), num_seeds=3, couplings=[0.2, 0.4, 0.6],
-        num_random=(12, "starts of mean fields and chains"), height=(40, "of the narrow grids"),
-        size=(128, "of the letter and the plain field"),
-        fields=(RESULTS / "fields.jsonl", "rows of run.py"),
-        results=RESULTS / "fields_compared.jsonl",
-    )  # fmt: skip
+    tasks, results = (strips, potts_strips, plain, letter), RESULTS / "fields_compared.jsonl"
+    return run(argv, __doc__, tasks, methods=(["all"], "names"), results=results)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from statistics import mean, median
 
 from pandas import DataFrame
 
-from benchmarks.shared import tables as shared
 from benchmarks.shared.records import pick
-from benchmarks.shared.tables import Paired, average, first, frame, table, values
+from benchmarks.shared.tables import Cell, Paired, against, average, centre, centre_of, count
+from benchmarks.shared.tables import first, frame, markdown, table, values
 
 Files = dict[str, list[dict]]
 #: Tasks of single fields of 128 x 128 pixels.
@@ -31,64 +31,66 @@ def sampling_error(part: DataFrame) -> float:
     return sum(each**2 for each in values(part, "error")) ** 0.5 / len(part)
 
 
-def with_error(field: str, error: str, digits: str = ".1f") -> shared.Cell:
+def with_error(field: str, error: str) -> Cell:
     """Cell: a value and, if it has one, its standard error."""
     return lambda part, peers: " ± ".join(
-        format(value, digits) for name in (field, error) for value in values(part, name)
+        f"{value:.1f}" for name in (field, error) for value in values(part, name)
     )
+
+
+def closer(gaps: Paired, *form: float) -> str:
+    return f"{sum(gap < 0 for gap in gaps.gaps)} of {len(gaps)}"
 
 
 def strips(files: Files) -> str:
     """How much closer than the mean field is an NMM on narrow Ising grids, and at what cost?"""
     cells = {
-        "fields": shared.count,
-        "KL, mean field": shared.centre("mean field", 2),
-        "KL, NMM's bound": shared.centre("NMM bound", 2),
-        "KL, NMM": lambda f, _: f"{shared.centre_of(f['NMM'], 2)} ± {sampling_error(f):.2f}",
+        "fields": count,
+        "KL, mean field": centre("mean field", 2),
+        "KL, NMM's bound": centre("NMM bound", 2),
+        "KL, NMM": lambda f, _: f"{centre_of(f['NMM'], 2)} ± {sampling_error(f):.2f}",
         "minus mean field": lambda f, _: Paired([*(f["NMM"] - f["mean field"])]).text(2),
         "worst ratio": lambda f, _: f"{max(f['NMM bound'] / f['mean field']):.2f}",
     }
-    for title, field, digits in ("error", "marginals", ".4f"), ("s", "seconds", ".1f"):
-        of = mean if title == "error" else median
-        cells |= {
-            f"{title}, {n}": average(f"{field}.{k}", digits, of=of) for k, n in METHODS.items()
-        }
+    cells |= {f"error, {n}": average(f"marginals.{k}", ".4f") for k, n in METHODS.items()}
+    cells |= {f"s, {n}": average(f"seconds.{k}", ".1f", of=median) for k, n in METHODS.items()}
     return table(frame(files["fields"], task="strips"), ["coupling"], cells)
 
 
 def narrow(files: Files, measure: str) -> DataFrame:
-    """Rows of narrow grids that have a measure."""
-    rows = [r for r in files["fields_compared"] if r["task"] not in LARGE and measure in r]
+    """Rows of narrow grids that have a measure, by labels, method and coupling."""
+    rows = [
+        row
+        | {
+            "share": f"{row['coupling'] / CRITICAL[row['labels']]:.1f}",
+            "ours": row["method"] == LONGEST[row["labels"]],
+        }
+        for row in files["fields_compared"]
+        if row["task"] not in LARGE and measure in row
+    ]
 
     def place(row: dict) -> tuple:
-        words = re.split(r"(\d+)", row["method"])
-        return row["labels"], [int(w) if w.isdigit() else w for w in words], row["coupling"]
+        method = re.sub(r"\d+", lambda number: number[0].zfill(4), row["method"])
+        return row["labels"], method, row["coupling"]
 
-    for number, row in enumerate(sorted(rows, key=place)):
-        share = f"{row['coupling'] / CRITICAL[row['labels']]:.1f}"
-        rows[number] = row | {"share": share, "ours": row["method"] == LONGEST[row["labels"]]}
-    return frame(rows)
+    return frame(sorted(rows, key=place))
 
 
 def field_rivals(files: Files) -> str:
     """Which method is the closest on narrow grids of two, four and eight labels?"""
     rows = narrow(files, "KL")
 
-    def at(share: str) -> shared.Cell:
-        def cell(part: DataFrame, peers: DataFrame) -> str:
-            part = part[part["share"] == share]
-            error = f" ± {sampling_error(part):.2f}" if values(part, "error") else ""
-            return f"{mean(part['KL']):.2f}{error} ({len(part)})" if len(part) else ""
+    def kl(part: DataFrame) -> str:
+        error = f" ± {sampling_error(part):.2f}" if values(part, "error") else ""
+        return f"{mean(part['KL']):.2f}{error} ({len(part)})" if len(part) else ""
 
-        return cell
-
-    def closer(part: DataFrame, peers: DataFrame) -> str:
-        gaps = Paired.rows(part, peers[peers["ours"]], "KL", FIELD).gaps
-        return "" if part["ours"].all() else f"{sum(gap < 0 for gap in gaps)} of {len(gaps)}"
-
-    cells = {f"KL, {share} of critical": at(share) for share in sorted(set(rows.get("share", ())))}
-    cells |= {"minus NMM": shared.against({"ours": True}, "KL", 2, by=FIELD)}
-    return table(rows, ["labels", "method"], cells | {"closer than NMM": closer} | SECONDS)
+    cells = {
+        f"KL, {share} of critical": lambda f, _, share=share: kl(f[f["share"] == share])
+        for share in sorted(set(rows.get("share", ())))
+    }
+    cells["minus NMM"] = against({"ours": True}, "KL", 2, by=FIELD)
+    cells["closer than NMM"] = against({"ours": True}, "KL", 2, by=FIELD, form=closer)
+    return table(rows, ["labels", "method"], cells | SECONDS)
 
 
 def log_z_rivals(files: Files) -> str:
@@ -100,12 +102,12 @@ def log_z_rivals(files: Files) -> str:
 
 def named(rows: list[dict]) -> list[dict]:
     """Rows of large fields, by the name of the field."""
-    rows = [
+    found = [
         row | {"field": f"{row['task']} {row.get('coupling', row.get('seed'))}"}
         for row in rows
         if row["task"] in LARGE
     ]
-    return sorted(rows, key=lambda row: row["field"])
+    return sorted(found, key=lambda row: row["field"])
 
 
 def large(files: Files) -> str:
@@ -126,9 +128,8 @@ def large_rivals(files: Files) -> str:
     """Which method is the closest on 128 x 128 pixels?"""
     rows = named(files["fields_compared"])
     for row in rows:
-        row["heading"] = ("KL, {}" if "KL" in row else "{}, log Z minus exact").format(
-            row["method"]
-        )
+        heading = "KL, {}" if "KL" in row else "{}, log Z minus exact"
+        row["heading"] = heading.format(row["method"])
 
     def cell(part: DataFrame, peers: DataFrame) -> str:
         own = with_error("KL", "error")(part, peers) or first("log Z error", "+.1f")(part, peers)
@@ -143,19 +144,19 @@ def amortized(files: Files) -> str:
     for row in pick(files["fields"], task="amortized"):
         free, network = row["mean field"], row["NMM-CNN"]
         gaps = Paired([b - a for a, b in zip(free, network, strict=True)])
-        line = {"NMM-CNN closer": f"{sum(gap < 0 for gap in gaps.gaps)} of {len(gaps)}"}
-        line |= {"mean field": shared.centre_of(free, 2)}
-        line |= {"NMM-CNN, bound": shared.centre_of(network, 2), "difference": gaps.text(2)}
+        line = {"NMM-CNN closer": closer(gaps), "mean field": centre_of(free, 2)}
+        line |= {"NMM-CNN, bound": centre_of(network, 2), "difference": gaps.text(2)}
         line |= {f"{k}, ms": f"{1e3 * median(v):.0f}" for k, v in row["seconds"].items()}
         lines.append(line | {"training, s": f"{row['train seconds']:.0f}"})
-    return shared.markdown(lines, 0)
+    return markdown(lines, 0)
 
 
 def scaling(files: Files) -> str:
     """What does a step of training cost on square grids?"""
-    rows = pick(files["fields"], task="scaling")
-    sizes = [(row, row["size"]) for row in rows]
-    rows = [r | {"grid": f"{n} x {n}", "pixel": r["seconds"] / n**2} for r, n in sizes]
+    rows = [
+        row | {"grid": f"{row['size']} x {row['size']}", "pixel": row["seconds"] / row["size"] ** 2}
+        for row in pick(files["fields"], task="scaling")
+    ]
     cells = {"a step, ms": first("seconds", ".0f", 1e3), "memory, MiB": first("MiB", ".0f")}
     return table(frame(rows), ["grid"], cells | {"µs a pixel": first("pixel", ".1f", 1e6)})
 
@@ -164,8 +165,8 @@ def field_deviations(files: Files) -> str:
     """Does NMM-CNN gain from the groups of the order among its inputs?"""
     rows = pick(files["deviations"], task="fields")
     rows = [row | {"inputs": INPUTS.get(row["change"], row["change"])} for row in rows]
-    cells = {"fields": shared.count, "KL, NMM-CNN's bound": average("bound", ".2f")}
-    cells |= {"minus with groups": shared.against({"change": ""}, "bound", 2, by=FIELD)}
+    cells = {"fields": count, "KL, NMM-CNN's bound": average("bound", ".2f")}
+    cells |= {"minus with groups": against({"change": ""}, "bound", 2, by=FIELD)}
     return table(frame(rows), ["inputs"], cells)
 
 

@@ -3,7 +3,6 @@
 
 """Latent labels given evidence, against enumeration and against a loop over nodes."""
 
-import itertools
 from functools import partial
 
 import networkx as nx
@@ -12,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from bounds import check_gradient, expected_evidence_bound, gradients
 from cases import everything, random_case
 from graphs import house, labellings, parameters, shared_sources, star, to_hood, two_triangles
 from hypothesis import HealthCheck, given, settings
@@ -113,9 +113,8 @@ def draw_one_by_one(hood, alpha, logits, evidence, order, uniforms):
     return np.array(chosen), log_q, log_w
 
 
-@pytest.mark.slow
 @settings(
-    max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.integers(0, 2**31), st.sampled_from(["random", "hubs", "grid", "sources"]))
 def test_same_uniforms_same_draws_as_one_by_one(kernels, seed, kind):
@@ -174,14 +173,22 @@ def test_no_evidence_says_nothing(kernels):
     torch.testing.assert_close(*exact)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    ("kernels", "name"),
+    [("loops", "star"), ("tensors", "house"), ("blocks", "shared"), ("loops", "triangles")],
+    indirect=["kernels"],
+)
 def test_samples_follow_log_prob(kernels, name):
+    """
+    By a chi-squared test: 10,000 draws notice probabilities that are off by a tenth each. Draws
+    equal those of the loop over nodes above, bit for bit, so each kernel needs one graph.
+    """
     hood = GRAPHS[name]()
     alpha, logits = parameters(hood, 2)
     mask = torch.arange(hood.num_nodes) < 3
     q = EvidenceConditional(hood, alpha, logits, torch.randn(hood.num_nodes, 2), mask)
     value = everything(hood.restrict(mask), 2)
-    draws = q.sample((20_000,))
+    draws = q.sample((10_000,))
     place = (draws.flatten(1)[:, None] == value.flatten(1)).all(-1)
     assert (place.sum(1) == 1).all()
     counts, expected = place.sum(0), q.log_prob(value).exp() * len(draws)
@@ -216,41 +223,37 @@ class Field:
         arguments = self.hood, self.log_alpha.exp(), self.logits, self.evidence()
         evidence_guide(*arguments, **options)
 
-    def exact_gradient(self):
-        """Mean over all orders, sum over all choices and labels."""
-        value, bounds = everything(self.hood, 2), []
-        for order in itertools.permutations(range(3)):
-            arguments = self.hood, self.log_alpha.exp(), self.logits, self.evidence()
-            q = EvidenceConditional(*arguments, order=torch.tensor(order))
-            bounds.append((q.log_prob(value).exp() * q.log_evidence(value).sum(-1)).sum())
-        return self.flat(torch.autograd.grad(-torch.stack(bounds).mean(), self.leaves))
-
-    def flat(self, grads):
-        return torch.cat([g.flatten() for g in grads])
-
-    def sampled_gradient(self, elbo, collapsed, estimator):
-        for leaf in self.leaves:
-            leaf.grad = None
-        model = partial(self.model, collapsed=collapsed)
-        guide = partial(self.guide, collapsed=collapsed, estimator=estimator)
-        elbo.loss_and_grads(model, guide)
-        return self.flat([leaf.grad for leaf in self.leaves])
+    def loss(self):
+        """The negative bound: a mean over orders, a sum over choices and labels."""
+        given = self.hood, self.log_alpha.exp(), self.logits, self.evidence()
+        return -expected_evidence_bound(*given)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collapsed", [False, True], ids=["teaching", "collapsed"])
-@pytest.mark.parametrize("estimator", ["reward_to_go", "reinforce", "one_step_credit"])
-@pytest.mark.parametrize("loss", [TraceGraph_ELBO, Trace_ELBO])
+@pytest.mark.parametrize(
+    ("loss", "estimator", "collapsed"),
+    [
+        (TraceGraph_ELBO, "reward_to_go", False),
+        (TraceGraph_ELBO, "reinforce", True),
+        (Trace_ELBO, "reward_to_go", True),
+        (Trace_ELBO, "reinforce", False),
+    ],
+)
 def test_gradient(loss, estimator, collapsed):
-    field, steps = Field(), 200
-    elbo = loss(100, max_plate_nesting=0, vectorize_particles=True)
-    grads = [field.sampled_gradient(elbo, collapsed, estimator) for _ in range(steps)]
-    grads = torch.stack(grads)
-    error, truth = grads.std(0) / steps**0.5, field.exact_gradient()
-    if estimator == "one_step_credit":  # three rows: what it leaves out is small
-        assert (grads.mean(0) - truth).norm() < 0.05 * truth.norm() + 4 * error.norm()
-    else:
-        assert ((grads.mean(0) - truth).abs() < 4 * error + 1e-9).all()
+    """20,000 draws notice a gradient that is off by 2 % of its length."""
+    check_gradient(Field(), loss, estimator, collapsed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loss", "collapsed"), [(TraceGraph_ELBO, False), (Trace_ELBO, True)])
+def test_gradient_of_one_step_credit(loss, collapsed):
+    """What it leaves out is below 3 % of the gradient, of three nodes; noise is below 1 %."""
+    field, elbo = Field(), loss(500, max_plate_nesting=0, vectorize_particles=True)
+    model = partial(field.model, collapsed=collapsed)
+    guide = partial(field.guide, collapsed=collapsed, estimator="one_step_credit")
+    _, grads = gradients(elbo, model, guide, field.leaves, 40)
+    truth = torch.cat([g.flatten() for g in torch.autograd.grad(field.loss(), field.leaves)])
+    assert (grads.mean(0) - truth).norm() < 0.03 * truth.norm()
 
 
 def test_one_step_credit_is_a_finite_difference(kernels):
@@ -292,7 +295,9 @@ def test_a_step_evaluates_its_draw_once(monkeypatch):
         EvidenceConditional, "_values", lambda q, *draw: calls.append(q) or values(q, *draw)
     )
     elbo = TraceGraph_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
-    Field().sampled_gradient(elbo, collapsed=True, estimator="reward_to_go")
+    field = Field()
+    model = partial(field.model, collapsed=True)
+    elbo.loss_and_grads(model, partial(field.guide, collapsed=True, estimator="reward_to_go"))
     assert len(calls) == 1
 
 

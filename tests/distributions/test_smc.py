@@ -11,6 +11,7 @@ import torch
 from cases import everything
 from cost import Work
 from graphs import house, parameters, star, to_hood
+from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborMixture, OrderedConditional
 from pyro_nmm.distributions.smc import _systematic, sequential_monte_carlo
@@ -42,7 +43,7 @@ def check_unbiased(estimate, exact, num_particles, num_runs):
     which notice 10 %.
     """
     ratios = torch.stack([estimate() for _ in range(num_runs)]).sub(exact).exp()
-    assert ratios.std() > 0.15 / num_particles**0.5  # a test of something
+    assert ratios.std() > 0.3 / num_particles**0.5  # a test of something
     error = ratios.std() / num_runs**0.5
     assert error < 0.025
     assert (ratios.mean() - 1).abs() < 5 * error, (ratios.mean(), error)
@@ -81,12 +82,12 @@ def test_resampling_happens_and_only_after_the_first_stage():
 
 @pytest.mark.parametrize("each_edge", [False, True], ids=["nodes", "edges"])
 def test_unbiased_given_evidence(kernels, each_edge):
-    """
-    The mean of estimates of p(w) is the sum over choices and labels, with and without resampling.
-    """
-    mix, _ = setting()
+    """Estimates of p(w) against the sum over choices and labels, resampled or not."""
+    mix, y = setting()
     hood, order = mix.hood, torch.tensor([4, 0, 3, 1])
-    evidence = 3 * torch.randn(hood.num_edges if each_edge else 5, 2)
+    evidence = 3.0 * one_hot(y, 2)  # against what the nodes share
+    if each_edge:
+        evidence = evidence[hood.row] + 0.5 * torch.randn(hood.num_edges, 2)
     rows = hood.take(order)
     own = evidence[rows.edge if each_edge else rows.nodes]
     q = mix.latents(evidence, torch.arange(5) != 2)

@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Loopy belief propagation by PGMax, and two estimates of log Z: the Bethe approximation (Yedidia,
-Freeman and Weiss 2005, "Constructing free-energy approximations and generalized belief propagation
-algorithms") and the tree-reweighted upper bound (Wainwright, Jaakkola and Willsky 2005, "A new
-class of upper bounds on the log partition function").
+Rivals that minimise a free energy, which approximates -log Z: from above by the structured mean
+field, close to it by the Bethe approximation, from below by tree-reweighted message passing.
 """
 
 import time
@@ -18,6 +16,73 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
 from pyro_nmm.models import PairwiseMRF
+
+
+def transposed(field: PairwiseMRF, shape: tuple[int, int]) -> PairwiseMRF:
+    """The field of the transposed grid, whose rows are the columns."""
+    pixels = torch.arange(field.num_nodes).view(shape).T.flatten()
+    edges = pixels.argsort()[field.edges]
+    return PairwiseMRF(edges, field.unary[pixels], field.strength, field.interaction)
+
+
+@torch.enable_grad()
+def chain_marginals(unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    Exact marginals ``(..., L, C)`` and log Z ``(...)`` of chains with unary terms ``(..., L, C)``
+    and pairwise terms ``(..., L - 1, C, C)``, the earlier label first.
+    """
+    unary = unary.clone().requires_grad_()
+    total, *rest = unary.unbind(-2)
+    for each, table in zip(rest, pairwise.unbind(-3), strict=True):
+        total = (total.unsqueeze(-1) + table).logsumexp(-2) + each
+    log_z = total.logsumexp(-1)
+    return torch.autograd.grad(log_z.sum(), unary)[0], log_z.detach()
+
+
+@torch.no_grad()
+def chain_mean_field(field: PairwiseMRF, width: int, num_random: int = 4) -> tuple[Tensor, float]:
+    """
+    Marginals ``(N, C)`` and the loss E[log q - log p*] of the best product of rows, each an exact
+    chain of ``width`` pixels (L. K. Saul and M. I. Jordan, Exploiting tractable substructures in
+    intractable networks, NIPS 1995). Every other row is updated at once, from the starts of
+    :func:`~pyro_nmm.guides.mean_field`.
+    """
+    rows, classes, (tail, head) = field.num_nodes // width, field.num_classes, field.edges
+    unary, strength = field.unary.double(), field.strength.expand(field.num_edges).double()
+    phi, inside = field.interaction.double(), tail // width == head // width
+    along = strength[inside][tail[inside].argsort()].view(rows, width - 1)
+    tables, zeros = along[..., None, None] * phi, torch.zeros_like(unary)
+    between = PairwiseMRF(field.edges[:, ~inside], zeros, strength[~inside], phi)
+    unary = unary.view(rows, width, classes)
+
+    def outside(q: Tensor) -> Tensor:
+        """What the rows above and below add to the unary terms of each row."""
+        return between.local_logits(q.flatten(1, 2)).view_as(q)
+
+    def sweep(q: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        """New marginals, the terms from outside that they rest on, and log Z of every row."""
+        q, used, log_z = q.clone(), torch.zeros_like(q), q.new_zeros(q.shape[:2])
+        for part in (slice(first, None, 2) for first in range(min(rows, 2))):
+            used[:, part] = share * outside(q)[:, part]
+            found = chain_marginals(unary[part] + used[:, part], share * tables[part])
+            q[:, part], log_z[:, part] = found
+        return q, used, log_z
+
+    labels = torch.eye(classes).to(unary)[:, None, None].expand(-1, rows, width, -1)
+    noise = torch.randn(num_random, *unary.shape, dtype=unary.dtype)
+    annealed = evidence = unary.softmax(-1)[None]
+    for share in torch.linspace(0, 1, 101).tolist():
+        annealed = sweep(annealed, share)[0]
+    q = torch.cat([evidence, labels, (4 * noise).softmax(-1), annealed])
+    for _ in range(2000):
+        before, (q, used, log_z) = q, sweep(q)
+        if (q - before).abs().max() < 1e-8:
+            break
+    # E[log q] has the terms from outside that gave each row, E[log p*] those of the last rows.
+    own = (q * used).sum((-2, -1)) - log_z
+    losses = own.sum(-1) - (q * outside(q)).sum((-3, -2, -1)) / 2
+    best = losses.argmin()
+    return q[best].flatten(0, 1), losses[best].item()
 
 
 def loopy(field: PairwiseMRF) -> tuple[Tensor | None, float | None]:
@@ -80,7 +145,6 @@ def propagate(
         found = unary.index_add(0, head, twice * messages)
         return found, found[tail] - messages.roll(count, 0)
 
-    change = torch.inf
     for _ in range(5000):
         new = (both + beliefs(messages)[1].unsqueeze(-1)).logsumexp(-2).log_softmax(-1)
         new = (messages + new) / 2
@@ -101,8 +165,9 @@ def propagate(
 
 def bethe(field: PairwiseMRF) -> Messages:
     """
-    The Bethe approximation of log Z: the lowest free energy among the fixed points reached from no
-    messages and from messages of one label everywhere; of those that converge, if any does.
+    The Bethe approximation of log Z (Yedidia, Freeman and Weiss 2005, "Constructing free-energy
+    approximations and generalized belief propagation algorithms"): the best of the fixed points
+    from no messages and from messages of one label everywhere, those that converge before others.
     """
     one = 5 * torch.eye(field.num_classes, dtype=torch.double)
     starts = [None, *(row.expand(2 * field.num_edges, -1) for row in one)]
@@ -131,15 +196,15 @@ def spanning_tree(edges: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
 
 def tree_reweighted(field: PairwiseMRF, num_updates: int = 20) -> Messages:
     """
-    The tree-reweighted upper bound on log Z. Appearances begin at those of a uniformly drawn
+    The tree-reweighted upper bound on log Z (Wainwright, Jaakkola and Willsky 2005, "A new class of
+    upper bounds on the log partition function"). Appearances begin at those of a uniformly drawn
     spanning tree; conditional gradients, which lower the bound, move them towards the tree of
     the most mutual information.
     """
     rho = resistances(field.edges, field.num_nodes)
-    best = found = propagate(field, rho)
+    found = [propagate(field, rho)]
     for step in range(num_updates):
-        tree = spanning_tree(field.edges, found.information, field.num_nodes)
+        tree = spanning_tree(field.edges, found[-1].information, field.num_nodes)
         rho = rho + (tree - rho) / (step + 3)
-        found = propagate(field, rho, found.messages)
-        best = min(best, found, key=lambda each: (each.change > 1e-6, each.log_z))
-    return best
+        found.append(propagate(field, rho, found[-1].messages))
+    return min(found, key=lambda each: (each.change > 1e-6, each.log_z))
