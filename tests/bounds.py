@@ -9,8 +9,9 @@ from functools import partial
 import pyro
 import torch
 from graphs import labellings
+from oracle import edge_lists, entropy_bound
 
-from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
+from pyro_nmm import EvidenceConditional, NeighborChoice, Neighborhood, OrderedConditional
 from pyro_nmm.ops.enumeration import enumerate_choices
 
 PATH = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
@@ -123,3 +124,24 @@ def mean_over_orders(nodes, bound):
     """The mean of ``bound(order)`` over all orders of some nodes."""
     orders = itertools.permutations(nodes.tolist())
     return torch.stack([bound(torch.tensor(order)) for order in orders]).mean()
+
+
+def expected_family_loss(mix, order, log_target):
+    """
+    The paper's equation (10), summed over all choices and labels.
+
+    :param Tensor order: of the nodes, in which the extended target draws choices.
+    :param log_target: labels ``(Q, N)`` to the target's log-density, or the bound on it, ``(Q,)``.
+    """
+    y = labellings(mix.hood.num_nodes, mix.alpha.shape[-1])
+    c = all_choices(mix.hood)[:, None]
+    log_joint = NeighborChoice(mix.hood, mix.logits).log_prob(c) + mix.given(c).log_prob(y)
+    log_q = mix.choices(y, order=order).log_prob(c)
+    return (log_joint.exp() * (log_joint - log_q - log_target(y))).sum()
+
+
+def exact_field_loss(mix, field, order):
+    """The mean loss of :class:`FieldGuide`, with the entropy by the oracle's recursion."""
+    neighbors, attention = edge_lists(mix.hood, mix.logits)
+    entropy = entropy_bound(mix.alpha.detach().numpy(), neighbors, attention, order.tolist())
+    return -entropy - field.expected_potential(mix).item()

@@ -5,9 +5,9 @@
 
 import networkx as nx
 import torch
-from graphs import labellings, random_sources, to_hood
+from graphs import house, labellings, parameters, random_sources, to_hood
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.ops.enumeration import enumerate_choices
 
 
@@ -68,3 +68,20 @@ def matrices(hood, size, batch=()):
 
 
 KINDS = {"permutations": permutations, "matrices": matrices}
+
+
+#: Labels of the house's nodes.
+HOUSE_LABELS = torch.tensor([0, 1, 1, 0, 1])
+
+
+def house_and_parameters(num_classes=2):
+    """The house, with concentrations and attention scores of order one."""
+    hood = house()
+    return hood, *parameters(hood, num_classes, scale=1.0)
+
+
+def sharing_house(share=0.3, sharpness=2.0, seed=0):
+    """A mixture on the house whose labels are far from independent, and labels of its nodes."""
+    torch.manual_seed(seed)
+    hood, alpha, logits = house_and_parameters()
+    return NeighborMixture(hood, share * alpha, sharpness * logits), HOUSE_LABELS.clone()

@@ -3,8 +3,6 @@
 
 """DGLFRM with its original guide, or with the NMM's: fits, scores and costs."""
 
-from __future__ import annotations
-
 from functools import partial
 from statistics import mean
 

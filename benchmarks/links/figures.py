@@ -3,8 +3,6 @@
 
 """The figure of docs/results/links.md."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.pyplot as plt

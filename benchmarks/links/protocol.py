@@ -3,8 +3,6 @@
 
 """Graphs, random splits of their links, scores, and the settings that searches try and choose."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from statistics import mean
@@ -37,7 +35,7 @@ class Problem:
     split: LinkSplit
 
     @staticmethod
-    def of(args, dataset: str, seed: int) -> Problem:
+    def of(args, dataset: str, seed: int) -> "Problem":
         """A graph of ``--data-root`` and a random split."""
         data = load(dataset, args.data_root)
         return Problem(data, link_split(data.edge_index, data.num_nodes, seed))

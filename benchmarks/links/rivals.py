@@ -3,8 +3,6 @@
 
 """Rivals that see the features and training links that DGLFRM sees: Katz, VGAE and GraphSAGE."""
 
-from __future__ import annotations
-
 from time import process_time
 
 import numpy as np

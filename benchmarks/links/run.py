@@ -3,8 +3,6 @@
 
 """Link prediction by DGLFRM, NMM-DGLFRM and rivals. README.md explains the tasks."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

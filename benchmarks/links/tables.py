@@ -3,8 +3,6 @@
 
 """The tables of docs/results/links.md."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

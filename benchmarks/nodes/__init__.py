@@ -4,7 +4,6 @@
 """Node classification: NMMs beside their backbones, temperature scaling, StackedNMM and SPN."""
 
 from benchmarks.nodes.fits import (
-    BACKBONES,
     DEFAULT,
     backbone,
     chosen,
@@ -15,5 +14,5 @@ from benchmarks.nodes.fits import (
     pair_log_probs,
 )
 
-__all__ = ["BACKBONES", "DEFAULT", "backbone", "chosen", "evaluate", "load", "nmm_network"]
-__all__ += ["node_scores", "pair_log_probs"]
+__all__ = ["DEFAULT", "backbone", "chosen", "evaluate", "load", "nmm_network", "node_scores"]
+__all__ += ["pair_log_probs"]

@@ -3,8 +3,6 @@
 
 """The figures of docs/results/nodes.md."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,15 +13,12 @@ from benchmarks.nodes.tables import Files, runs
 from benchmarks.shared.tables import groups
 
 COLORS = dict(zip(METHODS, ("#E69F00", "#56B4E9", "#009E73", "#0072B2"), strict=True))
-STYLES = dict.fromkeys(COLORS, "o-")
-COLORS |= {f"StackedNMM on {name}": color for name, color in COLORS.items()}
-STYLES = dict.fromkeys(COLORS, "s:") | STYLES
 
 
 def training_size(files: Files, path: Path) -> None:
     """Accuracy over training sizes, mean ± one standard error, a panel a graph and backbone."""
     rows = runs(files, "sizes")
-    rows = rows[rows["model"].isin(STYLES)]  # a temperature changes no prediction
+    rows = rows[~rows["method"].str.endswith("temperature")]  # which changes no prediction
     graphs, kinds = ([name for (name,), _ in groups(rows, [k])] for k in ("graph", "backbone"))
     size = {"figsize": (4 * len(kinds), 3.2 * len(graphs) + 0.6), "layout": "constrained"}
     figure, axes = plt.subplots(len(graphs), len(kinds), squeeze=False, sharey="row", **size)
@@ -31,8 +26,9 @@ def training_size(files: Files, path: Path) -> None:
         axis = axes[graphs.index(graph), kinds.index(kind)]
         for (model,), lines in groups(part, ["model"]):
             hits = 100 * lines.groupby("ratio")["accuracy"].agg(["mean", "sem"])
-            looks = {"fmt": STYLES[model], "color": COLORS[model], "label": model}
-            axis.errorbar(hits.index, hits["mean"], hits["sem"], ms=3, capsize=2, lw=1, **looks)
+            method = model.removeprefix("StackedNMM on ")
+            looks = {"fmt": "o-" if model == method else "s:", "color": COLORS[method]}
+            axis.errorbar(hits.index, *hits.T.values, ms=3, capsize=2, lw=1, label=model, **looks)
         title = f"{graph}, {kind}: {part['seed'].nunique()} splits, ± 1 standard error"
         axis.set_title(title, fontsize=9)
         axis.set(xlabel="share of training nodes", xticks=part["ratio"].unique())

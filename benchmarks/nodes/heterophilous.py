@@ -10,35 +10,29 @@ Tasks: ``graphs`` (six graphs with ten published splits each) and ``generated`` 
 relabelling NMM, whose own likelihood is known). F holds ``heterophilous/*.npz``.
 """
 
-from __future__ import annotations
-
-import warnings
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import pyro
 import torch
-from pyro.infer import Trace_ELBO
+from pyro.infer import SVI, Trace_ELBO
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import barabasi_albert_graph, to_torch_csr_tensor, to_undirected
 
-from benchmarks.nodes.fits import DEFAULT, calibrated, evaluate, fit
+from benchmarks.nodes.fits import DEFAULT, calibrated, evaluate, fit, stack
 from benchmarks.shared.records import RESULTS, Records, run
-from benchmarks.shared.timing import timed
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import inner_edges
 from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.models import Compatibility, StackedNMM, compatibility
+from pyro_nmm.models import Compatibility, compatibility
 
 GRAPHS = ["texas", "cornell", "wisconsin", "actor", "minesweeper", "tolokers"]
 METHODS = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
-BACKBONES = ["mlp", "gcn"]
-#: Labellings of a generated tree that measure a fit, and random starts of a fit.
-NEW, STARTS = 4, 4
+SETTINGS = DEFAULT | {"num_epochs": 200, "criterion": "likelihood", "patience": 50}
 #: Pairs of adjacent test nodes, drawn if a graph has more.
 MOST_PAIRS = 5000
 #: Number of edges from which a GCN multiplies by a sparse matrix.
@@ -56,53 +50,41 @@ def load(name: str, split: int, root: Path) -> tuple[Data, Neighborhood]:
     return data, Neighborhood(edges, len(x))
 
 
-def multiplied(network: nn.Module, data: Data) -> None:
-    """GCNs by sparse matrices, which are several times as fast as messages on a dense graph."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse (CSR|invariant)")
-        adjacency = to_torch_csr_tensor(data.edge_index, size=(data.num_nodes, data.num_nodes))
-    for module in network.modules():
-        if isinstance(module, GCNConv):
-            module.register_forward_pre_hook(lambda _, inputs: (inputs[0], adjacency, *inputs[2:]))
-
-
-def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor, options: dict):
+def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor):
     """Marginals or a mixture."""
     pyro.set_rng_seed(key["seed"])
-    kind, relabels = key["method"].split(", ")[0], "relabelled" in key["method"]
-    classes, known = scores.shape[1], (data.y, data.train_mask)
-    if kind == "backbone":
+    relabels, classes = "relabelled" in key["method"], scores.shape[1]
+    if key["method"] == "backbone":
         return calibrated(scores, data)
-    if kind == "stacked":
-        matrix = compatibility(hood, *known, classes) if relabels else None
-        stack = StackedNMM(pool=False, compatibility=matrix)
-        return stack.fit(hood, scores, *known, data.val_mask).mixture(hood, scores)
+    if "stacked" in key["method"]:
+        matrix = compatibility(hood, data.y, data.train_mask, classes) if relabels else None
+        return stack(hood, scores, data, compatibility=matrix)
 
     def wrap(network: nn.Module) -> nn.Module:
+        """GCNs of a dense graph multiply by a sparse matrix, several times as fast as messages."""
         if data.num_edges > MANY_EDGES:
-            multiplied(network, data)
+            adjacency = to_torch_csr_tensor(data.edge_index, size=(data.num_nodes, data.num_nodes))
+            for layer in network.modules():
+                if isinstance(layer, GCNConv):
+                    layer.register_forward_pre_hook(lambda _, given: (given[0], adjacency))
         return Compatibility(network, classes) if relabels else network
 
-    return fit(key, data, hood, DEFAULT, wrap=wrap, **options)[0]
+    return fit(key, data, hood, SETTINGS, wrap)[0]
 
 
 def graphs(args, results: Records) -> None:
-    options = {"num_epochs": args.num_epochs, "criterion": "likelihood", "patience": 50}
     for name, split in product(args.datasets, range(args.num_splits)):
         data, hood = load(name, split, args.data_root)
         pairs = inner_edges(data.edge_index, data.test_mask)
         order = torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(split))
-        pairs = pairs[:, order[:MOST_PAIRS]] if len(order) else None
-        last = None
-        cell = {"dataset": name, "split": split, "backbone": args.backbones}
-        for key in results.missing(task="graphs", **cell, method=METHODS):
-            seeded = key | {"seed": split}
-            if last != (last := seeded | {"method": "backbone"}):
-                scores, _ = fit(last, data, hood, DEFAULT, **options)
-                tempered = calibrated(scores, data)
-            model, seconds = timed(fitted, seeded, data, hood, scores, options)
-            row = evaluate(model, data, pairs, joint=True, temperature=tempered)
-            results.add(**key, **row, **{"fit seconds": seconds})
+        pairs, cell = pairs[:, order[:MOST_PAIRS]], {"dataset": name, "split": split}
+        every = results.missing(task="graphs", **cell, backbone=args.backbones, method=METHODS)
+        for kind, keys in groupby(every, lambda key: key["backbone"]):
+            first = {"method": "backbone", "backbone": kind, "seed": split}
+            scores, _ = fit(first, data, hood, SETTINGS)
+            for key in keys:
+                model = fitted(first | key, data, hood, scores)
+                results.add(**key, **evaluate(model, data, pairs, joint=True))
 
 
 class Shared(nn.Module):
@@ -113,19 +95,18 @@ class Shared(nn.Module):
 
     def __init__(self, kinds: Tensor | None = None) -> None:
         super().__init__()
-        self.kinds = kinds
-        self.log_alpha = nn.Parameter(torch.zeros(2))
+        self.kinds, self.log_alpha = kinds, nn.Parameter(torch.zeros(2))
         self.gamma, self.popular = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
         self.scores = nn.Parameter(2 * torch.randn(2, 2, 2))
 
     def forward(self, hood: Neighborhood) -> tuple[Tensor, ...]:
-        alpha = self.log_alpha.exp().expand(hood.num_nodes, -1)
-        popular = self.popular * hood.ptr.diff().log()[hood.source]
-        found = alpha, popular + self.gamma * (hood.source == hood.target)
+        own = hood.source == hood.target
+        logits = self.popular * hood.ptr.diff().log()[hood.source] + self.gamma * own
+        found = self.log_alpha.exp().expand(hood.num_nodes, -1), logits
         if self.kinds is None:
             return found
         matrices = torch.cat([torch.eye(2)[None], self.scores.softmax(-1)])
-        return *found, matrices[self.kinds.where(hood.source != hood.target, 0)]
+        return *found, matrices[self.kinds.where(~own, 0)]
 
 
 def generated(args, results: Records) -> None:
@@ -143,9 +124,9 @@ def generated(args, results: Records) -> None:
             truth.popular.fill_(2.0)
             truth.scores.copy_(6 * torch.eye(2)[torch.tensor([[0, 1], [1, 0]])])
             mixtures = {"truth": NeighborMixture(hood, *truth(hood))}
-        y, *new = mixtures["truth"].sample((1 + NEW,))
+        y, *new = mixtures["truth"].sample((5,))
         for name, given in {"plain": None, "relabelled": kinds}.items():
-            starts = [shared_fit(hood, Shared(given), y, args.num_epochs) for _ in range(STARTS)]
+            starts = [shared_fit(hood, Shared(given), y) for _ in range(4)]
             mixtures[name] = max(starts, key=lambda mix: mix.log_likelihood(y, num_particles=256))
         found = {
             name: mean(mix.log_likelihood(part, num_particles=256).item() for part in new)
@@ -156,23 +137,20 @@ def generated(args, results: Records) -> None:
         results.add(**key, **{name: value / len(y) for name, value in found.items()})
 
 
-def shared_fit(hood: Neighborhood, network: nn.Module, y: Tensor, steps: int) -> NeighborMixture:
+def shared_fit(hood: Neighborhood, network: nn.Module, y: Tensor) -> NeighborMixture:
     program = AmortizedNMM(hood, network)
     elbo = Trace_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    svi = SVI(program.model, program.guide, pyro.optim.Adam({"lr": 0.05}), elbo)
     with pyro.get_param_store().scope():
-        for _ in range(steps):
-            optimizer.zero_grad()
-            elbo.loss_and_grads(program.model, program.guide, y=y)
-            optimizer.step()
+        for _ in range(SETTINGS["num_epochs"]):
+            svi.step(y=y)
         return program.mixture()
 
 
 def main(argv: list[str] | None = None) -> Records:
-    options = {"datasets": GRAPHS, "backbones": BACKBONES, "num_splits": 10, "num_epochs": 200}
+    options = {"datasets": GRAPHS, "backbones": ["mlp", "gcn"], "num_splits": 10}
     options |= {"num_nodes": (300, "of a generated tree"), "data_root": Path}
-    options |= {"results": RESULTS / "repelling.jsonl"}
-    return run(argv, __doc__, (graphs, generated), choices={"backbones": BACKBONES}, **options)
+    return run(argv, __doc__, (graphs, generated), results=RESULTS / "repelling.jsonl", **options)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 
 """The tables of docs/results/nodes.md and docs/results/heterophilous.md."""
 
-from __future__ import annotations
-
-from statistics import mean, median
+from itertools import product
+from statistics import median
 
 import pandas as pd
 from pandas import DataFrame
@@ -16,21 +15,17 @@ from benchmarks.shared import tables as shared
 from benchmarks.shared.tables import Cell, Paired, against, average, count, frame, ordered, spread
 
 Files = dict[str, list[dict]]
-FORMS = {"": "{}", ", temperature": "{} + temperature", ", stacked": "StackedNMM on {}"}
-FORMS |= {", pooled": "StackedNMM with its pool on {}"}
+NAMES = {"(.*), temperature": r"\1 + temperature", "(.*), stacked": r"StackedNMM on \1"}
+NAMES |= {"(.*), pooled": r"StackedNMM with its pool on \1"}
+NAMES |= {r"(.*), (communities|weighted) (.*)\.0": r"StackedNMM on \1, \2 at \3"}
 #: Settings of another search make a method another model.
-SETTINGS = {"": "", ", its first 6 trials": " (settings of its first 6 trials)"}
-SETTINGS |= {", NMM": " (settings of the NMM's search)"}
-MODELS = {
-    method + form + settings: FORMS[form].format(method) + SETTINGS[settings]
-    for method in METHODS
-    for settings in SETTINGS
-    for form in FORMS
-}
-TEMPERED = "backbone + temperature"
-RIVALS = ["temperature", "GMNN", "Potts on C&S", "StackedNMM, scores alone", "StackedNMM"]
+SETTINGS = "", " (settings of its first 6 trials)", " (settings of the NMM's search)"
+FORMS = "{}", "{} + temperature", "StackedNMM on {}", "StackedNMM with its pool on {}"
+MODELS = [form.format(name) + of for name, of, form in product(METHODS, SETTINGS, FORMS)]
+TEMPERED, SPN, JOINT = "backbone + temperature", {"model": "SPN"}, "log p(test \\| train)"
+RIVALS = ["SPN", "temperature", "GMNN", "Potts on C&S", "StackedNMM, scores alone", "StackedNMM"]
 RIVALS += [TEMPERED, "NMM", "StackedNMM on NMM", "StackedNMM on backbone"]
-JOINT = "log p(test \\| train)"
+LINES = ["graph", "backbone", "model"]
 
 
 def named(rows: DataFrame) -> DataFrame:
@@ -39,9 +34,9 @@ def named(rows: DataFrame) -> DataFrame:
     rows = rows.reindex(columns=list(dict.fromkeys([*rows, *fields])))
     rows["graph"] = ordered(rows["dataset"], shared.GRAPHS)
     rows["backbone"] = ordered(rows["backbone"].str.upper(), ("GCN", "GAT", "APPNP", "MLP"))
-    communities = {r"(.*), (communities|weighted) (.*)\.0": r"StackedNMM on \1, \2 at \3"}
-    settings = [f", {name}" if isinstance(name, str) else "" for name in rows["settings of"]]
-    rows["model"] = ordered(rows["method"].replace(communities, regex=True) + settings, MODELS)
+    searches = rows["settings of"].replace("NMM", "the NMM's search")
+    settings = [f" (settings of {name})" if isinstance(name, str) else "" for name in searches]
+    rows["model"] = ordered(rows["method"].replace(NAMES, regex=True) + settings, MODELS)
     rows["splits"] = ["published" if r != r else f"random, {r}" for r in rows["ratio"]]
     rows["ratio"] = ordered(rows["ratio"], None)
     rows["PLL"] = rows["pairs"].fillna(rows["conditional"]).fillna(rows["own product"])
@@ -65,11 +60,9 @@ def marked(base: str, field: str, digits: int, unit: float = 1, better: int = 1)
 
 def within(ours: str, theirs: str, digits: int, unit: float = 1) -> Cell:
     """Cell: the paired difference of two columns."""
-
-    def cell(part: DataFrame, peers: DataFrame) -> str:
-        return Paired.of(shared.scores(part, ours), shared.scores(part, theirs)).text(digits, unit)
-
-    return cell
+    return lambda part, peers: Paired.of(
+        shared.scores(part, ours), shared.scores(part, theirs)
+    ).text(digits, unit)
 
 
 def compared(base: dict[str, str], name: str, digits: int, own=spread, **options) -> dict:
@@ -86,17 +79,18 @@ def accuracy(files: Files) -> str:
     quality = marked(TEMPERED, "nll", 3, better=-1), average("ece", ".3f"), average("joint", ".3f")
     cells = {"{}: accuracy, %": marked("backbone", "accuracy", 1, 100)}
     cells |= {f"{{}}: NLL / ECE / {JOINT}": joined(*quality)}
-    return shared.table(runs(files, "accuracy"), ["backbone", "model"], cells, across="graph")
+    return shared.table(runs(files, "accuracy"), LINES[1:], cells, across="graph")
 
 
 def against_backbone(files: Files) -> str:
     """Are NMMs and StackedNMM better than the backbone with the same settings?"""
     rows = runs(files, "accuracy")
     rows["search"] = rows["settings of"].astype(object).fillna("own")
-    rows["model"] = ordered(rows["method"], MODELS)
-    cells = {"accuracy, points": against("backbone", "accuracy", 1, 100, form=Paired.brief)}
-    for base in ("backbone", "backbone, temperature", "backbone, stacked"):
-        cells |= {f"NLL minus {MODELS[base]}": against(base, "nll", 3, form=Paired.brief)}
+    rows["model"] = ordered(rows["method"].replace(NAMES, regex=True), MODELS)
+    base = {"model": "backbone"}
+    cells = {"accuracy, points": against(base, "accuracy", 1, 100, form=Paired.brief)}
+    for name in ("backbone", TEMPERED, "StackedNMM on backbone"):
+        cells[f"NLL minus {name}"] = against({"model": name}, "nll", 3, form=Paired.brief)
     return shared.table(rows, ["graph", "backbone", "search", "model"], cells)
 
 
@@ -104,23 +98,22 @@ def searches(files: Files) -> str:
     """How many settings were drawn, and which of them did the validation nodes choose?"""
 
     def cell(part: DataFrame, peers: DataFrame) -> str:
-        key = {name: part[name].iloc[0] for name in ("dataset", "backbone", "method")}
-        best = chosen(files["nodes"], **key | {"backbone": key["backbone"].lower()})
+        dataset, kind, method = part[["dataset", "backbone", "method"]].iloc[0]
+        best = chosen(files["nodes"], dataset=dataset, backbone=kind.lower(), method=method)
         drawn = [name.partition("settings.")[2] for name in part.dropna(axis=1)]
         texts = [f"{name.replace('weight_', '')} {best[name]:g}" for name in drawn if name]
         return f"{part['trial'].nunique()}: {', '.join(texts)}"
 
-    return shared.table(runs(files, "search"), ["backbone", "model"], {"{}": cell}, across="graph")
+    return shared.table(runs(files, "search"), LINES[1:], {"{}": cell}, across="graph")
 
 
 def deviations(files: Files) -> str:
     """What does each choice of the paper change?"""
-    rows = runs(files, "deviations")
+    rows, ours = runs(files, "deviations"), {"change": "ours"}
     rows["change"] = ordered(rows["change"], {"none": "ours"})
-    ours = {"change": "ours"}
     cells = {"seeds": count, "accuracy, %": spread("accuracy", 1, 100)}
-    cells |= {("accuracy", "minus ours, points"): against(ours, "accuracy", 1, 100)}
-    cells |= {"NLL": spread("nll", 3), "minus ours": against(ours, "nll", 3)}
+    cells |= {"minus ours, points": against(ours, "accuracy", 1, 100), "NLL": spread("nll", 3)}
+    cells |= {"minus ours": against(ours, "nll", 3)}
     cells |= {"predicted in turn, points": within("sequential", "accuracy", 1, 100)}
     return shared.table(rows, ["graph", "backbone", "change"], cells)
 
@@ -130,37 +123,32 @@ def pairs(files: Files) -> str:
     number = "number of splits"
 
     def cell(part: DataFrame, peers: DataFrame) -> str:
-        part, remark = common(part, peers)
+        """Of the splits that all models with three or more share; or of all splits, and a remark"""
+        splits = [set(rows["seed"]) for _, rows in peers.groupby("model", observed=True)]
+        every = set.intersection(*[known for known in splits if len(known) > 2] or [set()])
+        remark = f" ({len(part)} split{'s' * (len(part) > 1)})"
+        if every and every <= set(part["seed"]):
+            part, remark = part[part["seed"].isin(every)], ""
         if (part["model"] == number).all():
             return f"{part['seed'].nunique()}"
-        text = spread("PLL", 3)(part, peers)
-        if prior := shared.values(part, "prior"):
-            text += f" ({mean(part['own product']):.3f}, {mean(prior):.3f})"
-        return text + remark
+        own, prior = average("own product", ".3f"), average("prior", ".3f")(part, peers)
+        tables = f" ({own(part, peers)}, {prior})" if prior else ""
+        return spread("PLL", 3)(part, peers) + tables + remark
 
     rows = runs(files, "pairs").sort_values(["graph", "ratio"], kind="stable")
     rows["split"] = ordered(rows["graph"].astype(str) + " " + rows["ratio"].astype(str))
     every = pd.concat([rows.assign(model=number), rows])
-    every["model"] = ordered(every["model"], [number, *MODELS.values()])
-    return shared.table(every, ["backbone", "model"], {"{}": cell}, across="split")
-
-
-def common(part: DataFrame, peers: DataFrame) -> tuple[DataFrame, str]:
-    """Rows of the splits that all models with three or more share; or all rows, and a remark."""
-    splits = [set(rows["seed"]) for _, rows in peers.groupby("model", observed=True)]
-    every = set.intersection(*[known for known in splits if len(known) > 2] or [set()])
-    if every and every <= set(part["seed"]):
-        return part[part["seed"].isin(every)], ""
-    return part, f" ({len(part)} split{'s' * (len(part) > 1)})"
+    every["model"] = ordered(every["model"], [number, *MODELS])
+    return shared.table(every, LINES[1:], {"{}": cell}, across="split")
 
 
 def gains(files: Files) -> str:
     """How much more probable are pairs of labels than under temperature scaling?"""
-    cells = {"{}": against({"model": TEMPERED}, "PLL", 3, form=Paired.spread, better=1)}
-    cells |= {"{}: correlation": average("share", "+.3f"), "{}: splits": count}
     rows = runs(files, "pairs")
     rows["share"] = rows["conditional"] - rows["own product"]
-    return shared.table(rows, ["graph", "backbone", "model"], cells, across="ratio")
+    cells = {"{}": against({"model": TEMPERED}, "PLL", 3, form=Paired.spread, better=1)}
+    cells |= {"{}: correlation": average("share", "+.3f"), "{}: splits": count}
+    return shared.table(rows, LINES, cells, across="ratio")
 
 
 def influence(files: Files) -> str:
@@ -170,14 +158,14 @@ def influence(files: Files) -> str:
         low, high = (part[f"on temperature.{end}"].dropna() for end in ("low", "high"))
         return f"{(low > 0).sum()}, {(high < 0).sum()} of {len(low)}" if len(low) else ""
 
-    cells = {"interval above, below 0": interval}
-    cells |= {"two nodes": average("on temperature.two nodes", ".3f")}
+    two = average("on temperature.two nodes", ".3f")
+    cells = {"interval above, below 0": interval, "two nodes": two}
     for name in ("temperature", "own product"):
-        cells |= {f"median pair on {name}": average(f"on {name}.median", "+.4f")}
-        cells |= {f"% of pairs that gain on {name}": average(f"on {name}.share", ".0f", 100)}
+        cells[f"median pair on {name}"] = average(f"on {name}.median", "+.4f")
+        cells[f"% of pairs that gain on {name}"] = average(f"on {name}.share", ".0f", 100)
     cells |= {"seconds a fit": average("fit seconds", ".1f", of=median)}
     rows = runs(files, "pairs")
-    return shared.table(rows[rows["model"] != TEMPERED], ["graph", "backbone", "model"], cells)
+    return shared.table(rows[rows["model"] != TEMPERED], LINES, cells)
 
 
 def communities(files: Files) -> str:
@@ -185,21 +173,19 @@ def communities(files: Files) -> str:
     base = {"model": "StackedNMM on backbone"}
     cells = {"runs": count} | compared(base, "minus StackedNMM's", 4, form=Paired.spread)
     cells |= {"log p(validation \\| train)": spread("val joint", 3)}
-    return shared.table(runs(files, "communities"), ["splits", "graph", "backbone", "model"], cells)
+    return shared.table(runs(files, "communities"), ["splits", *LINES], cells)
 
 
 def sizes(files: Files) -> str:
     """How accurate are all models with more and more training nodes?"""
-    change = against({"model": "backbone"}, "accuracy", 1, 100, form=Paired.spread)
-    hits, nll = average("accuracy", ".1f", 100), average("nll", ".3f")
 
-    def cell(part: DataFrame, peers: DataFrame) -> str:
-        gap = change(part, peers)
-        return hits(part, peers) + f" ({gap})" * bool(gap) + f" / {nll(part, peers)}"
+    def bracketed(gap: Paired, *digits) -> str:
+        return f" ({gap.spread(*digits)})" if gap else ""
 
-    return shared.table(
-        runs(files, "sizes"), ["graph", "backbone", "model"], {"{}": cell}, across="ratio"
-    )
+    change = against({"model": "backbone"}, "accuracy", 1, 100, form=bracketed)
+    hits = joined(average("accuracy", ".1f", 100), change, by="")
+    cells = {"{}": joined(hits, average("nll", ".3f"))}
+    return shared.table(runs(files, "sizes"), LINES, cells, across="ratio")
 
 
 def predicted(files: Files) -> str:
@@ -208,44 +194,41 @@ def predicted(files: Files) -> str:
     cells = {"seeds": count, "accuracy, one by one": spread(f"{first}accuracy", 1, 100)}
     for name, rule in rules.items():
         gap = within(f"rules.{rule}.accuracy", f"{first}accuracy", 2, 100)
-        cells |= {f"{name} minus that, points": gap}
-        cells |= {f"labels changed {name}": average(f"rules.{rule}.changed", ".1f")}
-    cells |= {"log p of that labelling, nats per node": spread(f"{first}log prob", 4)}
+        cells[f"{name} minus that, points"] = gap
+        cells[f"labels changed {name}"] = average(f"rules.{rule}.changed", ".1f")
+    cells["log p of that labelling, nats per node"] = spread(f"{first}log prob", 4)
     for name, rule in rules.items():
-        gap = within(f"rules.{rule}.log prob", f"{first}log prob", 4)
-        cells |= {f"{name} minus that": gap}
+        cells[f"{name} minus that"] = within(f"rules.{rule}.log prob", f"{first}log prob", 4)
     cells |= {"log p of the true labels": spread(f"{first}of the true labels", 3)}
-    return shared.table(runs(files, "predicted"), ["graph", "backbone", "model"], cells)
+    return shared.table(runs(files, "predicted"), LINES, cells)
 
 
 def spn(files: Files) -> str:
     """Does SPN, a conditional random field, predict better on the same splits?"""
     protocol, ours = frame(files["calibration"], task="splits"), frame(files["nodes"], task="pairs")
     rows = named(pd.concat([frame(files["nodes_rivals"]), protocol, ours]))
-    rows["model"] = ordered(rows["model"].astype(str), ["SPN", *RIVALS])
+    rows["model"] = ordered(rows["model"].astype(str), RIVALS)
     places = rows[["dataset", "backbone", "splits", "seed", "split", "fold"]].astype(object)
     rows["run"] = places.fillna("").astype(str).agg(" ".join, axis=1)
     known = rows["run"].isin(rows["run"][rows["model"] == "SPN"])
-    rows = rows[known & rows["model"].isin(["SPN", *RIVALS])]
     cells = {"runs": count, "accuracy, %": average("accuracy", ".1f", 100)}
     cells |= {"max-product, %": average("max-product", ".1f", 100)}
-    cells |= compared({"model": "SPN"}, "minus SPN", 3, own=shared.centre, by=("run",))
+    cells |= compared(SPN, "minus SPN", 3, own=shared.centre, by=("run",))
     cells |= {"ECE": average("ece", ".3f"), "edges taught": average("taught edges", ".0f")}
     cells |= {"epochs of refinement": average("settings.refined", ".0f")}
-    return shared.table(rows, ["splits", "graph", "backbone", "model"], cells)
+    return shared.table(rows[known & rows["model"].isin(RIVALS)], ["splits", *LINES], cells)
 
 
 def heterophilous(files: Files) -> str:
     """Do relabelling edges help on heterophilous graphs?"""
     rows = named(frame(files["repelling"], task="graphs"))
-    kinds = {"backbone": "temperature scaling", "stacked": "StackedNMM"}
-    parts = rows["method"].str.split(", ")
-    rows["model"] = ordered(parts.str[0], kinds)
-    rows["edges"] = parts.str[1].fillna("plain").where(parts.str[0] != "backbone", "")
+    kind, edges = (rows["method"].str.split(", ").str[part] for part in (0, 1))
+    rows["model"] = ordered(kind, {"backbone": "temperature scaling", "stacked": "StackedNMM"})
+    rows["edges"] = edges.fillna("plain").where(kind != "backbone", "")
     cells = {"splits": count, "accuracy, %": spread("accuracy", 1, 100)}
     options = {"by": ("split",), "form": Paired.spread}
     cells |= compared({"edges": "plain"}, "minus plain", 3, **options)
-    return shared.table(rows, ["graph", "backbone", "model", "edges"], cells)
+    return shared.table(rows, [*LINES, "edges"], cells)
 
 
 def heterophilous_generated(files: Files) -> str:
@@ -254,9 +237,9 @@ def heterophilous_generated(files: Files) -> str:
     names |= {"independent": "independent labels"}
     rows = frame(files["repelling"], task="generated").melt(["seed"], [*names], "model", JOINT)
     rows["model"] = ordered(rows["model"], names)
-    cells = {"graphs": count, "log p(y) per node": spread(JOINT, 3)}
     gap = against({"model": "truth"}, JOINT, 3, form=Paired.spread)
-    return shared.table(rows, ["model"], cells | {"minus the truth's": gap})
+    cells = {"graphs": count, "log p(y) per node": spread(JOINT, 3), "minus the truth's": gap}
+    return shared.table(rows, ["model"], cells)
 
 
 TABLES = accuracy, against_backbone, searches, deviations, pairs, gains, influence, communities

@@ -3,6 +3,6 @@
 
 """StackedNMM on top of trained classifiers, beside other ways to calibrate them."""
 
-from benchmarks.on_top.data import NUM_FOLDS, load, network
+from benchmarks.on_top.data import load, network
 
-__all__ = ["NUM_FOLDS", "load", "network"]
+__all__ = ["load", "network"]

@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Graphs, splits and classifiers of a published protocol for the calibration of node classifiers
-(Hsu et al. 2022, "What Makes Graph Neural Networks Miscalibrated?", NeurIPS,
-https://github.com/hans66hsu/GATS, commit 80cfd00).
+Graphs, splits and classifiers of a published protocol (Hsu et al. 2022, "What Makes Graph Neural
+Networks Miscalibrated?", NeurIPS, https://github.com/hans66hsu/GATS, commit 80cfd00).
 """
 
 import pickle
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from itertools import chain, islice
 from math import inf
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pyro
 import torch
@@ -29,6 +30,8 @@ from pyro_nmm.datasets.nodes import digits, planetoid
 from pyro_nmm.models.backbones import RandomInput, mlp
 
 NUM_FOLDS, NUM_EPOCHS = 3, 2000
+#: Sets whose labels are counted, and nodes that may be asked for.
+NUM_SETS, NUM_OPEN = 100, 150
 
 
 @cache
@@ -38,11 +41,7 @@ def graph(name: str, root: Path | None) -> tuple[Data, Neighborhood]:
 
 
 def load(name: str, split: int, fold: int, root: Path | None) -> tuple[Data, Neighborhood]:
-    """
-    A graph with the masks of a published split: the classifier learns from two of three folds of
-    5 %, and the third is held out. Splits from 100 on, and all splits of the digits, are drawn
-    here, class by class like the published ones.
-    """
+    """A graph with masks. Published splits have numbers below 100; all others are drawn here."""
     data, hood = graph(name, root)
     if split >= 100 or name == "digits":
         folds, test = drawn(data.y, split)
@@ -73,7 +72,7 @@ class Arrays(pickle.Unpickler):
 
 
 def drawn(y: Tensor, seed: int) -> tuple[list[Tensor], Tensor]:
-    """Three folds of 5 % of every class, and all other nodes."""
+    """Three folds of 5 % of every class, and all other nodes, like published splits."""
     generator, parts = torch.Generator().manual_seed(seed), []
     for label in range(int(y.max()) + 1):
         nodes = shuffled(y == label, generator)
@@ -83,11 +82,32 @@ def drawn(y: Tensor, seed: int) -> tuple[list[Tensor], Tensor]:
     return folds, test
 
 
-def shuffled(mask: Tensor, generator: torch.Generator | None = None) -> Tensor:
+def shuffled(mask: Tensor, rng: torch.Generator | None = None) -> Tensor:
     """Ids of the nodes of a mask in random order, by default always the same."""
     nodes = mask.nonzero()[:, 0]
-    generator = generator or torch.Generator().manual_seed(0)
-    return nodes[torch.randperm(len(nodes), generator=generator)]
+    return nodes[torch.randperm(len(nodes), generator=rng or torch.Generator().manual_seed(0))]
+
+
+def grown(hood: Neighborhood, inside: Tensor, size: int, seed: int) -> Tensor:
+    """``(S, size)``: nodes of ``inside`` around random ones, the nearest first."""
+    edges = torch.stack([hood.target, hood.source], 1)
+    graph, nodes = nx.DiGraph(edges[inside[edges].all(1)].tolist()), inside.nonzero()[:, 0]
+    generator, found = torch.Generator().manual_seed(seed), []
+    for _ in range(20 * NUM_SETS):  # components may be too small
+        start = nodes[torch.randint(len(nodes), (1,), generator=generator)].item()
+        found.append(list(islice(chain.from_iterable(nx.bfs_layers(graph, start)), size)))
+    return torch.tensor([near for near in found if len(near) == size][:NUM_SETS])
+
+
+def few(y: Tensor, seed: int) -> list[Tensor]:
+    """Masks: two nodes a label to learn from, one held out, those open to questions, and tested."""
+    generator = torch.Generator().manual_seed(seed)
+    order = shuffled(torch.ones_like(y), generator)
+    parts = [order[y[order] == label].tensor_split([2, 3]) for label in range(int(y.max()) + 1)]
+    learned, held_out, rest = map(torch.cat, zip(*parts, strict=True))
+    rest = rest[torch.randperm(len(rest), generator=generator)]
+    test, others = rest.tensor_split([len(rest) // 2])
+    return [index_to_mask(nodes, len(y)) for nodes in (learned, held_out, others[:NUM_OPEN], test)]
 
 
 def cases(args, results: Records, task: str, **key) -> Iterator[tuple[dict, Data]]:
@@ -133,23 +153,20 @@ def trained(kind: str, data: Data, seed: int) -> Tensor:
     module = network(kind, data.num_features, int(data.y.max()) + 1)
     optimizer = Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
     taught = (data.x, data.edge_index), data.y, data.train_mask
-    outputs = epochs(module, optimizer, *taught, NUM_EPOCHS)
+    outputs = epochs(module, optimizer, taught, NUM_EPOCHS)
     return stopped_early(outputs, lambda out: held_out_losses(out, data))
 
 
-def epochs(
-    module: nn.Module, optimizer: Optimizer, inputs: tuple, targets: Tensor, nodes: Tensor, num: int
-) -> Iterator[Tensor]:
-    """Train on the targets of some nodes; outputs in evaluation mode after each epoch."""
+def epochs(module: nn.Module, optimizer: Optimizer, taught: tuple, num: int) -> Iterator[Tensor]:
+    """Train on inputs, and targets of some nodes; outputs in evaluation mode after each epoch."""
+    inputs, targets, nodes = taught
     for _ in range(num):
         module.train()
         optimizer.zero_grad()
         F.cross_entropy(module(*inputs)[nodes], targets[nodes]).backward()
         optimizer.step()
         module.eval()
-        with torch.no_grad():
-            out = module(*inputs)
-        yield out
+        yield module(*inputs).detach()
 
 
 def held_out_losses(out: Tensor, data: Data) -> tuple[float, float]:
@@ -158,13 +175,8 @@ def held_out_losses(out: Tensor, data: Data) -> tuple[float, float]:
     return -(held.argmax(-1) == y).double().mean().item(), F.cross_entropy(held, y).item()
 
 
-def stopped_early(
-    outputs: Iterator[Tensor], losses: Callable[[Tensor], tuple], patience: int = 100
-) -> Tensor:
-    """
-    The last output with the least losses so far. Training ends when none of its losses has been
-    equalled for ``patience`` epochs.
-    """
+def stopped_early(outputs: Iterator[Tensor], losses: Callable, patience: int = 100) -> Tensor:
+    """The last output with the least losses, until ``patience`` outputs in turn equal none."""
     least, kept, waited = (inf, inf), None, 0
     for out in outputs:
         found = losses(out)

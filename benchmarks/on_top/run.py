@@ -2,53 +2,44 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-On top of trained classifiers: StackedNMM beside other ways to calibrate them.
-
-    python -m benchmarks.on_top.run splits labels counts questions weights --data-root F
-    python -m benchmarks.on_top.run splits bootstrap --losses G --data-root F
-    python -m benchmarks.on_top.run priors --graphs cora citeseer digits --data-root F
-
-``splits`` runs every method on the published splits, and ``bootstrap`` takes intervals over nodes
-of the losses that ``splits`` leaves in G. F holds ``planetoid/`` and ``gats_splits/``.
+StackedNMM on top of trained classifiers, beside other ways to calibrate them. ``--data-root`` holds
+``planetoid/`` and ``gats_splits/``; ``bootstrap`` reads what ``splits`` leaves in ``--losses``.
 """
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
+import pyro
 import torch
+from pyro.ops.stats import crps_empirical
 from torch import Tensor
+from torch.distributions import Categorical
 from torch.nn import functional as F
 from torch_geometric.data import Data
+from torch_geometric.utils import index_to_mask
 
 from benchmarks.nodes import node_scores, pair_log_probs
 from benchmarks.on_top import rivals
-from benchmarks.on_top.data import NUM_FOLDS, cases, given, network
-from benchmarks.on_top.networks import cagcn, gats, gmnn
-from benchmarks.on_top.uses import counts, labels, questions
+from benchmarks.on_top.data import NUM_FOLDS, cases, few, given, graph, grown, shuffled, trained
+from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, pick, read, run
 from benchmarks.shared.timing import timed
-from pyro_nmm import NeighborMixture
+from pyro_nmm import NeighborMixture, Posterior
 from pyro_nmm.datasets.nodes import inner_edges
 from pyro_nmm.metrics import independent_pairs
-from pyro_nmm.models import PooledScores, StackedNMM, edge_weights, temperature_scaling
+from pyro_nmm.models import StackedNMM, edge_weights
+from pyro_nmm.sources import communities
 
 FILE = RESULTS / "calibration.jsonl"
 #: Each reported graph that the priors are from, and the other one.
 OTHER = {"cora": "citeseer", "citeseer": "cora"}
-MOST_PAIRS, NUM_RESAMPLES = 5000, 2000
 OURS, POOL, SCORES = "StackedNMM", "the pool alone", "StackedNMM, scores alone"
-ELSEWHERE = "StackedNMM, the other graph's priors"
-#: A file with the losses of all nodes in one run.
+ELSEWHERE, UPDATED = "StackedNMM, the other graph's priors", "StackedNMM, updated"
+#: Sizes of sets, shares of labels, and numbers of answers, of all that are asked for.
+SIZES, SHARES, SHOWN, QUESTIONS = [10, 30, 100], [0.0, 0.1, 0.3, 0.5], [0, 5, 10, 20], 20
 LOSSES = "{dataset}_{backbone}_{split}_{fold}_{method}.pt"
-
-
-def taught(data: Data) -> Tensor:
-    """GMNN with networks of the same kind, and its temperature."""
-    data = data.clone()
-    data.logits = gmnn(partial(network, data.backbone, num_classes=data.logits.shape[1]), data)
-    return rivals.temperature(data)
 
 
 def stacked(data: Data, pool: bool = True, elsewhere: bool = False) -> NeighborMixture:
@@ -60,25 +51,7 @@ def stacked(data: Data, pool: bool = True, elsewhere: bool = False) -> NeighborM
         module.prior = {name: (found[name], sd) for name, (_, sd) in module.prior.items()}
         # Offsets have mean zero; a fit's number for them is their standard deviation.
         module.prior["pool.offsets"] = (0.0, found["pool.offsets"])
-    module.fit(*given(data), data.val_mask)
-    return module.mixture(*given(data)[: 4 if pool else 2])
-
-
-def pool_alone(data: Data) -> Tensor:
-    """StackedNMM's pool without an NMM, by maximum a posteriori."""
-    logits, y, held, size = data.logits, data.y, data.val_mask, data.logits.shape[1]
-    pool, unit, prior = PooledScores(size), logits.std(), StackedNMM(size).prior
-    pool.temperature.fill_(unit * temperature_scaling(logits / unit, y, held))
-    terms = pool.terms(data.hood, logits, y, data.train_mask)
-
-    def loss() -> Tensor:
-        cost = F.nll_loss(pool(terms)[held].log(), y[held], reduction="sum")
-        numbers = ((value, *prior[f"pool.{name}"]) for name, value in pool.named_parameters())
-        penalty = sum(((value - mean) / sd).square().sum() for value, mean, sd in numbers)
-        return (cost + penalty / 2) / int(held.sum())
-
-    rivals.fit(loss, list(pool.parameters()))
-    return pool(terms).detach()
+    return module.fit(*given(data), data.val_mask).mixture(*given(data))
 
 
 METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture]] = {
@@ -87,13 +60,13 @@ METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture]] = {
     "vector scaling": rivals.vector,
     "vector scaling, shrunk": rivals.shrunk_vector,
     "three numbers": rivals.three_numbers,
-    "CaGCN": cagcn,
-    "GATS": gats,
+    "CaGCN": partial(rivals.calibrated, rivals.CaGCN),
+    "GATS": partial(rivals.calibrated, rivals.GATS),
     "C&S": rivals.correct_and_smooth,
     "Potts": lambda data: rivals.potts(data, data.logits.softmax(-1)),
     "Potts on C&S": lambda data: rivals.potts(data, rivals.correct_and_smooth(data)),
-    "GMNN": taught,
-    POOL: pool_alone,
+    "GMNN": rivals.gmnn,
+    POOL: rivals.pool_alone,
     SCORES: partial(stacked, pool=False),
     OURS: stacked,
     ELSEWHERE: partial(stacked, elsewhere=True),
@@ -105,7 +78,7 @@ def quality(found: Tensor | NeighborMixture, data: Data, split: int) -> tuple[di
     test, y, known = data.test_mask, data.y, data.train_mask
     pairs = inner_edges(data.edge_index, test)
     order = torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(split))
-    pairs = pairs[:, order[:MOST_PAIRS]]
+    pairs = pairs[:, order[:5000]]
     joint = isinstance(found, NeighborMixture)
     posterior = found.condition(y, known, num_samples=64) if joint else None
     probs = posterior.marginals() if joint else found
@@ -127,9 +100,9 @@ def node_losses(probs: Tensor, data: Data) -> Tensor:
 
 def splits(args, results: Records) -> None:
     """Every method on every classifier of the published splits."""
-    for graph in args.graphs:
-        methods = [name for name in args.methods if name != ELSEWHERE or graph in OTHER]
-        for key, data in cases(args, results, "splits", dataset=graph, method=methods):
+    for name in args.graphs:
+        methods = [each for each in args.methods if each != ELSEWHERE or name in OTHER]
+        for key, data in cases(args, results, "splits", dataset=name, method=methods):
             found, seconds = timed(METHODS[key["method"]], data)
             row, probs = quality(found, data, key["split"])
             if args.losses:
@@ -157,16 +130,11 @@ def bootstrap(args, results: Records) -> None:
 
 
 def over_nodes(ours: Tensor, theirs: Tensor) -> list[list[float]]:
-    """
-    Mean difference of a test node and its 95 % bootstrap interval, for both losses.
-
-    :param ours: ``(3, N)`` sums of :func:`node_losses` over runs.
-    """
+    """Mean difference and its 95 % bootstrap interval, from sums of ``node_losses`` over runs."""
     changes, size = torch.stack([ours[0], *(ours - theirs)[1:]]), ours.shape[1]
-    generator, draws = torch.Generator().manual_seed(0), [torch.arange(size)]
-    for _ in range(NUM_RESAMPLES):
-        draws.append(torch.randint(size, (size,), generator=generator))
-    sums = torch.stack([changes[:, nodes].sum(1) for nodes in draws])
+    generator = torch.Generator().manual_seed(0)
+    draws = (torch.randint(size, (size,), generator=generator) for _ in range(2000))
+    sums = torch.stack([changes.sum(1), *(changes[:, nodes].sum(1) for nodes in draws)])
     means = sums[:, 1:] / sums[:, :1]
     interval = means[1:].quantile(torch.tensor([0.025, 0.975]).to(means), 0)
     return torch.stack([means[0], *interval], 1).tolist()
@@ -187,11 +155,9 @@ def weights(args, results: Records) -> None:
     """StackedNMM on the digits with edge weights and without, on a GCN that has none."""
     each = {"split": [200 + split for split in args.splits], "method": ["none", "by distance"]}
     for key, data in cases(args, results, "weights", dataset="digits", backbone="gcn", **each):
-        weight, test = None, data.test_mask
-        if key["method"] == "by distance":  # one over e at the median of the squared distances
-            distance = data.x[data.edge_index].diff(dim=0)[0].square().sum(-1)
-            near = (-distance / distance.median()).exp()
-            weight = edge_weights(data.hood, data.edge_index, near)
+        distance, test = data.x[data.edge_index].diff(dim=0)[0].square().sum(-1), data.test_mask
+        near = (-distance / distance.median()).exp()
+        weight = edge_weights(data.hood, data.edge_index, near) if key["method"] != "none" else None
         module = StackedNMM(data.logits.shape[1])
         module.fit(*given(data), data.val_mask, edge_weight=weight)
         mixture = module.mixture(*given(data), weight)
@@ -200,13 +166,101 @@ def weights(args, results: Records) -> None:
         results.add(**key, **row, joint=joint.item() / int(test.sum()))
 
 
+def summary(draws: Tensor, truth: Tensor) -> dict[str, float]:
+    """Coverage and width of 90 % intervals, and the CRPS, in nodes, of draws of counts."""
+    draws, truth = draws.double(), truth.double()
+    low, high = draws.quantile(torch.tensor([0.05, 0.95]).to(draws), 0)
+    low, high = low.floor(), high.ceil()
+    inside, crps = (truth >= low) & (truth <= high), crps_empirical(draws, truth)
+    found = {"coverage": inside.double(), "width": high - low, "CRPS": crps}
+    return {name: value.mean().item() for name, value in found.items()}
+
+
+def counts(args, results: Records) -> None:
+    """Counts of all labels in sets of test nodes that grow around a random one."""
+    for key, data in cases(args, results, "counts", fold=0, size=SIZES):
+        sets = grown(data.hood, data.test_mask, key["size"], key["split"])
+        (nodes, place), size = sets.unique(return_inverse=True), data.logits.shape[1]
+        posterior = StackedNMM(size).fit(*given(data), data.val_mask).posterior(*given(data))
+        found = {"joint": posterior.sample((400,), nodes)}
+        alone = {"own product": posterior.marginals(), "temperature": rivals.temperature(data)}
+        found |= {name: Categorical(p[nodes]).sample((400,)) for name, p in alone.items()}
+        truth = F.one_hot(data.y[sets], size).sum(-2)
+        tallies = {name: F.one_hot(draws[:, place], size).sum(-2) for name, draws in found.items()}
+        results.add(**key, **{name: summary(tally, truth) for name, tally in tallies.items()})
+
+
+OTHERS: dict[str, Callable[[Data], Tensor]] = {
+    "C&S": partial(rivals.correct_and_smooth, fitted=rivals.by_folds),
+    "label propagation": rivals.propagation,
+    "vector scaling, shrunk": rivals.shrunk_vector,
+}
+
+
+def updated(module: StackedNMM, data: Data, new: Tensor) -> Tensor:
+    known = data.train_mask | new
+    return module.update(*given(data), new).posterior(*given(data)[:3], known).marginals()
+
+
+def labels(args, results: Records) -> None:
+    """Scores on half of the test nodes, with the held-out labels and some others observed."""
+    for key, data in cases(args, results, "labels", fold=0, share=SHARES, method=UPDATED):
+        test = shuffled(data.test_mask, torch.Generator().manual_seed(key["split"]))
+        more, rest = data.clone(), test[len(test) // 2 :]
+        more.val_mask[test[: int(key["share"] * len(test))]] = True
+        found = {name: timed(make, more) for name, make in OTHERS.items()}
+        module = StackedNMM(data.logits.shape[1]).fit(*given(data), data.val_mask)
+        posterior = module.posterior(*given(data)).condition(data.y, more.val_mask)
+        found["StackedNMM, conditioned"] = posterior.marginals(), None
+        found[UPDATED] = timed(updated, module, data, more.val_mask)
+        for name, (probs, seconds) in found.items():
+            row = {"test": node_scores(probs[rest], data.y[rest]), "seconds": seconds}
+            results.add(**key | {"method": name}, **row)
+
+
+def entropy(posterior: Posterior, nodes: Tensor) -> Tensor:
+    return torch.special.entr(posterior.marginals()[nodes]).sum(-1)
+
+
+RULES: dict[str, Callable[[Posterior, Tensor], Tensor]] = {
+    "information gain": Posterior.information_gain,
+    "entropy": entropy,
+    "at random": lambda posterior, nodes: torch.rand(len(nodes)),
+}
+
+
+def questions(args, results: Records) -> None:
+    """One classifier and one StackedNMM for all rules; every answer is observed at once."""
+    data, hood = graph("digits", None)
+    data, groups = data.clone(), louvain(data, resolution=4.0)
+    hoods = {False: hood, True: communities(data.edge_index, data.num_nodes, groups)}
+    each = {"split": args.splits, "communities": list(hoods), "method": list(RULES)}
+    for key in results.missing(task="questions", dataset="digits", backbone="gcn", **each):
+        data.hood = hoods[key["communities"]]
+        data.train_mask, data.val_mask, open_to, test = few(data.y, key["split"])
+        data.logits = trained("gcn", data, key["split"])
+        pyro.set_rng_seed(key["split"])
+        module = StackedNMM(data.logits.shape[1], communities=key["communities"])
+        module.fit(*given(data), data.val_mask)
+        known, curve, alike = data.train_mask | data.val_mask, {}, []
+        for number in range(QUESTIONS + 1):
+            posterior = module.posterior(*given(data)[:3], known)
+            if number in SHOWN:
+                curve[str(number)] = node_scores(posterior.marginals()[test], data.y[test])
+            nodes = (open_to & ~known).nonzero()[:, 0]
+            value = RULES[key["method"]](posterior, nodes)
+            both = torch.stack([value, entropy(posterior, nodes)])
+            alike.append(torch.corrcoef(both)[0, 1].item())
+            known = known | index_to_mask(nodes[value.argmax()][None], len(known))
+        results.add(**key, curve=curve, alike=mean(alike))
+
+
 def main(argv: list[str] | None = None) -> Records:
     tasks = priors, splits, bootstrap, labels, counts, questions, weights
-    choices = {"backbones": ["gcn", "gat", "mlp"], "methods": list(METHODS)}
     options: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
     options |= {"splits": [0, 1, 2, 3, 4], "num_folds": NUM_FOLDS, "methods": list(METHODS)}
-    options |= {"data_root": Path, "losses": (Path, "folder of the losses of all nodes")}
-    return run(argv, __doc__, tasks, choices=choices, results=FILE, **options)
+    options |= {"data_root": Path, "losses": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}
+    return run(argv, __doc__, tasks, results=FILE, **options)
 
 
 if __name__ == "__main__":

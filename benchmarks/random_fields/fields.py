@@ -34,20 +34,16 @@ class Grid(NamedTuple):
 def grid(shape: Shape, radius: int = 1, stay: Tensor | None = None) -> Grid:
     """Windows of side ``2 radius + 1`` of all pixels, or of a mask of pixels that ``stay``."""
     hood, order = Neighborhood.grid(*shape, radius), coarse_to_fine(*shape)
-    pixels = torch.arange(len(order))
+    pixels = torch.cartesian_prod(*map(torch.arange, shape))
+    distance = (pixels[hood.source] - pixels[hood.target]).square().sum(-1)
     if stay is not None:
-        pixels, place = stay.nonzero()[:, 0], stay.cumsum(0) - 1
-        hood, order = hood.subgraph(pixels), place[order[stay[order]]]
-    source, target = pixels[hood.source], pixels[hood.target]
-    down, across = source // shape[1] - target // shape[1], source % shape[1] - target % shape[1]
-    return Grid(hood, order, down.square() + across.square())
+        hood, order = hood.subgraph(stay), (stay.cumsum(0) - 1)[order[stay[order]]]
+        distance = distance[hood.within]
+    return Grid(hood, order, distance)
 
 
 def random_field(labels: int, coupling: float | None, seed: int) -> PairwiseMRF:
-    """
-    Ising model on a narrow grid, or Potts model of more than two labels, with unary terms of sd
-    0.5. A coupling that is not given is drawn from 0.1 to 0.6.
-    """
+    """Ising or Potts model on a narrow grid. A coupling of ``None`` is drawn from 0.1 to 0.6."""
     generator = torch.Generator().manual_seed(seed)
     if coupling is None:
         coupling = 0.1 + 0.5 * torch.rand((), generator=generator).item()
@@ -57,6 +53,12 @@ def random_field(labels: int, coupling: float | None, seed: int) -> PairwiseMRF:
     return make(grid_edges(height, width), coupling, 0.5 * noise)
 
 
+def strip(labels: int, coupling: float | None, seed: int) -> tuple[PairwiseMRF, float]:
+    """A random field, and its exact log Z."""
+    field = random_field(labels, coupling, seed)
+    return field, field.log_normalizer().item()
+
+
 def noisy_letter(seed: int) -> tuple[PairwiseMRF, Tensor]:
     """The posterior of a noisy letter's pixels, and the clean pixels, -1 or 1."""
     clean = letters("A", SIZE, SIZE)
@@ -64,9 +66,10 @@ def noisy_letter(seed: int) -> tuple[PairwiseMRF, Tensor]:
     return ising_posterior(clean + 2 * noise, coupling=1.0, sigma=2.0), clean
 
 
-def plain_ising(size: int, coupling: float) -> PairwiseMRF:
-    """Ising model without fields; :func:`kac_ward` has its log Z."""
-    return ising(grid_edges(size, size), coupling, torch.zeros(size * size))
+def plain(coupling: float) -> tuple[PairwiseMRF, float]:
+    """Ising model without fields, and its log Z."""
+    field = ising(grid_edges(SIZE, SIZE), coupling, torch.zeros(SIZE**2))
+    return field, kac_ward(SIZE, SIZE, coupling)
 
 
 def kac_ward(height: int, width: int, coupling: float) -> float:
@@ -79,13 +82,9 @@ def kac_ward(height: int, width: int, coupling: float) -> float:
         step: kron(eye_array(height, k=int(step.imag)), eye_array(width, k=int(step.real)))
         for step in (1, -1, 1j, -1j)
     }
-
-    def turned(last: complex, now: complex):
-        """Steps that follow another one; none goes straight back."""
-        return (now != -last) * np.sqrt(now / last + 0j) * steps[now]
-
-    weight = block_array([[turned(last, now) for now in steps] for last in steps])
-    walks = eye_array(4 * height * width) - np.tanh(coupling) * weight
+    # A step b that follows a step a does not go straight back.
+    pairs = [[(b != -a) * np.sqrt(b / a + 0j) * steps[b] for b in steps] for a in steps]
+    walks = eye_array(4 * height * width) - np.tanh(coupling) * block_array(pairs)
     log_det = np.log(np.abs(splu(walks.tocsc()).U.diagonal())).sum()
     cosh = grid_edges(height, width).shape[1] * np.log(np.cosh(coupling))
     return float(height * width * np.log(2) + cosh + log_det / 2)

@@ -4,11 +4,10 @@
 """Curves of the divergence from a random field against the seconds of a fit."""
 
 from pathlib import Path
-from statistics import mean, median
 
 import matplotlib.pyplot as plt
 
-from benchmarks.shared.tables import frame, groups
+from benchmarks.shared.tables import frame, groups, ordered
 
 #: How names of methods begin: a colour and a marker.
 FAMILIES = {
@@ -26,21 +25,19 @@ FAMILIES = {
 def field_seconds(files: dict[str, list[dict]], path: Path) -> None:
     """A panel for each coupling of the narrow Ising grids; lines join the settings of a method."""
     rows = frame(row for row in files["fields_compared"] if row["task"] == "strips" and "KL" in row)
+    begins = rows.method.map(lambda name: next(each for each in FAMILIES if name.startswith(each)))
+    rows["family"] = ordered(begins, list(FAMILIES))
     figure, axes = plt.subplots(1, 3, sharey=True, figsize=(10.8, 4.4), layout="constrained")
     for axis, ((coupling,), part) in zip(axes, groups(rows, ["coupling"]), strict=True):
-        points: dict[str, list[tuple[float, float]]] = {name: [] for name in FAMILIES}
-        for (method,), each in groups(part, ["method"]):
-            family = next(name for name in FAMILIES if method.startswith(name))
-            points[family].append((max(median(each["seconds"]), 1e-2), mean(each["KL"])))
-        for name, (color, marker) in FAMILIES.items():
-            looks = {"color": color, "marker": marker, "ms": 5, "lw": 1.2, "label": name}
-            axis.plot(*zip(*sorted(points[name]), strict=True), **looks)
+        for (family,), own in groups(part, ["family"]):
+            line = own.groupby("method").agg({"seconds": "median", "KL": "mean"})
+            line = line.assign(seconds=line.seconds.clip(lower=1e-2)).sort_values(["seconds", "KL"])
+            color, marker = FAMILIES[family]
+            axis.plot(*line.to_numpy().T, color=color, marker=marker, ms=5, lw=1.2, label=family)
         axis.set(xscale="log", yscale="log", xlabel="seconds, one thread")
         axis.set_title(f"coupling {coupling}", fontsize=10)
     axes[0].set_ylabel("KL divergence, nats (12 x 40 pixels)")
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
-    )
+    figure.legend(handles=axes[0].lines, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -2,148 +2,287 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The NMM and its rivals as approximations of Markov random fields: KL divergences, errors of log Z,
-and seconds of processor time on one thread.
+Rivals that minimise a free energy, which approximates -log Z: from above by the structured mean
+field [1], close to it by the Bethe approximation [2], from below by tree-reweighted messages [3].
+Then rivals that draw labels one by one, each given earlier labels: a network [4] and windows [5].
 
-    python -m benchmarks.random_fields.rivals strips potts_strips plain letter
-
-Tasks: ``strips``, ``plain`` and ``letter`` (fields of run.py), and ``potts_strips`` (narrow grids
-of four and eight labels).
+[1] Saul and Jordan 1995, Exploiting tractable substructures in intractable networks.
+[2] Yedidia, Freeman and Weiss 2005, Constructing free-energy approximations and generalized belief
+propagation algorithms.
+[3] Wainwright, Jaakkola, Willsky 2005, A new class of upper bounds on the log partition function.
+[4] Wu, Wang, Zhang 2019, Solving statistical mechanics using variational autoregressive networks.
+[5] Chakraborty, Katzfuss and Guinness 2021, Ordered conditional approximation of Potts models.
 """
 
-import re
-import time
-from collections.abc import Callable
-from functools import lru_cache, partial
+import itertools
+from collections import defaultdict
+from typing import NamedTuple
 
-import pyro
 import torch
+from opt_einsum import contract
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import minimum_spanning_tree
+from torch import Tensor, nn
 
-from benchmarks.random_fields import fields
-from benchmarks.random_fields.autoregressive import Autoregressive, Windowed, fit_autoregressive
-from benchmarks.random_fields.free_energies import Messages, bethe, chain_mean_field
-from benchmarks.random_fields.free_energies import transposed, tree_reweighted
-from benchmarks.random_fields.nmm import drawn_bound, fit_all, fit_half, loss, with_error
-from benchmarks.shared.records import RESULTS, Records, pick, read, run
-from benchmarks.shared.timing import timed
-from pyro_nmm.guides import mean_field
+from benchmarks.random_fields.fields import Grid
 from pyro_nmm.models import PairwiseMRF
 
-EVERY = ["mean field", "chains", "Bethe", "tree-reweighted"]
-EVERY += ["NMM, 500 steps", "NMM of half, 500 steps", "VAN, 150 steps", "VAN, 600 steps"]
-#: As the number of labels allows.
-WINDOWS = {
-    2: ["windows 3 x 3, 8 given", "windows 5 x 5, 8 given", "windows 7 x 7, 8 given"],
-    4: ["windows 3 x 3, 4 given", "windows 5 x 5, 4 given", "windows 7 x 7, 6 given"],
-    8: ["windows 3 x 3, 3 given", "windows 5 x 5, 4 given", "windows 7 x 7, 5 given"],
-}
-#: Further fits for two labels, and methods whose cost allows 128 x 128 pixels.
-LONG = ["NMM, 2000 steps", "NMM, 5 x 5, 2000 steps", "NMM of half, 2000 steps"]
-LONG += ["NMM of half, row by row, 500 steps", "NMM of half, row by row, 2000 steps"]
-LARGE = ["chains", "Bethe", "NMM of half, 500 steps", *WINDOWS[2]]
-#: Draws for a KL divergence, and random starts of mean fields and, on large fields, of chains.
-DRAWS, STARTS, FEW_STARTS = 2048, 12, 2
 
-
-def fit(name: str, field: PairwiseMRF, shape: fields.Shape):
-    """
-    The method of this name, fitted: messages with an estimate of log Z, or a function of the loss
-    E[log q - log p*] and, if it is sampled, its standard error.
-    """
-    kind, numbers = name.split(",")[0], [int(n) for n in re.findall(r"\d+", name)]
-    if kind in ("Bethe", "tree-reweighted"):
-        return bethe(field) if kind == "Bethe" else tree_reweighted(field)
-    if kind == "chains":  # rows or columns
-        grids = (field, shape[1]), (transposed(field, shape), shape[0])
-        starts = FEW_STARTS if field.num_nodes > 1000 else STARTS
-        found = [chain_mean_field(*each, starts)[1] for each in grids]
-        return lambda: (min(found),)
-    if kind == "VAN":  # a pixel's conditional in the target needs a memory of no more than a row
-        options = {"hidden": 8, "num_steps": numbers[0], "lr": 0.005}
-        return partial(drawn_loss, fit_autoregressive(field, shape[1] + 1, **options), field)
-    if kind.startswith("windows"):
-        side, _, given = numbers
-        return partial(drawn_loss, Windowed(field, fields.grid(shape, side // 2), given), field)
-    if kind not in ("mean field", "NMM", "NMM of half"):
-        raise ValueError(f"no method is called {name!r}")
-    independent = mean_field(field, num_random=STARTS)
-    if kind == "mean field":
-        return lambda: (independent.losses[0].item(),)
-    marginals, steps = independent.marginals, {"num_steps": numbers[-1]}
-    if kind == "NMM of half":
-        found = fit_half(field, shape, marginals, "row by row" in name, **steps)
-        return partial(drawn_bound, *found, DRAWS)
-    around = fields.grid(shape, 2 if "5 x 5" in name else 1)
-    mix = fit_all(field, around, marginals, **steps)
-    return partial(loss, mix, field, around.order, 1024, 64)
+@torch.enable_grad()
+def chain_marginals(unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor]:
+    """Marginals and log Z of chains, with terms ``(..., L, C)`` and ``(..., L - 1, C, C)``."""
+    unary = unary.clone().requires_grad_()
+    total, *rest = unary.unbind(-2)
+    for each, table in zip(rest, pairwise.unbind(-3), strict=True):
+        total = (total.unsqueeze(-1) + table).logsumexp(-2) + each
+    log_z = total.logsumexp(-1)
+    return torch.autograd.grad(log_z.sum(), unary)[0], log_z.detach()
 
 
 @torch.no_grad()
-def drawn_loss(
-    family: Autoregressive | Windowed, field: PairwiseMRF, count: int = DRAWS
-) -> tuple[float, float]:
-    """E[log q(y) - log p*(y)], which is KL(q || p) - log Z, and its standard error."""
-    y = family.sample(count)
-    return with_error(family.log_prob(y).double() - field.log_potential(y).double())
+def chain_mean_field(field: PairwiseMRF, pixels: Tensor, num_random: int = 4):
+    """Marginals and E[log q - log p*] of the best product of exact chains, rows of ``pixels``."""
+    place, (rows, width) = pixels.flatten().argsort(), pixels.shape
+    edges, phi = place[field.edges], field.interaction.double()
+    strength, unary = field.strength.expand(field.num_edges).double(), field.unary[pixels].double()
+    inside = edges[0] // width == edges[1] // width
+    tables = strength[inside][edges[0, inside].argsort()].view(rows, width - 1, 1, 1) * phi
+    between = PairwiseMRF(edges[:, ~inside], 0 * unary.flatten(0, 1), strength[~inside], phi)
+
+    def outside(q: Tensor) -> Tensor:
+        """What the other rows add to the unary terms of each row."""
+        return between.local_logits(q.flatten(1, 2)).view_as(q)
+
+    def sweep(q: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
+        """New marginals, and E[log q] of every row less its own terms of E[log p*]."""
+        q, own = q.clone(), q.new_zeros(q.shape[:2])
+        for part in slice(0, None, 2), slice(1, None, 2):
+            used = share * outside(q)[:, part]
+            q[:, part], log_z = chain_marginals(unary[part] + used, share * tables[part])
+            own[:, part] = (q[:, part] * used).sum((-2, -1)) - log_z
+        return q, own
+
+    # The starts of pyro_nmm.guides.mean_field.
+    labels = torch.eye(field.num_classes).to(unary)[:, None, None].expand(-1, rows, width, -1)
+    noise = torch.randn(num_random, *unary.shape, dtype=unary.dtype)
+    annealed = evidence = unary.softmax(-1)[None]
+    for share in torch.linspace(0, 1, 101).tolist():
+        annealed = sweep(annealed, share)[0]
+    q = torch.cat([evidence, labels, (4 * noise).softmax(-1), annealed])
+    for _ in range(2000):
+        before, (q, own) = q, sweep(q)
+        if (q - before).abs().max() < 1e-8:
+            break
+    losses = own.sum(-1) - (q * outside(q)).sum((-3, -2, -1)) / 2
+    return q[losses.argmin()].flatten(0, 1)[place], losses.min().item()
 
 
-def measure(args, results: Records, shape: fields.Shape, make: Callable, names, **keys) -> None:
+class Messages(NamedTuple):
+    """A fixed point of message passing."""
+
+    log_z: float  #: estimate of log Z
+    marginals: Tensor  #: ``(N, C)``
+    change: float  #: last change of any message
+    information: Tensor  #: ``(P,)``, mutual information of the ends of edges
+    messages: Tensor  #: ``(2 P, C)``, along ``edges``, then against them
+
+
+@torch.no_grad()
+def propagate(field: PairwiseMRF, rho: Tensor, messages: Tensor | float = 0.0) -> Messages:
+    r"""
+    Belief propagation from some messages. At a fixed point, with pseudo-marginals :math:`\tau` and
+    mutual information :math:`I`, :math:`\log Z \approx \langle \tau, \theta \rangle + \sum_s
+    H(\tau_s) - \sum_{st} \rho_{st} I(\tau_{st})`: an upper bound if :math:`\rho` are probabilities
+    that a random spanning tree contains the edges, the Bethe approximation if all are one.
     """
-    A row for each method and field that has none. ``make`` returns the field of a coupling and a
-    seed, and its log Z, which takes longer than some methods and is computed once for all.
+    unary, phi = field.unary.double(), field.interaction.double()
+    strength, count = field.strength.expand(field.num_edges).double(), field.num_edges
+    tables = (strength / rho)[:, None, None] * phi  # symmetric, so both directions have the same
+    tail, head = torch.cat([field.edges, field.edges.flip(0)], 1)
+    both, twice = tables.repeat(2, 1, 1), rho.repeat(2).unsqueeze(-1)
+    messages, change = unary.new_zeros(2 * count, field.num_classes) + messages, torch.inf
+    for _ in range(5000):
+        logits = unary.index_add(0, head, twice * messages)
+        ends = logits[tail] - messages.roll(count, 0)  # without the message of the edge's head
+        if change < 1e-10:
+            break
+        new = (messages + (both + ends.unsqueeze(-1)).logsumexp(-2).log_softmax(-1)) / 2
+        change, messages = (new - messages).abs().max().item(), new
+    single = logits.softmax(-1)
+    pair = tables + ends[:count].unsqueeze(-1) + ends[count:].unsqueeze(-2)
+    pair = pair.flatten(1).log_softmax(-1).view_as(tables)
+    # With a pair's own marginals, mutual information is not negative even before convergence.
+    apart = pair.logsumexp(-1, keepdim=True) + pair.logsumexp(-2, keepdim=True)
+    information = (pair.exp() * (pair - apart)).sum((-2, -1))
+    energy = (single * unary).sum() + (pair.exp() * strength[:, None, None] * phi).sum()
+    entropy = torch.special.entr(single).sum() - (rho * information).sum()
+    return Messages((energy + entropy).item(), single, change, information, messages)
+
+
+def bethe(field: PairwiseMRF) -> Messages:
+    """The best fixed point from no messages, or one label everywhere; converged ones first."""
+    starts = [0.0, *(5 * torch.eye(field.num_classes, dtype=torch.double))]
+    found = [propagate(field, torch.ones(field.num_edges).double(), start) for start in starts]
+    return max(found, key=lambda each: (each.change < 1e-6, each.log_z))
+
+
+def resistances(edges: Tensor, num_nodes: int) -> Tensor:
+    """``(P,)``: probability of each edge in a uniform spanning tree, by Kirchhoff's theorem."""
+    each = torch.eye(num_nodes, dtype=torch.double)
+    ends = each[edges[0]] - each[edges[1]]
+    return (ends @ torch.linalg.pinv(ends.T @ ends, hermitian=True) * ends).sum(-1)
+
+
+def spanning_tree(edges: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
+    """``(P,)``: ones on the spanning tree of the largest sum of weights, zeros elsewhere."""
+    cost = 1 + weight.max() - weight  # positive, for a zero would be no edge
+    shape = num_nodes, num_nodes
+    tree = minimum_spanning_tree(coo_matrix((cost.numpy(), edges.numpy()), shape=shape)).tocoo()
+    inside = torch.tensor(tree.row * num_nodes + tree.col)
+    return torch.isin(edges[0] * num_nodes + edges[1], inside).double()
+
+
+def tree_reweighted(field: PairwiseMRF, num_updates: int = 20) -> Messages:
+    """The bound for edges of uniform spanning trees, moved to trees of most mutual information."""
+    rho = resistances(field.edges, field.num_nodes)
+    found = [propagate(field, rho)]
+    for step in range(num_updates):
+        tree = spanning_tree(field.edges, found[-1].information, field.num_nodes)
+        rho = rho + (tree - rho) / (step + 3)
+        found.append(propagate(field, rho, found[-1].messages))
+    return min(found, key=lambda each: (each.change > 1e-6, each.log_z))
+
+
+def drawn(logits: Tensor) -> Tensor:
+    """A label for each row of logits ``(..., C)``; faster than ``Categorical`` on small tables."""
+    return (torch.rand_like(logits[..., :1]) > logits.softmax(-1)[..., :-1].cumsum(-1)).sum(-1)
+
+
+class Autoregressive(nn.Module):
+    r"""
+    One hidden layer, whose masks let every node see the ``memory`` nodes before it,
+
+    .. math::
+
+        \log q(y) = \sum_i \log \mathrm{softmax}\big( b_i + A_i x + V_i \tanh(W_i x + d_i)
+        \big)_{y_i}, \qquad x = (y_{i - m}, \dots, y_{i - 1})
+
+    :param Tensor unary: ``(N, C)``, the target's, where the biases begin.
     """
-    make = lru_cache(1)(make)
-    for key in results.missing(**keys, method=names if args.methods == ["all"] else args.methods):
-        field, log_z = make(key.get("coupling"), key["seed"])
-        pyro.set_rng_seed(0)
-        score, seconds = timed(fit, key["method"], field, shape, clock=time.process_time)
-        if isinstance(score, Messages):
-            row = {"change": score.change, "log Z error": score.log_z - log_z}
-        else:
-            row = dict(zip(("KL", "error"), score(), strict=False))
-            row["KL"] += log_z
-        results.add(**key, **row, seconds=seconds)
+
+    def __init__(self, unary: Tensor, memory: int, hidden: int) -> None:
+        super().__init__()
+        (nodes, classes), width = unary.shape, memory * (unary.shape[1] - 1)
+        self.memory, self.classes = memory, classes
+        noise = torch.randn(nodes, width, hidden, dtype=unary.dtype)
+        self.inner = nn.Parameter(noise / width**0.5)
+        self.shift = nn.Parameter(unary.new_zeros(nodes, hidden))
+        self.outer = nn.Parameter(unary.new_zeros(nodes, hidden, classes))
+        self.straight = nn.Parameter(unary.new_zeros(nodes, width, classes))
+        self.bias = nn.Parameter(unary.clone())
+
+    def encode(self, y: Tensor) -> Tensor:
+        """``(..., C - 1)``: all labels but the first, centred."""
+        return (y[..., None] == torch.arange(1, self.classes)).to(self.bias) - 1 / self.classes
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """``(S,)`` of labels ``(S, N)``, differentiable."""
+        before = nn.functional.pad(self.encode(y), (0, 0, self.memory, 0))[:, :-1]
+        x = before.unfold(1, self.memory, 1).permute(1, 0, 3, 2).flatten(2)  # (N, S, memory (C-1))
+        hidden = (x @ self.inner + self.shift.unsqueeze(1)).tanh()
+        logits = hidden @ self.outer + x @ self.straight + self.bias.unsqueeze(1)
+        return logits.log_softmax(-1).gather(-1, y.T.unsqueeze(-1))[..., 0].sum(0)
+
+    @torch.no_grad()
+    def sample(self, count: int) -> Tensor:
+        """``(count, N)``."""
+        nodes, y = len(self.bias), torch.empty(count, len(self.bias), dtype=torch.long)
+        seen = self.bias.new_zeros(count, self.memory + nodes, self.classes - 1)
+        for n in range(nodes):
+            x = seen[:, n : n + self.memory].flatten(1)
+            hidden = torch.addmm(self.shift[n], x, self.inner[n]).tanh()
+            logits = torch.addmm(self.bias[n], x, self.straight[n]) + hidden @ self.outer[n]
+            y[:, n] = drawn(logits)
+            seen[:, self.memory + n] = self.encode(y[:, n])
+        return y
 
 
-def strips(args, results: Records, task: str = "strips", labels: int = 2) -> None:
-    def make(coupling: float, seed: int) -> tuple[PairwiseMRF, float]:
-        field = fields.random_field(labels, coupling, seed)
-        return field, field.log_normalizer().item()
-
-    names = EVERY + WINDOWS[labels] + (LONG if labels == 2 else [])
-    keys = {"labels": labels, "seed": fields.SEEDS, "coupling": fields.COUPLINGS[labels]}
-    measure(args, results, fields.STRIPS[labels], make, names, task=task, **keys)
+def surrogate(network: Autoregressive, field: PairwiseMRF, y: Tensor) -> Tensor:
+    """A scalar whose gradient is the score estimate of the free energy's, from draws ``(S, N)``."""
+    log_q = network.log_prob(y)
+    loss = log_q.detach() - field.log_potential(y)
+    return ((loss - loss.mean()) * log_q).sum() / (len(y) - 1)
 
 
-def potts_strips(args, results: Records) -> None:
-    for labels in (4, 8):
-        strips(args, results, "potts", labels)
+def fit_van(field: PairwiseMRF, memory: int, num_steps: int, hidden=8, lr=0.005):
+    """
+    The network fitted by Adam. The temperature falls, as in the paper: interactions rise from zero
+    over the first half of the steps. The rate falls over the second, as in the NMM's own fit.
+    """
+    network = Autoregressive(field.unary, memory, hidden)
+    optimizer = torch.optim.Adam(network.parameters(), lr=lr)
+    for step in range(num_steps):
+        optimizer.param_groups[0]["lr"] = lr * max(min(1.0, 2 - 2 * step / num_steps), 1e-3)
+        target = field.scaled(min(1.0, 2 * (step + 1) / num_steps))
+        optimizer.zero_grad()
+        surrogate(network, target, network.sample(128)).backward()
+        optimizer.step()
+    return network
 
 
-def plain(args, results: Records) -> None:
-    def make(coupling: float, seed: int) -> tuple[PairwiseMRF, float]:
-        return fields.plain_ising(fields.SIZE, coupling), fields.kac_ward(*shape, coupling)
+class Windowed:
+    """
+    Ordered conditionals: every pixel given the nearest of those before it, at most ``neighbors``,
+    exactly, in the target cut down to a window around the pixel. Nothing is fitted. The idea is
+    that of [5], whose recipe we do not have in full.
+    """
 
-    shape, couplings = (fields.SIZE, fields.SIZE), fields.COUPLINGS[2]
-    keys = {"labels": 2, "seed": 0, "coupling": couplings}
-    measure(args, results, shape, make, LARGE, task="plain", **keys)
+    def __init__(self, field: PairwiseMRF, windows: Grid, neighbors: int) -> None:
+        self.field, self.order = field, windows.order.tolist()
+        self.given: dict[int, list[int]] = {}
+        self.tables: dict[int, Tensor] = {}
+        self.edge = {tuple(ends): number for number, ends in enumerate(field.edges.T.tolist())}
+        place, sizes = windows.order.argsort(), windows.hood.ptr.diff().tolist()
+        parts = windows.hood.source.split(sizes), windows.distance.split(sizes)
+        # Windows of the same form are summed out at once, as many as the memory allows.
+        alike: dict[tuple, list[int]] = defaultdict(list)
+        for node, (window, distance) in enumerate(zip(*parts, strict=True)):
+            before = place[window] < place[node]
+            given = window[before][distance[before].argsort(stable=True)[:neighbors]]
+            self.given[node] = given.tolist()
+            alike[tuple((window - node).tolist()), tuple((given - node).tolist())].append(node)
+        for form, nodes in alike.items():
+            for members in torch.tensor(nodes).split(64 if field.num_classes == 2 else 8):
+                self.sum_out(members, *form)
 
+    def sum_out(self, nodes: Tensor, steps: tuple[int, ...], near: tuple[int, ...]) -> None:
+        """Make tables ``(C, ..., C)`` of log conditionals, the nearest neighbour's label first."""
+        unary, phi = self.field.unary.double(), self.field.interaction.double()
+        unary = (unary - unary.amax(-1, keepdim=True)).exp()  # against overflow
+        strength = self.field.strength.double().expand(self.field.num_edges)
+        axis = {step: k + 1 for k, step in enumerate(steps)}  # the first is of nodes
+        operands = [each for step in steps for each in (unary[nodes + step], [0, axis[step]])]
+        first, *_ = members = nodes.tolist()
+        for a, b in itertools.product(steps, steps):
+            if (first + a, first + b) in self.edge:
+                weight = strength[[self.edge[node + a, node + b] for node in members]]
+                operands += [(weight[:, None, None] * phi).exp(), [0, axis[a], axis[b]]]
+        joint = contract(*operands, [0, *(axis[step] for step in (*near, 0))])
+        self.tables |= zip(members, joint.log().log_softmax(-1), strict=True)
 
-def letter(args, results: Records) -> None:
-    """With log Z from the rows of run.py, which has it by annealing."""
+    def rows(self, y: Tensor, node: int) -> Tensor:
+        """``(S, C)``: log conditionals of a node given the earlier labels in ``y``."""
+        earlier = tuple(y[:, n] for n in self.given[node])
+        return self.tables[node][earlier].expand(len(y), -1)
 
-    def make(coupling: None, seed: int) -> tuple[PairwiseMRF, float]:
-        return fields.noisy_letter(seed)[0], log_z[seed]
+    def log_prob(self, y: Tensor) -> Tensor:
+        """``(S,)`` of labels ``(S, N)``."""
+        each = [self.rows(y, n).gather(1, y[:, n, None])[:, 0] for n in self.order]
+        return torch.stack(each).sum(0)
 
-    rows = pick(read(args.results.with_name("fields.jsonl")), task="letter")
-    shape, log_z = (fields.SIZE, fields.SIZE), {row["seed"]: row["log Z"] for row in rows}
-    measure(args, results, shape, make, LARGE, task="letter", labels=2, seed=fields.SEEDS)
-
-
-def main(argv: list[str] | None = None) -> Records:
-    tasks, results = (strips, potts_strips, plain, letter), RESULTS / "fields_compared.jsonl"
-    return run(argv, __doc__, tasks, methods=(["all"], "names"), results=results)
-
-
-if __name__ == "__main__":
-    main()
+    def sample(self, count: int) -> Tensor:
+        """``(count, N)``."""
+        y = torch.zeros(count, len(self.order), dtype=torch.long)
+        for node in self.order:
+            y[:, node] = drawn(self.rows(y, node))
+        return y

@@ -8,15 +8,13 @@ from statistics import mean, median
 
 from pandas import DataFrame
 
+from benchmarks.shared import tables as shared
 from benchmarks.shared.records import pick
-from benchmarks.shared.tables import Cell, Paired, against, average, centre, centre_of, count
-from benchmarks.shared.tables import first, frame, markdown, table, values
+from benchmarks.shared.tables import Paired, average, centre_of, first, frame, table, values
 
 Files = dict[str, list[dict]]
-#: Tasks of single fields of 128 x 128 pixels.
-LARGE = "letter", "plain"
-#: What names a field of some number of labels.
-FIELD = "coupling", "seed"
+#: Tasks of single fields of 128 x 128 pixels, and what names a field of some number of labels.
+LARGE, FIELD = ("letter", "plain"), ("coupling", "seed")
 #: By the number of labels: the critical coupling of an infinite grid, and the longest fit of an NMM
 #: of all pixels, which others are compared with.
 CRITICAL = {2: 0.4407, 4: 1.0986, 8: 1.3422}
@@ -31,11 +29,9 @@ def sampling_error(part: DataFrame) -> float:
     return sum(each**2 for each in values(part, "error")) ** 0.5 / len(part)
 
 
-def with_error(field: str, error: str) -> Cell:
+def with_error(field: str, error: str) -> shared.Cell:
     """Cell: a value and, if it has one, its standard error."""
-    return lambda part, peers: " ± ".join(
-        f"{value:.1f}" for name in (field, error) for value in values(part, name)
-    )
+    return lambda f, _: " ± ".join(f"{x:.1f}" for name in (field, error) for x in values(f, name))
 
 
 def closer(gaps: Paired, *form: float) -> str:
@@ -45,9 +41,9 @@ def closer(gaps: Paired, *form: float) -> str:
 def strips(files: Files) -> str:
     """How much closer than the mean field is an NMM on narrow Ising grids, and at what cost?"""
     cells = {
-        "fields": count,
-        "KL, mean field": centre("mean field", 2),
-        "KL, NMM's bound": centre("NMM bound", 2),
+        "fields": shared.count,
+        "KL, mean field": shared.centre("mean field", 2),
+        "KL, NMM's bound": shared.centre("NMM bound", 2),
         "KL, NMM": lambda f, _: f"{centre_of(f['NMM'], 2)} ± {sampling_error(f):.2f}",
         "minus mean field": lambda f, _: Paired([*(f["NMM"] - f["mean field"])]).text(2),
         "worst ratio": lambda f, _: f"{max(f['NMM bound'] / f['mean field']):.2f}",
@@ -59,26 +55,18 @@ def strips(files: Files) -> str:
 
 def narrow(files: Files, measure: str) -> DataFrame:
     """Rows of narrow grids that have a measure, by labels, method and coupling."""
-    rows = [
-        row
-        | {
-            "share": f"{row['coupling'] / CRITICAL[row['labels']]:.1f}",
-            "ours": row["method"] == LONGEST[row["labels"]],
-        }
-        for row in files["fields_compared"]
-        if row["task"] not in LARGE and measure in row
-    ]
-
-    def place(row: dict) -> tuple:
-        method = re.sub(r"\d+", lambda number: number[0].zfill(4), row["method"])
-        return row["labels"], method, row["coupling"]
-
-    return frame(sorted(rows, key=place))
+    rows = []
+    for row in files["fields_compared"]:
+        if row["task"] not in LARGE and measure in row:
+            share = f"{row['coupling'] / CRITICAL[row['labels']]:.1f}"
+            rows.append(row | {"share": share, "ours": row["method"] == LONGEST[row["labels"]]})
+            rows[-1]["place"] = re.sub(r"\d+", lambda n: n[0].zfill(4), row["method"])
+    return frame(sorted(rows, key=lambda row: (row["labels"], row["place"], row["coupling"])))
 
 
 def field_rivals(files: Files) -> str:
     """Which method is the closest on narrow grids of two, four and eight labels?"""
-    rows = narrow(files, "KL")
+    rows, base = narrow(files, "KL"), {"ours": True}
 
     def kl(part: DataFrame) -> str:
         error = f" ± {sampling_error(part):.2f}" if values(part, "error") else ""
@@ -88,8 +76,8 @@ def field_rivals(files: Files) -> str:
         f"KL, {share} of critical": lambda f, _, share=share: kl(f[f["share"] == share])
         for share in sorted(set(rows.get("share", ())))
     }
-    cells["minus NMM"] = against({"ours": True}, "KL", 2, by=FIELD)
-    cells["closer than NMM"] = against({"ours": True}, "KL", 2, by=FIELD, form=closer)
+    cells |= {"minus NMM": shared.against(base, "KL", 2, by=FIELD)}
+    cells |= {"closer than NMM": shared.against(base, "KL", 2, by=FIELD, form=closer)}
     return table(rows, ["labels", "method"], cells | SECONDS)
 
 
@@ -102,25 +90,24 @@ def log_z_rivals(files: Files) -> str:
 
 def named(rows: list[dict]) -> list[dict]:
     """Rows of large fields, by the name of the field."""
-    found = [
-        row | {"field": f"{row['task']} {row.get('coupling', row.get('seed'))}"}
-        for row in rows
-        if row["task"] in LARGE
-    ]
-    return sorted(found, key=lambda row: row["field"])
+    found = (r | {"field": f"{r['task']} {r.get('coupling', r.get('seed'))}"} for r in rows)
+    return sorted((r for r in found if r["task"] in LARGE), key=lambda row: row["field"])
 
 
 def large(files: Files) -> str:
     """How much closer than the mean field is an NMM on 128 x 128 pixels, and at what cost?"""
-    rows, names = named(files["fields"]), {"NMM": "NMM", "NMM-CNN": "NMM-CNN"}
+    rows, ours = named(files["fields"]), ("NMM", "NMM-CNN")
     for row in rows:
-        row |= {name: row[name] + row["log Z"] for name in ("mean field", *names)}
-        row |= {f"{name} ratio": row[name] / row["mean field"] for name in names}
-    cells = {"log Z": with_error("log Z", "log Z error")}
-    cells |= {"KL, mean field": first("mean field", ".1f")}
-    cells |= {f"KL, {name}'s bound": first(name, ".1f") for name in names}
-    cells |= {f"{name} / mean field": first(f"{name} ratio", ".2f") for name in names}
-    cells |= {f"s, {n}": first(f"seconds.{k}", ".0f") for k, n in (METHODS | names).items()}
+        row |= {name: row[name] + row["log Z"] for name in ("mean field", *ours)}
+        row |= {f"{name} ratio": row[name] / row["mean field"] for name in ours}
+    cells = {
+        "log Z": with_error("log Z", "log Z error"),
+        "KL, mean field": first("mean field", ".1f"),
+    }
+    cells |= {f"KL, {name}'s bound": first(name, ".1f") for name in ours}
+    cells |= {f"{name} / mean field": first(f"{name} ratio", ".2f") for name in ours}
+    cells |= {f"s, {n}": first(f"seconds.{k}", ".0f") for k, n in METHODS.items()}
+    cells |= {"s, NMM-CNN": first("seconds.NMM-CNN", ".0f")}
     return table(frame(rows), ["field"], cells)
 
 
@@ -148,25 +135,24 @@ def amortized(files: Files) -> str:
         line |= {"NMM-CNN, bound": centre_of(network, 2), "difference": gaps.text(2)}
         line |= {f"{k}, ms": f"{1e3 * median(v):.0f}" for k, v in row["seconds"].items()}
         lines.append(line | {"training, s": f"{row['train seconds']:.0f}"})
-    return markdown(lines, 0)
+    return shared.markdown(lines, 0)
 
 
 def scaling(files: Files) -> str:
     """What does a step of training cost on square grids?"""
-    rows = [
-        row | {"grid": f"{row['size']} x {row['size']}", "pixel": row["seconds"] / row["size"] ** 2}
-        for row in pick(files["fields"], task="scaling")
-    ]
+    rows = pick(files["fields"], task="scaling")
+    rows = [row | {"grid": f"{row['size']} x {row['size']}"} for row in rows]
     cells = {"a step, ms": first("seconds", ".0f", 1e3), "memory, MiB": first("MiB", ".0f")}
-    return table(frame(rows), ["grid"], cells | {"µs a pixel": first("pixel", ".1f", 1e6)})
+    cells["µs a pixel"] = lambda f, _: f"{1e6 * (f['seconds'] / f['size'] ** 2).item():.1f}"
+    return table(frame(rows), ["grid"], cells)
 
 
 def field_deviations(files: Files) -> str:
     """Does NMM-CNN gain from the groups of the order among its inputs?"""
     rows = pick(files["deviations"], task="fields")
     rows = [row | {"inputs": INPUTS.get(row["change"], row["change"])} for row in rows]
-    cells = {"fields": count, "KL, NMM-CNN's bound": average("bound", ".2f")}
-    cells |= {"minus with groups": against({"change": ""}, "bound", 2, by=FIELD)}
+    cells = {"fields": shared.count, "KL, NMM-CNN's bound": average("bound", ".2f")}
+    cells |= {"minus with groups": shared.against({"change": ""}, "bound", 2, by=FIELD)}
     return table(frame(rows), ["inputs"], cells)
 
 

@@ -3,8 +3,6 @@
 
 """The figures of docs/results/speed.md."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -25,17 +23,16 @@ PANELS = {
 def samples(files: Files, path: Path) -> None:
     """Noise of a gradient, errors of marginals and of the likelihood, over the number of draws."""
     rows = frame(files["samples"])
-    rows = rows.assign(relative=rows["sd"] / rows["labelled"])
+    rows["relative"] = rows["sd"] / rows["labelled"]
     rows["weighted"] = rows["weighted"].map({False: "equal weights", True: "weighted"})
-    styles = dict(zip(sorted(rows["labelled"].unique()), ("-", "--", ":"), strict=True))
     figure, axes = plt.subplots(1, 3, figsize=(11, 4.6), layout="constrained")
     for axis, (task, (what, over, each, name)) in zip(axes, PANELS.items(), strict=True):
         part = rows[(rows["task"] == task) & (rows[over] > 0)]
-        colors = dict(zip(part[each].unique(), PALETTE, strict=False))
-        for (labelled, kind), curve in groups(part, ["labelled", each]):
-            looks = LOOKS | {"color": colors[kind], "ls": styles[labelled]}
-            axis.plot(curve[over], curve[what], label=f"{kind}, {labelled:,} labels", **looks)
-        axis.set(xlabel=over, ylabel=name, xscale="log", yscale="log")
+        curves = part.pivot(index=over, columns=[each, "labelled"], values=what)
+        curves.columns = [f"{kind}, {labelled:,} labels" for kind, labelled in curves]
+        kinds = part[each].nunique()
+        looks = LOOKS | {"color": PALETTE[:kinds] * 2, "style": ["-"] * kinds + ["--"] * kinds}
+        curves.plot(ax=axis, loglog=True, ylabel=name, **looks)
         axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     figure.savefig(path, dpi=150)
     plt.close(figure)

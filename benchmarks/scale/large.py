@@ -3,11 +3,8 @@
 
 """Seconds and memory on large graphs, and what ranks of a cluster would have to exchange."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,20 +25,18 @@ from pyro_nmm.ops.gibbs import sweep
 
 #: Nodes, directed edges and labels: a large graph, and one as dense as co-purchases.
 LARGE, DENSE, LATENT = (10**6, 10**7, 20), (13_752, 490_000, 10), (10**6, 10**7, 7)
-QUERIES = dict.fromkeys(("fit", "pooled", "condition", "log_likelihood"), LARGE)
-QUERIES |= dict.fromkeys(("marginals", "pairwise", "sample"), LARGE) | {"sequential": DENSE}
+OF_POSTERIOR = {"marginals": LARGE, "pairwise": LARGE, "sample": LARGE, "sequential": DENSE}
+QUERIES = dict.fromkeys(("fit", "pooled", "condition", "log_likelihood"), LARGE) | OF_POSTERIOR
 QUERIES |= {"sweep": LATENT, "annotators": LATENT}
-#: Labels of a StackedNMM, and what its second process reads.
-CLASSES, ARRAYS = 10, ("ptr", "source", "scores", "y", "train")
+#: Labels of a StackedNMM.
+CLASSES = 10
 
 
 def measured(function: Callable, *args) -> tuple:
     """What a function returns, and its seconds and memory."""
     gc.collect()
-    cpu = time.process_time()
     (found, seconds), peak, above = peak_memory(timed, function, *args)
-    row = {"seconds": seconds, "cpu_seconds": time.process_time() - cpu}
-    return found, row | {"peak": peak, "above": above}
+    return found, {"seconds": seconds, "peak": peak, "above": above}
 
 
 def scale(args, results: Records) -> None:
@@ -77,20 +72,17 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
     pairs, given = torch.randint(num_nodes, (2, 1000)), (hood, scores, y, train, held_out)
     joint = f"log_likelihood of {int(test.sum())} nodes, 16 particles"
     alone = "StackedNMM.fit on scores alone, 2 % + 2 %"
+    post = mix.condition(y, train, num_samples=64) if query in OF_POSTERIOR else None
     found = {
         "fit": (alone, lambda: StackedNMM(pool=False).fit(*given, num_steps=150)),
         "pooled": ("StackedNMM.fit, 2 % + 2 %", lambda: StackedNMM(num_classes).fit(*given)),
         "condition": ("condition, 64 samples", lambda: mix.condition(y, train, 64)),
         "log_likelihood": (joint, lambda: mix.log_likelihood(y, test, num_particles=16)),
+        "marginals": ("marginals", lambda: post.marginals()),
+        "pairwise": ("pairwise of 1,000 pairs", lambda: post.pairwise(pairs)),
+        "sample": ("sample", lambda: post.sample()),
+        "sequential": ('predict("sequential")', lambda: post.predict(method="sequential")),
     }
-    if query not in found:
-        posterior = mix.condition(y, train, num_samples=64)
-        found = {
-            "marginals": ("marginals", posterior.marginals),
-            "pairwise": ("pairwise of 1,000 pairs", lambda: posterior.pairwise(pairs)),
-            "sample": ("sample", posterior.sample),
-            "sequential": ('predict("sequential")', lambda: posterior.predict(method="sequential")),
-        }
     return *found[query], hood.num_edges
 
 
@@ -114,96 +106,75 @@ def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Calla
 
 
 def sizes(args, results: Records) -> None:
-    """A StackedNMM in two processes: the first leaves graph and scores in files for the second."""
+    """A StackedNMM in two processes: the first leaves graph and scores in a file for the second."""
     for key in results.missing(task="sizes", nodes=args.sizes, threads=args.threads):
         with tempfile.TemporaryDirectory() as folder:
             for stages in (in_memory, from_files):
-                for row in in_a_process(args.threads, stages, key["nodes"], Path(folder)):
-                    results.add(**key, classes=CLASSES, **row)
+                edges, rows = in_a_process(args.threads, stages, key["nodes"], Path(folder))
+                for stage, row in rows.items():
+                    results.add(**key, classes=CLASSES, stage=stage, **row, edges=edges)
 
 
-def in_memory(nodes: int, folder: Path) -> list[dict]:
+def in_memory(nodes: int, folder: Path) -> tuple[int, dict[str, dict]]:
     """A graph, a fit, and posterior marginals of all nodes: in blocks, and at once."""
+    if nodes > 500:
+        in_memory(500, Path(tempfile.mkdtemp(dir=folder)))  # pays for what is loaded or compiled
     torch.manual_seed(0)
-    warm(folder)
-    rows = []
-
-    def stage(name: str, function: Callable, *args):
-        found, row = measured(function, *args)
-        rows.append({"stage": name} | row)
-        return found
-
-    edges = stage("a graph", citation_like, nodes, 5 * nodes)
-    hood = stage("neighbourhoods", Neighborhood, edges, nodes)
+    rows = {}
+    edges, rows["a graph"] = measured(citation_like, nodes, 5 * nodes)
+    hood, rows["neighbourhoods"] = measured(Neighborhood, edges, nodes)
     del edges
     scores, y = 2 * torch.randn(nodes, CLASSES), torch.randint(CLASSES, (nodes,))
     part = torch.rand(nodes)
     given, held_out = (hood, scores, y, part < 0.02), part > 0.98
-    for name, array in zip(ARRAYS, (hood.ptr, hood.source, *given[1:]), strict=True):
-        np.save(folder / name, array.numpy())
-    stacked = stage("fit", StackedNMM(CLASSES).fit, *given, held_out)
-    torch.save(stacked.state_dict(), folder / "stacked.pt")
-    blocks = stage("marginals in blocks", in_blocks, folder, stacked, *given)
-    mixture = stage("alpha and attention", stacked.mixture, *given)
-    found = stage("marginals", mixture.marginals)
+    stacked, rows["fit"] = measured(StackedNMM(CLASSES).fit, *given, held_out)
+    torch.save((stacked.state_dict(), hood.ptr, hood.source, *given[1:]), folder / "stacked.pt")
+    blocks, rows["marginals in blocks"] = measured(in_blocks, folder, stacked, *given)
+    mixture, rows["alpha and attention"] = measured(stacked.mixture, *given)
+    found, rows["marginals"] = measured(mixture.marginals)
     torch.testing.assert_close(torch.from_numpy(blocks), found, atol=1e-4, rtol=1e-4)
-    return [row | {"edges": hood.num_edges} for row in rows]
+    return hood.num_edges, rows
 
 
-def from_files(nodes: int, folder: Path) -> list[dict]:
-    """The same marginals in blocks, of a graph and of scores in files."""
-    warm(folder)
-    arrays = (np.load(folder / f"{name}.npy", mmap_mode="c") for name in ARRAYS)
-    ptr, source, *known = map(torch.from_numpy, arrays)
+def from_files(nodes: int, folder: Path) -> tuple[int, dict[str, dict]]:
+    """The same marginals in blocks, of a graph and of scores in a file."""
+    in_memory(500, Path(tempfile.mkdtemp(dir=folder)))
+    state, ptr, source, *known = torch.load(folder / "stacked.pt", mmap=True)
     hood = Neighborhood.of_rows(nodes, torch.arange(nodes), ptr, source)
     stacked = StackedNMM(CLASSES)
-    stacked.load_state_dict(torch.load(folder / "stacked.pt"))
+    stacked.load_state_dict(state)
     row = measured(in_blocks, folder, stacked, hood, *known)[1]
-    return [{"stage": "marginals in blocks, from files"} | row | {"edges": hood.num_edges}]
+    return hood.num_edges, {"marginals in blocks, from files": row}
 
 
 def in_blocks(folder: Path, stacked: StackedNMM, hood: Neighborhood, scores: Tensor, *known):
     """Marginals that are written to a file as they come."""
-    path, shape = folder / "marginals.npy", tuple(scores.shape)
-    out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    out = np.memmap(folder / "marginals", np.float32, "w+", shape=tuple(scores.shape))
     for nodes, probs in marginals_in_blocks(stacked, hood, scores, *known):
         out[nodes] = probs.numpy()
     out.flush()
     return out
 
 
-def warm(folder: Path) -> None:
-    """Pays for what is loaded or compiled once."""
-    hood, y = Neighborhood(citation_like(100, 500), 100), torch.randint(2, (100,))
-    train = torch.arange(100) < 50
-    stacked = StackedNMM(2).fit(hood, torch.randn(100, 2), y, train, ~train, num_steps=2)
-    in_blocks(folder, stacked, hood, torch.randn(100, 2), y, train)
-
-
 def cuts(args, results: Records) -> None:
-    """The halo of parts: sources that a part needs and does not own."""
+    """The halo of parts, which are random or Louvain's groups: sources that a part does not own."""
     each = {"graph": args.datasets, "way": ["random", "groups"], "parts": args.parts}
     for key in results.missing(task="cuts", **each):
         data = Data(edge_index=citation_like(20_000, 100_000), y=torch.zeros(1), num_nodes=20_000)
         if key["graph"] != "with hubs":
             data = planetoid(key["graph"], args.data_root)
-        part = parts_of(key["way"], data, key["parts"])
+        torch.manual_seed(0)
+        part = torch.randint(key["parts"], (data.num_nodes,))
+        if key["way"] == "groups":  # the largest first, to the part that is smallest
+            group = louvain(data, resolution=4.0)
+            sizes, filled = group.bincount(), torch.zeros(key["parts"], dtype=torch.long)
+            place = torch.zeros_like(sizes)
+            for which in sizes.argsort(descending=True):
+                place[which] = filled.argmin()
+                filled[place[which]] += sizes[which]
+            part = place[group]
         source, target = data.edge_index
         away = part[source] != part[target]
         halo = torch.stack([part[target], source])[:, away].unique(dim=1).shape[1]
         row = {"nodes": data.num_nodes, "edges": len(source), "cut": int(away.sum())}
         results.add(**key, **row, halo=halo, largest=int(part.bincount().max()))
-
-
-def parts_of(way: str, data: Data, number: int) -> Tensor:
-    """Nodes at random, or Louvain's groups, the largest first to the part that is smallest."""
-    torch.manual_seed(0)
-    if way == "random":
-        return torch.randint(number, (data.num_nodes,))
-    group = louvain(data, resolution=4.0)
-    sizes, filled = group.bincount(), torch.zeros(number, dtype=torch.long)
-    part = torch.zeros_like(sizes)
-    for which in sizes.argsort(descending=True):
-        part[which] = filled.argmin()
-        filled[part[which]] += sizes[which]
-    return part[group]

@@ -6,16 +6,14 @@ Noise, speed, memory and mini-batches. docs/results/speed.md and docs/results/ba
 each task measures, with which options the stored rows were made, and what came out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from benchmarks.scale import large, noise, speed, training
+from benchmarks.scale import large, speed, training
 from benchmarks.shared.records import Records, run
 
 
 def main(argv: list[str] | None = None) -> Records:
-    tasks = [noise.variance, noise.gradients, noise.marginals, noise.likelihood]
+    tasks = [speed.variance, speed.gradients, speed.marginals, speed.likelihood]
     tasks += [speed.draw, speed.step, speed.evidence, speed.growth]
     tasks += [large.scale, large.sizes, large.cuts, training.epochs, training.tightness]
     tasks += [training.training, training.bound, training.throughput]

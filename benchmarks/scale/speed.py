@@ -1,39 +1,41 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Seconds of a draw of q(c|y), and of a step of the bound: order, draw, evaluation, gradient."""
-
-from __future__ import annotations
+"""Steps of the bound: noise and seconds; draws of q(c|y), and errors of sampled estimates."""
 
 import time
 from collections.abc import Callable
-from functools import partial
-from statistics import median
+from functools import cache, partial
+from statistics import mean, median, stdev
 
 import pyro
 import torch
 from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
-from torch.nn.functional import cross_entropy, dropout
+from torch.nn.functional import cross_entropy, dropout, l1_loss, one_hot
 from torch_geometric.nn import GCN
 
+from benchmarks.scale.large import measured
 from benchmarks.shared.records import Records
-from benchmarks.shared.timing import citation_like, in_a_process, in_turn, peak_memory, timed
-from pyro_nmm import Neighborhood, OrderedConditional, backend
+from benchmarks.shared.timing import citation_like, in_a_process, in_turn, timed
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, backend
 from pyro_nmm.guides import evidence_guide, ordered_guide
 from pyro_nmm.models import nmm
 
-ESTIMATORS = ["reinforce", "reward_to_go", "one_step_credit", "no_score"]
+ESTIMATORS = ["reward_to_go", "one_step_credit", "no_score"]
+#: How many times as many steps: the score term is a difference of noisy means.
+MORE = {"reward_to_go": 5}
 #: Nodes, links and labels.
 MEDIUM, PUBMED = (20_000, 50_000, 3), (19_717, 44_324, 7)
+#: Of the graph of Cora's size, and of the chains that give the true marginals.
+CLASSES, CHAINS, SWEEPS = 7, 2048, 20
+cpu_timed = partial(timed, clock=time.process_time)
 
 
-def seconds(repeats: int, **functions: Callable) -> dict[str, float]:
-    """Medians of functions that take turns, after one round to warm up."""
-    # On one thread, other work on the machine does not count.
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    turns = {name: lambda f=f: timed(f, clock=clock)[1] for name, f in functions.items()}
-    return {name: median(times[1:]) for name, times in in_turn(turns, repeats + 1).items()}
+def seconds(repeats: int, functions: dict[str, Callable], timer: Callable = cpu_timed) -> dict:
+    """Medians of functions that take turns, after two rounds to warm up."""
+    turns = {name: lambda f=f: timer(f)[1] for name, f in functions.items()}
+    return {name: median(times[2:]) for name, times in in_turn(turns, repeats + 2).items()}
 
 
 def problem(num_nodes: int, num_links: int, num_classes: int) -> tuple:
@@ -64,21 +66,18 @@ def draw(args, results: Records) -> None:
     given, compiled = (hood, alpha.detach(), logits.detach(), y), backend.compiled
     each = {"task": "draw", "threads": args.threads} | place
     for key in results.missing(**each, code="loop", particles=1):
-        results.add(**key, **seconds(1, seconds=partial(draw_in_a_loop, *given)))
+        results.add(**key, seconds=cpu_timed(draw_in_a_loop, *given)[1])
     codes = ["compiled", "sweeps"] if compiled else ["sweeps"]
     for key in results.missing(**each, particles=args.samples, code=codes):
         backend.compiled = compiled if key["code"] == "compiled" else None
         q = OrderedConditional(*given, validate_args=False)
-        found = seconds(args.repeats, draws=partial(q.sample, (key["particles"],)))
+        found = seconds(args.repeats, {"draws": partial(q.sample, (key["particles"],))})
         results.add(**key, seconds=found["draws"] / key["particles"])
     backend.compiled = compiled
 
 
 def step_of(model: Callable, guide: Callable, given: tuple, particles: int, estimator: str) -> None:
-    """Gradients of the loss to those of ``given`` that need them."""
-    for value in given:
-        if isinstance(value, Tensor):
-            value.grad = None
+    """Adds the gradients of the loss to those of ``given`` that need them."""
     elbo = TraceGraph_ELBO(particles, max_plate_nesting=0, vectorize_particles=True)
     guide = partial(guide, collapsed=True, estimator=estimator)
     elbo.loss_and_grads(partial(model, collapsed=True), guide, *given)
@@ -94,37 +93,36 @@ observed_step = partial(step_of, nmm, ordered_guide)
 latent_step = partial(step_of, latent_nmm, evidence_guide)
 
 
-def gcn_step(model: GCN, x: Tensor, edge_index: Tensor, labels: tuple, thinned: bool) -> None:
+def gcn_step(model: GCN, x: Tensor, edge_index: Tensor, y: Tensor, observed: Tensor, p=0.0) -> None:
     model.zero_grad()
-    y, observed = labels
-    out = model(dropout(x, 0.5) if thinned else x, edge_index)
-    cross_entropy(out[observed], y[observed]).backward()
+    cross_entropy(model(dropout(x, p), edge_index)[observed], y[observed]).backward()
 
 
 def step(args, results: Records) -> None:
     """Against a training step of a GCN on the same graph, without and with dropout of its input."""
     place, *parts, y = problem(*MEDIUM)
-    gcn = partial(gcn_step, GCN(500, 16, 2, MEDIUM[2], dropout=0.5, cached=True))
+    gcn = GCN(500, 16, 2, MEDIUM[2], dropout=0.5, cached=True)
     inputs = torch.randn(len(y), 500), citation_like(*MEDIUM[:2])
-    each = {"labelled": (60, 140, len(y)), "particles": args.samples, "estimator": ESTIMATORS[1:]}
+    each = {"labelled": (60, 140, len(y)), "particles": args.samples, "estimator": ESTIMATORS}
     for key in results.missing(task="step", **place, threads=args.threads, **each):
         labels = y, torch.randperm(len(y)) < key["labelled"]
         bound = partial(observed_step, (*parts, *labels), key["particles"], key["estimator"])
-        plain, thinned = (partial(gcn, *inputs, labels, how) for how in (False, True))
-        functions = {"bound": bound, "GCN": plain, "GCN, input dropout": thinned}
-        results.add(**key, seconds=seconds(args.repeats, **functions))
+        plain = partial(gcn_step, gcn, *inputs, *labels)
+        functions = {"bound": bound, "GCN": plain, "GCN, input dropout": partial(plain, p=0.5)}
+        results.add(**key, seconds=seconds(args.repeats, functions))
 
 
 def evidence(args, results: Records) -> None:
     """A step with latent labels, against one with observed labels."""
     place, *parts, y = problem(*PUBMED)
     table = torch.randn(len(y), PUBMED[2], requires_grad=True)
-    each = {"classes": PUBMED[2], "particles": args.samples, "estimator": ESTIMATORS[1:]}
+    each = {"classes": PUBMED[2], "particles": args.samples, "estimator": ESTIMATORS}
     for key in results.missing(task="evidence", **place, threads=args.threads, **each):
         how = key["particles"], key["estimator"]
         observed = partial(observed_step, (*parts, y, None), *how)
         latent = partial(latent_step, (*parts, table), *how)
-        results.add(**key, seconds=seconds(args.repeats, observed=observed, evidence=latent))
+        found = seconds(args.repeats, {"observed": observed, "evidence": latent})
+        results.add(**key, seconds=found)
 
 
 def growth(args, results: Records) -> None:
@@ -135,13 +133,121 @@ def growth(args, results: Records) -> None:
 
 def one_size(size: int) -> dict:
     """The graph's making counts towards the memory."""
-
-    def measured(nodes: int, links: int) -> dict:
-        place, *parts = problem(nodes, links, 3)
-        step = partial(observed_step, (*parts, None), 1, "reward_to_go")
-        return place | seconds(3, seconds=step)
-
     pyro.set_rng_seed(0)
-    measured(100, 500)  # pays for what is loaded or compiled once
-    row, peak, above = peak_memory(measured, size // 10, size // 2)
-    return row | {"peak": peak, "above": above}
+    timed_step(100, 500)  # pays for what is loaded or compiled once
+    found, row = measured(timed_step, size // 10, size // 2)
+    return row | found
+
+
+def timed_step(nodes: int, links: int) -> dict:
+    place, *parts = problem(nodes, links, 3)
+    return place | seconds(
+        3, {"seconds": partial(observed_step, (*parts, None), 1, "reward_to_go")}
+    )
+
+
+def cora_like(share: float) -> tuple[NeighborMixture, Tensor, Tensor, Tensor]:
+    """A mixture away from the one that made the labels; labels, observed nodes, and log alpha."""
+    pyro.set_rng_seed(0)
+    torch.set_default_dtype(torch.double)  # of the graph's random numbers
+    hood = Neighborhood(citation_like(2708, 5278), 2708)
+    torch.set_default_dtype(torch.float)
+    logits = torch.randn(hood.num_edges, dtype=torch.double)
+    alpha = torch.randn(hood.num_nodes, CLASSES, dtype=torch.double).mul(1.5).exp()
+    y = NeighborMixture(hood, alpha, logits).sample()
+    log_alpha = alpha.log() + 0.3 * torch.randn_like(alpha)
+    mix = NeighborMixture(hood, log_alpha.exp(), logits + 0.5 * torch.randn_like(logits))
+    return mix, y, torch.rand(len(y), dtype=torch.double) < share, log_alpha
+
+
+def gradients_of(given: tuple, estimator: str, particles: int, steps: int) -> Tensor:
+    """``(steps, P)`` gradients of the loss."""
+    mix, y, observed, log_alpha = given
+    found = []
+    for _ in range(steps):
+        a, b = log_alpha.clone().requires_grad_(), mix.logits.clone().requires_grad_()
+        observed_step((mix.hood, a.exp(), b, y, observed), particles, estimator)
+        found.append(torch.cat([a.grad.flatten(), b.grad]))
+    return torch.stack(found)
+
+
+def summary(found: Tensor, observed: Tensor) -> dict:
+    """``sd`` is the root of the total variance of one step's gradient."""
+    noise = found.var(0).sum().sqrt().item()
+    return {"labelled": int(observed.sum()), "steps": len(found), "sd": noise}
+
+
+def score_share(unbiased: Tensor, biased: Tensor, direct: Tensor) -> dict[str, float]:
+    """Share of the score term, ``unbiased`` minus ``direct``, that ``biased`` has; its error."""
+    # The first half of the steps gives the term's direction: its noise must not look like a share.
+    half = len(direct) // 2
+    direction = biased[:half].mean(0) - direct[:half].mean(0)
+    parts = biased[half:] @ direction, unbiased @ direction, direct[half:] @ direction
+    above, truth, base = (part.mean() for part in parts)
+    share = (above - base) / (truth - base)
+    errors = [part.var() / len(part) for part in parts]
+    variance = errors[0] + share**2 * errors[1] + (1 - share) ** 2 * errors[2]
+    error = variance.sqrt() / (truth - base).abs()
+    return {"score": share.item(), "score error": error.item()}
+
+
+def variance(args, results: Records) -> None:
+    """Mean and noise of each estimator's gradient."""
+    for key in results.missing(particles=4, repeats=args.repeats, seed=0, share=args.shares):
+        given, found = cora_like(key["share"]), {}
+        for name in ("reinforce", *ESTIMATORS):
+            found[name] = gradients_of(given, name, 4, args.repeats * MORE.get(name, 1))
+        share = {"one_step_credit": score_share(*[found[name] for name in ESTIMATORS])}
+        for name, steps in found.items():
+            row = summary(steps, given[2]) | share.get(name, {})
+            results.add(**key, estimator=name, mean=steps.mean(0).norm().item(), **row)
+
+
+def gradients(args, results: Records) -> None:
+    """Noise and seconds of a step, over particles."""
+    each = {"share": args.shares, "estimator": ESTIMATORS, "particles": args.samples}
+    for key in results.missing(task="gradients", seed=0, **each):
+        given, name = cora_like(key["share"]), key["estimator"]
+        gradients_of(given, name, 2, MORE.get(name, 1))  # warms up
+        found, seconds = cpu_timed(gradients_of, given, name, key["particles"], args.repeats)
+        results.add(**key, **summary(found, given[2]), seconds=seconds / args.repeats)
+
+
+@cache
+def reference(share: float) -> tuple[NeighborMixture, Tensor, Tensor, list[Tensor]]:
+    """A mixture, labels, observed nodes, and marginals of the others by two halves of chains."""
+    mix, y, observed, _ = cora_like(share)
+    latents = mix.latents(one_hot(y, CLASSES).to(mix.alpha).log(), observed)
+    halves = [latents.posterior(CHAINS // 2, num_sweeps=SWEEPS) for _ in range(2)]
+    return mix, y, observed, [half.marginals()[~observed] for half in halves]
+
+
+def marginals(args, results: Records) -> None:
+    """Errors of sampled posterior marginals of unobserved nodes, over draws: total variation."""
+    each = {"share": args.shares, "weighted": [False, True], "draws": args.samples}
+    for key in results.missing(task="marginals", seed=0, **each):
+        mix, y, observed, halves = reference(key["share"])
+        how = mix, y, observed, key["draws"], key["weighted"]
+        turns = [cpu_timed(conditioned, *how) for _ in range(args.repeats)]
+        errors = [l1_loss(probs[~observed], sum(halves) / 2).item() for probs, _ in turns]
+        row = {"error": mean(errors), "error of the reference": l1_loss(*halves).item() / 2}
+        row = {name: CLASSES / 2 * error for name, error in row.items()}
+        row |= {"labelled": int(observed.sum()), "seconds": median(time for _, time in turns)}
+        results.add(**key, **row)
+
+
+def conditioned(mix: NeighborMixture, *how) -> Tensor:
+    return mix.condition(*how).marginals()
+
+
+def likelihood(args, results: Records) -> None:
+    """Estimates of log p by sequential Monte Carlo; without particles, the bound."""
+    each = {"share": args.shares, "particles": [0, *args.samples]}
+    for key in results.missing(task="likelihood", seed=0, **each):
+        (mix, *given, _), number = cora_like(key["share"]), key["particles"]
+        estimate = partial(mix.log_likelihood, num_particles=number) if number else mix.elbo
+        cpu_timed(estimate, *given)  # warms up
+        turns = [cpu_timed(estimate, *given) for _ in range(args.repeats)]
+        values = [value.item() for value, _ in turns]
+        row = {"labelled": int(given[1].sum()), "seconds": median(time for _, time in turns)}
+        results.add(**key, **row, mean=mean(values), sd=stdev(values))

@@ -3,60 +3,53 @@
 
 """An NMM in training: the cost of an epoch, how tight the bound stays, and mini-batches."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from statistics import median
 
 import pyro
 import torch
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import index_to_mask
 
-from benchmarks.nodes import DEFAULT, backbone, chosen, evaluate, load, nmm_network, node_scores
+from benchmarks.nodes import backbone, chosen, evaluate, load, nmm_network, node_scores
+from benchmarks.scale.speed import seconds
 from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, read
-from benchmarks.shared.timing import in_turn, timed
+from benchmarks.shared.timing import timed
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets import inner_edges, random_split, seed_batch, with_in_degree
 from pyro_nmm.guides import AmortizedNMM, Consistency, SeedLoss, fit_nmm
 from pyro_nmm.guides.fitting import train
-from pyro_nmm.metrics import mean_log_prob
 
 INPUTS = ("x", "edge_index", "edge_weight")
 WHOLE = "whole graph"
-#: Of the seeds' own neighbourhoods, and of two layers behind them.
+#: The seeds' own neighbourhoods, and two layers behind them.
 HOPS = 3
-EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed.py"
 
 
 def epochs(args, results: Records) -> None:
     """Milliseconds of an epoch, and ratios to the passes of an NMM's two networks."""
     pyro.set_rng_seed(0)
     for key in results.missing(dataset=args.datasets, backbone=["gcn", "gat", "appnp"]):
-        functions = epochs_of(key["backbone"], *load(key["dataset"], args.data_root, "cpu"))
-        turns = in_turn(functions, args.repeats + 2)  # the first two warm up
-        ms = {name: 1000 * median(seconds[2:]) for name, seconds in turns.items()}
+        functions = epochs_of(key["backbone"], *load(key["dataset"], args.data_root))
+        found = seconds(args.repeats, functions, timed)
+        ms = {name: 1000 * median for name, median in found.items()}
         results.add(**key, ms=ms, ratios=[ms[name] / ms["networks"] for name in list(ms)[2:]])
 
 
-def epochs_of(kind: str, data: Data, hood: Neighborhood) -> dict[str, Callable[[], float]]:
-    """Seconds of gradients and of an optimiser's step, without validation."""
+def epochs_of(kind: str, data: Data, hood: Neighborhood) -> dict[str, Callable[[], None]]:
+    """Gradients and an optimiser's step, without validation."""
     train_mask, classes = data.train_mask, int(data.y.max()) + 1
     alone, network = backbone(kind, data, classes).train(), nmm_network(kind, data).train()
-    optimizers = {module: Adam(module.parameters(), lr=0.01) for module in (alone, network)}
     inputs, consistency = (data.x, data.edge_index), Consistency(data.num_nodes, classes)
     y = data.y[train_mask]
     pyro.clear_param_store()
@@ -67,28 +60,27 @@ def epochs_of(kind: str, data: Data, hood: Neighborhood) -> dict[str, Callable[[
         programs = program.model, program.guide
         return lambda: elbo.loss_and_grads(*programs, *inputs, y=data.y, observed=train_mask)
 
-    def epoch(module: nn.Module, backward: Callable[[], None]) -> None:
-        optimizers[module].zero_grad()
+    def epoch(optimizer: Adam, backward: Callable[[], None]) -> None:
+        optimizer.zero_grad()
         backward()
-        optimizers[module].step()
+        optimizer.step()
 
-    how = {
-        "backbone": (alone, lambda: cross_entropy(alone(*inputs)[train_mask], y).backward()),
-        "networks": (network, lambda: sum(p.sum() for p in network(hood, *inputs)).backward()),
-        "NMM": (network, bound(Trace_ELBO)),
-        "NMM + consistency": (network, bound(TraceGraph_ELBO, consistency=consistency)),
-        "NMM, TraceGraph_ELBO": (network, bound(TraceGraph_ELBO)),
+    first, both = (partial(epoch, Adam(net.parameters(), lr=0.01)) for net in (alone, network))
+    return {
+        "backbone": partial(first, lambda: cross_entropy(alone(*inputs)[train_mask], y).backward()),
+        "networks": partial(both, lambda: sum(p.sum() for p in network(hood, *inputs)).backward()),
+        "NMM": partial(both, bound(Trace_ELBO)),
+        "NMM + consistency": partial(both, bound(TraceGraph_ELBO, consistency=consistency)),
+        "NMM, TraceGraph_ELBO": partial(both, bound(TraceGraph_ELBO)),
     }
-    return {name: lambda parts=parts: timed(epoch, *parts)[1] for name, parts in how.items()}
 
 
 def tightness(args, results: Records) -> None:
     """Every ten epochs of an NMM-GCN, on 400 pairs of test nodes and on all test nodes."""
-    wanted = [key["epoch"] for key in results.missing(epoch=range(0, args.num_epochs + 1, 10))]
-    if not wanted:
+    if not any(results.missing(epoch=range(0, args.num_epochs + 1, 10))):
         return
     pyro.set_rng_seed(10)
-    data, hood = load(args.datasets[0], args.data_root, "cpu")
+    data, hood = load(args.datasets[0], args.data_root)
     data = random_split(data, 0.2, 0.1, 0.3, seed=10)
     pairs = inner_edges(data.edge_index, data.test_mask)[:, :400]
     network = nmm_network("gcn", data)
@@ -96,45 +88,39 @@ def tightness(args, results: Records) -> None:
     def watched(every: range) -> Iterator[int]:
         for epoch in every:
             if epoch % 10 == 0:
-                with torch.no_grad():
-                    mix = NeighborMixture(hood, *network.eval()(hood, data.x, data.edge_index))
-                    row = nats(mix, data, pairs)  # also if it is stored: training shares its draws
-                if epoch in wanted:
-                    results.add(epoch=epoch, **row)
+                found = network.eval()(hood, data.x, data.edge_index)
+                row = nats(NeighborMixture(hood, *found), data, pairs)
+                # Stored rows are measured again, because training shares their draws.
+                for key in results.missing(epoch=epoch):
+                    results.add(**key, **row)
             yield epoch
 
     number = args.num_epochs + 1
     fit_nmm(network, data, hood, lr=0.02, num_epochs=number, patience=number, progress=watched)
 
 
+@torch.no_grad()
 def nats(mix: NeighborMixture, data: Data, pairs: Tensor) -> dict[str, float]:
     """Nats a node: of pairs the exact likelihood and the bound, of the test set estimates."""
     exact = mix.pairwise(pairs)[torch.arange(pairs.shape[1]), *data.y[pairs]].log()
     masks = [index_to_mask(pair, data.num_nodes) for pair in pairs.T]
     bound = torch.stack([mix.elbo(data.y, mask, num_samples=64).mean() for mask in masks])
-    estimate = mix.log_likelihood(data.y, data.test_mask, num_particles=256).item()
-    elbo = mix.elbo(data.y, data.test_mask, num_samples=32).mean().item()
     found = {"pair exact": exact, "pair bound": bound, "pair gap": exact - bound}
     row, size = {name: x.mean().item() / 2 for name, x in found.items()}, int(data.test_mask.sum())
-    return row | {"test bound": elbo / size, "test estimate": estimate / size}
+    estimate = mix.log_likelihood(data.y, data.test_mask, num_particles=256).item() / size
+    elbo = mix.elbo(data.y, data.test_mask, num_samples=32).mean().item() / size
+    return row | {"test bound": elbo, "test estimate": estimate}
 
 
 @cache
 def prepared(name: str, root: Path | None) -> tuple[Data, Neighborhood, Tensor]:
     """A graph with dense features and edge weights, and its nodes' coarse and fine communities."""
-    data, hood = load(name, root, "cpu")
+    data, hood = load(name, root)
     data = data.clone()
     data.x = data.x.to_dense()
     groups = torch.stack([louvain(data, resolution) for resolution in (1.0, 16.0)])
     data.edge_index, data.edge_weight = gcn_norm(data.edge_index, num_nodes=data.num_nodes)
     return with_in_degree(data), hood, groups
-
-
-def settings_of(name: str) -> dict:
-    """The settings of node classification: the backbone's own search."""
-    place = {"dataset": name, "backbone": "gcn", "method": "backbone"}
-    found = DEFAULT if name == "digits" else chosen(read(RESULTS / "nodes.jsonl"), **place)
-    return {key: found[key] for key in ("lr", "weight_decay", "dropout", "floor", "gamma")}
 
 
 def cut(nodes: Tensor, key: dict, groups: Tensor) -> Sequence[Tensor]:
@@ -149,29 +135,31 @@ def cut(nodes: Tensor, key: dict, groups: Tensor) -> Sequence[Tensor]:
     return nodes.split(key["batch_size"])
 
 
-def fit(key: dict, args) -> tuple[NeighborMixture, int, int]:
-    """The mixture of the best epoch; epochs and steps."""
+def fit(key: dict, args) -> tuple[NeighborMixture, int]:
+    """The mixture of the best epoch, by the settings of node classification; epochs."""
     pyro.set_rng_seed(key["seed"])
-    data, hood, groups = prepared(key["dataset"], args.data_root)
-    settings, loaded = settings_of(key["dataset"]), load(key["dataset"], args.data_root, "cpu")[0]
-    options = {name: settings[name] for name in ("floor", "gamma")}
-    network = nmm_network("gcn", loaded, {"dropout": settings["dropout"]}, **options)
-    for layer in network.modules():
-        if isinstance(layer, GCNConv):
-            layer.cached = layer.normalize = False  # edges have the whole graph's weights
-    loss, seeds, steps = SeedLoss(network, inputs=INPUTS), data.train_mask.nonzero()[:, 0], 0
+    name, searched = key["dataset"], read(RESULTS / "nodes.jsonl")
+    settings = chosen(searched, dataset=name, backbone="gcn", method="backbone")
+    drop, decay = {"dropout": settings["dropout"]}, settings["weight_decay"]
+    options = {option: settings[option] for option in ("floor", "gamma")}
+    network = nmm_network("gcn", load(name, args.data_root)[0], drop, **options)
+    data, hood, groups = prepared(name, args.data_root)
+    for layer in (*network.labels.network.convs, *network.attention.network.convs):
+        layer.cached = layer.normalize = False  # edges have the whole graph's weights
+    loss, seeds = SeedLoss(network, inputs=INPUTS), data.train_mask.nonzero()[:, 0]
+    named = network.named_parameters()  # the first layers alone are decayed
+    params = [{"params": p, "weight_decay": decay * (".convs.0." in name)} for name, p in named]
+    optimizer = Adam(params, lr=settings["lr"])
 
     def backward() -> float:
         """An epoch; the loop makes its last step."""
-        nonlocal steps
         for number, part in enumerate(cut(seeds, key, groups)):
             if number:
                 optimizer.step()
             optimizer.zero_grad()
-            whole = key["way"] == WHOLE
-            value = loss(data, seeds) if whole else loss(seed_batch(data, part, HOPS))
+            batch = (data, seeds) if key["way"] == WHOLE else (seed_batch(data, part, HOPS),)
+            value = loss(*batch)
             value.backward()
-            steps += 1
         return value.item()
 
     def mixture() -> NeighborMixture:
@@ -182,15 +170,10 @@ def fit(key: dict, args) -> tuple[NeighborMixture, int, int]:
         found = node_scores(post.marginals()[data.val_mask], data.y[data.val_mask])
         return found["accuracy"], -found["nll"]
 
-    first = [part.network.convs[0] for part in (network.labels, network.attention)]
-    decayed = [p for layer in first for p in layer.parameters()]
-    rest = [p for p in network.parameters() if all(p is not other for other in decayed)]
-    decay = {"params": decayed, "weight_decay": settings["weight_decay"]}
-    optimizer = Adam([decay, {"params": rest}], lr=settings["lr"])
-    length = {"num_epochs": args.num_epochs, "patience": 100}
-    curve = train(network, optimizer, backward, validate, **length)
+    how = {"num_epochs": args.num_epochs, "patience": 100}
+    curve = train(network, optimizer, backward, validate, **how)
     with torch.no_grad():
-        return mixture(), len(curve), steps
+        return mixture(), len(curve)
 
 
 def cells(args, results: Records, task: str) -> Iterator[dict]:
@@ -205,11 +188,9 @@ def training(args, results: Records) -> None:
     """By mini-batches, and on the whole graph."""
     for key in cells(args, results, "training"):
         data, *_ = prepared(key["dataset"], args.data_root)
-        began = time.process_time()  # the machine does other things too
-        mix, epochs, steps = fit(key, args)
-        more = {"epochs": epochs, "steps": steps, "cpu_seconds": time.process_time() - began}
-        more["settings"] = settings_of(key["dataset"])
-        results.add(**key, **evaluate(mix, data, joint=True), **more)
+        mix, epochs = fit(key, args)
+        parts = -(-int(data.train_mask.sum()) // key.get("batch_size", data.num_nodes))
+        results.add(**key, **evaluate(mix, data, joint=True), epochs=epochs, steps=epochs * parts)
 
 
 def bound(args, results: Records) -> None:
@@ -223,41 +204,35 @@ def bound(args, results: Records) -> None:
         results.add(**key, **in_parts(mix, data, parts))
 
 
-@torch.no_grad()
 def in_parts(mix: NeighborMixture, data: Data, parts: Sequence[Tensor]) -> dict[str, float]:
     """Sums over batches, in nats a node; test labels are given the batch's training labels."""
-    y, sums = data.y, defaultdict(float)
-    for part in parts:
-        mask = index_to_mask(part, data.num_nodes)
-        given, asked = mask & data.train_mask, mask & data.test_mask
-        for name, own in (("", mask), ("train ", given)):
-            if own.any():
-                sums[name + "bound"] += mix.elbo(y, own, 32).mean().item()
-                sums[name + "estimate"] += mix.log_likelihood(y, own).item()
-        if asked.any():
-            known = given if given.any() else None
-            sums["joint"] += mix.log_likelihood(y, asked, known).item()
+    y, sums, train, test = data.y, Counter(), data.train_mask, data.test_mask
+    for mask in (index_to_mask(part, data.num_nodes) for part in parts):
+        for name, whole in (("", torch.ones_like(mask)), ("train ", train)):
+            if (own := mask & whole).any():
+                sums[name + "bound"] += mix.elbo(y, own, 32).mean().item() / int(whole.sum())
+                sums[name + "estimate"] += mix.log_likelihood(y, own).item() / int(whole.sum())
+        if (asked := mask & test).any():
+            known, size = mask & train if (mask & train).any() else None, int(test.sum())
+            sums["joint"] += mix.log_likelihood(y, asked, known).item() / size
             post = mix if known is None else mix.condition(y, known, num_samples=64)
-            probs, truth = post.marginals()[asked], y[asked]
-            sums["alone"] += len(truth) * mean_log_prob(probs.clamp(min=1e-12), truth).item()
-            sums["hits"] += (probs.argmax(-1) == truth).sum().item()
-    sizes = {"bound": data.num_nodes, "estimate": data.num_nodes}
-    sizes |= dict.fromkeys(("train bound", "train estimate"), int(data.train_mask.sum()))
-    return {
-        name: value / sizes.get(name, int(data.test_mask.sum())) for name, value in sums.items()
-    }
+            found = node_scores(post.marginals()[asked], y[asked])
+            sums["alone"] -= found["nll"] * int(asked.sum()) / size
+            sums["hits"] += found["accuracy"] * int(asked.sum()) / size
+    return sums
 
 
 def throughput(args, results: Records) -> None:
     """Seconds an epoch of examples/distributed.py, by two lengths: the start does not count."""
     each = {"dataset": args.datasets, "processes": [1, 2], "repeat": range(args.num_seeds)}
     for key in results.missing(task="throughput", **each):
-        whole = [timed(example, key, args.data_root, number)[1] for number in (5, 45)]
-        results.add(**key, seconds=(whole[1] - whole[0]) / 40, epochs=[5, 45], whole=whole)
+        short, long = (timed(example, key, args.data_root, number)[1] for number in (5, 45))
+        results.add(**key, seconds=(long - short) / 40)
 
 
 def example(key: dict, root: Path | None, num_epochs: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
-    command += [str(key["processes"]), EXAMPLE, "--graph", key["dataset"]]
-    command += ["--num-epochs", str(num_epochs)] + ([] if root is None else ["--data-root", root])
+    command += [str(key["processes"]), Path(__file__).parents[2] / "examples" / "distributed.py"]
+    command += ["--graph", key["dataset"], "--num-epochs", str(num_epochs)]
+    command += ["--data-root", root] if root else []
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

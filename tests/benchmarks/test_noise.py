@@ -5,14 +5,14 @@
 
 import torch
 
-from benchmarks.scale import noise, run
+from benchmarks.scale import run, speed
 
 
 def test_share_of_the_score_term():
     """The estimate is a half for gradients that have half of the term, within its own error."""
     term = torch.randn(30)
     direct, half, whole = (share * term + 0.5 * torch.randn(800, 30) for share in (0.0, 0.5, 1.0))
-    found = noise.score_share(whole, half, direct)
+    found = speed.score_share(whole, half, direct)
     assert abs(found["score"] - 0.5) < 4 * found["score error"] < 0.1
 
 
@@ -29,7 +29,7 @@ def test_gradients_of_estimators(tmp_path):
 
 
 def test_sampled_estimates(tmp_path, monkeypatch):
-    monkeypatch.setattr(noise, "CHAINS", 8)
+    monkeypatch.setattr(speed, "CHAINS", 8)
     path = tmp_path / "samples.jsonl"
     command = ["marginals", "likelihood", "--shares", "0.02", "--samples", "2", "16"]
     command += ["--repeats", "3", "--results", str(path)]

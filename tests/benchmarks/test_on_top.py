@@ -15,11 +15,10 @@ from graphs import to_hood
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from benchmarks.on_top import counts, data, labels, tables
-from benchmarks.on_top.run import main, over_nodes
+from benchmarks.on_top import data, rivals, run, tables
 from benchmarks.shared.records import RESULTS, read
 
-SMALL = ["--graphs", "digits", "--backbones", "gcn", "--num-folds", "1", "--num-epochs", "3"]
+SMALL = ["--graphs", "digits", "--backbones", "gcn", "--num-folds", "1"]
 
 
 @pytest.fixture
@@ -31,10 +30,11 @@ def small(monkeypatch, tmp_path):
     y = torch.where(torch.rand(240) < 0.2, torch.randint(3, (240,)), y)
     edges, x = torch.stack([hood.source, hood.target]), F.one_hot(y, 3) + torch.randn(240, 3)
     graph = Data(x=x, edge_index=edges, y=y)
-    for module in (data, labels):
+    for module in (data, run):
         monkeypatch.setattr(module, "graph", lambda name, root: (graph, hood))
-    data.classifier.cache_clear()
-    return lambda *tasks: main([*tasks, *SMALL, "--results", str(tmp_path / "rows.jsonl")])
+    monkeypatch.setattr(data, "NUM_EPOCHS", 3)
+    data.classified.cache_clear()
+    return lambda *tasks: run.main([*tasks, *SMALL, "--results", str(tmp_path / "rows.jsonl")])
 
 
 @pytest.mark.slow
@@ -59,8 +59,8 @@ def test_methods_on_splits(small, tmp_path):
 
 @pytest.mark.slow
 def test_labels_counts_weights_and_priors(small, monkeypatch):
-    monkeypatch.setattr(counts, "SIZES", [5])
-    monkeypatch.setattr(labels, "SHARES", [0.0, 0.5])
+    monkeypatch.setattr(run, "SIZES", [5])
+    monkeypatch.setattr(run, "SHARES", [0.0, 0.5])
     tasks = ["labels", "counts", "weights", "priors", "--splits", "100"]
     rows = small(*tasks).rows
     number = Counter(row["task"] for row in rows)
@@ -70,7 +70,7 @@ def test_labels_counts_weights_and_priors(small, monkeypatch):
     for name in ("joint", "own product", "temperature"):
         assert 0 <= of["counts"][0][name]["width"] <= 5
     nll = {(row["share"], row["method"]): row["test"]["nll"] for row in of["labels"]}
-    for method in ("C&S", "label propagation", labels.UPDATED):
+    for method in ("C&S", "label propagation", run.UPDATED):
         assert nll[0.5, method] < nll[0.0, method]
     assert [row["method"] for row in of["weights"]] == ["none", "by distance"]
     assert of["weights"][0]["test"] != of["weights"][1]["test"]
@@ -80,11 +80,11 @@ def test_labels_counts_weights_and_priors(small, monkeypatch):
 
 @pytest.mark.slow
 def test_questions(small, monkeypatch):
-    monkeypatch.setattr(labels, "QUESTIONS", 2)
-    monkeypatch.setattr(labels, "SHOWN", [0, 2])
-    monkeypatch.setattr(labels, "OPEN", 10)
+    monkeypatch.setattr(run, "QUESTIONS", 2)
+    monkeypatch.setattr(run, "SHOWN", [0, 2])
+    monkeypatch.setattr(data, "NUM_OPEN", 10)
     rows = small("questions", "--splits", "0").rows
-    assert len(rows) == 2 * len(labels.RULES)
+    assert len(rows) == 2 * len(run.RULES)
     first = rows[0]["curve"]
     assert first.keys() == {"0", "2"}
     for row in rows[1:3]:  # all rules begin alike, and entropy agrees with itself
@@ -100,9 +100,9 @@ def test_no_new_label_recalibrates_itself():
         seen.append(given)
         return torch.full((30, 2), 0.5)
 
-    labels.by_folds(make, Data(y=y, train_mask=known, val_mask=new))
-    *folds, last = seen
-    assert torch.equal(last, known | new)
+    rivals.by_folds(make, Data(y=y, train_mask=known, val_mask=new))
+    whole, *folds = seen
+    assert torch.equal(whole, known | new)
     left_out = torch.stack([(known | new) & ~given for given in folds])
     assert torch.equal(left_out.sum(0), new.long())
 
@@ -148,9 +148,9 @@ def test_published_splits_run_no_code(tmp_path, capsys):
 
 
 def test_sets_grow_within_a_component(monkeypatch):
-    monkeypatch.setattr(counts, "SETS", 7)
+    monkeypatch.setattr(data, "NUM_SETS", 7)
     hood, inside = to_hood(nx.path_graph(9)), torch.arange(9) != 4
-    grown = partial(counts.grown, hood, inside, seed=0)
+    grown = partial(data.grown, hood, inside, seed=0)
     sets = grown(3)
     assert sets.shape == (7, 3)
     assert inside[sets].all()
@@ -160,7 +160,7 @@ def test_sets_grow_within_a_component(monkeypatch):
 
 def test_summary_of_counts():
     draws = torch.arange(101)[:, None].expand(-1, 2)
-    found = counts.summary(draws, torch.tensor([50, 99]))
+    found = run.summary(draws, torch.tensor([50, 99]))
     assert found["coverage"] == 0.5
     assert found["width"] == 90
     apart = (draws[:, None] - draws).abs().double().mean((0, 1)) / 2
@@ -175,7 +175,7 @@ def test_bootstrap_over_nodes():
     theirs = ours.clone()
     theirs[1, :300] = 0.1
     theirs[2, 0] = -3.0
-    (same, low, high), (hub, least, most) = over_nodes(ours, theirs)
+    (same, low, high), (hub, least, most) = run.over_nodes(ours, theirs)
     assert [same, low, high] == pytest.approx([-0.1, -0.1, -0.1])
     assert hub == pytest.approx(3 / 300)
     assert least == 0

@@ -8,9 +8,17 @@ import torch
 from graphs import house, parameters, to_hood
 from pyro import poutine
 
-from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import (
+    ChosenLabels,
+    InnerProductGraph,
+    MembershipMixture,
+    NeighborChoice,
+    Neighborhood,
+    NeighborMixture,
+    OrderedConditional,
+)
 from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import nmm
+from pyro_nmm.models import PairwiseMRF, grid_edges, ising, nmm
 
 GOOD = torch.tensor([[0, 1], [1, 0]])
 
@@ -288,3 +296,35 @@ def test_queries():
     with error("hood must hold all 5 nodes, got 1 rows"):
         rows = hood.restrict(torch.tensor([True, False, False, False, False]))
         NeighborMixture(rows, torch.ones(5, 2), torch.zeros(rows.num_edges))
+
+
+def test_arrays_and_sizes():
+    hood, (alpha, logits) = house(), parameters(house(), 2)
+    mix = NeighborMixture(hood, alpha, logits)
+    with error(r"num_samples must be .*at least 1, got 0"):
+        mix.elbo(torch.zeros(5, dtype=torch.long), num_samples=0)
+    with error(r"logits must be a floating-point tensor, got .*NoneType"):
+        NeighborMixture(hood, alpha, None)
+    with error(r"alpha must be a floating-point tensor, got .*ndarray"):
+        NeighborMixture(hood, alpha.numpy(), logits)
+    numbers = alpha.numpy()
+    with error(r"factors must be a floating-point tensor, got .*ndarray"):
+        InnerProductGraph(numbers)
+    with error(r"log_odds must be a floating-point tensor, got .*ndarr"):
+        MembershipMixture(hood, numbers, logits)
+    field = ising(grid_edges(1, 5), 0.3, torch.zeros(5))
+    for name in ("edges", "unary", "strength", "interaction"):
+        given = {n: getattr(field, n) for n in ("edges", "unary", "strength", "interaction")}
+        with error(rf"{name} must be a tensor, got .*ndarray"):
+            PairwiseMRF(**given | {name: numbers})
+    for sizes in ((3.0, 3), (3, 3.5), (3, 3, 1.0)):
+        with error(r"grid needs .* integers"):
+            Neighborhood.grid(*sizes)
+    adjacency = torch.eye(2).to_sparse()
+    for sparse in (adjacency, torch.eye(2).to_sparse_coo().coalesce()):
+        with error(r"edge_index .* sparse matrix: .* to_edge_index"):
+            Neighborhood(sparse, 2)
+    with error("edge_index is on the meta device"):
+        Neighborhood(torch.zeros(2, 3, dtype=torch.long, device="meta"), 4)
+    with error("num_samples must be an integer of at least 2, got 1"):
+        mix.entropy_bound(estimator="reward_to_go")

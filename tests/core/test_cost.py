@@ -141,8 +141,7 @@ EVIDENCE = {
 
 
 @pytest.mark.parametrize("query", EVIDENCE)
-@pytest.mark.parametrize("each_edge", [False, True], ids=["nodes", "edges"])
-@pytest.mark.parametrize("graph", ["ring", "grid"])
+@pytest.mark.parametrize(("graph", "each_edge"), [("ring", False), ("grid", True)])
 def test_evidence_is_linear_in_the_edges(monkeypatch, graph, each_edge, query):
     """Of nodes that are sources and of pixels that share some; of labels alike."""
     monkeypatch.setattr(backend, "compiled", None)  # which no operation of PyTorch shows

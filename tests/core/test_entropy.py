@@ -57,13 +57,14 @@ def numeric_gradient(hood, log_alpha, logits, order, step=1e-5):
         ("shared", 2),
     ],
 )
-def test_value(name, num_classes, kernels):
+def test_value(name, num_classes):
+    """10,000 samples notice a bound that is off by .01 nats of some two."""
     hood = GRAPHS[name]()
     mix = NeighborMixture(hood, *parameters(hood, num_classes))
     order = torch.randperm(hood.num_nodes)
     truth = exact(mix, order.tolist())
     for estimator in ("reward_to_go", "one_step_credit"):
-        samples = mix.entropy_bound(20_000, estimator, order).detach()
+        samples = mix.entropy_bound(10_000, estimator, order).detach()
         assert abs(samples.mean() - truth) < 4 * samples.std() / len(samples) ** 0.5 + 1e-9
     table = of_hood(hood, mix.alpha, mix.logits).log_prob
     entropy = -(torch.tensor(table).exp() * torch.tensor(table)).sum()
@@ -72,7 +73,11 @@ def test_value(name, num_classes, kernels):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["square", "star", "shared"])
-def test_gradient(name, kernels):
+def test_gradient(name):
+    """
+    12,000 draws notice a bias of 5 % of the gradient. Compiled loops are compared with the tensor
+    code below.
+    """
     hood = GRAPHS[name]()
     alpha, logits = parameters(hood, 2, scale=1.0)
     log_alpha = alpha.log().requires_grad_()
@@ -82,40 +87,38 @@ def test_gradient(name, kernels):
     spread = {}
     for estimator in ("reward_to_go", "one_step_credit"):
         draws = []
-        for _ in range(200):
+        for _ in range(40):
             mix = NeighborMixture(hood, log_alpha.exp(), logits)
-            bound = mix.entropy_bound(50, estimator, order).mean()
+            bound = mix.entropy_bound(300, estimator, order).mean()
             grads = torch.autograd.grad(bound, (log_alpha, logits))
             draws.append(torch.cat([g.flatten() for g in grads]))
         draws = torch.stack(draws)
         mean, error = draws.mean(0), draws.std(0) / len(draws) ** 0.5
         spread[estimator] = draws.std(0).norm()
         if estimator == "reward_to_go":
-            assert ((mean - truth).abs() < 4 * error + 1e-8).all()
+            assert ((mean - truth).abs() < 4.5 * error + 1e-8).all()
+            assert error.norm() < 0.01 * truth.norm()
         else:
             assert (mean - truth).norm() < 0.05 * truth.norm()
             # What the choices change is a good part of the gradient: without it, this fails.
-            if kernels == "tensors":  # a slow loop that has no kernels of its own
-                direct = fixed_choices(hood, log_alpha, logits, order)
-                assert (direct - truth).norm() > 2 * (mean - truth).norm()
+            direct = fixed_choices(hood, log_alpha, logits, order)
+            assert (direct - truth).norm() > 2 * (mean - truth).norm()
     assert spread["one_step_credit"] < spread["reward_to_go"]
 
 
-def fixed_choices(hood, log_alpha, logits, order):
+def fixed_choices(hood, log_alpha, logits, order, size=2000):
     """The gradient that forgets that labels and choices depend on the parameters."""
-    total = 0
-    for _ in range(300):
-        mix = NeighborMixture(hood, log_alpha.exp(), logits)
-        y = mix.sample()
-        choices = OrderedConditional(hood, mix.alpha, mix.logits, y, order=order).sample()
-        counts = torch.zeros_like(mix.alpha)
-        for node in order.tolist():
-            row = slice(hood.ptr[node], hood.ptr[node + 1])
-            above = mix.alpha[hood.source[row]] + counts[hood.source[row]]
-            attention = mix.logits[row].softmax(0)
-            probs = attention @ (above / above.sum(1, keepdim=True))
-            total = total + torch.special.entr(probs).sum() / 300
-            counts[choices[node], y[node]] += 1
+    mix = NeighborMixture(hood, log_alpha.exp(), logits)
+    y = mix.sample((size,))
+    choices = OrderedConditional(hood, mix.alpha, mix.logits, y, order=order).sample()
+    counts, draw, total = torch.zeros(size, *mix.alpha.shape), torch.arange(size), 0.0
+    for node in order.tolist():
+        row = slice(hood.ptr[node], hood.ptr[node + 1])
+        above = mix.alpha[hood.source[row]] + counts[:, hood.source[row]]
+        means = above / above.sum(-1, keepdim=True)
+        probs = torch.einsum("e,tek->tk", mix.logits[row].softmax(0), means)
+        total = total + torch.special.entr(probs).sum() / size
+        counts[draw, choices[:, node], y[:, node]] += 1
     grads = torch.autograd.grad(total, (log_alpha, logits))
     return torch.cat([g.flatten() for g in grads])
 

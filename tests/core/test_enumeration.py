@@ -32,7 +32,8 @@ def test_all_connected_graphs_are_there():
 @pytest.mark.parametrize(("index", "edges"), CASES)
 def test_against_enumeration(index, edges):
     generator = torch.Generator().manual_seed(index)
-    for num_classes, _ in itertools.product([2, 3], range(3)):
+    large = len(GRAPHS[index]) == 5  # two classes and three in turn: most of the time goes here
+    for num_classes in [2 + index % 2] if large else [2, 3]:
         if edges == "sources":  # that are no nodes: fewer, as many, or more
             size = len(GRAPHS[index])
             hood = random_sources(size, 1 + index % 4, generator)
@@ -89,21 +90,22 @@ def check_condition(mix, oracle):
     full[:, nodes] = torch.from_numpy(rest)
     close(post.log_marginal(everyone, full), log_prob)
     pairs = torch.tensor(list(itertools.product(range(n), repeat=2))).T
-    table = np.zeros((n, n, num_classes, num_classes))
-    for labels, weight in zip(full.numpy(), np.exp(log_prob), strict=True):
-        for i, j in pairs.T.tolist():
-            table[i, j, labels[i], labels[j]] += weight
+    hot = np.eye(num_classes)[full]
+    table = np.einsum("q,qia,qjb->ijab", np.exp(log_prob), hot, hot, optimize=True)
     close(post.pairwise(pairs), table.reshape(-1, num_classes, num_classes))
 
 
 @pytest.mark.parametrize("name", ["star", "house", "two_triangles", "shared_sources"])
 def test_integral_over_z(name):
-    """p(y) as the mean over z of the product of mixtures, the paper's equation (2)."""
+    """
+    p(y) as the mean over z of the product of mixtures, the paper's equation (2): 30,000 draws
+    notice a probability that is off by a twentieth.
+    """
     hood = getattr(graphs, name)()
     alpha, logits = parameters(hood, 3)
     mix = NeighborMixture(hood, alpha, logits)
     y = mix.sample((20,))
-    z = torch.distributions.Dirichlet(alpha).sample((100_000,))
+    z = torch.distributions.Dirichlet(alpha).sample((30_000,))
     u = torch.zeros(len(z), hood.num_nodes, 3)
     u.index_add_(1, hood.row, hood.softmax(logits)[:, None] * z[:, hood.source])
     prob = u[:, torch.arange(hood.num_nodes), y].prod(-1)  # (draws, 20)

@@ -46,8 +46,18 @@ def modules(*folders):
     return found
 
 
+def offered(tree):
+    """The names in a door's ``__all__``."""
+    lists = (node.value for node in tree.body
+             if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")  # fmt: skip
+    return [name for found in lists for name in ast.literal_eval(found)]
+
+
 def imports(tree, known):
-    """Modules that a tree names anywhere: in functions and for type checkers too."""
+    """
+    Modules that a tree names anywhere: in functions and for type checkers too. A name that a door
+    offers is the door's, also if a module behind it has the same name.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -55,6 +65,8 @@ def imports(tree, known):
             assert node.level == 0, "imports are absolute"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
+                if node.module in ROOMS and alias.name in offered(known[node.module]):
+                    inner = node.module
                 if inner in known or node.module in known:
                     yield inner if inner in known else node.module
 

@@ -65,7 +65,7 @@ def fits(rest, probs):
 @pytest.mark.parametrize("collapsed", [False, True])
 def test_draws_are_those_of_the_guide(parallel, collapsed):
     problem = Problem(collapsed)
-    size = 20_000 if parallel else 1200
+    size = 10_000 if parallel else 400
     draws = problem.draws(num_samples=size, parallel=parallel)
     assert draws["y_rest"].shape == (size, 2)
     orders = problem.orders()
@@ -80,7 +80,7 @@ def test_draws_are_those_of_the_guide(parallel, collapsed):
 @pytest.mark.parametrize("collapsed", [False, True])
 def test_weights_make_them_exact(collapsed):
     problem = Problem(collapsed)
-    found = problem.draws(infer.WeighedPredictive, num_samples=100_000, parallel=True)
+    found = problem.draws(infer.WeighedPredictive, num_samples=40_000, parallel=True)
     mix = NeighborMixture(HOOD, problem.alpha, problem.logits)
     exact = mix.condition(Y, OBSERVED).log_marginal(torch.tensor([1, 3]), REST).exp()
     weights = found.log_weights.softmax(0)

@@ -145,7 +145,7 @@ SAMPLERS = {
         lambda x: ising(grid_edges(1, 3), (0.1 + 0.4 * x)[..., None], shifted(x, 3) + 0.4 - x),
         lambda: labellings(3),
     ),
-    "graph": (lambda x: InnerProductGraph(shifted(x, 3, 2) * (0.1 + x)), graphs),
+    "graph": (lambda x: InnerProductGraph(shifted(x, 3, 2) * (0.1 + 2 * x)), graphs),
     "edges that permute": (partial(relabelling, centre=(1.0, 9.0)), lambda: labellings(3)),
     "edges with matrices": (
         partial(relabelling, of=by_chance, centre=(1.0, 9.0)), lambda: labellings(3)
@@ -161,7 +161,7 @@ SAMPLERS = {
     ),
 }  # fmt: skip
 #: How many draws, one at a time, of laws that take one value of the parent.
-SINGLE = {name: 80 for name in SAMPLERS if "permut" in name} | {"graph": 250, "field": 150}
+SINGLE = {name: 60 for name in SAMPLERS if "permut" in name} | {"graph": 100, "field": 60}
 #: Laws whose densities are sums over choices: ten particles a step, where others have a hundred.
 SUMS = "mixture", "edges with matrices"
 
@@ -212,7 +212,7 @@ def gradient_of(make, cost, rate, elbo, steps):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_gradient_of_a_discrete_parent(name):
     """
-    The gradient of a parent's log-odds, of 80 to 2,000 draws, notices the loss of half of what
+    The gradient of a parent's log-odds, of 60 to 2,000 draws, notices the loss of half of what
     the parent is charged with through the sample.
     """
     make, values = SAMPLERS[name]

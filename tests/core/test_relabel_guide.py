@@ -43,7 +43,7 @@ def test_permutations_in_order(kernels, name):
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.integers(0, 2**31), st.sampled_from(["random", "hubs", "grid", "sources"]))
 def test_permutations_are_evidence(kernels, seed, kind):
@@ -84,7 +84,7 @@ def test_compiled_draw_is_the_fixed_point():
 
 
 class Program:
-    """Two observed labels of a path, and leaf parameters."""
+    """Observed labels of a path of three nodes, and leaf parameters."""
 
     def __init__(self, kind):
         self.hood = to_hood(nx.path_graph(3))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyro_nmm import ChosenLabels, EvidenceConditional, NeighborChoice, Neighborhood
 
-GRAPHS, DRAWS, CLASSES = 1000, 15, 3
+DRAWS, CLASSES = 15, 3
 
 
 class Simulation(NamedTuple):
@@ -35,12 +35,12 @@ class Simulation(NamedTuple):
     labels: Tensor
 
 
-def simulate(max_nodes, each_edge):
+def simulate(num_graphs, max_nodes, each_edge):
     """
     Graphs of three nodes or more, every one with parameters of its own. Half of them have fewer
     sources than nodes. Of every fifth node nothing is observed.
     """
-    edges, sizes, num_sources = [], torch.randint(3, max_nodes + 1, (GRAPHS,)), 0
+    edges, sizes, num_sources = [], torch.randint(3, max_nodes + 1, (num_graphs,)), 0
     starts = sizes.cumsum(0) - sizes
     for number, (size, start) in enumerate(zip(sizes.tolist(), starts.tolist(), strict=True)):
         few = size if number % 2 else int(torch.randint(1, 1 + size // 2, ()))
@@ -60,7 +60,7 @@ def simulate(max_nodes, each_edge):
     evidence = Normal(means, 0.7).log_prob(w[hood.row if each_edge else ...][:, None])
     silent = torch.arange(hood.num_nodes) % 5 == 4
     evidence[silent[hood.row] if each_edge else silent] = 0
-    graph = torch.arange(GRAPHS).repeat_interleave(sizes)
+    graph = torch.arange(num_graphs).repeat_interleave(sizes)
     return Simulation(hood, graph, alpha, logits, evidence, choices, labels)
 
 
@@ -75,7 +75,7 @@ def quantities(case, choices, labels):
     of_source[hood.source] = case.graph[hood.row]
 
     def sums(values, graph=case.graph):
-        total = torch.zeros(len(choices), GRAPHS)
+        total = torch.zeros(len(choices), int(case.graph[-1]) + 1)
         return total.index_add(1, graph, values.double())
 
     # Dirichlet-multinomial: the labels that each source has given.
@@ -94,7 +94,11 @@ def quantities(case, choices, labels):
 
 
 def check(case, choices, labels):
-    """Ranks of the truth against the uniform distribution, by their histogram and their mean."""
+    """
+    Ranks of the truth against the uniform distribution, by their histogram and their mean: of 1,000
+    graphs they notice a quantity that is off by .1 of its posterior standard deviation, of 300 by
+    .2.
+    """
     truth = quantities(case, case.choices[None], case.labels[None])
     for name, drawn in quantities(case, choices, labels).items():
         # What is equal may differ by the order of a sum.
@@ -113,7 +117,7 @@ def check(case, choices, labels):
 @pytest.mark.parametrize("each_edge", [False, True], ids=["nodes", "edges"])
 def test_sweeps(each_edge):
     """All graphs in one call: a chain for every draw."""
-    case = simulate(10, each_edge)
+    case = simulate(1000, 10, each_edge)
     q = EvidenceConditional(case.hood, case.alpha, case.logits, case.evidence)
     found = q.posterior(DRAWS, num_sweeps=30).components
     order = found.nodes.argsort()
@@ -124,9 +128,10 @@ def test_sweeps(each_edge):
 @pytest.mark.parametrize("weighted", [False, True], ids=["exact", "weighted"])
 def test_sums_and_weighted_draws(weighted):
     """Graph after graph: weights are those of a whole graph."""
-    case = simulate(4, each_edge=False)
+    num_graphs = 300
+    case = simulate(num_graphs, 4, each_edge=False)
     first_source, parts = 0, []
-    for number in range(GRAPHS):
+    for number in range(num_graphs):
         nodes = (case.graph == number).nonzero()[:, 0]
         rows = case.hood.take(nodes)
         num_sources = int(rows.source.max()) + 1 - first_source

@@ -3,15 +3,16 @@
 
 """Gradients of stock TraceGraph_ELBO against the enumerated gradient of the bound."""
 
-import itertools
 from functools import partial
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from bounds import check_against, check_gradient, gradients, mean_over_orders
 from graphs import house, parameters, shared_sources, star, two_triangles
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
+from pyro.ops.provenance import get_provenance, track_provenance
 
 from pyro_nmm import ChosenLabels, NeighborChoice, OrderedConditional
 from pyro_nmm.distributions.base import GraphDistribution
@@ -20,19 +21,24 @@ from pyro_nmm.models import nmm
 from pyro_nmm.ops.enumeration import enumerate_choices
 from pyro_nmm.ops.score_costs import ScoreEstimator
 
-PARTICLES, STEPS = 250, 80  # 20,000 draws
+PARTICLES, STEPS = 500, 40  # 20,000 draws
+HOODS = {"house": house, "star": partial(star, 3), "two_triangles": two_triangles}
+HOODS |= {"shared": shared_sources}
 MASK = {
     "house": torch.tensor([True, True, False, True, True]),
     "star": None,
-    "two_triangles": None,
+    "two_triangles": torch.tensor([True, True, False, True, True]),
     "shared": torch.tensor([True, False, True, True, True]),
 }
-HOODS = {"house": house, "star": star, "two_triangles": two_triangles}
-HOODS |= {"shared": shared_sources}
+ESTIMATORS = "reward_to_go", "one_step_credit", "no_score", "reinforce"
 
 
 class Problem:
-    """A graph, labels and leaf parameters, with the exact bound of its program."""
+    """
+    A graph, labels and leaf parameters, with the exact bound of its program.
+
+    :param bool extra: whether a site of the surrounding program depends on the choices.
+    """
 
     def __init__(self, name, extra=False):
         self.hood, self.observed, self.extra = HOODS[name](), MASK[name], extra
@@ -40,12 +46,11 @@ class Problem:
         self.log_alpha = alpha.log()
         self.y = torch.randint(2, (self.hood.num_nodes,))
         self.weight = torch.tensor(0.4)
-        self.leaves = [self.log_alpha, self.logits, self.weight]
+        self.leaves = [self.log_alpha, self.logits] + [self.weight] * extra
         for leaf in self.leaves:
             leaf.requires_grad_()
 
     def outside(self, c):
-        """A site of the surrounding program that depends on the choices."""
         return dist.Normal(self.weight * c.to(self.weight.dtype).sum(-1), 1.0)
 
     def model(self, **options):
@@ -58,58 +63,47 @@ class Problem:
         alpha = self.log_alpha.exp()
         ordered_guide(self.hood, alpha, self.logits, self.y, self.observed, **options)
 
-    def exact_gradient(self):
-        """Mean over all orders, sum over all choices."""
+    def loss(self, scale=1.0):
+        """The negative bound: a mean over orders, a sum over choices."""
         rows = self.hood.restrict(self.observed)
         choices = rows.source[enumerate_choices(rows)]
-        bounds = []
-        for order in itertools.permutations(rows.nodes.tolist()):
-            q = OrderedConditional(
-                self.hood, self.log_alpha.exp(), self.logits, self.y, self.observed,
-                torch.tensor(order),
-            )  # fmt: skip
-            bound = q.log_labels(choices).sum(-1)
-            if self.extra:
-                bound = bound + self.outside(choices).log_prob(torch.tensor(1.5))
-            bounds.append((q.log_prob(choices).exp() * bound).sum())
-        loss = -torch.stack(bounds).mean()
-        return self.flat(torch.autograd.grad(loss, self.leaves, allow_unused=True))
+        rest = self.outside(choices).log_prob(torch.tensor(1.5)) if self.extra else 0.0
+        given = self.hood, (scale * self.log_alpha).exp(), self.logits, self.y, self.observed
 
-    def flat(self, grads):
-        pairs = zip(grads, self.leaves, strict=True)
-        return torch.cat(
-            [torch.zeros_like(x).flatten() if g is None else g.flatten() for g, x in pairs]
-        )
+        def bound(order):
+            q = OrderedConditional(*given, order)
+            return (q.log_prob(choices).exp() * (q.log_labels(choices).sum(-1) + rest)).sum()
 
-    def sampled_gradient(self, elbo, model, guide):
-        for leaf in self.leaves:
-            leaf.grad = None
-        elbo.loss_and_grads(model, guide)
-        return self.flat([leaf.grad for leaf in self.leaves])
+        return -mean_over_orders(rows.nodes, bound)
+
+    def sampled(self, elbo, estimator, collapsed=True, steps=1):
+        """``(steps, n)`` gradients."""
+        guide = partial(self.guide, collapsed=collapsed, estimator=estimator)
+        model = partial(self.model, collapsed=collapsed)
+        return gradients(elbo, model, guide, self.leaves, steps)[1]
 
 
 def vectorized(particles=PARTICLES, nesting=0):
     return TraceGraph_ELBO(particles, max_plate_nesting=nesting, vectorize_particles=True)
 
 
-def z_scores(problem, elbo, model, guide, steps=STEPS):
-    grads = torch.stack([problem.sampled_gradient(elbo, model, guide) for _ in range(steps)])
-    error = grads.std(0) / steps**0.5
-    difference = grads.mean(0) - problem.exact_gradient()
-    # Coordinates that no draw changes must be exact.
-    return torch.where(error > 1e-12, difference / error.clamp(min=1e-12), difference * 1e10)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", [False, True], ids=["alone", "with a site on c"])
-@pytest.mark.parametrize("collapsed", [False, True], ids=["teaching", "collapsed"])
-@pytest.mark.parametrize("estimator", ["reward_to_go", "reinforce"])
-@pytest.mark.parametrize("name", HOODS)
+@pytest.mark.parametrize(
+    ("name", "estimator", "collapsed", "extra"),
+    [
+        ("house", "reward_to_go", True, True),
+        ("house", "reinforce", False, False),
+        ("star", "reward_to_go", False, False),
+        ("star", "reinforce", True, True),
+        ("two_triangles", "reward_to_go", True, True),
+        ("two_triangles", "reinforce", True, False),
+        ("shared", "reward_to_go", False, True),
+        ("shared", "reinforce", True, False),
+    ],
+)
 def test_unbiased(name, estimator, collapsed, extra):
-    problem = Problem(name, extra)
-    guide = partial(problem.guide, collapsed=collapsed, estimator=estimator)
-    scores = z_scores(problem, vectorized(), partial(problem.model, collapsed=collapsed), guide)
-    assert scores.abs().max() < 4, scores
+    """20,000 draws notice a gradient that is off by 5 % of its length."""
+    check_gradient(Problem(name, extra), TraceGraph_ELBO, estimator, collapsed)
 
 
 @pytest.mark.slow
@@ -121,37 +115,34 @@ def test_unbiased_without_other_draws():
         alpha = problem.log_alpha.exp().expand(PARTICLES, -1, -1)
         fn(problem.hood, alpha, problem.logits, problem.y, problem.observed, collapsed=True)
 
-    scores = z_scores(problem, vectorized(), partial(own, nmm), partial(own, ordered_guide))
-    assert scores.abs().max() < 4, scores
+    programs = partial(own, nmm), partial(own, ordered_guide)
+    found = gradients(vectorized(), *programs, problem.leaves, STEPS)
+    check_against(problem.loss(), problem.leaves, *found)
 
 
 def test_one_particle_is_enough():
-    problem = Problem("house")
-    model, guide = (partial(f, collapsed=True) for f in (problem.model, problem.guide))
-    grad = problem.sampled_gradient(TraceGraph_ELBO(), model, guide)
+    grad = Problem("house").sampled(TraceGraph_ELBO(), "reward_to_go")
     assert grad.isfinite().all()
     assert grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("name", HOODS)
 def test_teaching_and_collapsed_agree_draw_by_draw(name, estimator):
     problem = Problem(name, extra=True)
-    for seed in range(20):
+    for seed in range(2):
         grads = []
         for collapsed in (False, True):
             pyro.set_rng_seed(seed)
-            guide = partial(problem.guide, collapsed=collapsed, estimator=estimator)
-            model = partial(problem.model, collapsed=collapsed)
-            grads.append(problem.sampled_gradient(vectorized(4), model, guide))
+            grads.append(problem.sampled(vectorized(4), estimator, collapsed))
         torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_trace_elbo_has_the_same_gradient(estimator, kernels):
     """Draw by draw, tracked or not, and as a differentiable loss."""
-    problem, gradients = Problem("house"), []
+    problem, grads = Problem("house"), []
     guide = partial(problem.guide, collapsed=True, estimator=estimator)
 
     def model():
@@ -169,29 +160,25 @@ def test_trace_elbo_has_the_same_gradient(estimator, kernels):
         torch.manual_seed(3)
         problem.log_alpha.grad = problem.logits.grad = None
         way(*programs)
-        gradients.append(problem.flat([leaf.grad for leaf in problem.leaves]))
-    assert gradients[0].abs().max() > 0.01
-    for other in gradients[1:]:
-        torch.testing.assert_close(gradients[0], other, rtol=0, atol=1e-10)
+        grads.append(torch.cat([leaf.grad.flatten() for leaf in problem.leaves]))
+    assert grads[0].abs().max() > 0.01
+    for other in grads[1:]:
+        torch.testing.assert_close(grads[0], other, rtol=0, atol=1e-10)
 
 
 def test_variance_falls_and_the_biased_ones_stay_close():
-    problem, variance = Problem("house"), {}
-    exact = problem.exact_gradient()
-    em = None
-    for estimator in ("no_score", "one_step_credit", "reward_to_go", "reinforce"):
-        guide = partial(problem.guide, collapsed=True, estimator=estimator)
-        model = partial(problem.model, collapsed=True)
-        grads = torch.stack(
-            [problem.sampled_gradient(vectorized(4), model, guide) for _ in range(600)]
-        )
+    """
+    The variance of 60 gradients is known to a fifth. On this graph it is 40 times that of
+    reward-to-go for REINFORCE, and the bias of one-step credits is a tenth of that of no score.
+    """
+    problem, variance, gap = Problem("house"), {}, {}
+    truth = torch.cat([g.flatten() for g in torch.autograd.grad(problem.loss(), problem.leaves)])
+    for estimator in ESTIMATORS:
+        grads = problem.sampled(vectorized(64), estimator, steps=60)
         variance[estimator] = grads.var(0).sum()
-        if estimator == "no_score":
-            em = (grads.mean(0) - exact).norm()
-            error = (grads.var(0).sum() / len(grads)).sqrt()
-            assert em > 5 * error  # the score term is there
-        if estimator == "one_step_credit":
-            assert (grads.mean(0) - exact).norm() < 0.2 * em
+        gap[estimator] = (grads.mean(0) - truth).norm()
+    assert gap["no_score"] > 5 * (variance["no_score"] / 60).sqrt()  # the score term is there
+    assert gap["one_step_credit"] < 0.2 * gap["no_score"]
     assert variance["one_step_credit"] < variance["reinforce"] / 16
     assert variance["reward_to_go"] < variance["reinforce"] / 4
 
@@ -247,15 +234,20 @@ def test_a_plate_over_nodes_is_caught():
         with pyro.plate("nodes", n):
             pyro.sample("c", PerNode(lambda shape: q.sample(shape[:-1]), log_prob, n))
 
-    scores = z_scores(problem, vectorized(nesting=1), model, guide)
-    assert scores.abs().max() > 8
+    truth = problem.loss()
+    wanted = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(truth, problem.leaves, retain_graph=True)]
+    )
+    _, grads = gradients(vectorized(1000, nesting=1), model, guide, problem.leaves, 20)
+    error = grads.std(0) / 20**0.5
+    assert ((grads.mean(0) - wanted).abs() > 8 * error).any()
 
     # The same program as one event passes, so it is the plate that fails.
-    def joint_guide():
-        problem.guide(collapsed=True, estimator="reinforce")
-
-    scores = z_scores(problem, vectorized(), partial(problem.model, collapsed=True), joint_guide)
-    assert scores.abs().max() < 4
+    joint = partial(problem.guide, collapsed=True, estimator="reinforce")
+    found = gradients(
+        vectorized(), partial(problem.model, collapsed=True), joint, problem.leaves, STEPS
+    )
+    check_against(truth, problem.leaves, *found)
 
 
 @pytest.mark.slow
@@ -265,7 +257,9 @@ def test_unbiased_below_a_discrete_site(estimator):
     problem = Problem("house")
     hood, observed, y = problem.hood, problem.observed, problem.y
     rate = torch.tensor(0.3, requires_grad=True)
-    problem.leaves = [problem.log_alpha, problem.logits, rate]
+    leaves = [problem.log_alpha, problem.logits, rate]
+    prob = torch.sigmoid(rate)
+    truth = (1 - prob) * problem.loss() + prob * problem.loss(scale=2.0)
 
     def program(fn):
         x = pyro.sample("x", dist.Bernoulli(torch.sigmoid(rate)))
@@ -273,45 +267,26 @@ def test_unbiased_below_a_discrete_site(estimator):
         alpha = (problem.log_alpha * (1 + x)[..., None, None]).exp()
         fn(hood, alpha, problem.logits, y, observed, collapsed=True)
 
-    def exact():
-        rows = hood.restrict(observed)
-        choices = rows.source[enumerate_choices(rows)]
-        loss = 0.0
-        for value, prob in ((0.0, 1 - torch.sigmoid(rate)), (1.0, torch.sigmoid(rate))):
-            alpha, bounds = (problem.log_alpha * (1 + value)).exp(), []
-            for order in itertools.permutations(rows.nodes.tolist()):
-                q = OrderedConditional(
-                    hood, alpha, problem.logits, y, observed, torch.tensor(order)
-                )
-                bounds.append((q.log_prob(choices).exp() * q.log_labels(choices).sum(-1)).sum())
-            loss = loss - prob * torch.stack(bounds).mean()
-        return problem.flat(torch.autograd.grad(loss, problem.leaves))
-
-    problem.exact_gradient = exact
     guide = partial(program, partial(ordered_guide, estimator=estimator))
-    scores = z_scores(problem, vectorized(), partial(program, nmm), guide)
-    assert scores.abs().max() < 4, scores
+    found = gradients(vectorized(), partial(program, nmm), guide, leaves, STEPS)
+    check_against(truth, leaves, *found)
 
 
 def test_em_gradient_is_the_direct_part():
     problem = Problem("house")
     pyro.set_rng_seed(1)
-    elbo = vectorized(4)
-    guide = partial(problem.guide, collapsed=True, estimator="no_score")
-    grad = problem.sampled_gradient(elbo, partial(problem.model, collapsed=True), guide)
+    grad = problem.sampled(vectorized(4), "no_score")[0]
     pyro.set_rng_seed(1)
     q = OrderedConditional(
         problem.hood, problem.log_alpha.exp(), problem.logits, problem.y, problem.observed
     )
     loss = -q.log_labels(q.sample((4,))).sum(-1).mean()
-    direct = problem.flat(torch.autograd.grad(loss, problem.leaves, allow_unused=True))
+    direct = torch.cat([g.flatten() for g in torch.autograd.grad(loss, problem.leaves)])
     torch.testing.assert_close(grad, direct)
 
 
 def test_provenance_survives():
     """Without it TraceGraph_ELBO would forget the score of c, silently."""
-    from pyro.ops.provenance import get_provenance, track_provenance
-
     hood = house()
     alpha, logits = parameters(hood, 2)
     y = torch.randint(2, (5,))

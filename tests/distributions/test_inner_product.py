@@ -67,8 +67,9 @@ def test_held_out_pairs_are_not_looked_at():
 
 
 def test_samples(blocks):
+    """2,000 graphs notice probabilities that are all off by 5 %."""
     factors, _, _ = problem()
-    graph, num_draws = InnerProductGraph(factors.detach()), 4000
+    graph, num_draws = InnerProductGraph(factors.detach()), 2000
     counts = torch.zeros(11, 11)
     for _ in range(num_draws):
         edge_index = graph.sample()
@@ -89,10 +90,12 @@ def test_single_precision_of_many_pairs():
     assert values[1].item() == pytest.approx(values[0].item(), rel=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize(("blocks", "loops"), [(2**20, False), (30, True)], indirect=["blocks"])
 def test_swaps(blocks, loops):
-    """One node at a time, against the density; with random columns, on average."""
+    """
+    One node at a time, against the density; with random columns, on average: 500 draws of them
+    notice a mean that is off by a fifth of their standard deviation.
+    """
     factors, edge_index, held_out = problem()
     factors, others = factors.detach(), torch.randn(11, 3)
     graph = InnerProductGraph(factors, 4.0, held_out, loops=loops)
@@ -104,7 +107,7 @@ def test_swaps(blocks, loops):
         expected.append(swapped.log_prob(edge_index) - graph.log_prob(edge_index))
     expected = torch.stack(expected)
     assert torch.allclose(graph.swaps(edge_index, others), expected)
-    draws = torch.stack([graph.swaps(edge_index, others, num_columns=4) for _ in range(2000)])
+    draws = torch.stack([graph.swaps(edge_index, others, num_columns=4) for _ in range(500)])
     z = (draws.mean(0) - expected) / (draws.std(0) / len(draws) ** 0.5)
     assert z.abs().max() < 4
 

@@ -102,9 +102,16 @@ def test_exact_posterior_stays_exact(name, num_classes):
     assert not first.condition(y, known, num_samples=5).is_exact
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    ("kernels", "name"),
+    [("loops", "house"), ("tensors", "star"), ("blocks", "shared")],
+    indirect=["kernels"],
+)
 def test_draws(kernels, name):
-    """Weighted draws and chains, their joint samples, and marginals of nodes that are left out."""
+    """
+    Weighted draws and chains, their joint samples, and marginals of nodes that are left out:
+    probabilities may be off by .02.
+    """
     mix, evidence = problem(name)
     mask = torch.tensor([True, True, True, False, True])
     labels, probs = brute_force(mix, evidence, mask)
@@ -143,8 +150,9 @@ def test_loop_and_fixed_point_agree(monkeypatch, seed):
     assert (one.visits.sum(-1) == 7).all()
 
 
+@pytest.mark.parametrize("kernels", ["loops", "tensors"], indirect=True)
 def test_sweeps_leave_their_law_as_it_is(kernels):
-    """From exact draws of the posterior, a sweep gives exact draws."""
+    """From exact draws of the posterior, a sweep gives exact draws, by a chi-squared test."""
     mix, evidence = problem("house")
     hood = mix.hood
     exact = mix.latents(evidence).posterior().components

@@ -35,9 +35,9 @@ def mixture(estimator="pathwise"):
 
 
 def test_density_sums_to_one():
-    """Over a lattice, node by node: nodes are independent."""
+    """Over a lattice, node by node: nodes are independent. The density is smooth at its step."""
     mix = mixture()
-    line = torch.linspace(-60, 60, 601)
+    line = torch.linspace(-60, 60, 241)
     lattice = torch.cartesian_prod(line, line)
     typical = mix.sample()
     values = typical.repeat(4, len(lattice), 1, 1)
@@ -162,8 +162,14 @@ def moments(samples):
     return samples.mean(0), samples.std(0) / len(samples) ** 0.5
 
 
-def enumerated(hood, log_odds, logits, num_draws=4000, num_batches=50):
-    """The gradient of E[log q(s) - f(s)], summed over all choices, with draws of s alone."""
+@functools.cache
+def enumerated(num_draws=4000, num_batches=50):
+    """
+    A problem and the gradient of its E[log q(s) - f(s)], summed over all choices, with draws of s
+    alone.
+    """
+    torch.manual_seed(0)
+    hood, log_odds, logits = problem()
     choices = hood.source[enumerate_choices(hood)]
     mix = MembershipMixture(hood, log_odds, logits, TEMPERATURE)
     found = []
@@ -175,7 +181,7 @@ def enumerated(hood, log_odds, logits, num_draws=4000, num_batches=50):
         found.append(
             torch.cat([g.flatten() for g in torch.autograd.grad(loss, [log_odds, logits])])
         )
-    return moments(torch.stack(found))
+    return hood, log_odds.detach(), logits.detach(), *moments(torch.stack(found))
 
 
 @pytest.mark.slow
@@ -185,25 +191,25 @@ def enumerated(hood, log_odds, logits, num_draws=4000, num_batches=50):
 def test_gradients(marginal, estimator):
     """
     Both forms of the guide, under stock ELBOs, against the enumerated gradient; the linear
-    estimator's is exact towards the log-odds alone.
+    estimator's is exact towards the log-odds alone. 20,000 draws notice a tenth of the largest
+    entry.
     """
-    hood, log_odds, logits = problem()
-    exact, exact_error = enumerated(hood, log_odds, logits)
-    network = Given(log_odds.detach().clone(), logits.detach().clone())
+    hood, log_odds, logits, exact, exact_error = enumerated()
+    network = Given(log_odds.clone(), logits.clone())
     family = functools.partial(MembershipMixture, temperature=TEMPERATURE, estimator=estimator)
     kind = MarginalGuide if marginal else MixtureGuide
     pair = kind(hood, network, target, family=family, site="s")
     elbo = Trace_ELBO if marginal else TraceGraph_ELBO
-    elbo = elbo(num_particles=100, vectorize_particles=True, max_plate_nesting=0)
+    elbo = elbo(num_particles=500, vectorize_particles=True, max_plate_nesting=0)
     found = []
-    for _ in range(200):
+    for _ in range(40):
         network.zero_grad()
         elbo.loss_and_grads(pair.model, pair.guide)
         found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
     mean, error = moments(torch.stack(found))
     z = ((mean - exact) / (error**2 + exact_error**2).sqrt()).abs().split([8, hood.num_edges])
-    assert z[0].max() < 4
-    assert z[1].max() > 10 if estimator == "linear" else z[1].max() < 4
+    assert z[0].max() < 4.5
+    assert z[1].max() > 10 if estimator == "linear" else z[1].max() < 4.5
     assert (exact.abs() / exact_error).max() > 20  # there is something to estimate
 
 

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Parts of a graph that stand alone: induced subgraphs, and the bound of each graph of a batch."""
+"""Induced subgraphs, and the bound of each graph of a batch."""
 
 import pytest
 import torch
@@ -34,10 +34,11 @@ def alone(mix, nodes):
 
 
 def test_bound_of_each_graph(kernels):
+    """10,000 samples notice a likelihood that is off by a tenth."""
     batch, mix = joined()
     y = torch.randint(2, (8,))
-    samples = mix.elbo(y, num_samples=20_000, batch=batch.batch)
-    assert samples.shape == (20_000, 3)
+    samples = mix.elbo(y, num_samples=10_000, batch=batch.batch)
+    assert samples.shape == (10_000, 3)
     for number in range(3):
         nodes = batch.batch == number
         own = alone(mix, nodes)

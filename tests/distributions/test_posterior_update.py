@@ -1,26 +1,16 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""A posterior that is sampled, and one that is given more labels."""
+"""A posterior that is given more labels."""
 
-import numpy as np
+import networkx as nx
 import pytest
 import torch
-from graphs import house, parameters
-from oracle import of_hood
+from cases import sharing_house
+from graphs import parameters, to_hood
 from scipy.stats import chi2 as chi2_law
 
-from pyro_nmm import NeighborMixture, blocks
-
-CLASSES = 2
-
-
-def setting(seed=0, sharpness=2.0):
-    """Strong sharing, so that labels are far from independent."""
-    torch.manual_seed(seed)
-    hood = house()
-    alpha, logits = parameters(hood, CLASSES, scale=1.0)
-    return NeighborMixture(hood, 0.3 * alpha, sharpness * logits), torch.tensor([0, 1, 1, 0, 1])
+from pyro_nmm import NeighborMixture
 
 
 def mask(*nodes):
@@ -29,79 +19,14 @@ def mask(*nodes):
 
 def table_of(post):
     """``(2^5,)``: the probability of every labelling."""
-    labels = torch.cartesian_prod(*[torch.arange(CLASSES)] * 5)
+    labels = torch.cartesian_prod(*[torch.arange(2)] * 5)
     return post.log_marginal(torch.arange(5), labels).exp()
-
-
-def p_value(draws, probs):
-    """Of the chi-squared test, with rare labellings put together."""
-    powers = CLASSES ** torch.arange(4, -1, -1)
-    counts = torch.bincount((draws * powers).sum(-1), minlength=CLASSES**5).numpy()
-    expected = probs.numpy() * len(draws)
-    assert counts[expected == 0].sum() == 0
-    keep = expected > 8
-    if not keep.all():
-        counts = np.append(counts[keep], counts[~keep].sum())
-        expected = np.append(expected[keep], expected[~keep].sum())
-        counts, expected = counts[expected > 0], expected[expected > 0]
-    return chi2_law.sf(((counts - expected) ** 2 / expected).sum(), len(counts) - 1)
-
-
-@pytest.mark.parametrize("known", [(0, 2), (4,), (1, 2, 3)])
-def test_samples_are_the_enumerated_posterior(known):
-    """p(y | y_tau) of the oracle, which knows nothing of components."""
-    mix, y = setting()
-    oracle = of_hood(mix.hood, mix.alpha, mix.logits)
-    rest, log_prob = oracle.given(list(known), y[list(known)].numpy())
-    probs = torch.zeros(CLASSES**5)
-    full = y.expand(len(rest), 5).clone()
-    full[:, ~mask(*known)] = torch.from_numpy(rest)
-    probs[(full * CLASSES ** torch.arange(4, -1, -1)).sum(-1)] = torch.from_numpy(np.exp(log_prob))
-    draws = mix.condition(y.where(mask(*known), -7), mask(*known)).sample((20_000,))
-    assert draws.shape == (20_000, 5)
-    assert draws.dtype == torch.long
-    assert (draws[:, mask(*known)] == y[mask(*known)]).all()
-    assert p_value(draws, probs) > 1e-4
-
-
-def test_samples_of_few_components_have_their_weights():
-    """Very unequal weights: ignoring them would be seen."""
-    mix, y = setting()
-    post = mix.condition(y, mask(0, 1, 2), num_samples=5, weighted=True)
-    equal = mix.condition(y, mask(0, 1, 2), num_samples=5)
-    assert post.log_weights.std() > 0.3
-    draws = post.sample((20_000,))
-    assert p_value(draws, table_of(post)) > 1e-4
-    assert p_value(draws, table_of(equal)) < 1e-10
-
-
-def test_components_without_weight_are_never_drawn():
-    mix, y = setting()
-    post = mix.condition(y, mask(0, 1), num_samples=3)
-    post.components.log_weights = torch.tensor([-torch.inf, 0.0, -torch.inf])
-    assert (post.components.drawn(1000) == 1).all()
-
-
-def test_shapes_and_blocks_of_samples(monkeypatch):
-    mix, y = setting()
-    post = mix.condition(y, mask(0, 1))
-    assert post.sample().shape == (5,)
-    assert post.sample((2, 3)).shape == (2, 3, 5)
-    assert post.sample((0,)).shape == (0, 5)
-    assert (mix.condition(y).sample((3,)) == y).all()
-    probs = table_of(post)
-    monkeypatch.setattr(blocks, "NUMBERS", 5000)
-    assert p_value(post.sample((10_000,)), probs) > 1e-4
-    table = post.pairwise(torch.tensor([[2], [4]]))[0]
-    draws = post.sample((20_000,))
-    agree = (draws[:, 2] == draws[:, 4]).double().mean()
-    assert abs(agree - table.diagonal().sum()) < 0.015
 
 
 @pytest.mark.parametrize("known", [(2,), (0, 1)])
 def test_more_labels_of_an_exact_posterior(known):
     """The same as all labels at once, to 1e-10."""
-    mix, y = setting()
+    mix, y = sharing_house()
     first, after = mask(*known), mask(3, 4)
     post = mix.condition(y, first).condition(y.where(after, 99), after)
     assert post.is_exact
@@ -110,9 +35,14 @@ def test_more_labels_of_an_exact_posterior(known):
     torch.testing.assert_close(post.marginals(), both.marginals(), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("start", ["weighted", "exact"])
+@pytest.mark.parametrize(
+    ("kernels", "start"),
+    [("loops", "weighted"), ("loops", "exact"), ("tensors", "exact"), ("blocks", "weighted")],
+    indirect=["kernels"],
+)
 def test_more_labels_converge_to_the_exact_posterior(kernels, start):
-    mix, y = setting(seed=8, sharpness=0.3)
+    """The largest of 32 errors is below .007, half of that of weights that stay as they were."""
+    mix, y = sharing_house(seed=8, sharpness=0.3)
     first, after = mask(1, 2), mask(3, 4)
     exact = mix.condition(y, first | after)
     if start == "exact":
@@ -128,7 +58,7 @@ def test_more_labels_converge_to_the_exact_posterior(kernels, start):
 
 
 def test_equal_weights_stay_equal():
-    mix, y = setting()
+    mix, y = sharing_house()
     post = mix.condition(y, mask(1), 200).condition(y, mask(3, 4))
     assert post.log_weights.unique().numel() == 1
     assert post.observed.tolist() == mask(1, 3, 4).tolist()
@@ -137,7 +67,7 @@ def test_equal_weights_stay_equal():
 
 def test_new_choices_know_of_old_ones(kernels):
     """Two nodes that share one neighbour: q of the second given the first, by enumeration."""
-    mix, y = setting()
+    mix, y = sharing_house()
     post = mix.condition(y, mask(1), num_samples=40_000).condition(y, mask(2))
     joint = mix.condition(y, mask(1, 2), num_samples=1)  # any posterior: for its rows' order
     assert joint.nodes.tolist() == [1, 2]
@@ -160,7 +90,7 @@ def test_new_choices_know_of_old_ones(kernels):
 
 
 def test_labels_that_are_known_already():
-    mix, y = setting()
+    mix, y = sharing_house()
     for num_samples in (None, 8):
         post = mix.condition(y, mask(0, 1), num_samples)
         assert post.condition(y, mask(0)) is post
@@ -179,9 +109,6 @@ def test_labels_that_are_known_already():
 
 
 def test_too_many_labels_for_an_exact_sum():
-    import networkx as nx
-    from graphs import to_hood
-
     hood = to_hood(nx.cycle_graph(40))
     mix = NeighborMixture(hood, *parameters(hood, 2))
     y = mix.sample()

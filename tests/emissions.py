@@ -1,0 +1,38 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Emissions of two labels, and what is observed of five nodes."""
+
+import math
+
+import pyro
+import torch
+from graphs import shared_sources
+
+from pyro_nmm.models import Annotators, NormalEmission, PoissonEmission
+
+ANSWERS = torch.tensor([[0, 0, 1], [1, 0, -1], [-1, -1, -1], [1, 1, 1], [0, 1, 1]])
+COUNTS = torch.tensor([[0, 3], [4, -1], [-1, -1], [7, 0], [1, 1]])
+FEATURES = torch.tensor(
+    [[0.0, 1.0], [2.0, math.nan], [math.nan, math.nan], [3.0, -1.0], [0.5, 0.0]],
+    dtype=torch.double,
+)
+EMISSIONS = {
+    "answers": (Annotators(2), ANSWERS),
+    "clusterings": (Annotators(2, aligned=False, strength=2.0), ANSWERS),
+    "more answers": (Annotators(2, num_answers=3), ANSWERS),
+    "types": (Annotators(2, num_types=3), ANSWERS),
+    "features": (NormalEmission(2), FEATURES),
+    "counts": (PoissonEmission(2, strength=2.0), COUNTS),
+}
+
+
+def emission_case(name, graph=shared_sources):
+    """Emission, graph, data, and parameters that are no optimum."""
+    emission, data = EMISSIONS[name]
+    hood = graph()
+    data = emission.check(hood, data)
+    pyro.set_rng_seed(1)
+    probs = torch.rand(hood.num_nodes, 2).softmax(-1)
+    values = emission.maximise(data, probs, emission.start(data, hood))
+    return emission, hood, data, values

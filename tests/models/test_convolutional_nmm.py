@@ -1,0 +1,55 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The convolutional network that reads a field on a grid."""
+
+import pytest
+import torch
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.models import ConvolutionalNMM, grid_edges, ising
+
+
+@pytest.mark.parametrize("groups", [True, False])
+def test_convolutional_network_knows_the_groups(groups):
+    """Where potentials are alike, pixels differ by their groups alone."""
+    network = ConvolutionalNMM(radius=1, channels=8, kernel=3, groups=groups)
+    field = ising(grid_edges(8, 10), 0.4, torch.zeros(80))
+    alpha, _ = network(Neighborhood.grid(8, 10), field)
+    inside = alpha.view(8, 10, 2)[2:6, 2:8].flatten(0, 1).T
+    assert inside.std(-1).max() > 1e-4 if groups else torch.allclose(inside, inside[:, :1])
+
+
+def test_convolutional_network():
+    """Shifting a field by two pixels, which keeps the groups of the order, shifts the NMM."""
+    torch.manual_seed(0)
+    network = ConvolutionalNMM(radius=1, channels=8, kernel=3)
+    fields = torch.randn(8, 10)
+    hood = Neighborhood.grid(8, 10)
+    outputs = []
+    for image in (fields, fields.roll(2, 1)):
+        alpha, logits = network(hood, ising(grid_edges(8, 10), 0.4, image.flatten()))
+        dense = torch.full((80, 80), torch.nan)
+        dense[hood.target, hood.source] = logits
+        outputs.append((alpha.view(8, 10, 2), dense.view(8, 10, 8, 10)))
+    inside = slice(2, 6), slice(2, 6)
+    (alpha, logits), (moved_alpha, moved) = outputs
+    torch.testing.assert_close(moved_alpha[2:6, 4:8], alpha[inside])
+    for row, column in ((0, 1), (1, 0), (-1, -1), (0, 0)):
+        one = logits[3, 4, 3 + row, 4 + column]
+        torch.testing.assert_close(moved[3, 6, 3 + row, 6 + column], one)
+    # Strengths of single edges are read where they are.
+    strength = torch.full((grid_edges(8, 10).shape[1],), 0.4)
+    strength[0] = 2.0
+    changed, _ = network(hood, ising(grid_edges(8, 10), strength, fields.flatten()))
+    differs = (changed.view(8, 10, 2) - alpha).abs().amax(-1) > 1e-9
+    assert differs[:2, :2].any()
+    assert not differs[3:].any()
+    assert not differs[:, 4:].any()
+    with pytest.raises(ValueError, match="radius 1 at most"):
+        network(Neighborhood.grid(8, 10, 2), ising(grid_edges(8, 10), 0.4, fields.flatten()))
+    other = ising(grid_edges(8, 10)[:, 1:], 0.4, fields.flatten())
+    with pytest.raises(ValueError, match="grid_edges"):
+        network(hood, other)
+    with pytest.raises(ValueError, match="kernel must be odd"):
+        ConvolutionalNMM(1, kernel=4)
