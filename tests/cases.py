@@ -85,3 +85,14 @@ def sharing_house(share=0.3, sharpness=2.0, seed=0):
     torch.manual_seed(seed)
     hood, alpha, logits = house_and_parameters()
     return NeighborMixture(hood, share * alpha, sharpness * logits), HOUSE_LABELS.clone()
+
+
+def mask(*nodes, size=5):
+    """``(size,)``: true at some nodes."""
+    return torch.isin(torch.arange(size), torch.tensor(nodes))
+
+
+def table_of(posterior):
+    """``(C^N,)``: the probability of every labelling."""
+    labels = labellings(len(posterior.labels), posterior.num_classes)
+    return posterior.log_marginal(torch.arange(len(posterior.labels)), labels).exp()

@@ -2,142 +2,102 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Consensus of noisy labels: Dawid and Skene's model with an NMM as the labels' prior, against
-majority votes, Dawid-Skene, Potts fields and label spreading.
-
-    python -m benchmarks.latent.annotators halves cortex graphs simulated model coverage
-
-Tasks: ``halves`` (agreement of halves of the clusterings, which chooses the number of labels),
-``cortex`` (clusterings against layers by hand), ``graphs`` (sizes), ``simulated`` (annotators of a
-graph's nodes), ``model`` (labels drawn from an NMM) and ``coverage`` (of intervals of accuracies).
+Consensus of noisy labels. Tasks: ``halves`` of clusterings, which choose the number of labels, and
+``cortex``; ``graphs`` and ``simulated`` annotators; labels drawn from a ``model``; ``coverage``.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 from statistics import mean
 
+import pandas as pd
 import pyro
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial import cKDTree
 from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 from torch import Tensor
 from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
-from torchmetrics.functional.classification import multiclass_calibration_error
 
-from benchmarks.latent.data import SECTIONS, Place, graph, noisy, places, section
-from benchmarks.latent.potts import Found
-from benchmarks.latent.rivals import Fits, gcn, majority, rivals, timed, typed_rivals
-from benchmarks.shared.records import RESULTS, Records, run
-from benchmarks.shared.tables import frame
-from pyro_nmm import NeighborMixture, sources
-from pyro_nmm.metrics import brier, mean_log_prob
+from benchmarks.latent.rivals import Found, gcn, majority, rivals, timed
+from benchmarks.nodes import load, node_scores
+from benchmarks.shared.louvain import louvain
+from benchmarks.shared.records import RESULTS, Records, pick, run
+from pyro_nmm import Neighborhood, NeighborMixture, sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, grid_edges, leave_one_out
 
-#: Types of clusterings that err together.
-NUM_TYPES = 16
-#: One method of every group that is fitted together to a section of cortex.
+SECTIONS = ["151507", "151509", "151670", "151672", "151673", "151675"]
+#: Numbers of labels, and halves of the clusterings: two random ones, and PCA against UMAP.
+NUMBERS, HALVINGS = [3, 4, 5, 6, 7, 8], [0, 1, "PCA and UMAP"]
+#: One method of every group that is fitted together to a section.
 METHODS = ["NMM, types", "NMM", "Dawid-Skene", "Potts, mean field, types"]
-#: Simulated annotators are independent, or the last copies; there may be a GCN besides.
 CELLS = ["independent", "copies", "copies and a GCN"]
-#: The method that runs last on simulated annotators.
-LAST = "Potts, Gibbs, copies"
-#: Halves of the clusterings: two random ones, and principal components against UMAP.
-HALVINGS = [0, 1, "PCA and UMAP"]
+#: Types of clusterings, starts of a fit to them, draws of sources, steps of our fits, GCN's epochs.
+NUM_TYPES, STARTS, DRAWS, NUM_STEPS, NUM_EPOCHS = 16, 5, 2, 120, 100
+#: Sides of the grids of ``model`` and ``coverage``, and how often the latter is simulated.
+HEIGHT, SIDE, SIMULATIONS = 128, 20, 200
 
 
-def halves(args, results: Records) -> None:
-    keys = {"section": args.sections, "labels": args.candidates, "halving": HALVINGS}
-    for key in results.missing(task="halves", **keys):
-        data, order = section(args.data_root, key["section"]), torch.arange(10)
-        if isinstance(key["halving"], int):  # else principal components are the first five
-            order = torch.randperm(10, generator=torch.Generator().manual_seed(key["halving"]))
-        pyro.set_rng_seed(0)
-        emission, (hood, edge_attr) = Annotators(key["labels"], num_types=NUM_TYPES), data.place
-        labels = []
-        for half in order.split(5):
-            options = {"num_starts": 1, "num_steps": args.num_steps}
-            fit = emission.fit(hood, data.answers[:, half], edge_attr, **options)
-            labels.append(fit.predict().numpy())
-        results.add(**key, agreement=adjusted_mutual_info_score(*labels))
+def section(root: Path, name: str) -> Data:
+    """`LieberInstitute/HumanPilot`: clusterings ``answers``, layers ``y``, neighbours, sources."""
+    rows = pd.read_csv(root / f"dlpfc/cluster_labels_{name}.csv", dtype=str)
+    spots = pd.read_csv(root / f"dlpfc/tissue_positions_{name}.txt", header=None, index_col=0)
+    spots = spots.loc[rows.pop("key").str.partition("_")[2], [3, 2]]
+    positions = torch.tensor(spots.to_numpy() * [1 / 2, 3**0.5 / 2]).float()
+    codes = rows.apply(lambda column: pd.Categorical(column).codes).astype(int)  # -1 is missing
+    codes = codes.loc[:, ~codes.columns.str.endswith("_spatial")]  # others use no positions
+    truth = torch.tensor(codes.pop("ground_truth").to_numpy())
+    pairs = torch.tensor(cKDTree(positions.numpy()).query_pairs(1.1, output_type="ndarray"))
+    hood, centres = sources.points(positions, radius=4.2, spacing=3.5)
+    place = hood, -0.5 * (centres[hood.source] - positions[hood.target]).square().sum(1)
+    edges, answers = to_undirected(pairs.T.contiguous()), torch.tensor(codes.to_numpy())
+    return Data(answers=answers, y=truth, edge_index=edges, place=place)
 
 
-def chosen_labels(rows: list[dict]) -> dict[str, int]:
-    """By section: the number of labels for which two halves of the clusterings agree most."""
-    agreement = frame(rows, task="halves").groupby(["section", "labels"])["agreement"].mean()
-    return agreement.unstack().idxmax(axis=1).to_dict()
+def places(data: Data) -> dict[str, list[tuple]]:
+    """Draws of nodes, of nodes some hops apart, or of communities as sources, with features."""
+    ends, size = data.edge_index, data.num_nodes
+    hood = Neighborhood(ends, size)
+    found = {"every node": [(hood, -(hood.source != hood.target).float())]}
+    for spacing, radius in ((1, 1), (2, 3)):
+        drawn = [sources.hops(ends, size, radius, spacing) for _ in range(DRAWS)]
+        found[f"{spacing} apart, within {radius}"] = [(hood, -hops.float()) for hood, hops in drawn]
+    for resolution in (4, 32):
+        groups = [louvain(data, resolution, seed=seed) for seed in range(DRAWS)]
+        for steps, suffix in ((1, ""), (2, ", 2 steps")):
+            walks = [sources.walks(ends, size, group, steps) for group in groups]
+            found[f"Louvain {resolution}{suffix}"] = walks
+    return found
 
 
-def cortex(args, results: Records) -> None:
-    best = chosen_labels(results.rows)
-    for name in args.sections:
-        data, keys = section(args.data_root, name), {"task": "cortex", "section": name}
-        for key in results.missing(**keys, method="majority"):
-            for method, probs in without_fit(data.answers).items():
-                row = key | {"method": method}
-                results.add(**row, **clustering_scores(probs, data.y))
-        keys |= {"seed": range(args.num_seeds), "labels": best[name], "method": METHODS}
-        for key in results.missing(**keys):
-            pyro.set_rng_seed(key["seed"])
-            for method, found, seconds in clusterings(args, key, data):
-                row = key | {"method": method, "seconds": seconds} | found.settings
-                results.add(**row, **clustering_scores(found.probs, data.y))
+def noisy(y: Tensor, accuracies: Tensor, num_labels: int, copying: bool = False) -> Tensor:
+    """``(N, M)`` answers, of which a third is missing; errors go to all other labels alike."""
+    size = len(y), len(accuracies)
+    shift = torch.randint(1, num_labels, size)
+    answers = (y[:, None] + shift * (torch.rand(size) >= accuracies)) % num_labels
+    if copying:  # the last one mostly repeats the one before
+        answers[:, -1] = torch.where(torch.rand(len(y)) < 0.8, answers[:, -2], answers[:, -1])
+    return answers.masked_fill(torch.rand(size) < 1 / 3, -1)
 
 
-def without_fit(answers: Tensor) -> dict[str, Tensor]:
-    """Every clustering by itself, and their majority after renaming each to suit the first."""
-    size, renamed, found = int(answers.max()) + 1, [], {}
-    for number, column in enumerate(answers.T):
-        found[f"{number + 1}"] = one_hot(column.clamp(min=0)).double()
-        name = suited(column, answers[:, 0], size, size)
-        renamed.append(torch.where(column < 0, -1, name[column]))
-    return found | {"majority": majority(torch.stack(renamed, 1), size).probs}
-
-
-def clusterings(args, key: dict, data: Data) -> Fits:
-    """The fit of a key's method, and of those that start from it."""
-    typed = Annotators(key["labels"], num_types=NUM_TYPES)
-    plain = Annotators(key["labels"], aligned=False)
-    if key["method"] == "Dawid-Skene":
-        yield from rivals(plain, data, args.starts)
-    elif key["method"] == "Potts, mean field, types":
-        yield from typed_rivals(typed, data, args.starts)
-    else:
-        emission = typed if key["method"] == "NMM, types" else plain
-        options = {"num_starts": args.starts, "num_steps": args.num_steps}
-        yield key["method"], *timed(found_by, emission, [data.place], data.answers, options)
-
-
-def found_by(emission: Annotators, choice: list[Place], answers: Tensor, options: dict) -> Found:
-    """Our fits, one for each draw of the sources: mean probabilities and mean settings."""
+def fitted(emission: Annotators, answers: Tensor, choice: list[tuple], num_starts=1) -> Found:
+    """Our fits, one for each draw of the sources: mean probabilities and mean numbers."""
+    options = {"num_starts": num_starts, "num_steps": NUM_STEPS}
     fields = [emission.fit(hood, answers, edge_attr, **options) for hood, edge_attr in choice]
-    columns = {
-        "score": [field.score for field in fields],
-        "left out": [leave_one_out(field, answers).mean().item() for field in fields],
-        "kappa": [field.prior.log_kappa.exp().item() for field in fields],
-        "weight": [weight for field in fields for weight in field.prior.weight.tolist()],
-        "Gelman-Rubin": [
-            field.chains.gelman_rubin().nan_to_num(1).max().item() for field in fields
-        ],
+    row = {
+        "score": mean(field.score for field in fields),
+        "left out": mean(leave_one_out(field, answers).mean().item() for field in fields),
+        "kappa": mean(field.prior.log_kappa.exp().item() for field in fields),
     }
-    means = {name: mean(values) for name, values in columns.items() if values}
-    return Found(torch.stack([field.probs for field in fields]).mean(0), means)
+    return Found(torch.stack([field.probs for field in fields]).mean(0), row)
 
 
 def scores(probs: Tensor, y: Tensor) -> dict:
     """Scores of probabilities of labels that have names; 1e-12 stands for smaller ones."""
-    probs = probs.double()
-    found = {
-        "accuracy": (probs.argmax(-1) == y).double().mean(),
-        "log score": mean_log_prob(probs.clamp(min=1e-12), y),
-        "ECE": multiclass_calibration_error(probs, y, probs.shape[-1], n_bins=15),
-        "Brier": brier(probs, y),
-        "confidence": probs.amax(-1).mean(),
-        "entropy": torch.special.entr(probs).sum(-1).mean(),
-    }
-    return {name: score.item() for name, score in found.items()}
+    found = node_scores(probs := probs.double(), y)
+    row = {"accuracy": found["accuracy"], "log score": -found["nll"], "ECE": found["ece"]}
+    return row | {"Brier": found["brier"], "confidence": probs.amax(-1).mean().item()}
 
 
 def clustering_scores(probs: Tensor, y: Tensor) -> dict:
@@ -146,14 +106,11 @@ def clustering_scores(probs: Tensor, y: Tensor) -> dict:
     found, num_layers = probs.argmax(-1), int(y.max()) + 1
     name = suited(found, y, probs.shape[1], num_layers)
     named = probs.new_zeros(len(probs), num_layers).index_add_(1, name, probs)
-    return {"ARI": adjusted_rand_score(y.numpy(), found.numpy()), **scores(named, y)}
+    return {"ARI": adjusted_rand_score(y, found), **scores(named, y)}
 
 
 def suited(labels: Tensor, truth: Tensor, num_labels: int, num_layers: int) -> Tensor:
-    """
-    ``(num_labels,)``: the layer of every label, one to one by the Hungarian method; a label that is
-    left over is the layer that it overlaps with most. Labels of -1 are absent.
-    """
+    """Layers of labels, one to one if possible, else the layer of the largest overlap."""
     both = (labels >= 0) & (truth >= 0)
     counts = one_hot(labels[both], num_labels).T @ one_hot(truth[both], num_layers)
     name, (rows, layers) = counts.argmax(1), linear_sum_assignment(counts, maximize=True)
@@ -161,57 +118,95 @@ def suited(labels: Tensor, truth: Tensor, num_labels: int, num_layers: int) -> T
     return name
 
 
+def halves(args, results: Records) -> None:
+    for key in results.missing(task="halves", section=SECTIONS, labels=NUMBERS, halving=HALVINGS):
+        data, order = section(args.data_root, key["section"]), torch.arange(10)
+        if isinstance(key["halving"], int):  # else principal components are the first five
+            order = torch.randperm(10, generator=torch.Generator().manual_seed(key["halving"]))
+        pyro.set_rng_seed(0)
+        emission, (hood, edge_attr) = Annotators(key["labels"], num_types=NUM_TYPES), data.place
+        options = {"edge_attr": edge_attr, "num_starts": 1, "num_steps": NUM_STEPS}
+        fits = [emission.fit(hood, data.answers[:, half], **options) for half in order.split(5)]
+        results.add(**key, agreement=adjusted_mutual_info_score(*(fit.predict() for fit in fits)))
+
+
+def chosen_labels(rows: list[dict]) -> dict[str, int]:
+    """By section: the number of labels for which two halves of the clusterings agree most."""
+    found = pd.DataFrame(pick(rows, task="halves")).groupby(["section", "labels"])
+    return found["agreement"].mean().unstack().idxmax(axis=1).to_dict()
+
+
+def without_fit(answers: Tensor) -> dict[str, Tensor]:
+    """Every clustering by itself, and their majority after renaming each to suit the first."""
+    size, columns = int(answers.max()) + 1, answers.T
+    found = {f"{n + 1}": one_hot(c.clamp(min=0)).double() for n, c in enumerate(columns)}
+    names = [suited(column, columns[0], size, size) for column in columns]
+    renamed = [torch.where(c < 0, -1, name[c]) for name, c in zip(names, columns, strict=True)]
+    return found | {"majority": majority(torch.stack(renamed, 1), size).probs}
+
+
+def cortex(args, results: Records) -> None:
+    best = chosen_labels(results.rows)
+    for name in SECTIONS:
+        data, keys = section(args.data_root, name), {"task": "cortex", "section": name}
+        for key in results.missing(**keys, method="majority"):
+            for method, probs in without_fit(data.answers).items():
+                results.add(**key | {"method": method}, **clustering_scores(probs, data.y))
+        keys |= {"seed": range(args.num_seeds), "labels": best[name], "method": METHODS}
+        for key in results.missing(**keys):
+            pyro.set_rng_seed(key["seed"])
+            types = NUM_TYPES if key["method"].endswith("types") else None
+            emission = Annotators(key["labels"], num_types=types, aligned=False)
+            if key["method"].startswith("NMM"):
+                found = {key["method"]: timed(fitted, emission, data.answers, [data.place], STARTS)}
+            else:
+                found = rivals(emission, data, STARTS)
+            for method, fit in found.items():
+                row = key | {"method": method} | fit.row
+                results.add(**row, **clustering_scores(fit.probs, data.y))
+
+
 def graphs(args, results: Records) -> None:
     for key in results.missing(task="graphs", graph=args.graphs):
-        data = graph(key["graph"], args.data_root)
-        edges = to_undirected(data.edge_index, num_nodes=data.num_nodes)
-        within = (data.y[edges[0]] == data.y[edges[1]]).double().mean().item()
-        middle = edges[0].bincount(minlength=data.num_nodes).median().item()
-        sizes = {"nodes": data.num_nodes, "edges": edges.shape[1] // 2}
-        labels = int(data.y.max()) + 1
-        results.add(**key, **sizes, labels=labels, within=within, degree=middle)
+        data, _ = load(key["graph"], args.data_root)
+        (here, there), y = data.edge_index, data.y
+        sizes = {"nodes": len(y), "edges": len(here) // 2, "labels": int(y.max()) + 1}
+        sizes["degree"] = here.bincount(minlength=len(y)).median().item()
+        results.add(**key, **sizes, within=(y[here] == y[there]).double().mean().item())
 
 
-def compare(args, results: Records, key: dict, data: Data, more: dict[str, Found]) -> None:
-    """
-    Rows of all methods on the answers and with the ``places`` of ``data``, and of ``more``. Sources
-    are chosen without copies: who may copy is fitted at those that predict best what is left out.
-    """
-    size, options = int(data.y.max()) + 1, {"num_starts": 1, "num_steps": args.num_steps}
-    plain, copying, ours = Annotators(size), CopyingAnnotators(size), {}
-    for name, choice in data.places.items():
-        ours[name] = timed(found_by, plain, choice, data.answers, options)
-    best = max(ours, key=lambda name: ours[name][0].settings["left out"])
-    ours[f"copies, {best}"] = timed(found_by, copying, data.places[best], data.answers, options)
-    found = {f"NMM, {name}": fit for name, fit in ours.items()}
-    more = more | {"majority": majority(data.answers, size)}
-    found |= {name: (other, 0.0) for name, other in more.items()}
-    for suffix, emission in {"": plain, ", copies": copying}.items():
-        found |= {name + suffix: fit for name, *fit in rivals(emission, data, 1)}
-    for method, (consensus, seconds) in found.items():
-        row = key | {"method": method, "seconds": seconds} | consensus.settings
-        results.add(**row, **scores(consensus.probs, data.y))
+def compare(results: Records, key: dict, data: Data, more: dict[str, Found]) -> None:
+    """Rows of all methods at ``data.places``, with copies at the best of them, and of ``more``."""
+    size, answers = int(data.y.max()) + 1, data.answers
+    plain, copying = Annotators(size), CopyingAnnotators(size)
+    found = {f"NMM, {name}": timed(fitted, plain, answers, p) for name, p in data.places.items()}
+    best = max(data.places, key=lambda name: found[f"NMM, {name}"].row["left out"])
+    found[f"NMM, copies, {best}"] = timed(fitted, copying, answers, data.places[best])
+    found |= more | {"majority": majority(answers, size)} | rivals(plain, data)
+    found |= {f"{name}, copies": fit for name, fit in rivals(copying, data).items()}
+    for method, fit in found.items():
+        row = key | {"method": method, "seconds": 0.0} | fit.row
+        results.add(**row, **scores(fit.probs, data.y))
 
 
 def simulations(args, results: Records, **key):
     """Keys of what has not been simulated yet, with the accuracies of six annotators."""
-    keys = {"seed": range(args.num_seeds), "level": args.levels, "method": LAST}
-    for found in results.missing(**key, **keys):
+    keys = {"seed": range(args.num_seeds), "level": args.levels, "method": "Potts, Gibbs, copies"}
+    for found in results.missing(**key, **keys):  # of the method that runs last
         pyro.set_rng_seed(found["seed"])
         yield found, found["level"] + torch.linspace(-0.08, 0.08, 6)
 
 
 def simulated(args, results: Records) -> None:
     for key, right in simulations(args, results, task="simulated", graph=args.graphs, cell=CELLS):
-        whole, more = graph(key["graph"], args.data_root), {}
-        size = int(whole.y.max()) + 1
-        answers = noisy(whole.y, right, size, key["cell"] != "independent")
-        choices = places(whole, args.placements)
+        (data, _), more = load(key["graph"], args.data_root), {}
+        size = int(data.y.max()) + 1
+        data.answers = noisy(data.y, right, size, key["cell"] != "independent")
+        data.places = places(data)
         if key["cell"] == "copies and a GCN":
-            more["GCN"] = gcn(whole, majority(answers, size).probs, args.num_epochs)
-            answers = torch.cat([answers, more["GCN"].probs.argmax(1, keepdim=True)], 1)
-        data = Data(y=whole.y, edge_index=whole.edge_index, answers=answers, places=choices)
-        compare(args, results, key, data, more)
+            more["GCN"] = gcn(data, majority(data.answers, size).probs, NUM_EPOCHS)
+            data.answers = torch.cat([data.answers, more["GCN"].probs.argmax(1, True)], 1)
+        compare(results, key, data, more)
 
 
 def grid_mixture(side: int, num_labels: int) -> NeighborMixture:
@@ -222,47 +217,35 @@ def grid_mixture(side: int, num_labels: int) -> NeighborMixture:
 
 
 def model(args, results: Records) -> None:
-    """
-    Labels of an NMM on a grid, whose sources our fit knows; and the posterior at the true numbers,
-    which shows the error that is left with so many nodes.
-    """
-    truth, same = grid_mixture(args.height, 5), torch.eye(5)
-    edges = to_undirected(grid_edges(args.height, args.height))
+    """Also the posterior at the true numbers: the error that is left with so many nodes."""
+    truth, edges = grid_mixture(HEIGHT, 5), to_undirected(grid_edges(HEIGHT, HEIGHT))
     for key, right in simulations(args, results, task="model", graph="grid", cell=CELLS[:2]):
-        y, copying, right = truth.sample(), key["cell"] == "copies", right[:, None, None]
-        data = Data(y=y, edge_index=edges, answers=noisy(y, right.flatten(), 5, copying))
-        confusion = right * same + (1 - right) / 4 * (1 - same)
+        data, copying = Data(y=truth.sample(), edge_index=edges), key["cell"] == "copies"
+        data.answers = noisy(data.y, right, 5, copying)
+        data.places, right = {"true sources": [(truth.hood, None)]}, right[:, None, None]
+        confusion = torch.where(torch.eye(5).bool(), right, (1 - right) / 4)
         evidence = Annotators(5).log_prob({"confusion": confusion}, data.answers)
         posterior = truth.latents(evidence).posterior(num_samples=4, num_sweeps=100)
         # A label that none of 4 x 50 sweeps met is rare, not impossible, as in our own fit.
         exact = Found((200 * posterior.marginals() + 1 / 5) / 201)
-        data.places = {"true sources": [(truth.hood, None)]}
-        compare(args, results, key, data, {} if copying else {"true numbers": exact})
+        compare(results, key, data, {} if copying else {"true numbers": exact})
 
 
 def coverage(args, results: Records) -> None:
     """Intervals of the accuracies of five annotators; labels are those of an NMM on a grid."""
-    mixture = grid_mixture(args.side, 3)
-    for key in results.missing(task="coverage", seed=range(args.simulations)):
+    mixture = grid_mixture(SIDE, 3)
+    for key in results.missing(task="coverage", seed=range(SIMULATIONS)):
         pyro.set_rng_seed(key["seed"])
         y, truth = mixture.sample(), 0.4 + 0.55 * torch.rand(5)
         found = accuracy(Annotators(3).fit(mixture.hood, noisy(y, truth, 3), num_starts=1))
-        inside = (found.low <= truth) & (truth <= found.high)
-        named = found._asdict() | {"truth": truth, "covered": inside}
-        results.add(**key, **{name: value.tolist() for name, value in named.items()})
+        row = {name: value.tolist() for name, value in found._asdict().items()}
+        results.add(**key, **row, truth=truth.tolist())
 
 
 def main(argv: list[str] | None = None) -> Records:
-    return run(
-        argv, __doc__, (halves, cortex, graphs, simulated, model, coverage),
-        choices={"sections": SECTIONS}, sections=SECTIONS, candidates=[3, 4, 5, 6, 7, 8],
-        num_seeds=10, starts=(5, "of a fit to cortex, of which the best is kept"),
-        graphs=(["digits"], "digits, cora, citeseer or pubmed"), levels=[0.9, 0.7, 0.5],
-        placements=(2, "draws of sources, whose probabilities are averaged"),
-        num_steps=(120, "of our fits"), num_epochs=(100, "of the GCN"),
-        simulations=200, side=(20, "of the grid of coverage"), height=(128, "of that of model"),
-        data_root=Path, results=RESULTS / "annotators.jsonl",
-    )  # fmt: skip
+    tasks = halves, cortex, graphs, simulated, model, coverage
+    options = {"num_seeds": 10, "levels": [0.9, 0.7, 0.5], "graphs": ["digits"], "data_root": Path}
+    return run(argv, __doc__, tasks, **options, results=RESULTS / "annotators.jsonl")
 
 
 if __name__ == "__main__":

@@ -2,113 +2,147 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Labels of pixels that emit a Normal variable: an NMM of strided sources against a Potts field.
-
-    python -m benchmarks.latent.hidden normalizers select compare
-
-Tasks: ``normalizers`` (log Z of Potts fields, which their log p(w) needs), ``select`` (stride and
-radius of the sources, by log p(w) of a field of another seed) and ``compare``.
+Labels of pixels that emit a Normal variable: an NMM of strided sources against a Potts field. Tasks
+in turn: ``normalizers`` (log Z of Potts fields), ``select`` (sources of the NMM) and ``compare``.
 """
-
-from __future__ import annotations
 
 import math
 
 import pyro
 import torch
-from pyro.distributions import Normal
+from pyro.distributions import Categorical, Normal
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import ClippedAdam
 from torch import Size, Tensor, nn
 
-from benchmarks.latent import potts
-from benchmarks.latent.potts import CLASSES, first_guess, log_likelihoods
-from benchmarks.shared.records import RESULTS, Records, chosen, pick, run
+from benchmarks.shared.records import RESULTS, Records, pick, run
 from pyro_nmm import ChosenLabels, EvidenceConditional, NeighborChoice, NeighborMixture, sources
-from pyro_nmm.guides import evidence_guide
+from pyro_nmm.guides import evidence_guide, mean_field
 from pyro_nmm.metrics import brier, mean_log_prob
-from pyro_nmm.models import nmm
+from pyro_nmm.models import PairwiseMRF, annealed_log_normalizer, grid_edges, nmm, potts
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms
-from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.gibbs import run_chains
 
-FIELDS = ["smooth", "potts", "nmm"]
-#: Couplings that the Potts field chooses from.
+FIELDS, SIZE, CLASSES = ["smooth", "potts", "nmm"], 64, 3
+#: Couplings that the Potts field chooses from, and strides and radii that the NMM chooses from.
 COUPLINGS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4)
-#: Strides and radii of the sources that the NMM chooses from.
 SOURCES = [{"stride": stride, "radius": stride * 3 // 2} for stride in (2, 4, 6)]
-
-
-def smooth(size: int) -> Tensor:
-    """Normal noise under a Gaussian window of four pixels, cut at its terciles."""
-    frequency = torch.fft.fftfreq(size)
-    window = -2 * (4 * math.pi) ** 2 * (frequency[:, None].square() + frequency.square())
-    noise = torch.fft.ifft2(torch.fft.fft2(torch.randn(size, size)) * window.exp()).real
-    values = noise.flatten().contiguous()
-    return torch.bucketize(values, values.quantile(torch.tensor([1 / 3, 2 / 3])))
+#: Steps of a fit of the NMM, Gibbs sweeps, steps of annealing, rounds of EM for every coupling.
+NUM_STEPS, SWEEPS, ANNEAL, ROUNDS = 250, 500, 400, 2
 
 
 def strided(size: int, stride: int, radius: int):
     """Pixels with their sources, and the squared length of every edge in strides."""
-    hood = sources.grid(size, size, stride, radius)
-    number = -(-size // stride)
-    first = (size - 1 - stride * (number - 1)) // 2
-    place = first + stride * torch.stack([hood.source // number, hood.source % number])
-    pixel = torch.stack([hood.target // size, hood.target % size])
-    return hood, (place - pixel).square().sum(0) / stride**2
+    hood, number = sources.grid(size, size, stride, radius), -(-size // stride)
+    source = torch.stack(torch.unravel_index(hood.source, (number, number)))
+    pixel = torch.stack(torch.unravel_index(hood.target, (size, size)))
+    gap = (size - 1) % stride // 2 + stride * source - pixel
+    return hood, gap.square().sum(0) / stride**2
 
 
-def truth(args, key: dict) -> tuple[Tensor, Tensor]:
+@torch.no_grad()
+def gibbs(field: PairwiseMRF, y: Tensor, num_sweeps: int) -> tuple[Tensor, Tensor]:
+    """Labels ``(B, N)`` after the sweeps, and the share of each label in their second half."""
+    classes, colors, met = torch.eye(field.num_classes), field.colors(), 0
+    for number in range(num_sweeps):
+        for color in colors:
+            logits = field.local_logits(classes[y]).index_select(1, color)
+            y = y.index_copy(1, color, Categorical(logits=logits).sample())
+        met = met + classes[y].mean(0) * (number >= num_sweeps // 2)
+    return y, met / met.sum(-1, keepdim=True)
+
+
+def truth(key: dict) -> tuple[Tensor, Tensor]:
     """Labels, and the noisy image of them."""
     pyro.set_rng_seed(key["seed"])
-    if key["field"] == "smooth":
-        y = smooth(args.size)
+    if key["field"] == "smooth":  # noise under a Gaussian window of four pixels, cut at terciles
+        frequency = torch.fft.fftfreq(SIZE)
+        window = -2 * (4 * math.pi) ** 2 * (frequency[:, None].square() + frequency.square())
+        noise = torch.fft.ifft2(torch.fft.fft2(torch.randn(SIZE, SIZE)) * window.exp()).real
+        noise = noise.flatten().contiguous()
+        y = torch.bucketize(noise, noise.quantile(torch.tensor([1 / 3, 2 / 3])))
     elif key["field"] == "potts":
-        field = potts.without_evidence(args.size, 0.95)
-        y = potts.gibbs(field, torch.randint(CLASSES, (1, args.size**2)), args.sweeps)[0][0]
+        field = potts(grid_edges(SIZE, SIZE), 0.95, torch.zeros(SIZE**2, CLASSES))
+        y = gibbs(field, torch.randint(CLASSES, (1, SIZE**2)), SWEEPS)[0][0]
     else:
-        hood, distance = strided(args.size, stride=4, radius=6)
+        hood, distance = strided(SIZE, stride=4, radius=6)
         alpha = torch.full((hood.num_sources, CLASSES), 0.2)
         y = NeighborMixture(hood, alpha, -2.0 * distance).sample()
-    return y, y - 1 + key["noise"] * torch.randn(args.size**2)
+    return y, y - 1 + key["noise"] * torch.randn(SIZE**2)
+
+
+def first_guess(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and standard deviation of a Normal emission, with which every method starts."""
+    return w.quantile((torch.arange(CLASSES).to(w) + 0.5) / CLASSES), 0.6 * w.std()
+
+
+def log_likelihoods(w: Tensor, means: Tensor, scale: Tensor) -> Tensor:
+    """``(N, C)``: log p(w_i | u_i = k)."""
+    return Normal(means, scale).log_prob(w[:, None])
+
+
+def emission(w: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and standard deviation of highest likelihood, given distributions of the labels."""
+    means = (probs * w[:, None]).sum(0) / probs.sum(0)
+    return means, (probs * (w[:, None] - means).square()).sum(1).mean().sqrt()
+
+
+def independent(w: Tensor) -> tuple[Tensor, Tensor, dict]:
+    """Means, marginals and a row of the mixture of Normals with equal weights, by EM."""
+    means, scale = first_guess(w)
+    for _ in range(200):
+        means, scale = emission(w, log_likelihoods(w, means, scale).softmax(-1))
+    log_joint = log_likelihoods(w, means, scale) - math.log(CLASSES)
+    total = log_joint.logsumexp(-1).double().sum().item()
+    row = {"bound": total, "log evidence": total, "error": 0.0, "settings": {"sd": scale.item()}}
+    return means, log_joint.softmax(-1), row
+
+
+@torch.no_grad()
+def potts_fits(w: Tensor, log_normalizers: dict[float, float]) -> dict[str, tuple]:
+    """By method: the same of Potts fields by variational EM, at the coupling of the highest bound."""
+    trials, warm, (means, scale) = [], None, first_guess(w)
+    for coupling, log_z in log_normalizers.items():
+        for turn in range(ROUNDS + 1):
+            if turn:
+                means, scale = emission(w, warm[0])
+            field = potts(grid_edges(SIZE, SIZE), coupling, log_likelihoods(w, means, scale))
+            options = {"num_random": 2 * (turn == ROUNDS), "num_sweeps": 200}
+            q = mean_field(field, warm, tolerance=1e-4, **options)
+            warm = q.marginals[None]
+        trials.append((-q.losses[0].item() - log_z, coupling, q.marginals, means, scale, field))
+    bound, coupling, marginals, means, scale, field = max(trials, key=lambda trial: trial[0])
+    total, error = annealed_log_normalizer(field, marginals, ANNEAL, 8)
+    row = {"bound": bound, "log evidence": total.item() - log_normalizers[coupling]}
+    row |= {"error": error.item(), "settings": {"coupling": coupling, "sd": scale.item()}}
+    sampled = gibbs(field, Categorical(marginals).sample(Size([8])), SWEEPS // 2)[1]
+    return {"Potts, mean field": (means, marginals, row), "Potts, Gibbs": (means, sampled, row)}
 
 
 class HiddenField(nn.Module):
-    """
-    An NMM of strided sources over an image ``w``. It has one concentration for all labels and
-    sources, and attention falls with the squared distance at one rate.
-    """
+    """An NMM of strided sources over a square image, with one concentration and one rate."""
 
-    def __init__(self, w: Tensor, size: int, stride: int, radius: int) -> None:
+    def __init__(self, w: Tensor, stride: int, radius: int) -> None:
         super().__init__()
-        self.w, self.settings = w, {"stride": stride, "radius": radius}
-        self.hood, self.distance = strided(size, stride, radius)
+        self.w, (self.hood, self.distance) = w, strided(math.isqrt(len(w)), stride, radius)
         means, scale = first_guess(w)
-        self.means, self.log_scale = nn.Parameter(means), nn.Parameter(scale.log())
-        self.log_alpha = nn.Parameter(torch.tensor(-1.0))
-        self.log_rate = nn.Parameter(torch.tensor(0.0))
+        logs = {"alpha": torch.tensor(-1.0), "rate": torch.tensor(0.0), "sd": scale.log()}
+        self.means, self.logs = nn.Parameter(means), nn.ParameterDict(logs)
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Concentrations, attention scores and log-likelihoods."""
-        alpha = self.log_alpha.exp().expand(self.hood.num_sources, CLASSES)
-        evidence = log_likelihoods(self.w, self.means, self.log_scale.exp())
-        return alpha, -self.log_rate.exp() * self.distance, evidence
+        """Concentrations, attention scores, which fall with the distance, and log-likelihoods."""
+        alpha, rate, scale = (log.exp() for log in self.logs.values())
+        alpha = alpha.expand(self.hood.num_sources, CLASSES)
+        return alpha, -rate * self.distance, log_likelihoods(self.w, self.means, scale)
 
     def model(self) -> None:
         pyro.module("field", self)
-        alpha, logits, _ = self.parts()
-        y = nmm(self.hood, alpha, logits, collapsed=True)
-        emission = Normal(self.means[y], self.log_scale.exp())
-        pyro.sample("w", emission.to_event(1), obs=self.w)
+        y = nmm(self.hood, *self.parts()[:2], collapsed=True)
+        pyro.sample("w", Normal(self.means[y], self.logs["sd"].exp()).to_event(1), obs=self.w)
 
     def guide(self) -> None:
-        pyro.module("field", self)
         evidence_guide(self.hood, *self.parts(), collapsed=True)
 
-    def likelihoods_of(self, labels: Tensor) -> Tensor:
-        """``(B, N)``: log p(w_i | u_i) for the labels of chains."""
-        return self.parts()[2][torch.arange(len(self.w)), labels]
-
-    @torch.no_grad()
     def prior_draw(self, num_chains: int) -> LatentDraw:
         alpha, logits, _ = self.parts()
         c = NeighborChoice(self.hood, logits).sample(Size([num_chains]))
@@ -119,34 +153,29 @@ class HiddenField(nn.Module):
         """Chains after a Gibbs sweep under the prior times the likelihood to a power."""
         alpha, logits, evidence = (part[None] for part in self.parts())
         terms = LatentTerms(self.hood.log_softmax(logits), alpha, power * evidence)
-        uniforms = torch.rand(1, *draw.edges.shape, dtype=torch.double)
-        return sweep(self.hood, terms, draw, uniforms).draw
+        return run_chains(self.hood, terms, draw, num_sweeps=1).draw
 
 
-def fit_by_bound(field: HiddenField, num_steps: int) -> None:
+def fit_by_bound(field: HiddenField) -> None:
     """SVI on the bound of the sequential draw."""
     pyro.clear_param_store()
-    adam = ClippedAdam({"lr": 0.05, "lrd": 0.1 ** (1 / num_steps)})
+    adam = ClippedAdam({"lr": 0.05, "lrd": 0.1 ** (1 / NUM_STEPS)})
     elbo = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
     svi = SVI(field.model, field.guide, adam, elbo)
-    for _ in range(num_steps):
+    for _ in range(NUM_STEPS):
         svi.step()
 
 
-def fit_by_sweeps(field: HiddenField, num_steps: int) -> None:
-    """
-    Stochastic maximum likelihood: the gradient of log p(w) is the posterior mean of the gradient
-    of log p(w, c, u), here over four chains that take one Gibbs sweep between two steps.
-    """
+def fit_by_sweeps(field: HiddenField) -> None:
+    """Stochastic maximum likelihood: sweeps of four chains, and steps along their log p(w, c, u)."""
     adam = torch.optim.Adam(field.parameters(), 0.05)
-    decay = torch.optim.lr_scheduler.ExponentialLR(adam, 0.1 ** (1 / num_steps))
-    draw = field.prior_draw(4)
-    for _ in range(num_steps):
+    decay = torch.optim.lr_scheduler.ExponentialLR(adam, 0.1 ** (1 / NUM_STEPS))
+    draw, nodes = field.prior_draw(4), torch.arange(len(field.w))
+    for _ in range(NUM_STEPS):
         draw = field.swept(draw)
-        alpha, logits, _ = field.parts()
+        alpha, logits, evidence = field.parts()
         c = field.hood.source[draw.edges]
-        joint = ChosenLabels(alpha, c).log_prob(draw.labels)
-        joint = joint + field.likelihoods_of(draw.labels).sum(-1)
+        joint = ChosenLabels(alpha, c).log_prob(draw.labels) + evidence[nodes, draw.labels].sum(-1)
         joint = joint + NeighborChoice(field.hood, logits).log_prob(c)
         adam.zero_grad()
         (-joint.mean()).backward()
@@ -156,15 +185,12 @@ def fit_by_sweeps(field: HiddenField, num_steps: int) -> None:
 
 @torch.no_grad()
 def annealed_log_evidence(field: HiddenField, num_steps: int, num_chains: int = 8):
-    """
-    log p(w) by annealed importance sampling from the prior, too low on average; its standard
-    error, which says little once one chain holds all weight; and the log-weights' deviation.
-    """
-    draw, before = field.prior_draw(num_chains), 0.0
+    """Of importance sampling from the prior: log p(w), its error, and the log-weights' sd."""
+    draw, before, evidence = field.prior_draw(num_chains), 0.0, field.parts()[2].double()
     weights = torch.zeros(num_chains, dtype=torch.double)
     for step in range(1, num_steps + 1):
         power = (step / num_steps) ** 2
-        weights += (power - before) * field.likelihoods_of(draw.labels).double().sum(-1)
+        weights += (power - before) * evidence[torch.arange(len(field.w)), draw.labels].sum(-1)
         draw, before = field.swept(draw, power), power
     total = weights.logsumexp(0) - math.log(num_chains)
     error = (weights - total).exp().std() / num_chains**0.5
@@ -172,66 +198,61 @@ def annealed_log_evidence(field: HiddenField, num_steps: int, num_chains: int = 
 
 
 @torch.no_grad()
-def found_by(field: HiddenField, args) -> tuple[Tensor, Tensor, dict]:
-    """Means, marginals of the labels, and other values of a fitted field's row."""
+def found_by(field: HiddenField, settings: dict) -> tuple[Tensor, Tensor, dict]:
+    """Means, marginals and a row of a fitted field."""
     q = EvidenceConditional(field.hood, *field.parts())
     bound = q.log_evidence(q.sample(Size([64]))).sum(-1).mean().item()
-    posterior = q.posterior(num_samples=8, num_sweeps=args.sweeps)
-    total, error, apart = annealed_log_evidence(field, args.anneal)
-    numbers = {"alpha": field.log_alpha, "rate": field.log_rate, "sd": field.log_scale}
-    settings = field.settings | {name: number.exp().item() for name, number in numbers.items()}
-    settings |= {"Gelman-Rubin": posterior.chains.gelman_rubin().max().item()}
-    settings |= {"sd of log-weights": apart}
+    posterior = q.posterior(num_samples=8, num_sweeps=SWEEPS)
+    total, error, apart = annealed_log_evidence(field, ANNEAL)
+    settings = settings | {name: log.exp().item() for name, log in field.logs.items()}
+    settings["Gelman-Rubin"] = posterior.chains.gelman_rubin().max().item()
+    settings["sd of log-weights"] = apart
     row = {"bound": bound, "log evidence": total, "error": error, "settings": settings}
     return field.means, posterior.marginals(), row
 
 
 def normalizers(args, results: Records) -> None:
-    for key in results.missing(task="normalizers", size=args.size, coupling=COUPLINGS):
+    """Annealed from uniform labels and from mostly one label; the higher estimate is closer."""
+    for key in results.missing(task="normalizers", size=SIZE, coupling=COUPLINGS):
         pyro.set_rng_seed(0)
-        value, error = potts.log_normalizer(args.size, key["coupling"], args.anneal)
-        results.add(**key, **{"log Z": value, "error": error})
+        field = potts(grid_edges(SIZE, SIZE), key["coupling"], torch.zeros(SIZE**2, CLASSES))
+        starts = torch.tensor([[1 / 3] * 3, [0.9, 0.05, 0.05]])[:, None].expand(-1, SIZE**2, -1)
+        value, error = max(annealed_log_normalizer(field, start, ANNEAL, 8) for start in starts)
+        results.add(**key, **{"log Z": value.item(), "error": error.item()})
 
 
 def select(args, results: Records) -> None:
-    cells = {"size": args.size, "field": FIELDS, "noise": args.noise}
+    cells = {"size": SIZE, "field": FIELDS, "noise": args.noise}
     for key in results.missing(task="search", **cells, seed=100, settings=SOURCES):
-        field = HiddenField(truth(args, key)[1], args.size, **key["settings"])
-        fit_by_bound(field, args.num_steps)
-        value, error, _ = annealed_log_evidence(field, args.anneal)
-        trial = SOURCES.index(key["settings"])
-        results.add(**key, trial=trial, **{"log evidence": value, "error": error})
+        field = HiddenField(truth(key)[1], **key["settings"])
+        fit_by_bound(field)
+        value, error, _ = annealed_log_evidence(field, ANNEAL)
+        results.add(**key, **{"log evidence": value, "error": error})
 
 
 def compare(args, results: Records) -> None:
-    known = pick(results.rows, task="normalizers", size=args.size)
-    log_z = {row["coupling"]: row["log Z"] for row in known}
-    cells = {"size": args.size, "field": FIELDS, "noise": args.noise}
+    log_z = {row["coupling"]: row["log Z"] for row in pick(results.rows, task="normalizers")}
+    cells = {"size": SIZE, "field": FIELDS, "noise": args.noise}
     for key in results.missing(task="compare", **cells, seed=range(args.seeds)):
-        y, w = truth(args, key)
-        cell = {name: key[name] for name in cells}
-        best = chosen(results.rows, lambda rows: rows[0]["log evidence"], **cell)
-        found = {"independent": potts.independent(w), **potts.fitted(w, log_z, args)}
+        y, w = truth(key)
+        trials = pick(results.rows, task="search", **{name: key[name] for name in cells})
+        best = max(trials, key=lambda trial: trial["log evidence"])["settings"]
+        found = {"independent": independent(w), **potts_fits(w, log_z)}
         for name, fit in (("NMM, bound", fit_by_bound), ("NMM, sweeps", fit_by_sweeps)):
-            field = HiddenField(w, args.size, **best)
-            fit(field, args.num_steps)
-            found[name] = found_by(field, args)
+            field = HiddenField(w, **best)
+            fit(field)
+            found[name] = found_by(field, best)
         for method, (means, marginals, row) in found.items():
             probs = marginals[:, means.argsort()]  # true labels are in the order of their means
             likely = probs.clamp(min=1e-4)  # chains may never meet a rare label
-            scores = {"Brier": brier(probs, y), "NLL": -mean_log_prob(likely, y)}
-            scores["accuracy"] = (probs.argmax(1) == y).double().mean()
-            row = {name: score.item() for name, score in scores.items()} | row
+            row = row | {"Brier": brier(probs, y).item(), "NLL": -mean_log_prob(likely, y).item()}
+            row["accuracy"] = (probs.argmax(1) == y).double().mean().item()
             results.add(**key, method=method, **row)
 
 
 def main(argv: list[str] | None = None) -> Records:
-    return run(
-        argv, __doc__, (normalizers, select, compare), size=64, noise=[0.5, 1.0], seeds=3,
-        num_steps=(250, "of a fit"), sweeps=(500, "of Gibbs sampling, in eight chains"),
-        anneal=(400, "steps of annealed importance sampling"),
-        rounds=(2, "of variational EM for every coupling"), results=RESULTS / "hidden.jsonl",
-    )  # fmt: skip
+    options = {"noise": [0.5, 1.0], "seeds": 3, "results": RESULTS / "hidden.jsonl"}
+    return run(argv, __doc__, (normalizers, select, compare), **options)
 
 
 if __name__ == "__main__":

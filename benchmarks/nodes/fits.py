@@ -25,10 +25,7 @@ BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp, "mlp": mlp}
 #: Settings for many labels, where no search was run.
 DEFAULT = {"lr": 0.02, "weight_decay": 5e-4, "dropout": 0.5, "floor": 0.1, "gamma": 2.0}
 DEFAULT |= {"weight": 0.5, "temperature": 0.5, "memory": 0.9}
-#: Names of settings that fits take.
-OPTIONS = "lr", "weight_decay", "num_epochs", "patience", "criterion", "estimator"
-#: Draws of posteriors, and particles of likelihoods.
-NUM_DRAWS = 64
+NUM_DRAWS = 64  # of posteriors, and particles of likelihoods
 
 
 @cache
@@ -84,17 +81,15 @@ def nmm_network(kind: str, data, drop: dict | None = None, **options) -> NMMNetw
 
 
 def fit(key: dict, data, hood, settings: dict, wrap: Callable = lambda network: network):
-    """
-    Logits of a classifier, or a NeighborMixture; and the validation curve. ``wrap`` may change the
-    network of an NMM.
-    """
+    """Logits or a NeighborMixture, and the validation curve. ``wrap`` changes an NMM's network."""
 
     def given(*names: str) -> dict:
         return {name: settings[name] for name in names if name in settings}
 
     pyro.set_rng_seed(key["seed"])
     method, kind, classes = key["method"], key["backbone"], int(data.y.max()) + 1
-    drop, options = given("dropout"), given(*OPTIONS)
+    options = given("lr", "weight_decay", "num_epochs", "patience", "criterion", "estimator")
+    drop = given("dropout")
     if "consistency" in method:
         agreement = given("weight", "temperature", "memory")
         options["consistency"] = Consistency(data.num_nodes, classes, **agreement)
@@ -168,19 +163,17 @@ def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
 
 def summary(gain: Tensor, pairs: Tensor, nodes: Tensor, num_resamples: int = 1000) -> dict:
     """
-    Mean of gains ``(P,)`` with a 95 % interval, median, share above 0, and the part of the mean
-    that two nodes contribute, of distinct ``pairs`` ``(2, P)`` among some nodes, a mask.
-
-    The interval is a bootstrap over *nodes* (Snijders and Borgatti 1999, "Non-parametric standard
-    errors and tests for network statistics", Connections 22), because pairs that share a node are
-    dependent. A pair has the product of the weights of its two nodes.
+    Mean, 95 % interval, median and share above 0 of gains ``(P,)`` of distinct ``pairs`` ``(2, P)``
+    among some nodes, a mask; and the part of the mean that two nodes contribute. The interval is a
+    bootstrap over *nodes* (Snijders and Borgatti 1999, "Non-parametric standard errors and tests
+    for network statistics", Connections 22), because pairs that share a node are dependent.
     """
     size, (first, second) = int(nodes.sum()), (nodes.cumsum(0) - 1)[pairs]
     # A generator of its own leaves the later draws of a run as they are.
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(size, (num_resamples, size), generator=generator)
     counts = torch.stack([draw.bincount(minlength=size) for draw in drawn]).to(gain)
-    weights = counts[:, first] * counts[:, second]
+    weights = counts[:, first] * counts[:, second]  # a pair has the product of its nodes' weights
     means = (weights @ gain) / weights.sum(1)
     low, high = means.quantile(gain.new_tensor([0.025, 0.975])).tolist()
     found = {"mean": gain.mean().item(), "low": low, "high": high, "median": gain.median().item()}
@@ -203,9 +196,8 @@ def log_prob(mix: NeighborMixture, labels: Tensor, data, seed: int, repeats: int
 
 def jointly(mix: NeighborMixture, starts: list[Tensor], data, seed: int) -> Tensor:
     """
-    A local maximum of the labels' joint probability, by iterated conditional modes (Besag 1986, "On
-    the statistical analysis of dirty pictures", Journal of the Royal Statistical Society B 48):
-    from the best start, blocks of nodes take their most probable labels given all others.
+    The most probable labelling by iterated conditional modes of blocks of nodes (Besag 1986, "On
+    the statistical analysis of dirty pictures", Journal of the Royal Statistical Society B 48).
     """
     nats = partial(log_prob, mix, data=data, seed=seed)
     best, labels = max(((nats(start), start) for start in starts), key=lambda pair: pair[0])
@@ -228,10 +220,7 @@ def jointly(mix: NeighborMixture, starts: list[Tensor], data, seed: int) -> Tens
 
 
 def labellings(mix: NeighborMixture, data, seed: int) -> dict[str, Tensor]:
-    """
-    ``(N,)`` labels of all test nodes by rule: each node's most probable label, the paper's rule
-    (section 3.6), and a search for the most probable labelling. No test node's label is read.
-    """
+    """``(N,)`` labels by rule, without test nodes' labels; "sequential" is section 3.6's rule."""
     test, nodes = data.test_mask, data.test_mask.nonzero()[:, 0]
     posterior = mix.condition(data.y, data.train_mask, num_samples=NUM_DRAWS)
     start, found = data.y.where(data.train_mask, 0), {}

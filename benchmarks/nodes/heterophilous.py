@@ -33,10 +33,8 @@ from pyro_nmm.models import Compatibility, compatibility
 GRAPHS = ["texas", "cornell", "wisconsin", "actor", "minesweeper", "tolokers"]
 METHODS = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
 SETTINGS = DEFAULT | {"num_epochs": 200, "criterion": "likelihood", "patience": 50}
-#: Pairs of adjacent test nodes, drawn if a graph has more.
-MOST_PAIRS = 5000
-#: Number of edges from which a GCN multiplies by a sparse matrix.
-MANY_EDGES = 10**6
+MOST_PAIRS = 5000  # of adjacent test nodes
+MANY_EDGES = 10**6  # with more a GCN multiplies by a sparse matrix
 
 
 def load(name: str, split: int, root: Path) -> tuple[Data, Neighborhood]:
@@ -88,10 +86,7 @@ def graphs(args, results: Records) -> None:
 
 
 class Shared(nn.Module):
-    """
-    A network of few parameters: one row of concentrations, attention to nodes of high degree, and
-    a matrix for each of two kinds of edges, or none.
-    """
+    """One row of concentrations, attention to nodes of high degree, and matrices of two kinds."""
 
     def __init__(self, kinds: Tensor | None = None) -> None:
         super().__init__()
@@ -110,10 +105,7 @@ class Shared(nn.Module):
 
 
 def generated(args, results: Records) -> None:
-    """
-    Labels of a random tree from an NMM in which edges of one kind keep a label and edges of the
-    other kind flip it. New labellings of the same tree measure the models that are fitted to one.
-    """
+    """Fits to labels of a random tree whose edges keep or flip a label, measured on new labels."""
     for key in results.missing(task="generated", seed=range(args.num_splits), nodes=args.num_nodes):
         pyro.set_rng_seed(key["seed"])
         hood = Neighborhood(barabasi_albert_graph(args.num_nodes, 1), args.num_nodes)

@@ -32,11 +32,9 @@ METHODS = ["backbone", "NMM", "backbone + consistency", "NMM + consistency"]
 SEARCHED = ["backbone", "NMM", "NMM + consistency"]
 #: Methods that take the settings of another method's search.
 SIBLING = {"NMM": "backbone", "backbone + consistency": "NMM + consistency"}
-#: Louvain's resolutions of communities that are sources of StackedNMM.
-RESOLUTIONS = [1.0, 4.0, 8.0]
+RESOLUTIONS = [1.0, 4.0, 8.0]  # of Louvain's communities
 PAPER = {"floor": 1.0, "gamma": 0.0, "weight_decay": 0.005, "dropout": 0.5, "lr": 0.01}
 PAPER |= {"num_epochs": 200}
-#: Of our recipe.
 CHANGES: dict[str, dict] = {
     "none": {},
     "link softplus + 1": {"link": "softplus", "floor": 1.0},
@@ -55,14 +53,13 @@ CHANGES: dict[str, dict] = {
 
 
 def cases(args, results: Records, task: str, base: str = "", **each) -> Iterator[tuple]:
-    """
-    Missing rows by the fit that they need: its key, theirs, a graph, its neighbourhoods, settings.
-    The fit is of the method ``base``, or of the method before the comma.
-    """
+    """Fits of ``base``, or of the method before a comma, with the keys of rows that need them."""
+
+    def fit_of(key: dict) -> dict:
+        return key | {"method": base or key["method"].partition(", ")[0]}
+
     every = results.missing(task=task, dataset=args.datasets, backbone=args.backbones, **each)
-    for key, keys in groupby(
-        every, lambda key: key | {"method": base or key["method"].partition(", ")[0]}
-    ):
+    for key, keys in groupby(every, fit_of):
         data, hood = load(key["dataset"], args.data_root)
         if "ratio" in key:
             val, criterion = (0.2, "accuracy") if task == "sizes" else (0.1, "likelihood")
@@ -76,16 +73,14 @@ def cases(args, results: Records, task: str, base: str = "", **each) -> Iterator
 
 
 def add(results: Records, key: dict, fitted, data, hood, curve=None, **options) -> None:
-    """
-    Add rows of StackedNMM and temperature scaling on a fit, then of the fit itself. Its row comes
-    last, because an interrupted run repeats a fit without it.
-    """
+    """Add rows of StackedNMM and temperature scaling on a fit, then of the fit itself."""
     mixes = isinstance(fitted, NeighborMixture)
     scores = fitted.alpha.log() if mixes else fitted
     stacked, seconds = timed(stack, hood, scores, data)
     models = [(", stacked", stacked, {"fit seconds": seconds})]
     models += [] if mixes else [(", temperature", calibrated(scores, data), {})]
     models += [("", fitted if mixes else scores.softmax(-1), {"curve": curve} if curve else {})]
+    # The row of the fit comes last, because an interrupted run repeats a fit without it.
     for ending, model, more in models:
         row = evaluate(model, data, **options) | more
         results.add(**key | {"method": key["method"] + ending}, **row)

@@ -3,17 +3,15 @@
 
 r"""
 SPN (Qu, Cai and Tang 2022, "Neural Structured Prediction for Inductive Node Classification", ICLR,
-https://github.com/DeepGraphLearning/SPN), a rival that models the dependence of labels.
+https://github.com/DeepGraphLearning/SPN): a conditional random field with node potentials
+:math:`\log \tau_s` and edge potentials :math:`\log \tau_{st} - \log \tau_s \tau_t` (equations 2 and
+9). The proxy problem (10) fits networks :math:`\tau` to labels of nodes and of both ends of edges.
+Refinement (3, 11) follows the likelihood's gradient, by loopy belief propagation (12).
 
     python -m benchmarks.nodes.spn published random --datasets cora --data-root F
 
 Tasks: ``published`` (splits and networks of ``benchmarks.on_top.run``) and ``random`` (splits and
 networks of the task ``pairs``). F holds ``planetoid/`` and ``gats_splits/``.
-
-SPN is a conditional random field of node potentials :math:`\log \tau_s` and edge potentials
-:math:`\log \tau_{st} - \log \tau_s \tau_t` (equations 2 and 9). The proxy problem (10) fits the
-networks :math:`\tau` to the labels of nodes and of both ends of edges. Refinement (3, 11) follows
-the gradient of the likelihood, with marginals of loopy belief propagation (12).
 
 Three things differ from the authors' code, whose graphs are fully labelled. The likelihood is of
 the subgraph of labelled nodes, and prediction clamps their labels. An edge has one potential, the
@@ -46,13 +44,9 @@ from pyro_nmm.metrics import independent_pairs
 SHARPNESS, SHARES = (100.0, 10.0, 2.0, 1.0, 0.5, 0.2, 0.1), (1.0, 0.1)
 #: Learning rates of the proxy problem, and of nodes and edges in refinement; the authors' first.
 RATES, REFINED = (0.01, 0.005), ((1e-3, 2e-4), (1e-4, 2e-5))
-#: Epochs of the proxy problem, four times those of refinement; and between evaluations on the
-#: held-out nodes.
-NUM_EPOCHS, CHECKED_EVERY = 200, 5
-#: Log potential of a label that a known node does not have.
-CLAMPED = -30.0
-#: As in benchmarks.on_top.
-MOST_PAIRS = 5000
+NUM_EPOCHS, CHECKED_EVERY = 200, 5  # of the proxy problem; refinement has a quarter of them
+CLAMPED = -30.0  # log potential of a label that a known node does not have
+MOST_PAIRS = 5000  # as in benchmarks.on_top
 
 
 class Field(NamedTuple):
@@ -138,10 +132,7 @@ def field_of(edges: Tensor, nodes: Tensor, pairs: Tensor, sharpness: float, shar
 
 
 def likelihood_loss(field: Field, y: Tensor) -> Tensor:
-    """
-    Equation 11 of a fully labelled graph. Its gradient is that of the negative log-likelihood per
-    node if belief propagation is exact.
-    """
+    """Equation 11: it has the gradient of the negative log-likelihood a node on trees."""
     with torch.no_grad():
         state = Messages(field)
         marginals, tables = state.marginals(), state.tables()
@@ -228,10 +219,7 @@ class SPN(nn.Module):
 
 
 def best(make: Callable[[int], nn.Module], data: Data) -> tuple[Field, dict]:
-    """
-    The field with the known labels clamped, and its settings. Held-out nodes choose all settings by
-    accuracy, then likelihood, and the scale by likelihood.
-    """
+    """The field with the known labels clamped, and its settings, which held-out nodes choose."""
     trials = []
     for rate in RATES:
         model = SPN(make, data).proxy(rate)
@@ -239,9 +227,10 @@ def best(make: Callable[[int], nn.Module], data: Data) -> tuple[Field, dict]:
             field = model.field(*form)
             trials.append((model.quality(field), field, 0, form, model))
     *first, form, model = max(trials, key=lambda trial: trial[0])
-    found = [first]
+    found, start = [first], deepcopy(model.state_dict())
     for rates in REFINED:
-        found += deepcopy(model).refined(rates, form)
+        model.load_state_dict(start)
+        found += model.refined(rates, form)
     _, field, epoch = max(found, key=lambda trial: trial[0])
     scales = (2.0 ** (n / 4) for n in range(-12, 5))
     fields = [Field(field.edges, scale * field.nodes, scale * field.pairs) for scale in scales]

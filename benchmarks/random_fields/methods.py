@@ -82,7 +82,7 @@ def fit(target, windows: Grid, network: nn.Module, **options) -> NeighborMixture
 
 
 def fits(target, windows: Grid, starts: list, **steps: int) -> Iterator[NeighborMixture]:
-    """An NMM from each start: alpha, logits, and options of ``FreeNMM`` and of the fit."""
+    """NMMs one by one from starts: alpha, logits, and options of ``FreeNMM`` and of the fit."""
     for alpha, logits, free, options in starts:
         network = FreeNMM(windows.hood, alpha.shape[1], alpha.contiguous(), gamma=0.0, **free)
         with torch.no_grad():

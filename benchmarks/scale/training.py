@@ -41,8 +41,7 @@ def epochs(args, results: Records) -> None:
     pyro.set_rng_seed(0)
     for key in results.missing(dataset=args.datasets, backbone=["gcn", "gat", "appnp"]):
         functions = epochs_of(key["backbone"], *load(key["dataset"], args.data_root))
-        found = seconds(args.repeats, functions, timed)
-        ms = {name: 1000 * median for name, median in found.items()}
+        ms = {name: 1000 * time for name, time in seconds(args.repeats, functions, timed).items()}
         results.add(**key, ms=ms, ratios=[ms[name] / ms["networks"] for name in list(ms)[2:]])
 
 
@@ -170,8 +169,7 @@ def fit(key: dict, args) -> tuple[NeighborMixture, int]:
         found = node_scores(post.marginals()[data.val_mask], data.y[data.val_mask])
         return found["accuracy"], -found["nll"]
 
-    how = {"num_epochs": args.num_epochs, "patience": 100}
-    curve = train(network, optimizer, backward, validate, **how)
+    curve = train(network, optimizer, backward, validate, num_epochs=args.num_epochs, patience=100)
     with torch.no_grad():
         return mixture(), len(curve)
 
@@ -200,8 +198,7 @@ def bound(args, results: Records) -> None:
         data, _, groups = prepared(key["dataset"], args.data_root)
         mix = fitted(key["dataset"], key["seed"])
         pyro.set_rng_seed(key["seed"])
-        parts = cut(torch.arange(data.num_nodes), key, groups)
-        results.add(**key, **in_parts(mix, data, parts))
+        results.add(**key, **in_parts(mix, data, cut(torch.arange(len(data.y)), key, groups)))
 
 
 def in_parts(mix: NeighborMixture, data: Data, parts: Sequence[Tensor]) -> dict[str, float]:

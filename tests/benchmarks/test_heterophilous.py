@@ -25,10 +25,12 @@ def folder(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant):UserWarning")
 def test_both_tasks_run_on_a_small_graph(folder, monkeypatch):
     torch.set_default_dtype(torch.float)
     path = folder / "rows.jsonl"
-    small = ["--datasets", "cycle", "--num-epochs", "2", "--num-splits", "1", "--num-nodes", "20"]
+    monkeypatch.setitem(heterophilous.SETTINGS, "num_epochs", 2)
+    small = ["--datasets", "cycle", "--num-splits", "1", "--num-nodes", "20"]
     arguments = ["graphs", "generated", *small, "--data-root", str(folder), "--results", str(path)]
     rows = heterophilous.main(arguments).rows
     assert len(rows) == len(read(path)) == 2 * len(heterophilous.METHODS) + 1

@@ -36,7 +36,7 @@ def test_queries_have_processes_of_their_own(tmp_path, monkeypatch):
 def test_stages(tmp_path, monkeypatch):
     """Marginals in blocks are compared inside with those at once."""
     monkeypatch.setattr(large, "in_a_process", lambda threads, function, *args: function(*args))
-    command = ["sizes", "--sizes", "600", "--results", str(tmp_path / "large.jsonl")]
+    command = ["sizes", "--sizes", "500", "--results", str(tmp_path / "large.jsonl")]
     rows = run.main(command).rows
     assert len(run.main(command).rows) == len(rows) == 7
     assert len({row["stage"] for row in rows}) == 7

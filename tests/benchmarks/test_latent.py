@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import one_hot
 from torch_geometric.datasets import KarateClub
 
-from benchmarks.latent import annotators, hidden, potts, tables
+from benchmarks.latent import annotators, hidden, rivals, tables
 from benchmarks.shared.records import RESULTS, read
 from pyro_nmm import NeighborMixture
 from pyro_nmm.models import Annotators, grid_edges
@@ -35,11 +35,17 @@ def run_twice(main, options, path):
     return rows
 
 
+def smaller(monkeypatch, module, **constants):
+    for name, value in constants.items():
+        monkeypatch.setattr(module, name, value)
+
+
 @pytest.mark.slow
-def test_run_of_hidden_fields(tmp_path):
-    options = "normalizers select compare --size 10 --num-steps 2 --sweeps 8 --anneal 3 --rounds 1"
-    rows = run_twice(hidden.main, f"{options} --seeds 1 --noise 0.5", tmp_path / "hidden.jsonl")
-    assert len(rows) == len(hidden.COUPLINGS) + 3 * len(hidden.SOURCES) + 3 * len(tables.MODELS)
+def test_run_of_hidden_fields(tmp_path, monkeypatch):
+    smaller(monkeypatch, hidden, SIZE=10, NUM_STEPS=2, SWEEPS=8, ANNEAL=3, ROUNDS=1)
+    options = "normalizers select compare --seeds 1 --noise 0.5"
+    rows = run_twice(hidden.main, options, tmp_path / "hidden.jsonl")
+    assert len(rows) == len(hidden.COUPLINGS) + 3 * len(hidden.SOURCES) + 3 * 5
     for row in rows:
         if row["task"] == "compare":
             assert 0 <= row["Brier"] <= 2
@@ -49,14 +55,13 @@ def test_run_of_hidden_fields(tmp_path):
 
 @pytest.mark.slow
 def test_run_of_annotators(tmp_path, monkeypatch):
-    monkeypatch.setattr(potts, "NUM_STEPS", 4)
-    monkeypatch.setattr(potts, "NUM_SWEEPS", 4)
-    monkeypatch.setattr(annotators, "graph", lambda name, root: KarateClub()[0])
+    smaller(monkeypatch, rivals, NUM_STEPS=4, NUM_SWEEPS=4)
+    smaller(monkeypatch, annotators, SECTIONS=["151673"], NUMBERS=[3, 5], STARTS=1, DRAWS=1)
+    smaller(monkeypatch, annotators, NUM_STEPS=2, NUM_EPOCHS=2, HEIGHT=8, SIDE=8, SIMULATIONS=2)
+    smaller(monkeypatch, annotators, load=lambda name, root: (KarateClub()[0], None))
     write_section(tmp_path / "dlpfc")
-    options = "halves cortex graphs simulated model coverage --sections 151673 --candidates 3 5"
-    options += " --num-seeds 1 --starts 1 --placements 1 --num-steps 2 --num-epochs 2 --levels 0.7"
-    options += f" --simulations 2 --side 8 --height 8 --data-root {tmp_path}"
-    rows = run_twice(annotators.main, options, tmp_path / "annotators.jsonl")
+    options = "halves cortex graphs simulated model coverage --num-seeds 1 --levels 0.7 --data-root"
+    rows = run_twice(annotators.main, f"{options} {tmp_path}", tmp_path / "annotators.jsonl")
     counts = {"halves": 6, "cortex": 11 + 2 + 4 + 2, "graphs": 1, "coverage": 2}
     counts |= {"simulated": 17 + 17 + 18, "model": 12 + 11}
     for task, number in counts.items():
@@ -109,13 +114,11 @@ def test_names_of_labels_that_have_none():
 def test_coupling_of_the_rival_maximises_the_pseudo_likelihood():
     edges, labels = grid_edges(8, 8), one_hot(torch.randint(2, (64,)), 2).float()
     both = torch.cat([edges, edges.flip(0)], 1)
-    field, weights = (
-        potts.AnnotatedPotts(Annotators(2), torch.zeros(64, 1).long(), both),
-        torch.zeros(3),
-    )
+    field = rivals.AnnotatedPotts(Annotators(2), torch.zeros(64, 1).long(), both)
+    weights = torch.zeros(3)
     for _ in range(20):
         weights = field.raise_pseudo_likelihood(weights, labels)
-    around = field.around(labels)
+    around = rivals.around(field.matrix, labels)
 
     def value(coupling):
         logits = coupling * around + weights[1:]
@@ -127,7 +130,7 @@ def test_coupling_of_the_rival_maximises_the_pseudo_likelihood():
 
 def test_annealed_evidence_of_hidden_labels():
     """Against the exact sum, of a few pixels."""
-    field = hidden.HiddenField(torch.tensor([-1.2, -0.4, 0.1, 1.3]), 2, 2, 1)
+    field = hidden.HiddenField(torch.tensor([-1.2, -0.4, 0.1, 1.3]), 2, 1)
     with torch.no_grad():
         alpha, logits, evidence = field.parts()
         labels = torch.cartesian_prod(*[torch.arange(3)] * 4)

@@ -8,7 +8,7 @@ import torch
 from graphs import house
 from torch_geometric.data import Data
 
-from benchmarks.nodes import predictions, tables
+from benchmarks.nodes import fits, tables
 from pyro_nmm import NeighborMixture
 
 
@@ -25,13 +25,13 @@ def small():
 
 def test_the_joint_rule_finds_the_mode_of_a_small_graph(small):
     mix, data = small
-    found = predictions.labellings(mix, data, 0)
+    found = fits.labellings(mix, data, 0)
     assert list(found) == ["one by one", "sequential", "joint"]
     assert all(labels[0] == 2 for labels in found.values())
     nodes = torch.arange(1, 5)
     exact = mix.condition(data.y, data.train_mask)  # a sum over all choices
     assert torch.equal(found["joint"][nodes], exact.predict(nodes, method="joint"))
-    ours = predictions.log_prob(mix, found["joint"], data, 0, repeats=20)
+    ours = fits.log_prob(mix, found["joint"], data, 0, repeats=20)
     log_prob = exact.log_marginal(nodes, found["joint"][nodes])
     assert ours == pytest.approx(log_prob.item(), abs=0.05)
 
@@ -39,17 +39,17 @@ def test_the_joint_rule_finds_the_mode_of_a_small_graph(small):
 def test_true_labels_of_test_nodes_are_not_read(small):
     mix, data = small
     torch.manual_seed(1)
-    found = predictions.labellings(mix, data, 0)
+    found = fits.labellings(mix, data, 0)
     wrong = torch.full((5,), 2)
     other = Data(y=wrong, train_mask=data.train_mask, test_mask=data.test_mask)
     torch.manual_seed(1)
-    again = predictions.labellings(mix, other, 0)
+    again = fits.labellings(mix, other, 0)
     assert all(torch.equal(found[rule], again[rule]) for rule in found)
 
 
 def test_predictions_are_scored(small):
     mix, data = small
-    rows = predictions.predictions(mix, data, 0)
+    rows = fits.predictions(mix, data, 0)
     assert rows["one by one"]["changed"] == 0
     assert rows["joint"]["log prob"] >= rows["one by one"]["log prob"] - 0.01
     assert all(0 <= row["accuracy"] <= 1 for row in rows.values())

@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from benchmarks.random_fields import run, tables
+from benchmarks.random_fields import fields, methods, run, tables
 from benchmarks.random_fields.fields import kac_ward
 from benchmarks.shared.records import RESULTS, pick, read
 from benchmarks.shared.tables import Paired
@@ -15,16 +15,33 @@ from pyro_nmm.models import grid_edges, ising
 TASKS = ["strips", "letter", "plain", "amortized", "scaling", "deviations"]
 
 
-@pytest.mark.slow
-def test_small_runs(tmp_path):
-    """Rows of all tasks, once; divergences are positive, and bounds are above them."""
+@pytest.fixture
+def small(monkeypatch):
+    """Fields of a few pixels, and fits of a few steps."""
     torch.set_default_dtype(torch.float)
-    arguments = [*TASKS, "--num-steps", "4", "--num-samples", "2", "--num-seeds", "1"]
-    arguments += ["--couplings", "0.4", "--height", "2", "--size", "6", "--sizes", "8"]
-    arguments += ["--sweeps", "4", "--results", str(tmp_path / "fields.jsonl")]
-    rows = run.main(arguments).rows
+    monkeypatch.setattr(fields, "STRIPS", {2: (2, 12), 4: (2, 8), 8: (2, 5)})
+    monkeypatch.setattr(fields, "COUPLINGS", fields.COUPLINGS | {2: [0.4]})
+    monkeypatch.setattr(fields, "SEEDS", range(1))
+    monkeypatch.setattr(fields, "SIZE", 6)
+    monkeypatch.setattr(run, "STEPS", dict.fromkeys(run.STEPS, 4))
+    monkeypatch.setattr(run, "SIZES", [8])
+    monkeypatch.setattr(methods, "STARTS", 1)
+    return monkeypatch
+
+
+@pytest.mark.slow
+def test_small_runs(tmp_path, small):
+    """Rows of all tasks, once; divergences are positive, and bounds are above them."""
+    small.setattr(methods, "NARROW", {labels: [] for labels in methods.NARROW})
+    small.setattr(methods, "LARGE", [])
+    arguments = [*TASKS, "--results", str(tmp_path / "fields.jsonl")]
+
+    def measured():
+        return run.main(arguments).rows + read(tmp_path / "deviations.jsonl")
+
+    rows = measured()
     assert [row["task"] for row in rows] == [*TASKS[:-1], "fields", "fields"]
-    assert len(run.main(arguments).rows) == len(rows)
+    assert len(measured()) == len(rows)
     for row in rows:
         if row["task"] == "strips":
             assert row["mean field"] > 0
@@ -37,6 +54,36 @@ def test_small_runs(tmp_path):
     shown = [make(files) for make in (tables.strips, tables.large, tables.amortized)]
     shown += [make(files) for make in (tables.scaling, tables.field_deviations)]
     assert all(text.startswith("| ") for text in shown)
+
+
+RIVALS = {
+    "strips": ["NMM, 5 x 5, 2 steps", "NMM of half, row by row, 2 steps", "Bethe"],
+    "plain": ["mean field", "chains", "NMM of half, 2 steps", "Bethe"],
+    "letter": ["VAN, 3 steps", "windows 5 x 5, 4 given"],
+}
+POTTS = ["NMM, 2 steps", "tree-reweighted", "windows 3 x 3, 3 given"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", RIVALS)
+def test_small_runs_of_rivals(task, tmp_path, small):
+    """A row for each field and method, once. No divergence and no upper bound is negative."""
+    exact = fields.noisy_letter(0)[0].log_normalizer().item()
+    (tmp_path / "fields.jsonl").write_text(f'{{"task": "letter", "seed": 0, "log Z": {exact}}}\n')
+    small.setattr(methods, "NARROW", {2: RIVALS["strips"], 4: POTTS, 8: POTTS})
+    small.setattr(methods, "LARGE", RIVALS[task])
+    found = []
+    for _ in range(2):
+        run.main([task, "--results", str(tmp_path / "fields.jsonl")])
+        found.append(read(tmp_path / "fields_compared.jsonl"))
+    rows = found[0]
+    assert [row["method"] for row in rows] == RIVALS[task] + 6 * POTTS * (task == "strips")
+    assert len(found[1]) == len(rows)
+    for row in rows:
+        if row["method"] == "tree-reweighted":
+            assert row["log Z error"] > -1e-3
+        elif row["method"] != "Bethe":
+            assert -5 * row.get("error", 0.0) - 1e-3 < row["KL"] < 100
 
 
 def test_log_z_of_kac_and_ward():

@@ -14,7 +14,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 from torch_geometric.utils import index_to_mask
 
-from benchmarks.nodes import rivals, spn, tables
+from benchmarks.nodes import spn, tables
+from pyro_nmm.datasets.nodes import inner_edges
 
 NUM_NODES, NUM_CLASSES = 7, 3
 
@@ -45,13 +46,13 @@ def energies(field):
 
 def test_beliefs_are_exact_on_trees(field):
     weight, every = energies(field).softmax(0), F.one_hot(labellings(), NUM_CLASSES).double()
-    state = spn.Messages(field).run(80)
+    state = spn.Messages(field, steps=80)
     exact = torch.einsum("s,snk->nk", weight, every)
     torch.testing.assert_close(state.marginals(), exact, rtol=0, atol=1e-6)
     i, j = field.edges
     exact = torch.einsum("s,spk,spl->pkl", weight, every[:, i], every[:, j])
     torch.testing.assert_close(state.tables(), exact, rtol=0, atol=1e-6)
-    likely = spn.Messages(field, maximum=True).run(80).logits().argmax(-1)
+    likely = spn.Messages(field, maximum=True, steps=80).logits().argmax(-1)
     assert torch.equal(likely, labellings()[energies(field).argmax()])
 
 
@@ -86,7 +87,7 @@ def test_potentials_of_a_consistent_table_are_equation_9():
     field = spn.field_of(edges, nodes, table.log()[None], 1.0, 1.0)
     exact = (table / (table.sum(1)[:, None] * table.sum(0))).log()
     torch.testing.assert_close(field.pairs[0], exact, rtol=0, atol=1e-5)
-    joint = spn.Messages(field).run().tables()[0]
+    joint = spn.Messages(field).tables()[0]
     torch.testing.assert_close(joint, table, rtol=0, atol=1e-5)
 
 
@@ -103,10 +104,11 @@ def checkerboard():
     return Data(x=F.one_hot(y, 2) + 1.5 * torch.randn(144, 2), edge_index=edges, y=y, **masks)
 
 
-def test_it_learns_from_both_ends_of_edges():
+def test_it_learns_from_both_ends_of_edges(monkeypatch):
+    monkeypatch.setattr(spn, "NUM_EPOCHS", 40)
     data = checkerboard()
-    field, settings = spn.Fit(lambda width: GCN(2, 16, 2, width), data, 40).best()
-    y, test, beliefs = data.y, data.test_mask, spn.Messages(field).run().marginals()
+    field, settings = spn.best(lambda width: GCN(2, 16, 2, width), data)
+    y, test, beliefs = data.y, data.test_mask, spn.Messages(field).marginals()
     assert settings["sharpness"] in spn.SHARPNESS
     assert (beliefs.argmax(-1) == y)[test].double().mean() > 0.9
     assert torch.equal(beliefs.argmax(-1)[data.train_mask], y[data.train_mask])
@@ -114,10 +116,12 @@ def test_it_learns_from_both_ends_of_edges():
     assert spn.chained(field, y, rest) > beliefs[rest, y[rest]].log().sum()
 
 
-def test_tables_of_pairs_that_are_edges():
-    edges, tables_ = torch.tensor([[0, 0, 1], [2, 1, 2]]), torch.arange(12.0).view(3, 2, 2)
-    found = rivals.of_edges(tables_, edges, torch.tensor([[2, 0], [1, 1]]))
-    torch.testing.assert_close(found, torch.stack([tables_[2].T, tables_[1]]))
+def test_edges_with_tables_are_the_adjacent_pairs():
+    """So that pairs of test nodes are those of other methods."""
+    data = checkerboard()
+    model = spn.SPN(lambda width: GCN(2, 16, 2, width), data)
+    inner = model.edges[:, data.test_mask[model.edges].all(0)]
+    assert torch.equal(inner.unique(dim=1), inner_edges(data.edge_index, data.test_mask))
 
 
 @pytest.mark.slow
@@ -125,19 +129,20 @@ def test_both_tasks_run_on_a_small_graph(tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float)
     monkeypatch.setattr(spn, "RATES", (0.01,))
     monkeypatch.setattr(spn, "SHARPNESS", (1.0,))
+    monkeypatch.setattr(spn, "NUM_EPOCHS", 80)
     data = checkerboard()
-    monkeypatch.setattr(rivals.on_top, "load", lambda *args: (data, None))
-    monkeypatch.setattr(rivals.fits, "load", lambda *args: (data, None))
+    monkeypatch.setattr(spn.on_top, "load", lambda *args: (data, None))
+    monkeypatch.setattr(spn.fits, "load", lambda *args: (data, None))
     path = tmp_path / "rows.jsonl"
     arguments = ["published", "random", "--datasets", "cora", "--splits", "0", "--folds", "0",
                  "--seeds", "10", "--ratios", "0.6", "--results", str(path)]  # fmt: skip
-    rows = rivals.main([*arguments, "--num-epochs", "80"]).rows
+    rows = spn.main(arguments).rows
     assert [row["task"] for row in rows] == ["published", "random"]
     for row in rows:
         assert row["test"]["accuracy"] > 0.6
         assert row["joint"] > -row["test"]["nll"] - 1e-3  # SPN models the labels' dependence
         assert row["pairs"] > row["own product"] - 1e-3
-    assert rivals.main(arguments).rows == rows
+    assert spn.main(arguments).rows == rows
 
 
 def test_rows_beside_spn_are_of_its_runs():

@@ -4,6 +4,8 @@
 """``torch.compile`` of a step: compiled loops are opaque to it, and the gradient is the same (of a
 Pyro pair: the row of docs/pyro.md)."""
 
+import importlib
+
 import pytest
 import torch
 from graphs import house, parameters
@@ -40,6 +42,19 @@ def test_gradient_of_a_compiled_step():
         grads.append((loss, *torch.autograd.grad(loss, leaves)))
     torch.testing.assert_close(*grads)
     assert grads[0][1].abs().sum() > 0
+
+
+@pytest.mark.skipif(backend.compiled is None, reason="needs numba")
+@pytest.mark.parametrize("name", ["loops", "evidence", "sequential"])
+def test_every_loop_is_left_alone(name):
+    module = importlib.import_module(f"pyro_nmm.compiled.{name}")
+    found = [
+        function
+        for key, function in vars(module).items()
+        if key[0] != "_" and getattr(function, "__module__", "") == module.__name__
+    ]
+    assert found
+    assert all(getattr(function, "_torchdynamo_disable", False) for function in found), found
 
 
 @pytest.mark.skipif(backend.compiled is None, reason="needs numba")

@@ -36,7 +36,7 @@ def test_choice_outside_the_neighborhood(kernels):
 
 
 def test_samples_follow_attention():
-    """40,000 draws notice a probability of a half that is off by .01, and any draw at -inf."""
+    """40,000 draws notice a probability of a half that is off by .015, and any draw at -inf."""
     hood = house()
     _, logits = parameters(hood, 2)
     logits[2] = -torch.inf

@@ -150,21 +150,21 @@ def test_gradient(loss, kind, estimator, collapsed):
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictive(kind, collapsed):
     """
-    Labels of the other nodes by Pyro's weighed predictive, against the exact conditional: 20,000
-    draws notice a probability that is off by .02.
+    Three labels of the other nodes by Pyro's weighed predictive, against the exact conditional:
+    20,000 draws notice a probability that is off by .02.
     """
     hood = to_hood(nx.path_graph(4))
-    mix = NeighborMixture(hood, *parameters(hood, 2, scale=1.0), KINDS[kind](hood, 2))
-    y, observed = torch.tensor([1, -1, 0, -1]), torch.tensor([True, False, True, False])
+    mix = NeighborMixture(hood, *parameters(hood, 3, scale=1.0), KINDS[kind](hood, 3))
+    y, observed = torch.tensor([1, -1, 2, -1]), torch.tensor([True, False, True, False])
     given, options = (mix.hood, mix.alpha, mix.logits, y, observed), {"relabel": mix.relabel}
     options["collapsed"] = collapsed
     guide = partial(ordered_guide, **options)
     model = partial(nmm, predict=True, **options)
     draws = WeighedPredictive(model, guide=guide, num_samples=20_000, parallel=True)(*given)
     weights = draws.log_weights.softmax(0)
-    hit = one_hot(draws.samples["y_rest"] @ torch.tensor([2, 1]), 4).double()
+    hit = one_hot(draws.samples["y_rest"] @ torch.tensor([3, 1]), 9).double()
     rest = torch.tensor([1, 3])
-    exact = mix.condition(y, observed).log_marginal(rest, labellings(2)).exp()
+    exact = mix.condition(y, observed).log_marginal(rest, labellings(2, 3)).exp()
     error = (weights[:, None] ** 2 * (hit - exact) ** 2).sum(0).sqrt()
     assert ((weights @ hit - exact).abs() < 4 * error).all()
     total = draws.log_weights.exp()

@@ -96,7 +96,7 @@ def quantities(case, choices, labels):
 def check(case, choices, labels):
     """
     Ranks of the truth against the uniform distribution, by their histogram and their mean: of 1,000
-    graphs they notice a quantity that is off by .1 of its posterior standard deviation, of 300 by
+    graphs they notice a quantity that is off by .12 of its posterior standard deviation, of 300 by
     .2.
     """
     truth = quantities(case, case.choices[None], case.labels[None])

@@ -102,7 +102,7 @@ def vectorized(particles=PARTICLES, nesting=0):
     ],
 )
 def test_unbiased(name, estimator, collapsed, extra):
-    """20,000 draws notice a gradient that is off by 5 % of its length."""
+    """20,000 draws notice a gradient that is off by 6 % of its length, on "shared" by 13 %."""
     check_gradient(Problem(name, extra), TraceGraph_ELBO, estimator, collapsed)
 
 

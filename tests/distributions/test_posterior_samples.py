@@ -6,23 +6,13 @@
 import numpy as np
 import pytest
 import torch
-from cases import sharing_house
+from cases import mask, sharing_house, table_of
 from oracle import of_hood
 from scipy.stats import chi2 as chi2_law
 
 from pyro_nmm import blocks
 
 CLASSES = 2
-
-
-def mask(*nodes):
-    return torch.isin(torch.arange(5), torch.tensor(nodes))
-
-
-def table_of(post):
-    """``(2^5,)``: the probability of every labelling."""
-    labels = torch.cartesian_prod(*[torch.arange(CLASSES)] * 5)
-    return post.log_marginal(torch.arange(5), labels).exp()
 
 
 def p_value(draws, probs):

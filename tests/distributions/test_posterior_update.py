@@ -6,21 +6,11 @@
 import networkx as nx
 import pytest
 import torch
-from cases import sharing_house
+from cases import mask, sharing_house, table_of
 from graphs import parameters, to_hood
 from scipy.stats import chi2 as chi2_law
 
 from pyro_nmm import NeighborMixture
-
-
-def mask(*nodes):
-    return torch.isin(torch.arange(5), torch.tensor(nodes))
-
-
-def table_of(post):
-    """``(2^5,)``: the probability of every labelling."""
-    labels = torch.cartesian_prod(*[torch.arange(2)] * 5)
-    return post.log_marginal(torch.arange(5), labels).exp()
 
 
 @pytest.mark.parametrize("known", [(2,), (0, 1)])
