@@ -100,7 +100,7 @@ def independent(w: Tensor) -> tuple[Tensor, Tensor, dict]:
 
 @torch.no_grad()
 def potts_fits(w: Tensor, log_normalizers: dict[float, float]) -> dict[str, tuple]:
-    """By method: the same of Potts fields by variational EM, at the coupling of the highest bound."""
+    """By method, the same of a Potts field by variational EM, at the best bound's coupling."""
     trials, warm, (means, scale) = [], None, first_guess(w)
     for coupling, log_z in log_normalizers.items():
         for turn in range(ROUNDS + 1):
@@ -167,7 +167,7 @@ def fit_by_bound(field: HiddenField) -> None:
 
 
 def fit_by_sweeps(field: HiddenField) -> None:
-    """Stochastic maximum likelihood: sweeps of four chains, and steps along their log p(w, c, u)."""
+    """Stochastic maximum likelihood: four chains take a sweep between steps of log p(w, c, u)."""
     adam = torch.optim.Adam(field.parameters(), 0.05)
     decay = torch.optim.lr_scheduler.ExponentialLR(adam, 0.1 ** (1 / NUM_STEPS))
     draw, nodes = field.prior_draw(4), torch.arange(len(field.w))

@@ -25,7 +25,7 @@ BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp, "mlp": mlp}
 #: Settings for many labels, where no search was run.
 DEFAULT = {"lr": 0.02, "weight_decay": 5e-4, "dropout": 0.5, "floor": 0.1, "gamma": 2.0}
 DEFAULT |= {"weight": 0.5, "temperature": 0.5, "memory": 0.9}
-NUM_DRAWS = 64  # of posteriors, and particles of likelihoods
+NUM_EPOCHS, NUM_DRAWS = 400, 64  # draws of posteriors, and particles of likelihoods
 
 
 @cache
@@ -89,7 +89,7 @@ def fit(key: dict, data, hood, settings: dict, wrap: Callable = lambda network: 
     pyro.set_rng_seed(key["seed"])
     method, kind, classes = key["method"], key["backbone"], int(data.y.max()) + 1
     options = given("lr", "weight_decay", "num_epochs", "patience", "criterion", "estimator")
-    drop = given("dropout")
+    drop, options = given("dropout"), {"num_epochs": NUM_EPOCHS} | options
     if "consistency" in method:
         agreement = given("weight", "temperature", "memory")
         options["consistency"] = Consistency(data.num_nodes, classes, **agreement)

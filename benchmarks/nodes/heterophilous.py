@@ -1,14 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Heterophilous graphs: edges that relabel beside plain edges.
-
-    python -m benchmarks.nodes.heterophilous graphs generated --data-root F
-
-Tasks: ``graphs`` (six graphs with ten published splits each) and ``generated`` (labels drawn from a
-relabelling NMM, whose own likelihood is known). F holds ``heterophilous/*.npz``.
-"""
+"""Edges that relabel beside plain edges, on heterophilous graphs and on labels from an NMM."""
 
 from itertools import groupby, product
 from pathlib import Path
@@ -24,16 +17,15 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import barabasi_albert_graph, to_torch_csr_tensor, to_undirected
 
 from benchmarks.nodes.fits import DEFAULT, calibrated, evaluate, fit, stack
-from benchmarks.shared.records import RESULTS, Records, run
+from benchmarks.shared.records import Records
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import inner_edges
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import Compatibility, compatibility
 
-GRAPHS = ["texas", "cornell", "wisconsin", "actor", "minesweeper", "tolokers"]
 METHODS = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
 SETTINGS = DEFAULT | {"num_epochs": 200, "criterion": "likelihood", "patience": 50}
-MOST_PAIRS = 5000  # of adjacent test nodes
+MOST_PAIRS, NUM_NODES = 5000, 300  # of adjacent test nodes; of a generated tree
 MANY_EDGES = 10**6  # with more a GCN multiplies by a sparse matrix
 
 
@@ -106,9 +98,9 @@ class Shared(nn.Module):
 
 def generated(args, results: Records) -> None:
     """Fits to labels of a random tree whose edges keep or flip a label, measured on new labels."""
-    for key in results.missing(task="generated", seed=range(args.num_splits), nodes=args.num_nodes):
+    for key in results.missing(task="generated", seed=range(args.num_splits), nodes=NUM_NODES):
         pyro.set_rng_seed(key["seed"])
-        hood = Neighborhood(barabasi_albert_graph(args.num_nodes, 1), args.num_nodes)
+        hood = Neighborhood(barabasi_albert_graph(NUM_NODES, 1), NUM_NODES)
         kinds = 1 + torch.randint(2, (hood.num_edges,))
         truth = Shared(kinds)
         with torch.no_grad():
@@ -137,13 +129,3 @@ def shared_fit(hood: Neighborhood, network: nn.Module, y: Tensor) -> NeighborMix
         for _ in range(SETTINGS["num_epochs"]):
             svi.step(y=y)
         return program.mixture()
-
-
-def main(argv: list[str] | None = None) -> Records:
-    options = {"datasets": GRAPHS, "backbones": ["mlp", "gcn"], "num_splits": 10}
-    options |= {"num_nodes": (300, "of a generated tree"), "data_root": Path}
-    return run(argv, __doc__, (graphs, generated), results=RESULTS / "repelling.jsonl", **options)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,25 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Node classification on Cora, CiteSeer and PubMed.
+Node classification.
 
     python -m benchmarks.nodes.run search accuracy --datasets cora --backbones gcn
 
-Tasks: ``search`` (random settings; validation accuracy chooses), ``accuracy`` (public split, ten
-seeds), ``pairs`` (log-likelihood of pairs of neighbours, random splits), ``sizes`` (shares of
-training nodes), ``deviations`` (the paper's recipe, one change at a time), ``communities`` (as
-sources of ``StackedNMM``) and ``predicted`` (labels one by one, in turn and jointly).
-``accuracy --settings-of NMM`` takes the settings of ``search --searched NMM`` for all methods.
+Tasks: ``search`` (random settings; validation accuracy chooses), ``accuracy`` (public split),
+``pairs`` (log-likelihood of pairs of neighbours, random splits), ``sizes`` (shares of training
+nodes), ``deviations`` (the paper's recipe, one change at a time), ``communities`` (as sources of
+``StackedNMM``), ``predicted`` (labels one by one, in turn and jointly), ``published`` and
+``random`` (SPN on the splits of ``benchmarks.on_top`` and of ``pairs``), ``graphs`` (heterophilous)
+and ``generated`` (labels from a relabelling NMM). ``accuracy --settings-of NMM`` takes the settings
+of ``search --searched NMM`` for all methods.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 import pyro
 
+from benchmarks import on_top
 from benchmarks.nodes import fits
 from benchmarks.nodes.fits import DEFAULT, calibrated, chosen, evaluate, fit, load, stack
+from benchmarks.nodes.heterophilous import generated, graphs
+from benchmarks.nodes.spn import measure
 from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, run
 from benchmarks.shared.timing import timed
@@ -29,39 +35,29 @@ from pyro_nmm.datasets.nodes import inner_edges, random_split
 
 #: The paper's backbone and NMM; "+ consistency" also learns from unlabelled nodes.
 METHODS = ["backbone", "NMM", "backbone + consistency", "NMM + consistency"]
-SEARCHED = ["backbone", "NMM", "NMM + consistency"]
 #: Methods that take the settings of another method's search.
 SIBLING = {"NMM": "backbone", "backbone + consistency": "NMM + consistency"}
 RESOLUTIONS = [1.0, 4.0, 8.0]  # of Louvain's communities
-PAPER = {"floor": 1.0, "gamma": 0.0, "weight_decay": 0.005, "dropout": 0.5, "lr": 0.01}
-PAPER |= {"num_epochs": 200}
-CHANGES: dict[str, dict] = {
-    "none": {},
-    "link softplus + 1": {"link": "softplus", "floor": 1.0},
-    "link square + 1": {"link": "square", "floor": 1.0},
-    "link exp + 1": {"floor": 1.0},
-    "gamma 0": {"gamma": 0.0},
-    "200 epochs": {"num_epochs": 200},
-    "weight decay .005": {"weight_decay": 0.005},
-    "estimator one_step_credit": {"estimator": "one_step_credit"},
-    "estimator no_score": {"estimator": "no_score"},
-    "paper's, softplus + 1": PAPER | {"link": "softplus"},
-    "paper's, square + 1": PAPER | {"link": "square"},
-    "paper's, softplus + 1, lr .05": PAPER | {"link": "softplus", "lr": 0.05},
-    "paper's, square + 1, lr .05": PAPER | {"link": "square", "lr": 0.05},
-}
+PAPER = DEFAULT | {"floor": 1.0, "gamma": 0.0, "weight_decay": 0.005, "num_epochs": 200}
+#: Of our recipe, by choices of the paper and others; then the paper's whole recipe.
+CHANGES: dict[str, dict] = {"none": {}}
+CHANGES |= {f"link {k} + 1": {"link": k, "floor": 1.0} for k in ("softplus", "square", "exp")}
+CHANGES |= {"gamma 0": {"gamma": 0.0}, "200 epochs": {"num_epochs": 200}}
+CHANGES |= {"weight decay .005": {"weight_decay": 0.005}}
+CHANGES |= {f"estimator {k}": {"estimator": k} for k in ("one_step_credit", "no_score")}
+for _end, _rate in {"": 0.01, ", lr .05": 0.05}.items():
+    _paper = PAPER | {"lr": _rate}
+    CHANGES |= {f"paper's, {k} + 1{_end}": _paper | {"link": k} for k in ("softplus", "square")}
 
 
 def cases(args, results: Records, task: str, base: str = "", **each) -> Iterator[tuple]:
     """Fits of ``base``, or of the method before a comma, with the keys of rows that need them."""
-
-    def fit_of(key: dict) -> dict:
-        return key | {"method": base or key["method"].partition(", ")[0]}
-
     every = results.missing(task=task, dataset=args.datasets, backbone=args.backbones, **each)
-    for key, keys in groupby(every, fit_of):
+    for key, keys in groupby(every, lambda r: r | {"method": base or r["method"].split(",")[0]}):
         data, hood = load(key["dataset"], args.data_root)
-        if "ratio" in key:
+        if "trial" in key:
+            settings = fits.random_settings(key["method"], key["dataset"], key["trial"])
+        elif "ratio" in key:
             val, criterion = (0.2, "accuracy") if task == "sizes" else (0.1, "likelihood")
             data = random_split(data, key["ratio"], val, 0.3, key["seed"])
             settings = DEFAULT | {"criterion": criterion}
@@ -69,7 +65,7 @@ def cases(args, results: Records, task: str, base: str = "", **each) -> Iterator
             method = key.get("settings of") or SIBLING.get(key["method"], key["method"])
             place = {name: key[name] for name in ("dataset", "backbone")}
             settings = chosen(results.rows, **place, method=method)
-        yield key, keys, data, hood, settings | {"num_epochs": args.num_epochs}
+        yield key, keys, data, hood, settings
 
 
 def add(results: Records, key: dict, fitted, data, hood, curve=None, **options) -> None:
@@ -87,12 +83,9 @@ def add(results: Records, key: dict, fitted, data, hood, curve=None, **options) 
 
 
 def search(args, results: Records) -> None:
-    each = {"dataset": args.datasets, "backbone": args.backbones, "method": args.searched}
-    each |= {"trial": range(args.num_trials), "seed": (100, 101)}
-    for key in results.missing(task="search", **each):
-        data, hood = load(key["dataset"], args.data_root)
-        settings = fits.random_settings(key["method"], key["dataset"], key["trial"])
-        fitted, _ = fit(key, data, hood, settings | {"num_epochs": args.num_epochs})
+    each = {"method": args.searched, "trial": range(args.num_trials), "seed": (100, 101)}
+    for key, _, data, hood, settings in cases(args, results, "search", **each):
+        fitted, _ = fit(key, data, hood, settings)
         model = fitted if "NMM" in key["method"] else fitted.softmax(-1)
         results.add(**key, settings=settings, **evaluate(model, data))
 
@@ -124,12 +117,9 @@ def sizes(args, results: Records) -> None:
 
 
 def deviations(args, results: Records) -> None:
-    """One change of our recipe, then the paper's whole recipe."""
     each = {"method": "NMM", "seed": range(args.num_seeds), "change": list(CHANGES)}
     for key, _, data, hood, settings in cases(args, results, "deviations", **each):
-        settings |= CHANGES[key["change"]]
-        settings["num_epochs"] = min(settings["num_epochs"], args.num_epochs)
-        mix, _ = fit(key, data, hood, settings)
+        mix, _ = fit(key, data, hood, settings | CHANGES[key["change"]])
         row = evaluate(mix, data, joint=True)
         # The paper's rule: test nodes in turn, each prediction observed by the next.
         test = data.test_mask.nonzero()[:, 0]
@@ -174,15 +164,33 @@ def predicted(args, results: Records) -> None:
             results.add(**key, rules=fits.predictions(mix, data, key["seed"]))
 
 
+def published(args, results: Records) -> None:
+    """SPN on the splits and networks of benchmarks.on_top."""
+    each = {"dataset": args.datasets, "backbone": args.backbones, "split": range(args.num_splits)}
+    for key in results.missing(task="published", **each, fold=range(3), method="SPN"):
+        data, _ = on_top.load(key["dataset"], key["split"], key["fold"], args.data_root)
+        make = partial(on_top.network, key["backbone"], data.num_features)
+        pyro.set_rng_seed(10 * key["split"] + key["fold"])
+        measure(results, key, make, data, key["split"])
+
+
+def random(args, results: Records) -> None:
+    """SPN on the splits and networks of ``pairs``."""
+    each = {"ratio": args.ratios, "seed": range(10, 10 + args.num_splits), "method": "SPN"}
+    for key, _, data, _, _ in cases(args, results, "random", **each):
+        pyro.set_rng_seed(key["seed"])
+        measure(results, key, partial(fits.backbone, key["backbone"], data), data, key["seed"])
+
+
 def main(argv: list[str] | None = None) -> Records:
     options = {"datasets": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat", "appnp"]}
     options |= {"methods": METHODS, "searched": ["backbone", "NMM + consistency"]}
     options |= {"settings_of": (str, "whose search `accuracy` takes"), "ratios": [0.2, 0.4, 0.6]}
-    options |= {"num_epochs": 400, "num_trials": 12, "num_seeds": 10, "num_splits": 5}
-    options |= {"data_root": Path, "results": RESULTS / "nodes.jsonl"}
-    choices = {"backbones": fits.BACKBONES, "methods": METHODS, "searched": SEARCHED}
-    tasks = search, accuracy, pairs, sizes, deviations, communities, predicted
-    return run(argv, __doc__, tasks, choices=choices | {"settings_of": SEARCHED}, **options)
+    options |= {"num_trials": 12, "num_seeds": 10, "num_splits": 5, "data_root": Path}
+    options |= {"results": RESULTS / "nodes.jsonl"}
+    choices = {"backbones": fits.BACKBONES, "methods": METHODS, "searched": METHODS}
+    tasks = search, accuracy, pairs, sizes, deviations, communities, predicted, published, random
+    return run(argv, __doc__, (*tasks, graphs, generated), choices=choices, **options)
 
 
 if __name__ == "__main__":

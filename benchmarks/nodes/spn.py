@@ -8,11 +8,6 @@ https://github.com/DeepGraphLearning/SPN): a conditional random field with node 
 9). The proxy problem (10) fits networks :math:`\tau` to labels of nodes and of both ends of edges.
 Refinement (3, 11) follows the likelihood's gradient, by loopy belief propagation (12).
 
-    python -m benchmarks.nodes.spn published random --datasets cora --data-root F
-
-Tasks: ``published`` (splits and networks of ``benchmarks.on_top.run``) and ``random`` (splits and
-networks of the task ``pairs``). F holds ``planetoid/`` and ``gats_splits/``.
-
 Three things differ from the authors' code, whose graphs are fully labelled. The likelihood is of
 the subgraph of labelled nodes, and prediction clamps their labels. An edge has one potential, the
 mean over its two directions. Messages sum probabilities as in equation 12, run until they settle
@@ -21,22 +16,17 @@ and count every edge once; the code adds logarithms, runs two steps and counts e
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple, Self
 
-import pyro
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask, scatter
 
-from benchmarks import on_top
 from benchmarks.nodes import fits
-from benchmarks.shared.records import RESULTS, Records, run
-from pyro_nmm.datasets.nodes import random_split
+from benchmarks.shared.records import Records
 from pyro_nmm.metrics import independent_pairs
 
 #: Factors of edge logits, from the authors' code; the power of the ends' marginals in an edge's
@@ -253,32 +243,3 @@ def measure(results: Records, key: dict, make: Callable, data: Data, seed: int) 
     row["max-product"] = (likely == y)[test].double().mean().item()
     row["taught edges"] = int(data.train_mask[field.edges].all(0).sum())
     results.add(**key, **row, joint=chained(field, y, nodes) / len(nodes))
-
-
-def published(args, results: Records) -> None:
-    each = {"dataset": args.datasets, "backbone": args.backbones, "split": args.splits}
-    for key in results.missing(task="published", **each, fold=args.folds, method="SPN"):
-        data, _ = on_top.load(key["dataset"], key["split"], key["fold"], args.data_root)
-        make = partial(on_top.network, key["backbone"], data.num_features)
-        pyro.set_rng_seed(10 * key["split"] + key["fold"])
-        measure(results, key, make, data, key["split"])
-
-
-def random(args, results: Records) -> None:
-    each = {"dataset": args.datasets, "backbone": args.backbones, "seed": args.seeds}
-    for key in results.missing(task="random", **each, ratio=args.ratios, method="SPN"):
-        whole, _ = fits.load(key["dataset"], args.data_root and args.data_root / "planetoid")
-        data = random_split(whole, key["ratio"], 0.1, 0.3, key["seed"])
-        pyro.set_rng_seed(key["seed"])
-        measure(results, key, partial(fits.backbone, key["backbone"], data), data, key["seed"])
-
-
-def main(argv: list[str] | None = None) -> Records:
-    options = {"datasets": ["cora", "citeseer"], "backbones": ["gcn"], "splits": [0, 1, 2, 3, 4]}
-    options |= {"folds": [0, 1, 2], "seeds": [10, 11, 12], "ratios": [0.2, 0.4, 0.6]}
-    options |= {"data_root": Path, "results": RESULTS / "nodes_rivals.jsonl"}
-    return run(argv, __doc__, (published, random), **options)
-
-
-if __name__ == "__main__":
-    main()

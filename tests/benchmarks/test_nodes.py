@@ -36,9 +36,12 @@ def small(monkeypatch):
     data = random_split(Data(x=x, edge_index=edges, y=y), 0.3, 0.2, 0.5, seed=0)
     monkeypatch.setattr(run, "load", lambda name, root: (data, hood))
     monkeypatch.setattr(run, "RESOLUTIONS", [1.0])
+    monkeypatch.setattr(fits, "NUM_EPOCHS", 2)
+    short = {name: change | {"num_epochs": 2} for name, change in run.CHANGES.items()}
+    monkeypatch.setattr(run, "CHANGES", short)
 
 
-SMALL = ["--datasets", "cora", "--backbones", "gcn", "--num-epochs", "2", "--num-trials", "1"]
+SMALL = ["--datasets", "cora", "--backbones", "gcn", "--num-trials", "1"]
 SMALL += ["--num-seeds", "1", "--num-splits", "1", "--ratios", "0.2"]
 TASKS = ["search", "accuracy", "pairs", "sizes", "deviations", "communities", "predicted"]
 

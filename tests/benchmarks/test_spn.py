@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 from torch_geometric.utils import index_to_mask
 
-from benchmarks.nodes import spn, tables
+from benchmarks.nodes import run, spn, tables
 from pyro_nmm.datasets.nodes import inner_edges
 
 NUM_NODES, NUM_CLASSES = 7, 3
@@ -131,18 +131,18 @@ def test_both_tasks_run_on_a_small_graph(tmp_path, monkeypatch):
     monkeypatch.setattr(spn, "SHARPNESS", (1.0,))
     monkeypatch.setattr(spn, "NUM_EPOCHS", 80)
     data = checkerboard()
-    monkeypatch.setattr(spn.on_top, "load", lambda *args: (data, None))
-    monkeypatch.setattr(spn.fits, "load", lambda *args: (data, None))
+    monkeypatch.setattr(run.on_top, "load", lambda *args: (data, None))
+    monkeypatch.setattr(run, "load", lambda *args: (data, None))
     path = tmp_path / "rows.jsonl"
-    arguments = ["published", "random", "--datasets", "cora", "--splits", "0", "--folds", "0",
-                 "--seeds", "10", "--ratios", "0.6", "--results", str(path)]  # fmt: skip
-    rows = spn.main(arguments).rows
-    assert [row["task"] for row in rows] == ["published", "random"]
+    arguments = ["published", "random", "--datasets", "cora", "--backbones", "gcn", "--ratios",
+                 "0.6", "--num-splits", "1", "--results", str(path)]  # fmt: skip
+    rows = run.main(arguments).rows
+    assert [row["task"] for row in rows] == 3 * ["published"] + ["random"]
     for row in rows:
         assert row["test"]["accuracy"] > 0.6
         assert row["joint"] > -row["test"]["nll"] - 1e-3  # SPN models the labels' dependence
         assert row["pairs"] > row["own product"] - 1e-3
-    assert spn.main(arguments).rows == rows
+    assert run.main(arguments).rows == rows
 
 
 def test_rows_beside_spn_are_of_its_runs():

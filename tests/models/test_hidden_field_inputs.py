@@ -1,0 +1,78 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What fits of hidden fields take and refuse."""
+
+import math
+
+import pytest
+import torch
+from emissions import ANSWERS, COUNTS, FEATURES
+from graphs import shared_sources
+
+from pyro_nmm.models import (
+    Annotators,
+    FieldPrior,
+    NormalEmission,
+    PoissonEmission,
+    fit_field,
+    sample_field,
+)
+
+BAD = {
+    "data must be a tensor of shape": (NormalEmission(2), FEATURES.numpy()),
+    r"\(5, D\), a row for every node of hood, got \(4, 2\)": (NormalEmission(2), FEATURES[:4]),
+    "data must be floats": (NormalEmission(2), COUNTS),
+    "missing everywhere in column 1": (NormalEmission(2), FEATURES * torch.tensor([1, math.nan])),
+    "data is the same everywhere in column 0": (NormalEmission(2), FEATURES * torch.tensor([0, 1])),
+    "integer counts, with -1": (PoissonEmission(2), COUNTS - 3),
+    "answers must be integers": (Annotators(2), FEATURES),
+    r"answers holds 2, but must lie in 0\.\.1": (Annotators(2), ANSWERS + 1),
+    "answers holds -3": (Annotators(2), 3 * ANSWERS.clamp(max=0)),
+    "answers has none of annotator 1": (Annotators(2), ANSWERS * 0 - torch.tensor([0, 1, 0])),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_data(message):
+    emission, data = BAD[message]
+    with pytest.raises(ValueError, match=message):
+        fit_field(emission, shared_sources(), data)
+
+
+def test_other_types_of_numbers():
+    """Half precision is raised to single, small integers are labels."""
+    options = {"num_starts": 1, "num_steps": 2, "num_draws": 2}
+    hood = shared_sources()
+    field = fit_field(NormalEmission(2), hood, FEATURES.half(), **options)
+    assert field.values["mean"].dtype == torch.float
+    field = fit_field(Annotators(2), hood, ANSWERS.clamp(min=0).to(torch.uint8), **options)
+    assert field.probs.shape == (5, 2)
+    with pytest.raises(ValueError, match="answers must be integers"):
+        fit_field(Annotators(2), hood, ANSWERS.numpy())
+
+
+def test_bad_arguments():
+    hood = shared_sources()
+    for make in (Annotators, NormalEmission, PoissonEmission):
+        with pytest.raises(ValueError, match="num_labels"):
+            make(1)
+        with pytest.raises(ValueError, match="strength"):
+            make(2, strength=0.0)
+    for name in ("num_types", "num_answers"):
+        with pytest.raises(ValueError, match=name):
+            Annotators(2, **{name: 1})
+    for name in ("num_starts", "num_steps", "num_draws", "num_chains"):
+        with pytest.raises(ValueError, match=name):
+            fit_field(Annotators(2), hood, ANSWERS, **{name: 0})
+    with pytest.raises(ValueError, match="lr"):
+        fit_field(Annotators(2), hood, ANSWERS, lr=-1.0)
+    with pytest.raises(ValueError, match=r"edge_attr must hold numbers of shape \(8,\)"):
+        fit_field(Annotators(2), hood, ANSWERS, torch.zeros(7))
+    with pytest.raises(ValueError, match="edge_attr must be finite"):
+        fit_field(Annotators(2), hood, ANSWERS, torch.full((8,), torch.inf))
+    with pytest.raises(ValueError, match="prior has 3 labels and 1 features of edges, but emiss"):
+        sample_field(Annotators(2), hood, ANSWERS, FieldPrior(3, 1), {})
+    field = fit_field(Annotators(2), hood, ANSWERS, num_starts=1, num_steps=2, num_draws=2)
+    with pytest.raises(ValueError, match="gelman_rubin needs two chains of four draws or more"):
+        field.chains.gelman_rubin()
