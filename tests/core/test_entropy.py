@@ -97,7 +97,7 @@ def test_gradient(name):
         spread[estimator] = draws.std(0).norm()
         if estimator == "reward_to_go":
             assert ((mean - truth).abs() < 4.5 * error + 1e-8).all()
-            assert error.norm() < 0.01 * truth.norm()
+            assert error.norm() < 0.03 * truth.norm()
         else:
             assert (mean - truth).norm() < 0.05 * truth.norm()
             # What the choices change is a good part of the gradient: without it, this fails.

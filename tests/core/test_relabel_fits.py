@@ -52,7 +52,7 @@ def ising(graph, coupling):
 def test_repelling_labels_need_edges_that_flip():
     """
     An Ising path and a frustrated triangle: independent labels, plain edges, and flips. The
-    divergence of flips is less than a third of that of plain edges, whatever the start.
+    divergence of flips is less than a third of that of plain edges.
     """
     path, triangle = nx.path_graph(4), nx.cycle_graph(3)
     of = partial(fitted, to_hood(path), ising(path, -1.0))
