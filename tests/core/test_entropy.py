@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from oracle import edge_lists, entropy_bound, of_hood
 from pyro.ops.provenance import get_provenance, track_provenance
 
-from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, backend
+from pyro_nmm import (
+    NeighborChoice,
+    Neighborhood,
+    NeighborMixture,
+    OrderedConditional,
+    backend,
+)
+from pyro_nmm.ops.entropy import entropy_samples
 
 GRAPHS = {
     "pair": lambda: to_hood(nx.path_graph(2)),
@@ -103,7 +110,24 @@ def test_gradient(name):
             # What the choices change is a good part of the gradient: without it, this fails.
             direct = fixed_choices(hood, log_alpha, logits, order)
             assert (direct - truth).norm() > 2 * (mean - truth).norm()
-    assert spread["one_step_credit"] < spread["reward_to_go"]
+    # Half the noise on the shared sources; about as much on the others. It is known to a tenth.
+    limit = 0.75 if name == "shared" else 1.3
+    assert spread["one_step_credit"] < limit * spread["reward_to_go"]
+
+
+def test_baseline_is_that_of_the_other_draws():
+    """A draw has the same gradient, whether another one is there once or twice."""
+    hood = shared_sources()
+    alpha, logits = parameters(hood, 2)
+    attention = hood.softmax(logits).requires_grad_()
+    c = NeighborChoice(hood, logits).sample((2,))
+    edges, labels = hood.find(c), torch.randint(2, (2, 5))
+    assert not torch.equal(labels[0], labels[1])
+    found = []
+    for draws in ([0, 1], [0, 1, 1]):
+        given = hood, alpha, attention, edges[draws], labels[draws], hood.components()
+        found += torch.autograd.grad(entropy_samples(*given)[0], attention)
+    torch.testing.assert_close(*found)
 
 
 def fixed_choices(hood, log_alpha, logits, order, size=2000):

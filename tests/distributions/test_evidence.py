@@ -247,13 +247,13 @@ def test_gradient(loss, estimator, collapsed):
 @pytest.mark.slow
 @pytest.mark.parametrize(("loss", "collapsed"), [(TraceGraph_ELBO, False), (Trace_ELBO, True)])
 def test_gradient_of_one_step_credit(loss, collapsed):
-    """What it leaves out is below 3 % of the gradient, of three nodes; noise is below 1 %."""
+    """What it leaves out is below 5 % of the gradient, of three nodes; noise is below 1 %."""
     field, elbo = Field(), loss(500, max_plate_nesting=0, vectorize_particles=True)
     model = partial(field.model, collapsed=collapsed)
     guide = partial(field.guide, collapsed=collapsed, estimator="one_step_credit")
     _, grads = gradients(elbo, model, guide, field.leaves, 40)
     truth = torch.cat([g.flatten() for g in torch.autograd.grad(field.loss(), field.leaves)])
-    assert (grads.mean(0) - truth).norm() < 0.03 * truth.norm()
+    assert (grads.mean(0) - truth).norm() < 0.05 * truth.norm()
 
 
 def test_one_step_credit_is_a_finite_difference(kernels):

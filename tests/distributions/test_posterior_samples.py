@@ -46,20 +46,27 @@ def test_samples_are_the_enumerated_posterior(known):
     assert p_value(draws, probs) > 1e-4
 
 
-def test_samples_of_few_components_have_their_weights():
-    """Very unequal weights: the chi-squared test sees if others are used."""
+def test_samples_have_the_weights_of_their_components():
+    """Other weights than those of the exact posterior: the chi-squared test tells them apart."""
     mix, y = sharing_house()
-    post = mix.condition(y, mask(0, 1, 2), num_samples=5, weighted=True)
+    post = mix.condition(y, mask(0, 1, 2))
     before = table_of(post)
-    post.components.log_weights = torch.tensor([0.8, 0.1, 0.06, 0.03, 0.01]).log()
+    post.components.log_weights = torch.linspace(-4, 4, len(post.components)).log_softmax(0)
     draws = post.sample((20_000,))
     assert p_value(draws, table_of(post)) > 1e-4
     assert p_value(draws, before) < 1e-10
 
 
-def test_components_without_weight_are_never_drawn():
+def test_components_are_drawn_by_their_weight():
+    """One by one, in no order; those without weight never."""
     mix, y = sharing_house()
     post = mix.condition(y, mask(0, 1), num_samples=3)
+    post.components.log_weights = torch.tensor([0.5, 0.3, 0.2]).log()
+    drawn = post.components.drawn(4000)
+    expected = 4000 * post.components.weights
+    assert chi2_law.sf(((drawn.bincount() - expected) ** 2 / expected).sum(), 2) > 1e-4
+    repeats = (drawn[1:] == drawn[:-1]).double().mean()
+    assert abs(repeats - 0.38) < 0.03  # of independent draws
     post.components.log_weights = torch.tensor([-torch.inf, 0.0, -torch.inf])
     assert (post.components.drawn(1000) == 1).all()
 

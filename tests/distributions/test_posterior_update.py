@@ -47,12 +47,28 @@ def test_more_labels_converge_to_the_exact_posterior(kernels, start):
     assert (table_of(stay) - table_of(exact)).abs().max() > 0.015
 
 
-def test_equal_weights_stay_equal():
+def test_weights_take_the_probability_of_a_new_label():
+    """Each component's weight times what it says of the label, by its own concentrations."""
     mix, y = sharing_house()
-    post = mix.condition(y, mask(1), 200).condition(y, mask(3, 4))
+    hood = mix.hood
+    post = mix.condition(y, mask(1, 2, 4), 50, weighted=True)
+    assert post.log_weights.std() > 0.1
+    alpha = post.components.concentrations(torch.arange(5))
+    row = slice(*hood.ptr[3:5].tolist())
+    near = alpha[:, hood.source[row]]
+    probs = near[..., y[3]] / near.sum(-1) @ mix.logits[row].softmax(0)
+    expected = (post.log_weights + probs.log()).log_softmax(0)
+    torch.testing.assert_close(post.condition(y, mask(3)).log_weights, expected)
+
+
+def test_equal_weights_stay_equal():
+    """Every choice is a neighbour of its node, in whatever order new nodes were drawn."""
+    mix, y = sharing_house()
+    post = mix.condition(y, mask(1), 200).condition(y, mask(0, 3, 4))
     assert post.log_weights.unique().numel() == 1
-    assert post.observed.tolist() == mask(1, 3, 4).tolist()
-    assert post.components.choices.shape == (200, 3)
+    assert post.observed.tolist() == mask(0, 1, 3, 4).tolist()
+    assert post.components.choices.shape == (200, 4)
+    assert (mix.hood.take(post.nodes).find(post.components.choices) >= 0).all()
 
 
 def test_new_choices_know_of_old_ones(kernels):

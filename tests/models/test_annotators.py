@@ -18,6 +18,7 @@ from pyro_nmm.models import (
     accuracy,
     fit_field,
     information,
+    sample_field,
 )
 from pyro_nmm.models.latent.mixture_em import mixture_em
 
@@ -75,18 +76,47 @@ def test_neighbours_help():
     assert torch.stack(right).argsort().tolist() == [3, 2, 1, 0]
 
 
-@pytest.mark.slow
 def test_intervals_cover():
-    """60 small fields; 200 of them are in the benchmarks."""
+    """
+    Intervals of 90 % hold 90 % of the accuracies where the model draws everything, accuracies too.
+    The share among 320 varies by .02 from seed to seed. Intervals too narrow by a third would hold
+    three quarters.
+    """
+    emission, prior, hood = Annotators(3), FieldPrior(3, kappa=0.3), sources.grid(12, 12, stride=4)
+    rows = torch.full((16, 3, 3), 0.25)
+    rows.diagonal(dim1=1, dim2=2).fill_(0.5)  # counts of the prior
     hits = []
-    for seed in range(60):
-        pyro.set_rng_seed(seed)
-        hood, truth = drawn(20)
-        field = Annotators(3).fit(hood, answers_to(truth), num_starts=1, num_steps=30)
+    for _ in range(20):
+        truth = NeighborMixture(hood, *prior(hood)).sample()
+        confusion = torch.distributions.Dirichlet(rows).sample()
+        answers = torch.distributions.Categorical(confusion[:, truth]).sample().T
+        answers = answers.masked_fill(torch.rand(144, 16) < 0.6, -1)
+        field = sample_field(emission, hood, answers, prior, {"confusion": confusion})
         quality = accuracy(field, level=0.9)
-        hits.append((quality.low < RIGHT) & (quality.high > RIGHT))
-    covered = torch.stack(hits).double().mean().item()
-    assert 0.82 < covered < 0.97
+        shares = torch.bincount(truth, minlength=3) / 144
+        right = confusion.diagonal(dim1=1, dim2=2) @ shares
+        hits.append((quality.low < right) & (quality.high > right))
+    assert 0.83 < torch.stack(hits).double().mean().item() < 0.97
+
+
+def test_quality_is_that_of_the_draws():
+    """By loops over the draws of a field whose labels are not equally frequent."""
+    truth = (torch.arange(60) >= 45).long()
+    answers = answers_to(truth, torch.tensor([0.9, 0.6]), labels=2)
+    options = {"num_starts": 1, "num_steps": 5, "num_draws": 3}
+    field = Annotators(2).fit(Neighborhood.grid(6, 10), answers, **options)
+    right, told = [], []
+    for labels, confusion in zip(field.samples, field.draws["confusion"], strict=True):
+        share = torch.bincount(labels.long(), minlength=2) / 60
+        right.append(torch.stack([share @ matrix.diagonal() for matrix in confusion]))
+        joint = share[:, None] * confusion
+        both = share[:, None] * joint.sum(1, keepdim=True)
+        told.append((joint * (joint / both).log()).sum((1, 2)))
+    for query, draws in ((accuracy, right), (information, told)):
+        draws, found = torch.stack(draws), query(field, level=0.8)
+        torch.testing.assert_close(found.mean, draws.mean(0))
+        torch.testing.assert_close(found.low, draws.quantile(0.1, 0))
+        torch.testing.assert_close(found.high, draws.quantile(0.9, 0))
 
 
 def test_answers_need_no_names():
@@ -95,9 +125,9 @@ def test_answers_need_no_names():
     answers = answers_to(truth, missing=0.0)
     for annotator in range(4):
         answers[:, annotator] = torch.randperm(3)[answers[:, annotator]]
-    field = Annotators(3, aligned=False).fit(hood, answers)
+    field = Annotators(3, aligned=False).fit(hood, answers, num_starts=3)
     best = max((names[field.predict()] == truth).double().mean().item() for names in ORDERS)
-    assert best > 0.9
+    assert best > 0.85
     found = information(field)
     assert found.mean.argsort().tolist() == [3, 2, 1, 0]
     assert ((found.low < found.mean) & (found.mean < found.high)).all()
@@ -105,10 +135,9 @@ def test_answers_need_no_names():
         accuracy(field)
 
 
-@pytest.mark.slow
 def test_annotators_that_err_together():
     """What all of them mistake at a node is one error: a type, of which the label is a part."""
-    hood, truth = sources.grid(32, 32, stride=4), torch.arange(1024) % 32 * 3 // 32
+    hood, truth = sources.grid(24, 24, stride=4), torch.arange(576) % 24 * 3 // 24
     mistaken = answers_to(truth, torch.tensor([0.6]), missing=0.0)
     answers = answers_to(mistaken[:, 0], torch.full((8,), 0.9), missing=0.0)
     scores = {}
@@ -117,7 +146,7 @@ def test_annotators_that_err_together():
         "types": Annotators(3, num_types=3),
     }.items():
         pyro.set_rng_seed(0)
-        probs = emission.fit(hood, answers).probs
+        probs = emission.fit(hood, answers, num_starts=2, num_steps=60).probs
         scores[name] = max(log_score(probs[:, names], truth).item() for names in ORDERS)
     assert scores["types"] > scores["independent"] + 0.5
 
@@ -166,9 +195,14 @@ def test_shares_of_types_maximise_the_expected_posterior():
 
 
 def test_shares_of_types_are_drawn_from_their_prior_where_a_label_has_no_node():
-    """Variances of Dirichlet(1/3, 1/3, 1/3), which are a ninth, from 4,000 draws."""
+    """
+    Variances of Dirichlet(1/3, 1/3, 1/3), which are a ninth. 1,500 draws notice an error of a
+    seventh; variances of Dirichlet(1, 1, 1) are half as large.
+    """
     emission, answers = Annotators(2, num_types=3), torch.zeros(2, 1, dtype=torch.long)
     values = {"confusion": torch.full((1, 3, 2), 0.5), "types": torch.full((2, 3), 1 / 3)}
     labels = torch.zeros(2, dtype=torch.long)
-    rows = [emission.draw(answers, labels, values)["types"][1] for _ in range(4000)]
-    torch.testing.assert_close(torch.stack(rows).var(0), torch.full((3,), 1 / 9), atol=0.01, rtol=0)
+    rows = [emission.draw(answers, labels, values)["types"][1] for _ in range(1500)]
+    torch.testing.assert_close(
+        torch.stack(rows).var(0), torch.full((3,), 1 / 9), atol=0.015, rtol=0
+    )
