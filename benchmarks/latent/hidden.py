@@ -153,7 +153,7 @@ class HiddenField(nn.Module):
         """Chains after a Gibbs sweep under the prior times the likelihood to a power."""
         alpha, logits, evidence = (part[None] for part in self.parts())
         terms = LatentTerms(self.hood.log_softmax(logits), alpha, power * evidence)
-        return run_chains(self.hood, terms, draw, num_sweeps=1).draw
+        return run_chains(self.hood, terms, draw, num_sweeps=1)[0].draw
 
 
 def fit_by_bound(field: HiddenField) -> None:

@@ -236,7 +236,7 @@ class _Fit:
         # A label that no sweep met is rare, not impossible.
         visits = visits + prior.share_scores.softmax(0)
         probs = visits / visits.sum(-1, keepdim=True)
-        ends = Chains(draw, probs, torch.stack(totals, 1).to(probs))
+        ends = Chains(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([each[name] for each in draws]) for name in start}
         return HiddenField(
             hood, emission, deepcopy(prior), start, probs, torch.cat(labels), stacked, score, ends,

@@ -13,7 +13,11 @@ from torch.distributions import constraints
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import flatten
 from pyro_nmm.distributions.in_order import InOrder
-from pyro_nmm.distributions.latent_posterior import exact_posterior, sampled_posterior
+from pyro_nmm.distributions.latent_posterior import (
+    exact_posterior,
+    sampled_posterior,
+    swept_posterior,
+)
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.edges import check_mask
@@ -181,7 +185,11 @@ class EvidenceConditional(InOrder):
 
     @torch.no_grad()
     def posterior(
-        self, num_samples: int | None = None, weighted: bool = False, num_sweeps: int = 0
+        self,
+        num_samples: int | None = None,
+        weighted: bool = False,
+        num_sweeps: int = 0,
+        num_states: int | None = None,
     ) -> Posterior:
         r"""
         The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels: marginals,
@@ -198,9 +206,12 @@ class EvidenceConditional(InOrder):
             and labels, exactly, for small sets.
         :param bool weighted: Weigh draws by :math:`\prod_i e^{f_i}`, exact as ``T`` grows.
         :param int num_sweeps: ``S`` sweeps of collapsed Gibbs sampling in chains that start from
-            draws, which see the past only; a sweep sees all others, and is exact as ``S`` grows.
-            Marginals of nodes with evidence are means over the second half of the sweeps, and
-            ``chains`` of the posterior has diagnostics.
+            draws. A draw depends on earlier nodes only, a sweep on all others: exact as ``S``
+            grows. ``chains`` of the posterior has diagnostics.
+        :param int num_states: Number of states, of all chains together, that the posterior keeps
+            as its components, at even distances in the second half of the sweeps. Default: all up
+            to 1,024, and fewer where they would hold more than 2²⁴ choices. Errors of all queries
+            fall with it, and their costs grow.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
         :raises ValueError: for a batch, for a set that is too large for an exact sum, and where
             edges relabel.
@@ -217,6 +228,10 @@ class EvidenceConditional(InOrder):
             check_integers(1, num_samples=num_samples)
         if num_sweeps and (weighted or num_samples is None):
             raise ValueError("num_sweeps needs num_samples chains, which have equal weights")
+        if num_states is not None:
+            if not num_sweeps:
+                raise ValueError("num_states is a number of states after sweeps: give num_sweeps")
+            check_integers(num_samples or 1, num_states=num_states)
         plain, _ = untracked(self.alpha.detach(), self.logits.detach(), self.evidence.detach())
         alpha, logits, evidence = plain
         if num_samples is None:
@@ -226,7 +241,9 @@ class EvidenceConditional(InOrder):
         terms = LatentTerms(*(t.detach() for t in untracked(*self._flat(Size([1])))[0]))
         draw = self._draw(Size([num_samples]))
         arguments = self.hood, logits, self.rows, terms, draw
-        return sampled_posterior(*arguments, weighted, num_sweeps)
+        if num_sweeps:
+            return swept_posterior(*arguments, num_sweeps, num_states)
+        return sampled_posterior(*arguments, weighted)
 
     @torch.no_grad()
     def log_likelihood(

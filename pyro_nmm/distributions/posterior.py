@@ -53,8 +53,10 @@ class Posterior:
         then those that nodes borrowed, and ``shown``, ``(n,)``, what the nodes show.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
-    :param Chains chains: of Gibbs sweeps that the components are the ends of.
+    :ivar Chains chains: diagnostics of Gibbs sweeps, if the components are states of these.
     """
+
+    chains: Chains | None
 
     def __init__(
         self,
@@ -66,7 +68,6 @@ class Posterior:
         shown: Tensor | None = None,
         is_exact: bool = False,
         weighted: bool = True,
-        chains: Chains | None = None,
     ) -> None:
         self.hood, self.logits, self.components = hood, logits, components
         self.relabel, self.shown = relabel, components.labels if shown is None else shown
@@ -75,9 +76,9 @@ class Posterior:
         # The place of every node among the observed ones, or -1.
         self.place = torch.full((hood.num_nodes,), -1, device=hood.device)
         self.place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
-        self.observed, self.chains = self.place >= 0, chains
+        self.observed, self.chains = self.place >= 0, None
         self.latent = self.shown.dim() == 2
-        self._probs = components.probs() if chains is None else chains.probs
+        self._probs = components.probs()
         if relabel is not None:
             self._probs = one_hot(self.shown, self.num_classes).to(components.alpha)
         # Zero stands for "not known".

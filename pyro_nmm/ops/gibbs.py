@@ -130,7 +130,6 @@ class Chains(NamedTuple):
     """Chains of Gibbs sweeps, of which the first half is left out."""
 
     draw: LatentDraw  #: the last states
-    probs: Tensor  #: ``(num_rows, C)``, how often a row had each label, over all chains
     totals: Tensor  #: ``(B, S, C)``, how many rows had each label after every sweep
 
     def effective_size(self) -> Tensor:
@@ -153,23 +152,29 @@ class Chains(NamedTuple):
 
 
 @torch.no_grad()
-def run_chains(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, num_sweeps: int) -> Chains:
+def run_chains(
+    rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, num_sweeps: int, num_kept: int = 1
+) -> tuple[Chains, LatentDraw]:
     """
     Sweeps from given states. Cost: :math:`O(S B E C)`.
 
     :param LatentDraw draw: the states of ``B`` chains, such as sequential draws.
+    :param int num_kept: ``K``, at most the number of sweeps in the second half.
+    :return: the chains, and ``K`` states of each of them, ``(K B, num_rows)``, at even distances in
+        the second half of the sweeps. The last state is one of them.
     """
     size, first = draw.edges.shape, num_sweeps // 2
-    visits, totals = torch.zeros((), device=rows.device), []
-    # The first half in blocks of its own, because what it met is not kept.
-    for start, end in ((0, first), (first, num_sweeps)):
+    ends = [first + (k + 1) * (num_sweeps - first) // num_kept for k in range(num_kept)]
+    totals, kept, start = [], [], 0
+    for end in (first, *ends):
         for part in blocks(end - start, size.numel() * (1 + terms.num_classes)):
             shape = part.stop - part.start, *size
             uniforms = torch.rand(shape, dtype=torch.double, device=rows.device)
             found = sweep(rows, terms, draw, uniforms)
             draw = found.draw
-            if start == first:
-                visits = visits + found.visits.sum(0)
-                totals.append(found.totals)
-    probs = visits / visits.sum(-1, keepdim=True)
-    return Chains(draw, probs.to(terms.alpha.dtype), torch.cat(totals, 1).to(terms.alpha.dtype))
+            totals.append(found.totals)
+        kept += [draw] if end > first else []
+        start = end
+    states = LatentDraw(*(torch.cat(parts) for parts in zip(*kept, strict=True)))
+    later = torch.cat(totals, 1)[:, first:]
+    return Chains(draw, later.to(terms.alpha.dtype)), states
