@@ -12,7 +12,7 @@ from pyro_nmm.concentrations import written_out
 from pyro_nmm.guides.evidence import latent_sites
 from pyro_nmm.models.one_event import OneEvent
 from pyro_nmm.ops.counts import posterior_alpha
-from pyro_nmm.relabel import evidence_of, is_permutation
+from pyro_nmm.relabel import as_channel, evidence_of
 
 
 def ordered_guide(
@@ -68,7 +68,7 @@ def ordered_guide(
     """
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
-    if relabel is not None and not is_permutation(relabel):
+    if not as_channel(relabel).certain:
         evidence = evidence_of(hood, relabel, y, observed)
         arguments = hood, written_out(alpha), logits, evidence, observed, None, estimator
         latent_sites(arguments, collapsed, site="u")

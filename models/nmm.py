@@ -9,22 +9,12 @@ from pyro.distributions import Categorical, Dirichlet, Independent
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
+from pyro_nmm.channel import KEEP, Channel, Matrices
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
 from pyro_nmm.models.one_event import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import (
-    at_choices,
-    batch_of,
-    carried,
-    check_relabel,
-    check_relabel_values,
-    is_permutation,
-    of_edges,
-    pass_on,
-    shown_probs,
-    taken,
-)
+from pyro_nmm.relabel import check_relabel
 from pyro_nmm.validation import (
     check_all_rows,
     check_label_range,
@@ -41,7 +31,7 @@ def nmm(
     y: Tensor | None = None,
     observed: Tensor | None = None,
     *,
-    relabel: Tensor | None = None,
+    relabel: Tensor | Channel | None = None,
     collapsed: bool = False,
     predict: bool = False,
 ) -> Tensor:
@@ -114,18 +104,17 @@ def nmm(
     if validate:
         check_values(alpha, logits, hood)
     rows = hood.restrict(observed)
-    if relabel is not None:
-        relabel = check_relabel(hood, relabel, alpha.shape[-1])
-        if validate:
-            check_relabel_values(relabel)
-    own = of_edges(relabel, rows.edge)
+    channel = check_relabel(hood, relabel, alpha.shape[-1])
+    if validate:
+        channel.check_values()
+    own = channel.of(rows.edge)
     obs = None
     if y is not None:
         obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
         if validate:
             check_label_range(rows, obs, alpha.shape[-1])
     if obs is not None:
-        shapes = alpha.shape[:-2], logits.shape[:-1], obs.shape[:-1], batch_of(relabel)
+        shapes = alpha.shape[:-2], logits.shape[:-1], obs.shape[:-1], channel.batch_shape
         check_plates(torch.broadcast_shapes(*shapes))
     if predict and (observed is None or observed.all()):
         raise ValueError("predict draws the nodes that observed leaves out, but it selects all")
@@ -134,10 +123,9 @@ def nmm(
     if predict:
         rest = hood.restrict(~observed)  # type: ignore[operator]
         with torch.no_grad():
-            if own is not None and is_permutation(own):
-                inverse = at_choices(rows, own, c).argsort(-1)
-                labels = taken(inverse, labels.expand(inverse.shape[:-1]))
-            labels = _rest(rest, alpha, logits, z, c, labels, of_edges(relabel, rest.edge))
+            if own.certain:  # else the labels at site u are borrowed already
+                labels = own.chosen(rows, c).borrow(labels)
+            labels = _rest(rest, alpha, logits, z, c, labels, channel.of(rest.edge))
             pyro.deterministic("y_rest", labels, event_dim=1)
     return y
 
@@ -152,32 +140,32 @@ def _sites(
     choice: NeighborChoice,
     obs: Tensor | None,
     collapsed: bool,
-    relabel: Tensor | None,
+    channel: Channel,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """``z``, ``c``, ``u`` or else ``y``, and ``y``."""
-    # Where edges relabel by chance, what is borrowed is no function of what is shown.
-    chance = relabel is not None and not is_permutation(relabel)
-    site, seen, z = "u" if chance else "y", None if chance else obs, None
+    z = None
     if not collapsed:
         if isinstance(alpha, OrdinalConcentrations):
             raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
         z = pyro.sample("z", Dirichlet(alpha).to_event(1))
     c = pyro.sample("c", choice)
-    permutation = None if relabel is None or chance else at_choices(rows, relabel, c)
-    given = ChosenLabels(alpha, c, permutation) if z is None else _of_chosen(z, c, permutation)
-    labels = pyro.sample(site, given, obs=seen)
-    if relabel is None or not chance:
-        return z, c, labels, labels
-    shown = Categorical(shown_probs(rows, relabel, c, labels)).to_event(1)
-    return z, c, labels, pyro.sample("y", shown, obs=obs)
+    # Borrowed labels have a site of their own if the labels shown are drawn given them.
+    chosen = channel.chosen(rows, c) if channel.certain else KEEP
+    given = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
+    if not isinstance(channel, Matrices):
+        y = pyro.sample("y", given, obs=obs)
+        return z, c, y, y
+    u = pyro.sample("u", given)
+    shown = Categorical(channel.shown_probs(rows, c, u)).to_event(1)
+    return z, c, u, pyro.sample("y", shown, obs=obs)
 
 
-def _of_chosen(z: Tensor, c: Tensor, permutation: Tensor | None = None) -> Independent:
+def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:
     # Batch shapes differ where one of the two sites is given from outside.
     batch = torch.broadcast_shapes(z.shape[:-2], c.shape[:-1])
     index = c.unsqueeze(-1).expand(*batch, -1, z.shape[-1])
     probs = z.expand(*batch, -1, -1).gather(-2, index)
-    return Categorical(probs if permutation is None else carried(permutation, probs)).to_event(1)
+    return Categorical(channel.push(probs)).to_event(1)
 
 
 def _rest(
@@ -187,10 +175,10 @@ def _rest(
     z: Tensor | None,
     c: Tensor,
     borrowed: Tensor,
-    relabel: Tensor | None,
+    channel: Channel,
 ) -> Tensor:
     """Labels of other rows, given those of some: by conjugacy a field again, where z is not."""
-    (alpha, logits, z, c, borrowed, relabel), _ = untracked(alpha, logits, z, c, borrowed, relabel)
+    (alpha, logits, z, c, borrowed, channel), _ = untracked(alpha, logits, z, c, borrowed, channel)
     batch = torch.broadcast_shapes(c.shape[:-1], borrowed.shape[:-1])
     c_rest = _choice(rows, logits).expand(batch).sample()
     if z is not None:
@@ -198,4 +186,4 @@ def _rest(
     else:
         drawn = (value.expand(*batch, -1) for value in (c, borrowed))
         labels = ChosenLabels(posterior_alpha(written_out(alpha), *drawn), c_rest).sample()
-    return labels if relabel is None else pass_on(rows, relabel, c_rest, labels)
+    return channel.draw(rows, c_rest, labels)

@@ -271,7 +271,7 @@ def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
             f"mixture must have {num_nodes} nodes and {num_classes} labels, as the field has, got "
             f"{mixture.hood.num_nodes} and {mixture.num_classes}"
         )
-    if mixture.relabel is not None:
+    if not mixture.channel.keeps:
         raise ValueError(
             "expected_potential is for edges that keep labels: make the mixture without relabel"
         )

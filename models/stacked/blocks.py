@@ -17,6 +17,7 @@ from pyro_nmm.models.stacked.inputs import check_known, labels_of, mask_of, scor
 from pyro_nmm.models.stacked.module import StackedNMM
 from pyro_nmm.models.stacked.parameters import attention, concentrations
 from pyro_nmm.ops.marginals import node_marginals
+from pyro_nmm.relabel import as_channel
 from pyro_nmm.validation import check_all_rows
 
 
@@ -87,7 +88,7 @@ def _blocks(stacked, hood, scores, y, known, num_classes, edge_weight, progress)
         near = hood.take(torch.arange(rows.start, rows.stop, device=hood.device))
         weight = None if edge_weight is None else edge_weight[near.edge]
         logits, *relabel = attention(stacked, near, vectors, weight)
-        found = node_marginals(near, alpha, near.softmax(logits), *relabel)
+        found = node_marginals(near, alpha, near.softmax(logits), *map(as_channel, relabel))
         labels, kept = y[rows], known[rows]
         found[kept] = one_hot(labels[kept], num_classes).to(found)
         yield rows, found

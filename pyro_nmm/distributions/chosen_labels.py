@@ -10,6 +10,7 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from pyro_nmm.channel import Channel
 from pyro_nmm.concentrations import (
     Concentrations,
     at_labels,
@@ -20,7 +21,7 @@ from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import check_permutations, check_relabel_values, taken
+from pyro_nmm.relabel import check_permutations
 from pyro_nmm.validation import check_choices, check_values
 
 
@@ -58,22 +59,20 @@ class ChosenLabels(GraphDistribution):
         self,
         alpha: Concentrations,
         choices: Tensor,
-        relabel: Tensor | None = None,
+        relabel: Tensor | Channel | None = None,
         *,
         validate_args=None,
     ) -> None:
         alpha = check_choices(alpha, untracked(choices)[0][0])
-        batches = [alpha.shape[:-2], choices.shape[:-1]]
-        if relabel is not None:
-            relabel = check_permutations(relabel, choices, alpha.shape[-1])
-            batches.append(relabel.shape[:-2])
-        self.relabel, batch_shape = relabel, torch.broadcast_shapes(*batches)
+        self.channel = check_permutations(relabel, choices, alpha.shape[-1])
+        batches = alpha.shape[:-2], choices.shape[:-1], self.channel.batch_shape
+        batch_shape = torch.broadcast_shapes(*batches)
         self.alpha, self.choices, self.num_labels = alpha, choices, choices.shape[-1]
         self.num_sources, self.num_classes = alpha.shape[-2:]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, None)
-            check_relabel_values(untracked(relabel)[0][0])
+            untracked(self.channel)[0][0].check_values()
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
@@ -82,21 +81,15 @@ class ChosenLabels(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
-        (alpha, choices), provenance = untracked(self.alpha, self.choices)
-        labels = draw_given_choices(alpha, choices.expand(shape))
-        if self.relabel is not None:
-            (relabel,), more = untracked(self.relabel)
-            table = relabel.expand(*shape, self.num_classes)
-            labels, provenance = taken(table, labels), provenance | more
+        given = self.alpha, self.choices, self.channel
+        (alpha, choices, channel), provenance = untracked(*given)
+        labels = channel.show(draw_given_choices(alpha, choices.expand(shape)))
         return track_provenance(labels, provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        (choices, value), provenance = untracked(self.choices, self._labels(value))
-        if self.relabel is not None:
-            (relabel,), more = untracked(self.relabel)
-            shape = torch.broadcast_shapes(relabel.shape[:-1], value.shape)
-            inverse = relabel.argsort(-1).expand(*shape, self.num_classes)
-            value, provenance = taken(inverse, value.expand(shape)), provenance | more
+        given = self.choices, self._labels(value), self.channel
+        (choices, value, channel), provenance = untracked(*given)
+        value = channel.borrow(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         # Labels are exchangeable: an urn that takes them in the order of their nodes will do.
         pairs = torch.broadcast_tensors(choices, value)

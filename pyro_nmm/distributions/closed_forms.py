@@ -8,13 +8,13 @@ from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
 from pyro_nmm.caching import derived
+from pyro_nmm.channel import Channel, taken
 from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.intervals import Intervals, label_intervals
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import taken
 from pyro_nmm.validation import check_label_range, check_labels, check_pairs
 
 
@@ -27,7 +27,7 @@ class ClosedForms(GraphDistribution):
     hood: Neighborhood
     alpha: Concentrations
     logits: Tensor
-    relabel: Tensor | None
+    channel: Channel
     num_classes: int
 
     @derived
@@ -42,7 +42,7 @@ class ClosedForms(GraphDistribution):
 
     def marginals(self) -> Tensor:
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
-        marginals = node_marginals(self.hood, self.table, self.attention, self.relabel)
+        marginals = node_marginals(self.hood, self.table, self.attention, self.channel)
         return marginals.expand(*self.batch_shape, -1, -1)
 
     def node_log_probs(self, y: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class ClosedForms(GraphDistribution):
         """
         y = check_labels(self.hood, y, self.hood.num_nodes)
         check_label_range(self.hood, y, self.num_classes)
-        if self.relabel is not None:
+        if not self.channel.keeps:
             marginals = self.marginals()
             shape = torch.broadcast_shapes(marginals.shape[:-1], y.shape)
             return taken(marginals.expand(*shape, -1), y.expand(shape)).log()
@@ -91,11 +91,11 @@ class ClosedForms(GraphDistribution):
             edges into the pairs' nodes, and :math:`O(C^2)` for each common neighbour of a pair.
         """
         check_pairs(self.hood, pairs)
-        tables = pair_marginals(self.hood, self.table, self.logits, pairs, self.relabel)
+        tables = pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
         return tables.expand(*self.batch_shape, -1, -1, -1)
 
     def _check_keeps(self, query: str) -> None:
-        if self.relabel is not None:
+        if not self.channel.keeps:
             raise ValueError(
                 f"{query} is for edges that keep labels: make the mixture without relabel"
             )

@@ -9,16 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
+from pyro_nmm.channel import Channel
 from pyro_nmm.distributions.components import Components
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
 from pyro_nmm.ops.evidence import edge_evidence
 from pyro_nmm.ops.latent_stages import stages_of
-from pyro_nmm.relabel import is_permutation, label_evidence, of_edges
 
 
 def all_components(
@@ -27,7 +26,7 @@ def all_components(
     logits: Tensor,
     nodes: Tensor,
     labels: Tensor,
-    relabel: Tensor | None = None,
+    channel: Channel,
 ) -> Components:
     """
     All joint choices of nodes with known labels.
@@ -37,11 +36,9 @@ def all_components(
     :param Tensor labels: ``(n,)``, what they show.
     """
     rows = hood.take(nodes)
-    if relabel is not None:
-        matrices = of_edges(relabel, rows.edge)
-        if is_permutation(relabel):
-            matrices = one_hot(matrices, alpha.shape[-1]).to(alpha)
-        return all_latents(alpha, logits, rows, label_evidence(rows, matrices, labels))
+    if not channel.keeps:
+        evidence = channel.of(rows.edge).evidence(rows, labels, alpha)
+        return all_latents(alpha, logits, rows, evidence)
     rows, sources = compact(rows)
     enumeration.check_size(rows, rows.num_rows)
     own = logits.index_select(0, rows.edge)
@@ -104,7 +101,7 @@ def continued(
     labels: Tensor,
     num_samples: int | None,
     weighted: bool,
-    relabel: Tensor | None = None,
+    channel: Channel,
 ) -> Components:
     """
     Choices of more nodes, drawn given those of every component.
@@ -118,11 +115,11 @@ def continued(
         some = old.drawn(num_samples)
         choices, log_weights = choices[some], log_weights.new_zeros(num_samples)
         known = known[some] if old.latent else known
-    if relabel is not None:  # what is borrowed differs between components
-        known = known.expand(len(choices), -1)
-    own = known.dim() == 2
+    # Components differ in what nodes borrowed if that is latent, or if edges relabel.
+    own = old.latent or not channel.keeps
+    known = known.expand(len(choices), -1) if own else known
     order = torch.randperm(len(nodes), device=nodes.device)
-    stages = stages_of(hood.take(nodes[order]), old.alpha, logits, labels[order], relabel)
+    stages = stages_of(hood.take(nodes[order]), old.alpha, logits, labels[order], channel)
     drawn, borrowed, gains = [], [], []
     for part in blocks(len(choices), stages.numbers + len(old.nodes)):
         counts: Any = None
@@ -131,13 +128,9 @@ def continued(
         stage = stages.draw(counts, 0, len(nodes), len(choices[part]))
         edges = stage.edges[:, order.argsort()]
         drawn.append(stages.choices(edges))
-        if relabel is not None:
-            borrowed.append(stages.borrowed(edges))
-        if weighted:
-            gains.append(stage.log_labels().sum(-1))
-    if relabel is not None:
-        labels = torch.cat(borrowed)
-    labels = torch.cat([known, labels.expand(*known.shape[:-1], -1)], -1)
+        borrowed += [stages.borrowed(edges)] if own else []
+        gains += [stage.log_labels().sum(-1)] if weighted else []
+    labels = torch.cat([known, torch.cat(borrowed) if own else labels], -1)
     log_weights = log_weights + torch.cat(gains) if weighted else log_weights
     choices, nodes = torch.cat([choices, torch.cat(drawn)], 1), torch.cat([old.nodes, nodes])
     return Components(old.alpha, nodes, labels, choices, log_weights)

@@ -11,6 +11,7 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from pyro_nmm.channel import Channel
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.closed_forms import ClosedForms
@@ -26,17 +27,7 @@ from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
 from pyro_nmm.ops.graphs import sum_by_graph
 from pyro_nmm.ops.latent_stages import stages_of
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import (
-    at_choices,
-    batch_of,
-    check_edge_evidence,
-    check_relabel,
-    check_relabel_values,
-    evidence_of,
-    is_permutation,
-    of_edges,
-    pass_on,
-)
+from pyro_nmm.relabel import check_edge_evidence, check_relabel, evidence_of
 from pyro_nmm.validation import (
     as_member,
     check_all_rows,
@@ -102,21 +93,24 @@ class NeighborMixture(ClosedForms):
         hood: Neighborhood,
         alpha: Concentrations,
         logits: Tensor,
-        relabel: Tensor | None = None,
+        relabel: Tensor | Channel | None = None,
         *,
         validate_args=None,
     ) -> None:
         alpha, logits = check_shapes(hood, alpha, logits)
         check_all_rows(hood)
         self.hood, self.alpha, self.logits, self.num_classes = hood, alpha, logits, alpha.shape[-1]
-        if relabel is not None:
-            relabel = check_relabel(hood, relabel, self.num_classes)
-        self.relabel, batches = relabel, (alpha.shape[:-2], logits.shape[:-1], batch_of(relabel))
+        self.channel = check_relabel(hood, relabel, self.num_classes)
+        batches = alpha.shape[:-2], logits.shape[:-1], self.channel.batch_shape
         batch_shape = torch.broadcast_shapes(*batches)
         super().__init__(batch_shape, Size([hood.num_nodes]), validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, logits, hood)
-            check_relabel_values(relabel)
+            self.channel.check_values()
+
+    @property
+    def relabel(self) -> Tensor | None:
+        return self.channel.relabel
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
@@ -126,31 +120,28 @@ class NeighborMixture(ClosedForms):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
         c = NeighborChoice(self.hood, self.logits).expand(shape[:-1]).sample()
-        labels = ChosenLabels(self.alpha, c).sample()
-        return labels if self.relabel is None else pass_on(self.hood, self.relabel, c, labels)
+        return self.channel.draw(self.hood, c, ChosenLabels(self.alpha, c).sample())
 
     def given(self, c: Tensor) -> ChosenLabels:
         """:math:`p(y \\mid c)`, given choices ``(..., N)``; edges may permute labels."""
-        if self.relabel is None:
-            return ChosenLabels(self.alpha, c)
-        check_relabel(self.hood, self.relabel, self.num_classes, kinds="permutations")
-        return ChosenLabels(self.alpha, c, at_choices(self.hood, self.relabel, c))
+        check_relabel(self.hood, self.channel, self.num_classes, kinds="permutations")
+        return ChosenLabels(self.alpha, c, self.channel.chosen(self.hood, c))
 
     def choices(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> OrderedConditional:
         """:math:`q(c \\mid y)`, which the bound is made of; edges may permute labels."""
         arguments = self.hood, self.alpha, self.logits, y, observed, order
-        options: dict[str, Any] = {"relabel": self.relabel, "validate_args": self._validate_args}
+        options: dict[str, Any] = {"relabel": self.channel, "validate_args": self._validate_args}
         return OrderedConditional(*arguments, **options)
 
     def in_order(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> OrderedConditional | EvidenceConditional:
         """:meth:`choices`; or :meth:`latents`, where edges relabel by chance: matrices."""
-        if self.relabel is None or is_permutation(self.relabel):
+        if self.channel.certain:
             return self.choices(y, observed, order)
-        evidence = evidence_of(self.hood, self.relabel, y, observed)
+        evidence = evidence_of(self.hood, self.channel, y, observed)
         return self.latents(evidence, observed, order)
 
     def latents(
@@ -161,7 +152,7 @@ class NeighborMixture(ClosedForms):
         edges relabel there is none, and evidence is of borrowed labels: ``(..., num_edges, C)``.
         """
         arguments = self.hood, self.table, self.logits, evidence, observed, order
-        relabels = self.relabel is not None
+        relabels = not self.channel.keeps
         q = EvidenceConditional(*arguments, relabels=relabels, validate_args=self._validate_args)
         if relabels:
             check_edge_evidence(self.hood, q.evidence)
@@ -191,8 +182,8 @@ class NeighborMixture(ClosedForms):
         return self._log_marginal(rows, labels)
 
     def _log_marginal(self, rows: Neighborhood, labels: Tensor) -> Tensor:
-        logits, relabel = self.logits[..., rows.edge], of_edges(self.relabel, rows.edge)
-        arguments = rows, self.table, logits, labels, self.batch_shape, relabel
+        logits, channel = self.logits[..., rows.edge], self.channel.of(rows.edge)
+        arguments = rows, self.table, logits, labels, self.batch_shape, channel
         return enumeration.log_marginals(*arguments)
 
     def elbo(
@@ -290,7 +281,7 @@ class NeighborMixture(ClosedForms):
 
         def stages(rows: Neighborhood):
             check_label_range(rows, labels := y[rows.nodes], self.num_classes)
-            return stages_of(rows, self.alpha, self.logits, labels, self.relabel)
+            return stages_of(rows, self.alpha, self.logits, labels, self.channel)
 
         options = observed, given, num_particles, num_stages, order
         return estimate_log_likelihood(self.hood, stages, *options).to(self.logits)
@@ -319,10 +310,8 @@ class NeighborMixture(ClosedForms):
         y = check_labelling("condition", self.hood, self.batch_shape, y)
         if num_samples is None:
             weighted = True
-        (alpha, logits, y, relabel), _ = untracked(
-            self.table.detach(), self.logits.detach(), y, self.relabel
-        )
-        relabel = None if relabel is None else relabel.detach()
+        given = self.table.detach(), self.logits.detach(), y, self.channel.detach()
+        (alpha, logits, y, channel), _ = untracked(*given)
         nothing = Components.prior(alpha)
-        prior = Posterior(self.hood, logits, nothing, relabel=relabel, is_exact=True)
+        prior = Posterior(self.hood, logits, nothing, channel=channel, is_exact=True)
         return prior.condition(y, observed, num_samples, weighted)

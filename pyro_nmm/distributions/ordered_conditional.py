@@ -11,6 +11,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.caching import derived
+from pyro_nmm.channel import Channel
 from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.distributions.base import flatten
 from pyro_nmm.distributions.in_order import InOrder
@@ -23,7 +24,7 @@ from pyro_nmm.ops.score_costs import (
     one_step_credits,
 )
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import borrowed_labels, check_relabel, of_edges
+from pyro_nmm.relabel import check_relabel
 from pyro_nmm.validation import (
     check_all_rows,
     check_label_range,
@@ -117,15 +118,14 @@ class OrderedConditional(InOrder):
         observed: Tensor | None = None,
         order: Tensor | None = None,
         estimator: str = "reward_to_go",
-        relabel: Tensor | None = None,
+        relabel: Tensor | Channel | None = None,
         *,
         validate_args=None,
     ) -> None:
         alpha, logits = check_shapes(hood, alpha, logits)
         check_all_rows(hood)
         y = check_labels(hood, y, hood.num_nodes)
-        if relabel is not None:
-            relabel = check_relabel(hood, relabel, alpha.shape[-1], kinds="permutations")
+        channel = check_relabel(hood, relabel, alpha.shape[-1], kinds="permutations")
         self._arrange(hood, observed, order, estimator)
         self.alpha, self.logits, self.num_classes = alpha, logits, alpha.shape[-1]
         labels = y.index_select(-1, self.rows.nodes)
@@ -136,10 +136,7 @@ class OrderedConditional(InOrder):
             check_values(alpha, logits, hood)
             check_label_range(self.rows, labels, self.num_classes)
         #: The labels that choices count for: ``(..., n)`` of rows, or of edges where these relabel.
-        self.labels = labels
-        if relabel is not None:
-            own = of_edges(relabel, self.rows.edge)
-            self.labels = borrowed_labels(self.rows, own, labels)
+        self.labels = channel.of(self.rows.edge).borrowed(self.rows, labels)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):

@@ -10,6 +10,7 @@ from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
+from pyro_nmm.channel import KEEP, Channel
 from pyro_nmm.distributions import conditioning, queries
 from pyro_nmm.distributions.components import Components
 from pyro_nmm.distributions.sequential import predict_in_turn
@@ -19,7 +20,6 @@ from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
 from pyro_nmm.ops.gibbs import Chains
 from pyro_nmm.ops.marginals import PairRows, spread
-from pyro_nmm.relabel import of_edges
 from pyro_nmm.validation import check_label_range, check_labels, check_nodes, check_pairs
 
 
@@ -49,8 +49,8 @@ class Posterior:
     :param Neighborhood hood: the neighbourhoods of all nodes.
     :param Tensor logits: ``(num_edges,)`` attention scores.
     :param Components components: the choices and labels of the observed nodes.
-    :param Tensor relabel: of the edges, see :mod:`pyro_nmm.relabel`. Labels of ``components`` are
-        then those that nodes borrowed, and ``shown``, ``(n,)``, what the nodes show.
+    :param Channel channel: of the edges. If they relabel, the labels of ``components`` are
+        borrowed, and ``shown``, ``(n,)``, has the labels of the nodes.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
     :ivar Chains chains: diagnostics of Gibbs sweeps, if the components are states of these.
@@ -64,13 +64,13 @@ class Posterior:
         logits: Tensor,
         components: Components,
         *,
-        relabel: Tensor | None = None,
+        channel: Channel = KEEP,
         shown: Tensor | None = None,
         is_exact: bool = False,
         weighted: bool = True,
     ) -> None:
         self.hood, self.logits, self.components = hood, logits, components
-        self.relabel, self.shown = relabel, components.labels if shown is None else shown
+        self.channel, self.shown = channel, components.labels if shown is None else shown
         self.num_classes, self.nodes = components.alpha.shape[-1], components.nodes
         self.is_exact, self.weighted = is_exact, weighted
         # The place of every node among the observed ones, or -1.
@@ -78,8 +78,9 @@ class Posterior:
         self.place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
         self.observed, self.chains = self.place >= 0, None
         self.latent = self.shown.dim() == 2
-        self._probs = components.probs()
-        if relabel is not None:
+        if self.latent:
+            self._probs = components.probs()
+        else:
             self._probs = one_hot(self.shown, self.num_classes).to(components.alpha)
         # Zero stands for "not known".
         self.labels = torch.zeros_like(self.place)
@@ -137,24 +138,23 @@ class Posterior:
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         if len(nodes) == 0 and num_samples is None:
             return self
-        old, hood, logits, relabel = self.components, self.hood, self.logits, self.relabel
+        old, hood, logits, channel = self.components, self.hood, self.logits, self.channel
         if self.is_exact and self.latent and num_samples is None:
             new = conditioning.extended(hood, logits, old, nodes, labels)
-            return self._with(new, labels, is_exact=True)
+            return self._with(new, None, is_exact=True)
         if self.is_exact and num_samples is None:
             both, order = torch.cat([old.nodes, nodes]).sort()
-            shown = torch.cat([self.shown, labels])[order]
-            new = conditioning.all_components(hood, old.alpha, logits, both, shown, relabel)
-            return self._with(new, shown, is_exact=True)
+            every = torch.cat([self.shown, labels])[order]
+            new = conditioning.all_components(hood, old.alpha, logits, both, every, channel)
+            return self._with(new, every, is_exact=True)
         weighted = self.weighted if weighted is None else weighted
-        more = nodes, labels, num_samples, weighted, relabel
-        shown = torch.cat([self.shown, labels]) if relabel is not None else labels
+        more = nodes, labels, num_samples, weighted, channel
         new = conditioning.continued(hood, logits, old, *more)
+        shown = None if channel.keeps else torch.cat([self.shown, labels])
         return self._with(new, shown, weighted=weighted)
 
-    def _with(self, components: Components, shown: Tensor, **options) -> Posterior:
-        if self.relabel is not None:
-            options |= {"relabel": self.relabel, "shown": shown}
+    def _with(self, components: Components, shown: Tensor | None, **options) -> Posterior:
+        options |= {"channel": self.channel, "shown": shown}
         return Posterior(self.hood, self.logits, components, **options)
 
     def shown_by(self, part: slice | Tensor) -> Tensor:
@@ -164,8 +164,8 @@ class Posterior:
     def _marginals(self, rows: Neighborhood) -> Tensor:
         attention = rows.softmax(self.logits.index_select(0, rows.edge))
         # Linear in the components' means, so the mixture is merged before it is spread.
-        relabel = of_edges(self.relabel, rows.edge)
-        return self._fix(rows.nodes, spread(rows, self.components.mean(), attention, relabel))
+        channel = self.channel.of(rows.edge)
+        return self._fix(rows.nodes, spread(rows, self.components.mean(), attention, channel))
 
     def _fix(self, nodes: Tensor, marginals: Tensor) -> Tensor:
         """Marginals ``(K, C)`` of nodes, with those of observed ones replaced."""
@@ -196,13 +196,13 @@ class Posterior:
             # In a component a label that is known depends on no other.
             near.separate(known[near.pairs].any(0))
             attention = near.rows.softmax(self.logits.index_select(0, near.rows.edge))
-            relabel = of_edges(self.relabel, near.rows.edge)
+            channel = self.channel.of(near.rows.edge)
             for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
                 alpha = self.components.concentrations(near.sources, part)
-                own = near.marginals(alpha, attention, relabel)
+                own = near.marginals(alpha, attention, channel)
                 labels = self.shown_by(part)[..., self.place[near.nodes[known]]]
                 own[:, known] = one_hot(labels, size).to(own)
-                parts = near.tables(alpha, attention, own, relabel)
+                parts = near.tables(alpha, attention, own, channel)
                 table = table + torch.tensordot(weights[part], parts, 1)
             tables.append(table)
         return torch.cat(tables)
@@ -265,7 +265,7 @@ class Posterior:
         place, given = self.place[nodes[known]], flat[:, known]
         rows, sources = compact(self.hood.take(nodes[~known]))
         own = self.logits.index_select(0, rows.edge), flat[:, ~known]
-        relabel = of_edges(self.relabel, rows.edge)
+        channel = self.channel.of(rows.edge)
         numbers = max(enumeration.check_size(rows), flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
             log_prob = self.log_weights[part, None]
@@ -273,7 +273,7 @@ class Posterior:
             agrees = agrees.expand(len(log_prob), -1)
             if rows.num_rows:
                 alpha = self.components.concentrations(sources, part)
-                log_prob = log_prob + enumeration.log_marginal(rows, alpha, *own, relabel)
+                log_prob = log_prob + enumeration.log_marginal(rows, alpha, *own, channel)
             log_prob = log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf)
             parts.append(log_prob.logsumexp(0))
         return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
@@ -308,7 +308,7 @@ class Posterior:
             labels[free] = self._marginals(self.hood.take(free)).argmax(-1)
         elif method == "joint" and len(free):
             labels[free] = self._joint_mode(free)
-        elif method == "sequential" and self.relabel is not None:
+        elif method == "sequential" and not self.channel.keeps:
             raise ValueError("method='sequential' is for edges that keep labels: use 'marginal'")
         elif method == "sequential" and len(free):
             certainty = self._marginals(self.hood.take(free)).max(-1).values

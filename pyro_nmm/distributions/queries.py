@@ -16,7 +16,6 @@ from pyro_nmm.edges import as_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.sampling import pick
-from pyro_nmm.relabel import of_edges, pass_on
 from pyro_nmm.validation import check_integers, check_nodes
 
 
@@ -25,7 +24,7 @@ def draws(posterior: Any, number: int, nodes: Tensor) -> Tensor:
     p, seen = posterior, posterior.observed[nodes]
     component = p.components.drawn(number)
     rows, known = p.hood.take(nodes[~seen]), p.components.labels_of(component)
-    known, relabel = known.expand(number, -1), of_edges(p.relabel, rows.edge)
+    known, channel = known.expand(number, -1), p.channel.of(rows.edge)
     value = known.new_empty(number, len(nodes))
     value[:, seen] = p.shown_by(component)[..., p.place[nodes[seen]]]
     attention = rows.softmax(p.logits.index_select(0, rows.edge))[None]
@@ -35,9 +34,7 @@ def draws(posterior: Any, number: int, nodes: Tensor) -> Tensor:
         new = rows.source[pick(rows, attention, uniforms)]
         choices = torch.cat([old, new], 1)
         labels = draw_from_urns(p.components.alpha, choices, known[part])[:, len(p.nodes) :]
-        if relabel is not None:
-            labels = pass_on(rows, relabel, new, labels)
-        value[part, ~seen] = labels
+        value[part, ~seen] = channel.draw(rows, new, labels)
     return value
 
 

@@ -14,10 +14,9 @@ from math import prod
 
 import torch
 from torch import Size, Tensor
-from torch.nn.functional import one_hot
 
+from pyro_nmm.channel import Channel, log_entries
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.relabel import is_permutation, log_entries
 
 #: Largest number of joint choices that is enumerated.
 MAX_CHOICES = 2**20
@@ -88,18 +87,17 @@ def log_marginal(
     alpha: Tensor,
     logits: Tensor,
     labels: Tensor,
-    relabel: Tensor | None = None,
+    channel: Channel,
 ) -> Tensor:
     r"""
     :math:`\log p(y_\tau)` of every labelling of the rows' nodes.
 
     :param Tensor labels: ``(Q, num_rows)``.
-    :param Tensor relabel: ``(rows.num_edges, C)`` permutations, or matrices
-        ``(..., rows.num_edges, C, C)``, in the order of ``rows``.
+    :param Channel channel: of the edges of ``rows``.
     :return: ``(..., Q)``.
     """
-    if relabel is not None:
-        return _log_shown(rows, alpha, logits, labels, relabel)
+    if not channel.keeps:
+        return _log_shown(rows, alpha, logits, labels, channel.matrices(alpha))
     edges = enumerate_choices(rows)
     some = max(1, 4 * MAX_CHOICES // (len(edges) * max(1, alpha[..., 0, 0].numel())))
     parts = [
@@ -108,11 +106,9 @@ def log_marginal(
     return torch.cat(parts, -1)
 
 
-def _log_shown(rows, alpha, logits, labels, relabel):
+def _log_shown(rows, alpha, logits, labels, matrices):
     # A sum over the labels that are borrowed, too.
-    size, matrices = alpha.shape[-1], relabel
-    if is_permutation(relabel):
-        matrices = one_hot(relabel, size).to(alpha)
+    size = alpha.shape[-1]
     check_size(rows, size**rows.num_rows * rows.num_rows * max(1, alpha[..., 0, 0].numel()))
     edges = enumerate_choices(rows)
     borrowed = enumerate_labels(rows.num_rows, size, rows.device)
@@ -128,30 +124,26 @@ def log_marginals(
     logits: Tensor,
     labels: Tensor,
     batch_shape: Size,
-    relabel: Tensor | None = None,
+    channel: Channel,
 ) -> Tensor:
     """
     :func:`log_marginal` of labels with batch dimensions of their own.
 
     :param Tensor labels: ``(..., num_rows)``.
-    :param Size batch_shape: of ``alpha``, ``logits`` and ``relabel`` together.
-    :param Tensor relabel: see :func:`log_marginal`.
+    :param Size batch_shape: of ``alpha``, ``logits`` and ``channel`` together.
     :return: ``(...)``, the shapes of labels and parameters broadcast.
     """
     shape = torch.broadcast_shapes(labels.shape[:-1], batch_shape)
     if not shape.numel():  # no labels at all: nothing, with the gradient of nothing
         return (alpha.sum() + logits.sum()).expand(shape)
     if batch_shape.numel() == 1:
-        log_prob = log_marginal(rows, alpha, logits, labels.reshape(-1, rows.num_rows), relabel)
+        log_prob = log_marginal(rows, alpha, logits, labels.reshape(-1, rows.num_rows), channel)
         return log_prob.reshape(labels.shape[:-1]).expand(shape)
     batch = shape[len(shape) - len(batch_shape) :]
     alpha = alpha.expand(*batch, -1, -1).flatten(end_dim=-3)
     logits = logits.expand(*batch, -1).flatten(end_dim=-2)
     labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
-    columns = [alpha, logits, labels.unbind(1)]
-    if relabel is not None:
-        event = relabel.shape[-2 if is_permutation(relabel) else -3 :]
-        columns.append(relabel.expand(*batch, *event).reshape(-1, *event))
+    columns = alpha, logits, labels.unbind(1), channel.split(batch)
     found = [log_marginal(rows, *column) for column in zip(*columns, strict=True)]
     return torch.stack(found, 1).view(shape)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_nmm.channel import Channel
 from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.compact import Places, compact, consecutive
@@ -28,7 +29,6 @@ from pyro_nmm.ops.evidence import (
 )
 from pyro_nmm.ops.stages import Stages
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import borrowed_labels, is_permutation, label_evidence, of_edges
 
 
 class LatentStage(NamedTuple):
@@ -122,17 +122,15 @@ def stages_of(
     alpha: Concentrations,
     logits: Tensor,
     labels: Tensor,
-    relabel: Tensor | None = None,
+    channel: Channel,
 ) -> Stages | LatentStages:
     """
     Rows with the labels that they show, as stages.
 
     :param Tensor labels: ``(rows.num_rows,)``.
-    :param Tensor relabel: of all edges of the graph, see :mod:`pyro_nmm.relabel`.
+    :param Channel channel: of all edges of the graph.
     """
-    if relabel is None:
-        return Stages(rows, alpha, logits, labels)
-    own = of_edges(relabel, rows.edge)
-    if is_permutation(relabel):
-        return Stages(rows, alpha, logits, borrowed_labels(rows, own, labels))
-    return LatentStages(rows, written_out(alpha), logits, label_evidence(rows, own, labels))
+    own = channel.of(rows.edge)
+    if own.certain:
+        return Stages(rows, alpha, logits, own.borrowed(rows, labels))
+    return LatentStages(rows, written_out(alpha), logits, own.evidence(rows, labels, logits))

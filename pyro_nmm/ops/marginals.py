@@ -9,39 +9,35 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.blocks import blocks
+from pyro_nmm.channel import KEEP, Channel
 from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.compact import compact
-from pyro_nmm.relabel import batch_of, carried, carried_tables, of_edges
 
 
 def node_marginals(
-    hood: Neighborhood, alpha: Tensor, attention: Tensor, relabel: Tensor | None = None
+    hood: Neighborhood, alpha: Tensor, attention: Tensor, channel: Channel = KEEP
 ) -> Tensor:
     r"""
     :math:`u_i = p(y_i) = \sum_{j \in n(i)} L_{ij} \alpha_j / A_j`.
 
     :param Tensor alpha: ``(..., N, C)``.
     :param Tensor attention: ``(..., num_edges)``, :math:`L_{ij}`.
-    :param Tensor relabel: permutations or matrices of the edges, see :mod:`pyro_nmm.relabel`.
+    :param Channel channel: of the edges of ``hood``.
     :return: ``(..., num_rows, C)``. Cost: :math:`O(E C)`, with the edges in blocks.
     """
-    return spread(hood, alpha / alpha.sum(-1, keepdim=True), attention, relabel)
+    return spread(hood, alpha / alpha.sum(-1, keepdim=True), attention, channel)
 
 
-def spread(
-    hood: Neighborhood, mean: Tensor, attention: Tensor, relabel: Tensor | None = None
-) -> Tensor:
+def spread(hood: Neighborhood, mean: Tensor, attention: Tensor, channel: Channel = KEEP) -> Tensor:
     """:func:`node_marginals` from the sources' means ``(..., N, C)``."""
-    batch = torch.broadcast_shapes(mean.shape[:-2], attention.shape[:-1], batch_of(relabel))
+    batch = torch.broadcast_shapes(mean.shape[:-2], attention.shape[:-1], channel.batch_shape)
     marginals = mean.new_zeros(*batch, hood.num_rows, mean.shape[-1])
     each = batch.numel() * mean.shape[-1]
     # Each block has a whole gradient of its own, so where there are any, few blocks are better.
     cached = mean.device.type == "cpu" and not mean.requires_grad
     for part in blocks(hood.num_edges, each, cached):
-        messages = mean.index_select(-2, hood.source[part])
-        if relabel is not None:
-            messages = carried(of_edges(relabel, part), messages)
+        messages = channel.of(part).push(mean.index_select(-2, hood.source[part]))
         messages = attention[..., part, None] * messages
         marginals = marginals.index_add_(-2, hood.row[part], messages)
     return marginals
@@ -101,18 +97,18 @@ class PairRows:
         sizes = len(self.nodes) + len(self.sources), self.pairs.shape[1] * num_classes
         return sum(sizes) * num_classes
 
-    def marginals(self, alpha: Tensor, attention: Tensor, relabel: Tensor | None = None) -> Tensor:
+    def marginals(self, alpha: Tensor, attention: Tensor, channel: Channel = KEEP) -> Tensor:
         """``(..., R, C)``, see :func:`node_marginals`; arguments as :meth:`tables`."""
-        return node_marginals(self.rows, alpha, attention, relabel)
+        return node_marginals(self.rows, alpha, attention, channel)
 
     def tables(
-        self, alpha: Tensor, attention: Tensor, marginals: Tensor, relabel: Tensor | None = None
+        self, alpha: Tensor, attention: Tensor, marginals: Tensor, channel: Channel = KEEP
     ) -> Tensor:
         """
         :param Tensor alpha: ``(..., M, C)`` of ``sources``.
         :param Tensor attention: ``(..., num_edges)`` of ``rows``.
         :param Tensor marginals: ``(..., R, C)`` of ``nodes``.
-        :param Tensor relabel: of the edges of ``rows``.
+        :param Channel channel: of the edges of ``rows``.
         :return: ``(..., P, C, C)``.
         """
         first, second = (marginals.index_select(-2, places) for places in self.pairs)
@@ -126,9 +122,7 @@ class PairRows:
             both = (attention[..., edge_i] * attention[..., edge_j]).unsqueeze(-1) / (total + 1)
             shared = -(both * mean).unsqueeze(-1) * mean.unsqueeze(-2)
             shared.diagonal(dim1=-2, dim2=-1).add_(both * mean)
-            if relabel is not None:
-                ends = of_edges(relabel, edge_i), of_edges(relabel, edge_j)
-                shared = carried_tables(*ends, shared)
+            shared = channel.push_tables(edge_i, edge_j, shared)
             table = table.index_add_(-3, pair, shared)
         same = (self.pairs[0] == self.pairs[1])[:, None, None]
         return torch.where(same, torch.diag_embed(first), table)
@@ -139,7 +133,7 @@ def pair_marginals(
     alpha: Tensor,
     logits: Tensor,
     pairs: Tensor,
-    relabel: Tensor | None = None,
+    channel: Channel = KEEP,
 ) -> Tensor:
     """
     Joint distributions of pairs of labels, see :class:`PairRows`.
@@ -147,16 +141,16 @@ def pair_marginals(
     :param Tensor alpha: ``(..., N, C)``.
     :param Tensor logits: ``(..., num_edges)``.
     :param Tensor pairs: ``(2, P)`` node ids.
-    :param Tensor relabel: of all edges.
+    :param Channel channel: of all edges.
     :return: ``(..., P, C, C)``. Cost: linear in the edges of the pairs' rows.
     """
     tables = []
-    batch = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1], batch_of(relabel))
+    batch = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1], channel.batch_shape)
     for part in blocks(pairs.shape[1], batch.numel() * alpha.shape[-1] ** 2):
         near = PairRows(hood, pairs[:, part])
         own = alpha.index_select(-2, near.sources)
         attention = near.rows.softmax(logits.index_select(-1, near.rows.edge))
-        change = of_edges(relabel, near.rows.edge)
+        change = channel.of(near.rows.edge)
         marginals = near.marginals(own, attention, change)
         tables.append(near.tables(own, attention, marginals, change))
     return torch.cat(tables, -3)
