@@ -10,7 +10,9 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward, evaluation
+from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
+from pyro_nmm.relabel import as_channel
 
 
 class AmortizedNMM(nn.Module):
@@ -69,18 +71,15 @@ class AmortizedNMM(nn.Module):
         self.collapsed, self.estimator, self.name = collapsed, estimator, name
         self.forward_pass = SharedForward(hood, network, name)
 
-    def forward(self, *inputs) -> tuple[Tensor, Tensor]:
-        """
-        ``alpha`` of shape ``(N, C)``, ``logits`` of shape ``(num_edges,)`` and, where the network
-        relabels edges, ``relabel``.
-        """
+    def forward(self, *inputs) -> tuple:
+        """The network's output: ``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
         return self.forward_pass.run(inputs)
 
     def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
-        alpha, logits, *relabel = self.forward_pass.give(inputs)
+        alpha, logits, relabel = Parameters(*self.forward_pass.give(inputs))
         ordered_guide(
-            self.hood, alpha, logits, y, observed, relabel=relabel[0] if relabel else None,
+            self.hood, alpha, logits, y, observed, relabel=relabel,
             collapsed=self.collapsed, estimator=self.estimator,
         )  # fmt: skip
 
@@ -95,17 +94,17 @@ class AmortizedNMM(nn.Module):
         :func:`~pyro_nmm.models.nmm` at the network's output. For ``Predictive`` of the nodes that
         ``observed`` leaves out take ``functools.partial(program.model, predict=True)``.
         """
-        alpha, logits, *relabel = self.forward_pass.take(inputs)
+        alpha, logits, relabel = Parameters(*self.forward_pass.take(inputs))
         if self.consistency is not None and self.training and y is not None:
-            mixture = NeighborMixture(self.hood, alpha, logits, *relabel)
+            mixture = NeighborMixture(self.hood, alpha, logits, relabel)
             size = self.hood.restrict(observed).num_rows
             pyro.factor("consistency", -size * self.consistency.of(mixture, y, observed))
-        change = relabel[0] if relabel else None
-        options = {"relabel": change, "collapsed": self.collapsed, "predict": predict}
+        options = {"relabel": relabel, "collapsed": self.collapsed, "predict": predict}
         return nmm(self.hood, alpha, logits, y, observed, **options)
 
     def mixture(self, *inputs) -> NeighborMixture:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
         with evaluation(self):
-            parameters = self(*inputs)
-        return NeighborMixture(self.hood, *(part.detach() for part in parameters))
+            alpha, logits, relabel = Parameters(*self(*inputs))
+        channel = as_channel(relabel).detach()
+        return NeighborMixture(self.hood, alpha.detach(), logits.detach(), channel)

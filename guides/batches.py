@@ -18,6 +18,7 @@ from pyro_nmm.datasets.entries import entry
 from pyro_nmm.edges import as_mask
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import NoSites
+from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.validation import check_integers, check_positive
 
@@ -125,9 +126,9 @@ class SeedLoss(nn.Module):
         hood = Neighborhood(edge_index[:, mask[edge_index[1]]], batch.num_nodes)
         self._check_whole(batch, hood, mask)
         with NoSites():
-            alpha, logits, *relabel = self.network(hood, *(batch[name] for name in self.inputs))
-        given = hood, alpha, logits, entry(batch, "y"), mask
-        options = {"relabel": relabel[0] if relabel else None, "collapsed": True}
+            found = Parameters(*self.network(hood, *(batch[name] for name in self.inputs)))
+        given = hood, found.alpha, found.logits, entry(batch, "y"), mask
+        options = {"relabel": found.relabel, "collapsed": True}
         model = functools.partial(nmm, *given, **options)
         guide = functools.partial(ordered_guide, *given, estimator=self.estimator, **options)
         bound = self._elbo.differentiable_loss(model, guide)

@@ -21,7 +21,7 @@ from pyro_nmm.models.latent import (
     sample_field,
 )
 from pyro_nmm.models.links import DGLFRM
-from pyro_nmm.models.networks import FreeNMM, NMMNetwork, ParameterNetwork
+from pyro_nmm.models.networks import FreeNMM, NMMNetwork, ParameterNetwork, Parameters
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.models.random_fields import (
     MarginalField,
@@ -57,6 +57,7 @@ __all__ = [
     "NormalEmission",
     "PairwiseMRF",
     "ParameterNetwork",
+    "Parameters",
     "PoissonEmission",
     "PooledScores",
     "StackedNMM",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.edges import check_mask
+from pyro_nmm.models.networks import Parameters
 
 
 def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class Compatibility(nn.Module):
         #: ``(C, C)``: :math:`W`, from the label of a neighbour to one's own; zeros at first.
         self.scores = nn.Parameter(torch.zeros(num_classes, num_classes))
 
-    def forward(self, hood: Neighborhood, *inputs: Any) -> tuple[Any, Tensor, Tensor]:
+    def forward(self, hood: Neighborhood, *inputs: Any) -> Parameters:
         """``alpha`` and ``logits`` of the network, and ``relabel``, ``(num_edges, C, C)``."""
         alpha, logits = self.network(hood, *inputs)
-        return alpha, logits, between_nodes(hood, self.scores.softmax(-1))
+        return Parameters(alpha, logits, between_nodes(hood, self.scores.softmax(-1)))

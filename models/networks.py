@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,29 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Parameters(NamedTuple):
+    r"""
+    The parameters of an NMM, in the order in which a mixture takes them: :math:`\alpha`, a table
+    ``(..., N, C)`` or a formula, positive and finite; logits ``(..., num_edges)`` in the order of
+    the neighbourhoods; and what edges make of labels, see :mod:`pyro_nmm.relabel`.
+
+    >>> from pyro_nmm import NeighborMixture
+    >>> hood = Neighborhood.grid(1, 2)
+    >>> parameters = Parameters(torch.ones(2, 3), torch.zeros(hood.num_edges))
+    >>> NeighborMixture(hood, *parameters).sample().shape
+    torch.Size([2])
+    """
+
+    alpha: Concentrations
+    logits: Tensor
+    relabel: Any = None
+
+
 class ParameterNetwork(Protocol):
     r"""
-    What gives an NMM its parameters: a ``torch.nn.Module`` that is called with the neighbourhoods
-    and whatever it reads, and returns :math:`\alpha`, a table ``(..., N, C)`` or a formula, and
-    logits ``(..., num_edges)``; where edges relabel, ``relabel`` too, as
-    :class:`~pyro_nmm.models.Compatibility` does. Every guide and every fit takes one:
+    A network that returns the parameters of an NMM: a ``torch.nn.Module`` that is called with the
+    neighbourhoods and its own inputs, and returns :class:`Parameters`, or :math:`\alpha`
+    ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels. Every guide and every fit takes one:
     :class:`NMMNetwork`, :class:`FreeNMM`, :class:`~pyro_nmm.models.ConvolutionalNMM`,
     :class:`~pyro_nmm.models.Denoiser`, :class:`~pyro_nmm.models.StackedNMM`, or the user's own,
 
@@ -43,12 +60,8 @@ class ParameterNetwork(Protocol):
 
     def __call__(
         self, hood: Neighborhood, *inputs: Any
-    ) -> tuple[Concentrations, Tensor] | tuple[Concentrations, Tensor, Tensor]:
-        """
-        :return: ``alpha``, a table ``(..., N, C)`` or a formula, and ``logits``
-            ``(..., num_edges)`` in the order of ``hood``, both finite and ``alpha`` positive; and
-            what edges make of labels, see :mod:`pyro_nmm.relabel`, if they relabel.
-        """
+    ) -> tuple[Concentrations, Tensor] | Parameters:
+        """:return: :class:`Parameters`, or the first two of them."""
 
 
 def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:
