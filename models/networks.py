@@ -47,9 +47,9 @@ class ParameterNetwork(Protocol):
     r"""
     A network that returns the parameters of an NMM: a ``torch.nn.Module`` that is called with the
     neighbourhoods and its own inputs, and returns :class:`Parameters`, or :math:`\alpha`
-    ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels. Every guide and every fit takes one:
-    :class:`NMMNetwork`, :class:`FreeNMM`, :class:`~pyro_nmm.models.ConvolutionalNMM`,
-    :class:`~pyro_nmm.models.Denoiser`, :class:`~pyro_nmm.models.StackedNMM`, or the user's own,
+    ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels. Every guide and
+    every fit takes one: :class:`NMMNetwork`, :class:`FreeNMM`, :class:`StackedNMM`,
+    :class:`ConvolutionalNMM`, :class:`Denoiser` of this package, or the user's own,
 
     >>> class Mine(nn.Module):
     ...     def forward(self, hood, x):
