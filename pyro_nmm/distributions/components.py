@@ -15,22 +15,29 @@ from pyro_nmm.ops.compact import Places
 
 class Components:
     r"""
-    Choices of the observed nodes, with weights. Given choices,
-    :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j)` by conjugacy, so only nodes that somebody
-    chose differ from the prior: concentrations are made where a query needs them.
+    ``T`` weighted choices of the observed nodes. Given choices,
+    :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j)` by conjugacy, so only sources that at least
+    one node chose differ from the prior: concentrations are made where a query needs them.
 
     :param Tensor alpha: ``(N, C)`` concentrations of the prior.
     :param Tensor nodes: ``(n,)`` observed node ids.
-    :param Tensor labels: ``(n,)`` their labels; or ``(T, n)`` where they are latent, and every
-        component has its own.
-    :param Tensor choices: ``(T, n)`` their choices as node ids, one row for each component.
+    :param Tensor labels: ``(n,)`` the labels that they borrowed; ``(T, n)`` if components differ.
+    :param Tensor choices: ``(T, n)`` their choices as node ids.
     :param Tensor log_weights: ``(T,)`` up to a constant.
+    :param Tensor shown: the labels of the nodes, of the same shapes; default the borrowed ones.
     """
 
     def __init__(
-        self, alpha: Tensor, nodes: Tensor, labels: Tensor, choices: Tensor, log_weights: Tensor
+        self,
+        alpha: Tensor,
+        nodes: Tensor,
+        labels: Tensor,
+        choices: Tensor,
+        log_weights: Tensor,
+        shown: Tensor | None = None,
     ) -> None:
         self.alpha, self.nodes, self.labels, self.choices = alpha, nodes, labels, choices
+        self.shown = labels if shown is None else shown
         self.log_weights = log_weights.log_softmax(0)
 
     @classmethod
@@ -47,6 +54,11 @@ class Components:
         """``(T,)``, of sum one."""
         return self.log_weights.exp()
 
+    @property
+    def latent(self) -> bool:
+        """Whether components differ in the labels of the nodes."""
+        return self.shown.dim() == 2
+
     def drawn(self, size: int) -> Tensor:
         """``(size,)`` components, drawn by their weight."""
         if len(self) == 1:
@@ -56,21 +68,18 @@ class Components:
         # To the right: a component of weight zero ends where it begins.
         return torch.searchsorted(sums, places, right=True).clamp(max=len(sums) - 1)
 
-    @property
-    def latent(self) -> bool:
-        """Whether components differ in their labels."""
-        return self.labels.dim() == 2
-
-    def labels_of(self, part: slice | Tensor = slice(None)) -> Tensor:
-        """``(n,)`` or ``(T, n)``: the labels of some components."""
-        return self.labels[part] if self.latent else self.labels
+    def resampled(self, size: int) -> Components:
+        """So many components of equal weight, drawn by their weight."""
+        some, equal = self.drawn(size), self.log_weights.new_zeros(size)
+        labels, shown = (of_components(each, some) for each in (self.labels, self.shown))
+        return Components(self.alpha, self.nodes, labels, self.choices[some], equal, shown)
 
     def probs(self) -> Tensor:
         """``(n, C)``: the weight of every label of the observed nodes."""
         if not self.latent:
-            return one_hot(self.labels, self.alpha.shape[-1]).to(self.alpha)
+            return one_hot(self.shown, self.alpha.shape[-1]).to(self.alpha)
         probs = self.alpha.new_zeros(self.alpha.shape[-1], len(self.nodes))
-        return probs.scatter_add_(0, self.labels, self.weights[:, None].expand_as(self.labels)).T
+        return probs.scatter_add_(0, self.shown, self.weights[:, None].expand_as(self.shown)).T
 
     def concentrations(self, nodes: Tensor, part: slice = slice(None)) -> Tensor:
         r"""
@@ -80,7 +89,7 @@ class Components:
         places, num_classes = Places(nodes), self.alpha.shape[-1]
         place, found = places.find(self.choices[part])
         counts = self.alpha.new_zeros(len(place), len(places.keys) * num_classes)
-        index = place * num_classes + self.labels_of(part)
+        index = place * num_classes + of_components(self.labels, part)
         counts.scatter_add_(1, index, found.to(counts.dtype))
         return self.alpha[nodes] + counts.unflatten(1, (-1, num_classes))[:, places.place]
 
@@ -104,7 +113,12 @@ class Components:
             share = own / (total[node] + count)
             chosen.index_add_(0, node, own)
             changed.index_add_(0, node, share)
-            index = choices * num_classes + self.labels_of(part)
+            index = choices * num_classes + of_components(self.labels, part)
             added.index_add_(0, index.flatten(), share[place].flatten())
         scale = (weights.sum() - chosen).clamp(min=0) / total + changed
         return added.view_as(self.alpha).addcmul_(self.alpha, scale[:, None]).to(self.alpha.dtype)
+
+
+def of_components(labels: Tensor, part: slice | Tensor) -> Tensor:
+    """Labels of some components; those that all components share, ``(n,)``, as they are."""
+    return labels[part] if labels.dim() == 2 else labels

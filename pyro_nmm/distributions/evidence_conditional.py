@@ -13,11 +13,7 @@ from torch.distributions import constraints
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import flatten
 from pyro_nmm.distributions.in_order import InOrder
-from pyro_nmm.distributions.latent_posterior import (
-    exact_posterior,
-    sampled_posterior,
-    swept_posterior,
-)
+from pyro_nmm.distributions.latent_components import all_latents, drawn_latents, swept_latents
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.edges import check_mask
@@ -232,18 +228,19 @@ class EvidenceConditional(InOrder):
             if not num_sweeps:
                 raise ValueError("num_states is a number of states after sweeps: give num_sweeps")
             check_integers(num_samples or 1, num_states=num_states)
-        plain, _ = untracked(self.alpha.detach(), self.logits.detach(), self.evidence.detach())
-        alpha, logits, evidence = plain
+        given = self.alpha.detach(), self.logits.detach(), self.evidence.detach()
+        (alpha, logits, evidence), _ = untracked(*given)
         if num_samples is None:
             rows = self.observed_rows
-            own = self._of_rows(rows, evidence)
-            return exact_posterior(self.hood, alpha, logits, rows, own)
+            components = all_latents(alpha, logits, rows, self._of_rows(rows, evidence))
+            return Posterior(self.hood, logits, components, is_exact=True)
         terms = LatentTerms(*(t.detach() for t in untracked(*self._flat(Size([1])))[0]))
         draw = self._draw(Size([num_samples]))
-        arguments = self.hood, logits, self.rows, terms, draw
         if num_sweeps:
-            return swept_posterior(*arguments, num_sweeps, num_states)
-        return sampled_posterior(*arguments, weighted)
+            components, chains = swept_latents(self.rows, terms, draw, num_sweeps, num_states)
+            return Posterior(self.hood, logits, components, weighted=False, chains=chains)
+        components = drawn_latents(self.rows, terms, draw, weighted)
+        return Posterior(self.hood, logits, components, weighted=weighted)
 
     @torch.no_grad()
     def log_likelihood(

@@ -313,5 +313,5 @@ class NeighborMixture(ClosedForms):
         given = self.table.detach(), self.logits.detach(), y, self.channel.detach()
         (alpha, logits, y, channel), _ = untracked(*given)
         nothing = Components.prior(alpha)
-        prior = Posterior(self.hood, logits, nothing, channel=channel, is_exact=True)
+        prior = Posterior(self.hood, logits, nothing, channel, is_exact=True)
         return prior.condition(y, observed, num_samples, weighted)

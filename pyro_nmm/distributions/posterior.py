@@ -11,19 +11,28 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.channel import KEEP, Channel
-from pyro_nmm.distributions import conditioning, queries
-from pyro_nmm.distributions.components import Components
+from pyro_nmm.distributions.components import Components, of_components
+from pyro_nmm.distributions.conditioning import all_components, continued, extended
+from pyro_nmm.distributions.queries import JointQueries
 from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.edges import check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
 from pyro_nmm.ops.gibbs import Chains
+from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, spread
-from pyro_nmm.validation import check_label_range, check_labels, check_nodes, check_pairs
+from pyro_nmm.ops.sampling import pick
+from pyro_nmm.validation import (
+    check_integers,
+    check_label_range,
+    check_labels,
+    check_nodes,
+    check_pairs,
+)
 
 
-class Posterior:
+class Posterior(JointQueries):
     r"""
     :math:`p(y \mid y_\tau)`, section 3.6 of the paper: a weighted mixture over choices
     :math:`c_\tau`, made by :meth:`NeighborMixture.condition`.
@@ -33,10 +42,8 @@ class Posterior:
         p(y \mid y_\tau) \approx \sum_t w_t \, p(y \mid c_\tau^{(t)}, y_\tau), \qquad
         z_j \mid c_\tau^{(t)}, y_\tau \sim \mathrm{Dirichlet}(\alpha_j + s_j^{(t)})
 
-    Given choices, an NMM stays one, so every query is a weighted mean of closed forms. Only
-    nodes that somebody chose differ from the prior: what is kept are the choices, and
-    concentrations are made where a query needs them, some components at a time. Observed nodes
-    keep their label with probability one. A posterior is not differentiable.
+    Given choices, an NMM stays one, so every query is a weighted mean of closed forms. Observed
+    nodes keep their label with probability one. A posterior is not differentiable.
 
     >>> from pyro_nmm import NeighborMixture
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -49,41 +56,33 @@ class Posterior:
     :param Neighborhood hood: the neighbourhoods of all nodes.
     :param Tensor logits: ``(num_edges,)`` attention scores.
     :param Components components: the choices and labels of the observed nodes.
-    :param Channel channel: of the edges. If they relabel, the labels of ``components`` are
-        borrowed, and ``shown``, ``(n,)``, has the labels of the nodes.
+    :param Channel channel: of all edges.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
-    :ivar Chains chains: diagnostics of Gibbs sweeps, if the components are states of these.
+    :param Chains chains: diagnostics of Gibbs sweeps, if the components are states of these.
     """
-
-    chains: Chains | None
 
     def __init__(
         self,
         hood: Neighborhood,
         logits: Tensor,
         components: Components,
-        *,
         channel: Channel = KEEP,
-        shown: Tensor | None = None,
+        *,
         is_exact: bool = False,
         weighted: bool = True,
+        chains: Chains | None = None,
     ) -> None:
-        self.hood, self.logits, self.components = hood, logits, components
-        self.channel, self.shown = channel, components.labels if shown is None else shown
+        self.hood, self.logits, self.components, self.channel = hood, logits, components, channel
         self.num_classes, self.nodes = components.alpha.shape[-1], components.nodes
-        self.is_exact, self.weighted = is_exact, weighted
+        self.is_exact, self.weighted, self.chains = is_exact, weighted, chains
         # The place of every node among the observed ones, or -1.
-        self.place = torch.full((hood.num_nodes,), -1, device=hood.device)
-        self.place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
-        self.observed, self.chains = self.place >= 0, None
-        self.latent = self.shown.dim() == 2
-        if self.latent:
-            self._probs = components.probs()
-        else:
-            self._probs = one_hot(self.shown, self.num_classes).to(components.alpha)
-        # Zero stands for "not known".
-        self.labels = torch.zeros_like(self.place)
+        self._place = torch.full((hood.num_nodes,), -1, device=hood.device)
+        self._place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
+        self.observed = self._place >= 0
+        self._probs = components.probs()
+        #: ``(N,)``: the most probable labels of the observed nodes, zero elsewhere.
+        self.labels = torch.zeros_like(self._place)
         self.labels[self.nodes] = self._probs.argmax(-1)
 
     def __repr__(self) -> str:
@@ -112,14 +111,13 @@ class Posterior:
             w_t \leftarrow w_t \prod_{i \in \rho} p(y_i \mid y_{<i}, c_{<i}^{(t)}) ,
 
         so that the result becomes exact as ``T`` grows. Equal weights, the paper's choice, stay
-        equal. An exact posterior stays exact, given evidence too, by a sum over all choices of both
-        sets.
+        equal. An exact posterior stays exact, by a sum over all choices of both sets.
 
         :param Tensor y: ``(N,)`` labels, read where ``observed`` only.
-        :param Tensor observed: ``(N,)`` boolean mask, default all nodes. Nodes that are known
+        :param Tensor observed: ``(N,)`` boolean mask, default all nodes. Nodes that are observed
             already must keep their label.
-        :param int num_samples: Go on with so many components, drawn by their weight: the way to
-            add many labels to an exact posterior. Default: with every component once.
+        :param int num_samples: Draw so many components by their weight, and continue with these:
+            the way to add many labels to an exact posterior. Default: every component once.
         :param bool weighted: Whether weights change as above. Default: unless they are equal.
         :return: a new posterior. Cost: :math:`O(T E_\rho)`, :math:`E_\rho` the edges into the
             new nodes.
@@ -128,49 +126,60 @@ class Posterior:
         y = check_labels(self.hood, y, self.hood.num_nodes)
         if y.dim() != 1:
             raise ValueError(f"condition needs one labelling y of shape (N,), got {tuple(y.shape)}")
-        if num_samples is not None and num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        if num_samples is not None:
+            check_integers(1, num_samples=num_samples)
         observed = torch.ones_like(self.observed) if observed is None else observed
         check_mask(observed, self.hood.num_nodes, self.hood.device)
-        conditioning.check_agreement(self, y, observed)
+        self._check_agreement(y, observed)
         nodes = (observed & ~self.observed).nonzero()[:, 0]
         labels = y[nodes]
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         if len(nodes) == 0 and num_samples is None:
             return self
-        old, hood, logits, channel = self.components, self.hood, self.logits, self.channel
-        if self.is_exact and self.latent and num_samples is None:
-            new = conditioning.extended(hood, logits, old, nodes, labels)
-            return self._with(new, None, is_exact=True)
-        if self.is_exact and num_samples is None:
+        graph, old = (self.hood, self.logits), self.components
+        exact = self.is_exact and num_samples is None
+        if exact and old.latent:
+            new = extended(*graph, old, nodes, labels)
+        elif exact:
             both, order = torch.cat([old.nodes, nodes]).sort()
-            every = torch.cat([self.shown, labels])[order]
-            new = conditioning.all_components(hood, old.alpha, logits, both, every, channel)
-            return self._with(new, every, is_exact=True)
-        weighted = self.weighted if weighted is None else weighted
-        more = nodes, labels, num_samples, weighted, channel
-        new = conditioning.continued(hood, logits, old, *more)
-        shown = None if channel.keeps else torch.cat([self.shown, labels])
-        return self._with(new, shown, weighted=weighted)
+            every = torch.cat([old.shown, labels])[order]
+            new = all_components(*graph, old.alpha, both, every, self.channel)
+        else:
+            weighted = self.weighted if weighted is None else weighted
+            old = old if num_samples is None else old.resampled(num_samples)
+            new = continued(*graph, old, nodes, labels, self.channel, weighted)
+        weighted = exact or bool(weighted)
+        return Posterior(*graph, new, self.channel, is_exact=exact, weighted=weighted)
 
-    def _with(self, components: Components, shown: Tensor | None, **options) -> Posterior:
-        options |= {"channel": self.channel, "shown": shown}
-        return Posterior(self.hood, self.logits, components, **options)
+    def _check_agreement(self, y: Tensor, observed: Tensor) -> None:
+        both = observed & self.observed
+        if self.components.latent and both.any():
+            raise ValueError(
+                f"observed selects node {int(both.nonzero()[0])}, which has evidence already: give "
+                f"the mixture all evidence at once, 0 and -inf for a known label"
+            )
+        wrong = both & (y != self.labels)
+        if wrong.any():
+            node = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"y holds label {y[node].item()} at node {node}, which is known to have label "
+                f"{self.labels[node].item()}: mask that node out with observed"
+            )
 
-    def shown_by(self, part: slice | Tensor) -> Tensor:
-        """``(n,)`` or ``(T, n)``: what the observed nodes show in some components."""
-        return self.shown[part] if self.latent else self.shown
+    def is_known(self, nodes: Tensor) -> Tensor:
+        """Whether the labels of nodes are observed. A node with evidence has no certain label."""
+        known = self.observed[nodes]
+        return torch.zeros_like(known) if self.components.latent else known
+
+    def _attention(self, rows: Neighborhood) -> Tensor:
+        return rows.softmax(self.logits.index_select(0, rows.edge))
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
-        attention = rows.softmax(self.logits.index_select(0, rows.edge))
         # Linear in the components' means, so the mixture is merged before it is spread.
-        channel = self.channel.of(rows.edge)
-        return self._fix(rows.nodes, spread(rows, self.components.mean(), attention, channel))
-
-    def _fix(self, nodes: Tensor, marginals: Tensor) -> Tensor:
-        """Marginals ``(K, C)`` of nodes, with those of observed ones replaced."""
-        known = self.observed[nodes]
-        marginals[known] = self._probs[self.place[nodes[known]]]
+        mean, channel = self.components.mean(), self.channel.of(rows.edge)
+        marginals = spread(rows, mean, self._attention(rows), channel)
+        known = self.observed[rows.nodes]
+        marginals[known] = self._probs[self._place[rows.nodes[known]]]
         return marginals
 
     def marginals(self) -> Tensor:
@@ -195,13 +204,12 @@ class Posterior:
             known = self.observed[near.nodes]
             # In a component a label that is known depends on no other.
             near.separate(known[near.pairs].any(0))
-            attention = near.rows.softmax(self.logits.index_select(0, near.rows.edge))
-            channel = self.channel.of(near.rows.edge)
+            attention, channel = self._attention(near.rows), self.channel.of(near.rows.edge)
             for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
                 alpha = self.components.concentrations(near.sources, part)
                 own = near.marginals(alpha, attention, channel)
-                labels = self.shown_by(part)[..., self.place[near.nodes[known]]]
-                own[:, known] = one_hot(labels, size).to(own)
+                shown = of_components(self.components.shown, part)
+                own[:, known] = one_hot(shown[..., self._place[near.nodes[known]]], size).to(own)
                 parts = near.tables(alpha, attention, own, channel)
                 table = table + torch.tensordot(weights[part], parts, 1)
             tables.append(table)
@@ -220,35 +228,22 @@ class Posterior:
         if nodes is None:
             nodes = torch.arange(self.hood.num_nodes, device=self.hood.device)
         check_nodes(self.hood, nodes)
-        shape = Size(sample_shape)
-        return queries.draws(self, shape.numel(), nodes).view(*shape, len(nodes))
-
-    @torch.no_grad()
-    def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:
-        """
-        How many nodes of a set have a label: joint draws, of which quantiles make intervals.
-
-        :param sets: ``S`` sets of nodes, by node ids ``(K,)`` or by boolean masks ``(N,)``.
-        :return: ``(num_samples, S)``. Cost: that of as many draws of the sets' nodes.
-        """
-        return queries.counts(self, sets, label, num_samples)
-
-    @torch.no_grad()
-    def information_gain(self, nodes: Tensor) -> Tensor:
-        r"""
-        What asking for a node's label is expected to tell of all labels, for active learning:
-
-        .. math::
-
-            H(y_i) + \sum_{j \ne i} I(y_i ; y_j)
-
-        in nats, over the nodes `j` that share a source with `i`; zero for nodes whose label is
-        known, not for those with evidence. The sum counts twice what several nodes are told alike.
-
-        :param Tensor nodes: ``(K,)`` distinct node ids.
-        :return: ``(K,)``. Cost: :meth:`marginals`, and :meth:`pairwise` of all such pairs.
-        """
-        return queries.information_gain(self, nodes)
+        shape, parts, seen = Size(sample_shape), self.components, self.observed[nodes]
+        number, component = shape.numel(), parts.drawn(shape.numel())
+        rows, known = self.hood.take(nodes[~seen]), of_components(parts.labels, component)
+        known, channel = known.expand(number, -1), self.channel.of(rows.edge)
+        value = known.new_empty(number, len(nodes))
+        shown = of_components(parts.shown, component)
+        value[:, seen] = shown[..., self._place[nodes[seen]]]
+        attention = self._attention(rows)[None]
+        for part in blocks(number if rows.num_rows else 0, 4 * rows.num_edges):
+            old = parts.choices[component[part]]
+            uniforms = attention.new_empty(len(old), rows.num_rows, dtype=torch.double).uniform_()
+            new = rows.source[pick(rows, attention, uniforms)]
+            choices = torch.cat([old, new], 1)
+            labels = draw_from_urns(parts.alpha, choices, known[part])[:, len(self.nodes) :]
+            value[part, ~seen] = channel.draw(rows, new, labels)
+        return value.view(*shape, len(nodes))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""
@@ -262,18 +257,17 @@ class Posterior:
         labels = check_labels(self.hood, labels, len(nodes))
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         flat, known, parts = labels.reshape(-1, len(nodes)), self.observed[nodes], []
-        place, given = self.place[nodes[known]], flat[:, known]
+        place, given = self._place[nodes[known]], flat[:, known]
         rows, sources = compact(self.hood.take(nodes[~known]))
-        own = self.logits.index_select(0, rows.edge), flat[:, ~known]
-        channel = self.channel.of(rows.edge)
+        own = self.logits.index_select(0, rows.edge), flat[:, ~known], self.channel.of(rows.edge)
         numbers = max(enumeration.check_size(rows), flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
             log_prob = self.log_weights[part, None]
-            agrees = (self.shown_by(part)[..., None, place] == given).all(-1)
-            agrees = agrees.expand(len(log_prob), -1)
+            shown = of_components(self.components.shown, part)[..., None, place]
+            agrees = (shown == given).all(-1).expand(len(log_prob), -1)
             if rows.num_rows:
                 alpha = self.components.concentrations(sources, part)
-                log_prob = log_prob + enumeration.log_marginal(rows, alpha, *own, channel)
+                log_prob = log_prob + enumeration.log_marginal(rows, alpha, *own)
             log_prob = log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf)
             parts.append(log_prob.logsumexp(0))
         return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
@@ -301,7 +295,7 @@ class Posterior:
             check_nodes(self.hood, nodes)
             wanted = nodes
         # Labels that differ between components have a mode too, jointly with others.
-        latent = self.latent and method == "joint"
+        latent = self.components.latent and method == "joint"
         free = wanted if latent else wanted[~self.observed[wanted]]
         labels = self.labels.clone()
         if method == "marginal":
