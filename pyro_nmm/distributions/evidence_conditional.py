@@ -45,19 +45,16 @@ class EvidenceConditional(InOrder):
             L_{ij} \frac{\alpha_{jk} + s_{ijk}}{A_j + S_{ij}} \, e^{e_{ijk}}
 
     Here :math:`u_i \sim z_{c_i}` is the label that a node takes from its source, and the evidence
-    :math:`e_{ijk} = \log p(w_i \mid u_i = k)` is the log-likelihood of whatever hangs on it: a
-    Normal emission, the votes of annotators, a partial label (0 and :math:`-\infty`), or nothing
-    (zeros). :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, and :math:`s_{ijk}` those
-    among them with label :math:`k`. One-hot evidence is an observed label, and the draw of the
-    choices that of :class:`OrderedConditional`.
-
-    With :math:`f_i` the logarithm of the sum of these terms,
-    :math:`\log p(w, c, u) - \log q(c, u \mid w) = \sum_i f_i`, so that
-    :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] = p(w)` hold for every
-    order, the latter exactly.
+    :math:`e_{ijk} = \log p(w_i \mid u_i = k)` is the log-likelihood of an observation given this
+    label: a Normal emission, the votes of annotators, a partial label (0 and :math:`-\infty`), or
+    nothing (zeros). :math:`S_{ij}` and :math:`s_{ijk}` count earlier nodes that chose :math:`j`,
+    and that chose it with label :math:`k`. One-hot evidence is an observed label, see
+    :class:`OrderedConditional`. With :math:`f_i` the logarithm of the sum of these terms,
+    :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] = p(w)` for every order.
 
     A sample has shape ``batch_shape + (2, n)`` for ``n`` observed nodes in ascending node id:
-    their choices, then their labels.
+    their choices, then their labels. The gradient of the bound through Pyro's losses, and
+    ``estimator``, are those of :class:`OrderedConditional`.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -69,11 +66,8 @@ class EvidenceConditional(InOrder):
     >>> q.log_prob(torch.tensor([[0, 0], [0, 0]])).exp()
     tensor(0.3289)
 
-    The gradient of the bound through Pyro's losses, and ``estimator``, are those of
-    :class:`OrderedConditional`.
-
     Cost: :math:`O(E C)` a draw and a ``log_prob``, where ``E`` counts the edges into the observed
-    nodes; both without a loop over nodes where there are no compiled loops.
+    nodes.
 
     :param Neighborhood hood: The neighbourhoods.
     :param Tensor alpha: ``(..., M, C)`` positive concentrations of the sources.
@@ -86,8 +80,8 @@ class EvidenceConditional(InOrder):
     :param Tensor order: ``(n,)`` permutation of the observed node ids, default a uniformly random
         one, which the whole batch shares.
     :param str estimator: what the gradient charges a draw with.
-    :param bool relabels: whether edges change what is borrowed on its way, so that :math:`u_i` is
-        no label of a node, and :meth:`posterior` refuses to give it for one.
+    :param bool relabels: whether edges change borrowed labels. :math:`u_i` is then no label of a
+        node, and :meth:`posterior` refuses.
     :raises ValueError: for bad shapes, devices, masks, orders, and for a node whose evidence rules
         out all labels.
     """

@@ -29,11 +29,10 @@ class InnerProductGraph(GraphDistribution):
         \log p(A) = \sum_{i < j} w A_{ij} \log \sigma(f_i^\top f_j)
                     + (1 - A_{ij}) \log \sigma(-f_i^\top f_j)
 
-    A sample is a graph, as PyG has it: an ``edge_index`` of shape ``(2, num_edges)`` with both
-    directions of every edge. With :math:`w = 1` the density is exact; sparse graphs are often
-    fitted with a weight of :meth:`balance`, as Kipf and Welling (2016, "Variational Graph
-    Auto-Encoders") do. ``loops`` counts each node's pair with itself as half an edge, as theirs
-    does too.
+    A sample is an ``edge_index`` ``(2, num_edges)`` with both directions of every edge. With
+    :math:`w = 1` the density is exact; sparse graphs are often fitted with the weight of
+    :meth:`balance`, as by Kipf and Welling (2016, "Variational Graph Auto-Encoders"), who also
+    count each node's pair with itself as half an edge, ``loops``.
 
     >>> graph = InnerProductGraph(torch.ones(3, 2))
     >>> edge_index = torch.tensor([[0, 1], [1, 0]])
@@ -42,8 +41,7 @@ class InnerProductGraph(GraphDistribution):
     >>> graph.sample().shape[0]
     2
 
-    All pairs are summed, in blocks: :math:`O(N^2 D)` time and :math:`O(N D)` memory, also for the
-    gradient, which is computed along with the value.
+    Cost: :math:`O(N^2 D)` time and :math:`O(N D)` memory, also for the gradient.
 
     :param Tensor factors: ``(..., N, D)``, :math:`f`.
     :param float weight: :math:`w`, of edges.

@@ -65,13 +65,12 @@ class MembershipMixture(GraphDistribution):
         \log p(s) = \sum_i \log \sum_{j \in n(i)} L_{ij}
             \prod_k \mathrm{Logistic}(s_{ik}; \lambda_{jk} / \tau, 1 / \tau)
 
-    **Gradient.** Samples carry derivatives, so no score is needed. Those towards
-    :math:`\lambda` are exact: each neighbour moves a sample by its posterior share of it. Those
-    towards the attention are, with ``estimator="pathwise"``, a flow of probability from one
-    component to another one: unbiased, but its variance grows with every dimension in which
-    neighbours differ, so that it serves for a few communities alone. ``"linear"`` takes the loss
-    to be linear between neighbours, :math:`\partial s_i / \partial L_{ij} = \lambda_j / \tau`:
-    biased, but of little variance. ``"detached"`` leaves them out, for callers that add them.
+    **Gradient.** Samples are reparameterised. Derivatives towards :math:`\lambda` are exact: each
+    neighbour moves a sample by its posterior share. ``estimator`` says how derivatives towards the
+    attention are taken. ``"pathwise"`` is a flow of probability between components: unbiased, with
+    a variance that grows with every dimension in which neighbours differ. ``"linear"`` takes the
+    loss to be linear between neighbours, :math:`\partial s_i / \partial L_{ij} = \lambda_j /
+    \tau`: biased, of little variance. ``"detached"`` leaves them to the caller.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> mixture = MembershipMixture(hood, torch.randn(2, 5), torch.zeros(hood.num_edges))

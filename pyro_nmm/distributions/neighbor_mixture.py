@@ -81,9 +81,9 @@ class NeighborMixture(ClosedForms):
     :param alpha: ``(..., N, C)`` positive concentrations; or
         :class:`~pyro_nmm.LogisticConcentrations`; :meth:`elbo` and :meth:`sample` write no table.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
-    :param Tensor relabel: what edges make of a label on its way from source to node, for labels
-        that repel: permutations, ``(num_edges, C)`` integers, or stochastic matrices
-        ``(..., num_edges, C, C)``; see :mod:`pyro_nmm.relabel`.
+    :param Tensor relabel: what edges make of a label, for negative correlation: permutations,
+        ``(num_edges, C)`` integers, or stochastic matrices ``(..., num_edges, C, C)``; see
+        :mod:`pyro_nmm.relabel`.
     """
 
     shown = "hood", "num_classes"

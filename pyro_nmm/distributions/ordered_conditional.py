@@ -36,29 +36,26 @@ from pyro_nmm.validation import (
 
 class OrderedConditional(InOrder):
     r"""
-    The choices of the observed nodes given their labels, node after node in a random
-    order: :math:`q(c \mid y)`, the paper's equation (6). It has no
-    parameter of its own.
+    The choices of the observed nodes given their labels, node after node in a random order:
+    :math:`q(c \mid y)`, the paper's equation (6). It has no parameter of its own.
 
     .. math::
 
         q(c \mid y) = \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \quad
         p(c_i = j \mid \cdot) \propto L_{ij} \frac{\alpha_{j y_i} + s_{ij}}{A_j + S_{ij}}
 
-    where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` those
-    among them with label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A sample holds
-    node ids, shape ``batch_shape + (n,)`` for ``n`` observed nodes **in ascending node id**,
-    whatever the order.
+    where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` the earlier
+    nodes that chose :math:`j` and have label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A
+    sample holds node ids, shape ``batch_shape + (n,)`` for ``n`` observed nodes **in ascending node
+    id**, in any order of the draw.
 
-    It approximates :math:`p(c \mid y)`: each choice knows the labels of earlier nodes but
-    not of later ones. What it misses is the gap of the bound
-    :math:`E_q[\sum_i f_i] \le \log p(y)`, :math:`f_i = \log p(y_i \mid y_{<i}, c_{<i})`;
-    :math:`E_q[\prod_i e^{f_i}] = p(y)` holds exactly.
+    It approximates :math:`p(c \mid y)`: each choice depends on the labels of earlier nodes alone.
+    The bound :math:`E_q[\sum_i f_i] \le \log p(y)`, :math:`f_i = \log p(y_i \mid y_{<i},
+    c_{<i})`, is loose by the divergence of the two; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
 
-    **The gradient of the bound.** :meth:`score_parts` hands Pyro's
-    :class:`~pyro.infer.TraceGraph_ELBO` the usual log-probability and score, and an
-    entropy term with a control variate that takes the costs which a choice cannot have
-    caused out of its score again. Other sites that depend on ``c`` stay charged to it.
+    **The gradient of the bound.** :meth:`score_parts` gives Pyro's
+    :class:`~pyro.infer.TraceGraph_ELBO` a control variate that removes from the score of a choice
+    the costs that it cannot have caused. Other sites that depend on ``c`` stay charged to it.
 
     =====================  ================================================  =========
     ``estimator``          the choice :math:`c_i` is charged with            bias
@@ -71,16 +68,11 @@ class OrderedConditional(InOrder):
     ``"reinforce"``        the whole bound: textbook REINFORCE               none
     =====================  ================================================  =========
 
-    Of Pyro's other losses, ``Trace_ELBO`` gives the same gradient, draw by draw, for programs with
-    no other sites or factors: the charges are in ``score_parts``, and what else there is it charges
-    to every choice, as noise. It tracks nothing, so small graphs take less time, and its
-    ``differentiable_loss`` is what ``ELBOModule`` or a data-parallel wrapper needs, which
-    ``TraceGraph_ELBO`` lacks. ``RenyiELBO`` takes ``"reinforce"`` alone, and raises an empty
-    ``NotImplementedError`` for the rest; ``TraceMeanField_ELBO`` is for reparameterised sites and
-    has no score of ``c``.
-
-    "The other draws" are the rest of the batch: particles that Pyro vectorizes share one
-    order. Where there are none, one more draw is made for the baseline alone.
+    ``Trace_ELBO`` gives the same gradient, draw by draw, to programs with no other sites or
+    factors, in less time on small graphs, and has the ``differentiable_loss`` that ``ELBOModule``
+    needs; ``docs/pyro.md`` has a table of all losses. "The other draws" are the rest of the batch:
+    particles that Pyro vectorizes share one order. A batch of one makes one more draw for the
+    baseline alone.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -100,10 +92,8 @@ class OrderedConditional(InOrder):
     :param Tensor order: ``(n,)`` permutation of the observed node ids, default a
         uniformly random one, which the whole batch shares.
     :param str estimator: see the table.
-    :param Tensor relabel: ``(num_edges, C)`` integers where edges relabel: ``relabel[e, k]`` is
-        what becomes of label ``k`` on its way over edge ``e``, a permutation of the labels. In the
-        equation :math:`y_i` is then the label that was borrowed, if over this edge. Stochastic
-        matrices are evidence: see :meth:`NeighborMixture.choices`.
+    :param Tensor relabel: ``(num_edges, C)`` permutations, see :mod:`pyro_nmm.relabel`. In the
+        equation :math:`y_i` is then the label that was borrowed, if over this edge.
     :raises ValueError: for bad shapes, devices, labels, masks and orders.
     """
 
