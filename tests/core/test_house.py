@@ -107,7 +107,7 @@ def test_a_room_is_entered_by_its_door(room):
 def test_a_room_of_benchmarks_is_entered_by_its_door(room):
     name = f"benchmarks.{room}"
     for module, found in MEASURED.items():
-        inside = module.startswith(name) or module in ("benchmarks.report", "benchmarks.verdicts")
+        inside = module.startswith(name) or module == "benchmarks.report"
         if not inside and room != "shared":
             assert not {other for other in found if other.startswith(f"{name}.")}, module
 
