@@ -3,16 +3,8 @@
 
 """Node classification: NMMs beside their backbones, temperature scaling, StackedNMM and SPN."""
 
-from benchmarks.nodes.fits import (
-    DEFAULT,
-    backbone,
-    chosen,
-    evaluate,
-    load,
-    nmm_network,
-    node_scores,
-    pair_log_probs,
-)
+from benchmarks.nodes.fits import backbone, chosen, evaluate, load, nmm_network, node_scores
+from benchmarks.nodes.spn import Field, Messages
 
-__all__ = ["DEFAULT", "backbone", "chosen", "evaluate", "load", "nmm_network", "node_scores"]
-__all__ += ["pair_log_probs"]
+__all__ = ["Field", "Messages", "backbone", "chosen", "evaluate", "load", "nmm_network"]
+__all__ += ["node_scores"]

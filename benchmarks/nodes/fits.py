@@ -29,13 +29,13 @@ NUM_EPOCHS, NUM_DRAWS = 400, 64  # draws of posteriors, and particles of likelih
 
 
 @cache
-def load(name: str, root, device: str = "cpu"):
+def load(name: str, root):
     """A graph with the masks of its public split, and its neighbourhoods."""
     if name == "digits":
         data = random_split(digits(), 0.05, 0.1, 0.5, seed=0)
     else:
         data = select_split(planetoid(name, root))
-    return data.to(device), Neighborhood(data.edge_index, data.num_nodes).to(device)
+    return data, Neighborhood(data.edge_index, data.num_nodes)
 
 
 def chosen(rows: list[dict], **key) -> dict:
@@ -60,8 +60,9 @@ def random_settings(method: str, dataset: str, trial: int) -> dict:
     if "NMM" in method:
         pools |= {"floor": [0.01, 0.1, 1.0], "gamma": [0.0, 2.0, 3.0]}
     rng = random.Random(0)
-    draws = [{name: rng.choice(pool) for name, pool in pools.items()} for _ in range(trial + 1)]
-    return draws[-1]
+    for _ in range(trial + 1):
+        drawn = {name: rng.choice(pool) for name, pool in pools.items()}
+    return drawn
 
 
 def backbone(kind: str, data, width: int, **options) -> nn.Module:
@@ -109,9 +110,9 @@ def calibrated(scores: Tensor, data) -> Tensor:
 
 def stack(hood, scores: Tensor, data, pool: bool = False, **options) -> NeighborMixture:
     """The mixture of StackedNMM on a classifier's scores."""
-    known, module = (data.y, data.train_mask), StackedNMM(scores.shape[1], pool=pool, **options)
-    module.fit(hood, scores, *known, data.val_mask)
-    return module.mixture(hood, scores, *(known if pool else ()))
+    given = hood, scores, data.y, data.train_mask
+    module = StackedNMM(scores.shape[1], pool=pool, **options).fit(*given, data.val_mask)
+    return module.mixture(*given)
 
 
 def node_scores(probs: Tensor, y: Tensor) -> dict:
@@ -142,9 +143,8 @@ def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
     if joint:
         result["joint"] = -result["test"]["nll"]
         if mixes:
-            result["joint"] = model.log_likelihood(y, test, train, NUM_DRAWS).item() / int(
-                test.sum()
-            )
+            nats = model.log_likelihood(y, test, train, NUM_DRAWS).item()
+            result["joint"] = nats / int(test.sum())
     if pairs is None:
         return result
     tables = {"own product": independent_pairs(probs, pairs)}
@@ -234,13 +234,10 @@ def predictions(mix: NeighborMixture, data, seed: int) -> dict[str, dict]:
     """Accuracy of each rule's labels, their log p per node, and how many differ from the first."""
     found, test = labellings(mix, data, seed), data.test_mask
     nats = partial(log_prob, mix, data=data, seed=1000 + seed, repeats=8)
-    size, truth = int(test.sum()), nats(data.y)
-    return {
-        rule: {
-            "accuracy": (labels == data.y)[test].double().mean().item(),
-            "log prob": nats(labels) / size,
-            "changed": int((labels != found["one by one"])[test].sum()),
-            "of the true labels": truth / size,
-        }
-        for rule, labels in found.items()
-    }
+    size, rows = int(test.sum()), {}
+    truth = {"of the true labels": nats(data.y) / size}
+    for rule, labels in found.items():
+        row = {"accuracy": (labels == data.y)[test].double().mean().item()}
+        row["changed"] = int((labels != found["one by one"])[test].sum())
+        rows[rule] = row | {"log prob": nats(labels) / size} | truth
+    return rows

@@ -17,16 +17,15 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import barabasi_albert_graph, to_torch_csr_tensor, to_undirected
 
 from benchmarks.nodes.fits import DEFAULT, calibrated, evaluate, fit, stack
+from benchmarks.on_top import some_pairs
 from benchmarks.shared.records import Records
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.datasets.nodes import inner_edges
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import Compatibility, compatibility
 
 METHODS = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
 SETTINGS = DEFAULT | {"num_epochs": 200, "criterion": "likelihood", "patience": 50}
-MOST_PAIRS, NUM_NODES = 5000, 300  # of adjacent test nodes; of a generated tree
-MANY_EDGES = 10**6  # with more a GCN multiplies by a sparse matrix
+NUM_NODES, MANY_EDGES = 300, 10**6  # of a tree; with more a GCN multiplies by a sparse matrix
 
 
 def load(name: str, split: int, root: Path) -> tuple[Data, Neighborhood]:
@@ -65,10 +64,8 @@ def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor):
 def graphs(args, results: Records) -> None:
     for name, split in product(args.datasets, range(args.num_splits)):
         data, hood = load(name, split, args.data_root)
-        pairs = inner_edges(data.edge_index, data.test_mask)
-        order = torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(split))
-        pairs, cell = pairs[:, order[:MOST_PAIRS]], {"dataset": name, "split": split}
-        every = results.missing(task="graphs", **cell, backbone=args.backbones, method=METHODS)
+        each = {"dataset": name, "split": split, "backbone": args.backbones, "method": METHODS}
+        every, pairs = results.missing(task="graphs", **each), some_pairs(data, split)
         for kind, keys in groupby(every, lambda key: key["backbone"]):
             first = {"method": "backbone", "backbone": kind, "seed": split}
             scores, _ = fit(first, data, hood, SETTINGS)

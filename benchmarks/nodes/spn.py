@@ -26,6 +26,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask, scatter
 
 from benchmarks.nodes import fits
+from benchmarks.on_top import MOST_PAIRS, shuffled
 from benchmarks.shared.records import Records
 from pyro_nmm.metrics import independent_pairs
 
@@ -36,7 +37,6 @@ SHARPNESS, SHARES = (100.0, 10.0, 2.0, 1.0, 0.5, 0.2, 0.1), (1.0, 0.1)
 RATES, REFINED = (0.01, 0.005), ((1e-3, 2e-4), (1e-4, 2e-5))
 NUM_EPOCHS, CHECKED_EVERY = 200, 5  # of the proxy problem; refinement has a quarter of them
 CLAMPED = -30.0  # log potential of a label that a known node does not have
-MOST_PAIRS = 5000  # as in benchmarks.on_top
 
 
 class Field(NamedTuple):
@@ -232,9 +232,8 @@ def measure(results: Records, key: dict, make: Callable, data: Data, seed: int) 
     """Add scores of single test nodes, of adjacent pairs and of all test nodes jointly."""
     field, settings = best(make, data)
     y, test, generator = data.y, data.test_mask, torch.Generator().manual_seed(seed)
-    inner, nodes = test[field.edges].all(0).nonzero()[:, 0], test.nonzero()[:, 0]
-    inner = inner[torch.randperm(len(inner), generator=generator)[:MOST_PAIRS]]
-    nodes = nodes[torch.randperm(len(nodes), generator=generator)]
+    inner = shuffled(test[field.edges].all(0), generator)[:MOST_PAIRS]
+    nodes = shuffled(test, generator)
     state, pairs = Messages(field), field.edges[:, inner]
     probs, likely = state.marginals(), Messages(field, maximum=True).logits().argmax(-1)
     tables = {"own product": independent_pairs(probs, pairs), "pairs": state.tables()[inner]}

@@ -3,6 +3,6 @@
 
 """StackedNMM on top of trained classifiers, beside other ways to calibrate them."""
 
-from benchmarks.on_top.data import load, network
+from benchmarks.on_top.data import MOST_PAIRS, load, network, shuffled, some_pairs
 
-__all__ = ["load", "network"]
+__all__ = ["MOST_PAIRS", "load", "network", "shuffled", "some_pairs"]

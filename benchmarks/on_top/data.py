@@ -26,12 +26,13 @@ from torch_geometric.utils import index_to_mask
 
 from benchmarks.shared.records import Records
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets.nodes import digits, planetoid
+from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid
 from pyro_nmm.models.backbones import RandomInput, mlp
 
 NUM_FOLDS, NUM_EPOCHS = 3, 2000
 #: Sets whose labels are counted, and nodes that may be asked for.
 NUM_SETS, NUM_OPEN = 100, 150
+MOST_PAIRS = 5000  # of adjacent test nodes
 
 
 @cache
@@ -86,6 +87,13 @@ def shuffled(mask: Tensor, rng: torch.Generator | None = None) -> Tensor:
     """Ids of the nodes of a mask in random order, by default always the same."""
     nodes = mask.nonzero()[:, 0]
     return nodes[torch.randperm(len(nodes), generator=rng or torch.Generator().manual_seed(0))]
+
+
+def some_pairs(data: Data, seed: int) -> Tensor:
+    """``(2, P)``: pairs of adjacent test nodes, drawn if there are more than 5,000."""
+    pairs = inner_edges(data.edge_index, data.test_mask)
+    order = torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(seed))
+    return pairs[:, order[:MOST_PAIRS]]
 
 
 def grown(hood: Neighborhood, inside: Tensor, size: int, seed: int) -> Tensor:

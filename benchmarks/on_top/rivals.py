@@ -20,6 +20,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, CorrectAndSmooth, LabelPropagation, Linear
 from torch_geometric.utils import index_to_mask, remove_self_loops, scatter, softmax
 
+from benchmarks.nodes import Field, Messages
 from benchmarks.on_top.data import epochs, held_out_losses, network, shuffled, stopped_early
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 
@@ -163,20 +164,14 @@ def potts(data: Data, probs: Tensor) -> Tensor:
     A Potts field on top of ``probs`` with clamped labels, a temperature and a coupling: beliefs
     after twenty steps of loopy belief propagation, damped from the sixth on.
     """
-    hood, known, size = data.hood, data.train_mask, len(probs)
-    source, target = remove_self_loops(torch.stack([hood.source, hood.target]))[0]
-    reverse = torch.searchsorted(target * size + source, source * size + target)
-    clamped = 30.0 * (F.one_hot(data.y.where(known, 0), probs.shape[1]) - 1)
-    logits = probs.clamp(min=1e-6).log()
+    ends = torch.stack([data.hood.source, data.hood.target])
+    edges, logits = ends[:, ends[0] < ends[1]], probs.clamp(min=1e-6).log()
 
     def marginals(log_scale: Tensor, coupling: Tensor, steps: int = 20) -> Tensor:
-        own = clamped.where(known[:, None], (logits * log_scale.exp()).log_softmax(-1))
-        gain, sent = F.softplus(coupling).expm1(), own.new_zeros(len(source), own.shape[1])
-        for step in range(steps):
-            beliefs = own + scatter(sent, target, dim_size=size)
-            new = (gain * (beliefs[source] - sent[reverse]).softmax(-1)).log1p().log_softmax(-1)
-            sent = new if step < 5 else (sent + new) / 2
-        return (own + scatter(sent, target, dim_size=size)).softmax(-1)
+        same = F.softplus(coupling) * torch.eye(logits.shape[1])
+        nodes = (logits * log_scale.exp()).log_softmax(-1)
+        field = Field(edges, nodes, same.expand(edges.shape[1], -1, -1))
+        return Messages(field.clamped(data.y, data.train_mask), steps=steps).marginals()
 
     return by_likelihood(marginals, [0.0, -1.0], data, steps=30)[0]
 

@@ -20,15 +20,13 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
-from benchmarks.nodes import node_scores, pair_log_probs
+from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals
-from benchmarks.on_top.data import NUM_FOLDS, cases, few, given, graph, grown, shuffled, trained
+from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
 from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, pick, read, run
 from benchmarks.shared.timing import timed
 from pyro_nmm import NeighborMixture, Posterior
-from pyro_nmm.datasets.nodes import inner_edges
-from pyro_nmm.metrics import independent_pairs
 from pyro_nmm.models import StackedNMM, edge_weights
 from pyro_nmm.sources import communities
 
@@ -39,6 +37,8 @@ OURS, POOL, SCORES = "StackedNMM", "the pool alone", "StackedNMM, scores alone"
 ELSEWHERE, UPDATED = "StackedNMM, the other graph's priors", "StackedNMM, updated"
 #: Sizes of sets, shares of labels, and numbers of answers, of all that are asked for.
 SIZES, SHARES, SHOWN, QUESTIONS = [10, 30, 100], [0.0, 0.1, 0.3, 0.5], [0, 5, 10, 20], 20
+#: Scores that are stored, by their name in other benchmarks.
+FIELDS = {"test": "test", "joint": "joint", "own product": "own product", "conditional": "pairs"}
 LOSSES = "{dataset}_{backbone}_{split}_{fold}_{method}.pt"
 
 
@@ -73,26 +73,11 @@ METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture]] = {
 }
 
 
-def quality(found: Tensor | NeighborMixture, data: Data, split: int) -> tuple[dict, Tensor]:
-    """Scores on the test nodes, alone, in adjacent pairs and all together; and marginals."""
-    test, y, known = data.test_mask, data.y, data.train_mask
-    pairs = inner_edges(data.edge_index, test)
-    order = torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(split))
-    pairs = pairs[:, order[:5000]]
-    joint = isinstance(found, NeighborMixture)
-    posterior = found.condition(y, known, num_samples=64) if joint else None
-    probs = posterior.marginals() if joint else found
-    row: dict = {"test": node_scores(probs[test], y[test])}
-    row["own product"] = pair_log_probs(independent_pairs(probs, pairs), y, pairs).mean().item()
-    row["joint"] = -row["test"]["nll"]
-    if joint:
-        row["pairs"] = pair_log_probs(posterior.pairwise(pairs), y, pairs).mean().item()
-        row["joint"] = found.log_likelihood(y, test, known, 64).item() / int(test.sum())
-    return row, probs
-
-
-def node_losses(probs: Tensor, data: Data) -> Tensor:
+def node_losses(found: Tensor | NeighborMixture, data: Data) -> Tensor:
     """``(3, N)``: one for every test node, its negative log-likelihood and its Brier score."""
+    with torch.random.fork_rng(devices=[]):  # a posterior of the draws that `evaluate` will make
+        mixes = isinstance(found, NeighborMixture)
+        probs = found.condition(data.y, data.train_mask, 64).marginals() if mixes else found
     nll = -probs.gather(1, data.y[:, None])[:, 0].clamp(min=1e-12).log()
     brier = (probs - F.one_hot(data.y, probs.shape[1])).square().sum(-1)
     return torch.stack([torch.ones_like(nll), nll, brier]).double() * data.test_mask
@@ -104,10 +89,11 @@ def splits(args, results: Records) -> None:
         methods = [each for each in args.methods if each != ELSEWHERE or name in OTHER]
         for key, data in cases(args, results, "splits", dataset=name, method=methods):
             found, seconds = timed(METHODS[key["method"]], data)
-            row, probs = quality(found, data, key["split"])
             if args.losses:
                 args.losses.mkdir(parents=True, exist_ok=True)
-                torch.save(node_losses(probs, data), args.losses / LOSSES.format(**key))
+                torch.save(node_losses(found, data), args.losses / LOSSES.format(**key))
+            row = evaluate(found, data, some_pairs(data, key["split"]), joint=True)
+            row = {FIELDS[name]: value for name, value in row.items() if name in FIELDS}
             results.add(**key, **row, **{"fit seconds": seconds})
 
 
@@ -218,13 +204,9 @@ def labels(args, results: Records) -> None:
             results.add(**key | {"method": name}, **row)
 
 
-def entropy(posterior: Posterior, nodes: Tensor) -> Tensor:
-    return torch.special.entr(posterior.marginals()[nodes]).sum(-1)
-
-
 RULES: dict[str, Callable[[Posterior, Tensor], Tensor]] = {
     "information gain": Posterior.information_gain,
-    "entropy": entropy,
+    "entropy": lambda posterior, nodes: torch.special.entr(posterior.marginals()[nodes]).sum(-1),
     "at random": lambda posterior, nodes: torch.rand(len(nodes)),
 }
 
@@ -248,9 +230,8 @@ def questions(args, results: Records) -> None:
             if number in SHOWN:
                 curve[str(number)] = node_scores(posterior.marginals()[test], data.y[test])
             nodes = (open_to & ~known).nonzero()[:, 0]
-            value = RULES[key["method"]](posterior, nodes)
-            both = torch.stack([value, entropy(posterior, nodes)])
-            alike.append(torch.corrcoef(both)[0, 1].item())
+            value, entropy = (RULES[name](posterior, nodes) for name in (key["method"], "entropy"))
+            alike.append(torch.corrcoef(torch.stack([value, entropy]))[0, 1].item())
             known = known | index_to_mask(nodes[value.argmax()][None], len(known))
         results.add(**key, curve=curve, alike=mean(alike))
 
@@ -258,7 +239,7 @@ def questions(args, results: Records) -> None:
 def main(argv: list[str] | None = None) -> Records:
     tasks = priors, splits, bootstrap, labels, counts, questions, weights
     options: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
-    options |= {"splits": [0, 1, 2, 3, 4], "num_folds": NUM_FOLDS, "methods": list(METHODS)}
+    options |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
     options |= {"data_root": Path, "losses": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}
     return run(argv, __doc__, tasks, results=FILE, **options)
 
