@@ -13,7 +13,6 @@ import torch
 from pyro.infer import SVI, Trace_ELBO
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
 from torch_geometric.utils import barabasi_albert_graph, to_torch_csr_tensor, to_undirected
 
 from benchmarks.nodes.fits import DEFAULT, calibrated, evaluate, fit, stack
@@ -53,9 +52,7 @@ def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor):
         """GCNs of a dense graph multiply by a sparse matrix, several times as fast as messages."""
         if data.num_edges > MANY_EDGES:
             adjacency = to_torch_csr_tensor(data.edge_index, size=(data.num_nodes, data.num_nodes))
-            for layer in network.modules():
-                if isinstance(layer, GCNConv):
-                    layer.register_forward_pre_hook(lambda _, given: (given[0], adjacency))
+            network.register_forward_pre_hook(lambda _, given: (*given[:-1], adjacency))
         return Compatibility(network, classes) if relabels else network
 
     return fit(key, data, hood, SETTINGS, wrap)[0]

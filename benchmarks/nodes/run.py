@@ -130,14 +130,13 @@ def deviations(args, results: Records) -> None:
 
 def communities(args, results: Records) -> None:
     """StackedNMM with Louvain's communities as sources and without, on one classifier."""
-    kinds = [f"{kind} {r}" for kind in ("communities", "weighted") for r in RESOLUTIONS]
-    methods = [f"backbone, {name}" for name in ("temperature", "stacked", *kinds)]
+    methods = ["backbone, temperature", "backbone, stacked"]
+    methods += [f"backbone, {k} {r}" for k in ("communities", "weighted") for r in RESOLUTIONS]
     for ratio, seeds in {None: range(args.num_seeds), 0.2: range(10, 10 + args.num_splits)}.items():
         each = {"ratio": ratio, "seed": seeds, "method": methods}
         for first, keys, data, hood, settings in cases(args, results, "communities", **each):
             scores, _ = fit(first, data, hood, settings)
-            near = inner_edges(data.edge_index, data.test_mask)
-            tempered = calibrated(scores, data)
+            near, tempered = inner_edges(data.edge_index, data.test_mask), calibrated(scores, data)
             for key in keys:
                 kind, *resolution = key["method"].split(", ")[1].split()
                 model, around, more = tempered, hood, {}

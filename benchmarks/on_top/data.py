@@ -8,9 +8,10 @@ Networks Miscalibrated?", NeurIPS, https://github.com/hans66hsu/GATS, commit 80c
 
 import pickle
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
-from itertools import chain, islice
+from functools import cache
+from itertools import chain, groupby, islice
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 
 import networkx as nx
@@ -119,23 +120,20 @@ def few(y: Tensor, seed: int) -> list[Tensor]:
 
 
 def cases(args, results: Records, task: str, **key) -> Iterator[tuple[dict, Data]]:
-    """Keys without a row, and their graphs on top of a classifier, with the split's random seed."""
+    """
+    Keys without a row, with the split's random seed, and their graphs: with the split's masks,
+    ``hood``, and ``logits`` of a classifier that is trained once for all keys of a split.
+    """
     every = {"dataset": args.graphs, "backbone": args.backbones, "split": args.splits}
     every |= {"fold": range(args.num_folds)} | key
-    for found in results.missing(task=task, **every):
-        where = (found[name] for name in ("backbone", "dataset", "split", "fold"))
-        data = classified(*where, args.data_root)
-        pyro.set_rng_seed(found["split"])
-        yield found, data
-
-
-@lru_cache(maxsize=1)
-def classified(backbone: str, name: str, split: int, fold: int, root: Path | None) -> Data:
-    """A graph with a split's masks, its ``hood``, and ``logits`` of a classifier trained on it."""
-    data, hood = load(name, split, fold, root)
-    data.hood, data.graph, data.backbone = hood, name, backbone
-    data.logits = trained(backbone, data, 10 * split + fold)
-    return data
+    place = itemgetter("dataset", "backbone", "split", "fold")
+    for (name, backbone, split, fold), keys in groupby(results.missing(task=task, **every), place):
+        data, hood = load(name, split, fold, args.data_root)
+        data.hood, data.graph, data.backbone = hood, name, backbone
+        data.logits = trained(backbone, data, 10 * split + fold)
+        for found in keys:
+            pyro.set_rng_seed(split)
+            yield found, data
 
 
 def given(data: Data) -> tuple[Neighborhood, Tensor, Tensor, Tensor]:

@@ -33,7 +33,6 @@ def small(monkeypatch, tmp_path):
     for module in (data, run):
         monkeypatch.setattr(module, "graph", lambda name, root: (graph, hood))
     monkeypatch.setattr(data, "NUM_EPOCHS", 3)
-    data.classified.cache_clear()
     return lambda *tasks: run.main([*tasks, *SMALL, "--results", str(tmp_path / "rows.jsonl")])
 
 
