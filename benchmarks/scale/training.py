@@ -150,7 +150,7 @@ def fit(key: dict, args) -> tuple[NeighborMixture, int]:
     params = [{"params": p, "weight_decay": decay * (".convs.0." in name)} for name, p in named]
     optimizer = Adam(params, lr=settings["lr"])
 
-    def backward() -> float:
+    def backward(epoch: int) -> float:
         """An epoch; the loop makes its last step."""
         for number, part in enumerate(cut(seeds, key, groups)):
             if number:

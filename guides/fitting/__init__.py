@@ -1,16 +1,20 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The loops that fit."""
+"""The loop of every fit, and what it fits."""
 
 from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
 from pyro_nmm.guides.fitting.field import fit_mixture
-from pyro_nmm.guides.fitting.images import fit_images, fit_unet
+from pyro_nmm.guides.fitting.images import PatchRun, fit_images, fit_unet
 from pyro_nmm.guides.fitting.links import fit_links
-from pyro_nmm.guides.fitting.loop import train, unvalidated
-from pyro_nmm.guides.fitting.nodes import fit_classifier, fit_nmm
+from pyro_nmm.guides.fitting.loop import Run, Steps, train, unvalidated
+from pyro_nmm.guides.fitting.nodes import NodeRun, fit_classifier, fit_nmm
 
 __all__ = [
+    "NodeRun",
+    "PatchRun",
+    "Run",
+    "Steps",
     "fit_classifier",
     "fit_images",
     "fit_links",

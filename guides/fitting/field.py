@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Any
 
 import pyro
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.field import FieldGuide
-from pyro_nmm.guides.fitting.loop import check_loss, check_weights, unvalidated
+from pyro_nmm.guides.fitting.loop import Steps, options_of, train, unvalidated
 from pyro_nmm.models.random_fields import RandomField
-from pyro_nmm.validation import check_integers, check_positive
+from pyro_nmm.validation import check_integers
 
 
 def fit_mixture(
@@ -23,11 +24,9 @@ def fit_mixture(
     network: nn.Module,
     *,
     order: Tensor | None = None,
-    num_steps: int = 1000,
     num_samples: int = 4,
-    lr: float = 0.05,
     warmup: float = 0.5,
-    progress: Callable[[range], Iterable[int]] = iter,
+    **options: Any,
 ) -> tuple[NeighborMixture, list[float]]:
     r"""
     An NMM that approximates a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
@@ -59,14 +58,15 @@ def fit_mixture(
         or random order. Default: the target's :meth:`~pyro_nmm.models.PairwiseMRF.colors`.
     :param int num_samples: draws of the entropy a step.
     :param float warmup: share of the steps over which interactions rise.
-    :param progress: wraps the range of steps, for example ``tqdm``.
+    :param options: of :class:`~pyro_nmm.guides.fitting.loop.Steps`, such as ``num_steps``, 1,000 by
+        default, and ``lr``, 0.05.
     :return: the mixture for the last step's target, and the loss of every step, in nats. Cost: a
         step :math:`O(E C^2)` a sample.
     :raises ValueError: for numbers that cannot be, another number of nodes or labels than the
         target's, and a loss that is not finite.
     """
-    check_integers(1, num_steps=num_steps, num_samples=num_samples)
-    check_positive(lr=lr)
+    how = options_of(fit_mixture, Steps, options)
+    check_integers(1, num_samples=num_samples)
     if not 0 <= warmup <= 1:
         raise ValueError(f"warmup must be in [0, 1], got {warmup}")
     if not isinstance(field, RandomField) and not callable(field):
@@ -74,30 +74,40 @@ def fit_mixture(
             f"field must be a PairwiseMRF, a MarginalField or a function that makes one, got "
             f"{type(field)}"
         )
-    optimizer = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.99))
+    optimizer = torch.optim.Adam(network.parameters(), lr=how.lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: max(min(1.0, 2 - 2 * step / num_steps), 1e-3)
+        optimizer, lambda step: max(min(1.0, 2 - 2 * step / how.num_steps), 1e-3)
     )
-    elbo, losses = TraceGraph_ELBO(), []
+    elbo, rise = TraceGraph_ELBO(), warmup * how.num_steps
     family: FieldGuide | None = None
+    target: RandomField | None = None
+
+    def take(step: int) -> tuple[FieldGuide, RandomField]:
+        """The step's target, and the guide, which is made for the first one."""
+        nonlocal family, target
+        target = field if isinstance(field, RandomField) else field(step)
+        _check_target(target, hood)
+        if family is None:
+            last = torch.cat(target.colors()) if order is None else order
+            family = FieldGuide(hood, network, _given, num_samples=num_samples, order=last)
+            family.mixture(target)  # with all checks, which the steps leave out
+        return family, target
+
+    def backward(step: int) -> float:
+        pair, now = take(step)
+        if step + 1 < rise:
+            now = now.scaled((step + 1) / rise)
+        with unvalidated():
+            return elbo.loss_and_grads(pair.model, pair.guide, now)
+
+    settings = {"num_steps": how.num_steps, "num_samples": num_samples, "warmup": warmup}
     with pyro.get_param_store().scope():
-        for step in progress(range(num_steps)):
-            target = field if isinstance(field, RandomField) else field(step)
-            _check_target(target, hood)
-            if family is None:
-                order = torch.cat(target.colors()) if order is None else order
-                family = FieldGuide(hood, network, _given, num_samples=num_samples, order=order)
-                family.mixture(target)  # with all checks, which the steps leave out
-            if step + 1 < warmup * num_steps:
-                target = target.scaled((step + 1) / (warmup * num_steps))
-            optimizer.zero_grad()
-            with unvalidated():
-                losses.append(elbo.loss_and_grads(family.model, family.guide, target))
-            check_loss(losses[-1], f"step {step}")
-            optimizer.step()
-            schedule.step()
-        check_weights(network, f"step {num_steps - 1}")
-        assert family is not None
+        losses = train(
+            network, optimizer, backward,
+            num_epochs=how.num_steps, schedule=schedule, **how.also(**settings),
+        )  # fmt: skip
+        if family is None or target is None:  # a checkpoint had all steps
+            family, target = take(how.num_steps - 1)
         return family.mixture(target), losses
 
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import torch
@@ -17,14 +18,46 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides.fitting.loop import run_steps, unvalidated
+from pyro_nmm.guides.fitting.loop import Steps, options_of, train, unvalidated
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.images import Denoiser, UNet
 from pyro_nmm.models.nmm import nmm
-from pyro_nmm.validation import check_integers, check_positive
 
 LOSSES = ("squared", "log")
+
+
+@dataclass(frozen=True)
+class PatchRun(Steps):
+    """
+    Options of :func:`fit_unet` and :func:`fit_images`, besides those of
+    :class:`~pyro_nmm.guides.fitting.loop.Steps`.
+
+    :param float last_rate: the share of ``lr`` to which the rate falls linearly: zero, or more for
+        a fit that another one continues.
+    :param float max_noise: in grey levels.
+    """
+
+    save_every: int = 100
+    lr: float = 1e-3
+    last_rate: float = 0.0
+    max_noise: float = 50.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.max_noise < math.inf:
+            raise ValueError(f"max_noise must be finite and not negative, got {self.max_noise}")
+        if not 0 <= self.last_rate <= 1:
+            raise ValueError(f"last_rate must lie in 0..1, got {self.last_rate}")
+
+    def train(self, network, optimizer, backward, **settings) -> list[float]:
+        """The steps, at a rate that falls."""
+        fall = (1 - self.last_rate) / self.num_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - fall * step)
+        names = ("num_steps", "last_rate", "max_noise")
+        how = self.also(**settings, **{name: getattr(self, name) for name in names})
+        how |= {"num_epochs": self.num_steps, "schedule": schedule}
+        return train(network, optimizer, backward, **how)
 
 
 def fit_unet(
@@ -32,18 +65,11 @@ def fit_unet(
     draw: Callable[[], Tensor],
     *,
     loss: str = "squared",
-    num_steps: int = 1000,
-    lr: float = 1e-3,
-    last_rate: float = 0.0,
-    max_noise: float = 50.0,
-    checkpoint: Path | None = None,
-    save_every: int = 100,
-    settings: str = "",
-    progress: Callable[[range], Iterable[int]] = iter,
+    **options: Any,
 ) -> list[float]:
     r"""
-    Fits a U-Net to clean patches, to which Gaussian noise is added whose standard deviation is
-    uniform in 0 to ``max_noise``, one for each patch. It minimises the mean over :math:`B` patches
+    Fits a U-Net to clean patches. Gaussian noise is added, with a standard deviation for each patch
+    that is uniform in 0 to ``max_noise``. It minimises the mean over :math:`B` patches
     of :math:`N` values of the squared error, or of its logarithm, which is the likelihood of a
     Gaussian whose width is each patch's own best,
 
@@ -60,38 +86,26 @@ def fit_unet(
     :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels of any type in
         0 to 255.
     :param str loss: ``"squared"`` or ``"log"``.
-    :param float last_rate: times ``lr``, what the rate falls to: zero, or more for a fit that
-        another one carries on.
-    :param float max_noise: in grey levels.
-    :param Path checkpoint: where to save, every ``save_every`` steps and at the end, and to go on
-        from. It knows these numbers, the seed, and the network with the weights that it had at the
-        call: resuming with others is an error, as in :func:`~pyro_nmm.guides.fitting.loop.train`.
-    :param str settings: what the run depends on besides. ``draw`` is a function, so that its images
-        and its sizes are not known: name them here.
-    :param progress: wraps the range of steps, for example ``tqdm``.
+    :param options: of :class:`PatchRun`. ``draw`` is a function: name its images in ``settings``,
+        so that a checkpoint knows them.
     :return: every step's loss, in grey levels squared, or its logarithm. The network is in
         evaluation mode.
     :raises ValueError: for numbers and patches that cannot be, a loss that is not finite, weights
         that are NaN, which are not saved, and a checkpoint of another run.
     """
-    _check_numbers(num_steps, lr, last_rate, max_noise)
+    how = options_of(fit_unet, PatchRun, options)
     if loss not in LOSSES:
         raise ValueError(f"loss must be one of {LOSSES}, got {loss!r}")
-    optimizer = torch.optim.Adam(unet.parameters(), lr)
+    optimizer = torch.optim.Adam(unet.parameters(), how.lr)
 
     def backward(step: int) -> float:
-        clean, noisy = _noisy(draw(), step, max_noise)
+        clean, noisy = _noisy(draw(), step, how.max_noise)
         errors = (255 * unet(noisy / 255)[0] - clean).square().flatten(1).mean(1)
         value = (errors if loss == "squared" else (errors + 4).log()).mean()
         value.backward()
         return value.item()
 
-    losses = run_steps(
-        unet, optimizer, _falling(optimizer, num_steps, last_rate), backward,
-        num_steps=num_steps, checkpoint=checkpoint, save_every=save_every, progress=progress,
-        settings={"settings": settings, "loss": loss, "last_rate": last_rate,
-                  "max_noise": max_noise},
-    )  # fmt: skip
+    losses = how.train(unet, optimizer, backward, loss=loss)
     unet.eval()
     return losses
 
@@ -103,15 +117,8 @@ def fit_images(
     radius: int = 1,
     estimator: str = "no_score",
     mean_weight: float = 0.5,
-    num_steps: int = 1000,
-    lr: float = 1e-3,
     unet_rate: float = 1.0,
-    last_rate: float = 0.0,
-    max_noise: float = 50.0,
-    checkpoint: Path | None = None,
-    save_every: int = 100,
-    settings: str = "",
-    progress: Callable[[range], Iterable[int]] = iter,
+    **options: Any,
 ) -> list[float]:
     r"""
     Fits an NMM over pixels to patches as :func:`fit_unet` does: it maximises the bound on the clean
@@ -141,26 +148,26 @@ def fit_images(
     :param float mean_weight: :math:`w`; zero for the bound alone.
     :param float unet_rate: times ``lr`` is the rate of the U-Net; below one for a U-Net that has
         been fitted before.
+    :param options: of :class:`PatchRun`.
     :return: every step's negative bound, in nats a pixel and channel.
-
-    The other parameters, and the errors, are those of :func:`fit_unet`.
+    :raises ValueError: as :func:`fit_unet`.
     """
-    _check_numbers(num_steps, lr, last_rate, max_noise)
+    how = options_of(fit_images, PatchRun, options)
     for name, amount in (("mean_weight", mean_weight), ("unet_rate", unet_rate)):
         if not 0 <= amount < math.inf:
             raise ValueError(f"{name} must be finite and not negative, got {amount}")
     own = [p for name, p in network.named_parameters() if not name.startswith("unet.")]
     groups: list[dict] = [
-        {"params": list(network.unet.parameters()), "lr": unet_rate * lr},
+        {"params": list(network.unet.parameters()), "lr": unet_rate * how.lr},
         {"params": [p for p in own if p.dim() > 0]},
-        {"params": [p for p in own if p.dim() == 0], "lr": 10 * lr},
+        {"params": [p for p in own if p.dim() == 0], "lr": 10 * how.lr},
     ]
-    optimizer = torch.optim.Adam(groups, lr)
+    optimizer = torch.optim.Adam(groups, how.lr)
     program = _Program(network, radius, estimator, mean_weight)
     elbo = TraceGraph_ELBO()
 
     def backward(step: int) -> float:
-        clean, noisy = _noisy(draw(), step, max_noise, network.num_classes)
+        clean, noisy = _noisy(draw(), step, how.max_noise, network.num_classes)
         program.look_at(clean)
         scale = poutine.scale(scale=1 / clean.numel())
         with unvalidated():
@@ -169,12 +176,8 @@ def fit_images(
         return loss - program.penalty
 
     with pyro.get_param_store().scope():
-        losses = run_steps(
-            network, optimizer, _falling(optimizer, num_steps, last_rate), backward,
-            num_steps=num_steps, checkpoint=checkpoint, save_every=save_every, progress=progress,
-            settings={"settings": settings, "radius": radius, "estimator": estimator,
-                      "mean_weight": mean_weight, "last_rate": last_rate, "max_noise": max_noise},
-        )  # fmt: skip
+        settings = {"radius": radius, "estimator": estimator, "mean_weight": mean_weight}
+        losses = how.train(network, optimizer, backward, **settings)
     network.eval()
     return losses
 
@@ -214,23 +217,6 @@ class _Program:
         for name, size, dim in (("images", len(y), -2), ("channels", y.shape[1], -1)):
             plates.enter_context(pyro.plate(name, size, dim=dim))
         return plates
-
-
-def _check_numbers(num_steps: int, lr: float, last_rate: float, max_noise: float) -> None:
-    check_integers(1, num_steps=num_steps)
-    check_positive(lr=lr)
-    if not 0 <= max_noise < math.inf:
-        raise ValueError(f"max_noise must be finite and not negative, got {max_noise}")
-    if not 0 <= last_rate <= 1:
-        raise ValueError(f"last_rate must lie in 0..1, got {last_rate}")
-
-
-def _falling(
-    optimizer: torch.optim.Optimizer, num_steps: int, last_rate: float
-) -> torch.optim.lr_scheduler.LambdaLR:
-    """A rate that falls linearly to a share of itself."""
-    fall = (1 - last_rate) / num_steps
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - fall * step)
 
 
 def _noisy(

@@ -3,28 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer import SVI, TraceMeanField_ELBO
-from pyro.optim import PyroOptim
+from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor
 
 from pyro_nmm.datasets.links import LinkSplit
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
-from pyro_nmm.guides.fitting.loop import check_loss
-from pyro_nmm.validation import check_integers, check_positive
+from pyro_nmm.guides.fitting.loop import Steps, options_of, train
 
 
 def fit_links(
     pair: DGLFRMGuide,
     split: LinkSplit,
     x: Tensor,
-    *,
-    num_steps: int = 500,
-    lr: float = 0.01,
-    progress: Callable[[range], Iterable[int]] = iter,
+    **options: Any,
 ) -> list[float]:
     r"""
     Fits a latent feature model and its guide to the training edges of a split, as Mehta, Carin and
@@ -48,14 +43,13 @@ def fit_links(
     :param DGLFRMGuide pair: model and guide.
     :param LinkSplit split: see :func:`~pyro_nmm.datasets.links.link_split`.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
-    :param float lr: Adam's, positive.
-    :param progress: wraps the steps' numbers, for example ``tqdm``.
+    :param options: of :class:`~pyro_nmm.guides.fitting.loop.Steps`, such as ``num_steps``, 500 by
+        default, and ``lr``, 0.01.
     :return: every step's loss, the negative bound in nats a pair of nodes, as noisy as one draw.
     :raises ValueError: for numbers that cannot be, ``x`` of another shape, and a loss that is not
         finite.
     """
-    check_integers(1, num_steps=num_steps)
-    check_positive(lr=lr)
+    how = options_of(fit_links, Steps, {"num_steps": 500, "lr": 0.01} | options)
     if not isinstance(x, Tensor) or x.is_meta:
         got = "meta tensor" if isinstance(x, Tensor) else type(x)
         raise ValueError(f"x must be a tensor with values, got {got}")
@@ -64,13 +58,12 @@ def fit_links(
             f"x must have shape ({pair.target.num_nodes}, F), one row per node, got "
             f"{tuple(x.shape)}"
         )
-    pair.train()
     # Adam's own constant is meant for losses of order one.
     model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
-    optimizer, held_out = PyroOptim(torch.optim.Adam, {"lr": lr}), split.held_out
-    svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
-    losses: list[float] = []
-    for step in progress(range(num_steps)):
-        losses.append(svi.step(split.train, x, held_out))
-        check_loss(losses[-1], f"step {step}")
-    return losses
+    optimizer, elbo = torch.optim.Adam(pair.parameters(), how.lr), TraceMeanField_ELBO()
+
+    def backward(step: int) -> float:
+        return elbo.loss_and_grads(model, guide, split.train, x, split.held_out)
+
+    settings = {"num_steps": how.num_steps, **split._asdict()}
+    return train(pair, optimizer, backward, num_epochs=how.num_steps, **how.also(**settings))

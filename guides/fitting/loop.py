@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The two loops that fit: until validation stops it, or for a number of steps."""
+"""The loop of every fit: until validation stops it, or for a number of steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pyro
 import torch
@@ -24,22 +26,86 @@ from pyro_nmm.guides.fitting.checkpoints import (
     set_generators,
 )
 from pyro_nmm.guides.fitting.fingerprint import fingerprint
-from pyro_nmm.validation import check_integers
+from pyro_nmm.validation import check_integers, check_positive
+
+Options = TypeVar("Options", bound="Run")
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    How a fit is watched, saved and resumed: options of every fit that takes ``checkpoint``.
+
+    Interrupted at any moment and called again with the same arguments, a fit ends with the same
+    parameters, bit for bit on a CPU: a checkpoint holds the module, the optimiser, its schedule,
+    the best epoch and the state of torch's generators.
+
+    A checkpoint of another run is refused: with another seed, other weights of the module at the
+    call, other plain attributes of its parts, other numbers of the optimiser, or other
+    ``settings``. So a script that is started again builds the network anew, from the same seed.
+    Functions cannot be compared, nor their closures: name these in ``settings``.
+
+    :param Path checkpoint: where to save, every ``save_every`` steps and at the end. The one before
+        is kept beside it as ``<name>.previous`` and used if the newest cannot be read, which is
+        then renamed to ``<name>.unreadable``.
+    :param settings: what else the run depends on, by name, tensors among them; or one text.
+    :param progress: wraps the range of steps or epochs, for example ``tqdm``.
+    """
+
+    checkpoint: Path | None = None
+    save_every: int = 20
+    settings: Mapping[str, object] | str = ""
+    progress: Callable[[range], Iterable[int]] = iter
+
+    def __post_init__(self) -> None:
+        check_integers(1, save_every=self.save_every)
+
+    def also(self, **settings: object) -> dict[str, Any]:
+        """Options of :func:`train`, with more settings."""
+        given = self.settings if isinstance(self.settings, Mapping) else {"settings": self.settings}
+        options = {each.name: getattr(self, each.name) for each in fields(Run)}
+        return options | {"settings": settings | dict(given)}
+
+
+@dataclass(frozen=True)
+class Steps(Run):
+    """
+    Options of a fit of so many steps, besides those of :class:`Run`.
+
+    :param int num_steps: steps of Adam.
+    :param float lr: its learning rate, positive.
+    """
+
+    num_steps: int = 1000
+    lr: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integers(1, num_steps=self.num_steps)
+        check_positive(lr=self.lr)
+
+
+def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
+    """The options of a fit; an error that names them all for one that there is not."""
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(
+            f"{function.__name__} has no option {unknown[0]!r}: its options are {', '.join(known)}"
+        )
+    return kind(**options)
 
 
 def train(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
-    backward: Callable[[], float],
-    validate: Callable[[], tuple[float, ...]],
+    backward: Callable[[int], float],
+    validate: Callable[[], tuple[float, ...]] | None = None,
     *,
     num_epochs: int,
-    patience: int,
-    checkpoint: Path | None = None,
-    save_every: int = 20,
-    settings: Mapping[str, object] | str = "",
-    progress: Callable[[range], Iterable[int]] = iter,
-) -> list[tuple[float, ...]]:
+    patience: int = 0,
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    **run: Any,
+) -> list:
     r"""
     Steps until the validation score has not improved for ``patience`` epochs; then ``module``
     has the parameters and buffers of the best epoch,
@@ -48,152 +114,106 @@ def train(
 
         e^\star = \arg\max_e \, \text{score}_e .
 
-    Interrupted at any moment and called again with the same arguments, it ends with the same
-    parameters, bit for bit on a CPU: a checkpoint holds the module, the optimiser, the best
-    epoch and the state of torch's generators. Called with a larger ``num_epochs`` it goes on.
-
-    What else differs from the run that made a checkpoint is an error: the seed, the module's
-    weights at the call and the plain attributes of its parts, the optimiser's numbers, and
-    ``settings``. So a script that is started again builds the network anew, from the same seed.
-    What functions compute cannot be seen, nor what ``backward`` and ``validate`` close over: name
-    it in ``settings``.
+    Without ``validate``, a number of steps. Called with a larger ``num_epochs`` a validated run
+    continues; ``run`` are the options of :class:`Run`.
 
     :param nn.Module module: everything that learns or remembers.
     :param optimizer: of its parameters.
-    :param backward: computes gradients, with them at zero, and returns the loss.
+    :param backward: computes gradients in a step, with them at zero, and returns the loss.
     :param validate: returns numbers, compared in turn; larger is better.
-    :param Path checkpoint: where to save, every ``save_every`` epochs and at the end; the one
-        before is kept beside it as ``<name>.previous`` and used if the newest cannot be read,
-        which is then renamed to ``<name>.unreadable``.
-    :param settings: what else the run depends on, by name, tensors among them; or one text.
-    :param progress: wraps the range of epochs, for example ``tqdm``.
-    :return: the score of every epoch. The module is in evaluation mode.
+    :param schedule: of the optimiser's rates.
+    :return: the score of every epoch, and the module is in evaluation mode; or the loss of every
+        step, and the module is in training mode.
     :raises ValueError: if a checkpoint is of another run, of a longer one, or of no run; and if a
         loss or a score is not finite, or a weight NaN: such an epoch is not stored.
     :raises RuntimeError: if neither checkpoint can be read.
     """
-    check_integers(1, num_epochs=num_epochs, save_every=save_every)
+    check_integers(1, num_epochs=num_epochs)
     check_integers(0, patience=patience)
-    best, scores, here = copy.deepcopy(module.state_dict()), [], {}
-    if checkpoint is not None:
-        named = settings if isinstance(settings, Mapping) else {"settings": settings}
-        here = fingerprint(module, optimizer, named)
-        if (state := resume(checkpoint, here)) is not None:
-            best, scores = state["best"], [tuple(score) for score in state["scores"]]
-            if _end(scores, num_epochs, patience) < len(scores):
-                raise ValueError(
-                    f"checkpoint {checkpoint} holds {len(scores)} epochs, more than {num_epochs=} "
-                    f"and {patience=} allow: ask for as many, or give another path"
-                )
-            module.load_state_dict(state["module"])
-            optimizer.load_state_dict(state["optimizer"])
+    how, unit = Run(**run), "step" if validate is None else "epoch"
+    best = None if validate is None else copy.deepcopy(module.state_dict())
+    history: list = []
+    here: dict[str, str] = {}
+    parts: dict[str, Any] = {"module": module, "optimizer": optimizer}
+    parts |= {} if schedule is None else {"schedule": schedule}
+    if how.checkpoint is not None:
+        here = fingerprint(module, optimizer, how.also()["settings"])
+        if (state := resume(how.checkpoint, here)) is not None:
+            best, history = state["best"], state["history"]
+            if validate is not None:
+                history = [tuple(score) for score in history]
+                _check_length(how.checkpoint, history, num_epochs, patience)
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
             set_generators(state["generators"])
-    stored = len(scores)
+    stored = len(history)
 
     def save() -> None:
         nonlocal stored
-        if checkpoint is not None and len(scores) > stored:
-            state = {
-                "settings": here,
-                "module": module.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "best": best,
-                "scores": scores,
-                "generators": generators(),
-            }
-            save_checkpoint(state, checkpoint)
-            stored = len(scores)
+        if how.checkpoint is not None and len(history) > stored:
+            state = {"settings": here, "best": best, "history": history}
+            state |= {name: part.state_dict() for name, part in parts.items()}
+            save_checkpoint(state | {"generators": generators()}, how.checkpoint)
+            stored = len(history)
 
-    for epoch in progress(range(len(scores), num_epochs)):
-        if epoch - _best_epoch(scores) > patience:
+    for step in how.progress(range(len(history), num_epochs)):
+        if validate is not None and step - _best_epoch(history) > patience:
             break
         module.train()
         optimizer.zero_grad()
-        check_loss(backward(), f"epoch {epoch}")
+        loss = backward(step)
+        check_loss(loss, f"{unit} {step}")
         optimizer.step()
-        check_weights(module, f"epoch {epoch}")
-        module.eval()
-        with torch.no_grad():
-            score = tuple(validate())
-        if any(math.isnan(number) for number in score):
-            raise ValueError(
-                f"validate returned {score} in epoch {epoch}: look for NaN in the loss, or "
-                f"for a validation mask that selects no node"
-            )
-        scores.append(score)
-        if _best_epoch(scores) == epoch:
-            best = copy.deepcopy(module.state_dict())
-        if len(scores) % save_every == 0:
+        if schedule is not None:
+            schedule.step()
+        due = (len(history) + 1) % how.save_every == 0
+        if validate is None:
+            history.append(loss)
+            if due or step + 1 == num_epochs:
+                check_weights(module, f"{unit} {step}")
+        else:
+            check_weights(module, f"{unit} {step}")
+            history.append(_score(module, validate, step))
+            if _best_epoch(history) == step:
+                best = copy.deepcopy(module.state_dict())
+        if due:
             save()
     save()
-    module.load_state_dict(best)
+    if best is not None:
+        module.load_state_dict(best)
+        module.eval()
+    return history
+
+
+@torch.no_grad()
+def _score(module: nn.Module, validate: Callable[[], tuple[float, ...]], epoch: int) -> tuple:
     module.eval()
-    return scores
+    score = tuple(validate())
+    if any(math.isnan(number) for number in score):
+        raise ValueError(
+            f"validate returned {score} in epoch {epoch}: look for NaN in the loss, or "
+            f"for a validation mask that selects no node"
+        )
+    return score
 
 
-def _end(scores: list[tuple[float, ...]], num_epochs: int, patience: int) -> int:
-    """How many of these epochs a run from the start would have."""
-    best = 0
+def _check_length(checkpoint: Path, scores: list[tuple], num_epochs: int, patience: int) -> None:
+    """A run from the start must have as many epochs as the checkpoint, or more."""
+    best, end = 0, min(len(scores), num_epochs)
     for epoch, score in enumerate(scores[:num_epochs]):
         if epoch - best > patience:
-            return epoch
+            end = epoch
+            break
         best = epoch if score > scores[best] else best
-    return min(len(scores), num_epochs)
+    if end < len(scores):
+        raise ValueError(
+            f"checkpoint {checkpoint} holds {len(scores)} epochs, more than {num_epochs=} "
+            f"and {patience=} allow: ask for as many, or give another path"
+        )
 
 
 def _best_epoch(scores: list[tuple[float, ...]]) -> int:
     return max(range(len(scores)), key=lambda e: (scores[e], -e), default=0)
-
-
-def run_steps(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-    backward: Callable[[int], float],
-    *,
-    num_steps: int,
-    checkpoint: Path | None = None,
-    save_every: int = 100,
-    settings: Mapping[str, object] = {},
-    progress: Callable[[range], Iterable[int]] = iter,
-) -> list[float]:
-    """
-    A number of steps, with a schedule of the learning rate. Interrupted and called again with the
-    same arguments it goes on, as :func:`train` does, of which the other parameters are.
-
-    :param schedule: of the optimiser's rates.
-    :param backward: computes gradients in a step, with them at zero, and returns the loss.
-    :return: every step's loss. The module is in training mode.
-    :raises ValueError: for a loss that is not finite, weights that are NaN, which are not saved,
-        and a checkpoint of another run.
-    """
-    check_integers(1, num_steps=num_steps, save_every=save_every)
-    losses: list[float] = []
-    here: dict[str, str] = {}
-    if checkpoint is not None:
-        here = fingerprint(module, optimizer, {**settings, "num_steps": num_steps})
-        if (state := resume(checkpoint, here)) is not None:
-            module.load_state_dict(state["module"])
-            optimizer.load_state_dict(state["optimizer"])
-            schedule.load_state_dict(state["schedule"])
-            losses = state["losses"]
-            set_generators(state["generators"])
-    module.train()
-    for step in progress(range(len(losses), num_steps)):
-        optimizer.zero_grad()
-        losses.append(backward(step))
-        check_loss(losses[-1], f"step {step}")
-        optimizer.step()
-        schedule.step()
-        if len(losses) % save_every and len(losses) < num_steps:
-            continue
-        check_weights(module, f"step {step}")
-        if checkpoint is not None:
-            state = {"settings": here, "module": module.state_dict(),
-                     "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
-                     "losses": losses, "generators": generators()}  # fmt: skip
-            save_checkpoint(state, checkpoint)
-    return losses
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import torch
@@ -22,7 +22,7 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.entries import checked, contents, labels_in
 from pyro_nmm.guides.amortized import AmortizedNMM
 from pyro_nmm.guides.consistency import Consistency
-from pyro_nmm.guides.fitting.loop import train, unvalidated
+from pyro_nmm.guides.fitting.loop import Run, options_of, train, unvalidated
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Compatibility, NMMNetwork
@@ -31,18 +31,42 @@ from pyro_nmm.validation import check_integers, check_positive
 Scores = list[tuple[float, ...]]
 
 
+@dataclass(frozen=True)
+class NodeRun(Run):
+    """
+    Options of :func:`fit_classifier` and :func:`fit_nmm`, besides those of
+    :class:`~pyro_nmm.guides.fitting.loop.Run`.
+
+    :param float lr: Adam's, positive.
+    :param float weight_decay: on the first layer alone, as Kipf and Welling (2017) have it.
+    :param int patience: epochs without a better validation score, after which a fit stops.
+    :param str criterion: of early stopping, ``"accuracy"`` or ``"likelihood"``; the other one
+        decides between equal scores.
+    """
+
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    num_epochs: int = 200
+    patience: int = 100
+    criterion: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(lr=self.lr)
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if self.criterion not in ("accuracy", "likelihood"):
+            raise ValueError(
+                f"criterion must be 'accuracy' or 'likelihood', got {self.criterion!r}"
+            )
+
+
 def fit_classifier(
     network: nn.Module,
     data: Data,
     *,
     consistency: Consistency | None = None,
-    lr: float = 0.01,
-    weight_decay: float = 5e-4,
-    num_epochs: int = 200,
-    patience: int = 100,
-    criterion: str = "accuracy",
-    checkpoint: Path | None = None,
-    progress: Callable[[range], Iterable[int]] = iter,
+    **options: Any,
 ) -> tuple[Tensor, Scores]:
     r"""
     A classifier alone: cross entropy on the training nodes :math:`\tau`, early stopping on the
@@ -66,20 +90,16 @@ def fit_classifier(
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
     :param Consistency consistency: lets unlabelled nodes teach too, here with the classifier's own
         predictions.
-    :param float weight_decay: on the first layer alone, as Kipf and Welling (2017) have it.
-    :param str criterion: of early stopping, ``"accuracy"`` or ``"likelihood"``; the other one
-        tells equals apart.
-    :param Path checkpoint: see :func:`~pyro_nmm.guides.fitting.loop.train`, as ``progress``. It
-        knows the data and the network that it was made with.
+    :param options: of :class:`NodeRun`. A checkpoint knows its data and network.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first.
     :raises ValueError: for data that lack something, masks that overlap, labels that the network
         has no column for, and checkpoints of another run.
     """
-    data = _prepared(data, lr, weight_decay, criterion)
+    how, data = options_of(fit_classifier, NodeRun, options), checked(data)
     inputs = (data.x, data.edge_index)
 
-    def backward() -> float:
+    def backward(epoch: int) -> float:
         out = network(*inputs)
         y = labels_in(data, "train_mask", out.shape[-1])
         loss = F.cross_entropy(out[data.train_mask], y)
@@ -89,12 +109,12 @@ def fit_classifier(
         loss.backward()
         return loss.item()
 
-    optimizer = torch.optim.Adam(_groups(network, [network], weight_decay), lr=lr)
+    optimizer = torch.optim.Adam(_groups(network, [network], how.weight_decay), lr=how.lr)
     scores = train(
         _together(network, consistency), optimizer, backward,
-        lambda: _quality(network(*inputs).softmax(-1), data, criterion),
-        num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
-        settings=contents(data) | {"criterion": criterion},
+        lambda: _quality(network(*inputs).softmax(-1), data, how.criterion),
+        num_epochs=how.num_epochs, patience=how.patience,
+        **how.also(**contents(data), criterion=how.criterion),
     )  # fmt: skip
     with torch.no_grad():
         return network(*inputs), scores
@@ -109,13 +129,7 @@ def fit_nmm(
     estimator: str = "reward_to_go",
     num_particles: int = 4,
     num_samples: int = 8,
-    lr: float = 0.01,
-    weight_decay: float = 5e-4,
-    num_epochs: int = 200,
-    patience: int = 100,
-    criterion: str = "accuracy",
-    checkpoint: Path | None = None,
-    progress: Callable[[range], Iterable[int]] = iter,
+    **options: Any,
 ) -> tuple[NeighborMixture, Scores]:
     r"""
     The bound on the joint likelihood of the training nodes :math:`\tau`, the paper's equation (5),
@@ -151,12 +165,12 @@ def fit_nmm(
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param int num_particles: draws of :math:`q(c \mid y)` a step.
     :param int num_samples: draws of the posterior, for validation.
+    :param options: of :class:`NodeRun`, as of :func:`fit_classifier`, which ``data`` is described
+        at.
     :return: the mixture of the best epoch, over ``(N,)`` labels, and the two validation scores
         of every epoch, ``criterion`` first.
-
-    The other parameters are those of :func:`fit_classifier`.
     """
-    data = _prepared(data, lr, weight_decay, criterion)
+    how, data = options_of(fit_nmm, NodeRun, options), checked(data)
     check_integers(1, num_particles=num_particles, num_samples=num_samples)
     if hood.num_nodes != data.num_nodes:
         raise ValueError(f"hood has {hood.num_nodes} nodes, but data {data.num_nodes}")
@@ -177,30 +191,29 @@ def fit_nmm(
         for mask in ("train_mask", "val_mask"):
             labels_in(data, mask, mixture.num_classes)
 
-    def backward() -> float:
+    def backward(epoch: int) -> float:
         check_once()
         with unvalidated():
             return elbo.loss_and_grads(model, guide, *inputs, **known)
 
     def validate() -> tuple[float, ...]:
         mixture = NeighborMixture(hood, *network(hood, *inputs), validate_args=False)
-        return _quality(
-            mixture.condition(**known, num_samples=num_samples).marginals(), data, criterion
-        )
+        posterior = mixture.condition(**known, num_samples=num_samples)
+        return _quality(posterior.marginals(), data, how.criterion)
 
     inner = network.network if isinstance(network, Compatibility) else network
     backbones = [inner]
     if isinstance(inner, NMMNetwork):
         backbones = [b for b in (inner.labels, inner.attention) if b is not None]
-    optimizer = torch.optim.Adam(_groups(network, backbones, weight_decay), lr=lr)
+    optimizer = torch.optim.Adam(_groups(network, backbones, how.weight_decay), lr=how.lr)
     settings = contents(data) | {
-        "hood": (hood.num_sources, hood.ptr, hood.source), "criterion": criterion,
+        "hood": (hood.num_sources, hood.ptr, hood.source), "criterion": how.criterion,
         "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
     }  # fmt: skip
     with pyro.get_param_store().scope():
         scores = train(
-            _together(network, consistency), optimizer, backward, validate, settings=settings,
-            num_epochs=num_epochs, patience=patience, checkpoint=checkpoint, progress=progress,
+            _together(network, consistency), optimizer, backward, validate,
+            num_epochs=how.num_epochs, patience=how.patience, **how.also(**settings),
         )  # fmt: skip
     with torch.no_grad():
         return NeighborMixture(hood, *network(hood, *inputs)), scores
@@ -210,15 +223,6 @@ def _together(network: nn.Module, consistency: Consistency | None) -> nn.ModuleD
     """What a checkpoint must hold."""
     agreeing = {} if consistency is None else {"consistency": consistency}
     return nn.ModuleDict({"network": network} | agreeing)
-
-
-def _prepared(data: Data, lr: float, weight_decay: float, criterion: str) -> Data:
-    check_positive(lr=lr)
-    if not 0 <= weight_decay < math.inf:
-        raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
-    if criterion not in ("accuracy", "likelihood"):
-        raise ValueError(f"criterion must be 'accuracy' or 'likelihood', got {criterion!r}")
-    return checked(data)
 
 
 def _quality(probs: Tensor, data: Data, criterion: str) -> tuple[float, float]:

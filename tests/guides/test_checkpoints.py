@@ -148,7 +148,7 @@ def train_with(path, *activations):
         module = nn.Linear(1, 1)
         module.activation = activation
         optimizer = torch.optim.SGD(module.parameters(), 0.1)
-        train(module, optimizer, lambda: 0.0, lambda: (0.0,), num_epochs=2, patience=2,
+        train(module, optimizer, lambda epoch: 0.0, lambda: (0.0,), num_epochs=2, patience=2,
               save_every=1, checkpoint=path)  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def problem(seed=0):
     x, target = torch.randn(20, 4), torch.randn(20, 1)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
 
-    def backward():
+    def backward(epoch):
         loss = (network(x) - target).square().mean()
         loss.backward()
         return loss.item()
@@ -41,12 +41,12 @@ def run(path, seed=0, fuse=None, **options):
     steps = {"left": fuse}
 
     def burning(function):
-        def call():
+        def call(*args):
             if steps["left"] is not None:
                 steps["left"] -= 1
                 if steps["left"] < 0:
                     raise Killed
-            return function()
+            return function(*args)
 
         return call
 
@@ -148,7 +148,7 @@ def test_early_stopping_returns_the_best_epoch():
     module.weight.data.zero_()
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
 
-    def backward():
+    def backward(epoch):
         module.weight.grad = -torch.ones_like(module.weight)
         return 0.0
 
@@ -166,7 +166,7 @@ def test_ties_keep_the_first_epoch():
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     start = module.weight.item()
 
-    def backward():
+    def backward(epoch):
         module.weight.grad = -torch.ones_like(module.weight)
         return 0.0
 

@@ -153,7 +153,7 @@ def test_numbers_of_draws(name):
         mix(ring(), **{name: 0})
 
 
-def walk(step=lambda: 0.0, score=lambda: (0.0,), module=None, **options):
+def walk(step=lambda epoch: 0.0, score=lambda: (0.0,), module=None, **options):
     module = module or nn.Linear(1, 1)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     options = {"num_epochs": 4, "patience": 4} | options
@@ -173,15 +173,15 @@ def test_numbers_of_train(name, wrong):
 def test_train_stops_at_a_loss_that_is_not_finite(tmp_path, bad):
     losses = iter([1.0, 1.0, bad])
     with pytest.raises(ValueError, match=rf"the loss is {bad} in epoch 2"):
-        walk(lambda: next(losses), checkpoint=tmp_path / "run.pt", save_every=1)
-    assert len(load_checkpoint(tmp_path / "run.pt")["scores"]) == 2
+        walk(lambda epoch: next(losses), checkpoint=tmp_path / "run.pt", save_every=1)
+    assert len(load_checkpoint(tmp_path / "run.pt")["history"]) == 2
 
 
 def test_train_stops_at_weights_that_are_no_numbers(tmp_path):
     """With a score that does not tell."""
     module, calls = nn.Linear(1, 1), []
 
-    def step():
+    def step(epoch):
         calls.append(None)
         gradient = math.nan if len(calls) == 3 else 0.0
         module.weight.grad = torch.full_like(module.weight, gradient)
@@ -189,7 +189,7 @@ def test_train_stops_at_weights_that_are_no_numbers(tmp_path):
 
     with pytest.raises(ValueError, match=r"weight holds NaN after epoch 2.*lr"):
         walk(step, module=module, checkpoint=tmp_path / "run.pt", save_every=1)
-    assert len(load_checkpoint(tmp_path / "run.pt")["scores"]) == 2
+    assert len(load_checkpoint(tmp_path / "run.pt")["history"]) == 2
 
 
 @pytest.mark.parametrize("kind", ["unet", "nmm"])
@@ -206,7 +206,7 @@ def test_denoiser_stops_at_a_loss_that_is_not_finite(tmp_path, kind):
     network = UNet(1, 6, 1) if kind == "unet" else Denoiser(UNet(1, 6, 1))
     with pytest.raises(ValueError, match=r"the loss is nan in step 5.* lr"):
         denoise(path, network=network, draw=draw, num_steps=12)
-    assert len(load_checkpoint(path)["losses"]) == 4
+    assert len(load_checkpoint(path)["history"]) == 4
 
 
 @pytest.mark.parametrize("num_steps", [4, 3])
@@ -223,7 +223,7 @@ def test_denoiser_saves_and_returns_no_nan(tmp_path, num_steps):
     path = tmp_path / "run.pt"
     with pytest.raises(ValueError, match=rf"last\.bias holds NaN after step {num_steps - 1}"):
         denoise(path, network=network, num_steps=num_steps)
-    assert len(load_checkpoint(path)["losses"]) == 2
+    assert len(load_checkpoint(path)["history"]) == 2
     calls.clear()
     network.last.bias.data.zero_()
     network.last.weight.data.zero_()
@@ -411,3 +411,33 @@ def test_splits_of_data_without_labels_or_masks():
         inner_edges(ring().edge_index, torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="edge_index must"):
         inner_edges(torch.eye(12).to_sparse_csr(), ring().train_mask)
+
+
+def test_fit_names_its_options():
+    field, hood = ising(grid_edges(2, 2), 0.1, torch.zeros(4)), Neighborhood.grid(2, 2)
+    with pytest.raises(TypeError, match="fit_mixture has no option 'steps'"):
+        fit_mixture(field, hood, FreeNMM(hood, 2), steps=3)
+
+
+def test_fit_of_a_field_continues(tmp_path):
+    """As if it had not been interrupted."""
+    field, hood = ising(grid_edges(2, 2), 0.3, torch.ones(4)), Neighborhood.grid(2, 2)
+
+    def interrupted(steps):
+        for step in steps:
+            if step == 3:
+                raise KeyboardInterrupt
+            yield step
+
+    def fit(**options):
+        torch.manual_seed(0)
+        return fit_mixture(field, hood, FreeNMM(hood, 2), num_steps=6, save_every=2, **options)
+
+    path = tmp_path / "field.pt"
+    with pytest.raises(KeyboardInterrupt):
+        fit(checkpoint=path, progress=interrupted)
+    whole, losses = fit()
+    for _ in range(2):  # from the middle, then from the end
+        mix, found = fit(checkpoint=path)
+        assert found == losses
+        assert torch.equal(mix.logits, whole.logits)
