@@ -90,12 +90,19 @@ def check_mask(
         raise ValueError(f"{name} selects no node: at least one entry must be True")
 
 
-def as_mask(nodes: Tensor, num_nodes: int, device: torch.device, name: str = "nodes") -> Tensor:
-    """A boolean mask of nodes that are given by ids or by a mask."""
+def as_mask(
+    nodes: Tensor,
+    num_nodes: int,
+    device: torch.device,
+    name: str = "nodes",
+    *,
+    empty: bool = False,
+) -> Tensor:
+    """A boolean mask of nodes that are given by ids or by a mask, see :func:`check_mask`."""
     if isinstance(nodes, Tensor) and nodes.dtype in (torch.int32, torch.int64) and nodes.dim() == 1:
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < num_nodes:
             bad = nodes.min() if nodes.min() < 0 else nodes.max()
             raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}, got {int(bad)}")
         nodes = index_to_mask(nodes.long(), num_nodes)
-    check_mask(nodes, num_nodes, device, name)
+    check_mask(nodes, num_nodes, device, name, empty=empty)
     return nodes

@@ -12,8 +12,7 @@ from pyro_nmm import Neighborhood, OrderedConditional
 from pyro_nmm.guides import fit_classifier, fit_images, fit_nmm, fit_unet
 from pyro_nmm.models import Denoiser, NMMNetwork, UNet
 from pyro_nmm.models.backbones import gcn
-from pyro_nmm.models.stacked.fit import log_prior, surrogate, temperature_of
-from pyro_nmm.models.stacked.parameters import parameters_of
+from pyro_nmm.models.stacked.fit import bounded_temperature, surrogate
 
 
 def ring(nodes=12):
@@ -68,8 +67,13 @@ def denoise(path, kind="nmm", seed=0, draw=None, network=None, **options):
 
 def prior_of(stacked, scores, y, held_out):
     """With that of the scale, around temperature scaling's."""
-    scale = -math.log(temperature_of(scores, y, held_out))
+    scale = -math.log(bounded_temperature(scores, y, held_out))
     return stacked.prior | {"log_scale": (scale, 1.0)}
+
+
+def log_prior(stacked, prior):
+    values = ((stacked.get_parameter(name), *moments) for name, moments in prior.items())
+    return -0.5 * sum(((value - mean) / sd).square().sum() for value, mean, sd in values)
 
 
 def fit_on_all_edges(
@@ -88,7 +92,7 @@ def fit_on_all_edges(
         optimizer.zero_grad()
         parts = [mask.nonzero()[:, 0] for mask in (train, held_out)]
         order = torch.cat([nodes[torch.randperm(len(nodes))] for nodes in parts])
-        found = parameters_of(stacked, hood, scores, edge_weight)
+        found = stacked.formula(hood, scores, edge_weight)
         q = OrderedConditional(hood, *found, y, observed, order=order)
         loss = -log_prior(stacked, prior) - surrogate(q, int(train.sum()), num_samples)
         (loss / held_out.sum()).backward()

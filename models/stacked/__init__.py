@@ -4,10 +4,10 @@
 """An NMM on top of a trained classifier."""
 
 from pyro_nmm.models.stacked.blocks import marginals_in_blocks
-from pyro_nmm.models.stacked.edge_weights import edge_weights
+from pyro_nmm.models.stacked.fit import temperature_scaling
+from pyro_nmm.models.stacked.inputs import edge_weights
 from pyro_nmm.models.stacked.module import StackedNMM
 from pyro_nmm.models.stacked.pooled import PooledScores
-from pyro_nmm.models.stacked.temperature import temperature_scaling
 
 __all__ = [
     "PooledScores",

@@ -1,27 +1,52 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What users have for a StackedNMM, as the tensors that it reads."""
+"""What stands on top of a classifier: its scores, known labels and edge weights, checked once."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
-from pyro_nmm.edges import check_mask
-from pyro_nmm.models.stacked.edge_weights import check_weights
+from pyro_nmm.edges import as_mask, check_edge_index, check_mask
 from pyro_nmm.validation import check_all_rows, check_label_range, check_labels
 
 
-def scores_of(hood: Neighborhood, scores: Any) -> Tensor:
-    """``(N, C)`` logits, of a tensor or an array, at least in single precision."""
+@dataclass(frozen=True)
+class GraphScores:
+    """A classifier's scores on a graph, and the known labels. :meth:`of` checks them."""
+
+    hood: Neighborhood
+    scores: Tensor  #: ``(N, C)`` finite logits, at least in single precision
+    y: Tensor  #: ``(N,)`` labels, read where known
+    known: Tensor  #: ``(N,)`` boolean mask
+    edge_weight: Tensor | None = None  #: ``(num_edges,)`` positive, in the order of ``hood``
+
+    @classmethod
+    def of(
+        cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None
+    ) -> GraphScores:
+        """Of tensors or arrays, as users have them. Without ``y`` no label is known."""
+        scores, weight = as_scores(hood, scores), as_weights(hood, weight)
+        if y is None or known is None:
+            known = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
+            return cls(hood, scores, known.long(), known, weight)
+        y, known = as_classes(hood, y), as_nodes(hood, known, "known")
+        if known.any():
+            rows = hood.restrict(known)
+            check_label_range(rows, y[rows.nodes], scores.shape[1])
+        return cls(hood, scores, y, known, weight)
+
+
+def as_scores(hood: Neighborhood, scores: Any) -> Tensor:
+    """``(N, C)`` finite logits."""
     scores = _tensor(scores, hood)
     if not isinstance(scores, Tensor) or scores.is_meta:
         got = "one on the meta device" if isinstance(scores, Tensor) else type(scores)
@@ -31,17 +56,16 @@ def scores_of(hood: Neighborhood, scores: Any) -> Tensor:
             f"scores must have shape ({hood.num_nodes}, C), one row of logits per node and "
             f"C >= 2 labels, got {tuple(scores.shape)}"
         )
-    return in_single(scores) if scores.is_floating_point() else scores
-
-
-def check_scores(scores: Tensor) -> None:
-    """Values of scores: they must be finite, and are expected to be logits."""
     if not scores.is_floating_point() or not scores.isfinite().all():
-        bad = (~scores.isfinite()).sum().item() if scores.is_floating_point() else scores.dtype
         raise ValueError(
-            f"scores must be finite floating-point logits, got {bad}"
-            + (" entries that are not" if scores.is_floating_point() else "")
+            f"scores must be finite floating-point logits, got {int((~scores.isfinite()).sum())} "
+            f"entries that are not finite, of {scores.dtype}: for log(0), clamp probabilities"
         )
+    return in_single(scores)
+
+
+def warn_of_probabilities(scores: Tensor) -> None:
+    """The warning names the caller of the caller's caller."""
     if (scores >= 0).all() and ((scores.sum(-1) - 1).abs() < 1e-3).all():
         warnings.warn(
             "scores look like probabilities: each row sums to one. Give logits; those of "
@@ -50,56 +74,106 @@ def check_scores(scores: Tensor) -> None:
         )
 
 
-def labels_of(hood: Neighborhood, y: Any) -> Tensor:
-    """``(N,)`` labels, of a tensor or an array ``(N,)`` or, as OGB has them, ``(N, 1)``."""
+def as_classes(hood: Neighborhood, y: Any) -> Tensor:
+    """``(N,)`` labels, also of ``(N, 1)`` as OGB has them."""
     y = _tensor(y, hood)
     if isinstance(y, Tensor) and y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     return check_labels(hood, y, hood.num_nodes)
 
 
-def mask_of(hood: Neighborhood, nodes: Any, name: str, empty: bool = False) -> Tensor:
-    """``(N,)``: a boolean mask, of one or of node ids, as tensors or arrays."""
-    size, nodes = hood.num_nodes, _tensor(nodes, hood)
-    integers = isinstance(nodes, Tensor) and nodes.dtype in (torch.int32, torch.int64)
-    # A mask of zeros and ones is no set of node ids: it repeats itself.
-    if integers and nodes.dim() == 1 and len(nodes.unique()) == len(nodes):
-        if len(nodes) and not 0 <= int(nodes.min()) <= int(nodes.max()) < size:
-            bad = nodes.min() if nodes.min() < 0 else nodes.max()
-            raise ValueError(f"{name} must hold node ids in 0..{size - 1}, got {int(bad)}")
-        nodes = index_to_mask(nodes.long(), size)
-    check_mask(nodes, size, hood.device, name, empty=empty)
-    return nodes
+def as_nodes(hood: Neighborhood, nodes: Any, name: str, empty: bool = True) -> Tensor:
+    """``(N,)`` boolean mask, also of node ids."""
+    nodes = _tensor(nodes, hood)
+    ids = isinstance(nodes, Tensor) and nodes.dtype != torch.bool
+    if ids and len(nodes.unique()) < nodes.numel():  # zeros and ones are no set of node ids
+        check_mask(nodes, hood.num_nodes, hood.device, name)
+    return as_mask(nodes, hood.num_nodes, hood.device, name, empty=empty)
 
 
-def weights_of(hood: Neighborhood, edge_weight: Any) -> Tensor | None:
-    """``(num_edges,)`` positive weights, of a tensor or an array, or none."""
+def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
+    """Masks of two disjoint sets of nodes. The first may be empty."""
+    one, other = sets
+    first, second = as_nodes(hood, sets[one], one), as_nodes(hood, sets[other], other, empty=False)
+    if (first & second).any():
+        raise ValueError(
+            f"{one} and {other} must be disjoint, because a classifier is overconfident where it "
+            f"was trained, but both hold node {int((first & second).nonzero()[0])}"
+        )
+    return first, second
+
+
+def as_weights(hood: Neighborhood, edge_weight: Any) -> Tensor | None:
+    """``(num_edges,)`` positive weights, or none."""
     if edge_weight is None:
         return None
     check_all_rows(hood)
     edge_weight = _tensor(edge_weight, hood)
     if not isinstance(edge_weight, Tensor) or edge_weight.shape != (hood.num_edges,):
-        got = getattr(edge_weight, "shape", type(edge_weight))
         raise ValueError(
             f"edge_weight must have shape ({hood.num_edges},), one weight per edge of hood, got "
-            f"{got}: pyro_nmm.models.edge_weights makes it of PyG's"
+            f"{getattr(edge_weight, 'shape', type(edge_weight))}: pyro_nmm.models.edge_weights "
+            f"makes it of PyG's"
         )
-    check_weights(edge_weight)
+    _check_positive(edge_weight)
     return edge_weight
 
 
-def check_disjoint(masks: dict[str, Tensor], why: str) -> None:
-    (one, first), (other, second) = masks.items()
-    if (first & second).any():
-        node = int((first & second).nonzero()[0])
-        raise ValueError(f"{one} and {other} must be disjoint, but both hold node {node}: {why}")
+def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+    r"""
+    A graph's edge weights in the order of its neighbourhoods, as
+    :class:`~pyro_nmm.models.StackedNMM` takes them. Weights of an edge that is listed twice are
+    added. A self-loop without a weight gets the mean of the weights into its node, or 1 if there
+    are none, so the unit of the weights does not matter. An edge from a community gets 1.
+
+    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> hood = Neighborhood(edge_index, num_nodes=3)
+    >>> edge_weights(hood, edge_index, torch.tensor([4.0, 4.0, 2.0, 2.0]))
+    tensor([4., 4., 4., 3., 2., 2., 2.])
+
+    :param Neighborhood hood: all rows.
+    :param Tensor edge_index: ``(2, E)`` the edges that ``hood`` is made of.
+    :param Tensor edge_weight: ``(E,)`` positive numbers.
+    :return: ``(num_edges,)``. Cost: :math:`O(E \log E)`.
+    :raises ValueError: for other shapes or numbers, and if the two are not the same edges.
+    """
+    check_all_rows(hood)
+    check_edge_index(edge_index, hood.num_nodes)
+    if edge_weight.shape != edge_index.shape[1:]:
+        raise ValueError(
+            f"edge_weight must have shape ({edge_index.shape[1]},), one weight per edge of "
+            f"edge_index, got {tuple(edge_weight.shape)}"
+        )
+    _check_positive(edge_weight)
+    source, target = edge_index.long()
+    place, loop = places(hood, source, target), hood.source == hood.target
+    found = edge_weight.new_zeros(hood.num_edges).index_add(0, place, edge_weight)
+    given = found > 0
+    strange = (hood.source[place] != source) | (hood.target[place] != target)
+    if strange.any() or (~given & (hood.source < hood.num_nodes) & ~loop).any():
+        raise ValueError(
+            "edge_index and hood must be of the same edges: give the edge_index that hood is of"
+        )
+    number = hood.sum((given & ~loop).to(found))
+    mean = hood.sum(found.masked_fill(loop, 0)) / number.clamp(min=1)
+    fill = mean.where(number > 0, 1.0).index_select(0, hood.row)
+    return found.where(given, fill.where(loop, 1.0))
 
 
-def check_known(hood: Neighborhood, y: Tensor, known: Tensor, num_classes: int) -> None:
-    """Labels of the nodes where they are known."""
-    if known.any():
-        rows = hood.restrict(known)
-        check_label_range(rows, y[rows.nodes], num_classes)
+def places(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:
+    """``(E,)``: the edges of a whole graph between these ends; any edge where there is none."""
+    keys = hood.target * hood.num_sources + hood.source  # they ascend, as rows and sources do
+    wanted = target * hood.num_sources + source
+    return torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
+
+
+def _check_positive(edge_weight: Tensor) -> None:
+    good = edge_weight.is_floating_point() and edge_weight.isfinite().all()
+    if not good or not (edge_weight > 0).all():
+        raise ValueError(
+            "edge_weight must be finite positive floating-point numbers: leave out the edges "
+            "whose weight is zero"
+        )
 
 
 def _tensor(value: Any, hood: Neighborhood) -> Any:

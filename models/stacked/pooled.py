@@ -1,43 +1,38 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""A logarithmic pool of a node's scores, its neighbours' scores and known labels."""
+
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
+from torch_geometric.utils import segment
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.edges import check_mask
-from pyro_nmm.models.stacked.walk import Walk
-from pyro_nmm.validation import check_all_rows
+from pyro_nmm.models.stacked.inputs import GraphScores
+from pyro_nmm.models.stacked.parameters import POOL, Parameters
+from pyro_nmm.sparse import sparse_csr
+from pyro_nmm.validation import check_all_rows, check_integers
 
-#: Normal priors of the pool's numbers: mean and standard deviation. Fitted to nearly all labels of
-#: 36 splits of three graphs (`benchmarks.on_top.run priors`), of which two are reported on
-#: other splits; docs/results/on-top.md shows priors from other graphs.
-PRIOR = {
-    "log_scale": (-0.9, 0.7),
-    "neighbors": (0.8, 0.4),
-    "labels": (0.3, 0.4),
-    "agreement": (-0.2, 0.3),
-    "offsets": (0.0, 0.7),
-}
-#: A walk goes on with this probability, for so many steps at most.
-GO_ON, STEPS = 0.9, 20
-#: So much of a known label's weight is spread over all of them, where few are in reach.
-SHRINK = 0.01
-#: Agreement with neighbours at which the scores count as the scale says.
-USUAL = 0.75
+#: Probability that the walk takes another step, and its largest number of steps.
+DAMPING, STEPS = 0.9, 20
+#: Weight of the labels' shares beside the known labels that a walk reaches.
+SHRINKAGE = 0.01
+#: Agreement at which the scores' weight is that of ``log_scale``.
+USUAL_AGREEMENT = 0.75
 
 
 class PooledScores(nn.Module):
     r"""
-    What a classifier says of a node, what it says of the node's neighbours, and which labels are
-    known around, as one distribution over the node's labels: a logarithmic pool [1] of ``4 + C``
-    numbers.
+    Distribution over each node's labels from its scores, the scores of its neighbours and the known
+    labels around it: a logarithmic pool [1] with ``4 + C`` parameters.
 
     .. math::
 
@@ -49,15 +44,14 @@ class PooledScores(nn.Module):
         \ell_{ik} &= \log \frac{R_{ik} + \tau \pi_k}{\sum_l R_{il} + \tau} - \log \pi_k, \qquad
         R = (1 - g) \sum_{r=0}^{19} g^r W^r Y + g^{20} W^{20} Y
 
-    of scores :math:`x`, ``(N, C)``, and their temperature :math:`t`, where a step of the walk
-    :math:`W` goes to any of :math:`n(i)` (in proportion to edge weights, if there are any),
-    :math:`Y` has a one for the label of every node where it is known and zeros elsewhere,
-    :math:`\pi` is the share of each label, :math:`g = .9` and :math:`\tau = .01`. The third term is
-    what label propagation [2] says of a label above its share; where no label is known it is zero.
-    :math:`A_i` is how far a node and its neighbours agree: the scores of a graph network are surer
-    there than they should be, and :math:`\eta < 0` makes them less so, as temperatures of every
-    node do [4]. With :math:`s = 1` and :math:`a = \lambda = \eta = 0` this is temperature scaling
-    with a bias [3], and without the offsets :math:`b` temperature scaling.
+    with scores :math:`x`, ``(N, C)``, at temperature :math:`t`. A step of the walk :math:`W` goes
+    to a node of :math:`n(i)`, uniformly or in proportion to edge weights. :math:`Y` holds the known
+    labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label,
+    :math:`g = .9` and :math:`\tau = .01`. :math:`\ell` is label propagation [2] relative to the
+    shares, and zero if no label is known. :math:`A_i` is a node's agreement with its neighbours.
+    Scores of graph networks are overconfident where it is large, which :math:`\eta < 0` corrects,
+    as a temperature for each node does [4]. With :math:`s = 1` and
+    :math:`a = \lambda = \eta = 0` this is temperature scaling with a bias [3].
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
     >>> pool, scores = PooledScores(2), torch.zeros(3, 2)
@@ -83,7 +77,7 @@ class PooledScores(nn.Module):
     :param int num_classes: ``C``.
     """
 
-    temperature: Tensor  #: :math:`t`, not among the numbers: that of temperature scaling
+    temperature: Tensor  #: :math:`t`, set by temperature scaling and not fitted
     log_scale: Tensor  #: :math:`\log s`
     neighbors: Tensor  #: :math:`a`
     labels: Tensor  #: :math:`\lambda`
@@ -92,92 +86,119 @@ class PooledScores(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
+        check_integers(2, num_classes=num_classes)
         self.register_buffer("temperature", torch.ones(()))
-        for name, (mean, _) in PRIOR.items():
-            size = (num_classes,) if name == "offsets" else ()
-            self.register_parameter(name, nn.Parameter(torch.full(size, mean)))
+        for each in POOL:
+            size = (num_classes,) if each.name == "offsets" else ()
+            self.register_parameter(each.name, nn.Parameter(torch.zeros(size)))
+        Parameters(self, POOL, {}).start()
 
     def forward(self, terms: Tensor) -> Tensor:
         """
         :param Tensor terms: ``(4, N, C)``, of :meth:`terms`.
         :return: ``(N, C)``: :math:`P`.
         """
-        numbers = [self.log_scale.exp(), self.neighbors, self.labels, self.agreement]
-        weights = torch.stack(numbers).to(terms)
+        scalars = [self.log_scale.exp(), self.neighbors, self.labels, self.agreement]
+        weights = torch.stack(scalars).to(terms)
         return (torch.tensordot(weights, terms, 1) + self.offsets.to(terms)).softmax(-1)
 
     def extra_repr(self) -> str:
-        numbers = {"scale": self.log_scale.exp(), "neighbors": self.neighbors}
-        numbers |= {"labels": self.labels, "agreement": self.agreement}
-        numbers |= {"temperature": self.temperature}
-        return ", ".join(f"{name}={number.item():.4g}" for name, number in numbers.items())
+        found = {"scale": self.log_scale.exp()}
+        found |= {name: getattr(self, name) for name in ("neighbors", "labels", "agreement")}
+        found |= {"temperature": self.temperature}
+        return ", ".join(f"{name}={value.item():.4g}" for name, value in found.items())
 
-    @torch.no_grad()
     def terms(
-        self,
-        hood: Neighborhood,
-        scores: Tensor,
-        y: Tensor,
-        known: Tensor,
+        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
         edge_weight: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """
         :math:`x / t`, :math:`m`, :math:`\\ell` and :math:`(A - \\tfrac{3}{4}) \\, x / t`.
 
-        :param Neighborhood hood: all rows; sources that are no nodes have no part in it.
+        :param Neighborhood hood: all rows; sources that are no nodes are ignored.
         :param Tensor scores: ``(N, C)`` logits.
         :param Tensor y: ``(N,)`` labels, read where known.
         :param Tensor known: ``(N,)`` boolean mask, which may select nothing.
-        :param Tensor edge_weight: ``(num_edges,)`` weights of the walk's steps, default all alike.
+        :param Tensor edge_weight: ``(num_edges,)`` weights of the walk's steps, default equal.
         :return: ``(4, N, C)``. Cost: :math:`O(E C)`, 21 times.
         :raises ValueError: for a part of the rows, and for a mask that is not boolean.
         """
-        around = self.surroundings(hood, scores, y, known, edge_weight)
-        found = scores.new_empty(4, *scores.shape)
-        for rows in row_blocks(around.walk.ptr, 1):
-            found[:, rows] = around.terms(rows)
-        return found
-
-    @torch.no_grad()
-    def surroundings(
-        self,
-        hood: Neighborhood,
-        scores: Tensor,
-        y: Tensor,
-        known: Tensor,
-        edge_weight: Tensor | None = None,
-    ) -> Surroundings:
-        """What :meth:`terms` are made of, for some rows at a time; the parameters are the same."""
-        check_all_rows(hood)
         check_mask(known, hood.num_nodes, hood.device, "known", empty=True)
-        walk, temperature = Walk.of(hood, edge_weight), self.temperature
-        labels = propagated(walk, y, known, scores)
-        return Surroundings(walk, scores, temperature, (scores / temperature).softmax(-1), labels)
+        return all_terms(GraphScores(hood, scores, y, known, edge_weight), self.temperature)
 
 
-class Surroundings(NamedTuple):
-    """What a pool knows of the nodes and of those around."""
-
-    walk: Walk
-    scores: Tensor  #: ``(N, C)``
-    temperature: Tensor
-    probs: Tensor  #: ``(N, C)``: :math:`p`
-    labels: Tensor  #: ``(N, C)``: :math:`\ell`
-
-    def terms(self, rows: slice) -> Tensor:
-        """``(4, R, C)``, of the given rows. Cost: :math:`O(E_R C)`."""
-        scaled, nearby = self.scores[rows] / self.temperature, self.walk.step(rows, self.probs)
-        agree = (self.probs[rows] * nearby).sum(-1, keepdim=True) - USUAL
-        return torch.stack([scaled, (nearby + 1e-3).log(), self.labels[rows], agree * scaled])
+def all_terms(data: GraphScores, temperature: Tensor) -> Tensor:
+    """``(4, N, C)``: :meth:`PooledScores.terms`."""
+    found = data.scores.new_empty(4, *data.scores.shape)
+    for rows, terms in terms_in_blocks(data, temperature, 1):
+        found[:, rows] = terms
+    return found
 
 
-def propagated(walk: Walk, y: Tensor, known: Tensor, like: Tensor) -> Tensor:
-    r"""``(N, C)``: :math:`\ell`, what the known labels around a node say above their shares."""
-    labels, num_classes = torch.zeros_like(like), like.shape[1]
-    labels[known] = one_hot(y[known], num_classes).to(labels)
+@torch.no_grad()
+def terms_in_blocks(
+    data: GraphScores, temperature: Tensor, numbers_each: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """Rows whose edges take ``numbers_each`` numbers each, and their terms, ``(4, R, C)``."""
+    check_all_rows(data.hood)
+    walk, probs = Walk.of(data.hood, data.edge_weight), (data.scores / temperature).softmax(-1)
+    labels = propagated(walk, data)
+    for rows in row_blocks(walk.ptr, numbers_each):
+        scaled, nearby = data.scores[rows] / temperature, walk.step(rows, probs)
+        agreement = (probs[rows] * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
+        smooth = (nearby + 1e-3).log()
+        yield rows, torch.stack([scaled, smooth, labels[rows], agreement * scaled])
+
+
+def propagated(walk: Walk, data: GraphScores) -> Tensor:
+    r"""``(N, C)``: :math:`\ell`, known labels around a node relative to the labels' shares."""
+    labels, num_classes = torch.zeros_like(data.scores), data.scores.shape[1]
+    labels[data.known] = one_hot(data.y[data.known], num_classes).to(labels)
     share = (labels.sum(0) + 1) / (labels.sum() + num_classes)
     reached = labels
     for _ in range(STEPS):
-        reached = GO_ON * (walk @ reached) + (1 - GO_ON) * labels
+        reached = DAMPING * (walk @ reached) + (1 - DAMPING) * labels
     total = reached.sum(-1, keepdim=True)
-    return ((reached + SHRINK * share) / (total + SHRINK)).log() - share.log()
+    return ((reached + SHRINKAGE * share) / (total + SHRINKAGE)).log() - share.log()
+
+
+@dataclass(frozen=True)
+class Walk:
+    """
+    Steps from a node to its neighbours, uniformly or by weight, as a matrix ``(N, N)`` whose rows
+    sum to one. ``walk @ values`` reads the graph's own edges in blocks of rows and stores no other.
+    """
+
+    ptr: Tensor  #: ``(N + 1,)`` first edge of every row
+    source: Tensor  #: ``(E,)`` nodes
+    weight: Tensor | None  #: ``(E,)``
+
+    @classmethod
+    def of(cls, hood: Neighborhood, edge_weight: Tensor | None = None) -> Walk:
+        """A walk on all rows of a graph, without sources that are no nodes."""
+        if not hood.bipartite:
+            return cls(hood.ptr, hood.source, edge_weight)
+        nodes = (hood.source < hood.num_nodes).nonzero()[:, 0]
+        degree = hood.row[nodes].bincount(minlength=hood.num_nodes)
+        ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+        return cls(ptr, hood.source[nodes], None if edge_weight is None else edge_weight[nodes])
+
+    def __matmul__(self, values: Tensor) -> Tensor:
+        """:param Tensor values: ``(N, C)``; the result has this shape."""
+        found = torch.empty_like(values)
+        for rows in row_blocks(self.ptr, 1):
+            found[rows] = self.step(rows, values)
+        return found
+
+    def step(self, rows: slice, values: Tensor) -> Tensor:
+        """``(R, C)``: the given rows of ``walk @ values``. Cost: :math:`O(E_R C)`."""
+        ptr = self.ptr[rows.start : rows.stop + 1]
+        edges = slice(int(ptr[0]), int(ptr[-1]))
+        source, ptr = self.source[edges], ptr - ptr[0]
+        if self.weight is None:
+            weight, total = values.new_ones(len(source)), ptr.diff().to(values)
+        else:
+            weight = self.weight[edges].to(values)
+            total = segment(weight, ptr)
+        steps = sparse_csr(ptr, source, weight, (len(ptr) - 1, len(values)))
+        return (steps @ values) / total[:, None]

@@ -14,8 +14,8 @@ from torch_geometric.utils import coalesce, to_dense_adj
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import PooledScores, StackedNMM, edge_weights
-from pyro_nmm.models.stacked.fit import parts_of
-from pyro_nmm.models.stacked.parameters import parameters_of
+from pyro_nmm.models.stacked.fit import folds_of
+from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.sources import communities
 
 
@@ -71,7 +71,7 @@ def test_weights_multiply_attention_and_steps(shared):
     terms = stacked.pool.terms(hood, scores, y, known, weight)
     torch.testing.assert_close(terms[1], (walk @ scores.softmax(-1) + 1e-3).log())
     alpha, logits = stacked(hood, scores, y, known, weight)
-    plain_alpha, plain = parameters_of(stacked, hood, terms, None)
+    plain_alpha, plain = stacked.formula(hood, terms, None)
     torch.testing.assert_close(alpha, plain_alpha)
     torch.testing.assert_close((logits - plain)[near], weight[near].log())
     # Against a community stand all nodes together, with their weights.
@@ -91,10 +91,11 @@ def test_a_part_has_the_weights_of_the_whole(shared):
         weight = weight.where(hood.source < 20, 50 * torch.rand(hood.num_edges) + 0.1)
     scores, y, known = torch.randn(20, 3), torch.randint(3, (20,)), torch.arange(20) % 4 == 0
     stacked = StackedNMM(3, communities=inside).double()
-    (part,) = parts_of(stacked, hood, scores, weight, y, none(20), known, 1)
-    logits = parameters_of(stacked, *part[:3])[1]
+    data = GraphScores.of(hood, scores, y, known, weight)
+    (part,) = folds_of(stacked.formula, data, known, 1)
+    logits = stacked.formula(part.hood, part.inputs, part.edge_weight)[1]
     whole = stacked.pool.terms(hood, scores, y, none(20), weight)
-    expected = parameters_of(stacked, hood, whole, weight)[1]
+    expected = stacked.formula(hood, whole, weight)[1]
     mine, all_rows = part.hood.restrict(part.held_out), hood.restrict(known)
     torch.testing.assert_close(logits[mine.edge], expected[all_rows.edge])
 

@@ -5,6 +5,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
-from pyro_nmm.models.stacked.fit import parts_of, surrogate
-from pyro_nmm.models.stacked.known_labels import set_apart
-from pyro_nmm.models.stacked.pooled import GO_ON, PRIOR, SHRINK, STEPS
+from pyro_nmm.models.stacked.fit import folds_of, surrogate
+from pyro_nmm.models.stacked.inputs import GraphScores
+from pyro_nmm.models.stacked.pooled import DAMPING, SHRINKAGE, STEPS
+from pyro_nmm.models.stacked.predictors import with_known_labels
 from pyro_nmm.sources import communities
 
 
@@ -39,8 +41,8 @@ def reached_by_walks(hood, y, known, num_classes):
     labels = torch.zeros(size, num_classes)
     labels[known, y[known]] = 1.0
     power = [torch.linalg.matrix_power(walk, r) @ labels for r in range(STEPS + 1)]
-    series = sum((1 - GO_ON) * GO_ON**r * term for r, term in enumerate(power[:-1]))
-    return walk, labels, series + GO_ON**STEPS * power[-1]
+    series = sum((1 - DAMPING) * DAMPING**r * term for r, term in enumerate(power[:-1]))
+    return walk, labels, series + DAMPING**STEPS * power[-1]
 
 
 @given(seed=st.integers(0, 2**16))
@@ -55,7 +57,7 @@ def test_pool_is_that_of_the_formula(seed):
         number.data.normal_()
     walk, labels, reached = reached_by_walks(hood, y, known, 3)
     share = (labels.sum(0) + 1) / (labels.sum() + 3)
-    above = (reached + SHRINK * share) / (reached.sum(-1, keepdim=True) + SHRINK) / share
+    above = (reached + SHRINKAGE * share) / (reached.sum(-1, keepdim=True) + SHRINKAGE) / share
     nearby = (walk @ (scores / 1.7).softmax(-1) + 1e-3).log()
     logits = pool.log_scale.exp() * scores / 1.7 + pool.neighbors * nearby
     logits = logits + pool.labels * above.log() + pool.offsets
@@ -83,8 +85,8 @@ def at_the_limit(stacked):
     """No sharing, no floor, attention to oneself, and no other evidence than scores."""
     for name, value in {"log_kappa": 30.0, "log_floor": -60.0, "gamma": 60.0}.items():
         getattr(stacked, name).data.fill_(value)
-    for name in PRIOR:
-        getattr(stacked.pool, name).data.zero_()
+    for parameter in stacked.pool.parameters():
+        parameter.data.zero_()
     return stacked
 
 
@@ -153,7 +155,7 @@ def test_what_is_set_apart_changes_nothing_else(seed):
     labels = torch.tensor(list(itertools.product(range(2), repeat=len(others))))
     for more in ((), (relabel,)):
         before = NeighborMixture(hood, alpha, logits, *more)
-        after = set_apart(hood, y, known, alpha, logits, *more)
+        after = with_known_labels(hood, y, known, alpha, logits, *more)
         torch.testing.assert_close(
             after.log_marginal(others, labels), before.log_marginal(others, labels)
         )
@@ -239,7 +241,8 @@ def test_no_label_is_told_by_itself(simulated):
     stacked, known = StackedNMM(4), held_out | new
     for num_folds in (1, 5):
         torch.manual_seed(1)
-        parts = parts_of(stacked, hood, scores, None, y, train, known, num_folds)
+        data = GraphScores(hood, scores, y, train | known)
+        parts = folds_of(stacked.formula, data, known, num_folds)
         assert sum(int(part.held_out.sum()) for part in parts) == int(known.sum())
         assert len(parts) == num_folds
         for number, part in enumerate(parts):
@@ -249,7 +252,7 @@ def test_no_label_is_told_by_itself(simulated):
             out = nodes[part.held_out]
             other[out] = (other[out] + 1) % 4
             torch.manual_seed(1)
-            again = parts_of(stacked, hood, scores, None, other, train, known, num_folds)[number]
+            again = folds_of(stacked.formula, replace(data, y=other), known, num_folds)[number]
             assert torch.equal(again.inputs, part.inputs)
             assert not (part.given & part.held_out).any()
 

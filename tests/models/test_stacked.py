@@ -15,16 +15,17 @@ import torch
 from graphs import house, to_hood
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
-from runs import fit_on_all_edges, prior_of
+from runs import fit_on_all_edges, log_prior, prior_of
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import StackedNMM, temperature_scaling
-from pyro_nmm.models.stacked import fit as stacked_fit
-from pyro_nmm.models.stacked.fit import SCORES_PRIOR, log_prior, surrogate
-from pyro_nmm.models.stacked.parameters import parameters_of
+from pyro_nmm.models.stacked.fit import bounded_temperature, surrogate
+from pyro_nmm.models.stacked.formula import Formula
+from pyro_nmm.models.stacked.parameters import Parameter, Parameters
 
-NAMES = ["log_scale", *SCORES_PRIOR]
+PRIOR = StackedNMM(pool=False).prior
+NAMES = list(PRIOR)
 
 
 def test_parameters_are_those_of_the_formula():
@@ -176,7 +177,7 @@ def test_little_data_stays_with_the_prior():
     scores, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
     train, held_out = torch.tensor([1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 0, 0]).bool()
     stacked = StackedNMM(pool=False).fit(hood, scores, y, train, held_out, num_steps=60)
-    for name, (mean, sd) in SCORES_PRIOR.items():
+    for name, (mean, sd) in prior_of(stacked, scores, y, held_out).items():
         assert abs(getattr(stacked, name).item() - mean) < 1.5 * sd
 
 
@@ -236,11 +237,12 @@ def test_fit_leaves_out_what_it_does_not_need(seed, kernels):
 def test_cost_of_a_step_does_not_depend_on_other_edges(monkeypatch):
     """Attention is computed for edges into labelled nodes, and one of each of their sources."""
     seen = []
+    call = Formula.__call__
     monkeypatch.setattr(
-        stacked_fit,
-        "parameters_of",
+        Formula,
+        "__call__",
         lambda self, hood, scores, *more: (
-            seen.append((hood.num_edges, len(scores))) or parameters_of(self, hood, scores, *more)
+            seen.append((hood.num_edges, len(scores))) or call(self, hood, scores, *more)
         ),
     )
     hood, scores, y, train, held_out = few_labels()
@@ -308,3 +310,52 @@ def test_bad_input():
         fit(scores=scores[:4])
     with pytest.raises(ValueError, match="y holds label 5 at node 0"):
         fit(y=torch.tensor([5, 1, 0, 1, 0]))
+
+
+@pytest.mark.parametrize(("pool", "name"), [(True, "pool.labels"), (False, "log_scale")])
+def test_prior_is_an_argument(pool, name):
+    """A tight one holds the fit where its mean is, and the others are as they were."""
+    hood, scores, y, train, held_out = few_labels()
+    plain, told = StackedNMM(3, pool=pool), StackedNMM(3, pool=pool, prior={name: (1.7, 1e-3)})
+    assert {n: v for n, v in told.prior.items() if n != name}.items() <= plain.prior.items()
+    assert told.get_parameter(name).item() == pytest.approx(1.7)  # where a fit begins
+    told.fit(hood, scores, y, train, held_out, num_steps=40)
+    mean = 1.7 if pool else 1.7 - math.log(bounded_temperature(scores, y, held_out))
+    assert told.get_parameter(name).item() == pytest.approx(mean, abs=0.01)
+    assert told.gamma.item() != plain.gamma.item()
+
+
+def test_a_start_may_differ_from_the_mean():
+    declared = Parameter("gamma", 2.0, 1.0, start=0.5)
+    Parameters(stacked := StackedNMM(pool=False), [declared], {"gamma": (3.0, 2.0)}).start()
+    assert stacked.gamma.item() == 0.5
+    found = Parameters(stacked, [declared], {"gamma": (3.0, 2.0)}).log_prior()
+    torch.testing.assert_close(found, torch.tensor(-0.5 * (2.5 / 2) ** 2).to(found))
+
+
+@pytest.mark.parametrize(
+    ("prior", "wrong"),
+    [({"kappa": (0.0, 1.0)}, "'kappa'"), ({"gamma": (0.0, 0.0)}, "gamma"),
+     ({"gamma": (math.nan, 1.0)}, "gamma"), ({"pool.labels": (0.0, 1.0)}, "'pool.labels'")],
+)  # fmt: skip
+def test_bad_priors(prior, wrong):
+    with pytest.raises(ValueError, match=f"prior must .*{wrong}"):
+        StackedNMM(pool=False, prior=prior)
+
+
+def test_scores_are_finite_in_every_call():
+    hood, scores, y, train, _ = few_labels()
+    scores[3, 1] = -torch.inf
+    for stacked in (StackedNMM(3), StackedNMM(pool=False)):
+        for call in (stacked, stacked.mixture, stacked.posterior):
+            with pytest.raises(ValueError, match="finite floating-point logits, got 1 entries"):
+                call(hood, scores, y, train)
+
+
+def test_options_of_the_optimisation():
+    hood, *given = few_labels()
+    with pytest.raises(TypeError, match="num_step"):
+        StackedNMM(3).fit(hood, *given, num_step=3)
+    with pytest.raises(ValueError, match="num_folds must be an integer of at least 1"):
+        StackedNMM(3).fit(hood, *given, num_folds=0)
+    StackedNMM(3).fit(hood, *given, num_folds=3, num_steps=3)

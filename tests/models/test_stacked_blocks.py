@@ -12,7 +12,7 @@ from torch_geometric.utils import erdos_renyi_graph
 
 from pyro_nmm import Neighborhood, blocks
 from pyro_nmm.models import StackedNMM, marginals_in_blocks
-from pyro_nmm.models.stacked.walk import Walk
+from pyro_nmm.models.stacked.pooled import Walk
 from pyro_nmm.sources import communities
 
 

@@ -17,11 +17,11 @@ from runs import fit_on_all_edges
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import StackedNMM
-from pyro_nmm.models.stacked.communities import sources_of
-from pyro_nmm.models.stacked.fit import COMMUNITY_PRIOR, SCORES_PRIOR, surrogate
+from pyro_nmm.models.stacked.fit import sources_of, surrogate
 from pyro_nmm.sources import communities
 
-NAMES = ["log_scale", *SCORES_PRIOR, *COMMUNITY_PRIOR]
+PRIOR = StackedNMM(pool=False, communities=True).prior
+NAMES = list(PRIOR)
 PAIRS = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
 #: Two partitions of a path of four nodes.
 MEMBERS = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
@@ -194,7 +194,7 @@ def test_fit_leaves_out_what_it_does_not_need(kernels):
     found = StackedNMM(pool=False, communities=True).fit(*problem, num_steps=20)
     for name in NAMES:
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
-    assert abs(found.community.item() - COMMUNITY_PRIOR["community"][0]) > 1e-3
+    assert abs(found.community.item() - PRIOR["community"][0]) > 1e-3
 
 
 def test_is_a_network_for_svi():
