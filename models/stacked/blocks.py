@@ -52,7 +52,7 @@ def marginals_in_blocks(
     """
     check_all_rows(hood)
     formula = stacked.formula
-    data = formula.read(hood, scores, y, known, edge_weight)
+    data = formula.graph_scores(hood, scores, y, known, edge_weight)
     alpha, probs = formula.concentrations(hood, formula.predictor.probs_in_blocks(data))
     return _blocks(formula, data, alpha, probs, progress)
 

@@ -99,17 +99,14 @@ def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: i
         out = torch.zeros_like(held_out)
         out[nodes[fold::num_folds]] = True
         rest = replace(data, known=data.known & ~out)
-        inputs, given = (
-            formula.predictor.inputs(rest),
-            formula.predictor.unread(rest.known),
-        )
-        # No label that is read depends on other nodes than those the observed may choose.
+        inputs, given = formula.predictor.read(rest)
+        # The labels of observed nodes depend on no other nodes.
         near, kept, sources = sources_of(data.hood, given | out)
         weight = data.edge_weight
         if weight is not None:
             weight = weight[places(data.hood, sources[near.source], kept[near.target])]
-        part = inputs[..., kept, :]
-        folds.append(Fold(near, part, weight, data.y[kept], given[kept], out[kept]))
+        inputs = inputs[..., kept, :]
+        folds.append(Fold(near, inputs, weight, data.y[kept], given[kept], out[kept]))
     return folds
 
 
@@ -119,9 +116,9 @@ def shuffled(nodes: Tensor) -> Tensor:
 
 def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor, Tensor]:
     """
-    The rows of the observed nodes as a graph of its own, its nodes and its sources, both in
-    ascending order. The nodes are those that the observed may choose, and the members of their
-    communities. A node that is not observed has an edge from itself and from these communities.
+    The rows of the observed nodes as a graph of its own, its nodes and its sources, both ascending.
+    The nodes are sources of the observed nodes, or members of communities that are. A node that is
+    not observed has an edge from itself and from these communities only.
     """
     rows, num_nodes = hood.restrict(observed), hood.num_nodes
     reached, members = rows.source.unique(), rows.source.new_zeros(2, 0)
@@ -141,7 +138,7 @@ def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tens
 def maximise(
     formula: Formula, parameters: Parameters, folds: list[Fold], options: FitOptions
 ) -> None:
-    """Takes steps, each on the next fold."""
+    """Fits the parameters in steps, each on the next fold."""
     optimizer = torch.optim.Adam(parameters.values, lr=options.lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, 2 - 2 * step / options.num_steps)
@@ -153,9 +150,7 @@ def maximise(
         found = formula(fold.hood, fold.inputs, fold.edge_weight)
         mixture = NeighborMixture(fold.hood, *found, validate_args=False)
         sets = [mask.nonzero()[:, 0] for mask in (fold.given, fold.held_out)]
-        order = torch.cat(
-            [nodes[torch.randperm(len(nodes), device=nodes.device)] for nodes in sets]
-        )
+        order = torch.cat([shuffled(nodes) for nodes in sets])
         q = mixture.in_order(fold.y, fold.given | fold.held_out, order)
         loss = -surrogate(q, len(sets[0]), options.num_samples) / len(sets[1])
         (loss - parameters.log_prior() / whole).backward()
@@ -168,8 +163,7 @@ def maximise(
 def surrogate(q: Any, num_given: int, num_samples: int) -> Tensor:
     """
     A number with the gradient of :math:`E_q \\sum_i f_i` over the nodes after the first
-    ``num_given``: its own derivative, and the score of the choices with the mean of the other
-    draws as baseline.
+    ``num_given``. The score of the choices has the mean of the other draws as baseline.
     """
     choices = q.sample(Size([num_samples]))
     bound = q.log_terms(choices)[:, num_given:].sum(-1)

@@ -28,7 +28,9 @@ class Formula:
     gamma: Tensor
     similarity: Tensor
 
-    def read(self, hood: Neighborhood, scores: Any, y: Any, known: Any, weight: Any) -> GraphScores:
+    def graph_scores(
+        self, hood: Neighborhood, scores: Any, y: Any, known: Any, weight: Any
+    ) -> GraphScores:
         """:meth:`GraphScores.of`, checked against the sources and the predictor."""
         self.check(hood)
         data = GraphScores.of(hood, scores, y, known, weight)
@@ -44,7 +46,8 @@ class Formula:
 
     def of(self, data: GraphScores) -> tuple[Tensor, ...]:
         """``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
-        return self(data.hood, self.predictor.inputs(data), data.edge_weight)
+        inputs, _ = self.predictor.read(data)
+        return self(data.hood, inputs, data.edge_weight)
 
     def __call__(
         self, hood: Neighborhood, inputs: Tensor, edge_weight: Tensor | None

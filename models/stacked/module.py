@@ -27,8 +27,8 @@ from pyro_nmm.models.stacked.predictors import Pooled, Predictor, ScoresAlone
 
 class StackedNMM(nn.Module):
     r"""
-    A joint distribution of labels from the scores of any trained classifier and the known labels.
-    Its few parameters are fitted in seconds on held-out nodes.
+    A joint distribution of labels from the scores of any trained classifier and the known labels,
+    with a few parameters that are fitted in seconds on held-out nodes.
 
     .. math::
 
@@ -62,25 +62,23 @@ class StackedNMM(nn.Module):
     tensor([0, 0, 1, 1])
 
     **New labels.** A posterior takes them at once, ``posterior.condition(y, new)``. :meth:`update`
-    refits the parameters to them in about a second. A posterior of all labels then has them in its
-    :math:`P` as well:
+    refits the parameters to them in about a second, and later posteriors have them in :math:`P`:
 
     >>> later = stacked.update(hood, scores, y, train, held_out, num_steps=20)
     >>> later.posterior(hood, scores, y, train | held_out).marginals().argmax(-1)
     tensor([0, 0, 1, 1])
 
-    It is a :class:`~pyro_nmm.models.ParameterNetwork` of ``(hood, scores, y, known)``, so
-    :class:`~pyro_nmm.guides.AmortizedNMM` takes it too. ``alpha`` holds the known labels already,
-    so a mixture that was conditioned on them would count them twice: use :meth:`mixture`.
+    As a :class:`~pyro_nmm.models.ParameterNetwork` it goes into
+    :class:`~pyro_nmm.guides.AmortizedNMM`. ``alpha`` holds the known labels already, and
+    conditioning on them as well would count them twice: use :meth:`mixture`.
 
     **Priors.** Every parameter has a normal prior, and a fit begins at its mean:
 
     >>> StackedNMM(2, prior={"gamma": (1.0, 0.5)}).prior["gamma"]  # mean and standard deviation
     (1.0, 0.5)
 
-    **Communities.** With ``communities=True`` the communities of a graph are sources of all their
-    members, so that a known label informs about nodes at any distance. A community :math:`g` of
-    node `i` has
+    **Communities.** With ``communities=True`` communities are sources of all their members, so a
+    known label informs about nodes at any distance. A community :math:`g` of node `i` has
 
     .. math::
 
@@ -90,13 +88,11 @@ class StackedNMM(nn.Module):
             + \log \sum_{j \le N} e^{\text{logits}_{ij}}, \qquad j \text{ in } n(i),
 
     so the first two terms are the log odds of choosing the community over any node of
-    :math:`n(i)`. As :math:`\delta \to -\infty` there are no communities.
+    :math:`n(i)`.
 
     >>> from pyro_nmm.sources import communities
-    >>> edge_index = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
-    >>> hood = communities(edge_index, 4, membership=torch.tensor([0, 0, 1, 1]))
-    >>> stacked = StackedNMM(2, communities=True)
-    >>> stacked(hood, scores, y, train)[0].shape  # alpha of four nodes and two communities
+    >>> hood = communities(torch.tensor([[0, 1], [1, 2]]), 4, membership=torch.tensor([0, 0, 1, 1]))
+    >>> StackedNMM(2, communities=True)(hood, scores, y, train)[0].shape  # alpha of all sources
     torch.Size([6, 2])
 
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
@@ -144,7 +140,7 @@ class StackedNMM(nn.Module):
         for each in self._declared:
             if "." not in each.name:  # the others are the pool's
                 self.register_parameter(each.name, nn.Parameter(torch.zeros(())))
-        self.pool = PooledScores(num_classes) if pool and num_classes else None
+        self.pool = PooledScores(num_classes) if pool and num_classes is not None else None
         self.communities = communities
         self.register_buffer("compatibility", compatibility)
         #: Mean and standard deviation of each parameter's prior, by name.
@@ -183,7 +179,7 @@ class StackedNMM(nn.Module):
             compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
         """
         formula = self.formula
-        return formula.of(formula.read(hood, scores, y, known, edge_weight))
+        return formula.of(formula.graph_scores(hood, scores, y, known, edge_weight))
 
     def fit(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, held_out: Tensor, *,
@@ -191,8 +187,8 @@ class StackedNMM(nn.Module):
     ) -> StackedNMM:  # fmt: skip
         r"""
         Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that falls
-        to zero, from temperature scaling and the priors' means. The scale of the scores does not
-        matter. Arguments that are not listed are those of :meth:`forward`.
+        to zero. It begins at temperature scaling, so the scale of the scores does not matter.
+        Arguments that are not listed are those of :meth:`forward`.
 
         :param Tensor train: ``(N,)`` boolean mask of the nodes that the classifier learned from,
             whose labels are given. It may select nothing.
@@ -205,9 +201,8 @@ class StackedNMM(nn.Module):
         :param float lr: Adam's, positive, default .1.
         :param progress: wraps the range of steps, for example ``tqdm``.
         :return: the module itself.
-        :raises ValueError: for wrong shapes, for masks that overlap or select nothing, for a
-            ``hood`` that does not match ``communities``, and for an ``lr`` at which the fit
-            diverges. The module is then unchanged.
+        :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
+            ``lr`` at which the fit diverges. The module is then unchanged.
 
         Cost: :math:`O(T E_\tau + E_\tau C)` a step, :math:`E_\tau` the edges into the held-out
         nodes (into both sets without a pool); and :math:`O(E C)` 21 times for each fold. With ``R``
@@ -215,7 +210,7 @@ class StackedNMM(nn.Module):
         """
         how = FitOptions(**options)
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
-        data = self.formula.read(hood, scores, y, train | held_out, edge_weight)
+        data = self.formula.graph_scores(hood, scores, y, train | held_out, edge_weight)
         return self._fit(data, held_out, how, afresh=True)
 
     def update(
@@ -233,7 +228,7 @@ class StackedNMM(nn.Module):
         """
         how = FitOptions(**{"num_folds": 5, "num_steps": 60} | options)
         train, known = disjoint_masks(hood, train=train, known=known)
-        data = self.formula.read(hood, scores, y, train | known, edge_weight)
+        data = self.formula.graph_scores(hood, scores, y, train | known, edge_weight)
         return self._fit(data, known, how, afresh=False)
 
     def _fit(
@@ -261,7 +256,7 @@ class StackedNMM(nn.Module):
         its label, which it takes from a source of its own. The arguments are those of
         :meth:`forward`.
         """
-        return self._mixture(self.formula.read(hood, scores, y, known, edge_weight))
+        return self._mixture(self.formula.graph_scores(hood, scores, y, known, edge_weight))
 
     @torch.no_grad()
     def _mixture(self, data: GraphScores) -> NeighborMixture:
@@ -277,7 +272,7 @@ class StackedNMM(nn.Module):
 
         :param int num_samples: see :meth:`~pyro_nmm.NeighborMixture.condition`.
         """
-        data = self.formula.read(hood, scores, y, known, edge_weight)
+        data = self.formula.graph_scores(hood, scores, y, known, edge_weight)
         check_mask(data.known, hood.num_nodes, hood.device, "known")
         return self._mixture(data).condition(data.y, data.known, num_samples)
 

@@ -18,23 +18,14 @@ Prior = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Parameter:
-    """
-    A parameter and its normal prior.
+    """A parameter and its normal prior."""
 
-    :param str name: as in ``state_dict()``.
-    :param float mean: of the prior.
-    :param float sd: standard deviation of the prior.
-    :param bool log: whether the parameter is the logarithm of a positive number.
-    :param float start: value before the first step of a fit, default the prior's mean.
-    :param bool tempered: whether the mean is relative to temperature scaling.
-    """
-
-    name: str
-    mean: float
-    sd: float
-    log: bool = False
-    start: float | None = None
-    tempered: bool = False
+    name: str  #: as in ``state_dict()``
+    mean: float  #: of the prior
+    sd: float  #: of the prior
+    log: bool = False  #: whether the parameter is the logarithm of a positive number
+    start: float | None = None  #: value before the first step of a fit, default the prior's mean
+    tempered: bool = False  #: whether the mean is relative to temperature scaling
 
 
 #: Of an NMM on scores alone. The means did best on five random splits of Cora and of CiteSeer,

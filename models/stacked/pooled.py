@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -141,64 +140,47 @@ def terms_in_blocks(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Rows whose edges take ``numbers_each`` numbers each, and their terms, ``(4, R, C)``."""
     check_all_rows(data.hood)
-    walk, probs = Walk.of(data.hood, data.edge_weight), (data.scores / temperature).softmax(-1)
-    labels = propagated(walk, data)
-    for rows in row_blocks(walk.ptr, numbers_each):
-        scaled, nearby = data.scores[rows] / temperature, walk.step(rows, probs)
+    probs, labels = (data.scores / temperature).softmax(-1), propagated(data)
+    for rows in row_blocks(data.hood.ptr, numbers_each):
+        scaled, nearby = data.scores[rows] / temperature, step(data, rows, probs)
         agreement = (probs[rows] * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
         smooth = (nearby + 1e-3).log()
         yield rows, torch.stack([scaled, smooth, labels[rows], agreement * scaled])
 
 
-def propagated(walk: Walk, data: GraphScores) -> Tensor:
+def propagated(data: GraphScores) -> Tensor:
     r"""``(N, C)``: :math:`\ell`, known labels around a node relative to the labels' shares."""
     labels, num_classes = torch.zeros_like(data.scores), data.scores.shape[1]
     labels[data.known] = one_hot(data.y[data.known], num_classes).to(labels)
     share = (labels.sum(0) + 1) / (labels.sum() + num_classes)
     reached = labels
     for _ in range(STEPS):
-        reached = DAMPING * (walk @ reached) + (1 - DAMPING) * labels
+        reached = DAMPING * walked(data, reached) + (1 - DAMPING) * labels
     total = reached.sum(-1, keepdim=True)
     return ((reached + SHRINKAGE * share) / (total + SHRINKAGE)).log() - share.log()
 
 
-@dataclass(frozen=True)
-class Walk:
-    """
-    Steps from a node to its neighbours, uniformly or by weight, as a matrix ``(N, N)`` whose rows
-    sum to one. ``walk @ values`` reads the graph's own edges in blocks of rows and stores no other.
-    """
+def walked(data: GraphScores, values: Tensor) -> Tensor:
+    """``(N, C)``: means of the values ``(N, C)`` of neighbours, uniformly or by edge weight."""
+    found = torch.empty_like(values)
+    for rows in row_blocks(data.hood.ptr, 1):
+        found[rows] = step(data, rows, values)
+    return found
 
-    ptr: Tensor  #: ``(N + 1,)`` first edge of every row
-    source: Tensor  #: ``(E,)`` nodes
-    weight: Tensor | None  #: ``(E,)``
 
-    @classmethod
-    def of(cls, hood: Neighborhood, edge_weight: Tensor | None = None) -> Walk:
-        """A walk on all rows of a graph, without sources that are no nodes."""
-        if not hood.bipartite:
-            return cls(hood.ptr, hood.source, edge_weight)
-        nodes = (hood.source < hood.num_nodes).nonzero()[:, 0]
-        degree = hood.row[nodes].bincount(minlength=hood.num_nodes)
-        ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-        return cls(ptr, hood.source[nodes], None if edge_weight is None else edge_weight[nodes])
-
-    def __matmul__(self, values: Tensor) -> Tensor:
-        """:param Tensor values: ``(N, C)``; the result has this shape."""
-        found = torch.empty_like(values)
-        for rows in row_blocks(self.ptr, 1):
-            found[rows] = self.step(rows, values)
-        return found
-
-    def step(self, rows: slice, values: Tensor) -> Tensor:
-        """``(R, C)``: the given rows of ``walk @ values``. Cost: :math:`O(E_R C)`."""
-        ptr = self.ptr[rows.start : rows.stop + 1]
-        edges = slice(int(ptr[0]), int(ptr[-1]))
-        source, ptr = self.source[edges], ptr - ptr[0]
-        if self.weight is None:
-            weight, total = values.new_ones(len(source)), ptr.diff().to(values)
-        else:
-            weight = self.weight[edges].to(values)
-            total = segment(weight, ptr)
-        steps = sparse_csr(ptr, source, weight, (len(ptr) - 1, len(values)))
-        return (steps @ values) / total[:, None]
+def step(data: GraphScores, rows: slice, values: Tensor) -> Tensor:
+    """``(R, C)``: some rows of :func:`walked`. Cost: :math:`O(E_R C)`."""
+    hood = data.hood
+    ptr = hood.ptr[rows.start : rows.stop + 1]
+    edges = slice(int(ptr[0]), int(ptr[-1]))
+    source, ptr = hood.source[edges], ptr - ptr[0]
+    weight, total = values.new_ones(len(source)), ptr.diff().to(values)
+    if data.edge_weight is not None:
+        weight = data.edge_weight[edges].to(values)
+    if hood.bipartite:  # communities are no neighbours
+        weight = weight * (source < hood.num_nodes)
+        source = source.clamp(max=hood.num_nodes - 1)
+    if data.edge_weight is not None or hood.bipartite:
+        total = segment(weight, ptr)
+    steps = sparse_csr(ptr, source, weight, (len(ptr) - 1, len(values)))
+    return (steps @ values) / total[:, None]

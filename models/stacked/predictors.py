@@ -29,20 +29,20 @@ class Predictor(Protocol):
     def calibrate(self, temperature: float) -> None:
         """Stores temperature scaling's temperature, before a fit."""
 
-    def inputs(self, data: GraphScores) -> Tensor:
-        """``(..., N, C)``: what a fit computes once, because it depends on no parameter."""
+    def read(self, data: GraphScores) -> tuple[Tensor, Tensor]:
+        """
+        Inputs ``(..., N, C)`` that do not depend on parameters, and the mask of the known nodes
+        whose labels are not in them. A mixture is to be conditioned on these.
+        """
 
     def probs(self, inputs: Tensor) -> Tensor:
-        """``(N, C)``: :math:`P`, with gradients."""
+        """``(N, C)``: :math:`P`."""
 
     def probs_in_blocks(self, data: GraphScores) -> Tensor:
-        """``(N, C)``: :math:`P`, without gradients, and without storing all inputs."""
+        """``(N, C)``: :math:`P` without gradients, and without storing all inputs."""
 
     def alpha(self, log_kappa: Tensor, probs: Tensor) -> Tensor:
         """Concentrations of sources with these probabilities."""
-
-    def unread(self, known: Tensor) -> Tensor:
-        """The known nodes whose labels are not in :math:`P`: a mixture is conditioned on them."""
 
     def mixture(self, data: GraphScores, *parameters: Tensor) -> NeighborMixture:
         """The mixture with these ``alpha`` and ``logits``, given the known labels in :math:`P`."""
@@ -59,10 +59,10 @@ class ScoresAlone:
         pass
 
     def calibrate(self, temperature: float) -> None:
-        pass  # the temperature is the prior mean of log_scale
+        pass  # the prior mean of log_scale is relative to the temperature
 
-    def inputs(self, data: GraphScores) -> Tensor:
-        return data.scores
+    def read(self, data: GraphScores) -> tuple[Tensor, Tensor]:
+        return data.scores, data.known
 
     def probs(self, inputs: Tensor) -> Tensor:
         return (self.log_scale.exp() * inputs).softmax(-1)
@@ -73,16 +73,13 @@ class ScoresAlone:
     def alpha(self, log_kappa: Tensor, probs: Tensor) -> Tensor:
         return log_kappa.exp() * probs + self.log_floor.exp()
 
-    def unread(self, known: Tensor) -> Tensor:
-        return known
-
     def mixture(self, data: GraphScores, *parameters: Tensor) -> NeighborMixture:
         return NeighborMixture(data.hood, *parameters)
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """Scores pooled with those of neighbours and with known labels."""
+    """Scores pooled with the scores of neighbours and with known labels."""
 
     pool: PooledScores
     log_floor: Tensor
@@ -93,18 +90,17 @@ class Pooled:
                 "y and known are needed: the labels that are known, and where, are a part of what "
                 "is pooled; on a graph without any, give a mask that selects no node"
             )
-        size, num_classes = len(data.scores), len(self.pool.offsets)
-        if data.scores.shape[1] != num_classes:
+        shape, num_classes = tuple(data.scores.shape), len(self.pool.offsets)
+        if shape[1] != num_classes:
             raise ValueError(
-                f"scores must have shape ({size}, {num_classes}), num_classes columns, got "
-                f"{tuple(data.scores.shape)}"
+                f"scores must have shape {shape[0], num_classes}, num_classes columns, got {shape}"
             )
 
     def calibrate(self, temperature: float) -> None:
         self.pool.temperature.fill_(temperature)
 
-    def inputs(self, data: GraphScores) -> Tensor:
-        return all_terms(data, self.pool.temperature)
+    def read(self, data: GraphScores) -> tuple[Tensor, Tensor]:
+        return all_terms(data, self.pool.temperature), torch.zeros_like(data.known)
 
     def probs(self, inputs: Tensor) -> Tensor:
         return self.pool(inputs)
@@ -119,9 +115,6 @@ class Pooled:
     def alpha(self, log_kappa: Tensor, probs: Tensor) -> Tensor:
         floor = (log_kappa + self.log_floor).exp() / probs.shape[1]
         return log_kappa.exp() * probs + floor
-
-    def unread(self, known: Tensor) -> Tensor:
-        return torch.zeros_like(known)
 
     def mixture(self, data: GraphScores, *parameters: Tensor) -> NeighborMixture:
         return with_known_labels(data.hood, data.y, data.known, *parameters)

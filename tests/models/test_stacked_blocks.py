@@ -12,7 +12,8 @@ from torch_geometric.utils import erdos_renyi_graph
 
 from pyro_nmm import Neighborhood, blocks
 from pyro_nmm.models import StackedNMM, marginals_in_blocks
-from pyro_nmm.models.stacked.pooled import Walk
+from pyro_nmm.models.stacked.inputs import GraphScores
+from pyro_nmm.models.stacked.pooled import walked
 from pyro_nmm.sources import communities
 
 
@@ -68,16 +69,16 @@ def test_blocks_have_the_posterior(seed, kind):
 
 @given(seed=st.integers(0, 2**16), weighted=st.booleans())
 def test_walk_in_blocks(seed, weighted):
-    edges, scores, *_ = problem(seed)
+    edges, scores, y, known = problem(seed)
     hood = Neighborhood(edges, 30)
     weight = torch.rand(hood.num_edges) if weighted else torch.ones(hood.num_edges)
     dense = torch.zeros(30, 30).index_put((hood.target, hood.source), weight)
     expected = dense / dense.sum(1, keepdim=True) @ scores
-    walk = Walk.of(hood, weight if weighted else None)
-    torch.testing.assert_close(walk @ scores, expected)
+    data = GraphScores(hood, scores, y, known, weight if weighted else None)
+    torch.testing.assert_close(walked(data, scores), expected)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "NUMBERS", 7)
-        torch.testing.assert_close(walk @ scores, expected)
+        torch.testing.assert_close(walked(data, scores), expected)
 
 
 def test_files(tmp_path):
