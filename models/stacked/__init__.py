@@ -1,7 +1,13 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""An NMM on top of a trained classifier."""
+"""
+An NMM on top of a trained classifier.
+
+``inputs`` checks what users give, ``parameters`` declares each parameter with its prior,
+``predictors`` makes the label probabilities and ``formula`` the concentrations and the attention,
+``fit`` has folds and steps, and ``module`` picks the cases.
+"""
 
 from pyro_nmm.models.stacked.blocks import marginals_in_blocks
 from pyro_nmm.models.stacked.fit import temperature_scaling

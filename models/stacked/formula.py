@@ -21,7 +21,7 @@ from pyro_nmm.models.stacked.predictors import Predictor
 
 @dataclass(frozen=True)
 class Formula:
-    """Nodes are the only sources, and edges keep labels."""
+    """``alpha`` and ``logits``. Nodes are the only sources, and edges keep labels."""
 
     predictor: Predictor
     log_kappa: Tensor
@@ -38,6 +38,7 @@ class Formula:
         return data
 
     def check(self, hood: Neighborhood) -> None:
+        """Whether a graph has these sources."""
         if hood.bipartite:
             raise ValueError(
                 "hood has sources that are no nodes: if they are communities, made by "
@@ -65,7 +66,9 @@ class Formula:
     ) -> tuple[Tensor, ...]:
         """``logits`` and perhaps ``relabel`` of some rows, of :math:`P` of all sources."""
         logits = attention_scores(rows, probs, self.similarity, self.gamma)
-        return (logits if edge_weight is None else logits + edge_weight.to(logits).log(),)
+        if edge_weight is not None:
+            logits = logits + edge_weight.to(logits).log()
+        return (logits,)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pyro_nmm.edges import check_mask
 from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature, folds_of, maximise
 from pyro_nmm.models.stacked.formula import CommunityFormula, Formula, RelabelFormula
 from pyro_nmm.models.stacked.inputs import GraphScores, disjoint_masks, warn_of_probabilities
-from pyro_nmm.models.stacked.parameters import Parameters, declared, prior_of
+from pyro_nmm.models.stacked.parameters import Parameters, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
 from pyro_nmm.models.stacked.predictors import Pooled, Predictor, ScoresAlone
 
@@ -136,7 +136,7 @@ class StackedNMM(nn.Module):
             raise ValueError("compatibility is one of neighbouring nodes: use communities=False")
         if pool and num_classes is None:
             raise ValueError("num_classes is needed: the number of columns of the scores")
-        self._declared = declared(pool, communities, compatibility is not None)
+        self._declared = declarations(pool, communities, compatibility is not None)
         for each in self._declared:
             if "." not in each.name:  # the others are the pool's
                 self.register_parameter(each.name, nn.Parameter(torch.zeros(())))

@@ -63,7 +63,7 @@ COMMUNITIES = (
 RELABEL = (Parameter("odds", -1.0, 1.5),)
 
 
-def declared(pool: bool, communities: bool, relabel: bool) -> tuple[Parameter, ...]:
+def declarations(pool: bool, communities: bool, relabel: bool) -> tuple[Parameter, ...]:
     """The parameters of a StackedNMM."""
     found: tuple[Parameter, ...] = ON_POOL if pool else ON_SCORES
     found += COMMUNITIES if communities else ()
@@ -86,7 +86,11 @@ class Parameters:
     """Declared parameters of a module, with the priors of one fit."""
 
     def __init__(
-        self, module: nn.Module, declared: Sequence[Parameter], prior: Prior, temperature=1.0
+        self,
+        module: nn.Module,
+        declared: Sequence[Parameter],
+        prior: Prior,
+        temperature: float = 1.0,
     ) -> None:
         self.values = [module.get_parameter(each.name) for each in declared]
         self.pairs: list[tuple[Parameter, Tensor]] = []
