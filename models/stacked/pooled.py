@@ -120,16 +120,17 @@ class PooledScores(nn.Module):
         :param Tensor known: ``(N,)`` boolean mask, which may select nothing.
         :param Tensor edge_weight: ``(num_edges,)`` weights of the walk's steps, default equal.
         :return: ``(4, N, C)``. Cost: :math:`O(E C)`, 21 times.
-        :raises ValueError: for a part of the rows, and for a mask that is not boolean.
+        :raises ValueError: for some of the rows, and for shapes, types and values that do not fit.
         """
+        check_all_rows(hood)
         check_mask(known, hood.num_nodes, hood.device, "known", empty=True)
-        return all_terms(GraphScores(hood, scores, y, known, edge_weight), self.temperature)
+        return all_terms(GraphScores.of(hood, scores, y, known, edge_weight), self.temperature)
 
 
 def all_terms(data: GraphScores, temperature: Tensor) -> Tensor:
     """``(4, N, C)``: :meth:`PooledScores.terms`."""
     found = data.scores.new_empty(4, *data.scores.shape)
-    for rows, terms in terms_in_blocks(data, temperature, 1):
+    for rows, terms in terms_in_blocks(data, temperature, numbers_each=1):
         found[:, rows] = terms
     return found
 

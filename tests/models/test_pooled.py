@@ -376,3 +376,10 @@ def test_bad_input(simulated):
         stacked.update(hood, scores, y, train, train)
     with pytest.raises(ValueError, match="num_folds must be an integer of at least 1"):
         stacked.update(hood, scores, y, train, held_out, num_folds=0)
+    pool = PooledScores(4)
+    with pytest.raises(ValueError, match="finite floating-point logits"):
+        pool.terms(hood, scores / 0, y, train)
+    with pytest.raises(ValueError, match="y holds label 7 at node"):
+        pool.terms(hood, scores, torch.full_like(y, 7), train)
+    with pytest.raises(ValueError, match="num_classes must be an integer of at least 2"):
+        PooledScores(1)
