@@ -17,6 +17,7 @@ from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.module import StackedNMM
 from pyro_nmm.ops.marginals import node_marginals
+from pyro_nmm.relabel import as_channel
 from pyro_nmm.validation import check_all_rows
 
 
@@ -64,7 +65,7 @@ def _blocks(formula: Formula, data: GraphScores, alpha: Tensor, probs: Tensor, p
         near = hood.take(torch.arange(rows.start, rows.stop, device=hood.device))
         weight = None if data.edge_weight is None else data.edge_weight[near.edge]
         logits, *relabel = formula.attention(near, probs, weight)
-        found = node_marginals(near, alpha, near.softmax(logits), *relabel)
+        found = node_marginals(near, alpha, near.softmax(logits), *map(as_channel, relabel))
         labels, known = data.y[rows], data.known[rows]
         found[known] = one_hot(labels[known], num_classes).to(found)
         yield rows, found

@@ -18,7 +18,7 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.edges import check_mask
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores, places
-from pyro_nmm.models.stacked.parameters import Parameters
+from pyro_nmm.models.stacked.parameters import ParameterPriors
 from pyro_nmm.validation import check_integers, check_positive
 
 
@@ -136,7 +136,7 @@ def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tens
 
 
 def maximise(
-    formula: Formula, parameters: Parameters, folds: list[Fold], options: FitOptions
+    formula: Formula, parameters: ParameterPriors, folds: list[Fold], options: FitOptions
 ) -> None:
     """Fits the parameters in steps, each on the next fold."""
     optimizer = torch.optim.Adam(parameters.values, lr=options.lr, betas=(0.9, 0.99))

@@ -20,7 +20,7 @@ from pyro_nmm.edges import check_mask
 from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature, folds_of, maximise
 from pyro_nmm.models.stacked.formula import CommunityFormula, Formula, RelabelFormula
 from pyro_nmm.models.stacked.inputs import GraphScores, disjoint_masks, warn_of_probabilities
-from pyro_nmm.models.stacked.parameters import Parameters, declarations, prior_of
+from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
 from pyro_nmm.models.stacked.predictors import Pooled, Predictor, ScoresAlone
 
@@ -145,7 +145,7 @@ class StackedNMM(nn.Module):
         self.register_buffer("compatibility", compatibility)
         #: Mean and standard deviation of each parameter's prior, by name.
         self.prior = prior_of(self._declared, prior or {})
-        Parameters(self, self._declared, self.prior).start()
+        ParameterPriors(self, self._declared, self.prior).start()
 
     @property
     def formula(self) -> Formula:
@@ -238,7 +238,7 @@ class StackedNMM(nn.Module):
         data = replace(data, scores=data.scores.detach())
         changed = copy.deepcopy(self).to(data.scores)  # an error leaves this module as it is
         temperature = bounded_temperature(data.scores, data.y, held_out)
-        fitted = Parameters(changed, self._declared, self.prior, temperature)
+        fitted = ParameterPriors(changed, self._declared, self.prior, temperature)
         formula = changed.formula
         if afresh:
             fitted.start()

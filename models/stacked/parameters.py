@@ -82,7 +82,7 @@ def prior_of(declared: Sequence[Parameter], changes: Prior) -> dict[str, tuple[f
     return found | dict(changes)
 
 
-class Parameters:
+class ParameterPriors:
     """Declared parameters of a module, with the priors of one fit."""
 
     def __init__(

@@ -16,7 +16,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.edges import check_mask
 from pyro_nmm.models.stacked.inputs import GraphScores
-from pyro_nmm.models.stacked.parameters import POOL, Parameters
+from pyro_nmm.models.stacked.parameters import POOL, ParameterPriors
 from pyro_nmm.sparse import sparse_csr
 from pyro_nmm.validation import check_all_rows, check_integers
 
@@ -90,7 +90,7 @@ class PooledScores(nn.Module):
         for each in POOL:
             size = (num_classes,) if each.name == "offsets" else ()
             self.register_parameter(each.name, nn.Parameter(torch.zeros(size)))
-        Parameters(self, POOL, {}).start()
+        ParameterPriors(self, POOL, {}).start()
 
     def forward(self, terms: Tensor) -> Tensor:
         """
