@@ -22,7 +22,7 @@ from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked.fit import bounded_temperature, surrogate
 from pyro_nmm.models.stacked.formula import Formula
-from pyro_nmm.models.stacked.parameters import Parameter, Parameters
+from pyro_nmm.models.stacked.parameters import Parameter, ParameterPriors
 
 PRIOR = StackedNMM(pool=False).prior
 NAMES = list(PRIOR)
@@ -327,9 +327,9 @@ def test_prior_is_an_argument(pool, name):
 
 def test_a_start_may_differ_from_the_mean():
     declared = Parameter("gamma", 2.0, 1.0, start=0.5)
-    Parameters(stacked := StackedNMM(pool=False), [declared], {"gamma": (3.0, 2.0)}).start()
+    ParameterPriors(stacked := StackedNMM(pool=False), [declared], {"gamma": (3.0, 2.0)}).start()
     assert stacked.gamma.item() == 0.5
-    found = Parameters(stacked, [declared], {"gamma": (3.0, 2.0)}).log_prior()
+    found = ParameterPriors(stacked, [declared], {"gamma": (3.0, 2.0)}).log_prior()
     torch.testing.assert_close(found, torch.tensor(-0.5 * (2.5 / 2) ** 2).to(found))
 
 
