@@ -34,15 +34,14 @@ class SeedLoss(nn.Module):
             \log \frac{p_\theta(y_s, c)}{q_\theta(c \mid y_s)} \right],
         \qquad p_\theta(y_s) = \sum_{y_{-s}} p_\theta(y)
 
-    Labels that are left out are marginalised, which is exact: the bound is that of the seeds in the
-    whole graph, if the batch has every edge into a seed, and behind these the hops of the network
-    (:func:`~pyro_nmm.datasets.seed_batch`, or ``NeighborLoader`` with a first fan-out of -1). What
-    batches leave out is that nodes of different ones share ``z``: the sum of their bounds is that
-    of a composite likelihood [1], of blocks that are independent.
+    Other labels are marginalised exactly. So the bound is that of the seeds in the whole graph, if
+    the batch has every edge into a seed, and behind these the hops of the network
+    (:func:`~pyro_nmm.datasets.seed_batch`, or ``NeighborLoader`` with a first fan-out of -1).
+    Batches are treated as independent: the sum of their bounds is the bound of a composite
+    likelihood [1].
 
-    The loss can be differentiated, by Pyro's ``Trace_ELBO``, and its gradient is that of
-    :func:`~pyro_nmm.guides.fit_nmm`. So ``DistributedDataParallel`` and Lightning may wrap the
-    module. It touches no parameter store.
+    The loss is differentiable, with the gradient of :func:`~pyro_nmm.guides.fit_nmm`, so
+    ``DistributedDataParallel`` and Lightning may wrap the module. It uses no parameter store.
 
     >>> from torch_geometric.datasets import KarateClub
     >>> from torch_geometric.nn import GraphSAGE
@@ -57,9 +56,8 @@ class SeedLoss(nn.Module):
     ...     loss(seed_batch(data, seeds, num_hops=3)).backward()
     ...     optimizer.step()
 
-    **Where gradients are averaged** over processes, as by ``DistributedDataParallel``, give each
-    of them ``total``, the seeds of all processes over their number; a process without seeds in the
-    last step then adds nothing, and does not have to be left out.
+    **Several processes**, whose gradients are averaged: give each process ``total``, the number of
+    all seeds divided by the number of processes. A process without seeds adds nothing.
 
     Cost: the network on the batch, its ``alpha`` ``(N, C)`` for the nodes of the batch, and
     :math:`O(E_s)` a particle for the edges into the seeds.
@@ -69,7 +67,7 @@ class SeedLoss(nn.Module):
 
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, for example
         :class:`~pyro_nmm.models.NMMNetwork`; its layers must not be ``cached``.
-    :param inputs: names of what the network reads of a batch, in the order of its arguments.
+    :param inputs: names of the batch's entries that are the network's arguments, in order.
     :param int num_particles: draws of :math:`q(c \mid y)`.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :raises ValueError: if layers are cached.

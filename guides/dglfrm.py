@@ -54,10 +54,9 @@ class DGLFRMGuide(nn.Module):
         \lambda_{ik} &= \ell_{ik} + \log \frac{\pi_{ik}}{1 - \pi_{ik}}, \qquad
         s_{ik} \sim \mathrm{Logistic}(\lambda_{c_i k} / \tau, 1 / \tau)
 
-    where in the original :math:`c_i = i`; given ``hood``, :math:`c_i` is a neighbour, chosen by
+    where :math:`c_i = i` in the original. With ``hood``, :math:`c_i` is a neighbour, chosen by
     attention :math:`L_{ij} \propto \exp(\omega^2 \cos(u_i, u_j) + \gamma \delta(i = j))`, and
-    summed out unless ``marginal=False``. Then the guide has a site ``c``, as the model gets one:
-    use :meth:`model`.
+    summed out. With ``marginal=False`` guide and :meth:`model` have a site ``c`` instead.
 
     >>> from pyro.infer import SVI, TraceMeanField_ELBO
     >>> from pyro.optim import Adam
@@ -70,10 +69,9 @@ class DGLFRMGuide(nn.Module):
     >>> pair.link_logits(torch.tensor([[0, 0], [1, 9]]), data.edge_index, data.x).shape
     torch.Size([2])
 
-    Sites ``v``, ``s`` and ``r`` have event shape ``(N, K)``, ``c`` has ``(N,)``. ``Trace_ELBO`` and
-    ``TraceMeanField_ELBO`` will do, which takes the divergences of ``v`` and ``r`` in closed form;
-    with a site ``c`` use ``TraceGraph_ELBO``. Scale or mask all sites alike: ``"local"`` below
-    knows of no others.
+    Sites ``v``, ``s`` and ``r`` have event shape ``(N, K)``, ``c`` has ``(N,)``. Use
+    ``TraceMeanField_ELBO``, which has the divergences of ``v`` and ``r`` in closed form, or
+    ``Trace_ELBO``; with a site ``c`` use ``TraceGraph_ELBO``. Scale or mask all sites equally.
 
     :param DGLFRM target: the model.
     :param int num_features: of the network's input, columns of ``x``.
@@ -85,13 +83,11 @@ class DGLFRMGuide(nn.Module):
     :param float gamma: where :math:`\gamma` starts; it is learned, as :math:`\omega` is.
     :param bool marginal: Whether choices are summed out.
     :param str estimator: of the derivative towards the attention, see
-        :class:`~pyro_nmm.MembershipMixture`; or ``"local"``, which is unbiased too: every node's
-        memberships are drawn twice, and the two compared while all other nodes stay; in half of
-        the steps, at random, with twice the weight. It takes particles one by one.
-    :param bool own_attention: whether the network of :math:`u` has a first layer of its own, as
-        the paper's appendix may be read, instead of that of the other outputs.
-    :param int num_columns: of the other nodes and of the features that ``"local"`` looks at, drawn
-        at random; ``None`` for all.
+        :class:`~pyro_nmm.MembershipMixture`; or ``"local"``, unbiased: it compares two draws of
+        each node's memberships, in a random half of the steps, one particle at a time.
+    :param bool own_attention: whether the network of :math:`u` has a first layer of its own, one
+        reading of the paper's appendix.
+    :param int num_columns: random nodes and features that ``"local"`` uses; ``None`` for all.
     :param str name: of the parameters in Pyro's store.
     """
 

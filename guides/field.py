@@ -19,16 +19,16 @@ from pyro_nmm.validation import as_member, check_integers, order_to_rows
 class FieldGuide(nn.Module):
     r"""
     The NMM as a variational family for a Markov random field, section 4 of the paper: the bound of
-    :class:`~pyro_nmm.guides.MixtureGuide`, with the energy and most of the entropy averaged in
-    closed form, which is far less noisy.
+    :class:`~pyro_nmm.guides.MixtureGuide` with far less noise, because the energy and most of the
+    entropy are averaged in closed form.
 
     .. math::
 
         \mathrm{KL}\big(p(y) \,\|\, p^*(y) / Z\big) - \log Z
             \le -E_p \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) - E_p[\log p^*(y)]
 
-    The loss of Pyro's ``TraceGraph_ELBO`` is the right-hand side. It stands in two factors,
-    ``energy`` in the model and ``entropy`` in the guide; neither has a site.
+    The loss of Pyro's ``TraceGraph_ELBO`` is the right-hand side, in two factors: ``energy`` in the
+    model and ``entropy`` in the guide.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -47,17 +47,15 @@ class FieldGuide(nn.Module):
     :func:`~pyro_nmm.guides.fit_mixture` does it with a schedule. Cost: :math:`O(E C^2)` a sample.
 
     :param Neighborhood hood: The neighbourhoods.
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with what
-        ``model`` and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network
-        that reads the target's parameters.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with the inputs
+        of ``model`` and ``guide``.
     :param target: a ``PairwiseMRF`` or :class:`~pyro_nmm.models.MarginalField`, or a Pyro program
         that returns one, called with the same inputs.
     :param str estimator: of the entropy's gradient, see
         :meth:`~pyro_nmm.NeighborMixture.entropy_bound`.
     :param int num_samples: draws of the entropy a step.
-    :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
-        Every one gives a bound, and fitting to one is tighter than to random ones. Default: the
-        colors of a field, else one random order.
+    :param Tensor order: ``(N,)`` permutation of the node ids, see
+        :class:`~pyro_nmm.guides.MixtureGuide`. Default: the colors of a field, else random.
     :param str name: of the network's parameters in Pyro's store.
     """
 

@@ -25,15 +25,14 @@ from pyro_nmm.validation import check_all_rows
 
 class HiddenFieldGuide(nn.Module):
     r"""
-    A hidden field and its parameter-free guide as a pair of Pyro programs, for stochastic
-    variational inference: what :func:`~pyro_nmm.models.fit_field` fits by expectation maximisation.
+    A hidden field and its parameter-free guide as a pair of Pyro programs.
+    :func:`~pyro_nmm.models.fit_field` fits the same model by expectation maximisation.
 
     .. math::
 
         E_q \Big[\sum_i f_i\Big] + \log p(\theta) \le \log p(w \mid \theta) + \log p(\theta)
 
-    with :math:`q` and :math:`f_i` of :class:`~pyro_nmm.EvidenceConditional`. The fit is to the
-    left-hand side, whose maximum differs from that of the right by how loose the bound is.
+    with :math:`q` and :math:`f_i` of :class:`~pyro_nmm.EvidenceConditional`.
 
     >>> import torch
     >>> from pyro.infer import SVI, TraceGraph_ELBO
@@ -53,9 +52,9 @@ class HiddenFieldGuide(nn.Module):
     >>> field.probs.shape
     torch.Size([144, 2])
 
-    :param Emission emission: what is observed of a label; it says where the fit starts.
+    :param Emission emission: the observation model, which also starts the fit.
     :param Neighborhood hood: the neighbourhoods.
-    :param data: what is observed of the ``N`` nodes.
+    :param data: the observations of the ``N`` nodes.
     :param Tensor edge_attr: ``(num_edges, F)`` features of the edges.
     :param str estimator: of the gradient, see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the parameters in Pyro's store.

@@ -17,16 +17,13 @@ from pyro_nmm.guides.shared_forward import SharedForward
 
 class MarginalGuide(nn.Module):
     r"""
-    A family whose nodes take over what their neighbours have, with the choices summed out, as a
-    guide for any Pyro program: for families with a tractable density, such as
-    :class:`~pyro_nmm.MembershipMixture`, where no :math:`q(c \mid s)` is needed.
+    A guide for any Pyro program by a family whose choices are summed out, such as
+    :class:`~pyro_nmm.MembershipMixture`.
 
     .. math::
 
         \mathrm{KL}\big(p(s) \,\|\, p^*(s) / Z\big) - \log Z
             = E_p \Big[ \log \sum_c p(c) \, p(s \mid c) - \log p^*(s) \Big]
-
-    :class:`~pyro_nmm.guides.DGLFRMGuide` is made of it.
 
     >>> from pyro.distributions import Normal
     >>> from pyro.infer import Trace_ELBO
@@ -43,9 +40,8 @@ class MarginalGuide(nn.Module):
     True
 
     :param Neighborhood hood: The neighbourhoods.
-    :param nn.Module network: ``(hood, *inputs) -> (parameters, logits)``, called with what
-        ``model`` and ``guide`` are called with.
-    :param target: a Pyro program with a site for the family, called with the same inputs.
+    :param nn.Module network: ``(hood, *inputs) -> (parameters, logits)``.
+    :param target: a Pyro program with a site for the family and the same inputs.
     :param family: ``(hood, parameters, logits)``, the network's output, to a distribution.
     :param str site: name of the family's values in the program.
     :param str name: of the network's parameters in Pyro's store.

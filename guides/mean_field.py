@@ -29,26 +29,23 @@ def mean_field(
     tolerance: float = 1e-8,
 ) -> MeanField:
     r"""
-    The best independent approximation of a Markov random field, the baseline that every joint
-    family has to beat: coordinate ascent from several starts.
+    The best independent approximation of a Markov random field: coordinate ascent from several
+    starts.
 
     .. math::
 
         q(y) = \prod_i q_i(y_i), \qquad
         q_i \leftarrow \mathrm{softmax}\Big( u_i + \sum_j w_{ij} \phi \, q_j \Big)
 
-    The loss, :math:`E_q[\log q - \log p^*]`, is :math:`\mathrm{KL}(q \,\|\, p) - \log Z`; it is
-    what :class:`~pyro_nmm.guides.MixtureGuide` with self-loops alone has, so the two losses
-    compare. It has many local minima where interactions are strong: the starts are the softmax of
-    the unary terms, that under interactions which are raised slowly from zero, every label
-    everywhere, random fields, and whatever the caller knows.
+    The loss, :math:`E_q[\log q - \log p^*] = \mathrm{KL}(q \,\|\, p) - \log Z`, compares with
+    the loss of :class:`~pyro_nmm.guides.MixtureGuide`. It has many local minima if interactions are
+    strong. Starts are the softmax of the unary terms, the same with interactions that rise slowly
+    from zero, every label everywhere, random fields, and ``starts``.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(2, 2), coupling=0.1, field=torch.tensor([1.0, 0.0, 0.0, -1.0]))
     >>> mean_field(field).marginals[:, 1]
     tensor([0.8808, 0.5000, 0.5000, 0.1192])
-
-    Nodes without an edge between them are updated together, which is coordinate ascent still.
 
     :param PairwiseMRF field: without batch dimensions.
     :param Tensor starts: ``(S, N, C)`` further starts, probabilities.

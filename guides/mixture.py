@@ -31,15 +31,12 @@ class MixtureGuide(nn.Module):
         \mathrm{KL}\big(p(y) \,\|\, p^*(y) / Z\big) - \log Z
             \le E_{p(y, c)} \left[ \log \frac{p(y, c)}{q(c \mid y)} - \log p^*(y) \right]
 
-    Here the roles of :class:`~pyro_nmm.guides.AmortizedNMM` are swapped: the guide draws choices
-    ``c`` and labels ``y`` from the NMM, and the model is the target, extended with the choices
-    from the parameter-free :class:`~pyro_nmm.OrderedConditional`. The loss of Pyro's
+    The guide draws choices ``c`` and labels ``y`` from the NMM. The model is the target, with the
+    choices of the parameter-free :class:`~pyro_nmm.OrderedConditional` added. The loss of Pyro's
     ``TraceGraph_ELBO`` is the right-hand side, the paper's equation (10), an upper bound; with
-    self-loops alone it is the mean field's KL divergence, exactly.
-
-    The target is a black box: labels are drawn, and their score meets its log-density. For a
-    :class:`~pyro_nmm.models.PairwiseMRF`, :class:`~pyro_nmm.guides.FieldGuide` has the same bound
-    with far less noise.
+    self-loops alone it is the mean field's KL divergence. The target is a black box with a score
+    gradient. For a Markov random field :class:`~pyro_nmm.guides.FieldGuide` has the same bound with
+    far less noise.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -55,11 +52,10 @@ class MixtureGuide(nn.Module):
     >>> bool(family.mixture().marginals()[:, 1].mean() > 0.6)
     True
 
-    Other sites of the program are the caller's to guide: write
-    ``def guide(): family.guide(); ...``. Particles that Pyro vectorizes serve as one another's
-    baseline where labels are drawn, so use ``vectorize_particles=True`` there. A target may be an
-    ``nmm`` with something below it: under a scope, because ``c`` is the name of this guide's own
-    choices. Its choices are guided by :func:`~pyro_nmm.guides.ordered_guide`, given the labels:
+    Guide other sites of the program yourself: ``def guide(): family.guide(); ...``. Particles that
+    Pyro vectorizes are baselines of each other. A target may be an ``nmm`` under a scope, because
+    ``c`` is the name of this guide's own choices; :func:`~pyro_nmm.guides.ordered_guide` guides the
+    choices of that ``nmm`` given the labels:
 
     >>> from pyro.contrib.autoname import scope
     >>> from pyro_nmm.guides import ordered_guide
@@ -79,26 +75,23 @@ class MixtureGuide(nn.Module):
     >>> bool(family.mixture().marginals()[:, 1].mean() > 0.6)
     True
 
-    Where the emission below is known in closed form,
-    :func:`~pyro_nmm.guides.evidence_guide` does this without parameters. The gradient is
-    made for ``TraceGraph_ELBO`` and ``Trace_ELBO``; others, such as ``RenyiELBO``, would be biased
-    by the baseline.
+    If the emission is known in closed form, :func:`~pyro_nmm.guides.evidence_guide` needs no
+    parameters. Use ``TraceGraph_ELBO`` or ``Trace_ELBO``: with other losses, such as ``RenyiELBO``,
+    the baseline biases the gradient.
 
     :param Neighborhood hood: The neighbourhoods.
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with what
-        ``model`` and ``guide`` are called with: :class:`~pyro_nmm.models.FreeNMM`, or a network
-        that reads the target's parameters. Its edges may permute labels.
-    :param target: a Pyro program, called with the same inputs. For a function :math:`\log p^*`, see
-        :func:`density`.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with the inputs
+        of ``model`` and ``guide``. Its edges may permute labels.
+    :param target: a Pyro program with the same inputs; see :func:`density` for a function
+        :math:`\log p^*`.
     :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
-        Every one gives a bound, and fitting to one is tighter than to random ones. Default: one
-        random order.
-    :param str site: name of the program's labels, of event shape ``(N,)``; in full, as in
-        ``"prior/y"``, where the program puts them in a scope.
+        Every order gives a bound, and a fit in one order is tighter than in random ones. Default:
+        one random order.
+    :param str site: name of the program's labels, of event shape ``(N,)``, with its scopes, as in
+        ``"prior/y"``.
     :param str name: of the network's parameters in Pyro's store.
-    :param family: ``(hood, *outputs)`` of the network, to a distribution that
-        nodes take over from their neighbours: a ``NeighborMixture`` of labels, or a
-        :class:`~pyro_nmm.MembershipMixture`.
+    :param family: ``(hood, *outputs)`` of the network to a distribution: a ``NeighborMixture``, or
+        a :class:`~pyro_nmm.MembershipMixture`.
     """
 
     def __init__(
