@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import NeighborMixture
+from pyro_nmm.expect import expect
 from pyro_nmm.validation import check_integers
 
 
@@ -81,10 +82,7 @@ class Consistency(nn.Module):
         :return: a number.
         """
         for name, value in (("teacher", teacher), ("probs", probs)):
-            if value.shape != self.past.shape:
-                raise ValueError(
-                    f"{name} must have shape {tuple(self.past.shape)}, got {tuple(value.shape)}"
-                )
+            expect(name, value, tuple(self.past.shape))
         with torch.no_grad():
             self.calls += 1
             self.past.lerp_(teacher.to(self.past), 1 - self.memory)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import Concentrations, in_single
+from pyro_nmm.expect import expect
 from pyro_nmm.ops.edge_products import edge_products
 
 #: Positive links for ``alpha``. ``softplus`` is the steadiest, ``square`` grows faster, and
@@ -211,11 +212,7 @@ class FreeNMM(nn.Module):
         shape = hood.num_sources, num_classes
         if marginals is None:
             marginals = torch.full(shape, 1 / num_classes, device=hood.device)
-        if marginals.shape != shape:
-            raise ValueError(
-                f"marginals must have shape {shape}, one row of probabilities per source, got "
-                f"{tuple(marginals.shape)}"
-            )
+        expect("marginals", marginals, shape, note="one row of probabilities per source")
         start = kappa * ((1 - epsilon) * marginals.detach() + epsilon / num_classes)
         self.log_alpha = nn.Parameter(start.log().contiguous())  # as Pyro's store keeps it
         own = (hood.source == hood.target) & (not hood.bipartite)

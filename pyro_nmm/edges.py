@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import index_to_mask
 
+from pyro_nmm.expect import expect, expect_device, out_of_range
+
 
 def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
     """Pairs of node ids, as PyG has them, or of a source and a node."""
@@ -39,10 +41,9 @@ def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None
 
 
 def _check_range(ids: Tensor, what: str, name: str, size: int) -> None:
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-        bad = ids.min() if ids.min() < 0 else ids.max()
+    if (bad := out_of_range(ids, size)) is not None:
         raise ValueError(
-            f"edge_index holds {what} id {int(bad)}, but ids must lie in 0..{size - 1}: "
+            f"edge_index holds {what} id {bad}, but ids must lie in 0..{size - 1}: "
             f"renumber the {what}s or raise {name} (now {size})"
         )
 
@@ -72,20 +73,8 @@ def check_mask(
 
     :param str beside: the argument whose device it must be on.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask)
-        raise ValueError(
-            f"{name} must be a boolean mask (torch.bool), got {got}; "
-            f"turn node ids into a mask with PyG's index_to_mask"
-        )
-    if mask.shape != (num_nodes,):
-        raise ValueError(
-            f"{name} must have shape ({num_nodes},), one entry per node, got {tuple(mask.shape)}"
-        )
-    if mask.device != device:
-        raise ValueError(
-            f"{name} is on {mask.device} but {beside} on {device}: move one with .to(device)"
-        )
+    expect(name, mask, (num_nodes,), kind="mask", note="one entry per node")
+    expect_device(name, mask, device, beside)
     if not empty and not mask.any():
         raise ValueError(f"{name} selects no node: at least one entry must be True")
 
@@ -100,9 +89,8 @@ def as_mask(
 ) -> Tensor:
     """A boolean mask of nodes that are given by ids or by a mask, see :func:`check_mask`."""
     if isinstance(nodes, Tensor) and nodes.dtype in (torch.int32, torch.int64) and nodes.dim() == 1:
-        if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < num_nodes:
-            bad = nodes.min() if nodes.min() < 0 else nodes.max()
-            raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}, got {int(bad)}")
+        if (bad := out_of_range(nodes, num_nodes)) is not None:
+            raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}, got {bad}")
         nodes = index_to_mask(nodes.long(), num_nodes)
     check_mask(nodes, num_nodes, device, name, empty=empty)
     return nodes

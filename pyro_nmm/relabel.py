@@ -29,10 +29,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyro_nmm.channel import KEEP, Channel, Matrices, Permutations
+from pyro_nmm.expect import expect_device
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.validation import check_label_range, check_labels
 
@@ -80,7 +80,7 @@ def check_relabel(hood: Neighborhood, relabel: Any, num_classes: int, kinds: str
         needed = " or ".join(f"{types[name]} of shape {size}" for name, size in shapes.items())
         got = f"{relabel.dtype} of shape {tuple(relabel.shape)}"
         raise ValueError(f"relabel must hold {needed}, got {got}")
-    _check_device(relabel, hood.device, "hood")
+    expect_device("relabel", relabel, hood.device)
     if not channel.certain:
         return channel
     if relabel.dim() > 2:
@@ -112,12 +112,5 @@ def check_permutations(relabel: Any, choices: Tensor, num_classes: int) -> Chann
     if not channel.certain or tuple(relabel.shape[-2:]) != size:
         got = f"{relabel.dtype} of shape {tuple(relabel.shape)}"
         raise ValueError(f"relabel must hold {needed}, got {got}")
-    _check_device(relabel, choices.device, "choices")
+    expect_device("relabel", relabel, choices.device, "choices")
     return Permutations(relabel.long())
-
-
-def _check_device(relabel: Tensor, device: torch.device, beside: str) -> None:
-    if relabel.device != device:
-        raise ValueError(
-            f"relabel is on {relabel.device} but {beside} on {device}: move one with .to(device)"
-        )

@@ -14,6 +14,7 @@ import torch
 from torch import Size, Tensor
 
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
+from pyro_nmm.expect import expect, out_of_range
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
@@ -41,32 +42,18 @@ def check_alpha(hood: Neighborhood, alpha: Concentrations) -> Concentrations:
     """The concentrations; see :func:`check_shapes`."""
     what = "source" if hood.bipartite else "node"
     if isinstance(alpha, OrdinalConcentrations):
-        _check_device("alpha.mean", alpha.mean, hood)
-        if alpha.mean.shape[-1] != hood.num_sources:
-            raise ValueError(
-                f"alpha.mean must have shape (..., {hood.num_sources}), one number per {what}, got "
-                f"{tuple(alpha.mean.shape)}"
-            )
+        each = f"one number per {what}"
+        expect("alpha.mean", alpha.mean, ("...", hood.num_sources), like=hood, note=each)
         return alpha
-    check_float("alpha", alpha, hood)
-    if alpha.dim() < 2 or alpha.shape[-2] != hood.num_sources or alpha.shape[-1] < 2:
-        raise ValueError(
-            f"alpha must have shape (..., {hood.num_sources}, C), one row per {what} and "
-            f"C >= 2 labels, got {tuple(alpha.shape)}"
-        )
-    return in_single(alpha)
+    shape, each = ("...", hood.num_sources, ("C", 2)), f"one row per {what} and C >= 2 labels"
+    return in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=each))
 
 
 def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
     """The attention's scores; see :func:`check_shapes`."""
-    check_float("logits", logits, hood)
-    if logits.dim() < 1 or logits.shape[-1] != hood.num_edges:
-        raise ValueError(
-            f"logits must have shape (..., {hood.num_edges}), one score per edge of hood "
-            f"(self-loops included, in the order of hood.source and hood.target), "
-            f"got {tuple(logits.shape)}"
-        )
-    return in_single(logits)
+    each = "one score per edge of hood (self-loops included, in the order of hood.source)"
+    shape = "...", hood.num_edges
+    return in_single(expect("logits", logits, shape, kind="float", like=hood, note=each))
 
 
 def check_integers(least: int, **values: int) -> None:
@@ -148,7 +135,7 @@ def check_evidence(
     """
     if isinstance(alpha, OrdinalConcentrations):
         raise ValueError("alpha must be written out where labels are latent: pass alpha.table()")
-    check_float("evidence", evidence, hood)
+    expect("evidence", evidence, kind="float", like=hood)
     shapes = [(size, alpha.shape[-1]) for size in (hood.num_nodes, hood.num_edges)]
     if evidence.dim() < 2 or evidence.shape[-2:] not in shapes:
         raise ValueError(
@@ -184,11 +171,7 @@ def as_labels(name: str, value: Tensor) -> Tensor:
     Labels of any integer type as ``torch.long``: comparisons of small types wrap around, so that
     ``uint8`` labels would all lie beyond 256 classes.
     """
-    good = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
-    if not good or value.dtype == torch.bool:
-        got = value.dtype if isinstance(value, Tensor) else type(value)
-        raise ValueError(f"{name} must hold integer labels (torch.long), got {got}")
-    return value.long()
+    return expect(name, value, kind="labels").long()
 
 
 def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
@@ -197,13 +180,8 @@ def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
 
     :return: the labels as ``torch.long``.
     """
-    y = as_labels("y", y)
-    if y.dim() < 1 or y.shape[-1] != num_nodes:
-        raise ValueError(
-            f"y must have shape (..., {num_nodes}), one label per node, got {tuple(y.shape)}"
-        )
-    _check_device("y", y, hood)
-    return y
+    shape, each = ("...", num_nodes), "one label per node"
+    return expect("y", y, shape, kind="labels", like=hood, note=each).long()
 
 
 def check_plain(method: str, batch_shape: Size) -> None:
@@ -251,42 +229,23 @@ def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:
     return torch.searchsorted(rows.nodes, order.contiguous())
 
 
-def check_float(name: str, value: Tensor, hood: Neighborhood) -> None:
-    """A floating-point tensor on the graph's device."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        got = value.dtype if isinstance(value, Tensor) else type(value)
-        raise ValueError(f"{name} must be a floating-point tensor, got {got}")
-    _check_device(name, value, hood)
-
-
-def _check_device(name: str, value: Tensor, hood: Neighborhood) -> None:
-    if value.device != hood.device:
-        raise ValueError(
-            f"{name} is on {value.device} but hood on {hood.device}: move one with .to(device)"
-        )
-
-
 def check_nodes(hood: Neighborhood, nodes: Tensor) -> None:
     """A set of node ids ``(K,)``."""
-    _check_ids(hood, nodes, "nodes", "(K,)", ())
+    _check_ids(hood, nodes, "nodes", ("K",))
     if len(nodes.unique()) < len(nodes):
         raise ValueError("nodes must be distinct: a node has one label only")
 
 
 def check_pairs(hood: Neighborhood, pairs: Tensor) -> None:
     """Pairs of node ids ``(2, P)``."""
-    _check_ids(hood, pairs, "pairs", "(2, P)", (2,))
+    _check_ids(hood, pairs, "pairs", (2, "P"))
 
 
-def _check_ids(hood: Neighborhood, ids: Tensor, name: str, shape: str, first: tuple) -> None:
-    good = isinstance(ids, Tensor) and ids.dtype == torch.long and ids.numel() > 0
-    if not good or ids.dim() != len(first) + 1 or ids.shape[:-1] != first:
-        got = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else ids
-        raise ValueError(f"{name} must hold node ids (torch.long) of shape {shape}, got {got}")
-    _check_device(name, ids, hood)
-    if ids.min() < 0 or ids.max() >= hood.num_nodes:
-        bad = ids.min() if ids.min() < 0 else ids.max()
-        raise ValueError(f"{name} holds node id {int(bad)}, but ids lie in 0..{hood.num_nodes - 1}")
+def _check_ids(hood: Neighborhood, ids: Tensor, name: str, shape: tuple) -> None:
+    some = *shape[:-1], (shape[-1], 1)
+    expect(name, ids, some, kind="ids", like=hood, note="at least one")
+    if (bad := out_of_range(ids, hood.num_nodes)) is not None:
+        raise ValueError(f"{name} holds node id {bad}, but ids lie in 0..{hood.num_nodes - 1}")
 
 
 def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
@@ -299,12 +258,9 @@ def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
     if not good and not isinstance(alpha, OrdinalConcentrations):
         shape = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha)
         raise ValueError(f"alpha must be a floating-point tensor of shape (..., N, C), got {shape}")
-    if not isinstance(choices, Tensor) or choices.dtype != torch.long or choices.dim() < 1:
-        got = choices.dtype if isinstance(choices, Tensor) else type(choices)
-        raise ValueError(f"choices must hold node ids (torch.long) of shape (..., n), got {got}")
-    if choices.numel() and not 0 <= int(choices.min()) <= int(choices.max()) < alpha.shape[-2]:
-        bad = choices.min() if choices.min() < 0 else choices.max()
+    expect("choices", choices, ("...", "n"), kind="ids")
+    if (bad := out_of_range(choices, alpha.shape[-2])) is not None:
         raise ValueError(
-            f"choices holds node id {int(bad)}, but alpha has nodes 0..{alpha.shape[-2] - 1}"
+            f"choices holds node id {bad}, but alpha has nodes 0..{alpha.shape[-2] - 1}"
         )
     return alpha if isinstance(alpha, OrdinalConcentrations) else in_single(alpha)

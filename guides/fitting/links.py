@@ -11,6 +11,7 @@ from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor
 
 from pyro_nmm.datasets.links import LinkSplit
+from pyro_nmm.expect import expect
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.fitting.loop import Steps, options_of, train
 
@@ -50,14 +51,9 @@ def fit_links(
         finite.
     """
     how = options_of(fit_links, Steps, {"num_steps": 500, "lr": 0.01} | options)
-    if not isinstance(x, Tensor) or x.is_meta:
-        got = "meta tensor" if isinstance(x, Tensor) else type(x)
-        raise ValueError(f"x must be a tensor with values, got {got}")
-    if x.dim() != 2 or len(x) != pair.target.num_nodes:
-        raise ValueError(
-            f"x must have shape ({pair.target.num_nodes}, F), one row per node, got "
-            f"{tuple(x.shape)}"
-        )
+    expect("x", x, (pair.target.num_nodes, "F"), note="one row per node")
+    if x.is_meta:
+        raise ValueError("x must be a tensor with values, got a meta tensor")
     # Adam's own constant is meant for losses of order one.
     model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
     optimizer, elbo = torch.optim.Adam(pair.parameters(), how.lr), TraceMeanField_ELBO()

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pyro_nmm.expect import expect
+
 
 class UNet(nn.Module):
     r"""
@@ -67,11 +69,7 @@ class UNet(nn.Module):
         :param Tensor image: ``(B, channels, H, W)``.
         :return: ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before.
         """
-        if image.dim() != 4 or image.shape[1] != self.last.out_channels:
-            raise ValueError(
-                f"image must have shape (B, {self.last.out_channels}, H, W), got "
-                f"{tuple(image.shape)}"
-            )
+        expect("image", image, ("B", self.last.out_channels, "H", "W"))
         height, width = image.shape[-2:]
         if self.tile is not None and max(height, width) > self.tile:
             return self._in_tiles(image, self.tile)

@@ -12,6 +12,7 @@ from torch.distributions import Categorical, Dirichlet, constraints
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.expect import expect_device
 from pyro_nmm.models.latent.field import HiddenField, Values, check_num_labels
 from pyro_nmm.models.latent.fit import fit_field
 from pyro_nmm.models.latent.mixture_em import draw_places, mixture_em, source_counts
@@ -104,10 +105,7 @@ class Annotators:
                 f"hood and a column for every annotator, -1 if missing, got {got}; see "
                 f"torch.from_numpy"
             )
-        if data.device != hood.device:
-            raise ValueError(
-                f"answers is on {data.device} but hood on {hood.device}: move one with .to(device)"
-            )
+        expect_device("answers", data, hood.device)
         answers = data.long()
         silent = (answers < 0).all(0)
         if not answers.numel() or silent.any():

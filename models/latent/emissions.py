@@ -15,6 +15,7 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
+from pyro_nmm.expect import expect
 from pyro_nmm.models.latent.field import Values, check_num_labels
 from pyro_nmm.models.latent.mixture_em import mixture_em
 from pyro_nmm.validation import check_positive
@@ -212,17 +213,8 @@ def _seeds(data: Tensor, size: int) -> Tensor:
 
 
 def _check_table(hood: Neighborhood, data: Any) -> Tensor:
-    if not isinstance(data, Tensor) or data.dim() != 2 or len(data) != hood.num_nodes:
-        got = tuple(data.shape) if isinstance(data, Tensor) else type(data)
-        raise ValueError(
-            f"data must be a tensor of shape ({hood.num_nodes}, D), a row for every node of hood, "
-            f"got {got}; see torch.from_numpy"
-        )
-    if data.device != hood.device:
-        raise ValueError(
-            f"data is on {data.device} but hood on {hood.device}: move one with .to(device)"
-        )
-    return data
+    each = "a row for every node of hood"
+    return expect("data", data, (hood.num_nodes, "D"), like=hood, note=each)
 
 
 def _check_columns(data: Tensor) -> None:

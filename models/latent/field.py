@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributions.constraints import Constraint
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
+from pyro_nmm.expect import expect_device
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.gibbs import Chains
 from pyro_nmm.validation import check_integers, check_positive
@@ -272,11 +273,7 @@ def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | No
         )
     if not edge_attr.isfinite().all():
         raise ValueError("edge_attr must be finite")
-    if edge_attr.device != hood.device:
-        raise ValueError(
-            f"edge_attr is on {edge_attr.device} but hood on {hood.device}: move one with "
-            f".to(device)"
-        )
+    expect_device("edge_attr", edge_attr, hood.device)
     return edge_attr.view(hood.num_edges, -1)
 
 

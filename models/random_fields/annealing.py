@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from pyro_nmm.expect import expect
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field
 
 
@@ -42,10 +43,7 @@ def annealed_log_normalizer(
         :math:`O(M P C)` a step.
     """
     check_field(field)
-    if start.shape != field.unary.shape:
-        raise ValueError(
-            f"start must have shape {tuple(field.unary.shape)}, got {tuple(start.shape)}"
-        )
+    expect("start", start, tuple(field.unary.shape))
     if num_steps < 1 or num_chains < 2:
         raise ValueError(
             f"num_steps must be at least 1 and num_chains 2, got {num_steps} and {num_chains}"

@@ -15,11 +15,12 @@ from torch.nn.functional import one_hot
 from pyro_nmm import NeighborChoice, NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.edges import check_mask
+from pyro_nmm.expect import expect, out_of_range
 from pyro_nmm.models.random_fields.elimination import greedy_colors
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field, check_mixture
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_labels, check_integers, check_plain
+from pyro_nmm.validation import check_integers, check_plain
 
 #: Most labellings of a node's neighbours for which the node is summed out.
 MAX_LABELLINGS = 4096
@@ -134,14 +135,10 @@ class MarginalField(GraphDistribution):
         return total
 
     def _labels(self, value: Tensor) -> Tensor:
-        value = as_labels("value", value)
-        if value.shape[-1:] != self.event_shape:
-            raise ValueError(
-                f"value must have shape (..., {self.num_nodes}), a label for each node that stays, "
-                f"got {tuple(value.shape)}"
-            )
-        if value.numel() and not 0 <= int(value.min()) <= int(value.max()) < self.num_classes:
-            raise ValueError(f"value must hold labels in 0..{self.num_classes - 1}")
+        shape, each = ("...", self.num_nodes), "a label for each node that stays"
+        value = expect("value", value, shape, kind="labels", note=each).long()
+        if (bad := out_of_range(value, self.num_classes)) is not None:
+            raise ValueError(f"value must hold labels in 0..{self.num_classes - 1}, got {bad}")
         return value
 
     def _of(self, star: Stars, value: Tensor, table: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from torch.distributions import constraints
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.expect import expect, out_of_range
 from pyro_nmm.models.random_fields.elimination import exact_draws, greedy_colors, log_sum
 from pyro_nmm.ops.marginals import expected_interaction, node_marginals
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_labels
 
 
 class PairwiseMRF(GraphDistribution):
@@ -69,12 +69,8 @@ class PairwiseMRF(GraphDistribution):
         :param Tensor value: ``(..., N)`` labels.
         :return: ``(...)``. Cost: :math:`O(N + P)`.
         """
-        value = as_labels("value", value)
-        if value.shape[-1:] != self.event_shape:
-            raise ValueError(
-                f"value must have shape (..., {self.num_nodes}), one label per node, got "
-                f"{tuple(value.shape)}"
-            )
+        shape, each = ("...", self.num_nodes), "one label per node"
+        value = expect("value", value, shape, kind="labels", note=each).long()
         shape = torch.broadcast_shapes(value.shape[:-1], self.unary.shape[:-2])
         labels = value.expand(*shape, -1).unsqueeze(-1)
         single = self.unary.expand(*shape, -1, -1).gather(-1, labels).squeeze(-1).sum(-1)
@@ -216,8 +212,7 @@ def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) ->
 
     :param Tensor image: ``(H, W)`` noisy values :math:`v`, around -1 and 1.
     """
-    if image.dim() != 2:
-        raise ValueError(f"image must have shape (height, width), got {tuple(image.shape)}")
+    expect("image", image, ("height", "width"))
     levels = image.new_tensor([-1.0, 1.0])
     unary = torch.distributions.Normal(levels, sigma).log_prob(image.reshape(-1, 1))
     height, width = image.shape
@@ -310,8 +305,8 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
     num_nodes, num_classes = unary.shape[-2:]
     if edges.dim() != 2 or len(edges) != 2 or edges.is_floating_point():
         raise ValueError(f"edges must be integers of shape (2, P), got {tuple(edges.shape)}")
-    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < num_nodes:
-        raise ValueError(f"edges must hold node ids in 0..{num_nodes - 1}")
+    if (bad := out_of_range(edges, num_nodes)) is not None:
+        raise ValueError(f"edges must hold node ids in 0..{num_nodes - 1}, got {bad}")
     keys = edges.min(0).values * num_nodes + edges.max(0).values
     if (edges[0] == edges[1]).any() or len(keys.unique()) < len(keys):
         raise ValueError(

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.edges import as_mask, check_edge_index, check_mask
+from pyro_nmm.expect import expect
 from pyro_nmm.validation import check_all_rows, check_label_range, check_labels
 
 
@@ -51,11 +52,8 @@ def as_scores(hood: Neighborhood, scores: Any) -> Tensor:
     if not isinstance(scores, Tensor) or scores.is_meta:
         got = "one on the meta device" if isinstance(scores, Tensor) else type(scores)
         raise ValueError(f"scores must be a tensor or an array with values, got {got}")
-    if scores.dim() != 2 or len(scores) != hood.num_nodes or scores.shape[1] < 2:
-        raise ValueError(
-            f"scores must have shape ({hood.num_nodes}, C), one row of logits per node and "
-            f"C >= 2 labels, got {tuple(scores.shape)}"
-        )
+    each = "one row of logits per node and C >= 2 labels"
+    expect("scores", scores, (hood.num_nodes, ("C", 2)), note=each)
     if not scores.is_floating_point() or not scores.isfinite().all():
         raise ValueError(
             f"scores must be finite floating-point logits, got {int((~scores.isfinite()).sum())} "
@@ -139,11 +137,9 @@ def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) ->
     """
     check_all_rows(hood)
     check_edge_index(edge_index, hood.num_nodes)
-    if edge_weight.shape != edge_index.shape[1:]:
-        raise ValueError(
-            f"edge_weight must have shape ({edge_index.shape[1]},), one weight per edge of "
-            f"edge_index, got {tuple(edge_weight.shape)}"
-        )
+    expect(
+        "edge_weight", edge_weight, (edge_index.shape[1],), note="one for each edge of edge_index"
+    )
     _check_positive(edge_weight)
     source, target = edge_index.long()
     place, loop = places(hood, source, target), hood.source == hood.target

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
 
 from pyro_nmm.datasets.entries import check_edge_index, entry
+from pyro_nmm.expect import expect, out_of_range
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.validation import check_integers
 
@@ -105,14 +106,8 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
 
 
 def _check_seeds(seeds: Tensor, num_nodes: int) -> None:
-    if not isinstance(seeds, Tensor) or seeds.dtype != torch.long or seeds.dim() != 1:
-        got = f"{seeds.dtype} of {tuple(seeds.shape)}" if isinstance(seeds, Tensor) else type(seeds)
-        raise ValueError(
-            f"seeds must hold node ids (torch.long) of shape (S,), got {got}; of a mask take "
-            f"mask.nonzero()[:, 0]"
-        )
-    if seeds.numel() and not 0 <= int(seeds.min()) <= int(seeds.max()) < num_nodes:
-        bad = seeds.min() if seeds.min() < 0 else seeds.max()
+    expect("seeds", seeds, ("S",), kind="ids", note="of a mask take mask.nonzero()[:, 0]")
+    if (bad := out_of_range(seeds, num_nodes)) is not None:
         raise ValueError(f"seeds holds node id {int(bad)}, but ids lie in 0..{num_nodes - 1}")
     if len(seeds.unique()) < len(seeds):
         raise ValueError("seeds must be distinct: a node has one label only")

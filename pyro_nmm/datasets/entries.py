@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyro_nmm.expect import expect
 from pyro_nmm.validation import as_labels
 
 
@@ -44,10 +45,7 @@ def checked(data: Data) -> Data:
             f"label is known, so that it cannot validate; masks must be disjoint"
         )
     y = as_labels("data.y", entry(data, "y"))
-    if y.shape != (size,):
-        raise ValueError(
-            f"data.y must have shape ({size},), one label per node, got {tuple(y.shape)}"
-        )
+    expect("data.y", y, (size,), note="one label per node")
     data = copy.copy(data)
     data.y = y
     return data

@@ -13,6 +13,7 @@ from torch.distributions import constraints
 from torch.nn import functional as F
 
 from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.expect import expect, out_of_range
 from pyro_nmm.provenance import untracked
 
 #: Numbers of a block of the matrix of all pairs: it stays in the cache.
@@ -61,11 +62,7 @@ class InnerProductGraph(GraphDistribution):
         loops: bool = False,
         validate_args=None,
     ) -> None:
-        if not isinstance(factors, Tensor) or not factors.is_floating_point():
-            got = factors.dtype if isinstance(factors, Tensor) else type(factors)
-            raise ValueError(f"factors must be a floating-point tensor, got {got}")
-        if factors.dim() < 2:
-            raise ValueError(f"factors must have shape (..., N, D), got {tuple(factors.shape)}")
+        expect("factors", factors, ("...", "N", "D"), kind="float")
         if not weight > 0:
             raise ValueError(f"weight must be positive, got {weight}")
         self.factors, self.weight, self.loops = factors, weight, loops
@@ -176,10 +173,9 @@ class InnerProductGraph(GraphDistribution):
 
 def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
     """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
-    if pairs.dim() != 2 or len(pairs) != 2:
-        raise ValueError(f"{name} must have shape (2, P), got {tuple(pairs.shape)}")
-    if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < num_nodes:
-        raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}")
+    expect(name, pairs, (2, "P"))
+    if (bad := out_of_range(pairs, num_nodes)) is not None:
+        raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}, got {bad}")
     low, high = pairs.long().sort(0).values
     number = (low * num_nodes + high)[low != high].unique()
     return torch.stack([number // num_nodes, number % num_nodes])

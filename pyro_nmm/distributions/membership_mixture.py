@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
+from pyro_nmm.expect import expect
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_member, check_float, check_logits, check_positive, check_values
+from pyro_nmm.validation import as_member, check_logits, check_positive, check_values
 
 
 class AttentionEstimator(StrEnum):
@@ -103,12 +104,8 @@ class MembershipMixture(GraphDistribution):
         validate_args=None,
     ) -> None:
         logits = check_logits(hood, logits)
-        check_float("log_odds", log_odds, hood)
-        if log_odds.dim() < 2 or log_odds.shape[-2] != hood.num_sources:
-            raise ValueError(
-                f"log_odds must have shape (..., {hood.num_sources}, K), one row per source, got "
-                f"{tuple(log_odds.shape)}"
-            )
+        shape, each = ("...", hood.num_sources, "K"), "one row per source"
+        expect("log_odds", log_odds, shape, kind="float", like=hood, note=each)
         check_positive(temperature=temperature)
         self.hood, self.log_odds, self.logits = hood, log_odds, logits
         self.temperature, self.num_memberships = temperature, log_odds.shape[-1]

@@ -26,7 +26,7 @@ from pyro_nmm import (
     NeighborMixture,
     OrderedConditional,
 )
-from pyro_nmm.guides import evidence_guide
+from pyro_nmm.guides import evidence_guide, ordered_guide
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.evidence import latent_predictive
 
@@ -155,6 +155,33 @@ def test_observed_labels_are_evidence(kernels):
         assert torch.equal(c, both[..., 0, :])
         torch.testing.assert_close(known.log_prob(c), latent.log_prob(both))
         torch.testing.assert_close(known.log_labels(c), latent.log_evidence(both))
+
+
+@pytest.mark.parametrize("loss", [TraceGraph_ELBO, Trace_ELBO])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "no_score"])
+def test_guides_agree_draw_by_draw(loss, estimator):
+    """One-hot evidence has the gradient of observed labels, and not more noise."""
+    hood = house()
+    alpha, logits = (leaf.requires_grad_() for leaf in parameters(hood, 2))
+    y = torch.tensor([0, 1, 1, 0, 1])
+    evidence = torch.nn.functional.one_hot(y, 2).double().log()
+    latent = partial(nmm, hood, alpha, logits, collapsed=True)
+    guide = partial(evidence_guide, hood, alpha, logits, evidence, collapsed=True)
+    given = partial(nmm, hood, alpha, logits, y, collapsed=True)
+    known = partial(ordered_guide, hood, alpha, logits, y, collapsed=True)
+    found = []
+    for model, q in ((latent, guide), (given, known)):
+        pyro.set_rng_seed(0)
+        elbo = loss(4, max_plate_nesting=0, vectorize_particles=True)
+
+        def with_parameter(model=model):
+            pyro.param("known", torch.zeros(()))  # Trace_ELBO looks for one
+            return model()
+
+        elbo.loss_and_grads(with_parameter, partial(q, estimator=estimator))
+        found.append([leaf.grad.clone() for leaf in (alpha, logits)])
+        alpha.grad, logits.grad = None, None
+    torch.testing.assert_close(*found)
 
 
 def test_no_evidence_says_nothing(kernels):

@@ -1,0 +1,92 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a tensor must be: errors that name the argument, what it got and what would be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: A size, the name of a free size, a name with the least size, or "..." for batch dimensions.
+Dim = int | str | tuple[str, int]
+#: Kinds of tensors, in words.
+KINDS = {
+    "tensor": "be a tensor",
+    "float": "be a floating-point tensor",
+    "labels": "hold integer labels (torch.long)",
+    "ids": "hold node ids (torch.long)",
+    "mask": "be a boolean mask (torch.bool)",
+}
+
+
+def expect(
+    name: str,
+    value: Any,
+    shape: tuple[Dim, ...] | None = None,
+    *,
+    kind: str = "tensor",
+    like: Any = None,
+    note: str = "",
+) -> Tensor:
+    """
+    A tensor of a kind, of a shape and on the device of another argument, or an error.
+
+    >>> expect("x", torch.zeros(2, 3), ("N", 4), kind="float")
+    Traceback (most recent call last):
+        ...
+    ValueError: x must have shape (N, 4), got (2, 3)
+
+    :param like: the other argument, by default called ``hood`` in the error.
+    :param note: what the sizes are, and how to mend a wrong one.
+    """
+    sizes = [each[0] if isinstance(each, tuple) else str(each) for each in shape or ()]
+    text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
+    if not isinstance(value, Tensor) or not _is_kind(value, kind):
+        got = value.dtype if isinstance(value, Tensor) else type(value)
+        fix = "; turn node ids into a mask with PyG's index_to_mask" if kind == "mask" else ""
+        of = f" of {text}" if shape and kind in ("ids", "tensor") else ""
+        raise ValueError(f"{name} must {KINDS[kind]}{of}, got {got}{fix}")
+    if shape is not None and not _fits(tuple(value.shape), shape):
+        must = f"{KINDS[kind]} of" if kind == "ids" else "have"
+        raise ValueError(f"{name} must {must} {text}, got {tuple(value.shape)}")
+    if like is not None:
+        expect_device(name, value, like.device)
+    return value
+
+
+def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:
+    """Two arguments on one device."""
+    if value.device != device:
+        raise ValueError(
+            f"{name} is on {value.device} but {beside} on {device}: move one with .to(device)"
+        )
+
+
+def _is_kind(value: Tensor, kind: str) -> bool:
+    if kind == "float":
+        return value.is_floating_point()
+    if kind == "labels":
+        return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    types = {"ids": torch.long, "mask": torch.bool}
+    return kind not in types or value.dtype == types[kind]
+
+
+def _fits(found: tuple[int, ...], shape: tuple[Dim, ...]) -> bool:
+    if shape[:1] == ("...",):
+        shape = shape[1:]
+        found = found[max(0, len(found) - len(shape)) :]
+    least = [each[1] if isinstance(each, tuple) else 0 for each in shape]
+    return len(found) == len(shape) and all(
+        size == each if isinstance(each, int) else size >= low
+        for size, each, low in zip(found, shape, least, strict=True)
+    )
+
+
+def out_of_range(ids: Tensor, size: int) -> int | None:
+    """An integer that is not in ``0..size - 1``, if there is one."""
+    if ids.numel() == 0 or 0 <= int(ids.min()) <= int(ids.max()) < size:
+        return None
+    return int(ids.min() if ids.min() < 0 else ids.max())
