@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from __future__ import annotations
-
 import pyro
 from pyro.distributions import Dirichlet
 from torch import Tensor

@@ -3,8 +3,6 @@
 
 """The paper's backbones, and an MLP, as PyG networks behind one input layer."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -3,8 +3,6 @@
 
 """What labels become between neighbours, in one matrix for all edges."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

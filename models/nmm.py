@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from __future__ import annotations
-
 import pyro
 import torch
 from pyro.distributions import Categorical, Dirichlet, Independent

@@ -3,8 +3,6 @@
 
 """What surrounds a program whose nodes are one event, and would count that event several times."""
 
-from __future__ import annotations
-
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import get_plates
 from torch import Size, Tensor

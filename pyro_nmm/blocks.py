@@ -3,8 +3,6 @@
 
 """Work cut into blocks, so that temporaries have a size that no problem changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -3,8 +3,6 @@
 
 """What is computed once: attributes of objects that do not change, and the last call of a loop."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable

@@ -24,17 +24,14 @@ CHUNK = 16
 
 class OrdinalConcentrations:
     r"""
-    What :class:`GaussianConcentrations` and :class:`LogisticConcentrations` share: concentrations
-    of labels ``0..C - 1`` around a mean, on a floor without which a label far from all means would
-    have probability zero in floating point,
+    Concentrations of labels ``0..C - 1`` around a mean, in the place of ``alpha`` ``(..., N, C)``.
+    A floor keeps labels far from all means possible in floating point:
 
     .. math::
 
         \alpha_{ik} = s_i \, g\left(k; u_i, \sigma_i\right) + \epsilon .
 
-    They stand wherever ``alpha`` of shape ``(..., N, C)`` does. The bound needs them at observed
-    labels, and their sums over all labels, alone: no table of them is made for it. (The compiled
-    loops hold counts of choices by label, ``(N, C + 1)`` small numbers for each thread.)
+    The bound needs their values at observed labels and their sums over labels, and no table.
     """
 
     def __init__(

@@ -3,8 +3,6 @@
 
 """Errors about what a graph is made of: pairs of node ids, and masks of nodes."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch_geometric.utils import index_to_mask

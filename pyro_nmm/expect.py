@@ -3,8 +3,6 @@
 
 """What a tensor must be: errors that name the argument, what it got and what would be right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

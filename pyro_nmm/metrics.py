@@ -3,8 +3,6 @@
 
 """How good predicted probabilities are, for nodes and for pairs of nodes."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

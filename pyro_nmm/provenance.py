@@ -9,8 +9,6 @@ takes tracked tensors and does not return tracked ones breaks that chain without
 biases the gradient: samplers as much as densities.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pyro.ops.provenance import extract_provenance

@@ -25,8 +25,6 @@ Inside the library ``relabel`` is a :class:`~pyro_nmm.channel.Channel`, so that 
 which kind it is.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

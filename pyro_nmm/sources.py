@@ -4,12 +4,10 @@
 r"""
 Sources that are no nodes: places that many nodes share.
 
-Where every node is its own source, a label distribution :math:`z_j` is used once on average, and
-labels are hardly correlated. Fewer sources are shared by more nodes. Each function here gives a
-:class:`~pyro_nmm.Neighborhood` whose ``alpha`` has a row for every source.
+If each node is its own source, labels are almost independent. A few sources shared by many nodes
+correlate them. Each function gives a :class:`~pyro_nmm.Neighborhood` whose ``alpha`` has a row for
+every source.
 """
-
-from __future__ import annotations
 
 import itertools
 

@@ -3,8 +3,6 @@
 
 """Sparse matrices."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

@@ -3,8 +3,6 @@
 
 """Errors that name the argument, what it got and what would be right."""
 
-from __future__ import annotations
-
 import math
 from enum import StrEnum
 from numbers import Integral

@@ -3,8 +3,6 @@
 
 """Checkpoints of a run: written whole or not at all, and never taken for another run's."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

@@ -3,8 +3,6 @@
 
 """What tells one run from another: a table of texts, which a checkpoint holds."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import hashlib

@@ -3,8 +3,6 @@
 
 """Fitting to clean patches, to which noise is added: a U-Net alone, and an NMM on one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import ExitStack

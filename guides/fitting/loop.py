@@ -3,8 +3,6 @@
 
 """The loop of every fit: until validation stops it, or for a number of steps."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -3,8 +3,6 @@
 
 """Training for node classification: a classifier alone, and an NMM on the same backbones."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -27,17 +27,13 @@ class CopyingAnnotators(Annotators):
         a_{im} \mid u_i = k, a_{i1}, \dots, a_{i,m-1} \sim
         \rho_{mm} \, \mathrm{Categorical}(P_{mk}) + \sum_{l < m} \rho_{ml} \, \delta(a_{il})
 
-    An annotator :math:`m` has an answer of his own with probability :math:`\rho_{mm}`, and repeats
-    that of :math:`l` with probability :math:`\rho_{ml}`; where :math:`l` has none, he has his own.
-    A repeated answer says nothing of the label. Without it, two annotators who agree because one
-    copies the other pass for two good ones. Shares :math:`\rho` are learned, from a prior that
-    expects a tenth of the answers to be copied. The order of annotators hardly matters to the
-    labels, but does to accuracies: who is copied comes first, or those of the two are off.
+    With probability :math:`\rho_{mm}` annotator :math:`m` gives an answer of their own, and with
+    probability :math:`\rho_{ml}` they repeat annotator :math:`l`, if :math:`l` answered. A repeated
+    answer is no evidence of the label. The prior of :math:`\rho` expects a tenth of the answers to
+    be copied. List the copied annotator first; otherwise both accuracies are biased.
 
-    Cost: :math:`O(N M (C + M))` a step, where :class:`Annotators` have :math:`O(N M C)`.
-
-    Answers are ``(N, M)`` integers, -1 if missing. The confusion matrices, and
-    :func:`~pyro_nmm.models.accuracy`, are of answers of one's own.
+    Cost: :math:`O(N M (C + M))` a step. Answers are ``(N, M)`` integers, -1 if missing. Confusion
+    matrices and :func:`~pyro_nmm.models.accuracy` are about answers of an annotator's own.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(20, 20, stride=4)
@@ -62,7 +58,7 @@ class CopyingAnnotators(Annotators):
             )
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
-        """As if half of the answers were copied: what agrees is not taken for good too soon."""
+        """As if half of the answers were copied, so that agreement counts for little at first."""
         found = super().start(data, hood)
         others = self._copy_counts(data.shape[1], found["confusion"]).tril(-1) / 2
         return found | {"copies": others + torch.diag(1 - others.sum(-1))}

@@ -3,8 +3,6 @@
 
 """Features and counts as what is observed of a latent label."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -8,11 +8,9 @@ A field of latent labels, and what is observed of them.
 
     u \sim \mathrm{NMM}, \qquad w_i \sim p(w_i \mid u_i, \theta)
 
-The prior of the labels :math:`u` has a few numbers: :math:`\alpha_j = \kappa \pi` for every source,
+The prior of the labels :math:`u` has few parameters: :math:`\alpha_j = \kappa \pi` for every source,
 and attention :math:`L_{ij} \propto \exp(\beta^\top x_{ij})` for features :math:`x_{ij}` of the
-edges, such as a squared distance. The emission is anything of known likelihood: the votes of
-:class:`~pyro_nmm.models.Annotators`, :class:`~pyro_nmm.models.NormalEmission`,
-:class:`~pyro_nmm.models.PoissonEmission`, or the user's own :class:`Emission`.
+edges, such as a squared distance. The emission is any :class:`Emission` of known likelihood.
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ class Emission(Protocol):
     r"""
     What is observed of a label: :math:`p(w_i \mid u_i = k, \theta)`, whose logarithm
     :meth:`log_prob` has the shape ``(N, C)``. It holds settings; its parameters :math:`\theta` are
-    a dictionary of tensors, and every method is a function of them. With a class of these methods
-    :func:`~pyro_nmm.models.fit_field` fits anything:
-    :class:`~pyro_nmm.models.Annotators`, :class:`~pyro_nmm.models.NormalEmission` and
-    :class:`~pyro_nmm.models.PoissonEmission` are examples.
+    a dictionary of tensors. :func:`~pyro_nmm.models.fit_field` fits any class with these methods,
+    such as :class:`~pyro_nmm.models.Annotators` and :class:`~pyro_nmm.models.NormalEmission`.
 
     >>> from pyro_nmm.models import NormalEmission
     >>> emission: Emission = NormalEmission(num_labels=2)
@@ -167,10 +163,9 @@ def hidden_field(
 
         u \sim \mathrm{NMM}, \qquad w_i \sim p(w_i \mid u_i, \theta), \qquad \theta \sim p(\theta)
 
-    An :func:`~pyro_nmm.models.nmm` draws the latent labels at sites ``c`` and ``y``; the factor
-    ``data`` stands below it, and the factor ``prior`` is that of all numbers.
-    :class:`~pyro_nmm.guides.HiddenFieldGuide` pairs it with a guide that has no parameters of its
-    own.
+    Latent labels at sites ``c`` and ``y`` of an :func:`~pyro_nmm.models.nmm`, the factor ``data``
+    and the factor ``prior`` of all parameters. :class:`~pyro_nmm.guides.HiddenFieldGuide` has the
+    guide.
 
     >>> from pyro_nmm.models import NormalEmission
     >>> hood, x = Neighborhood.grid(2, 2), torch.zeros(4, 1)

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -36,15 +34,14 @@ def fit_field(
     lr: float = 0.1,
 ) -> HiddenField:
     r"""
-    A field of latent labels with all its numbers, from what is observed of the labels.
+    Fit a field of latent labels, with all parameters, to observations.
 
-    First by expectation maximisation [1]. The E-step continues chains of collapsed Gibbs sweeps;
-    the probabilities of labels that they visit are averaged over the second half of the steps, with
-    weights that make the fit converge [2]. The M-step is the emission's own, and a step of Adam on
-    :math:`\log p(c, u)` for the prior's numbers. Of several starts, the one that predicts best
-    what is left out, :attr:`HiddenField.score`, is kept. Then every chain goes on with parameters
-    of its own, drawn anew after every sweep: labels, their probabilities and the emission's
-    parameters come from their joint posterior, given the prior's numbers.
+    First by expectation maximisation [1]. The E-step continues chains of collapsed Gibbs sweeps
+    and averages the labels that they visit over the second half of the steps [2]. The M-step is the
+    emission's own, and a step of Adam on :math:`\log p(c, u)` for the prior. Of several starts the
+    one with the best :attr:`HiddenField.score` is kept. Then each chain draws emission parameters
+    of its own after every sweep, so that labels and these parameters come from their joint
+    posterior, given the parameters of the prior.
 
     >>> from pyro_nmm import sources
     >>> from pyro_nmm.models import NormalEmission

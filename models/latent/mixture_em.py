@@ -3,8 +3,6 @@
 
 """Latent labels without a graph: where the fit of a field starts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 
 """How good annotators are."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

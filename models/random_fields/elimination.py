@@ -6,8 +6,6 @@ Sums over all labellings of a pairwise Markov random field, node after node; and
 independent sets.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import torch

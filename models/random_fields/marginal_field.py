@@ -47,10 +47,9 @@ class MarginalField(GraphDistribution):
               \sum_{j \sim b} w_{bj} \, \phi(y_j, k) \Big)
 
     A :math:`q(y_S)` approximates the whole field as :math:`q(y_S) \, p(y_{\setminus S} \mid y_S)`,
-    at the KL divergence of :math:`q(y_S)` alone; that of any :math:`q(y)` is at least its own
-    marginal's. On a grid every other pixel stays. :func:`~pyro_nmm.guides.fit_mixture` and
-    :class:`~pyro_nmm.guides.FieldGuide` take it in the place of the field, and :meth:`complete`
-    draws the rest.
+    with the KL divergence of :math:`q(y_S)` alone. On a grid every other pixel stays.
+    :func:`~pyro_nmm.guides.fit_mixture` and :class:`~pyro_nmm.guides.FieldGuide` take it as a
+    target, and :meth:`complete` draws the rest.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))

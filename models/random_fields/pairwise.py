@@ -29,11 +29,9 @@ class PairwiseMRF(GraphDistribution):
         p(y) = \frac1Z p^*(y), \qquad
         \log p^*(y) = \sum_i u_i(y_i) + \sum_{(i, j)} w_{ij} \, \phi(y_i, y_j)
 
-    A sample holds a label in ``0..C - 1`` for every node. :meth:`log_potential` is
-    :math:`\log p^*`. What needs :math:`Z` (:meth:`log_prob`, :meth:`log_normalizer`,
-    :meth:`marginals`, :meth:`sample`) sums over all labellings by variable elimination, exact
-    for narrow graphs, such as grids of two labels up to 17 wide and any length; it refuses
-    others.
+    A sample holds a label in ``0..C - 1`` for every node. :meth:`log_prob`,
+    :meth:`log_normalizer`, :meth:`marginals` and :meth:`sample` are exact, by variable elimination
+    on narrow graphs, such as grids of two labels up to 17 wide; they refuse wide ones.
 
     >>> pair = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.tensor([0.0, 0.0]))
     >>> pair.log_normalizer()  # log(2 e^0.5 + 2 e^-0.5)

@@ -3,8 +3,6 @@
 
 """Marginals of a StackedNMM on graphs whose edges fit into memory once only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import torch

@@ -3,8 +3,6 @@
 
 """The fit of a StackedNMM: folds of the held-out labels, the objective and the steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 
 """Concentrations and attention of a StackedNMM, as functions of its parameters."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 
 """Parameters of a StackedNMM: a declaration each, with a normal prior."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

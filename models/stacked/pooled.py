@@ -3,8 +3,6 @@
 
 """A logarithmic pool of a node's scores, its neighbours' scores and known labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -3,8 +3,6 @@
 
 """Label probabilities under a StackedNMM: of scores alone, or pooled with neighbours and labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -7,8 +7,6 @@ The loops over edges and labels given evidence, compiled as those of :mod:`pyro_
 Counts follow from the draw, so every loop counts anew and keeps none.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

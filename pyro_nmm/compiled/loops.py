@@ -8,8 +8,6 @@ They do the same as the tensor code beside them, visit each edge once where swee
 a dozen times, and need no temporaries; docs/results/speed.md has the ratios.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numba

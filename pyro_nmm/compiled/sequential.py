@@ -3,8 +3,6 @@
 
 """The loop of predictions in turn, compiled for the CPU as those of :mod:`pyro_nmm.compiled`."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -3,8 +3,6 @@
 
 """Parts of a graph around some seed nodes, whole as far as the seeds' labels depend on them."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

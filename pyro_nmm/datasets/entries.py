@@ -3,8 +3,6 @@
 
 """What node classification asks of PyG's data: features, edges, labels and two masks."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

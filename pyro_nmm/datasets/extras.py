@@ -3,8 +3,6 @@
 
 """Libraries that only some data need."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

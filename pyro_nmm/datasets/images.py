@@ -3,8 +3,6 @@
 
 """Images: integer grey levels ``(channels, H, W)`` in 0..255, and letters of two."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

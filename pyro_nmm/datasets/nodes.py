@@ -3,8 +3,6 @@
 
 """Data sets and splits for node classification."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

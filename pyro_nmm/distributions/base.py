@@ -3,8 +3,6 @@
 
 """Batch dimensions on the left, flattened to the one that the algorithms see."""
 
-from __future__ import annotations
-
 import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Size, Tensor

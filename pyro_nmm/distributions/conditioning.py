@@ -3,8 +3,6 @@
 
 """How a posterior takes labels: by sums over all choices, or by draws that go on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

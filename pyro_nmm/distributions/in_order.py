@@ -3,8 +3,6 @@
 
 """What the draws of nodes one after another have in common."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 
 """The components of a posterior given evidence: all of them, draws, or states of Gibbs chains."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from pyro_nmm.blocks import NUMBERS

@@ -3,8 +3,6 @@
 
 """Predictions one by one, each merged into the known labels before the next."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

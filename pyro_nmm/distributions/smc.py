@@ -17,8 +17,6 @@ Models", Journal of Computational and Graphical Statistics 5,
 https://doi.org/10.1080/10618600.1996.10474692.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 
 """The stick-breaking construction of the Indian buffet process (Teh, Görür, Ghahramani, 2007)."""
 
-from __future__ import annotations
-
 import torch
 from pyro.distributions import Kumaraswamy
 from torch import Size, Tensor

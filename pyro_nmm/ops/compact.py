@@ -3,8 +3,6 @@
 
 """Some rows of a large graph as a small problem: only what occurs there has a place."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

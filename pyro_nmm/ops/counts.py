@@ -3,8 +3,6 @@
 
 r"""Counts of earlier choices, all at once: every count is a rank within a sorted group."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 
 """Inner products of the ends of every edge."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable

@@ -17,8 +17,6 @@ with equality where choices are certain. A pair of label and choice :math:`(k, j
 :math:`(j, k)` for the rows after it.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import torch

@@ -8,8 +8,6 @@ Everything here costs :math:`\prod_{i \in \tau} |n(i)|` terms. It is what the bo
 measured against, and what ``log_marginal`` of a small set uses.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 import torch

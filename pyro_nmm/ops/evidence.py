@@ -20,8 +20,6 @@ On a CPU compiled loops sum over labels inside of an edge. The tensor code write
 edge and a label as an edge of its own, and calls what observed labels call.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -26,8 +26,6 @@ https://doi.org/10.1080/01621459.1994.10476829.
 https://sites.stat.columbia.edu/gelman/book/.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 
 """The graphs of a PyG batch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch_geometric.utils import scatter

@@ -3,8 +3,6 @@
 
 """Means and intervals of nodes' labels where these are ordered, such as grey levels."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -8,8 +8,6 @@ Labels of nodes that share label distributions: by drawing these, or from urns [
 of Statistics 1, https://doi.org/10.1214/aos/1176342372.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ By conjugacy, earlier draws are counts that are added to the concentrations of t
 stage reaches.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 
 r"""Single and pair marginals of a Neighbor Mixture Model in closed form."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 
 r"""The predictive probabilities of the labels, and of the choices, in one pass."""
 
-from __future__ import annotations
-
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor

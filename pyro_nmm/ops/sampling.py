@@ -14,8 +14,6 @@ one changed count seldom changes a draw, a handful of sweeps goes through hundre
 levels.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -24,8 +24,6 @@ Free!", ICLR workshop, https://openreview.net/forum?id=r1lgTGL5DE.
 Reinforcement Learning", Machine Learning 8, https://doi.org/10.1007/BF00992696.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import StrEnum
 from math import prod

@@ -9,8 +9,6 @@ neighbours, and its neighbours with its label. There are at most as many places 
 the counts of a particle take :math:`O(E)` memory and a stage costs its own edges.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import NamedTuple
 
