@@ -8,9 +8,9 @@ A field of latent labels, and what is observed of them.
 
     u \sim \mathrm{NMM}, \qquad w_i \sim p(w_i \mid u_i, \theta)
 
-The prior of the labels :math:`u` has few parameters: :math:`\alpha_j = \kappa \pi` for every source,
-and attention :math:`L_{ij} \propto \exp(\beta^\top x_{ij})` for features :math:`x_{ij}` of the
-edges, such as a squared distance. The emission is any :class:`Emission` of known likelihood.
+The prior has few parameters: :math:`\alpha_j = \kappa \pi` for every source, and attention
+:math:`L_{ij} \propto \exp(\beta^\top x_{ij})` for features :math:`x_{ij}` of the edges, such as a
+squared distance. The emission is any :class:`Emission` of known likelihood.
 """
 
 from __future__ import annotations

@@ -64,11 +64,10 @@ def fit_field(
     :param data: what is observed of ``N`` nodes.
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, of which attention is a softmax of a learned weighted sum; default flat attention.
-    :param int num_starts: fits, of which one is kept: the first with flat attention, others that
-        lean along a feature of the edges or against it. Where answers name labels, all start from
-        the majority vote, and one will mostly do.
-    :param int num_steps: of expectation maximisation. More are needed where annotators are poor or
-        labels many: see whether :attr:`HiddenField.chains` agree, and the score still rises.
+    :param int num_starts: fits, of which one is kept: the first with flat attention, others along a
+        feature of the edges or against it. One is often enough if answers name labels.
+    :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
+        disagree, or if the score still rises.
     :param int num_draws: of every chain, in the end.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
@@ -102,8 +101,7 @@ def sample_field(
     num_sweeps: int = 20,
 ) -> HiddenField:
     r"""
-    A field whose numbers are known already, such as from
-    :class:`~pyro_nmm.guides.HiddenFieldGuide`: the last part of :func:`fit_field`. Chains draw
+    A field of known parameters, such as from :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
 
     .. math::
 
