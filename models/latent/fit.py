@@ -101,7 +101,7 @@ def sample_field(
     num_sweeps: int = 20,
 ) -> HiddenField:
     r"""
-    A field of known parameters, such as from :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
+    A field of known parameters, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
 
     .. math::
 
