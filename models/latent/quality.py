@@ -37,8 +37,7 @@ def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
 
     :param HiddenField field: fitted to :class:`Annotators` whose answers name labels.
     :param float level: of the intervals, which hold the accuracy with this probability.
-    :return: posterior means and the ends of the intervals, ``(M,)`` each. Cost: :math:`O(T (N + M C
-        K))` for ``T`` draws.
+    :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws.
     :raises ValueError: for answers that name no labels.
     """
     emission = field.emission
@@ -73,8 +72,7 @@ def information(field: HiddenField, level: float = 0.9) -> Quality:
 
     :param HiddenField field: fitted to :class:`Annotators`.
     :param float level: of the intervals.
-    :return: posterior means and the ends of the intervals, ``(M,)`` each. Cost: :math:`O(T (N + M C
-        K))` for ``T`` draws.
+    :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws.
     :raises ValueError: for a field of another emission.
     """
     if not isinstance(field.emission, Annotators):
