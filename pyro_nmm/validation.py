@@ -4,9 +4,11 @@
 """Errors that name the argument, what it got and what would be right."""
 
 import math
+from collections.abc import Callable
+from dataclasses import fields
 from enum import StrEnum
 from numbers import Integral
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Size, Tensor
@@ -17,6 +19,7 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
 Member = TypeVar("Member", bound=StrEnum)
+Options = TypeVar("Options")
 
 
 def check_shapes(
@@ -69,6 +72,16 @@ def as_member(kind: type[Member], **value: str) -> Member:
     except ValueError:
         known = tuple(str(member) for member in kind)
         raise ValueError(f"{name} must be one of {known}, got {given!r}") from None
+
+
+def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
+    """Options as one value; an error that lists them for one that there is not."""
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(
+            f"{function.__name__} has no option {unknown[0]!r}: its options are {', '.join(known)}"
+        )
+    return kind(**options)
 
 
 def check_positive(**values: float) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.field import FieldGuide
-from pyro_nmm.guides.fitting.loop import Steps, options_of, train, unvalidated
-from pyro_nmm.models.random_fields import RandomField
-from pyro_nmm.validation import check_integers
+from pyro_nmm.guides.fitting.loop import Steps, train, unvalidated
+from pyro_nmm.models.random_fields import MarginalField, RandomField
+from pyro_nmm.validation import check_integers, options_of
 
 
 def fit_mixture(
@@ -56,7 +56,7 @@ def fit_mixture(
         or random order. Default: the target's :meth:`~pyro_nmm.models.PairwiseMRF.colors`.
     :param int num_samples: draws of the entropy a step.
     :param float warmup: share of the steps over which interactions rise.
-    :param options: of :class:`~pyro_nmm.guides.fitting.loop.Steps`, such as ``num_steps``, 1,000 by
+    :param options: of :class:`~pyro_nmm.guides.fitting.Steps`, such as ``num_steps``, 1,000 by
         default, and ``lr``, 0.05.
     :return: the mixture for the last step's target, and the loss of every step, in nats. Cost: a
         step :math:`O(E C^2)` a sample.
@@ -98,7 +98,10 @@ def fit_mixture(
         with unvalidated():
             return elbo.loss_and_grads(pair.model, pair.guide, now)
 
-    settings = {"num_steps": how.num_steps, "num_samples": num_samples, "warmup": warmup}
+    settings = {
+        "field": _contents(field), "hood": (hood.num_sources, hood.ptr, hood.source),
+        "order": order, "num_samples": num_samples, "warmup": warmup, "num_steps": how.num_steps,
+    }  # fmt: skip
     with pyro.get_param_store().scope():
         losses = train(
             network, optimizer, backward,
@@ -107,6 +110,14 @@ def fit_mixture(
         if family is None or target is None:  # a checkpoint had all steps
             family, target = take(how.num_steps - 1)
         return family.mixture(target), losses
+
+
+def _contents(field: Any) -> Any:
+    """What a checkpoint knows of a field; of a function its name."""
+    if not isinstance(field, RandomField):
+        return field
+    whole, stay = (field.field, field.nodes) if isinstance(field, MarginalField) else (field, None)
+    return stay, whole.edges, whole.unary, whole.strength, whole.interaction
 
 
 def _given(field: RandomField) -> RandomField:

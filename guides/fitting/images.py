@@ -16,11 +16,12 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides.fitting.loop import Steps, options_of, train, unvalidated
+from pyro_nmm.guides.fitting.loop import Steps, train, unvalidated
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.images import Denoiser, UNet
 from pyro_nmm.models.nmm import nmm
+from pyro_nmm.validation import options_of
 
 LOSSES = ("squared", "log")
 
@@ -29,7 +30,7 @@ LOSSES = ("squared", "log")
 class PatchRun(Steps):
     """
     Options of :func:`fit_unet` and :func:`fit_images`, besides those of
-    :class:`~pyro_nmm.guides.fitting.loop.Steps`.
+    :class:`~pyro_nmm.guides.fitting.Steps`.
 
     :param float last_rate: the share of ``lr`` to which the rate falls linearly: zero, or more for
         a fit that another one continues.
@@ -84,8 +85,8 @@ def fit_unet(
     :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels of any type in
         0 to 255.
     :param str loss: ``"squared"`` or ``"log"``.
-    :param options: of :class:`PatchRun`. ``draw`` is a function: name its images in ``settings``,
-        so that a checkpoint knows them.
+    :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`. ``draw`` is a function: name its
+        images in ``settings``, so that a checkpoint knows them.
     :return: every step's loss, in grey levels squared, or its logarithm. The network is in
         evaluation mode.
     :raises ValueError: for numbers and patches that cannot be, a loss that is not finite, weights
@@ -146,7 +147,7 @@ def fit_images(
     :param float mean_weight: :math:`w`; zero for the bound alone.
     :param float unet_rate: times ``lr`` is the rate of the U-Net; below one for a U-Net that has
         been fitted before.
-    :param options: of :class:`PatchRun`.
+    :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`.
     :return: every step's negative bound, in nats a pixel and channel.
     :raises ValueError: as :func:`fit_unet`.
     """

@@ -11,7 +11,8 @@ from torch import Tensor
 from pyro_nmm.datasets.links import LinkSplit
 from pyro_nmm.expect import expect
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
-from pyro_nmm.guides.fitting.loop import Steps, options_of, train
+from pyro_nmm.guides.fitting.loop import Steps, train
+from pyro_nmm.validation import options_of
 
 
 def fit_links(
@@ -42,7 +43,7 @@ def fit_links(
     :param DGLFRMGuide pair: model and guide.
     :param LinkSplit split: see :func:`~pyro_nmm.datasets.links.link_split`.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
-    :param options: of :class:`~pyro_nmm.guides.fitting.loop.Steps`, such as ``num_steps``, 500 by
+    :param options: of :class:`~pyro_nmm.guides.fitting.Steps`, such as ``num_steps``, 500 by
         default, and ``lr``, 0.01.
     :return: every step's loss, the negative bound in nats a pair of nodes, as noisy as one draw.
     :raises ValueError: for numbers that cannot be, ``x`` of another shape, and a loss that is not
@@ -59,5 +60,5 @@ def fit_links(
     def backward(step: int) -> float:
         return elbo.loss_and_grads(model, guide, split.train, x, split.held_out)
 
-    settings = {"num_steps": how.num_steps, **split._asdict()}
+    settings = {"num_steps": how.num_steps, "x": x, **split._asdict()}
     return train(pair, optimizer, backward, num_epochs=how.num_steps, **how.also(**settings))

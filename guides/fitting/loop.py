@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyro
 import torch
@@ -25,8 +25,6 @@ from pyro_nmm.guides.fitting.checkpoints import (
 )
 from pyro_nmm.guides.fitting.fingerprint import fingerprint
 from pyro_nmm.validation import check_integers, check_positive
-
-Options = TypeVar("Options", bound="Run")
 
 
 @dataclass(frozen=True)
@@ -81,16 +79,6 @@ class Steps(Run):
         super().__post_init__()
         check_integers(1, num_steps=self.num_steps)
         check_positive(lr=self.lr)
-
-
-def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
-    """The options of a fit; an error that names them all for one that there is not."""
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    if unknown := sorted(options.keys() - known):
-        raise TypeError(
-            f"{function.__name__} has no option {unknown[0]!r}: its options are {', '.join(known)}"
-        )
-    return kind(**options)
 
 
 def train(

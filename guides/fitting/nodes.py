@@ -20,11 +20,11 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.entries import checked, contents, labels_in
 from pyro_nmm.guides.amortized import AmortizedNMM
 from pyro_nmm.guides.consistency import Consistency
-from pyro_nmm.guides.fitting.loop import Run, options_of, train, unvalidated
+from pyro_nmm.guides.fitting.loop import Run, train, unvalidated
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Compatibility, NMMNetwork
-from pyro_nmm.validation import check_integers, check_positive
+from pyro_nmm.validation import check_integers, check_positive, options_of
 
 Scores = list[tuple[float, ...]]
 
@@ -88,7 +88,8 @@ def fit_classifier(
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
     :param Consistency consistency: lets unlabelled nodes teach too, here with the classifier's own
         predictions.
-    :param options: of :class:`NodeRun`. A checkpoint knows its data and network.
+    :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`. A checkpoint knows its data and
+        network.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first.
     :raises ValueError: for data that lack something, masks that overlap, labels that the network
@@ -158,13 +159,13 @@ def fit_nmm(
     :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
         :class:`~pyro_nmm.models.NMMNetwork`; or ``(alpha, logits, relabel)``, for example in
         :class:`~pyro_nmm.models.Compatibility`, where neighbours differ.
+    :param Data data: as of :func:`fit_classifier`.
     :param Neighborhood hood: of ``data.edge_index``.
     :param Consistency consistency: lets unlabelled nodes teach too, with their posteriors.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param int num_particles: draws of :math:`q(c \mid y)` a step.
     :param int num_samples: draws of the posterior, for validation.
-    :param options: of :class:`NodeRun`, as of :func:`fit_classifier`, which ``data`` is described
-        at.
+    :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`, as of :func:`fit_classifier`.
     :return: the mixture of the best epoch, over ``(N,)`` labels, and the two validation scores
         of every epoch, ``criterion`` first.
     """

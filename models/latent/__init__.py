@@ -14,7 +14,7 @@ from pyro_nmm.models.latent.field import (
     check_edge_attr,
     hidden_field,
 )
-from pyro_nmm.models.latent.fit import fit_field, sample_field
+from pyro_nmm.models.latent.fit import FieldRun, FieldSampling, fit_field, sample_field
 from pyro_nmm.models.latent.leave_one_out import leave_one_out
 from pyro_nmm.models.latent.mixture_em import mixture_em
 from pyro_nmm.models.latent.quality import accuracy, information
@@ -24,6 +24,8 @@ __all__ = [
     "CopyingAnnotators",
     "Emission",
     "FieldPrior",
+    "FieldRun",
+    "FieldSampling",
     "HiddenField",
     "NormalEmission",
     "PoissonEmission",

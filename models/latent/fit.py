@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,51 @@ from pyro_nmm.models.latent.field import (
 )
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, left_out, sweep
-from pyro_nmm.validation import check_all_rows, check_integers, check_positive
+from pyro_nmm.validation import check_all_rows, check_integers, check_positive, options_of
+
+
+@dataclass(frozen=True)
+class FieldRun:
+    """
+    Options of :func:`fit_field`.
+
+    :param int num_starts: fits, of which one is kept: the first with flat attention, others along a
+        feature of the edges or against it. One is often enough if answers name labels.
+    :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
+        disagree, or if the score still rises.
+    :param int num_chains: of Gibbs sweeps.
+    :param int num_draws: of every chain, in the end.
+    :param float lr: of the prior's parameters.
+    """
+
+    num_starts: int = 5
+    num_steps: int = 120
+    num_chains: int = 4
+    num_draws: int = 50
+    lr: float = 0.1
+
+    def __post_init__(self) -> None:
+        numbers = {k: v for k, v in vars(self).items() if k.startswith("num_")}
+        check_integers(1, **numbers)
+        check_positive(lr=self.lr)
+
+
+@dataclass(frozen=True)
+class FieldSampling:
+    """
+    Options of :func:`sample_field`.
+
+    :param int num_chains: of Gibbs sweeps.
+    :param int num_draws: of every chain.
+    :param int num_sweeps: before the first draw.
+    """
+
+    num_chains: int = 4
+    num_draws: int = 50
+    num_sweeps: int = 20
+
+    def __post_init__(self) -> None:
+        check_integers(1, **vars(self))
 
 
 def fit_field(
@@ -26,12 +71,7 @@ def fit_field(
     hood: Neighborhood,
     data: Any,
     edge_attr: Tensor | None = None,
-    *,
-    num_starts: int = 5,
-    num_steps: int = 120,
-    num_chains: int = 4,
-    num_draws: int = 50,
-    lr: float = 0.1,
+    **options: Any,
 ) -> HiddenField:
     r"""
     Fit a field of latent labels, with all parameters, to observations.
@@ -64,11 +104,7 @@ def fit_field(
     :param data: what is observed of ``N`` nodes.
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, of which attention is a softmax of a learned weighted sum; default flat attention.
-    :param int num_starts: fits, of which one is kept: the first with flat attention, others along a
-        feature of the edges or against it. One is often enough if answers name labels.
-    :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
-        disagree, or if the score still rises.
-    :param int num_draws: of every chain, in the end.
+    :param options: of :class:`~pyro_nmm.models.latent.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
     if not isinstance(hood, Neighborhood):
@@ -77,14 +113,12 @@ def fit_field(
             f"return a pair, of which it is the first"
         )
     check_all_rows(hood)
-    options = {"num_starts": num_starts, "num_steps": num_steps, "num_draws": num_draws}
-    check_integers(1, **options, num_chains=num_chains)
-    check_positive(lr=lr)
+    how = options_of(fit_field, FieldRun, options)
     data, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
-    fit = _Fit(emission, hood, data, edge_attr, num_chains)
-    found = (fit.run(num_steps, lr, turn) for turn in range(num_starts))
+    fit = _Fit(emission, hood, data, edge_attr, how.num_chains)
+    found = (fit.run(how.num_steps, how.lr, turn) for turn in range(how.num_starts))
     best = max(found, key=lambda state: state.score)
-    return fit.sample(best, num_draws)
+    return fit.sample(best, how.num_draws)
 
 
 @torch.no_grad()
@@ -95,10 +129,7 @@ def sample_field(
     prior: FieldPrior,
     values: Values,
     edge_attr: Tensor | None = None,
-    *,
-    num_chains: int = 4,
-    num_draws: int = 50,
-    num_sweeps: int = 20,
+    **options: Any,
 ) -> HiddenField:
     r"""
     A field of known parameters, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
@@ -122,21 +153,20 @@ def sample_field(
     :param FieldPrior prior: the prior's numbers, which stay.
     :param dict values: the emission's parameters that chains start with.
     :param Tensor edge_attr: ``(num_edges, F)`` features of the edges.
-    :param int num_draws: of every chain.
-    :param int num_sweeps: before the first draw.
+    :param options: of :class:`~pyro_nmm.models.latent.FieldSampling`.
     :return: the field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
     check_all_rows(hood)
-    check_integers(1, num_chains=num_chains, num_draws=num_draws, num_sweeps=num_sweeps)
+    how = options_of(sample_field, FieldSampling, options)
     data, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
     check_prior(prior, emission.num_labels, edge_attr)
-    fit = _Fit(emission, hood, data, edge_attr, num_chains)
+    fit = _Fit(emission, hood, data, edge_attr, how.num_chains)
     terms = fit.terms(prior, emission.log_prob(values, data)[None])
     draw = draw_latent(hood, terms, fit.uniforms())
-    for _ in range(num_sweeps):
+    for _ in range(how.num_sweeps):
         draw = sweep(hood, terms, draw, fit.uniforms(1)).draw
     score = left_out(hood, terms, draw).mean().item()
-    return fit.sample(_State(prior, values, draw, score), num_draws)
+    return fit.sample(_State(prior, values, draw, score), how.num_draws)
 
 
 class _State(NamedTuple):

@@ -23,6 +23,7 @@ from pyro_nmm.models.stacked.inputs import GraphScores, disjoint_masks, warn_of_
 from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
 from pyro_nmm.models.stacked.predictors import Pooled, Predictor, ScoresAlone
+from pyro_nmm.validation import options_of
 
 
 class StackedNMM(nn.Module):
@@ -208,7 +209,7 @@ class StackedNMM(nn.Module):
         nodes (into both sets without a pool); and :math:`O(E C)` 21 times for each fold. With ``R``
         partitions into communities, :math:`O(R N C)` a step more, for the members' means.
         """
-        how = FitOptions(**options)
+        how = options_of(self.fit, FitOptions, options)
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
         data = self.formula.graph_scores(hood, scores, y, train | held_out, edge_weight)
         return self._fit(data, held_out, how, afresh=True)
@@ -226,7 +227,7 @@ class StackedNMM(nn.Module):
         :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=60``.
         :return: the module itself.
         """
-        how = FitOptions(**{"num_folds": 5, "num_steps": 60} | options)
+        how = options_of(self.update, FitOptions, {"num_folds": 5, "num_steps": 60} | options)
         train, known = disjoint_masks(hood, train=train, known=known)
         data = self.formula.graph_scores(hood, scores, y, train | known, edge_weight)
         return self._fit(data, known, how, afresh=False)

@@ -441,3 +441,6 @@ def test_fit_of_a_field_continues(tmp_path):
         mix, found = fit(checkpoint=path)
         assert found == losses
         assert torch.equal(mix.logits, whole.logits)
+    field = field.scaled(2.0)
+    with pytest.raises(ValueError, match="of another run, which differs in field"):
+        fit(checkpoint=path)
