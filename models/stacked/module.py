@@ -18,17 +18,22 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.edges import check_mask
 from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature, folds_of, maximise
-from pyro_nmm.models.stacked.formula import CommunityFormula, Formula, RelabelFormula
+from pyro_nmm.models.stacked.formula import (
+    CommunityFormula,
+    Formula,
+    Pooled,
+    RelabelFormula,
+    ScoresAlone,
+)
 from pyro_nmm.models.stacked.inputs import GraphScores, disjoint_masks, warn_of_probabilities
 from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
-from pyro_nmm.models.stacked.predictors import Pooled, Predictor, ScoresAlone
 from pyro_nmm.validation import options_of
 
 
 class StackedNMM(nn.Module):
     r"""
-    A joint distribution of labels from the scores of any trained classifier and the known labels,
+    Joint distribution of labels from the scores of any trained classifier and the known labels,
     with a few parameters that are fitted in seconds on held-out nodes.
 
     .. math::
@@ -69,7 +74,7 @@ class StackedNMM(nn.Module):
     >>> later.posterior(hood, scores, y, train | held_out).marginals().argmax(-1)
     tensor([0, 0, 1, 1])
 
-    As a :class:`~pyro_nmm.models.ParameterNetwork` it goes into
+    **In Pyro** it is a :class:`~pyro_nmm.models.ParameterNetwork` for
     :class:`~pyro_nmm.guides.AmortizedNMM`. ``alpha`` holds the known labels already, and
     conditioning on them as well would count them twice: use :meth:`mixture`.
 
@@ -97,8 +102,7 @@ class StackedNMM(nn.Module):
     torch.Size([6, 2])
 
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
-    label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`. The log
-    odds of :math:`\rho` are a parameter.
+    label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 
     **Edge weights** :math:`w` multiply the attention (:math:`\log w_{ij}` is added to
     :math:`\text{logits}_{ij}`) and the steps of the pool's walk.
@@ -151,8 +155,9 @@ class StackedNMM(nn.Module):
     @property
     def formula(self) -> Formula:
         """``alpha`` and ``logits`` as functions of the parameters."""
+        predictor: ScoresAlone | Pooled
         if self.pool is None:
-            predictor: Predictor = ScoresAlone(self.log_scale, self.log_floor)
+            predictor = ScoresAlone(self.log_scale, self.log_floor)
         else:
             predictor = Pooled(self.pool, self.log_floor)
         shared = predictor, self.log_kappa, self.gamma, self.similarity
@@ -167,7 +172,8 @@ class StackedNMM(nn.Module):
         known: Tensor | None = None, edge_weight: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """
-        Tensors or NumPy arrays; sets of nodes as masks or as node ids.
+        ``alpha`` and ``logits``. All methods take tensors or NumPy arrays, and sets of nodes as
+        masks or as node ids.
 
         :param Tensor scores: ``(N, C)`` finite logits of the classifier, in evaluation mode.
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read where known.
@@ -189,7 +195,7 @@ class StackedNMM(nn.Module):
         r"""
         Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that falls
         to zero. It begins at temperature scaling, so the scale of the scores does not matter.
-        Arguments that are not listed are those of :meth:`forward`.
+        Other arguments as for :meth:`forward`.
 
         :param Tensor train: ``(N,)`` boolean mask of the nodes that the classifier learned from,
             whose labels are given. It may select nothing.
@@ -240,10 +246,11 @@ class StackedNMM(nn.Module):
         changed = copy.deepcopy(self).to(data.scores)  # an error leaves this module as it is
         temperature = bounded_temperature(data.scores, data.y, held_out)
         fitted = ParameterPriors(changed, self._declared, self.prior, temperature)
-        formula = changed.formula
         if afresh:
             fitted.start()
-            formula.predictor.calibrate(temperature)
+            if changed.pool is not None:
+                changed.pool.temperature.fill_(temperature)
+        formula = changed.formula
         maximise(formula, fitted, folds_of(formula, data, held_out, options.num_folds), options)
         self.to(data.scores).load_state_dict(changed.state_dict())
         return self
@@ -254,8 +261,7 @@ class StackedNMM(nn.Module):
     ) -> NeighborMixture:  # fmt: skip
         """
         The fitted distribution of all labels, with a pool given the known ones: a known node keeps
-        its label, which it takes from a source of its own. The arguments are those of
-        :meth:`forward`.
+        its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
         """
         return self._mixture(self.formula.graph_scores(hood, scores, y, known, edge_weight))
 

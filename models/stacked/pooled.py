@@ -28,7 +28,7 @@ USUAL_AGREEMENT = 0.75
 
 class PooledScores(nn.Module):
     r"""
-    Distribution over each node's labels from its scores, the scores of its neighbours and the known
+    Label probabilities of each node from its scores, the scores of its neighbours and the known
     labels around it: a logarithmic pool [1] with ``4 + C`` parameters.
 
     .. math::
@@ -91,18 +91,14 @@ class PooledScores(nn.Module):
         ParameterPriors(self, POOL, {}).start()
 
     def forward(self, terms: Tensor) -> Tensor:
-        """
-        :param Tensor terms: ``(4, N, C)``, of :meth:`terms`.
-        :return: ``(N, C)``: :math:`P`.
-        """
+        """:math:`P`, ``(N, C)``, of :meth:`terms` ``(4, N, C)``."""
         scalars = [self.log_scale.exp(), self.neighbors, self.labels, self.agreement]
         weights = torch.stack(scalars).to(terms)
         return (torch.tensordot(weights, terms, 1) + self.offsets.to(terms)).softmax(-1)
 
     def extra_repr(self) -> str:
-        found = {"scale": self.log_scale.exp()}
-        found |= {name: getattr(self, name) for name in ("neighbors", "labels", "agreement")}
-        found |= {"temperature": self.temperature}
+        names = "neighbors", "labels", "agreement", "temperature"
+        found = {"scale": self.log_scale.exp()} | {name: getattr(self, name) for name in names}
         return ", ".join(f"{name}={value.item():.4g}" for name, value in found.items())
 
     def terms(
@@ -112,13 +108,9 @@ class PooledScores(nn.Module):
         """
         :math:`x / t`, :math:`m`, :math:`\\ell` and :math:`(A - \\tfrac{3}{4}) \\, x / t`.
 
-        :param Neighborhood hood: all rows; sources that are no nodes are ignored.
-        :param Tensor scores: ``(N, C)`` logits.
-        :param Tensor y: ``(N,)`` labels, read where known.
-        :param Tensor known: ``(N,)`` boolean mask, which may select nothing.
-        :param Tensor edge_weight: ``(num_edges,)`` weights of the walk's steps, default equal.
+        Arguments as for :meth:`StackedNMM.forward`. Sources that are no nodes are ignored.
+
         :return: ``(4, N, C)``. Cost: :math:`O(E C)`, 21 times.
-        :raises ValueError: for some of the rows, and for shapes, types and values that do not fit.
         """
         check_all_rows(hood)
         check_mask(known, hood.num_nodes, hood.device, "known", empty=True)
@@ -137,7 +129,7 @@ def all_terms(data: GraphScores, temperature: Tensor) -> Tensor:
 def terms_in_blocks(
     data: GraphScores, temperature: Tensor, numbers_each: int
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Rows whose edges take ``numbers_each`` numbers each, and their terms, ``(4, R, C)``."""
+    """Rows whose edges take ``numbers_each`` numbers each, and their terms ``(4, R, C)``."""
     check_all_rows(data.hood)
     probs, labels = (data.scores / temperature).softmax(-1), propagated(data)
     for rows in row_blocks(data.hood.ptr, numbers_each):
@@ -148,7 +140,7 @@ def terms_in_blocks(
 
 
 def propagated(data: GraphScores) -> Tensor:
-    r"""``(N, C)``: :math:`\ell`, known labels around a node relative to the labels' shares."""
+    r"""``(N, C)``: :math:`\ell`."""
     labels, num_classes = torch.zeros_like(data.scores), data.scores.shape[1]
     labels[data.known] = one_hot(data.y[data.known], num_classes).to(labels)
     share = (labels.sum(0) + 1) / (labels.sum() + num_classes)
