@@ -8,13 +8,14 @@ from pyro_nmm import LogisticConcentrations, Neighborhood
 from pyro_nmm.concentrations import OrdinalConcentrations
 from pyro_nmm.models.images.unet import UNet
 from pyro_nmm.models.networks import attention_scores
+from pyro_nmm.validation import check_positive
 
 
 class Denoiser(nn.Module):
     r"""
     An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
-    the U-Net's image :math:`u` and, by two-layer networks from its features, vectors :math:`v` and
-    widths :math:`\sigma`,
+    the U-Net's image :math:`u`, and vectors :math:`v` and widths :math:`\sigma` by two-layer
+    networks from its features,
 
     .. math::
 
@@ -36,38 +37,25 @@ class Denoiser(nn.Module):
     :param UNet unet: the network; images in units of ``num_classes - 1``. One that has been fitted
         before is a good start, and may be frozen by ``unet.requires_grad_(False)``.
     :param int width: of the vectors :math:`v`.
-    :param float sigma: where :math:`\sigma` starts, in grey levels.
-    :param float scale: where :math:`s` starts; learned.
-    :param float omega: where :math:`\omega` starts; learned.
-    :param float gamma: where :math:`\gamma` starts; learned.
+    :param float sigma: initial :math:`\sigma`, in grey levels.
+    :param float scale: initial :math:`s`, and likewise ``omega`` and ``gamma``. All are learned.
     :param int num_classes: ``C``, grey levels.
     :param float floor: of the concentrations.
-    :param bool spread: whether pixels have widths of their own, or all the same one.
-    :param concentrations: the class of ``alpha``, which says what :math:`\sigma` and :math:`s` are.
+    :param bool spread: whether pixels have widths of their own.
+    :param concentrations: the class of ``alpha``, which defines :math:`\sigma` and :math:`s`.
     """
 
     def __init__(
-        self,
-        unet: UNet,
-        *,
-        width: int = 16,
-        sigma: float = 5.0,
-        scale: float = 20.0,
-        omega: float = 2.0,
-        gamma: float = 2.0,
-        num_classes: int = 256,
-        floor: float = 1e-5,
+        self, unet: UNet, *, width: int = 16, sigma: float = 5.0, scale: float = 20.0,
+        omega: float = 2.0, gamma: float = 2.0, num_classes: int = 256, floor: float = 1e-5,
         spread: bool = True,
         concentrations: type[OrdinalConcentrations] = LogisticConcentrations,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
-        for name, value in (("sigma", sigma), ("scale", scale), ("floor", floor)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        check_positive(sigma=sigma, scale=scale, floor=floor)
         if num_classes < 2 or width < 1:
-            raise ValueError(
-                f"num_classes must be at least 2 and width positive, got {num_classes} and {width}"
-            )
+            got = f"{num_classes} and {width}"
+            raise ValueError(f"num_classes must be at least 2 and width positive, got {got}")
         self.unet, self.num_classes, self.floor = unet, num_classes, floor
         self.concentrations = concentrations
         self.attention = _branch(unet.num_features, width)
@@ -87,10 +75,8 @@ class Denoiser(nn.Module):
             ``(B, 1, num_edges)``.
         """
         if noisy.dim() != 4 or noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:
-            raise ValueError(
-                f"noisy must have shape (B, channels, H, W) with H W = {hood.num_nodes} pixels, as "
-                f"hood has, got {tuple(noisy.shape)}"
-            )
+            must = f"(B, channels, H, W) with H W = {hood.num_nodes} pixels, as hood has"
+            raise ValueError(f"noisy must have shape {must}, got {tuple(noisy.shape)}")
         top = self.num_classes - 1
         image, features = self.unet(noisy / top)
         vectors = self.attention(features).flatten(2).mT
