@@ -74,7 +74,7 @@ def compatibility(
 class Compatibility(nn.Module):
     r"""
     A network whose edges relabel, for heterophilous graphs: a label that a node borrows from
-    another one passes through one learned stochastic matrix.
+    another one passes through one learned stochastic matrix ``(C, C)``.
 
     .. math::
 

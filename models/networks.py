@@ -96,15 +96,13 @@ class NMMNetwork(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([3, 4]), torch.Size([7]))
 
-    :param nn.Module labels: Backbone for :math:`u`, width ``C``; or shared, ``C + H``.
-    :param nn.Module attention: Backbone for :math:`v`, any width ``H``; ``None`` if shared.
-    :param int num_classes: ``C``.
+    :param nn.Module labels: backbone for :math:`u`, width ``C``; or shared, ``C + H``.
+    :param nn.Module attention: backbone for :math:`v`, any width ``H``; ``None`` if shared.
     :param str link: :math:`\sigma`, one of ``"softplus"``, ``"square"``, ``"exp"``.
-    :param float floor: Added to :math:`\sigma`, positive. One keeps each Dirichlet unimodal.
-    :param float omega: Initial value of the learned :math:`\omega`. Keep weight decay away
-        from it: that switches the attention off.
-    :param float gamma: Self-attention :math:`\gamma`.
-    :param bool learn_gamma: Whether :math:`\gamma` is learned.
+    :param float floor: positive. One keeps each Dirichlet unimodal.
+    :param float omega: initial value of the learned :math:`\omega`. Weight decay on it switches
+        the attention off.
+    :param bool learn_gamma: whether :math:`\gamma` is learned.
     """
 
     def __init__(
@@ -172,12 +170,10 @@ class FreeNMM(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([9, 2]), torch.Size([49]))
 
-    :param int num_classes: ``C``.
-    :param Tensor marginals: ``(N, C)``, :math:`m`, for example of a mean field; ``(M, C)`` where
+    :param Tensor marginals: ``(N, C)``, :math:`m`, for example of a mean field; ``(M, C)`` if
         sources are no nodes. Default uniform.
-    :param float kappa: :math:`\kappa`.
     :param float gamma: :math:`\gamma`; as it grows, nodes become independent.
-    :param float epsilon: :math:`\epsilon`: labels that the marginals rule out could not return.
+    :param float epsilon: :math:`\epsilon`, without which excluded labels could not return.
     """
 
     def __init__(

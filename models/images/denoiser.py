@@ -8,7 +8,6 @@ from pyro_nmm import LogisticConcentrations, Neighborhood
 from pyro_nmm.concentrations import OrdinalConcentrations
 from pyro_nmm.models.images.unet import UNet
 from pyro_nmm.models.networks import attention_scores
-from pyro_nmm.validation import check_positive
 
 
 class Denoiser(nn.Module):
@@ -52,7 +51,9 @@ class Denoiser(nn.Module):
         concentrations: type[OrdinalConcentrations] = LogisticConcentrations,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_positive(sigma=sigma, scale=scale, floor=floor)
+        for name, value in (("sigma", sigma), ("scale", scale), ("floor", floor)):
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
         if num_classes < 2 or width < 1:
             got = f"{num_classes} and {width}"
             raise ValueError(f"num_classes must be at least 2 and width positive, got {got}")

@@ -51,7 +51,7 @@ class DGLFRM(nn.Module):
     :math:`O(N (K + F))` memory.
 
     :param int num_nodes: ``N``.
-    :param int num_communities: ``K``, at most; the sticks switch off what is not needed.
+    :param int num_communities: ``K``, at most; the sticks switch off the others.
     :param int num_features: ``F``, or 0 for a model without features.
     :param tuple hidden: widths of the MLP's hidden layer and of :math:`f`.
     :param float concentration: :math:`a`, of the order of a node's number of communities.

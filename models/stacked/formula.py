@@ -20,6 +20,8 @@ from pyro_nmm.models.stacked.pooled import PooledScores, all_terms
 #: Concentrations of a known node's label, and of the others: certain in single precision.
 CERTAIN, EXCLUDED = 1e6, 1e-6
 
+Tensors = tuple[Tensor, ...]
+
 
 @dataclass(frozen=True)
 class ScoresAlone:
@@ -124,27 +126,23 @@ class Formula:
                 "pyro_nmm.sources.communities, use StackedNMM(..., communities=True)"
             )
 
-    def of(self, data: GraphScores) -> tuple[Tensor, ...]:
+    def of(self, data: GraphScores) -> Tensors:
         """``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
         return self(data.hood, self.predictor.read(data)[0], data.edge_weight)
 
-    def __call__(
-        self, hood: Neighborhood, inputs: Tensor, edge_weight: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def __call__(self, hood: Neighborhood, inputs: Tensor, weight: Tensor | None) -> Tensors:
         """The same, of the predictor's inputs."""
         alpha, probs = self.concentrations(hood, self.predictor.probs(inputs))
-        return alpha, *self.attention(hood, probs, edge_weight)
+        return alpha, *self.attention(hood, probs, weight)
 
     def concentrations(self, hood: Neighborhood, probs: Tensor) -> tuple[Tensor, Tensor]:
         """``alpha`` and :math:`P` of all sources, of :math:`P` of nodes."""
         return self.predictor.alpha(self.log_kappa, probs), probs
 
-    def attention(
-        self, rows: Neighborhood, probs: Tensor, edge_weight: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
         """``logits`` and perhaps ``relabel`` of some rows, of :math:`P` of all sources."""
         logits = attention_scores(rows, probs, self.similarity, self.gamma)
-        return (logits if edge_weight is None else logits + edge_weight.to(logits).log(),)
+        return (logits if weight is None else logits + weight.to(logits).log(),)
 
 
 @dataclass(frozen=True)
@@ -154,12 +152,10 @@ class RelabelFormula(Formula):
     odds: Tensor
     compatibility: Tensor
 
-    def attention(
-        self, rows: Neighborhood, probs: Tensor, edge_weight: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
         keep, change = torch.eye(len(self.compatibility)).to(probs), self.compatibility.to(probs)
         relabel = between_nodes(rows, keep + self.odds.sigmoid() * (change - keep))
-        return *super().attention(rows, probs, edge_weight), relabel
+        return *super().attention(rows, probs, weight), relabel
 
 
 @dataclass(frozen=True)
@@ -179,17 +175,15 @@ class CommunityFormula(Formula):
             )
 
     def concentrations(self, hood: Neighborhood, probs: Tensor) -> tuple[Tensor, Tensor]:
-        alpha, inside = self.predictor.alpha(self.log_kappa, probs), hood.source >= hood.num_nodes
+        own, inside = self.predictor.alpha(self.log_kappa, probs), hood.source >= hood.num_nodes
         members, community = hood.target[inside], hood.source[inside] - hood.num_nodes
         number = hood.num_sources - hood.num_nodes
         means = scatter(probs.index_select(0, members), community, 0, number, reduce="mean")
         shared = self.predictor.alpha(self.log_kappa_community, means)
-        return torch.cat([alpha, shared]), torch.cat([probs, means])
+        return torch.cat([own, shared]), torch.cat([probs, means])
 
-    def attention(
-        self, rows: Neighborhood, probs: Tensor, edge_weight: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        (logits,) = super().attention(rows, probs, edge_weight)
+    def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
+        (logits,) = super().attention(rows, probs, weight)
         inside = rows.source >= rows.num_nodes
         nodes = rows.logsumexp(logits.masked_fill(inside, -torch.inf))
         return (logits + inside * (self.community + nodes.index_select(0, rows.row)),)

@@ -78,11 +78,6 @@ class StackedNMM(nn.Module):
     :class:`~pyro_nmm.guides.AmortizedNMM`. ``alpha`` holds the known labels already, and
     conditioning on them as well would count them twice: use :meth:`mixture`.
 
-    **Priors.** Every parameter has a normal prior, and a fit begins at its mean:
-
-    >>> StackedNMM(2, prior={"gamma": (1.0, 0.5)}).prior["gamma"]  # mean and standard deviation
-    (1.0, 0.5)
-
     **Communities.** With ``communities=True`` communities are sources of all their members, so a
     known label informs about nodes at any distance. A community :math:`g` of node `i` has
 
@@ -104,8 +99,8 @@ class StackedNMM(nn.Module):
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 
-    **Edge weights** :math:`w` multiply the attention (:math:`\log w_{ij}` is added to
-    :math:`\text{logits}_{ij}`) and the steps of the pool's walk.
+    **Edge weights** multiply the attention (their logarithms are added to ``logits``) and the
+    steps of the pool's walk.
 
     **Scores alone.** With ``pool=False``, :math:`P_j` is the softmax of the scores times
     :math:`s`, :math:`\alpha = \kappa P + \epsilon`, and known labels are conditioned on: in a fit
@@ -117,7 +112,8 @@ class StackedNMM(nn.Module):
     :param bool communities: whether ``hood`` is of :func:`pyro_nmm.sources.communities`, with one
         partition or several.
     :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
-    :param dict prior: means and standard deviations that replace those of :attr:`prior`, by name.
+    :param dict prior: means and standard deviations of normal priors that replace those of
+        :attr:`prior`, for example ``{"gamma": (1.0, 0.5)}``. A fit begins at the means.
     """
 
     pool: PooledScores | None  #: :math:`P`

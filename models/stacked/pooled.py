@@ -12,7 +12,6 @@ from torch_geometric.utils import segment
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.blocks import row_blocks
-from pyro_nmm.edges import check_mask
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import POOL, ParameterPriors
 from pyro_nmm.sparse import sparse_csr
@@ -45,10 +44,10 @@ class PooledScores(nn.Module):
     to a node of :math:`n(i)`, uniformly or in proportion to edge weights. :math:`Y` holds the known
     labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label,
     :math:`g = .9` and :math:`\tau = .01`. :math:`\ell` is label propagation [2] relative to the
-    shares, and zero if no label is known. :math:`A_i` is a node's agreement with its neighbours.
-    Scores of graph networks are overconfident where it is large, which :math:`\eta < 0` corrects,
-    as a temperature for each node does [4]. With :math:`s = 1` and
-    :math:`a = \lambda = \eta = 0` this is temperature scaling with a bias [3].
+    shares, and zero if no label is known. Graph networks are overconfident where a node agrees with
+    its neighbours, at large :math:`A_i`. A negative :math:`\eta` corrects that, as a temperature
+    for each node does [4]. With :math:`s = 1` and :math:`a = \lambda = \eta = 0` this is
+    temperature scaling with a bias [3].
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
     >>> pool, scores = PooledScores(2), torch.zeros(3, 2)
@@ -106,14 +105,10 @@ class PooledScores(nn.Module):
         edge_weight: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """
-        :math:`x / t`, :math:`m`, :math:`\\ell` and :math:`(A - \\tfrac{3}{4}) \\, x / t`.
-
-        Arguments as for :meth:`StackedNMM.forward`. Sources that are no nodes are ignored.
-
-        :return: ``(4, N, C)``. Cost: :math:`O(E C)`, 21 times.
+        ``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\\ell` and
+        :math:`(A - \\tfrac{3}{4}) \\, x / t`. Arguments as for :meth:`StackedNMM.forward`. Sources
+        that are no nodes are ignored. Cost: :math:`O(E C)`, 21 times.
         """
-        check_all_rows(hood)
-        check_mask(known, hood.num_nodes, hood.device, "known", empty=True)
         return all_terms(GraphScores.of(hood, scores, y, known, edge_weight), self.temperature)
 
 
