@@ -88,7 +88,6 @@ class Compatibility(nn.Module):
     torch.Size([7, 2, 2])
 
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` whose edges keep labels.
-    :param int num_classes: ``C``.
     """
 
     def __init__(self, network: nn.Module, num_classes: int) -> None:

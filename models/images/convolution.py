@@ -32,9 +32,7 @@ class ConvolutionalNMM(nn.Module):
     (torch.Size([30, 2]), True)
 
     :param int radius: of the windows, as in ``Neighborhood.grid``.
-    :param int num_classes: ``C``.
-    :param int channels: filters of the first layer.
-    :param int kernel: their side, odd.
+    :param int kernel: odd.
     :param bool groups: whether :math:`X` holds the groups; the paper's holds the potentials alone.
     """
 
@@ -61,9 +59,8 @@ class ConvolutionalNMM(nn.Module):
 
     def forward(self, hood: Neighborhood, field: PairwiseMRF) -> tuple[Tensor, Tensor]:
         """
-        :param Neighborhood hood: windows of a grid, of this radius at most.
-        :param PairwiseMRF field: on :func:`~pyro_nmm.models.grid_edges` of the same grid.
-        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``.
+        ``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, of windows of this radius at most and
+        a field on :func:`~pyro_nmm.models.grid_edges` of the same grid.
         """
         images, width = self._images(field)
         alpha = _bounded(self.labels(images)).exp()[0].flatten(1).T

@@ -23,9 +23,8 @@ class Denoiser(nn.Module):
                              + \gamma \, \delta(i = j) .
 
     The paper has one width for all pixels (``spread=False``), a fixed :math:`\gamma = 5` and
-    ``concentrations=GaussianConcentrations``. The network maps ``(hood, noisy)`` with images
-    ``(B, channels, H, W)`` to ``alpha`` and ``logits``. Color channels are a batch dimension, and
-    share the attention.
+    ``concentrations=GaussianConcentrations``. Color channels are a batch dimension, and share the
+    attention.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
     >>> hood = Neighborhood.grid(6, 7)
@@ -38,8 +37,7 @@ class Denoiser(nn.Module):
     :param int width: of the vectors :math:`v`.
     :param float sigma: initial :math:`\sigma`, in grey levels.
     :param float scale: initial :math:`s`, and likewise ``omega`` and ``gamma``. All are learned.
-    :param int num_classes: ``C``, grey levels.
-    :param float floor: of the concentrations.
+    :param int num_classes: ``C``, the number of grey levels.
     :param bool spread: whether pixels have widths of their own.
     :param concentrations: the class of ``alpha``, which defines :math:`\sigma` and :math:`s`.
     """
@@ -71,9 +69,8 @@ class Denoiser(nn.Module):
 
     def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[OrdinalConcentrations, Tensor]:
         """
-        :param Tensor noisy: ``(B, channels, H, W)``, in grey levels.
-        :return: ``alpha`` of shape ``(B, channels, H W, C)``, not written out, and ``logits``
-            ``(B, 1, num_edges)``.
+        ``alpha`` ``(B, channels, H W, C)``, not written out, and ``logits`` ``(B, 1, num_edges)``
+        of images ``(B, channels, H, W)`` in grey levels.
         """
         if noisy.dim() != 4 or noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:
             must = f"(B, channels, H, W) with H W = {hood.num_nodes} pixels, as hood has"

@@ -15,7 +15,7 @@ from torch_geometric.utils import index_to_mask
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.edges import check_mask
 from pyro_nmm.models.stacked.formula import Formula
-from pyro_nmm.models.stacked.inputs import GraphScores
+from pyro_nmm.models.stacked.inputs import GraphScores, places
 from pyro_nmm.models.stacked.parameters import ParameterPriors
 from pyro_nmm.validation import check_integers, check_positive
 
@@ -96,9 +96,10 @@ def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: i
         out[nodes[fold::num_folds]] = True
         rest = replace(data, known=data.known & ~out)
         inputs, given = formula.predictor.read(rest)
-        # The labels of observed nodes depend on no other nodes.
-        near, kept, _, edges = part_of(data.hood, given | out)
-        weight = None if data.edge_weight is None else data.edge_weight[edges]
+        near, kept, sources = sources_of(data.hood, given | out)
+        weight = data.edge_weight
+        if weight is not None:
+            weight = weight[places(data.hood, sources[near.source], kept[near.target])]
         inputs = inputs[..., kept, :]
         folds.append(Fold(near, inputs, weight, data.y[kept], given[kept], out[kept]))
     return folds
@@ -108,23 +109,26 @@ def shuffled(nodes: Tensor) -> Tensor:
     return nodes[torch.randperm(len(nodes), device=nodes.device)]
 
 
-def part_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor, Tensor, Tensor]:
+def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor, Tensor]:
     """
-    The rows of the observed nodes as a graph of its own; its nodes, sources and edges in ``hood``.
-    The nodes are sources of the observed nodes, or members of communities that are. A node that is
-    not observed has an edge from itself and from these communities only.
+    The part of a graph that the labels of observed nodes depend on, its nodes and its sources, both
+    ascending. The nodes are sources of the observed nodes, or members of communities that are. An
+    unobserved node has an edge from itself and from these communities only. Memory: no more than
+    the edges of this part, unless there are communities.
     """
-    num_nodes, near = hood.num_nodes, observed[hood.target]
-    reached = index_to_mask(hood.source[near], hood.num_sources)
-    member = reached[hood.source] & (hood.source >= num_nodes)
-    here = reached[:num_nodes].index_fill(0, hood.target[member], True)
-    own = here[hood.target] & (hood.source == hood.target)
-    edges, nodes = (near | member | own).nonzero()[:, 0], here.nonzero()[:, 0]
-    sources = torch.cat([here, reached[num_nodes:]]).nonzero()[:, 0]
-    source = torch.searchsorted(sources, hood.source[edges])
-    ends = torch.stack([source, torch.searchsorted(nodes, hood.target[edges])])
+    rows, num_nodes = hood.restrict(observed), hood.num_nodes
+    reached, members = rows.source.unique(), rows.source.new_zeros(2, 0)
+    if hood.bipartite:
+        chosen = index_to_mask(reached[reached >= num_nodes], hood.num_sources)
+        inside = chosen[hood.source].nonzero()[:, 0]
+        members = torch.stack([hood.source[inside], hood.target[inside]])
+    nodes = torch.cat([reached[reached < num_nodes], members[1]]).unique()
+    sources = torch.cat([nodes, reached[reached >= num_nodes]])
+    source, target = torch.cat([torch.stack([rows.source, rows.target]), members], 1)
+    own = torch.arange(len(nodes), device=hood.device).expand(2, -1)
+    edges = torch.stack([torch.searchsorted(sources, source), torch.searchsorted(nodes, target)])
     num_sources = len(sources) if hood.bipartite else None
-    return Neighborhood(ends, len(nodes), num_sources), nodes, sources, edges
+    return Neighborhood(torch.cat([edges, own], 1), len(nodes), num_sources), nodes, sources
 
 
 def maximise(

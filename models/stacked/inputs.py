@@ -134,9 +134,7 @@ def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) ->
     check_edge_index(edge_index, hood.num_nodes)
     positive_weights(edge_weight, edge_index.shape[1], "one for each edge of edge_index")
     source, target = edge_index.long()
-    keys = hood.target * hood.num_sources + hood.source  # they ascend, as rows and sources do
-    place = torch.searchsorted(keys, target * hood.num_sources + source)
-    place, loop = place.clamp(max=hood.num_edges - 1), hood.source == hood.target
+    place, loop = places(hood, source, target), hood.source == hood.target
     found = edge_weight.new_zeros(hood.num_edges).index_add(0, place, edge_weight)
     given = found > 0
     strange = (hood.source[place] != source) | (hood.target[place] != target)
@@ -148,6 +146,13 @@ def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) ->
     mean = hood.sum(found.masked_fill(loop, 0)) / number.clamp(min=1)
     fill = mean.where(number > 0, 1.0).index_select(0, hood.row)
     return found.where(given, fill.where(loop, 1.0))
+
+
+def places(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:
+    """``(E,)``: the edges of a whole graph between these ends; any edge where there is none."""
+    keys = hood.target * hood.num_sources + hood.source  # they ascend, as rows and sources do
+    wanted = target * hood.num_sources + source
+    return torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
 
 
 def _tensor(value: Any, hood: Neighborhood) -> Any:

@@ -168,8 +168,9 @@ class StackedNMM(nn.Module):
         known: Tensor | None = None, edge_weight: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """
-        ``alpha`` and ``logits``. All methods take tensors or NumPy arrays, and sets of nodes as
-        masks or as node ids.
+        ``alpha`` ``(N, C)``, with communities ``(M, C)``, and ``logits`` ``(num_edges,)``, at least
+        in single precision; with a compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
+        All methods take tensors or NumPy arrays, and sets of nodes as masks or as node ids.
 
         :param Tensor scores: ``(N, C)`` finite logits of the classifier, in evaluation mode.
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read where known.
@@ -177,9 +178,6 @@ class StackedNMM(nn.Module):
             without labels with the parameters of another graph.
         :param Tensor edge_weight: ``(num_edges,)`` positive weights, see
             :func:`~pyro_nmm.models.edge_weights`; in all calls or in none.
-        :return: ``alpha`` of shape ``(N, C)``, with communities ``(M, C)``, and ``logits`` of
-            shape ``(num_edges,)``, of the scores' type, at least single precision; with a
-            compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
         """
         formula = self.formula
         return formula.of(formula.graph_scores(hood, scores, y, known, edge_weight))
@@ -190,8 +188,8 @@ class StackedNMM(nn.Module):
     ) -> StackedNMM:  # fmt: skip
         r"""
         Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that falls
-        to zero. It begins at temperature scaling, so the scale of the scores does not matter.
-        Other arguments as for :meth:`forward`.
+        to zero, and return the module. It begins at temperature scaling, so the scale of the scores
+        does not matter. Other arguments as for :meth:`forward`.
 
         :param Tensor train: ``(N,)`` boolean mask of the nodes that the classifier learned from,
             whose labels are given. It may select nothing.
@@ -203,7 +201,6 @@ class StackedNMM(nn.Module):
             the others.
         :param float lr: Adam's, positive, default .1.
         :param progress: wraps the range of steps, for example ``tqdm``.
-        :return: the module itself.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
             ``lr`` at which the fit diverges. The module is then unchanged.
 
@@ -227,7 +224,6 @@ class StackedNMM(nn.Module):
         :param Tensor known: ``(N,)`` boolean mask of *all* nodes whose labels are known and from
             which the classifier did not learn: the held-out nodes of :meth:`fit`, and new ones.
         :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=60``.
-        :return: the module itself.
         """
         how = options_of(self.update, FitOptions, {"num_folds": 5, "num_steps": 60} | options)
         train, known = disjoint_masks(hood, train=train, known=known)

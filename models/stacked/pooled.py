@@ -69,8 +69,6 @@ class PooledScores(nn.Module):
 
     [4] Hans Hao-Hsun Hsu, Yuesong Shen, Christian Tomani, Daniel Cremers (2022) "What Makes Graph
     Neural Networks Miscalibrated?", NeurIPS.
-
-    :param int num_classes: ``C``.
     """
 
     temperature: Tensor  #: :math:`t`, set by temperature scaling and not fitted

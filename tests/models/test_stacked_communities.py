@@ -17,7 +17,7 @@ from runs import fit_on_all_edges
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import StackedNMM
-from pyro_nmm.models.stacked.fit import part_of, surrogate
+from pyro_nmm.models.stacked.fit import sources_of, surrogate
 from pyro_nmm.sources import communities
 
 PRIOR = StackedNMM(pool=False, communities=True).prior
@@ -184,7 +184,7 @@ def few_labels():
 def test_fit_leaves_out_what_it_does_not_need(kernels):
     """Nodes that no labelled node may choose, and that share no community: the same numbers."""
     problem = few_labels()
-    part, nodes, sources, _ = part_of(problem[0], problem[3] | problem[4])
+    part, nodes, sources = sources_of(problem[0], problem[3] | problem[4])
     assert torch.equal(sources[: len(nodes)], nodes)
     assert part.num_nodes == len(nodes) < 60
     assert part.num_sources - part.num_nodes < problem[0].num_sources - 60
