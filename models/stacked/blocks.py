@@ -11,7 +11,6 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.blocks import row_blocks
-from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.module import StackedNMM
 from pyro_nmm.models.stacked.pooled import terms_in_blocks
@@ -56,18 +55,21 @@ def marginals_in_blocks(
     probs, temperature = torch.empty_like(data.scores), stacked.pool.temperature
     for rows, terms in terms_in_blocks(data, temperature, probs.shape[1]):
         probs[rows] = stacked.pool(terms)
-    return _blocks(stacked.formula, data, probs, progress)
+    return _blocks(stacked, data, probs, progress)
 
 
 @torch.no_grad()
-def _blocks(formula: Formula, data: GraphScores, probs: Tensor, progress: Callable):
-    hood, num_classes = data.hood, probs.shape[1]
+def _blocks(stacked: StackedNMM, data: GraphScores, probs: Tensor, progress: Callable):
+    hood, formula, num_classes = data.hood, stacked.formula, probs.shape[1]
+    share, temperature = float(stacked.share), stacked.pool.temperature
     alpha, probs = formula.concentrations(hood, probs)
     for rows in progress(list(row_blocks(hood.ptr, num_classes))):
         near = hood.take(torch.arange(rows.start, rows.stop, device=hood.device))
         weight = None if data.edge_weight is None else data.edge_weight[near.edge]
         logits, *relabel = formula.attention(near, probs, weight)
         found = node_marginals(near, alpha, near.softmax(logits), *map(as_channel, relabel))
+        if share < 1:
+            found = share * found + (1 - share) * (data.scores[rows] / temperature).softmax(-1)
         labels, known = data.y[rows], data.known[rows]
         found[known] = one_hot(labels[known], num_classes).to(found)
         yield rows, found

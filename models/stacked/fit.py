@@ -94,15 +94,18 @@ def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: i
     for fold in range(num_folds):
         out = torch.zeros_like(held_out)
         out[nodes[fold::num_folds]] = True
-        rest = replace(data, known=data.known & ~out)
-        inputs, given = formula.predictor.read(rest)
-        near, kept, sources = sources_of(data.hood, given | out)
-        weight = data.edge_weight
-        if weight is not None:
-            weight = weight[places(data.hood, sources[near.source], kept[near.target])]
-        inputs = inputs[..., kept, :]
-        folds.append(Fold(near, inputs, weight, data.y[kept], given[kept], out[kept]))
+        folds.append(fold_of(formula, data, out))
     return folds
+
+
+def fold_of(formula: Formula, data: GraphScores, out: Tensor) -> Fold:
+    """Some known labels, held out, given the others."""
+    inputs, given = formula.predictor.read(replace(data, known=data.known & ~out))
+    near, kept, sources = sources_of(data.hood, given | out)
+    weight = data.edge_weight
+    if weight is not None:
+        weight = weight[places(data.hood, sources[near.source], kept[near.target])]
+    return Fold(near, inputs[..., kept, :], weight, data.y[kept], given[kept], out[kept])
 
 
 def shuffled(nodes: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 
 """Label probabilities, concentrations and attention of a StackedNMM, of its parameters."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ class Pooled:
 
     pool: PooledScores
     log_floor: Tensor
+    share: float = 1.0  #: of the NMM beside temperature scaling
 
     @property
     def num_classes(self) -> int:
@@ -70,31 +72,44 @@ class Pooled:
         return log_kappa.exp() * probs + floor
 
     def mixture(self, data: GraphScores, *parameters: Tensor) -> NeighborMixture:
-        return with_known_labels(data.hood, data.y, data.known, *parameters)
+        scaled = (data.scores / self.pool.temperature).softmax(-1)
+        return with_own_sources(data, scaled, self.share, *parameters)
 
 
-def with_known_labels(
-    hood: Neighborhood, y: Tensor, known: Tensor, alpha: Tensor, logits: Tensor, *relabel: Tensor
+def with_own_sources(
+    data: GraphScores, table: Tensor, share: float, alpha: Tensor, logits: Tensor, *relabel: Tensor
 ) -> NeighborMixture:
     """
-    A mixture in which every known node takes its label from a source of its own, which no other
-    node may choose. Its label is certain, and is no further evidence about other labels.
+    A mixture in which nodes have one more source each, which no other node may choose. A known node
+    has it alone: its label is certain, and no further evidence about other labels. The others
+    choose it with probability ``1 - share``, and its label probabilities are the ``table``'s.
     """
-    if not known.any():
+    hood, known = data.hood, data.known
+    own = known if share == 1 else torch.ones_like(known)
+    if not own.any():
         return NeighborMixture(hood, alpha, logits, *relabel)
-    nodes = known.nonzero()[:, 0]
-    # The first edge of a known node's row becomes the edge from its own source, the others go.
-    kept = (~known[hood.row]).index_fill(0, hood.ptr[nodes], True).nonzero()[:, 0]
-    degree = hood.ptr.diff().where(~known, 1)
+    kept, nodes = ~known[hood.row], own.nonzero()[:, 0]
+    degree = hood.ptr.diff().where(~known, 0) + own.long()
     ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-    own, number = ptr[nodes], hood.num_sources + len(nodes)
-    source = hood.source[kept]
-    source[own] = torch.arange(hood.num_sources, number, device=nodes.device)
-    apart = Neighborhood.of_rows(hood.num_nodes, hood.nodes, ptr, source, num_sources=number)
-    labels, same = one_hot(y[nodes], alpha.shape[1]).to(alpha), torch.eye(alpha.shape[1]).to(alpha)
-    alpha, logits = torch.cat([alpha, CERTAIN * labels + EXCLUDED]), logits[kept]
-    matrices = [each[kept].index_put((own,), same) for each in relabel]
-    return NeighborMixture(apart, alpha, logits.index_fill(0, own, 0), *matrices)
+    added = torch.zeros(int(ptr[-1]), dtype=torch.bool, device=nodes.device)
+    added[ptr[1:][nodes] - 1] = True  # the last edge of a row, whose source has the largest number
+    number = hood.num_sources + len(nodes)
+
+    def with_added(old: Tensor, new: Tensor) -> Tensor:
+        found = old.new_empty(len(added), *old.shape[1:])
+        found[added], found[~added] = new, old[kept]
+        return found
+
+    source = with_added(hood.source, torch.arange(hood.num_sources, number, device=nodes.device))
+    wider = Neighborhood.of_rows(hood.num_nodes, hood.nodes, ptr, source, num_sources=number)
+    labels = one_hot(data.y.where(known, 0), alpha.shape[1]).to(alpha)
+    rows = torch.where(known[:, None], CERTAIN * labels, table) + EXCLUDED
+    odds = hood.logsumexp(logits) + math.log((1 - share) / share) if share < 1 else 0.0
+    added_logits = torch.zeros_like(table[:, 0]).where(known, odds)[nodes]
+    same = torch.eye(alpha.shape[1]).to(alpha)
+    matrices = [with_added(each, same) for each in relabel]
+    concentrations = torch.cat([alpha, rows[nodes]])
+    return NeighborMixture(wider, concentrations, with_added(logits, added_logits), *matrices)
 
 
 @dataclass(frozen=True)

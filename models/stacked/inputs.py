@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,23 @@ def as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tenso
             f"entries that are not finite, of {scores.dtype}: for log(0), clamp probabilities"
         )
     return in_single(scores)
+
+
+def scores_of_folds(
+    hood: Neighborhood, scores: Any, folds: Any
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Scores ``(N, C)`` of each fold, mask of the labelled nodes, mask of the fold's nodes."""
+    scores, folds = _tensor(scores, hood), _tensor(folds, hood)
+    expect("scores", scores, (("K", 2), hood.num_nodes, "C"), note="where folds are given")
+    expect("folds", folds, (hood.num_nodes,), kind="labels", like=hood, note="one fold per node")
+    last, found = len(scores) - 1, set(folds.tolist())
+    if max(found) > last or not set(range(last + 1)) <= found:
+        raise ValueError(
+            f"folds must hold each of 0..{last}, one for every row of scores, and negative numbers "
+            f"for nodes without a label, got {sorted(found)[:10]}"
+        )
+    for fold, own in enumerate(scores):
+        yield own, folds >= 0, folds == fold
 
 
 def warn_of_probabilities(scores: Tensor) -> None:

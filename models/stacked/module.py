@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.edges import check_mask
-from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature, folds_of, maximise
+from pyro_nmm.models.stacked.cross_fit import share_of_nmm, side_by_side
+from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature, fold_of, folds_of, maximise
 from pyro_nmm.models.stacked.formula import (
     CommunityFormula,
     Formula,
@@ -25,7 +26,12 @@ from pyro_nmm.models.stacked.formula import (
     RelabelFormula,
     ScoresAlone,
 )
-from pyro_nmm.models.stacked.inputs import GraphScores, disjoint_masks, warn_of_probabilities
+from pyro_nmm.models.stacked.inputs import (
+    GraphScores,
+    disjoint_masks,
+    scores_of_folds,
+    warn_of_probabilities,
+)
 from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
 from pyro_nmm.validation import options_of
@@ -78,6 +84,17 @@ class StackedNMM(nn.Module):
     :class:`~pyro_nmm.guides.AmortizedNMM`. ``alpha`` holds the known labels already, and
     conditioning on them as well would count them twice: use :meth:`mixture`.
 
+    **Folds.** A classifier that is fitted once for each of ``K`` folds of the labels needs no
+    held-out nodes: copies of the graph stand side by side, and copy ``k`` holds out fold ``k``. The
+    pool's NMM then has a share :math:`w` beside temperature scaling, whose labels are independent:
+    each node takes its label from temperature scaling with probability :math:`1 - w`, which the
+    folds' own labels determine.
+
+    >>> folds, both = torch.tensor([0, 1, 0, 1]), scores.expand(2, 4, 2)
+    >>> stacked = StackedNMM(num_classes=2).fit(hood, both, y, folds=folds, num_steps=20)
+    >>> 0 < stacked.share.item() < 1
+    True
+
     **Communities.** With ``communities=True`` communities are sources of all their members, so a
     known label informs about nodes at any distance. A community :math:`g` of node `i` has
 
@@ -126,6 +143,7 @@ class StackedNMM(nn.Module):
     community: Tensor  #: :math:`\delta`, if there are any
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
+    share: Tensor  #: :math:`w`, 1 unless folds were fitted
 
     def __init__(
         self, num_classes: int | None = None, *, pool: bool = True, communities: bool = False,
@@ -144,6 +162,7 @@ class StackedNMM(nn.Module):
         self.pool = PooledScores(num_classes) if pool and num_classes is not None else None
         self.communities = communities
         self.register_buffer("compatibility", compatibility)
+        self.register_buffer("share", torch.ones(()))
         #: Mean and standard deviation of each parameter's prior, by name.
         self.prior = prior_of(self._declared, prior or {})
         ParameterPriors(self, self._declared, self.prior).start()
@@ -155,7 +174,7 @@ class StackedNMM(nn.Module):
         if self.pool is None:
             predictor = ScoresAlone(self.log_scale, self.log_floor)
         else:
-            predictor = Pooled(self.pool, self.log_floor)
+            predictor = Pooled(self.pool, self.log_floor, float(self.share))
         shared = predictor, self.log_kappa, self.gamma, self.similarity
         if self.communities:
             return CommunityFormula(*shared, self.log_kappa_community, self.community)
@@ -183,7 +202,8 @@ class StackedNMM(nn.Module):
         return formula.of(formula.graph_scores(hood, scores, y, known, edge_weight))
 
     def fit(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, held_out: Tensor, *,
+        self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor | None = None,
+        held_out: Tensor | None = None, *, folds: Tensor | None = None,
         edge_weight: Tensor | None = None, **options: Any,
     ) -> StackedNMM:  # fmt: skip
         r"""
@@ -195,6 +215,9 @@ class StackedNMM(nn.Module):
             whose labels are given. It may select nothing.
         :param Tensor held_out: ``(N,)`` boolean mask of nodes that it did not learn from, for
             example the validation nodes.
+        :param Tensor folds: ``(N,)`` fold ``0..K - 1`` of each labelled node, negative for others,
+            in the place of ``train`` and ``held_out``. ``scores`` is ``(K, N, C)``: those of fold
+            ``k`` come from a classifier that learned from the labels of all other folds.
         :param int num_steps: default 150.
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2, default 8.
         :param int num_folds: folds of the held-out nodes, default 1. A step is on one fold, given
@@ -209,9 +232,19 @@ class StackedNMM(nn.Module):
         partitions into communities, :math:`O(R N C)` a step more, for the members' means.
         """
         how = options_of(self.fit, FitOptions, options)
+        if folds is not None:
+            if train is not None or held_out is not None:
+                raise ValueError("folds says which labels are held out: leave out train, held_out")
+            copies = []
+            for own, known, out in scores_of_folds(hood, scores, folds):
+                data = self.formula.graph_scores(hood, own, y, known, edge_weight)
+                copies.append((data, out))
+            return self._fit(copies, how, afresh=True)
+        if train is None or held_out is None:
+            raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
         data = self.formula.graph_scores(hood, scores, y, train | held_out, edge_weight)
-        return self._fit(data, held_out, how, afresh=True)
+        return self._fit([(data, held_out)], how, afresh=True)
 
     def update(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, known: Tensor, *,
@@ -228,23 +261,32 @@ class StackedNMM(nn.Module):
         how = options_of(self.update, FitOptions, {"num_folds": 5, "num_steps": 60} | options)
         train, known = disjoint_masks(hood, train=train, known=known)
         data = self.formula.graph_scores(hood, scores, y, train | known, edge_weight)
-        return self._fit(data, known, how, afresh=False)
+        return self._fit([(data, known)], how, afresh=False)
 
     def _fit(
-        self, data: GraphScores, held_out: Tensor, options: FitOptions, afresh: bool
+        self, copies: list[tuple[GraphScores, Tensor]], options: FitOptions, afresh: bool
     ) -> StackedNMM:
-        warn_of_probabilities(data.scores)
-        data = replace(data, scores=data.scores.detach())
-        changed = copy.deepcopy(self).to(data.scores)  # an error leaves this module as it is
-        temperature = bounded_temperature(data.scores, data.y, held_out)
+        """Fits graphs and their held-out nodes: one, or one for each fold of the labels."""
+        copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
+        scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
+        warn_of_probabilities(scores)
+        temperature = bounded_temperature(scores, y, torch.cat([out for _, out in copies]))
+        changed = copy.deepcopy(self).to(scores)  # an error leaves this module as it is
         fitted = ParameterPriors(changed, self._declared, self.prior, temperature)
         if afresh:
             fitted.start()
+            changed.share.fill_(1.0)
             if changed.pool is not None:
                 changed.pool.temperature.fill_(temperature)
-        formula = changed.formula
-        maximise(formula, fitted, folds_of(formula, data, held_out, options.num_folds), options)
-        self.to(data.scores).load_state_dict(changed.state_dict())
+        formula, (data, held_out) = changed.formula, copies[0]
+        if len(copies) == 1:
+            maximise(formula, fitted, folds_of(formula, data, held_out, options.num_folds), options)
+        else:
+            union, part = side_by_side([fold_of(formula, *each) for each in copies])
+            maximise(formula, fitted, [union], options)
+            if changed.pool is not None:
+                changed.share.fill_(share_of_nmm(changed, fitted, union, part))
+        self.to(scores).load_state_dict(changed.state_dict())
         return self
 
     def mixture(

@@ -3,6 +3,8 @@
 
 """Parameters of a StackedNMM: a declaration each, with a normal prior."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,6 +94,12 @@ class ParameterPriors:
             mean, sd = prior.get(each.name, (each.mean, each.sd))
             mean -= math.log(temperature) if each.tempered else 0.0
             self.pairs.append((replace(each, mean=mean, sd=sd), value))
+
+    def of(self, module: nn.Module) -> ParameterPriors:
+        """The same priors, of another module's parameters."""
+        return ParameterPriors(
+            module, [replace(each, tempered=False) for each, _ in self.pairs], {}
+        )
 
     def start(self) -> None:
         for each, value in self.pairs:

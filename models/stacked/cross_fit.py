@@ -1,0 +1,107 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Folds side by side, and the share of the NMM beside temperature scaling that they support."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.models.stacked.fit import Fold, bounded_temperature
+from pyro_nmm.models.stacked.formula import Formula
+from pyro_nmm.models.stacked.parameters import ParameterPriors
+
+#: Steps of LBFGS in a refit, which begins at the parameters of the whole fit.
+REFIT_STEPS = 20
+
+
+def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
+    """
+    The disjoint union of the graphs of some folds, and the fold of each of its nodes. Sources that
+    are no nodes follow all nodes. Cost: linear in the graphs of the folds.
+    """
+    hoods = [fold.hood for fold in folds]
+    num_nodes, sources, ptr = sum(hood.num_nodes for hood in hoods), [], []
+    nodes = edges = 0
+    others = num_nodes
+    for hood in hoods:
+        own = hood.source < hood.num_nodes
+        sources.append(hood.source + torch.where(own, nodes, others - hood.num_nodes))
+        ptr.append(hood.ptr[:-1] + edges)
+        nodes, edges = nodes + hood.num_nodes, edges + hood.num_edges
+        others += hood.num_sources - hood.num_nodes
+    first = hoods[0]
+    union = Neighborhood.of_rows(
+        num_nodes, torch.arange(num_nodes, device=first.device),
+        torch.cat([*ptr, first.ptr.new_tensor([edges])]), torch.cat(sources),
+        num_sources=others if first.bipartite else None,
+    )  # fmt: skip
+    weights = [fold.edge_weight for fold in folds if fold.edge_weight is not None]
+    part = torch.cat([torch.full_like(fold.y, k) for k, fold in enumerate(folds)])
+    y, given, out = (torch.cat([getattr(f, n) for f in folds]) for n in ("y", "given", "held_out"))
+    inputs = torch.cat([fold.inputs for fold in folds], -2)
+    return Fold(union, inputs, torch.cat(weights) if weights else None, y, given, out), part
+
+
+def share_of_nmm(
+    stacked: nn.Module, parameters: ParameterPriors, fold: Fold, part: Tensor
+) -> float:
+    r"""
+    Posterior mean, under a uniform prior, of the weight :math:`w` in
+
+    .. math::
+
+        \prod_i \left( w \, p_{-k(i)}(y_i) + (1 - w) \, t_{-k(i)}(y_i) \right)
+
+    over the held-out labels. :math:`p_{-k}` are the marginals of an NMM and :math:`t_{-k}`
+    temperature scaling, both refitted without the fold :math:`k` of the label: a linear pool with
+    cross-validated weights [1]. The mean shrinks towards equal weights if labels are few.
+
+    [1] Yuling Yao et al. (2018) "Using Stacking to Average Bayesian Predictive Distributions",
+    Bayesian Analysis 13, https://doi.org/10.1214/17-BA1091.
+
+    :param Tensor part: ``(N,)`` fold of each node of ``fold``.
+    """
+    scaled, truth = fold.inputs[0], fold.y[:, None].clamp(min=0)
+    nmm, alone = torch.zeros_like(fold.y, dtype=scaled.dtype), torch.zeros_like(scaled[:, 0])
+    for k in part.unique().tolist():
+        out, rest = fold.held_out & (part == k), fold.held_out & (part != k)
+        temperature = bounded_temperature(scaled, fold.y, rest)
+        probs = refitted(stacked, parameters, fold, rest)
+        nmm[out] = probs.gather(1, truth)[out, 0].log()
+        alone[out] = (scaled / temperature).log_softmax(-1).gather(1, truth)[out, 0]
+    return mean_weight(nmm[fold.held_out], alone[fold.held_out])
+
+
+def mean_weight(first: Tensor, second: Tensor) -> float:
+    """Posterior mean of the first weight of two log-densities ``(n,)`` of the same labels."""
+    weight = torch.linspace(0, 1, 101, dtype=torch.double)
+    pair = torch.stack([first, second]).double().cpu()[..., None]
+    pair = pair + torch.stack([weight, 1 - weight])[:, None].log()
+    return float((pair.logsumexp(0).sum(0).softmax(0) * weight).sum())
+
+
+def refitted(stacked: nn.Module, parameters: ParameterPriors, fold: Fold, rows: Tensor) -> Tensor:
+    """``(N, C)``: marginals of an NMM whose parameters maximise those of some labels."""
+    again, y = copy.deepcopy(stacked), fold.y[rows, None]
+    own = parameters.of(again)
+    optimizer = torch.optim.LBFGS(own.values, max_iter=REFIT_STEPS, line_search_fn="strong_wolfe")
+
+    def marginals() -> Tensor:
+        formula: Formula = again.formula
+        found = formula(fold.hood, fold.inputs, fold.edge_weight)
+        return NeighborMixture(fold.hood, *found, validate_args=False).marginals()
+
+    def closure():
+        optimizer.zero_grad()
+        likelihood = marginals()[rows].gather(1, y).log().sum()
+        loss = -(likelihood + own.log_prior()) / len(y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    with torch.no_grad():
+        return marginals()
