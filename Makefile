@@ -1,4 +1,4 @@
-# make demo: environment, installation, the examples, their pictures.
+# make demo: environment, installation, four examples, their pictures.
 # make test: environment, installation, lint, types, the tests of the library, documents and examples.
 # make test-benchmarks: small runs of the benchmarks, their rivals, and the tables of stored results.
 # make docs: the documentation site, docs/_build/html/index.html; tutorials run when their text changes.
@@ -23,7 +23,6 @@ demo: $(STAMP)
 	$(BIN)/python examples/karate.py --output output/karate.png
 	$(BIN)/python examples/node_classification.py --output output/digits.png
 	$(BIN)/python examples/ising.py --output output/ising.png
-	$(BIN)/python examples/link_prediction.py --output output/links.png
 	$(BIN)/python examples/annotators.py --output output/annotators.png
 
 test: $(STAMP) lint
