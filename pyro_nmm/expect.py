@@ -5,6 +5,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,11 +57,19 @@ def expect(
 
 
 def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:
-    """Two arguments on one device."""
+    """Refuse two arguments on different devices."""
     if value.device != device:
         raise ValueError(
             f"{name} is on {value.device} but {beside} on {device}: move one with .to(device)"
         )
+
+
+def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = "") -> None:
+    """Refuse values that are not all good; the error names the first bad one and its place."""
+    if not good.all():
+        where = (~good).nonzero()[0].tolist()
+        got = np.array2string(value[tuple(where)].detach().cpu().numpy(), separator=", ")
+        raise ValueError(f"{name} must {must}, got {got} at {where}{cure}")
 
 
 def _is_kind(value: Tensor, kind: str) -> bool:

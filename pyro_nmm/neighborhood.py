@@ -11,7 +11,7 @@ from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.edges import as_mask, check_degrees, check_edge_index, check_mask
+from pyro_nmm.edges import as_mask, check_edge_index, check_mask
 
 
 class Neighborhood:
@@ -68,7 +68,12 @@ class Neighborhood:
         ids = max(num_nodes, num_sources or 0)
         source, target = coalesce(edges, num_nodes=ids, sort_by_row=False)
         degree = torch.bincount(target, minlength=num_nodes)
-        check_degrees(degree)
+        if not degree.all():
+            empty = (degree == 0).nonzero()[:, 0]
+            raise ValueError(
+                f"edge_index has no edge into node {int(empty[0])} ({len(empty)} such nodes): with "
+                f"num_sources there are no self-loops, so give every node a source"
+            )
         self._fill(num_nodes, nodes, _pointers(degree), source, None, num_sources)
 
     def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> Neighborhood:
