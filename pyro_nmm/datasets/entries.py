@@ -15,15 +15,14 @@ from pyro_nmm.validation import as_labels
 
 
 def contents(data: Data) -> dict[str, object]:
-    """What a run depends on, by name; labels outside the masks are never read."""
+    """All that a run depends on, by name; labels outside the masks are never read."""
     names = ("x", "edge_index", "train_mask", "val_mask")
-    known = data.train_mask | data.val_mask
     found = {f"data.{name}": data.get(name) for name in names}
-    return found | {"data.y": data.y[known]}
+    return found | {"data.y": data.y[data.train_mask | data.val_mask]}
 
 
 def checked(data: Data) -> Data:
-    """The data themselves, with labels of ``torch.long``."""
+    """The checked data, with labels of ``torch.long``."""
     if data.x is not None:
         entry(data, "x")
     check_edge_index(entry(data, "edge_index"), "data.edge_index")
@@ -50,7 +49,7 @@ def checked(data: Data) -> Data:
 
 
 def check_edge_index(edge_index: Tensor, name: str) -> None:
-    """Whether it is a list of pairs, and no sparse matrix."""
+    """Refuse what is no list of pairs, such as a sparse matrix."""
     if edge_index.layout != torch.strided or edge_index.dim() != 2 or len(edge_index) != 2:
         raise ValueError(
             f"{name} must have shape (2, num_edges), got {edge_index.layout} of shape "
@@ -60,7 +59,7 @@ def check_edge_index(edge_index: Tensor, name: str) -> None:
 
 
 def entry(data: Data, name: str) -> Tensor:
-    """What the data have under a name: a tensor with values."""
+    """A tensor with values that the data hold under a name."""
     value = data.get(name)
     if value is None:
         hint = ": to_edge_index of torch_geometric.utils makes one of adj_t.t()"
@@ -75,7 +74,7 @@ def entry(data: Data, name: str) -> Tensor:
 
 
 def labels_in(data: Data, mask: str, num_classes: int) -> Tensor:
-    """Labels of the mask's nodes, for all of which a network with so many columns is made."""
+    """Labels of the mask's nodes, all within a network's columns."""
     y = data.y[data[mask]].long()
     wrong = (y < 0) | (y >= num_classes)
     if wrong.any():

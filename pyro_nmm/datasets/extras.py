@@ -8,12 +8,7 @@ from types import ModuleType
 
 
 def extra(module: str, what: str) -> ModuleType:
-    """
-    A module of the ``examples`` extra.
-
-    :param str what: the data that need it, for the error.
-    :raises ImportError: if it is missing.
-    """
+    """A module of the ``examples`` extra; if it is missing, an error says which data need it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
