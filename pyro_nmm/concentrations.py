@@ -200,8 +200,8 @@ class _Total(torch.autograd.Function):
 
 class LogisticConcentrations(OrdinalConcentrations):
     r"""
-    Concentrations :math:`\alpha` for ordered labels: the mass that a logistic distribution has
-    on each label's unit, as in PixelCNN++ (Salimans et al., 2017), with the tails at both ends,
+    Concentrations ``(..., N, C)`` for ordered labels: the mass of a logistic distribution on each
+    label's unit, as in PixelCNN++ (Salimans et al., 2017), with the tails at both ends,
 
     .. math::
 
