@@ -25,14 +25,22 @@ def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None
     expect("edge_index", edge_index, (2, "num_edges"))
     if edge_index.is_meta:
         raise ValueError("edge_index is on the meta device and holds no node ids")
-    if edge_index.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"edge_index must hold integers (torch.long), got {edge_index.dtype}")
+    expect("edge_index", edge_index, kind="integers")
     for ids, (what, size) in zip(edge_index, ends, strict=True):
         if (bad := out_of_range(ids, size)) is not None:
             raise ValueError(
                 f"edge_index holds {what} id {bad}, but ids must lie in 0..{size - 1}: "
                 f"renumber the {what}s or raise num_{what}s (now {size})"
             )
+
+
+def check_grid(radius: int, **sizes: int) -> None:
+    """Refuse sizes of a grid below one, and a negative radius."""
+    values = *sizes.values(), radius
+    if not all(isinstance(n, int) for n in values) or min(values[:-1]) < 1 or radius < 0:
+        needed = ", ".join(f"{name} >= 1" for name in sizes)
+        got = ", ".join(map(repr, values))
+        raise ValueError(f"grid needs {needed} and radius >= 0, integers, got {got}")
 
 
 def check_mask(

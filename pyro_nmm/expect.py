@@ -15,6 +15,7 @@ Dim = int | str | tuple[str, int]
 KINDS = {
     "tensor": "be a tensor",
     "float": "be a floating-point tensor",
+    "integers": "hold integers (torch.long)",
     "labels": "hold integer labels (torch.long)",
     "ids": "hold node ids (torch.long)",
     "mask": "be a boolean mask (torch.bool)",
@@ -75,7 +76,7 @@ def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = ""
 def _is_kind(value: Tensor, kind: str) -> bool:
     if kind == "float":
         return value.is_floating_point()
-    if kind == "labels":
+    if kind in ("integers", "labels"):
         return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     types = {"ids": torch.long, "mask": torch.bool}
     return kind not in types or value.dtype == types[kind]

@@ -31,15 +31,14 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
 
 def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
     r"""
-    :math:`\frac1P \sum_{(i,j)} \log p(y_i, y_j)`, the paper's PLL, in nats per pair.
+    :math:`\frac1P \sum_{(i,j)} \log p(y_i, y_j)`, the paper's PLL, in nats per pair, of labels
+    ``(N,)`` and pairs ``(2, P)`` of node ids.
 
     >>> pairs, probs = torch.tensor([[0], [1]]), torch.tensor([[0.5, 0.5], [0.2, 0.8]])
     >>> pair_log_likelihood(independent_pairs(probs, pairs), torch.tensor([0, 1]), pairs).exp()
     tensor(0.4000)
 
     :param Tensor table: ``(P, C, C)``, from ``pairwise`` or :func:`independent_pairs`.
-    :param Tensor y: ``(N,)``.
-    :param Tensor pairs: ``(2, P)`` node ids.
     """
     first, second = y[pairs]
     return table[torch.arange(len(first), device=y.device), first, second].log().mean()
@@ -47,15 +46,12 @@ def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
 
 def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:
     """
-    ``(P, C, C)``: products of marginals, the pairs' distributions without correlation.
+    ``(P, C, C)``: products of marginals ``(N, C)`` for pairs ``(2, P)`` of node ids.
 
     >>> probs = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
     >>> independent_pairs(probs, torch.tensor([[0], [1]]))
     tensor([[[0.1000, 0.4000],
              [0.1000, 0.4000]]])
-
-    :param Tensor probs: ``(N, C)``.
-    :param Tensor pairs: ``(2, P)`` node ids.
     """
     first, second = probs[pairs]
     return first[:, :, None] * second[:, None, :]

@@ -11,7 +11,7 @@ from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.edges import as_mask, check_edge_index, check_mask
+from pyro_nmm.edges import as_mask, check_edge_index, check_grid, check_mask
 
 
 class Neighborhood:
@@ -99,12 +99,7 @@ class Neighborhood:
                 [6, 9, 6],
                 [4, 6, 4]])
         """
-        sizes = (height, width, radius)
-        if not all(isinstance(n, int) for n in sizes) or min(height, width) < 1 or radius < 0:
-            raise ValueError(
-                f"grid needs height >= 1, width >= 1 and radius >= 0, integers, "
-                f"got {height!r}, {width!r}, {radius!r}"
-            )
+        check_grid(radius, height=height, width=width)
         step = torch.arange(-radius, radius + 1, device=device)
         down, right = torch.meshgrid(step, step, indexing="ij")
         pixel = torch.arange(height * width, device=device)
@@ -161,9 +156,7 @@ class Neighborhood:
         """
         degree = self.ptr[rows + 1] - self.ptr[rows]
         ptr = _pointers(degree)
-        shift = self.ptr[:-1][rows] - ptr[:-1]
-        edges = torch.repeat_interleave(shift, degree, output_size=int(ptr[-1]))
-        edges += torch.arange(len(edges), device=self.device)
+        edges = spans(self.ptr[rows], degree, ptr)
         nodes, source = self.nodes.index_select(0, rows), self.source.index_select(0, edges)
         edge = edges if self._edge is None else self._edge.index_select(0, edges)
         hood = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
@@ -302,3 +295,11 @@ class Neighborhood:
 
 def _pointers(degree: Tensor) -> Tensor:
     return torch.nn.functional.pad(degree.cumsum(0), (1, 0))
+
+
+def spans(first: Tensor, size: Tensor, ptr: Tensor | None = None) -> Tensor:
+    """``first, first + 1, ...`` of every span, one after the other; spans start at ``ptr``."""
+    ptr = _pointers(size) if ptr is None else ptr
+    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=int(ptr[-1]))
+    places += torch.arange(len(places), device=places.device)
+    return places

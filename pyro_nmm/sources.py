@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to_undirected
 
-from pyro_nmm.edges import check_edge_index
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.edges import check_edge_index, check_grid
+from pyro_nmm.expect import expect, expect_all
+from pyro_nmm.neighborhood import Neighborhood, spans
 from pyro_nmm.validation import check_integers
 
 
@@ -34,12 +35,7 @@ def grid(height: int, width: int, stride: int, radius: int | None = None, device
     :raises ValueError: if ``radius`` is too small for a pixel to reach a source.
     """
     radius = stride if radius is None else radius
-    sizes = (height, width, stride, radius)
-    if not all(isinstance(n, int) for n in sizes) or min(height, width, stride) < 1 or radius < 0:
-        raise ValueError(
-            f"grid needs height >= 1, width >= 1, stride >= 1 and radius >= 0, integers, got "
-            f"{height!r}, {width!r}, {stride!r}, {radius!r}"
-        )
+    check_grid(radius, height=height, width=width, stride=stride)
     axes = [_near(size, stride, radius, device) for size in (height, width)]
     (rows, above, _), (columns, left, across) = axes
     # Every pair of a row's edge with a column's edge is an edge of the pixel.
@@ -134,7 +130,7 @@ def hops(
     keys, distance = source * num_nodes + node, torch.zeros_like(at)
     for hop in range(1, radius + 1):
         # The neighbours of what was reached last.
-        place = _spans(starts[node], degrees[node])
+        place = spans(starts[node], degrees[node])
         reached = source.repeat_interleave(degrees[node]) * num_nodes + edges[1][place]
         every, old = torch.cat([keys, reached]).unique(return_inverse=True)
         # Pairs that were known keep their distance.
@@ -185,7 +181,7 @@ def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neigh
         partition in turn. Cost: :math:`O((E + R N) \log E)`.
     """
     check_edge_index(edge_index, num_nodes)
-    _check_membership(membership, num_nodes)
+    _check_membership(membership, "...", num_nodes)
     nodes, num_sources = torch.arange(num_nodes, device=edge_index.device), num_nodes
     edges = [edge_index.long(), nodes.expand(2, -1)]
     for partition in membership.view(-1, num_nodes).long():
@@ -222,7 +218,7 @@ def walks(
     """
     check_edge_index(edge_index, num_nodes)
     check_integers(1, num_steps=num_steps)
-    _check_membership(membership, num_nodes, dims=1)
+    _check_membership(membership, num_nodes)
     device, dtype = edge_index.device, torch.get_default_dtype()
     edges = to_undirected(edge_index.long(), num_nodes=num_nodes)
     edges, _ = add_remaining_self_loops(edges, num_nodes=num_nodes)
@@ -234,25 +230,13 @@ def walks(
         # Every edge brings the groups of its other end.
         counts = node.bincount(minlength=num_nodes)
         number, starts = counts[edges[1]], counts.cumsum(0) - counts
-        place = _spans(starts[edges[1]], number)
+        place = spans(starts[edges[1]], number)
         pairs = torch.stack([edges[0].repeat_interleave(number), groups[place]])
         (node, groups), found = coalesce(pairs, share.repeat_interleave(number) * found[place])
     return Neighborhood(torch.stack([groups, node]), num_nodes, num_groups), found.log()
 
 
-def _spans(first: Tensor, number: Tensor) -> Tensor:
-    """``first, first + 1, ...`` of every span, one span after the other."""
-    start = (first - number.cumsum(0) + number).repeat_interleave(number)
-    return start + torch.arange(len(start), device=start.device)
-
-
-def _check_membership(membership: Tensor, num_nodes: int, dims: int = 2) -> None:
-    good = isinstance(membership, Tensor) and not membership.is_floating_point()
-    if not good or membership.shape[-1:] != (num_nodes,) or membership.dim() > dims:
-        got = tuple(membership.shape) if isinstance(membership, Tensor) else type(membership)
-        shapes = f"({num_nodes},)" + (f" or (R, {num_nodes})" if dims > 1 else "")
-        raise ValueError(
-            f"membership must hold integers of shape {shapes}, one community per node, got {got}"
-        )
-    if membership.numel() and int(membership.min()) < 0:
-        raise ValueError(f"membership must not be negative, got {int(membership.min())}")
+def _check_membership(membership: Tensor, *shape: int | str) -> None:
+    note = "one community per node"
+    expect("membership", membership, shape, kind="integers", note=note)
+    expect_all("membership", membership, membership >= 0, "not be negative")

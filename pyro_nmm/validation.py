@@ -134,12 +134,11 @@ def check_evidence(
     if isinstance(alpha, OrdinalConcentrations):
         raise ValueError("alpha must be written out where labels are latent: pass alpha.table()")
     expect("evidence", evidence, kind="float", like=hood)
-    shapes = [(size, alpha.shape[-1]) for size in (hood.num_nodes, hood.num_edges)]
-    if evidence.dim() < 2 or evidence.shape[-2:] not in shapes:
+    nodes, edges = ((size, alpha.shape[-1]) for size in (hood.num_nodes, hood.num_edges))
+    if evidence.shape[-2:] not in (nodes, edges):
         raise ValueError(
-            f"evidence must hold log-likelihoods of shape (..., {shapes[0][0]}, {shapes[0][1]}), "
-            f"one row per node, or (..., {shapes[1][0]}, {shapes[1][1]}), one per edge, got "
-            f"{tuple(evidence.shape)}"
+            f"evidence must hold log-likelihoods of shape {nodes}, one row per node, or {edges}, "
+            f"one per edge, after batch dimensions, got {tuple(evidence.shape)}"
         )
     evidence = in_single(evidence)
     if evidence.dtype != alpha.dtype:
@@ -162,14 +161,6 @@ def check_evidence_values(rows: Neighborhood, evidence: Tensor) -> None:
             f"evidence rules out every label of node {node}: leave one finite, or mask the node "
             f"out with observed"
         )
-
-
-def as_labels(name: str, value: Tensor) -> Tensor:
-    """
-    Labels of any integer type as ``torch.long``. Comparisons of ``uint8`` with 256 would wrap
-    around.
-    """
-    return expect(name, value, kind="labels").long()
 
 
 def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
@@ -195,7 +186,7 @@ def check_labelling(method: str, hood: Neighborhood, batch_shape: Size, y: Tenso
 
 def check_label_range(rows: Neighborhood, labels: Tensor, num_classes: int) -> None:
     """Refuse observed labels ``(..., num_rows)`` beyond the classes."""
-    labels = as_labels("y", labels)
+    labels = expect("y", labels, kind="labels").long()  # uint8 compares with 256 modulo 256
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
         where = wrong.nonzero()[0]

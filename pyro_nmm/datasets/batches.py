@@ -24,7 +24,6 @@ def with_in_degree(data: Data) -> Data:
     a node besides itself, in the whole graph. Loaders slice it as other attributes of nodes, and
     :class:`~pyro_nmm.guides.SeedLoss` compares it with a batch.
 
-    >>> from torch_geometric.data import Data
     >>> data = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]]), num_nodes=3)
     >>> with_in_degree(data).in_degree
     tensor([1, 1, 1])
@@ -51,7 +50,6 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
     depend on their neighbourhoods and, through a network of ``L`` layers, on ``L`` hops behind
     these: ``num_hops = L + 1``.
 
-    >>> from torch_geometric.data import Data
     >>> chain = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
     >>> data = Data(x=torch.arange(5.0)[:, None], edge_index=chain, y=torch.arange(5))
     >>> batch = seed_batch(data, torch.tensor([3]), num_hops=2)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nmm.datasets.extras import extra
+from pyro_nmm.datasets.entries import extra
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 

@@ -13,8 +13,7 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
-from pyro_nmm.datasets.entries import check_edge_index, entry
-from pyro_nmm.datasets.extras import extra
+from pyro_nmm.datasets.entries import check_edge_index, entry, extra
 from pyro_nmm.expect import expect
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -66,7 +65,6 @@ def random_split(data: Data, train: float, val: float, test: float, seed: int) -
     >>> [int(data[f"{name}_mask"].sum()) for name in ("train", "val", "test")]
     [3, 2, 5]
 
-    :param Data data: with labels ``y`` ``(N,)``.
     :param float train: share of the nodes, as ``val`` and ``test``.
     """
     device, size = entry(data, "y").device, data.num_nodes
@@ -113,9 +111,6 @@ def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
     >>> inner_edges(edge_index, torch.tensor([True, True, True, False]))
     tensor([[0, 1],
             [1, 2]])
-
-    :param Tensor edge_index: ``(2, num_edges)``.
-    :param Tensor mask: ``(N,)`` boolean.
     """
     check_edge_index(edge_index, "edge_index")
     expect("mask", mask, ("N",), kind="mask")

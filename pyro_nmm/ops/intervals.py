@@ -20,11 +20,6 @@ class Intervals(NamedTuple):
     r"""
     Every node's mean label :math:`\sum_k k \, p(y_i = k)` and the real-valued ends of an interval,
     each ``(..., N)``. :meth:`NeighborMixture.intervals` makes them.
-
-    >>> low, high = torch.zeros(4), torch.full((4,), 10.0)
-    >>> found = Intervals((low + high) / 2, low, high)
-    >>> found.coverage(torch.tensor([0, 5, 12, 10]))
-    tensor(0.5000)
     """
 
     mean: Tensor
