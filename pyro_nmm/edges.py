@@ -65,12 +65,7 @@ def check_mask(
 
 
 def as_mask(
-    nodes: Tensor,
-    num_nodes: int,
-    device: torch.device,
-    name: str = "nodes",
-    *,
-    empty: bool = False,
+    nodes: Tensor, num_nodes: int, device: torch.device, name: str = "nodes", *, empty: bool = False
 ) -> Tensor:
     """Nodes given by ids or by a mask, as a mask; see :func:`check_mask`."""
     if isinstance(nodes, Tensor) and nodes.dtype in (torch.int32, torch.int64) and nodes.dim() == 1:

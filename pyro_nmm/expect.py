@@ -70,7 +70,8 @@ def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = ""
     if not good.all():
         where = (~good).nonzero()[0].tolist()
         got = np.array2string(value[tuple(where)].detach().cpu().numpy(), separator=", ")
-        raise ValueError(f"{name} must {must}, got {got} at {where}{cure}")
+        at = f" at {where}" if where else ""
+        raise ValueError(f"{name} must {must}, got {got}{at}{cure}")
 
 
 def _is_kind(value: Tensor, kind: str) -> bool:
