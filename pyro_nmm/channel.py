@@ -13,6 +13,7 @@ from pyro.ops.provenance import extract_provenance, track_provenance
 from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
+from pyro_nmm.expect import expect_all
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
@@ -20,14 +21,18 @@ from pyro_nmm.provenance import untracked
 @dataclass(frozen=True, eq=False)
 class Channel:
     """
-    What each of ``E`` edges makes of a label. This class keeps every label; its subclasses have
-    the same operations. ``rows`` are the rows whose edges these are.
+    What each of ``E`` edges makes of a label. This class keeps every label. ``rows`` are the rows
+    whose edges these are.
     """
 
     relabel: Any = None  #: as users give it
     keeps = True  #: whether no edge changes a label
     certain = True  #: whether the label that is shown follows from the label that is borrowed
-    batch_shape = Size()
+    event_dim = 0  #: dimensions of ``relabel`` that are no batch
+
+    @property
+    def batch_shape(self) -> Size:
+        return Size() if self.keeps else Size(self.relabel.shape[: -self.event_dim])
 
     def of(self, edges: Tensor | slice) -> Channel:
         """The channel of some edges."""
@@ -37,10 +42,10 @@ class Channel:
         return self
 
     def check_values(self) -> None:
-        """Follows ``validate_args``, because it reads the data."""
+        """Refuse bad entries. Follows ``validate_args``, because it reads the data."""
 
     def push(self, probs: Tensor) -> Tensor:
-        """``(..., E, C)``: probabilities of borrowed labels, as those of the labels shown."""
+        """``(..., E, C)``: probabilities of the labels shown, from the borrowed labels'."""
         return probs
 
     def push_tables(self, first: Tensor, second: Tensor, tables: Tensor) -> Tensor:
@@ -48,10 +53,7 @@ class Channel:
         return tables
 
     def borrowed(self, rows: Neighborhood, labels: Tensor) -> Tensor:
-        """
-        The borrowed label of every row over each of its edges, ``(..., E)``, given the labels shown
-        ``(..., n)``; these themselves, if edges keep labels.
-        """
+        """``(..., E)``: the label borrowed over each edge; ``(..., n)`` if edges keep labels."""
         return labels
 
     def chosen(self, rows: Neighborhood, choices: Tensor) -> Channel:
@@ -59,7 +61,7 @@ class Channel:
         return self
 
     def show(self, labels: Tensor) -> Tensor:
-        """The labels shown of borrowed ones, one for each edge of this channel."""
+        """The label shown of each edge's borrowed one."""
         return labels
 
     def borrow(self, labels: Tensor) -> Tensor:
@@ -90,18 +92,15 @@ class Permutations(Channel):
     """Edges with a permutation each, ``(E, C)``; in :meth:`chosen` ``(..., n, C)``."""
 
     keeps = False
-
-    @property
-    def batch_shape(self) -> Size:  # type: ignore[override]
-        return Size(self.relabel.shape[:-2])
+    event_dim = 2
 
     def of(self, edges: Tensor | slice) -> Channel:
         return Permutations(self.relabel[edges])
 
     def check_values(self) -> None:
         labels = torch.arange(self.relabel.shape[-1], device=self.relabel.device)
-        wrong = (self.relabel.sort(-1).values != labels).any(-1)
-        _refuse(self.relabel, wrong, f"permutations of 0..{len(labels) - 1}")
+        good = (self.relabel.sort(-1).values == labels).all(-1)
+        expect_all("relabel", self.relabel, good, f"hold permutations of 0..{len(labels) - 1}")
 
     @property
     def inverse(self) -> Tensor:
@@ -125,11 +124,13 @@ class Permutations(Channel):
         found = relabel[edges].view(*choices.shape, relabel.shape[-1])
         return Permutations(track_provenance(found, provenance))
 
-    def show(self, labels: Tensor) -> Tensor:
-        return _entries(self.relabel, labels)
+    def show(self, labels: Tensor, table: Tensor | None = None) -> Tensor:
+        table = self.relabel if table is None else table
+        shape = torch.broadcast_shapes(table.shape[:-1], labels.shape)
+        return taken(table.expand(*shape, -1), labels.expand(shape))
 
     def borrow(self, labels: Tensor) -> Tensor:
-        return _entries(self.inverse, labels)
+        return self.show(labels, self.inverse)
 
     def matrices(self, like: Tensor) -> Tensor:
         return one_hot(self.relabel, self.relabel.shape[-1]).to(like)
@@ -139,10 +140,7 @@ class Matrices(Channel):
     """Edges with a stochastic matrix each, ``(..., E, C, C)``."""
 
     keeps = certain = False
-
-    @property
-    def batch_shape(self) -> Size:  # type: ignore[override]
-        return Size(self.relabel.shape[:-3])
+    event_dim = 3
 
     def of(self, edges: Tensor | slice) -> Channel:
         return Matrices(self.relabel[..., edges, :, :])
@@ -151,8 +149,9 @@ class Matrices(Channel):
         return Matrices(self.relabel.detach())
 
     def check_values(self) -> None:
-        wrong = ~((self.relabel >= 0).all(-1) & ((self.relabel.sum(-1) - 1).abs() < 1e-4))
-        _refuse(self.relabel, wrong, "probabilities that sum to one over the last dimension")
+        good = (self.relabel >= 0).all(-1) & ((self.relabel.sum(-1) - 1).abs() < 1e-4)
+        must = "hold probabilities that sum to one over the last dimension"
+        expect_all("relabel", self.relabel, good, must)
 
     def push(self, probs: Tensor) -> Tensor:
         return (probs.unsqueeze(-2) @ self.relabel).squeeze(-2)
@@ -204,22 +203,7 @@ def taken(table: Tensor, labels: Tensor) -> Tensor:
     return table.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 
-def _entries(table: Tensor, labels: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(table.shape[:-1], labels.shape)
-    return taken(table.expand(*shape, -1), labels.expand(shape))
-
-
 def log_entries(matrices: Tensor) -> Tensor:
-    """
-    Logarithms of probabilities, ``-inf`` of zeros. Zeros get no gradient: the derivative of ``log``
-    at zero is infinite, and times the zero derivative of a constant it would be NaN.
-    """
+    """Logarithms of probabilities, ``-inf`` of zeros, which get a gradient of zero, not NaN."""
     zero = matrices == 0
     return matrices.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
-
-
-def _refuse(relabel: Tensor, wrong: Tensor, needed: str) -> None:
-    if wrong.any():
-        where = wrong.nonzero()[0].tolist()
-        got = [round(number, 4) for number in relabel[tuple(where)].tolist()]
-        raise ValueError(f"relabel must hold {needed}, got {got} at {where}")

@@ -5,6 +5,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ Dim = int | str | tuple[str, int]
 KINDS = {
     "tensor": "be a tensor",
     "float": "be a floating-point tensor",
+    "integers": "hold integers (torch.long)",
     "labels": "hold integer labels (torch.long)",
     "ids": "hold node ids (torch.long)",
     "mask": "be a boolean mask (torch.bool)",
@@ -56,17 +58,26 @@ def expect(
 
 
 def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:
-    """Two arguments on one device."""
+    """Refuse two arguments on different devices."""
     if value.device != device:
         raise ValueError(
             f"{name} is on {value.device} but {beside} on {device}: move one with .to(device)"
         )
 
 
+def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = "") -> None:
+    """Refuse values that are not all good; the error names the first bad one and its place."""
+    if not good.all():
+        where = (~good).nonzero()[0].tolist()
+        got = np.array2string(value[tuple(where)].detach().cpu().numpy(), separator=", ")
+        at = f" at {where}" if where else ""
+        raise ValueError(f"{name} must {must}, got {got}{at}{cure}")
+
+
 def _is_kind(value: Tensor, kind: str) -> bool:
     if kind == "float":
         return value.is_floating_point()
-    if kind == "labels":
+    if kind in ("integers", "labels"):
         return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     types = {"ids": torch.long, "mask": torch.bool}
     return kind not in types or value.dtype == types[kind]

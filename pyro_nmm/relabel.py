@@ -4,13 +4,13 @@
 r"""
 Edges that relabel: labels that change on their way over an edge.
 
-A node borrows the label :math:`u_i \sim z_{c_i}`, and shows :math:`y_i` instead, what edge
-:math:`e = (c_i, i)` makes of it. ``relabel`` says what: for every edge a permutation, ``(E, C)``
+A node borrows the label :math:`u_i \sim z_{c_i}`, and edge :math:`e = (c_i, i)` turns it into the
+label :math:`y_i` that the node shows. ``relabel`` holds for every edge a permutation, ``(E, C)``
 integers whose entry ``[e, u]`` is :math:`y`; or a stochastic matrix, ``(..., E, C, C)``, whose
 entry ``[e, u, y]`` is the probability of :math:`y` given :math:`u`. Two nodes that share a source
 are positively correlated if their edges are the same, and negatively if one of them flips labels.
 
-Where several permutations compete on an edge, with learned weights, their mean is its matrix:
+If several permutations compete on an edge, with learned weights, their mean is its matrix:
 
 >>> flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
 >>> weight = torch.tensor([0.9, 0.2]).view(-1, 1, 1)  # of two edges
@@ -21,8 +21,7 @@ tensor([[[0.9000, 0.1000],
         [[0.2000, 0.8000],
          [0.8000, 0.2000]]])
 
-Inside the library ``relabel`` is a :class:`~pyro_nmm.channel.Channel`, so that kernels need not ask
-which kind it is.
+Inside the library ``relabel`` is a :class:`~pyro_nmm.channel.Channel`.
 """
 
 from typing import Any
@@ -51,7 +50,7 @@ def evidence_of(
 
 
 def as_channel(relabel: Any, needed: str = "be a tensor") -> Channel:
-    """Nothing, permutations, matrices, or a channel, as a channel."""
+    """A channel of permutations, matrices or ``None``."""
     if relabel is None or isinstance(relabel, Channel):
         return relabel or KEEP
     if not isinstance(relabel, Tensor):
@@ -60,55 +59,43 @@ def as_channel(relabel: Any, needed: str = "be a tensor") -> Channel:
 
 
 def check_relabel(hood: Neighborhood, relabel: Any, num_classes: int, kinds: str = "") -> Channel:
-    """
-    A permutation of the labels for every edge, a stochastic matrix, or nothing.
-
-    :param str kinds: ``"permutations"`` where matrices will not do.
-    """
-    channel = as_channel(relabel)
-    if channel.keeps:
-        return channel
-    relabel = channel.relabel
-    shapes: dict[str, tuple] = {"permutations": (hood.num_edges, num_classes)}
+    """A channel of all edges; with ``kinds="permutations"`` without matrices."""
+    channel, shape = as_channel(relabel), (hood.num_edges, num_classes)
+    needed = f"integers of shape {shape}"
     if not kinds:
-        shapes["matrices"] = (hood.num_edges, num_classes, num_classes)
-    shape = shapes.get("permutations" if channel.certain else "matrices", ())
-    if not shape or relabel.shape[-len(shape) :] != shape:
-        types = {"permutations": "integers", "matrices": "probabilities"}
-        needed = " or ".join(f"{types[name]} of shape {size}" for name, size in shapes.items())
-        got = f"{relabel.dtype} of shape {tuple(relabel.shape)}"
-        raise ValueError(f"relabel must hold {needed}, got {got}")
-    expect_device("relabel", relabel, hood.device)
-    if not channel.certain:
-        return channel
-    if relabel.dim() > 2:
-        raise ValueError(
-            f"permutations in relabel have no batch dimensions, got {tuple(relabel.shape)}"
-        )
-    return Permutations(relabel.long())
+        needed += f" or probabilities of shape {(*shape, num_classes)}"
+    fits = channel.keeps or (channel.relabel.shape == shape if channel.certain else not kinds)
+    return _checked(channel, fits, shape, needed, hood)
 
 
 def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
-    """Refuses evidence of nodes' own labels, which would be read as that of borrowed ones."""
+    """Refuse evidence of nodes' own labels, which would be read as evidence of borrowed ones."""
     if evidence.dim() >= 2 and evidence.shape[-2] == hood.num_nodes != hood.num_edges:
         raise ValueError(
             f"evidence of shape {tuple(evidence.shape)} is of nodes' own labels, but edges "
-            f"relabel: give that of the labels that are borrowed over each of the "
-            f"{hood.num_edges} edges, logsumexp(log(relabel[e, u]) + evidence[i]) at edge e into "
-            f"node i; or use condition for labels that are known"
+            f"relabel: give evidence of the labels borrowed over each of the {hood.num_edges} "
+            f"edges, logsumexp(log(relabel[e, u]) + evidence[i]) at edge e into node i; or use "
+            f"condition for observed labels"
         )
 
 
 def check_permutations(relabel: Any, choices: Tensor, num_classes: int) -> Channel:
-    """Permutations ``(..., n, C)`` of the edges of choices ``(..., n)``, or nothing."""
-    size = choices.shape[-1], num_classes
-    needed = f"integers of shape (..., {size[0]}, {size[1]}), a permutation for every choice"
+    """A channel of the edges of choices ``(..., n)``: permutations ``(..., n, C)`` or nothing."""
+    shape = choices.shape[-1], num_classes
+    needed = f"integers of shape (..., {shape[0]}, {shape[1]}), a permutation for every choice"
     channel = as_channel(relabel, f"hold {needed}")
+    return _checked(channel, channel.certain, shape, needed, choices, "choices")
+
+
+def _checked(channel: Channel, fits: bool, shape: tuple, needed: str, like: Any,
+             beside: str = "hood") -> Channel:  # fmt: skip
+    """The channel, permutations as ``torch.long``; ``shape`` is that of permutations."""
     if channel.keeps:
         return channel
     relabel = channel.relabel
-    if not channel.certain or tuple(relabel.shape[-2:]) != size:
+    shape = shape if channel.certain else (*shape, shape[-1])
+    if not fits or relabel.shape[-len(shape) :] != shape:
         got = f"{relabel.dtype} of shape {tuple(relabel.shape)}"
         raise ValueError(f"relabel must hold {needed}, got {got}")
-    expect_device("relabel", relabel, choices.device, "choices")
-    return Permutations(relabel.long())
+    expect_device("relabel", relabel, like.device, beside)
+    return Permutations(relabel.long()) if channel.certain else channel
