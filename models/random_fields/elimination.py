@@ -19,18 +19,12 @@ def log_sum(
     edges: Tensor, unary: Tensor, pairwise: Tensor, left: list[Left] | None = None
 ) -> Tensor:
     r"""
-    :math:`\log Z = \log \sum_y \exp \big( \sum_i u_i(y_i) + \sum_{(i, j)} w_{ij}(y_i, y_j) \big)`.
+    ``(...)``: the log sum over all labellings, of terms ``(..., N, C)`` of nodes and tables
+    ``(..., P, C, C)`` of pairs ``(2, P)``. ``left`` takes the nodes as they leave.
 
     Nodes enter a table one by one, breadth first, and leave it after their last neighbour has
-    come: a transfer matrix, site by site, on a grid.
-
-    :param Tensor edges: ``(2, P)``, every pair once.
-    :param Tensor unary: ``(..., N, C)``.
-    :param Tensor pairwise: ``(..., P, C, C)``, first node's label first.
-    :param list left: takes the nodes as they leave.
-    :return: ``(...)``. Cost: :math:`O(N C^w)` and, for gradients, as much memory; ``w`` is the
-        width of a grid plus one.
-    :raises ValueError: if the table would exceed :data:`MAX_TABLE`.
+    come: a transfer matrix, site by site, on a grid. Cost: :math:`O(N C^w)` and, for gradients, as
+    much memory; ``w`` is the width of a grid plus one.
     """
     num_nodes, num_classes = unary.shape[-2:]
     neighbors = _neighbors(edges, num_nodes)
@@ -67,10 +61,7 @@ def log_sum(
 
 
 def exact_draws(edges: Tensor, unary: Tensor, pairwise: Tensor, num_draws: int) -> Tensor:
-    """
-    ``(num_draws, N)``: independent draws of :math:`y`, each node given the nodes that were in the
-    table when it left. As :func:`log_sum`, without batch dimensions.
-    """
+    """``(num_draws, N)``: each node given those in the table when it left; without a batch."""
     left: list[Left] = []
     log_sum(edges, unary, pairwise, left)
     draws = torch.zeros(num_draws, unary.shape[-2], dtype=torch.long, device=unary.device)

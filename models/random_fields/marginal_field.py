@@ -241,7 +241,6 @@ class MarginalField(GraphDistribution):
         return self.field.sample(Size(sample_shape) + self.batch_shape)[..., self.nodes]
 
 
-#: Targets that a guide takes.
 RandomField = PairwiseMRF | MarginalField
 
 

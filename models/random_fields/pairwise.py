@@ -17,6 +17,9 @@ from pyro_nmm.models.random_fields.elimination import exact_draws, greedy_colors
 from pyro_nmm.ops.marginals import expected_interaction, node_marginals
 from pyro_nmm.provenance import untracked
 
+#: The product of two spins, by their labels.
+SPINS = [[1.0, -1.0], [-1.0, 1.0]]
+
 
 class PairwiseMRF(GraphDistribution):
     r"""
@@ -122,11 +125,10 @@ class PairwiseMRF(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Exact and independent samples."""
-        shape = Size(sample_shape)
         own = torch.broadcast_shapes(self.unary.shape[:-2], self.strength.shape[:-1])
         if own.numel() > 1:
             raise ValueError(f"sample needs a field without batch, got {own}")
-        shape = shape + self.batch_shape
+        shape = Size(sample_shape) + self.batch_shape
         (unary, pairwise), provenance = untracked(self.unary, self._tables())
         unary = unary.reshape(unary.shape[-2:])
         pairwise = pairwise.reshape(-1, self.num_classes, self.num_classes)
@@ -140,8 +142,7 @@ class PairwiseMRF(GraphDistribution):
         return new
 
     def _tables(self) -> Tensor:
-        strength = self.strength
-        strength = strength.expand(*strength.shape[:-1], self.edges.shape[1])
+        strength = self.strength.expand(*self.strength.shape[:-1], self.num_edges)
         return strength[..., None, None] * self.interaction
 
 
@@ -162,7 +163,7 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
     :param Tensor field: ``(..., N)``, :math:`h`.
     """
     unary = torch.stack([-field, field], -1)
-    return _coupled(edges, coupling, unary, _spins(field))
+    return _coupled(edges, coupling, unary, field.new_tensor(SPINS))
 
 
 def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF:
@@ -185,8 +186,8 @@ def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF
 
 def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
     r"""
-    The posterior of a binary image given a noisy one, Murphy (2012, "Machine Learning: A
-    Probabilistic Perspective", 21.3.2): an Ising prior and Gaussian noise,
+    The posterior of a binary image given a noisy one, of an Ising prior and Gaussian noise (Murphy
+    2012, "Machine Learning: A Probabilistic Perspective", 21.3.2),
 
     .. math::
 
@@ -201,7 +202,8 @@ def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) ->
     levels = image.new_tensor([-1.0, 1.0])
     unary = torch.distributions.Normal(levels, sigma).log_prob(image.reshape(-1, 1))
     height, width = image.shape
-    return _coupled(grid_edges(height, width, image.device), coupling, unary, _spins(image))
+    edges = grid_edges(height, width, image.device)
+    return _coupled(edges, coupling, unary, image.new_tensor(SPINS))
 
 
 def grid_edges(height: int, width: int, device=None) -> Tensor:
@@ -244,11 +246,11 @@ def check_field(field: PairwiseMRF) -> None:
 
 def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
     """A mixture over the nodes and labels of a field, whose edges keep labels."""
-    num_nodes, num_classes = unary.shape[-2:]
-    if (mixture.hood.num_nodes, mixture.num_classes) != (num_nodes, num_classes):
+    size, found = tuple(unary.shape[-2:]), (mixture.hood.num_nodes, mixture.num_classes)
+    if found != size:
         raise ValueError(
-            f"mixture must have {num_nodes} nodes and {num_classes} labels, as the field has, got "
-            f"{mixture.hood.num_nodes} and {mixture.num_classes}"
+            f"mixture must have {size[0]} nodes and {size[1]} labels, as the field has, got "
+            f"{found[0]} and {found[1]}"
         )
     if not mixture.channel.keeps:
         raise ValueError(
@@ -258,18 +260,12 @@ def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
         raise ValueError(f"mixture must be {unary.dtype}, as field, got {mixture.logits.dtype}")
 
 
-def _spins(like: Tensor) -> Tensor:
-    """The product of two spins, as a table of their labels."""
-    return like.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
-
-
 def _coupled(
     edges: Tensor, coupling: Tensor | float, unary: Tensor, interaction: Tensor
 ) -> PairwiseMRF:
     # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled coupling.
     strength = coupling.to(unary) if isinstance(coupling, Tensor) else unary.new_tensor(coupling)
-    strength = strength[None] if strength.dim() == 0 else strength
-    return PairwiseMRF(edges, unary, strength, interaction)
+    return PairwiseMRF(edges, unary, strength.expand(strength.shape or (1,)), interaction)
 
 
 def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
@@ -277,8 +273,7 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
     expect("unary", unary)
     if not unary.is_floating_point():
         raise ValueError(f"unary terms, or field, must be floating-point, got {unary.dtype}")
-    if unary.dim() < 2 or unary.shape[-1] < 2:
-        raise ValueError(f"unary must have shape (..., N, C), C >= 2, got {tuple(unary.shape)}")
+    expect("unary", unary, ("...", "N", ("C", 2)), note="C >= 2")
     if not unary.isfinite().all():
         raise ValueError("unary must be finite: for a label that cannot be give -1e4, not -inf")
     for name, tensor in (("strength", strength), ("interaction", interaction)):
