@@ -18,6 +18,7 @@ from pyro_nmm.expect import expect
 from pyro_nmm.validation import check_integers, check_positive
 
 Values = dict[str, Tensor]
+ROWS = "a row for every node of hood"
 
 
 class Emission(Protocol):
@@ -26,11 +27,9 @@ class Emission(Protocol):
     Its parameters :math:`\theta` are a dictionary of tensors.
     :func:`~pyro_nmm.models.fit_field` fits any class with these methods.
 
-    >>> from pyro_nmm.models import NormalEmission
     >>> emission: Emission = NormalEmission(num_labels=2)
     >>> features = torch.tensor([[-1.0], [1.1], [0.9]])
-    >>> values = emission.start(features, Neighborhood.grid(1, 3))
-    >>> emission.log_prob(values, features).shape
+    >>> emission.log_prob(emission.start(features, Neighborhood.grid(1, 3)), features).shape
     torch.Size([3, 2])
     """
 
@@ -50,14 +49,12 @@ class Emission(Protocol):
         """``(N, C)``: :math:`\\log p(w_i \\mid u_i = k, \\theta)` in nats; missing is zero."""
 
     def log_prior(self, values: Values, data: Any) -> Tensor:
-        """
-        :math:`\\log p(\\theta)`, up to a constant, as a density of logarithms and log-odds.
-        """
+        """:math:`\\log p(\\theta)` up to a constant, a density of logarithms and log-odds."""
 
     def maximise(self, data: Any, probs: Tensor, values: Values) -> Values:
         """
-        The M-step: parameters that raise :math:`\\log p(\\theta)` plus the expected
-        log-likelihood, for probabilities ``(N, C)`` of the labels under the old ``values``.
+        The M-step: parameters that raise :math:`\\log p(\\theta)` plus the log-likelihood expected
+        under ``probs``, ``(N, C)``, of the labels given the old ``values``.
         """
 
     def draw(self, data: Any, labels: Tensor, values: Values) -> Values:
@@ -130,7 +127,7 @@ class NormalEmission(_Columns):
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Features ``(N, D)``, neither missing nor equal everywhere in a column."""
-        data = _check_table(hood, data)
+        data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
         if not data.is_floating_point() or data.isinf().any():
             raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
         _check_columns(data.isnan(), "is missing everywhere")
@@ -208,7 +205,7 @@ class PoissonEmission(_Columns):
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Counts ``(N, D)``, not missing everywhere in a column."""
-        data = _check_table(hood, data)
+        data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
         if data.is_floating_point() or data.dtype == torch.bool or (data < -1).any():
             raise ValueError("data must be integer counts, with -1 for missing ones")
         _check_columns(data < 0, "is missing everywhere")
@@ -233,8 +230,7 @@ class PoissonEmission(_Columns):
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
         """Posterior means, of nodes weighted by ``probs``, ``(N, C)``."""
-        above, below = self._posterior(data, probs)
-        return {"rate": above / below}
+        return {"rate": torch.div(*self._posterior(data, probs))}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
         """From the gamma posterior of every rate."""
@@ -269,11 +265,6 @@ def _seeds(data: Tensor, size: int) -> Tensor:
     if len(data) >= size:
         place = torch.randperm(len(data), device=data.device)[:size]
     return torch.where(data[place].isnan(), _centre(data)[0], data[place])
-
-
-def _check_table(hood: Neighborhood, data: Any) -> Tensor:
-    each = "a row for every node of hood"
-    return expect("data", data, (hood.num_nodes, "D"), like=hood, note=each)
 
 
 def _check_columns(wrong: Tensor, what: str) -> None:

@@ -33,7 +33,7 @@ class PairwiseMRF(GraphDistribution):
     :meth:`log_prob`, :meth:`log_normalizer`, :meth:`marginals` and :meth:`sample` are exact, by
     variable elimination. They refuse graphs wider than a grid of two labels and width 17.
 
-    >>> pair = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.tensor([0.0, 0.0]))
+    >>> pair = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.zeros(2))
     >>> pair.log_normalizer()  # log(2 e^0.5 + 2 e^-0.5)
     tensor(1.5064)
     >>> pair.log_prob(torch.tensor([1, 1])).exp()
