@@ -77,9 +77,10 @@ class Annotators:
 
     def __post_init__(self) -> None:
         check_integers(2, num_labels=self.num_labels)
-        for name in ("num_types", "num_answers"):
-            if (size := getattr(self, name)) is not None:
-                check_integers(2, **{name: size})
+        if self.num_types is not None:
+            check_integers(2, num_types=self.num_types)
+        if self.num_answers is not None:
+            check_integers(2, num_answers=self.num_answers)
         if self.strength is not None:
             check_positive(strength=self.strength)
 

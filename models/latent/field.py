@@ -110,7 +110,9 @@ def hidden_field(
     >>> from pyro_nmm.models import NormalEmission
     >>> hood, x = Neighborhood.grid(2, 2), torch.zeros(4, 1)
     >>> values = {"mean": torch.tensor([[0.0], [1.0]]), "variance": torch.ones(2, 1)}
-    >>> hidden_field(hood, FieldPrior(num_labels=2), NormalEmission(2), values, x).shape
+    >>> program = hood, FieldPrior(num_labels=2), NormalEmission(2), values, x
+    >>> trace = pyro.poutine.trace(hidden_field).get_trace(*program)
+    >>> trace.nodes["y"]["value"].shape
     torch.Size([4])
 
     :param dict values: the emission's parameters, such as ``pyro.param`` gives them.
