@@ -303,7 +303,7 @@ def information(field: HiddenField, level: float = 0.9) -> Quality:
     tensor([ True,  True, False])
 
     :param HiddenField field: fitted to :class:`Annotators`.
-    :return: as :func:`accuracy` returns them, at the same cost.
+    :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
     :raises ValueError: for a field of another emission.
     """
     if not isinstance(field.emission, Annotators):

@@ -23,8 +23,8 @@ ROWS = "a row for every node of hood"
 
 class Emission(Protocol):
     r"""
-    What is observed of a label: :math:`p(w_i \mid u_i = k, \theta)`. An emission holds settings.
-    Its parameters :math:`\theta` are a dictionary of tensors.
+    What is observed of a label: :math:`p(w_i \mid u_i = k, \theta)`, a table ``(N, C)``. It holds
+    settings. Its parameters :math:`\theta` are a dictionary of tensors.
     :func:`~pyro_nmm.models.fit_field` fits any class with these methods.
 
     >>> emission: Emission = NormalEmission(num_labels=2)

@@ -127,7 +127,7 @@ def sample_field(
     :param FieldPrior prior: which stays.
     :param dict values: the emission's parameters that chains start with.
     :param options: of :class:`~pyro_nmm.models.latent.FieldSampling`.
-    :return: the field. Data, ``edge_attr`` and cost are those of :func:`fit_field`.
+    :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
     """
     how = options_of(sample_field, FieldSampling, options)
     fit = _Fit(emission, hood, data, edge_attr, how.num_chains)
