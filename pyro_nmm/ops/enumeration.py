@@ -128,4 +128,6 @@ def log_posterior(
 def enumerate_labels(num_nodes: int, num_classes: int, device=None) -> Tensor:
     """``(C ** num_nodes, num_nodes)``: all labellings, last node fastest."""
     label = torch.arange(num_classes, device=device)
+    if not num_nodes:
+        return label.new_zeros(1, 0)
     return torch.cartesian_prod(*[label] * num_nodes).view(-1, num_nodes)
