@@ -4,16 +4,15 @@
 import pyro
 from torch import Tensor, nn
 
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import Neighborhood
 from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.ordered import ordered_guide
-from pyro_nmm.guides.shared_forward import SharedForward, evaluation
+from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
-from pyro_nmm.relabel import as_channel
 
 
-class AmortizedNMM(nn.Module):
+class AmortizedNMM(SharedForward):
     r"""
     A network and an NMM as one model and guide pair for Pyro's SVI.
 
@@ -64,18 +63,16 @@ class AmortizedNMM(nn.Module):
         name: str = "nmm",
         consistency: Consistency | None = None,
     ) -> None:
-        super().__init__()
-        self.hood, self.network, self.consistency = hood, network, consistency
-        self.collapsed, self.estimator, self.name = collapsed, estimator, name
-        self.forward_pass = SharedForward(hood, network, name)
+        super().__init__(hood, network, name)
+        self.consistency, self.collapsed, self.estimator = consistency, collapsed, estimator
 
     def forward(self, *inputs) -> tuple:
         """The network's output: ``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
-        return self.forward_pass.run(inputs)
+        return self.run(inputs)
 
     def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
-        alpha, logits, relabel = Parameters(*self.forward_pass.give(inputs))
+        alpha, logits, relabel = Parameters(*self.give(inputs))
         ordered_guide(
             self.hood, alpha, logits, y, observed, relabel=relabel,
             collapsed=self.collapsed, estimator=self.estimator,
@@ -92,17 +89,10 @@ class AmortizedNMM(nn.Module):
         :func:`~pyro_nmm.models.nmm` at the network's output. For ``Predictive`` of the nodes that
         ``observed`` leaves out take ``functools.partial(program.model, predict=True)``.
         """
-        alpha, logits, relabel = Parameters(*self.forward_pass.take(inputs))
+        alpha, logits, relabel = Parameters(*self.take(inputs))
         if self.consistency is not None and self.training and y is not None:
-            mixture = NeighborMixture(self.hood, alpha, logits, relabel)
+            mixture = self.family(self.hood, alpha, logits, relabel)
             size = self.hood.restrict(observed).num_rows
             pyro.factor("consistency", -size * self.consistency.of(mixture, y, observed))
         options = {"relabel": relabel, "collapsed": self.collapsed, "predict": predict}
         return nmm(self.hood, alpha, logits, y, observed, **options)
-
-    def mixture(self, *inputs) -> NeighborMixture:
-        """The fitted distribution, for queries: evaluation mode, without gradients."""
-        with evaluation(self):
-            alpha, logits, relabel = Parameters(*self(*inputs))
-        channel = as_channel(relabel).detach()
-        return NeighborMixture(self.hood, alpha.detach(), logits.detach(), channel)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -22,7 +22,7 @@ from pyro_nmm.distributions.membership_mixture import relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
 from pyro_nmm.guides.marginal import MarginalGuide
 from pyro_nmm.guides.mixture import MixtureGuide
-from pyro_nmm.guides.shared_forward import SharedForward, evaluation
+from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import attention_scores
@@ -116,13 +116,12 @@ class DGLFRMGuide(nn.Module):
             raise ValueError(
                 f"hood must have the {target.num_nodes} nodes of target, got {hood.num_nodes}"
             )
-        self.target, self.hood, self.temperature = target, hood, temperature
-        self.num_columns = num_columns
+        self.target, self.hood, self.name = target, hood, name
+        self.temperature, self.num_columns = temperature, num_columns
         self._last_check = LastCall()
         widths = [target.num_communities] * 3 + ([] if hood is None else [width])
         self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma, own_attention)
         if hood is None:
-            self.forward_pass = SharedForward(hood, self.encoder, name)
             return
         local = way is LinkEstimator.LOCAL
         follows = "detached" if local else way.value
@@ -130,14 +129,14 @@ class DGLFRMGuide(nn.Module):
         def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
             return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
 
-        self.memberships: MarginalGuide | MixtureGuide
         parts = hood, self.encoder, self._rest
+        options: dict[str, Any] = {"family": family, "site": "s", "name": name}
+        self.memberships: MarginalGuide | MixtureGuide
         if marginal:
             credit = self._credit if local else None
-            self.memberships = MarginalGuide(*parts, family, site="s", name=name, credit=credit)
+            self.memberships = MarginalGuide(*parts, **options, credit=credit)
         else:
-            self.memberships = MixtureGuide(*parts, site="s", name=name, family=family)
-        self.forward_pass = self.memberships.forward_pass
+            self.memberships = MixtureGuide(*parts, **options)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
         """
@@ -157,11 +156,12 @@ class DGLFRMGuide(nn.Module):
         a, b = self.encoder.sticks(self.target.concentration)
         v = pyro.sample("v", StickShares(a, b).expand(self.target.shape).to_event(2))
         inputs = v, edge_index, x, held_out
-        if self.hood is None:  # the model takes nothing over, so that nothing is kept for it
-            outputs, _ = self.forward_pass.run(inputs)
+        if self.hood is None:
+            register(self.name, self.encoder)
+            outputs, _ = self.encoder(None, *inputs)
             s = pyro.sample("s", relaxed_logits(outputs.log_odds, self.temperature).to_event(2))
         else:
-            outputs, logits = self.forward_pass.give(inputs)
+            outputs, logits = self.memberships.give(inputs)
             s = self.memberships.draw(outputs, logits)
         r = pyro.sample("r", Normal(outputs.mean, outputs.scale).to_event(2))
         return s.sigmoid() * r

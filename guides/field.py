@@ -7,14 +7,14 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides.shared_forward import SharedForward, evaluation
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.entropy import EntropyEstimator
 from pyro_nmm.validation import as_member, check_integers, order_to_rows
 
 
-class FieldGuide(nn.Module):
+class FieldGuide(SharedForward):
     r"""
     The NMM as a variational family for a Markov random field, section 4 of the paper: the bound of
     :class:`~pyro_nmm.guides.MixtureGuide` with far less noise, because the energy and most of the
@@ -70,11 +70,10 @@ class FieldGuide(nn.Module):
         order: Tensor | None = None,
         name: str = "mixture",
     ) -> None:
-        super().__init__()
+        super().__init__(hood, network, name)
         check_integers(1, num_samples=num_samples)
-        self.hood, self.network, self.target = hood, network, target
+        self.target, self.num_samples = target, num_samples
         self.estimator = as_member(EntropyEstimator, estimator=estimator)
-        self.num_samples = num_samples
         if isinstance(target, RandomField):
             if target.num_nodes != hood.num_nodes or target.batch_shape:
                 raise ValueError(
@@ -86,26 +85,19 @@ class FieldGuide(nn.Module):
             order = torch.randperm(hood.num_nodes, device=hood.device)
         order_to_rows(hood, order)
         self.register_buffer("order", order)
-        self.forward_pass = SharedForward(hood, network, name)
 
     def guide(self, *inputs) -> None:
         """The factor ``entropy``."""
-        mixture = NeighborMixture(self.hood, *self.forward_pass.give(inputs))
+        mixture = self.family(self.hood, *self.give(inputs))
         bound = mixture.entropy_bound(self.num_samples, self.estimator, self.order)
         pyro.factor("entropy", -bound.mean(), has_rsample=True)
 
     def model(self, *inputs) -> RandomField:
         """The factor ``energy``; returns the target."""
-        mixture = NeighborMixture(self.hood, *self.forward_pass.take(inputs))
+        mixture = self.family(self.hood, *self.take(inputs))
         fixed = isinstance(self.target, RandomField)
         field = self.target if fixed else self.target(*inputs)  # type: ignore[operator]
         if not isinstance(field, RandomField):
             raise TypeError(f"target must return a PairwiseMRF or MarginalField, got {type(field)}")
         pyro.factor("energy", field.expected_potential(mixture))
         return field
-
-    def mixture(self, *inputs) -> NeighborMixture:
-        """The fitted distribution, for queries: evaluation mode, without gradients."""
-        with evaluation(self):
-            outputs = self.forward_pass.run(inputs)
-        return NeighborMixture(self.hood, *(output.detach() for output in outputs))

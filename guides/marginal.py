@@ -13,7 +13,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.guides.shared_forward import SharedForward
 
 
-class MarginalGuide(nn.Module):
+class MarginalGuide(SharedForward):
     r"""
     A guide for any Pyro program by a family whose choices are summed out, such as
     :class:`~pyro_nmm.MembershipMixture`.
@@ -58,14 +58,12 @@ class MarginalGuide(nn.Module):
         name: str = "mixture",
         credit: Callable[..., Tensor] | None = None,
     ) -> None:
-        super().__init__()
-        self.hood, self.network, self.target = hood, network, target
-        self.family, self.site, self.credit = family, site, credit
-        self.forward_pass = SharedForward(hood, network, name)
+        super().__init__(hood, network, name, family)
+        self.target, self.site, self.credit = target, site, credit
 
     def guide(self, *inputs) -> Tensor:
         """The family's site."""
-        return self.draw(*self.forward_pass.give(inputs))
+        return self.draw(*self.give(inputs))
 
     def draw(self, parameters: Any, logits: Tensor) -> Tensor:
         """The site of :meth:`guide`, for an output of the network."""
@@ -73,7 +71,7 @@ class MarginalGuide(nn.Module):
 
     def model(self, *inputs) -> Any:
         """The target, with the factor ``credit`` if there is one."""
-        parameters, logits = self.forward_pass.take(inputs)
+        parameters, logits = self.take(inputs)
         if self.credit is None or not torch.is_grad_enabled():
             return self.target(*inputs)
         family = self.family(self.hood, parameters, logits)

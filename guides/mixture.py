@@ -12,14 +12,14 @@ from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
-from pyro_nmm.guides.shared_forward import SharedForward, evaluation
+from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import order_to_rows
 
 
-class MixtureGuide(nn.Module):
+class MixtureGuide(SharedForward):
     r"""
     The NMM as a variational family: a guide for any Pyro program with a discrete label for
     every node, section 4 of the paper.
@@ -103,21 +103,19 @@ class MixtureGuide(nn.Module):
         name: str = "mixture",
         family: Callable[..., Any] = NeighborMixture,
     ) -> None:
-        super().__init__()
+        super().__init__(hood, network, name, family)
         if isinstance(target, RandomField):
             raise ValueError(f"target is a {type(target).__name__}, no program: use FieldGuide")
-        self.hood, self.network, self.target = hood, network, target
-        self.site, self.family = site, family
+        self.target, self.site = target, site
         if order is None:
             order = torch.randperm(hood.num_nodes, device=hood.device)
         order_to_rows(hood, order)
         self.order: Tensor
         self.register_buffer("order", order)
-        self.forward_pass = SharedForward(hood, network, name)
 
     def guide(self, *inputs) -> Tensor:
         """Sites ``c`` and ``y``."""
-        return self.draw(*self.forward_pass.give(inputs))
+        return self.draw(*self.give(inputs))
 
     def draw(self, parameters: Any, logits: Tensor, *relabel: Tensor) -> Tensor:
         """The sites of :meth:`guide`, for an output of the network."""
@@ -126,7 +124,7 @@ class MixtureGuide(nn.Module):
 
     def model(self, *inputs) -> Any:
         """The target, with site ``c``."""
-        family = self.family(self.hood, *self.forward_pass.take(inputs))
+        family = self.family(self.hood, *self.take(inputs))
         with poutine.trace() as tracer:
             result = self.target(*inputs)
             labels = self._labels(tracer.trace)
@@ -139,12 +137,6 @@ class MixtureGuide(nn.Module):
         site = own.trace.nodes[choices]
         pyro.factor("baseline", self._baseline(tracer.trace, site, family, c, y))
         return result
-
-    def mixture(self, *inputs) -> Any:
-        """The fitted distribution, for queries: evaluation mode, without gradients."""
-        with evaluation(self):
-            outputs = self.forward_pass.run(inputs)
-        return self.family(self.hood, *(output.detach() for output in outputs))
 
     def _check_support(self, support: Any, y: Tensor) -> None:
         if support.is_discrete and not support.check(untracked(y)[0][0]).all():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.field import FieldGuide
-from pyro_nmm.guides.fitting.loop import Steps, train, unvalidated
+from pyro_nmm.guides.fitting.loop import Steps, unvalidated
 from pyro_nmm.models.random_fields import MarginalField, RandomField
 from pyro_nmm.validation import check_integers, options_of
 
@@ -73,9 +73,6 @@ def fit_mixture(
             f"{type(field)}"
         )
     optimizer = torch.optim.Adam(network.parameters(), lr=how.lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: max(min(1.0, 2 - 2 * step / how.num_steps), 1e-3)
-    )
     elbo, rise = TraceGraph_ELBO(), warmup * how.num_steps
     family: FieldGuide | None = None
     target: RandomField | None = None
@@ -91,6 +88,9 @@ def fit_mixture(
             family.mixture(target)  # with all checks, which the steps leave out
         return family, target
 
+    def rate(step: int) -> float:
+        return max(min(1.0, 2 - 2 * step / how.num_steps), 1e-3)
+
     def backward(step: int) -> float:
         pair, now = take(step)
         if step + 1 < rise:
@@ -100,13 +100,10 @@ def fit_mixture(
 
     settings = {
         "field": _contents(field), "hood": (hood.num_sources, hood.ptr, hood.source),
-        "order": order, "num_samples": num_samples, "warmup": warmup, "num_steps": how.num_steps,
+        "order": order, "num_samples": num_samples, "warmup": warmup,
     }  # fmt: skip
     with pyro.get_param_store().scope():
-        losses = train(
-            network, optimizer, backward,
-            num_epochs=how.num_steps, schedule=schedule, **how.also(**settings),
-        )  # fmt: skip
+        losses = how.train(network, optimizer, backward, rate, **settings)
         if family is None or target is None:  # a checkpoint had all steps
             family, target = take(how.num_steps - 1)
         return family.mixture(target), losses

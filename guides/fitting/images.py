@@ -3,9 +3,9 @@
 
 """Fitting to clean patches, to which noise is added: a U-Net alone, and an NMM on one."""
 
+import functools
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides.fitting.loop import Steps, train, unvalidated
+from pyro_nmm.guides.fitting.loop import Steps, unvalidated
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.images import Denoiser, UNet
@@ -49,14 +49,13 @@ class PatchRun(Steps):
         if not 0 <= self.last_rate <= 1:
             raise ValueError(f"last_rate must lie in 0..1, got {self.last_rate}")
 
-    def train(self, network, optimizer, backward, **settings) -> list[float]:
-        """The steps, at a rate that falls."""
+    def fit(self, network, optimizer, backward, **settings) -> list[float]:
+        """The steps, at a rate that falls; then the network is in evaluation mode."""
         fall = (1 - self.last_rate) / self.num_steps
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - fall * step)
-        names = ("num_steps", "last_rate", "max_noise")
-        how = self.also(**settings, **{name: getattr(self, name) for name in names})
-        how |= {"num_epochs": self.num_steps, "schedule": schedule}
-        return train(network, optimizer, backward, **how)
+        settings |= {"last_rate": self.last_rate, "max_noise": self.max_noise}
+        losses = self.train(network, optimizer, backward, lambda step: 1 - fall * step, **settings)
+        network.eval()
+        return losses
 
 
 def fit_unet(
@@ -104,9 +103,7 @@ def fit_unet(
         value.backward()
         return value.item()
 
-    losses = how.train(unet, optimizer, backward, loss=loss)
-    unet.eval()
-    return losses
+    return how.fit(unet, optimizer, backward, loss=loss)
 
 
 def fit_images(
@@ -162,73 +159,55 @@ def fit_images(
         {"params": [p for p in own if p.dim() == 0], "lr": 10 * how.lr},
     ]
     optimizer = torch.optim.Adam(groups, how.lr)
-    program = _Program(network, radius, estimator, mean_weight)
     elbo = TraceGraph_ELBO()
+
+    @functools.lru_cache(maxsize=1)
+    def program(height: int, width: int, device: torch.device) -> _Program:
+        hood = Neighborhood.grid(height, width, radius=radius, device=device)
+        return _Program(hood, network, estimator, mean_weight)
 
     def backward(step: int) -> float:
         clean, noisy = _noisy(draw(), step, how.max_noise, network.num_classes)
-        program.look_at(clean)
+        pair = program(*clean.shape[-2:], clean.device)
         scale = poutine.scale(scale=1 / clean.numel())
         with unvalidated():
             arguments = noisy, clean.flatten(2)
-            loss = elbo.loss_and_grads(scale(program.model), scale(program.guide), *arguments)
-        return loss - program.penalty
+            loss = elbo.loss_and_grads(scale(pair.model), scale(pair.guide), *arguments)
+        return loss - pair.penalty
 
     with pyro.get_param_store().scope():
         settings = {"radius": radius, "estimator": estimator, "mean_weight": mean_weight}
-        losses = how.train(network, optimizer, backward, **settings)
-    network.eval()
-    return losses
+        return how.fit(network, optimizer, backward, **settings)
 
 
-class _Program:
+class _Program(SharedForward):
     """The NMM of a batch of patches, as model and guide."""
 
-    def __init__(self, network: Denoiser, radius: int, estimator: str, mean_weight: float) -> None:
-        self.network, self.radius = network, radius
-        self.estimator, self.mean_weight = estimator, mean_weight
-        self.size, self.penalty = (0, 0), 0.0
-
-    def look_at(self, clean: Tensor) -> None:
-        """Windows for patches of this size."""
-        height, width = clean.shape[-2:]
-        if self.size != (height, width):
-            self.size = height, width
-            self.hood = Neighborhood.grid(height, width, radius=self.radius, device=clean.device)
-            self.forward_pass = SharedForward(self.hood, self.network, "denoiser")
+    def __init__(
+        self, hood: Neighborhood, network: Denoiser, estimator: str, mean_weight: float
+    ) -> None:
+        super().__init__(hood, network, "denoiser")
+        self.estimator, self.mean_weight, self.penalty = estimator, mean_weight, 0.0
 
     def guide(self, noisy: Tensor, y: Tensor) -> None:
-        alpha, logits = self.forward_pass.give((noisy,))
-        with self._plates(y):
+        alpha, logits = self.give((noisy,))
+        with pyro.plate("images", len(y), dim=-2), pyro.plate("channels", y.shape[1], dim=-1):
             ordered_guide(self.hood, alpha, logits, y, collapsed=True, estimator=self.estimator)
 
     def model(self, noisy: Tensor, y: Tensor) -> None:
-        alpha, logits = self.forward_pass.take((noisy,))
+        alpha, logits = self.take((noisy,))
         penalty = (mean_errors(self.hood, alpha.mean, logits, y) + 4).log().mean()
         penalty = self.mean_weight * penalty
         self.penalty = penalty.item()
         pyro.factor("mean", -y.numel() * penalty)
-        with self._plates(y):
+        with pyro.plate("images", len(y), dim=-2), pyro.plate("channels", y.shape[1], dim=-1):
             nmm(self.hood, alpha, logits, y, collapsed=True)
-
-    def _plates(self, y: Tensor) -> ExitStack:
-        plates = ExitStack()
-        for name, size, dim in (("images", len(y), -2), ("channels", y.shape[1], -1)):
-            plates.enter_context(pyro.plate(name, size, dim=dim))
-        return plates
 
 
 def _noisy(
     clean: Tensor, step: int, max_noise: float, num_classes: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Patches as ``torch.long``, and with noise."""
-    clean = _grey_levels(clean, step, num_classes)
-    noise = max_noise * torch.rand(len(clean), 1, 1, 1, device=clean.device)
-    return clean, clean + noise * torch.randn(clean.shape, device=clean.device)
-
-
-def _grey_levels(clean: Tensor, step: int, num_classes: int | None) -> Tensor:
-    """Patches as ``torch.long``, whatever integers they were."""
+    """Patches as ``torch.long``, whatever integers they were, and with noise."""
     good = isinstance(clean, Tensor) and clean.dim() == 4 and clean.numel() and not clean.is_meta
     if not good or clean.is_floating_point() or clean.is_complex() or clean.dtype == torch.bool:
         got = type(clean)
@@ -240,7 +219,9 @@ def _grey_levels(clean: Tensor, step: int, num_classes: int | None) -> Tensor:
     if low < 0 or (num_classes is not None and high >= num_classes):
         top = "" if num_classes is None else f": they must lie in 0..{num_classes - 1}"
         raise ValueError(f"draw gave grey level {low if low < 0 else high} in step {step}{top}")
-    return clean.long()
+    clean = clean.long()
+    noise = max_noise * torch.rand(len(clean), 1, 1, 1, device=clean.device)
+    return clean, clean + noise * torch.randn(clean.shape, device=clean.device)
 
 
 def mean_errors(hood: Neighborhood, mean: Tensor, logits: Tensor, y: Tensor) -> Tensor:

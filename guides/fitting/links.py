@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_nmm.datasets.links import LinkSplit
 from pyro_nmm.expect import expect
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
-from pyro_nmm.guides.fitting.loop import Steps, train
+from pyro_nmm.guides.fitting.loop import Steps
 from pyro_nmm.validation import options_of
 
 
@@ -60,5 +60,4 @@ def fit_links(
     def backward(step: int) -> float:
         return elbo.loss_and_grads(model, guide, split.train, x, split.held_out)
 
-    settings = {"num_steps": how.num_steps, "x": x, **split._asdict()}
-    return train(pair, optimizer, backward, num_epochs=how.num_steps, **how.also(**settings))
+    return how.train(pair, optimizer, backward, x=x, **split._asdict())

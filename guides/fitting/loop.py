@@ -17,13 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pyro_nmm.guides.fitting.checkpoints import (
-    generators,
-    resume,
-    save_checkpoint,
-    set_generators,
-)
-from pyro_nmm.guides.fitting.fingerprint import fingerprint
+from pyro_nmm.guides.fitting.checkpoints import fingerprint, resume, save_checkpoint
 from pyro_nmm.validation import check_integers, check_positive
 
 
@@ -80,6 +74,24 @@ class Steps(Run):
         check_integers(1, num_steps=self.num_steps)
         check_positive(lr=self.lr)
 
+    def train(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        backward: Callable[[int], float],
+        rate: Callable[[int], float] | None = None,
+        **settings: object,
+    ) -> list[float]:
+        """
+        The loss of every step.
+
+        :param rate: the share of ``lr`` at each step.
+        :param settings: what a checkpoint knows of the run besides the number of steps.
+        """
+        schedule = None if rate is None else torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        run = self.also(num_steps=self.num_steps, **settings) | {"schedule": schedule}
+        return train(module, optimizer, backward, num_epochs=self.num_steps, **run)
+
 
 def train(
     module: nn.Module,
@@ -128,10 +140,18 @@ def train(
             best, history = state["best"], state["history"]
             if validate is not None:
                 history = [tuple(score) for score in history]
-                _check_length(how.checkpoint, history, num_epochs, patience)
+                stops = (e for e in range(len(history)) if e - _best_epoch(history[:e]) > patience)
+                if len(history) > min(next(stops, num_epochs), num_epochs):
+                    raise ValueError(
+                        f"checkpoint {how.checkpoint} holds {len(history)} epochs, more "
+                        f"than {num_epochs=} and {patience=} allow: ask for as many, or give "
+                        f"another path"
+                    )
             for name, part in parts.items():
                 part.load_state_dict(state[name])
-            set_generators(state["generators"])
+            torch.set_rng_state(state["generators"][0])
+            devices = state["generators"][1 : 1 + torch.cuda.device_count()]
+            torch.cuda.set_rng_state_all(devices)
     stored = len(history)
 
     def save() -> None:
@@ -139,7 +159,8 @@ def train(
         if how.checkpoint is not None and len(history) > stored:
             state = {"settings": here, "best": best, "history": history}
             state |= {name: part.state_dict() for name, part in parts.items()}
-            save_checkpoint(state | {"generators": generators()}, how.checkpoint)
+            state["generators"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+            save_checkpoint(state, how.checkpoint)
             stored = len(history)
 
     for step in how.progress(range(len(history), num_epochs)):
@@ -148,20 +169,19 @@ def train(
         module.train()
         optimizer.zero_grad()
         loss = backward(step)
-        check_loss(loss, f"{unit} {step}")
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss} in {unit} {step}: lower lr, or look for NaN in the data"
+            )
         optimizer.step()
         if schedule is not None:
             schedule.step()
-        due = (len(history) + 1) % how.save_every == 0
-        if validate is None:
-            history.append(loss)
-            if due or step + 1 == num_epochs:
-                check_weights(module, f"{unit} {step}")
-        else:
-            check_weights(module, f"{unit} {step}")
-            history.append(_score(module, validate, step))
-            if _best_epoch(history) == step:
-                best = copy.deepcopy(module.state_dict())
+        due = (step + 1) % how.save_every == 0
+        if validate is not None or due or step + 1 == num_epochs:
+            _check_weights(module, f"{unit} {step}")
+        history.append(loss if validate is None else _score(module, validate, step))
+        if validate is not None and _best_epoch(history) == step:
+            best = copy.deepcopy(module.state_dict())
         if due:
             save()
     save()
@@ -183,21 +203,6 @@ def _score(module: nn.Module, validate: Callable[[], tuple[float, ...]], epoch: 
     return score
 
 
-def _check_length(checkpoint: Path, scores: list[tuple], num_epochs: int, patience: int) -> None:
-    """A run from the start must have as many epochs as the checkpoint, or more."""
-    best, end = 0, min(len(scores), num_epochs)
-    for epoch, score in enumerate(scores[:num_epochs]):
-        if epoch - best > patience:
-            end = epoch
-            break
-        best = epoch if score > scores[best] else best
-    if end < len(scores):
-        raise ValueError(
-            f"checkpoint {checkpoint} holds {len(scores)} epochs, more than {num_epochs=} "
-            f"and {patience=} allow: ask for as many, or give another path"
-        )
-
-
 def _best_epoch(scores: list[tuple[float, ...]]) -> int:
     return max(range(len(scores)), key=lambda e: (scores[e], -e), default=0)
 
@@ -210,12 +215,7 @@ def unvalidated() -> Iterator[None]:
         yield
 
 
-def check_loss(loss: float, when: str) -> None:
-    if not math.isfinite(loss):
-        raise ValueError(f"the loss is {loss} in {when}: lower lr, or look for NaN in the data")
-
-
-def check_weights(module: nn.Module, when: str) -> None:
+def _check_weights(module: nn.Module, when: str) -> None:
     """A loss may be finite where its gradient is not."""
     for name, value in module.named_parameters():
         if not is_lazy(value) and value.isnan().any():

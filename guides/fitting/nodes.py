@@ -5,6 +5,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,35 @@ class NodeRun(Run):
                 f"criterion must be 'accuracy' or 'likelihood', got {self.criterion!r}"
             )
 
+    def fit(
+        self,
+        network: nn.Module,
+        backbones: list[nn.Module],
+        consistency: Consistency | None,
+        data: Data,
+        backward: Callable[[int], float],
+        predict: Callable[[], Tensor],
+        **settings: object,
+    ) -> Scores:
+        """Adam, stopped early by the predictions ``(N, C)`` for the validation nodes."""
+        optimizer = torch.optim.Adam(_groups(network, backbones, self.weight_decay), lr=self.lr)
+        parts = {"network": network} | ({} if consistency is None else {"consistency": consistency})
+
+        def validate() -> tuple[float, float]:
+            probs = predict()
+            y = labels_in(data, "val_mask", probs.shape[-1])
+            probs = probs[data.val_mask]
+            accuracy = (probs.argmax(-1) == y).double().mean().item()
+            likelihood = mean_log_prob(probs.clamp(min=1e-12), y).item()
+            both = accuracy, likelihood
+            return both if self.criterion == "accuracy" else both[::-1]
+
+        run = self.also(**contents(data), criterion=self.criterion, **settings)
+        return train(
+            nn.ModuleDict(parts), optimizer, backward, validate,
+            num_epochs=self.num_epochs, patience=self.patience, **run,
+        )  # fmt: skip
+
 
 def fit_classifier(
     network: nn.Module,
@@ -108,13 +138,10 @@ def fit_classifier(
         loss.backward()
         return loss.item()
 
-    optimizer = torch.optim.Adam(_groups(network, [network], how.weight_decay), lr=how.lr)
-    scores = train(
-        _together(network, consistency), optimizer, backward,
-        lambda: _quality(network(*inputs).softmax(-1), data, how.criterion),
-        num_epochs=how.num_epochs, patience=how.patience,
-        **how.also(**contents(data), criterion=how.criterion),
-    )  # fmt: skip
+    def predict() -> Tensor:
+        return network(*inputs).softmax(-1)
+
+    scores = how.fit(network, [network], consistency, data, backward, predict)
     with torch.no_grad():
         return network(*inputs), scores
 
@@ -195,42 +222,22 @@ def fit_nmm(
         with unvalidated():
             return elbo.loss_and_grads(model, guide, *inputs, **known)
 
-    def validate() -> tuple[float, ...]:
+    def predict() -> Tensor:
         mixture = NeighborMixture(hood, *network(hood, *inputs), validate_args=False)
-        posterior = mixture.condition(**known, num_samples=num_samples)
-        return _quality(posterior.marginals(), data, how.criterion)
+        return mixture.condition(**known, num_samples=num_samples).marginals()
 
     inner = network.network if isinstance(network, Compatibility) else network
     backbones = [inner]
     if isinstance(inner, NMMNetwork):
         backbones = [b for b in (inner.labels, inner.attention) if b is not None]
-    optimizer = torch.optim.Adam(_groups(network, backbones, how.weight_decay), lr=how.lr)
-    settings = contents(data) | {
-        "hood": (hood.num_sources, hood.ptr, hood.source), "criterion": how.criterion,
+    settings = {
+        "hood": (hood.num_sources, hood.ptr, hood.source),
         "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
     }  # fmt: skip
     with pyro.get_param_store().scope():
-        scores = train(
-            _together(network, consistency), optimizer, backward, validate,
-            num_epochs=how.num_epochs, patience=how.patience, **how.also(**settings),
-        )  # fmt: skip
+        scores = how.fit(network, backbones, consistency, data, backward, predict, **settings)
     with torch.no_grad():
         return NeighborMixture(hood, *network(hood, *inputs)), scores
-
-
-def _together(network: nn.Module, consistency: Consistency | None) -> nn.ModuleDict:
-    """What a checkpoint must hold."""
-    agreeing = {} if consistency is None else {"consistency": consistency}
-    return nn.ModuleDict({"network": network} | agreeing)
-
-
-def _quality(probs: Tensor, data: Data, criterion: str) -> tuple[float, float]:
-    """Validation accuracy and log-likelihood, the criterion first."""
-    y = labels_in(data, "val_mask", probs.shape[-1])
-    probs = probs[data.val_mask]
-    accuracy = (probs.argmax(-1) == y).double().mean().item()
-    likelihood = mean_log_prob(probs.clamp(min=1e-12), y).item()
-    return (accuracy, likelihood) if criterion == "accuracy" else (likelihood, accuracy)
 
 
 def _groups(network: nn.Module, backbones: list[nn.Module], weight_decay: float) -> list[dict]:
