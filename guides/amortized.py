@@ -21,7 +21,7 @@ class AmortizedNMM(SharedForward):
         (\alpha, \text{logits}) = f_\theta(X), \qquad y \sim \mathrm{NMM}(\alpha, \text{logits})
 
     The network runs once for each pair of guide and model, so both see the same dropout
-    mask: once a step with vectorized particles. All its parameters are learned.
+    mask: once a step with vectorized particles. Sites are those of :func:`~pyro_nmm.models.nmm`.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -40,17 +40,14 @@ class AmortizedNMM(SharedForward):
     >>> program.mixture(x, edge_index).condition(y, train, num_samples=16).predict()[:2]
     tensor([0, 1])
 
-    Sites are those of :func:`~pyro_nmm.models.nmm`; parameters are named after ``name``.
-
     :param Neighborhood hood: The neighbourhoods.
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` with an ``alpha`` of
-        shape ``(N, C)``, for example :class:`~pyro_nmm.models.NMMNetwork`.
+        shape ``(N, C)``.
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the network's parameters in Pyro's store.
-    :param Consistency consistency: lets unlabelled nodes teach the network too, in training mode,
-        through a factor ``consistency`` in the model; the loss is then no bound any more. Its
-        memory advances with every run of the model: once a step with vectorized particles.
+    :param Consistency consistency: a penalty in training mode, the factor ``consistency`` of the
+        model; the loss is then no bound. Its memory advances with every run of the model.
     """
 
     def __init__(
@@ -79,15 +76,12 @@ class AmortizedNMM(SharedForward):
         )  # fmt: skip
 
     def model(
-        self,
-        *inputs,
-        y: Tensor | None = None,
-        observed: Tensor | None = None,
+        self, *inputs, y: Tensor | None = None, observed: Tensor | None = None,
         predict: bool = False,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """
-        :func:`~pyro_nmm.models.nmm` at the network's output. For ``Predictive`` of the nodes that
-        ``observed`` leaves out take ``functools.partial(program.model, predict=True)``.
+        :func:`~pyro_nmm.models.nmm` at the network's output. ``Predictive`` of the unobserved nodes
+        takes ``functools.partial(program.model, predict=True)``.
         """
         alpha, logits, relabel = Parameters(*self.take(inputs))
         if self.consistency is not None and self.training and y is not None:

@@ -23,8 +23,8 @@ from pyro_nmm.validation import check_integers, check_positive
 
 class SeedLoss(nn.Module):
     r"""
-    The loss of a mini-batch: minus the bound on the joint likelihood of the labels of its seed
-    nodes :math:`s`, over their number.
+    The loss of a mini-batch: the negative bound on the joint likelihood of its seed nodes' labels
+    :math:`y_s`, a mean over the seeds.
 
     .. math::
 
@@ -32,14 +32,14 @@ class SeedLoss(nn.Module):
             \log \frac{p_\theta(y_s, c)}{q_\theta(c \mid y_s)} \right],
         \qquad p_\theta(y_s) = \sum_{y_{-s}} p_\theta(y)
 
-    Other labels are marginalised exactly. So the bound is that of the seeds in the whole graph, if
+    Other labels are marginalised exactly. The bound equals the seeds' bound in the whole graph if
     the batch has every edge into a seed, and behind these the hops of the network
     (:func:`~pyro_nmm.datasets.seed_batch`, or ``NeighborLoader`` with a first fan-out of -1).
-    Batches are treated as independent: the sum of their bounds is the bound of a composite
-    likelihood [1].
+    The sum over batches is the bound of a composite likelihood [1].
 
-    The loss is differentiable, with the gradient of :func:`~pyro_nmm.guides.fit_nmm`, so
-    ``DistributedDataParallel`` and Lightning may wrap the module. It uses no parameter store.
+    ``DistributedDataParallel`` and Lightning may wrap the module: the loss is differentiable, and
+    no parameter store is used. **Several processes**, whose gradients are averaged: give each
+    process ``total``, the number of all seeds divided by the number of processes.
 
     >>> from torch_geometric.datasets import KarateClub
     >>> from torch_geometric.nn import GraphSAGE
@@ -54,21 +54,15 @@ class SeedLoss(nn.Module):
     ...     loss(seed_batch(data, seeds, num_hops=3)).backward()
     ...     optimizer.step()
 
-    **Several processes**, whose gradients are averaged: give each process ``total``, the number of
-    all seeds divided by the number of processes. A process without seeds adds nothing.
-
-    Cost: the network on the batch, its ``alpha`` ``(N, C)`` for the nodes of the batch, and
-    :math:`O(E_s)` a particle for the edges into the seeds.
+    Cost: the network on the batch, and :math:`O(E_s)` a particle for the edges into the seeds.
 
     [1] Cristiano Varin, Nancy Reid, David Firth (2011) "An overview of composite likelihood
     methods", Statistica Sinica 21.
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, for example
-        :class:`~pyro_nmm.models.NMMNetwork`; its layers must not be ``cached``.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` without ``cached`` layers.
     :param inputs: names of the batch's entries that are the network's arguments, in order.
     :param int num_particles: draws of :math:`q(c \mid y)`.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
-    :raises ValueError: if layers are cached.
     """
 
     def __init__(
@@ -101,12 +95,12 @@ class SeedLoss(nn.Module):
         """
         :param Data batch: with ``edge_index`` ``(2, num_edges)``, ``y`` ``(N,)``, read at the seeds
             only, what ``inputs`` names, and ``in_degree`` ``(N,)`` by
-            :func:`~pyro_nmm.datasets.with_in_degree`, by which edges are missed.
+            :func:`~pyro_nmm.datasets.with_in_degree`, which reveals missing edges.
         :param Tensor seeds: node ids of the batch, or a mask ``(N,)``; default the first
             ``batch.batch_size`` nodes, as PyG's loaders have them.
-        :param float total: what the bound is divided by, default the number of seeds: a mean over
-            nodes. The number of seeds over that of all labelled nodes makes it an estimate of the
-            sum over all of these, to which a log-prior of the weights may be added.
+        :param float total: divides the bound, default the number of seeds. The share of seeds among
+            all labelled nodes makes the loss an estimate of the sum over these nodes, to which a
+            log-prior of the weights may be added.
         :return: a number; zero for a batch without seeds.
         :raises ValueError: if a seed has fewer edges than in the whole graph.
         """

@@ -14,9 +14,8 @@ from pyro_nmm.validation import check_integers
 
 class Consistency(nn.Module):
     r"""
-    Learning from the unlabelled nodes: a penalty on marginals :math:`u` of shape ``(N, C)``
-    under dropout that disagree with the sharpened memory of earlier posteriors
-    :math:`p(y_i \mid y_\tau)`.
+    A penalty for learning from unobserved nodes: the divergence of marginals :math:`u`, ``(N, C)``
+    under dropout, from the sharpened memory of earlier posteriors :math:`p(y_i \mid y_\tau)`.
 
     .. math::
 
@@ -25,15 +24,13 @@ class Consistency(nn.Module):
         \text{penalty} = w \, \frac1N \sum_i \mathrm{KL}(t_i \,\|\, u_i)
 
     Temporal ensembling (Laine and Aila 2017, ICLR) with the sharpening of Berthelot et al.
-    (2019, "MixMatch", NeurIPS), and the NMM's posterior as the teacher. It is not part of the
-    likelihood: use it where labels are few.
+    (2019, "MixMatch", NeurIPS), and the NMM's posterior as the teacher. Use it if labels are few.
+    The memory is a buffer, so a ``state_dict`` holds it.
 
     >>> consistency = Consistency(num_nodes=1, num_classes=2, temperature=0.5, warmup=0)
     >>> probs = torch.tensor([[0.6, 0.4]])
     >>> consistency(probs, probs)
     tensor(0.0183)
-
-    The memory is a buffer, so a checkpoint's ``state_dict`` holds it.
 
     :param int num_nodes: ``N``.
     :param int num_classes: ``C``.
@@ -72,13 +69,7 @@ class Consistency(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, probs: Tensor, teacher: Tensor) -> Tensor:
-        """
-        Updates the memory and returns the penalty.
-
-        :param Tensor probs: ``(N, C)``, differentiable.
-        :param Tensor teacher: ``(N, C)``, taken as constant.
-        :return: a number.
-        """
+        """The penalty of ``probs`` ``(N, C)``, once the constant ``teacher`` is in the memory."""
         for name, value in (("teacher", teacher), ("probs", probs)):
             expect(name, value, tuple(self.past.shape))
         with torch.no_grad():
@@ -90,18 +81,11 @@ class Consistency(nn.Module):
         return weight.to(probs) * F.kl_div(log_probs, target, reduction="batchmean")
 
     def of(self, mixture: NeighborMixture, y: Tensor, observed: Tensor | None) -> Tensor:
-        """
-        The penalty of a mixture with its own posterior as the teacher.
-
-        :param Tensor y: ``(N,)`` labels, read where ``observed`` only.
-        :param Tensor observed: ``(N,)`` boolean mask.
-        """
+        """The penalty of a mixture, whose posterior given the observed labels is the teacher."""
         # Draws of its own: choices of a guide would be charged with a teacher that is constant.
         teacher = mixture.condition(y, observed, num_samples=4).marginals()
         return self(mixture.marginals(), teacher)
 
     def extra_repr(self) -> str:
-        return (
-            f"weight={self.weight}, temperature={self.temperature}, memory={self.memory}, "
-            f"warmup={self.warmup}"
-        )
+        names = "weight", "temperature", "memory", "warmup"
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)

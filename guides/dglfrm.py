@@ -20,8 +20,7 @@ from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.inner_product import observed_edges
 from pyro_nmm.distributions.membership_mixture import relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
-from pyro_nmm.guides.marginal import MarginalGuide
-from pyro_nmm.guides.mixture import MixtureGuide
+from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.models.links import DGLFRM

@@ -16,7 +16,7 @@ from pyro_nmm.validation import as_member, check_integers, order_to_rows
 
 class FieldGuide(SharedForward):
     r"""
-    The NMM as a variational family for a Markov random field, section 4 of the paper: the bound of
+    The NMM as a variational family for a Markov random field: the bound of
     :class:`~pyro_nmm.guides.MixtureGuide` with far less noise, because the energy and most of the
     entropy are averaged in closed form.
 
@@ -26,7 +26,7 @@ class FieldGuide(SharedForward):
             \le -E_p \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) - E_p[\log p^*(y)]
 
     The loss of Pyro's ``TraceGraph_ELBO`` is the right-hand side, in two factors: ``energy`` in the
-    model and ``entropy`` in the guide.
+    model and ``entropy`` in the guide. :func:`~pyro_nmm.guides.fit_mixture` adds a schedule.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -39,22 +39,17 @@ class FieldGuide(SharedForward):
     >>> bound = sum(losses[-20:]) / 20 + target.log_normalizer()  # on the KL divergence
     >>> bool(bound < 0.6)
     True
-    >>> family.mixture().marginals().shape
-    torch.Size([9, 2])
 
-    :func:`~pyro_nmm.guides.fit_mixture` does it with a schedule. Cost: :math:`O(E C^2)` a sample.
+    Cost: :math:`O(E C^2)` a sample. ``hood``, ``network`` and ``name`` are parameters of
+    :class:`~pyro_nmm.guides.MixtureGuide`.
 
-    :param Neighborhood hood: The neighbourhoods.
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with the inputs
-        of ``model`` and ``guide``.
     :param target: a ``PairwiseMRF`` or :class:`~pyro_nmm.models.MarginalField`, or a Pyro program
-        that returns one, called with the same inputs.
+        that returns one, called with the inputs of ``model`` and ``guide``.
     :param str estimator: of the entropy's gradient, see
         :meth:`~pyro_nmm.NeighborMixture.entropy_bound`.
     :param int num_samples: draws of the entropy a step.
-    :param Tensor order: ``(N,)`` permutation of the node ids, see
-        :class:`~pyro_nmm.guides.MixtureGuide`. Default: the colors of a field, else random.
-    :param str name: of the network's parameters in Pyro's store.
+    :param Tensor order: ``(N,)`` permutation of the node ids, in which choices are drawn. Default:
+        the colors of a field, else random.
     """
 
     order: Tensor

@@ -7,7 +7,7 @@ import pyro
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides.evidence import evidence_guide
+from pyro_nmm.guides.ordered import evidence_guide
 from pyro_nmm.models.latent import (
     Emission,
     FieldPrior,
@@ -24,7 +24,8 @@ from pyro_nmm.validation import check_all_rows
 class HiddenFieldGuide(nn.Module):
     r"""
     A hidden field and its parameter-free guide as a pair of Pyro programs.
-    :func:`~pyro_nmm.models.fit_field` fits the same model by expectation maximisation.
+    :func:`~pyro_nmm.models.fit_field` fits the same model by expectation maximisation, and
+    documents the parameters.
 
     .. math::
 

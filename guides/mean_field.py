@@ -27,18 +27,16 @@ def mean_field(
     tolerance: float = 1e-8,
 ) -> MeanField:
     r"""
-    The best independent approximation of a Markov random field: coordinate ascent from several
-    starts.
+    Independent approximation of a Markov random field, by coordinate ascent from several starts.
 
     .. math::
 
         q(y) = \prod_i q_i(y_i), \qquad
         q_i \leftarrow \mathrm{softmax}\Big( u_i + \sum_j w_{ij} \phi \, q_j \Big)
 
-    The loss, :math:`E_q[\log q - \log p^*] = \mathrm{KL}(q \,\|\, p) - \log Z`, compares with
-    the loss of :class:`~pyro_nmm.guides.MixtureGuide`. It has many local minima if interactions are
-    strong. Starts are the softmax of the unary terms, the same with interactions that rise slowly
-    from zero, every label everywhere, random fields, and ``starts``.
+    The loss is :math:`\mathrm{KL}(q \,\|\, p) - \log Z`, as of :class:`FieldGuide`. It has many local
+    minima if interactions are strong. Starts are the softmax of the unary terms, the same with
+    interactions that rise slowly from zero, every label everywhere, random fields, and ``starts``.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(2, 2), coupling=0.1, field=torch.tensor([1.0, 0.0, 0.0, -1.0]))
@@ -50,8 +48,7 @@ def mean_field(
     :param int num_random: random starts.
     :param int num_sweeps: at most.
     :param float tolerance: largest change of a probability in the last sweep.
-    :return: marginals ``(N, C)`` of the best start, and losses of all, in nats. Cost:
-        :math:`O(S P C)` a sweep.
+    :return: the best marginals, and losses in nats. Cost: :math:`O(S P C)` a sweep.
     """
     check_field(field)
     check_integers(1, num_sweeps=num_sweeps)
@@ -63,9 +60,8 @@ def mean_field(
         good = isinstance(starts, Tensor) and starts.is_floating_point() and starts.dim() == 3
         if not good or starts.shape[1:] != shape or not (starts >= 0).all():
             got = tuple(starts.shape) if isinstance(starts, Tensor) else type(starts)
-            raise ValueError(
-                f"starts must hold probabilities of shape (S, {shape[0]}, {shape[1]}), got {got}"
-            )
+            size = f"(S, {shape[0]}, {shape[1]})"
+            raise ValueError(f"starts must hold probabilities of shape {size}, got {got}")
     unary = field.unary
     labels = torch.eye(shape[1], dtype=unary.dtype, device=unary.device)[:, None].expand(-1, *shape)
     noise = torch.randn(num_random, *shape, dtype=unary.dtype, device=unary.device)
