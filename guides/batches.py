@@ -59,7 +59,7 @@ class SeedLoss(nn.Module):
     [1] Cristiano Varin, Nancy Reid, David Firth (2011) "An overview of composite likelihood
     methods", Statistica Sinica 21.
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` without ``cached`` layers.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, no layer ``cached``.
     :param inputs: names of the batch's entries that are the network's arguments, in order.
     :param int num_particles: draws of :math:`q(c \mid y)`.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.

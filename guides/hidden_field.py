@@ -24,8 +24,7 @@ from pyro_nmm.validation import check_all_rows
 class HiddenFieldGuide(nn.Module):
     r"""
     A hidden field and its parameter-free guide as a pair of Pyro programs.
-    :func:`~pyro_nmm.models.fit_field` fits the same model by expectation maximisation, and
-    documents the parameters.
+    :func:`~pyro_nmm.models.fit_field` fits the same model by expectation maximisation.
 
     .. math::
 
@@ -33,7 +32,6 @@ class HiddenFieldGuide(nn.Module):
 
     with :math:`q` and :math:`f_i` of :class:`~pyro_nmm.EvidenceConditional`.
 
-    >>> import torch
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
     >>> from pyro_nmm import sources
@@ -47,14 +45,12 @@ class HiddenFieldGuide(nn.Module):
     >>> losses = [svi.step() for _ in range(100)]
     >>> pair.values()["mean"].flatten().sort().values.round().tolist()
     [0.0, 3.0]
-    >>> field = pair.field()
-    >>> field.probs.shape
+    >>> pair.field().probs.shape  # (N, C)
     torch.Size([144, 2])
 
-    :param Emission emission: the observation model, which also starts the fit.
-    :param Neighborhood hood: the neighbourhoods.
-    :param data: the observations of the ``N`` nodes.
-    :param Tensor edge_attr: ``(num_edges, F)`` features of the edges.
+    ``emission``, ``hood``, ``data`` and ``edge_attr``, of shape ``(num_edges, F)``, are parameters
+    of :func:`~pyro_nmm.models.fit_field`. The emission also starts the fit.
+
     :param str estimator: of the gradient, see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the parameters in Pyro's store.
     """
@@ -96,8 +92,9 @@ class HiddenFieldGuide(nn.Module):
         register(f"{self.name}.prior", self.prior)
         evidence = self.emission.log_prob(self.values(), self.data)
         parameters = self.prior(self.hood, self.edge_attr)
-        options: dict = {"collapsed": True, "estimator": self.estimator}
-        return evidence_guide(self.hood, *parameters, evidence, **options)
+        return evidence_guide(
+            self.hood, *parameters, evidence, collapsed=True, estimator=self.estimator
+        )
 
     def field(self, **options) -> HiddenField:
         """The fitted field: :func:`~pyro_nmm.models.sample_field`, whose ``options`` these are."""

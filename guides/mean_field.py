@@ -34,8 +34,8 @@ def mean_field(
         q(y) = \prod_i q_i(y_i), \qquad
         q_i \leftarrow \mathrm{softmax}\Big( u_i + \sum_j w_{ij} \phi \, q_j \Big)
 
-    The loss is :math:`\mathrm{KL}(q \,\|\, p) - \log Z`, as of :class:`FieldGuide`. It has many local
-    minima if interactions are strong. Starts are the softmax of the unary terms, the same with
+    The loss is :math:`\mathrm{KL}(q \,\|\, p) - \log Z`, as of :class:`FieldGuide`. It has many
+    local minima if interactions are strong. Starts are the softmax of the unary terms, the same with
     interactions that rise slowly from zero, every label everywhere, random fields, and ``starts``.
 
     >>> from pyro_nmm.models import grid_edges, ising

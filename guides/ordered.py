@@ -36,26 +36,16 @@ def ordered_guide(
         c \sim \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \qquad
         z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j(c, y))
 
-    It has the sites of the model, other than ``y``. It reuses the model's ``alpha`` and ``logits``,
+    It has the sites of the model, other than ``y``, and reuses the model's ``alpha`` and ``logits``,
     so the bound on :math:`\log p(y)` needs nothing else to be learned. ``TraceGraph_ELBO`` has its
-    gradient with the least variance:
+    gradient with the least variance; :class:`AmortizedNMM` is the pair for a network.
 
-    >>> from functools import partial
-    >>> from pyro.infer import SVI, TraceGraph_ELBO
-    >>> from pyro.optim import Adam
-    >>> from torch.distributions import constraints
+    >>> from pyro.infer import TraceGraph_ELBO
     >>> from pyro_nmm.models import nmm
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
-    >>> y = torch.tensor([0, 0, 1])
-    >>> def program(nmm_or_guide):
-    ...     alpha = pyro.param("alpha", torch.ones(3, 2), constraint=constraints.positive)
-    ...     logits = pyro.param("logits", torch.zeros(hood.num_edges))
-    ...     nmm_or_guide(hood, alpha, logits, y)
-    >>> model, guide = partial(program, nmm), partial(program, ordered_guide)
+    >>> alpha, logits = torch.ones(3, 2), torch.zeros(hood.num_edges)
     >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True)
-    >>> svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)
-    >>> losses = [svi.step() for _ in range(100)]
-    >>> losses[-1] < losses[0]
+    >>> elbo.loss(nmm, ordered_guide, hood, alpha, logits, torch.tensor([0, 0, 1])) > 0
     True
 
     The parameters are those of :func:`~pyro_nmm.models.nmm`, with ``y`` required, and
@@ -105,17 +95,16 @@ def evidence_guide(
     >>> from pyro.optim import Adam
     >>> from pyro_nmm.models import nmm
     >>> hood = Neighborhood.grid(4, 4)
-    >>> alpha, logits = torch.ones(16, 2), torch.zeros(hood.num_edges)
+    >>> prior = hood, torch.ones(16, 2), torch.zeros(hood.num_edges)
     >>> w = torch.tensor([-1.0, 1.0]).repeat_interleave(8) + 0.3 * torch.randn(16)
     >>> def emission(y):
-    ...     means = pyro.param("means", torch.tensor([-0.1, 0.1]))
-    ...     return Normal(means[y], 0.5)
+    ...     return Normal(pyro.param("means", torch.tensor([-0.1, 0.1]))[y], 0.5)
     >>> def model():
-    ...     y = nmm(hood, alpha, logits, collapsed=True)
+    ...     y = nmm(*prior, collapsed=True)
     ...     pyro.sample("w", emission(y).to_event(1), obs=w)
     >>> def guide():
     ...     evidence = emission(torch.arange(2)).log_prob(w[:, None])
-    ...     evidence_guide(hood, alpha, logits, evidence, collapsed=True)
+    ...     evidence_guide(*prior, evidence, collapsed=True)
     >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
     >>> svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)
     >>> losses = [svi.step() for _ in range(100)]

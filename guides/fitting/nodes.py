@@ -36,11 +36,12 @@ class NodeRun(Run):
     Options of :func:`fit_classifier` and :func:`fit_nmm`, besides those of
     :class:`~pyro_nmm.guides.fitting.loop.Run`.
 
-    :param float lr: Adam's, positive.
-    :param float weight_decay: on the first layer alone, as Kipf and Welling (2017) have it.
+    :param float lr: Adam's learning rate.
+    :param float weight_decay: of the first layer alone, as in Kipf and Welling (2017).
+    :param int num_epochs: the most epochs.
     :param int patience: epochs without a better validation score, after which a fit stops.
-    :param str criterion: of early stopping, ``"accuracy"`` or ``"likelihood"``; the other one
-        decides between equal scores.
+    :param str criterion: the score, ``"accuracy"`` or ``"likelihood"``; the other one decides
+        between equal scores.
     """
 
     lr: float = 0.01
@@ -90,14 +91,10 @@ class NodeRun(Run):
 
 
 def fit_classifier(
-    network: nn.Module,
-    data: Data,
-    *,
-    consistency: Consistency | None = None,
-    **options: Any,
+    network: nn.Module, data: Data, *, consistency: Consistency | None = None, **options: Any
 ) -> tuple[Tensor, Scores]:
     r"""
-    A classifier alone: cross entropy on the training nodes :math:`\tau`, early stopping on the
+    Fits a classifier alone to the training nodes :math:`\tau`, with early stopping on the
     validation nodes.
 
     .. math::
@@ -116,10 +113,9 @@ def fit_classifier(
     :param nn.Module network: ``(x, edge_index) -> (N, C)``.
     :param Data data: with ``x``, ``edge_index``, integer labels ``y`` ``(N,)``, read in the masks
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
-    :param Consistency consistency: lets unlabelled nodes teach too, here with the classifier's own
-        predictions.
-    :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`. A checkpoint knows its data and
-        network.
+    :param Consistency consistency: the penalty, here with the classifier's own predictions as the
+        teacher.
+    :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first.
     :raises ValueError: for data that lack something, masks that overlap, labels that the network
@@ -158,8 +154,8 @@ def fit_nmm(
     **options: Any,
 ) -> tuple[NeighborMixture, Scores]:
     r"""
-    The bound on the joint likelihood of the training nodes :math:`\tau`, the paper's equation (5),
-    early stopping on the validation nodes' :math:`p(y_i \mid y_\tau)`.
+    Fits an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
+    equation (5), with early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
 
     .. math::
 
@@ -174,27 +170,22 @@ def fit_nmm(
     >>> hood = Neighborhood(data.edge_index, data.num_nodes)
     >>> network = NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10)
     >>> mix, curve = fit_nmm(network, data, hood, consistency=Consistency(1797, 10), num_epochs=5)
-    >>> posterior = mix.condition(data.y, data.train_mask, num_samples=64)
-    >>> posterior.marginals().shape
+    >>> mix.condition(data.y, data.train_mask, num_samples=64).marginals().shape
     torch.Size([1797, 10])
 
-    A step is one of Pyro's ``Trace_ELBO`` on :class:`~pyro_nmm.guides.AmortizedNMM`, which is the
-    way to fit the same inside a larger program. It has the gradient of ``TraceGraph_ELBO``, draw by
-    draw, in less time where graphs are small (docs/results/speed.md); with a ``consistency`` it
-    is ``TraceGraph_ELBO`` itself. Pyro's parameter store is left as it was.
+    A step is one of Pyro's ELBO on :class:`~pyro_nmm.guides.AmortizedNMM`, which fits the same
+    inside a larger program. Pyro's parameter store is left as it was.
 
-    :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
-        :class:`~pyro_nmm.models.NMMNetwork`; or ``(alpha, logits, relabel)``, for example in
-        :class:`~pyro_nmm.models.Compatibility`, where neighbours differ.
-    :param Data data: as of :func:`fit_classifier`.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` of ``x`` and
+        ``edge_index``, such as :class:`~pyro_nmm.models.NMMNetwork`, or
+        :class:`~pyro_nmm.models.Compatibility` for heterophilous graphs.
     :param Neighborhood hood: of ``data.edge_index``.
-    :param Consistency consistency: lets unlabelled nodes teach too, with their posteriors.
+    :param Consistency consistency: the penalty, with the posterior as the teacher.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param int num_particles: draws of :math:`q(c \mid y)` a step.
     :param int num_samples: draws of the posterior, for validation.
-    :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`, as of :func:`fit_classifier`.
-    :return: the mixture of the best epoch, over ``(N,)`` labels, and the two validation scores
-        of every epoch, ``criterion`` first.
+    :return: the mixture of the best epoch, over ``(N,)`` labels, and scores as
+        :func:`fit_classifier`, whose ``data`` and ``options`` these are.
     """
     how, data = options_of(fit_nmm, NodeRun, options), checked(data)
     check_integers(1, num_particles=num_particles, num_samples=num_samples)
@@ -205,8 +196,8 @@ def fit_nmm(
     program = AmortizedNMM(hood, network, estimator=estimator, consistency=consistency)
     number = int(data.train_mask.sum())
     model, guide = (poutine.scale(f, 1 / number) for f in (program.model, program.guide))
-    # Draw by draw the gradient is the same, and tracking tensors costs a small graph more; but only
-    # tracking tells that choices have no part in the penalty, whose size would be noise on them.
+    # The gradient is the same draw by draw, and Trace_ELBO is faster on small graphs; but it would
+    # charge the choices with the penalty, which does not depend on them.
     loss = Trace_ELBO if consistency is None else TraceGraph_ELBO
     elbo = loss(num_particles, max_plate_nesting=0, vectorize_particles=True)
 
