@@ -20,8 +20,8 @@ class AmortizedNMM(SharedForward):
 
         (\alpha, \text{logits}) = f_\theta(X), \qquad y \sim \mathrm{NMM}(\alpha, \text{logits})
 
-    The network runs once for each pair of guide and model, so both see the same dropout
-    mask: once a step with vectorized particles. Sites are those of :func:`~pyro_nmm.models.nmm`.
+    The network runs once for each pair of guide and model, so both see the same dropout mask: once
+    a step with vectorized particles. Sites are those of :func:`~pyro_nmm.models.nmm`.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -35,12 +35,9 @@ class AmortizedNMM(SharedForward):
     >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True)
     >>> svi = SVI(program.model, program.guide, Adam({"lr": 0.05}), elbo)
     >>> losses = [svi.step(x, edge_index, y=y, observed=train) for _ in range(50)]
-    >>> losses[-1] < losses[0]
-    True
     >>> program.mixture(x, edge_index).condition(y, train, num_samples=16).predict()[:2]
     tensor([0, 1])
 
-    :param Neighborhood hood: The neighbourhoods.
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` with an ``alpha`` of
         shape ``(N, C)``.
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.

@@ -34,8 +34,8 @@ class SeedLoss(nn.Module):
 
     Other labels are marginalised exactly. The bound equals the seeds' bound in the whole graph if
     the batch has every edge into a seed, and behind these the hops of the network
-    (:func:`~pyro_nmm.datasets.seed_batch`, or ``NeighborLoader`` with a first fan-out of -1).
-    The sum over batches is the bound of a composite likelihood [1].
+    (:func:`~pyro_nmm.datasets.seed_batch`, or ``NeighborLoader`` with a first fan-out of -1). The
+    sum over batches is the bound of a composite likelihood [1].
 
     ``DistributedDataParallel`` and Lightning may wrap the module: the loss is differentiable, and
     no parameter store is used. **Several processes**, whose gradients are averaged: give each
@@ -48,11 +48,8 @@ class SeedLoss(nn.Module):
     >>> data = with_in_degree(KarateClub()[0])
     >>> labels, attention = GraphSAGE(34, 16, 2, out_channels=4), GraphSAGE(34, 16, 1)
     >>> loss = SeedLoss(NMMNetwork(labels, attention, num_classes=4))
-    >>> optimizer = torch.optim.Adam(loss.parameters(), lr=0.02)
     >>> for seeds in torch.randperm(34).split(12):
-    ...     optimizer.zero_grad()
-    ...     loss(seed_batch(data, seeds, num_hops=3)).backward()
-    ...     optimizer.step()
+    ...     loss(seed_batch(data, seeds, num_hops=3)).backward()  # and a step of any optimizer
 
     Cost: the network on the batch, and :math:`O(E_s)` a particle for the edges into the seeds.
 
@@ -99,8 +96,7 @@ class SeedLoss(nn.Module):
         :param Tensor seeds: node ids of the batch, or a mask ``(N,)``; default the first
             ``batch.batch_size`` nodes, as PyG's loaders have them.
         :param float total: divides the bound, default the number of seeds. The share of seeds among
-            all labelled nodes makes the loss an estimate of the sum over these nodes, to which a
-            log-prior of the weights may be added.
+            all labelled nodes gives an estimate of the sum over these nodes.
         :return: a number; zero for a batch without seeds.
         :raises ValueError: if a seed has fewer edges than in the whole graph.
         """

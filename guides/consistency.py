@@ -23,9 +23,9 @@ class Consistency(nn.Module):
         t_{ik} \propto \bar p_{ik}^{1 / T}, \qquad
         \text{penalty} = w \, \frac1N \sum_i \mathrm{KL}(t_i \,\|\, u_i)
 
-    Temporal ensembling (Laine and Aila 2017, ICLR) with the sharpening of Berthelot et al.
-    (2019, "MixMatch", NeurIPS), and the NMM's posterior as the teacher. Use it if labels are few.
-    The memory is a buffer, so a ``state_dict`` holds it.
+    Temporal ensembling (Laine and Aila 2017, ICLR) with the sharpening of Berthelot et al. (2019,
+    "MixMatch", NeurIPS), and the NMM's posterior as the teacher. Use it if labels are few. The
+    memory is a buffer, so a ``state_dict`` holds it.
 
     >>> consistency = Consistency(num_nodes=1, num_classes=2, temperature=0.5, warmup=0)
     >>> probs = torch.tensor([[0.6, 0.4]])

@@ -41,8 +41,8 @@ class LinkEstimator(StrEnum):
 class DGLFRMGuide(nn.Module):
     r"""
     A guide for :class:`~pyro_nmm.models.DGLFRM`: the original one, or with an NMM over the
-    memberships, section 5.3 of the paper. With :math:`(\ell, \mu, \log \varsigma, u)` from a
-    graph convolutional network,
+    memberships, section 5.3 of the paper. With :math:`(\ell, \mu, \log \varsigma, u)` from a graph
+    convolutional network,
 
     .. math::
 
@@ -51,7 +51,7 @@ class DGLFRMGuide(nn.Module):
         \lambda_{ik} &= \ell_{ik} + \log \frac{\pi_{ik}}{1 - \pi_{ik}}, \qquad
         s_{ik} \sim \mathrm{Logistic}(\lambda_{c_i k} / \tau, 1 / \tau)
 
-    where :math:`c_i = i` in the original. With ``hood``, :math:`c_i` is a neighbour, chosen by
+    with :math:`c_i = i` in the original. With ``hood``, :math:`c_i` is a neighbour, chosen by
     attention :math:`L_{ij} \propto \exp(\omega^2 \cos(u_i, u_j) + \gamma \delta(i = j))`, and
     summed out. With ``marginal=False`` guide and :meth:`model` have a site ``c`` instead.
 
@@ -70,21 +70,17 @@ class DGLFRMGuide(nn.Module):
     ``TraceMeanField_ELBO``, which has the divergences of ``v`` and ``r`` in closed form, or
     ``Trace_ELBO``; with a site ``c`` use ``TraceGraph_ELBO``. Scale or mask all sites equally.
 
-    :param DGLFRM target: the model.
-    :param int num_features: of the network's input, columns of ``x``.
+    :param int num_features: columns of ``x``.
     :param Neighborhood hood: of the training edges; ``None`` for the original guide.
     :param int hidden: width of the network's first layer.
     :param int width: of the attention's vectors :math:`u`.
-    :param float dropout: of the network.
     :param float temperature: :math:`\tau`.
-    :param float gamma: where :math:`\gamma` starts; it is learned, as :math:`\omega` is.
-    :param bool marginal: Whether choices are summed out.
+    :param float gamma: initial value of the learned :math:`\gamma`.
     :param str estimator: of the derivative towards the attention, see
         :class:`~pyro_nmm.MembershipMixture`; or ``"local"``, unbiased: it compares two draws of
         each node's memberships, in a random half of the steps, one particle at a time.
-    :param bool own_attention: whether the network of :math:`u` has a first layer of its own, one
-        reading of the paper's appendix.
     :param int num_columns: random nodes and features that ``"local"`` uses; ``None`` for all.
+    :param bool own_attention: whether the network of :math:`u` has a first layer of its own.
     :param str name: of the parameters in Pyro's store.
     """
 
@@ -138,15 +134,15 @@ class DGLFRMGuide(nn.Module):
             self.memberships = MixtureGuide(*parts, **options)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
-        """
+        r"""
         Sites ``v``, ``c`` unless it is summed out, ``s`` and ``r``.
 
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
-        :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; without any, the
-            identity.
-        :param Tensor held_out: ``(2, P)`` pairs that the likelihood does not look at; neither
-            ``edge_index`` nor ``hood`` may hold them as edges.
-        :return: ``(..., N, K)``, :math:`b \\odot r`.
+        :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; the identity if there
+            are none.
+        :param Tensor held_out: ``(2, P)`` pairs without a likelihood; neither ``edge_index`` nor
+            ``hood`` may hold them as edges.
+        :return: ``(..., N, K)``, :math:`b \odot r`.
         """
         if held_out is not None and pyro.settings.get("validate_distributions_pyro"):
             size = self.target.num_nodes
@@ -200,9 +196,9 @@ class DGLFRMGuide(nn.Module):
         x: Tensor, held_out: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """
-        Zero, with the bound's derivative towards the attention: every node's score at two draws
-        of its memberships, times what the bound gains from one to the other while all other
-        nodes stay.
+        Zero, with the bound's derivative towards the attention: every node's score at two draws of
+        its memberships, times what the bound gains from one to the other while all other nodes
+        stay.
         """
         s, r = values["s"], values["r"]
         if s.dim() > 2:

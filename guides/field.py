@@ -16,9 +16,8 @@ from pyro_nmm.validation import as_member, check_integers, order_to_rows
 
 class FieldGuide(SharedForward):
     r"""
-    The NMM as a variational family for a Markov random field: the bound of
-    :class:`~pyro_nmm.guides.MixtureGuide` with far less noise, because the energy and most of the
-    entropy are averaged in closed form.
+    The NMM as a variational family for a Markov random field: the bound of :class:`MixtureGuide`
+    with far less noise, because the energy and most of the entropy are averaged in closed form.
 
     .. math::
 
@@ -26,7 +25,7 @@ class FieldGuide(SharedForward):
             \le -E_p \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) - E_p[\log p^*(y)]
 
     The loss of Pyro's ``TraceGraph_ELBO`` is the right-hand side, in two factors: ``energy`` in the
-    model and ``entropy`` in the guide. :func:`~pyro_nmm.guides.fit_mixture` adds a schedule.
+    model and ``entropy`` in the guide. :func:`fit_mixture` adds a schedule.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -40,16 +39,15 @@ class FieldGuide(SharedForward):
     >>> bool(bound < 0.6)
     True
 
-    Cost: :math:`O(E C^2)` a sample. ``hood``, ``network`` and ``name`` are parameters of
-    :class:`~pyro_nmm.guides.MixtureGuide`.
+    Cost: :math:`O(E C^2)` a sample. The parameters are those of :class:`MixtureGuide`, and
 
     :param target: a ``PairwiseMRF`` or :class:`~pyro_nmm.models.MarginalField`, or a Pyro program
-        that returns one, called with the inputs of ``model`` and ``guide``.
+        that returns one.
     :param str estimator: of the entropy's gradient, see
         :meth:`~pyro_nmm.NeighborMixture.entropy_bound`.
     :param int num_samples: draws of the entropy a step.
-    :param Tensor order: ``(N,)`` permutation of the node ids, in which choices are drawn. Default:
-        the colors of a field, else random.
+    :param Tensor order: ``(N,)`` permutation of the node ids. Default: the colors of a field, else
+        random.
     """
 
     order: Tensor

@@ -35,8 +35,9 @@ def mean_field(
         q_i \leftarrow \mathrm{softmax}\Big( u_i + \sum_j w_{ij} \phi \, q_j \Big)
 
     The loss is :math:`\mathrm{KL}(q \,\|\, p) - \log Z`, as of :class:`FieldGuide`. It has many
-    local minima if interactions are strong. Starts are the softmax of the unary terms, the same with
-    interactions that rise slowly from zero, every label everywhere, random fields, and ``starts``.
+    local minima if interactions are strong. Starts are the softmax of the unary terms, the same
+    with interactions that rise slowly from zero, every label everywhere, random fields, and
+    ``starts``.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(2, 2), coupling=0.1, field=torch.tensor([1.0, 0.0, 0.0, -1.0]))

@@ -21,8 +21,8 @@ from pyro_nmm.validation import order_to_rows
 
 class MixtureGuide(SharedForward):
     r"""
-    The NMM as a variational family: a guide for any Pyro program with a discrete label for
-    every node, section 4 of the paper.
+    The NMM as a variational family: a guide for any Pyro program with a discrete label for every
+    node, section 4 of the paper.
 
     .. math::
 
@@ -32,12 +32,12 @@ class MixtureGuide(SharedForward):
     The guide draws choices ``c`` and labels ``y`` from the NMM. The model is the target, with the
     choices of the parameter-free :class:`~pyro_nmm.OrderedConditional` added. The loss of Pyro's
     ``TraceGraph_ELBO`` is the right-hand side, the paper's equation (10), an upper bound; with
-    self-loops alone it is the mean field's KL divergence. The target is a black box with a score
-    gradient: for a Markov random field :class:`~pyro_nmm.guides.FieldGuide` has far less noise, and
-    for an emission in closed form :func:`~pyro_nmm.guides.evidence_guide` needs no parameters.
+    self-loops alone it is the mean field's KL divergence. The gradient is a score: for a Markov
+    random field :class:`FieldGuide` has far less noise, and for an emission in closed form
+    :func:`evidence_guide` needs no parameters.
 
-    The other sites of the program are guided by the user. Here these are the choices of an ``nmm``,
-    which stands under a scope, because ``c`` is the name of this guide's own choices:
+    The user guides the other sites of the program. Here these are the choices of an ``nmm``, which
+    needs a scope, because ``c`` is the name of this guide's own choices:
 
     >>> from pyro.contrib.autoname import scope
     >>> from pyro.distributions import Categorical
@@ -65,14 +65,12 @@ class MixtureGuide(SharedForward):
     Vectorized particles are baselines of each other. Use ``TraceGraph_ELBO`` or ``Trace_ELBO``:
     with other losses, such as ``RenyiELBO``, the baseline biases the gradient.
 
-    :param Neighborhood hood: The neighbourhoods.
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with the inputs
         of ``model`` and ``guide``. Its edges may permute labels.
     :param target: a Pyro program with the same inputs; see :func:`density` for a function
         :math:`\log p^*`.
-    :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
-        Every order gives a bound, and a fit in one order is tighter than in random ones. Default:
-        one random order.
+    :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws. A
+        fit in one order is tighter than in random ones. Default: one random order.
     :param str site: name of the program's labels, of event shape ``(N,)``, with its scopes.
     :param str name: of the network's parameters in Pyro's store.
     :param family: ``(hood, *outputs)`` of the network to a distribution: a ``NeighborMixture``, or
@@ -160,8 +158,8 @@ class MixtureGuide(SharedForward):
         self, trace: poutine.Trace, site: Any, family: Any, c: Tensor, y: Tensor
     ) -> Tensor:
         """
-        Zero, with the derivative that makes every vectorized particle's cost relative to the
-        other ones': they do not depend on its draw.
+        Zero, with the derivative that makes every vectorized particle's cost relative to the other
+        ones': they do not depend on its draw.
         """
         frames = {f.dim: f.name for f in site["cond_indep_stack"] if f.vectorized}
         dims = [dim for dim, name in frames.items() if name == "num_particles_vectorized"]
@@ -205,10 +203,8 @@ class MarginalGuide(SharedForward):
     ...         return torch.zeros(4, 2), torch.zeros(hood.num_edges)
     >>> def target():
     ...     pyro.sample("s", Normal(0.0, 2.0).expand([4, 2]).to_event(2))
-    >>> def family(hood, log_odds, logits):
-    ...     return MembershipMixture(hood, log_odds, logits, temperature=0.5)
-    >>> pair = MarginalGuide(Neighborhood.grid(2, 2), Free(), target, family, site="s")
-    >>> Trace_ELBO(num_particles=64).loss(pair.model, pair.guide) > 0  # KL of 8 log-odds
+    >>> pair = MarginalGuide(Neighborhood.grid(2, 2), Free(), target, MembershipMixture, site="s")
+    >>> Trace_ELBO(num_particles=64).loss(pair.model, pair.guide) > 0  # KL of 8 log-odds ``(N, K)``
     True
 
     The parameters are those of :class:`MixtureGuide`, and
@@ -258,12 +254,10 @@ def density(
     log_density: Callable[..., Tensor], num_nodes: int, num_classes: int, site: str = "y"
 ) -> Callable[..., Tensor]:
     r"""
-    A function :math:`\log p^*` as a Pyro program with a site ``y``.
+    A function :math:`\log p^*` as a Pyro program with a site ``y``, a target of
+    :class:`MixtureGuide`.
 
     >>> program = density(lambda y: -y.sum(-1).float(), num_nodes=3, num_classes=2)
-    >>> hood = Neighborhood.grid(1, 3)
-    >>> from pyro_nmm.models import FreeNMM
-    >>> family = MixtureGuide(hood, FreeNMM(hood, 2), program)
 
     :param log_density: ``(y, *inputs)`` with ``y`` of shape ``(..., N)`` to ``(...)``, in nats.
     :return: a program ``(*inputs)``; it has no samples of its own.

@@ -36,9 +36,9 @@ def ordered_guide(
         c \sim \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \qquad
         z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j(c, y))
 
-    It has the sites of the model, other than ``y``, and reuses the model's ``alpha`` and ``logits``,
-    so the bound on :math:`\log p(y)` needs nothing else to be learned. ``TraceGraph_ELBO`` has its
-    gradient with the least variance; :class:`AmortizedNMM` is the pair for a network.
+    It has the sites of the model, other than ``y``, and reuses the model's parameters, so the bound
+    on :math:`\log p(y)` needs nothing else to be learned. ``TraceGraph_ELBO`` has its gradient with
+    the least variance; :class:`AmortizedNMM` is the pair for a network.
 
     >>> from pyro.infer import TraceGraph_ELBO
     >>> from pyro_nmm.models import nmm
@@ -48,7 +48,7 @@ def ordered_guide(
     >>> elbo.loss(nmm, ordered_guide, hood, alpha, logits, torch.tensor([0, 0, 1])) > 0
     True
 
-    The parameters are those of :func:`~pyro_nmm.models.nmm`, with ``y`` required, and
+    The parameters are those of :func:`~pyro_nmm.models.nmm`, with ``y`` ``(..., N)`` required, and
 
     :param str estimator: of the choices' score in the gradient, see
         :class:`~pyro_nmm.OrderedConditional`.
@@ -79,8 +79,8 @@ def evidence_guide(
     estimator: str = "reward_to_go",
 ) -> Tensor:
     r"""
-    The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices
-    and labels node after node given the evidence, then ``z`` from its conjugate posterior.
+    The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices and
+    labels node after node given the evidence, then ``z`` from its conjugate posterior.
 
     .. math::
 

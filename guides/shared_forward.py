@@ -42,13 +42,9 @@ class NoSites(Messenger):
 
 class SharedForward(nn.Module):
     """
-    A model and a guide that share one run of a network, so that both see the same dropout mask:
-    the guide runs it, and the model, if it comes next with the same inputs and weights, takes over
-    its output.
-
-    :param nn.Module network: ``(hood, *inputs)`` to the arguments of ``family``.
-    :param str name: of the network's parameters in Pyro's store.
-    :param family: ``(hood, *outputs)`` to a distribution.
+    A model and a guide that share one run of a network, so that both see the same dropout mask: the
+    model takes over the guide's output, if it comes next with the same inputs and weights.
+    ``family`` makes a distribution of ``(hood, *outputs)``.
     """
 
     def __init__(

@@ -25,12 +25,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dty
 
 
 def resume(checkpoint: Path, here: Mapping[str, str]) -> dict | None:
-    """
-    The checkpoint's content, or ``None`` if there is none.
-
-    :param here: the :func:`fingerprint` of the run, which the content has as ``"settings"``.
-    :raises ValueError: if the checkpoint is of another run, or of none.
-    """
+    """The checkpoint's content, or ``None``; ``here`` is the :func:`fingerprint` of the run."""
     if (state := load_checkpoint(checkpoint)) is None:
         return None
     there = state.get("settings") if isinstance(state, dict) else None
@@ -73,8 +68,8 @@ def save_checkpoint(state: dict, path: Path) -> None:
 def load_checkpoint(path: Path) -> Any:
     """
     The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
-    ``<name>.unreadable``, with a warning, if the one before can be read: the next save would copy
-    it over that one. An error of the file system is raised, because it may pass.
+    ``<name>.unreadable``, with a warning, if the previous one is readable, which the next save
+    would overwrite. Errors of the file system are raised, because they may pass.
     """
     newest, unreadable = Path(path), {}
     for candidate in (newest, newest.with_name(newest.name + ".previous")):
@@ -112,15 +107,13 @@ def fingerprint(
 ) -> dict[str, str]:
     """
     One line for every setting, every plain attribute of every part of a network, the optimiser's
-    numbers, the seed and the weights at this moment. Tensors and long texts stand as digests. A
-    function stands as its name: what it computes cannot be seen.
+    numbers, the seed and the weights at this moment. Tensors and long texts are digests, and a
+    function is its name.
 
     >>> module = nn.Dropout(0.3)
     >>> lines = fingerprint(module, torch.optim.SGD([torch.zeros(1)], 0.1), {"data": "mine"})
     >>> lines["data"], lines["module.p"], lines["optimizer.lr"]
     ("'mine'", '0.3', '[0.1]')
-
-    :param settings: by name, tensors among them.
     """
     lines = {name: _text(value) for name, value in settings.items()}
     lines["seed"] = str(torch.initial_seed())

@@ -27,16 +27,15 @@ def fit_mixture(
     **options: Any,
 ) -> tuple[NeighborMixture, list[float]]:
     r"""
-    An NMM that approximates a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
-    :class:`~pyro_nmm.guides.FieldGuide`, with a schedule that has proved itself on Ising models.
-    Pyro's parameter store is left as it was.
+    Fits an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
+    :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was.
 
     .. math::
 
         \min_\theta \; -E_p \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) - E_p[\log p^*(y)]
 
-    The interactions rise from zero over the first steps, because from a start with all of them
-    optimisation ends in worse minima; the learning rate falls to zero over the second half.
+    The interactions rise from zero over the first steps, which avoids worse minima; the learning
+    rate falls to zero over the second half.
 
     >>> from pyro_nmm.models import FreeNMM, grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
@@ -45,23 +44,20 @@ def fit_mixture(
     >>> mix.marginals().shape  # (N, C)
     torch.Size([9, 2])
 
-    :param field: the target, a :class:`~pyro_nmm.models.PairwiseMRF` or, for a closer
-        approximation, its :class:`~pyro_nmm.models.MarginalField`; or a function of the step's
-        number that makes one, for a network that is to approximate many.
-    :param Neighborhood hood: The neighbourhoods.
-    :param nn.Module network: ``(hood, field) -> (alpha, logits)``, for example
-        :class:`~pyro_nmm.models.FreeNMM`.
-    :param Tensor order: ``(N,)`` permutation of the node ids. It matters: fitted in an order whose
-        last nodes are no neighbours in the target, the bound is much tighter than in row-major
-        or random order. Default: the target's :meth:`~pyro_nmm.models.PairwiseMRF.colors`.
+    :param field: a :class:`~pyro_nmm.models.PairwiseMRF` or, for a closer approximation, its
+        :class:`~pyro_nmm.models.MarginalField`; or a function of the step's number that returns
+        one.
+    :param nn.Module network: ``(hood, field) -> (alpha, logits)``.
+    :param Tensor order: ``(N,)`` permutation of the node ids. The bound is much tighter if the last
+        nodes are no neighbours in the target. Default: the target's
+        :meth:`~pyro_nmm.models.PairwiseMRF.colors`.
     :param int num_samples: draws of the entropy a step.
     :param float warmup: share of the steps over which interactions rise.
-    :param options: of :class:`~pyro_nmm.guides.fitting.Steps`, such as ``num_steps``, 1,000 by
-        default, and ``lr``, 0.05.
+    :param options: of :class:`~pyro_nmm.guides.fitting.Steps`.
     :return: the mixture for the last step's target, and the loss of every step, in nats. Cost: a
         step :math:`O(E C^2)` a sample.
-    :raises ValueError: for numbers that cannot be, another number of nodes or labels than the
-        target's, and a loss that is not finite.
+    :raises ValueError: for wrong options, another number of nodes or labels than the target's, and
+        a loss that is not finite.
     """
     how = options_of(fit_mixture, Steps, options)
     check_integers(1, num_samples=num_samples)

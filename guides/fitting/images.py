@@ -66,30 +66,27 @@ def fit_unet(
     **options: Any,
 ) -> list[float]:
     r"""
-    Fits a U-Net to clean patches. Gaussian noise is added, with a standard deviation for each patch
-    that is uniform in 0 to ``max_noise``. It minimises the mean over :math:`B` patches
-    of :math:`N` values of the squared error, or of its logarithm, which is the likelihood of a
-    Gaussian whose width is each patch's own best,
+    Fits a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
+    ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises the
+    squared error, or its logarithm: the likelihood of a Gaussian whose width is each patch's own
+    best,
 
     .. math::
 
         \min_\theta \; \sum_b e_b \quad \text{or} \quad \min_\theta \; \sum_b \log (e_b + 2^2),
-        \qquad e_b = \frac1N \sum_{i \in b} (u_i - y_i)^2 ,
-
-    by Adam, whose rate falls linearly.
+        \qquad e_b = \frac1N \sum_{i \in b} (u_i - y_i)^2 .
 
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> losses = fit_unet(UNet(width=6, depth=1), lambda: patches, num_steps=3)
 
-    :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels of any type in
-        0 to 255.
+    :param draw: returns clean patches ``(B, channels, H, W)``, integer grey levels in 0 to 255.
+        Name its images in ``settings``, so that a checkpoint knows them.
     :param str loss: ``"squared"`` or ``"log"``.
-    :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`. ``draw`` is a function: name its
-        images in ``settings``, so that a checkpoint knows them.
+    :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`.
     :return: every step's loss, in grey levels squared, or its logarithm. The network is in
         evaluation mode.
-    :raises ValueError: for numbers and patches that cannot be, a loss that is not finite, weights
-        that are NaN, which are not saved, and a checkpoint of another run.
+    :raises ValueError: for wrong options or patches, a loss that is not finite, weights that are
+        NaN, which are not saved, and a checkpoint of another run.
     """
     how = options_of(fit_unet, PatchRun, options)
     if loss not in LOSSES:
@@ -117,9 +114,8 @@ def fit_images(
     **options: Any,
 ) -> list[float]:
     r"""
-    Fits an NMM over pixels to patches as :func:`fit_unet` does: it maximises the bound on the clean
-    labels :math:`y` of noisy ones :math:`X`, and with a weight :math:`w`, of which one half stands
-    for the likelihood, the same about the mean that it predicts,
+    Fits an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound on
+    the clean labels :math:`y` of noisy patches :math:`X`, minus a penalty on the predicted mean,
 
     .. math::
 
@@ -127,26 +123,20 @@ def fit_images(
         - \frac{w}{B} \sum_b \log (e_b + 2^2), \qquad
         e_b = \frac1N \sum_{i \in b} \Bigl(\sum_j L_{ij} u_j - y_i\Bigr)^2 .
 
-    A step is one of Pyro's ``TraceGraph_ELBO`` on :func:`~pyro_nmm.models.nmm` and
-    :func:`~pyro_nmm.guides.ordered_guide` in two plates, images and channels, with the factor
-    ``mean``. Pyro's parameter store is left as it was. The rate is ten times as large for the
-    network's single numbers, which have a longer way than weights. Parameters that need no gradient
-    stay as they are.
+    A step is one of Pyro's ``TraceGraph_ELBO`` on :func:`~pyro_nmm.models.nmm` in two plates,
+    images and channels, with the factor ``mean``. Pyro's parameter store is left as it was. The
+    rate is ten times as large for the network's single numbers. Frozen parameters stay as they are.
 
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> losses = fit_images(Denoiser(UNet(width=6, depth=1)), lambda: patches, num_steps=3)
 
-    :param draw: gives patches ``(B, channels, H, W)`` as in :func:`fit_unet`; labels end at the
-        network's ``num_classes - 1``.
-    :param int radius: of the windows around pixels. With zero every pixel attends to itself alone,
-        and pixels are independent.
+    :param draw: as for :func:`fit_unet`; labels end at the network's ``num_classes - 1``.
+    :param int radius: of the windows around pixels; with zero, pixels are independent.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
-    :param float mean_weight: :math:`w`; zero for the bound alone.
-    :param float unet_rate: times ``lr`` is the rate of the U-Net; below one for a U-Net that has
-        been fitted before.
+    :param float mean_weight: :math:`w`; one half is a Gaussian's likelihood, zero the bound alone.
+    :param float unet_rate: times ``lr`` is the U-Net's rate; below one for a U-Net fitted before.
     :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`.
-    :return: every step's negative bound, in nats a pixel and channel.
-    :raises ValueError: as :func:`fit_unet`.
+    :return: every step's negative bound, in nats a pixel and channel. Errors: as :func:`fit_unet`.
     """
     how = options_of(fit_images, PatchRun, options)
     for name, amount in (("mean_weight", mean_weight), ("unet_rate", unet_rate)):

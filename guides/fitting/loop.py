@@ -27,17 +27,13 @@ class Run:
     How a fit is watched, saved and resumed: options of every fit that takes ``checkpoint``.
 
     Interrupted at any moment and called again with the same arguments, a fit ends with the same
-    parameters, bit for bit on a CPU: a checkpoint holds the module, the optimiser, its schedule,
-    the best epoch and the state of torch's generators.
-
-    A checkpoint of another run is refused: with another seed, other weights of the module at the
-    call, other plain attributes of its parts, other numbers of the optimiser, or other
-    ``settings``. So a script that is started again builds the network anew, from the same seed.
-    Functions cannot be compared, nor their closures: name these in ``settings``.
+    parameters, bit for bit on a CPU. A checkpoint of another run is refused: with another seed,
+    other weights of the module at the call, other plain attributes of its parts, other numbers of
+    the optimiser, or other ``settings``. So a script that is started again builds the network anew.
+    Functions cannot be compared: name what they depend on in ``settings``.
 
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end. The one before
-        is kept beside it as ``<name>.previous`` and used if the newest cannot be read, which is
-        then renamed to ``<name>.unreadable``.
+        is kept as ``<name>.previous`` and used if the newest cannot be read.
     :param settings: what else the run depends on, by name, tensors among them; or one text.
     :param progress: wraps the range of steps or epochs, for example ``tqdm``.
     """
@@ -60,10 +56,8 @@ class Run:
 @dataclass(frozen=True)
 class Steps(Run):
     """
-    Options of a fit of so many steps, besides those of :class:`Run`.
-
-    :param int num_steps: steps of Adam.
-    :param float lr: its learning rate, positive.
+    Options of a fit of a number of steps, besides those of :class:`Run`: ``num_steps`` of Adam, and
+    its learning rate ``lr``.
     """
 
     num_steps: int = 1000
@@ -105,8 +99,8 @@ def train(
     **run: Any,
 ) -> list:
     r"""
-    Steps until the validation score has not improved for ``patience`` epochs; then ``module``
-    has the parameters and buffers of the best epoch,
+    Steps until the validation score has not improved for ``patience`` epochs; then ``module`` has
+    the parameters and buffers of the best epoch,
 
     .. math::
 
@@ -116,10 +110,8 @@ def train(
     continues; ``run`` are the options of :class:`Run`.
 
     :param nn.Module module: everything that learns or remembers.
-    :param optimizer: of its parameters.
     :param backward: computes gradients in a step, with them at zero, and returns the loss.
     :param validate: returns numbers, compared in turn; larger is better.
-    :param schedule: of the optimiser's rates.
     :return: the score of every epoch, and the module is in evaluation mode; or the loss of every
         step, and the module is in training mode.
     :raises ValueError: if a checkpoint is of another run, of a longer one, or of no run; and if a

@@ -113,7 +113,7 @@ def fit_classifier(
     :param nn.Module network: ``(x, edge_index) -> (N, C)``.
     :param Data data: with ``x``, ``edge_index``, integer labels ``y`` ``(N,)``, read in the masks
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
-    :param Consistency consistency: the penalty, here with the classifier's own predictions as the
+    :param Consistency consistency: the penalty, with the classifier's own predictions as the
         teacher.
     :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
@@ -164,7 +164,6 @@ def fit_nmm(
             \; + \text{penalty}
 
     >>> from pyro_nmm.datasets.nodes import digits, random_split
-    >>> from pyro_nmm.models import NMMNetwork
     >>> from pyro_nmm.models.backbones import gcn
     >>> data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
     >>> hood = Neighborhood(data.edge_index, data.num_nodes)
@@ -185,7 +184,7 @@ def fit_nmm(
     :param int num_particles: draws of :math:`q(c \mid y)` a step.
     :param int num_samples: draws of the posterior, for validation.
     :return: the mixture of the best epoch, over ``(N,)`` labels, and scores as
-        :func:`fit_classifier`, whose ``data`` and ``options`` these are.
+        :func:`fit_classifier`, whose ``data``, ``options`` and errors these are.
     """
     how, data = options_of(fit_nmm, NodeRun, options), checked(data)
     check_integers(1, num_particles=num_particles, num_samples=num_samples)
