@@ -23,14 +23,8 @@ from pyro_nmm.validation import check_integers, check_positive
 
 class SeedLoss(nn.Module):
     r"""
-    The loss of a mini-batch: the negative bound on the joint likelihood of its seed nodes' labels
-    :math:`y_s`, a mean over the seeds.
-
-    .. math::
-
-        -\frac1{\text{total}} E_{q(c \mid y_s)} \left[
-            \log \frac{p_\theta(y_s, c)}{q_\theta(c \mid y_s)} \right],
-        \qquad p_\theta(y_s) = \sum_{y_{-s}} p_\theta(y)
+    The loss of a mini-batch: the negative bound of :func:`fit_nmm` on the joint likelihood
+    :math:`p(y_s)` of its seed nodes :math:`s`, a mean over the seeds.
 
     Other labels are marginalised exactly. The bound equals the seeds' bound in the whole graph if
     the batch has every edge into a seed, and behind these the hops of the network
@@ -51,7 +45,8 @@ class SeedLoss(nn.Module):
     >>> for seeds in torch.randperm(34).split(12):
     ...     loss(seed_batch(data, seeds, num_hops=3)).backward()  # and a step of any optimizer
 
-    Cost: the network on the batch, and :math:`O(E_s)` a particle for the edges into the seeds.
+    Cost: the network with its ``alpha`` ``(N, C)`` on the batch, and :math:`O(E_s)` a particle for
+    the edges into the seeds.
 
     [1] Cristiano Varin, Nancy Reid, David Firth (2011) "An overview of composite likelihood
     methods", Statistica Sinica 21.

@@ -122,7 +122,7 @@ class MixtureGuide(SharedForward):
             with poutine.trace() as own:
                 c = pyro.sample("c", family.choices(y, order=self.order))
         (site,) = (node for node in own.trace.nodes.values() if node["type"] == "sample")
-        if (drawn := site["name"].removesuffix("c") + self.site) != labels["name"]:
+        if (drawn := str(site["name"]).removesuffix("c") + self.site) != labels["name"]:
             raise ValueError(
                 f"target has its labels at {labels['name']!r}, but the guide draws {drawn!r}: give "
                 f"the name with the scopes of target, such as site='prior/y'"

@@ -30,10 +30,6 @@ def fit_mixture(
     Fits an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
     :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was.
 
-    .. math::
-
-        \min_\theta \; -E_p \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) - E_p[\log p^*(y)]
-
     The interactions rise from zero over the first steps, which avoids worse minima; the learning
     rate falls to zero over the second half.
 
@@ -77,7 +73,10 @@ def fit_mixture(
         """The step's target, and the guide, which is made for the first one."""
         nonlocal family, target
         target = field if isinstance(field, RandomField) else field(step)
-        _check_target(target, hood)
+        if target.batch_shape:
+            raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
+        if target.num_nodes != hood.num_nodes:
+            raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
         if family is None:
             last = torch.cat(target.colors()) if order is None else order
             family = FieldGuide(hood, network, _given, num_samples=num_samples, order=last)
@@ -116,10 +115,3 @@ def _contents(field: Any) -> Any:
 def _given(field: RandomField) -> RandomField:
     """The program whose field is its input."""
     return field
-
-
-def _check_target(target: RandomField, hood: Neighborhood) -> None:
-    if target.batch_shape:
-        raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
-    if target.num_nodes != hood.num_nodes:
-        raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")

@@ -59,11 +59,7 @@ class PatchRun(Steps):
 
 
 def fit_unet(
-    unet: UNet,
-    draw: Callable[[], Tensor],
-    *,
-    loss: str = "squared",
-    **options: Any,
+    unet: UNet, draw: Callable[[], Tensor], *, loss: str = "squared", **options: Any
 ) -> list[float]:
     r"""
     Fits a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
@@ -202,9 +198,8 @@ def _noisy(
     if not good or clean.is_floating_point() or clean.is_complex() or clean.dtype == torch.bool:
         got = type(clean)
         found = f"{clean.dtype} of shape {tuple(clean.shape)}" if isinstance(clean, Tensor) else got
-        raise ValueError(
-            f"draw must give integer grey levels of shape (B, channels, H, W), got {found}"
-        )
+        must = "integer grey levels of shape (B, channels, H, W)"
+        raise ValueError(f"draw must give {must}, got {found}")
     low, high = clean.min().item(), clean.max().item()
     if low < 0 or (num_classes is not None and high >= num_classes):
         top = "" if num_classes is None else f": they must lie in 0..{num_classes - 1}"

@@ -15,12 +15,7 @@ from pyro_nmm.guides.fitting.loop import Steps
 from pyro_nmm.validation import options_of
 
 
-def fit_links(
-    pair: DGLFRMGuide,
-    split: LinkSplit,
-    x: Tensor,
-    **options: Any,
-) -> list[float]:
+def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) -> list[float]:
     r"""
     Fits a latent feature model and its guide to the training edges of a split, as Mehta, Carin and
     Rai (2019) do: Adam at a constant rate, the last iterate.

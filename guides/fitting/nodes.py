@@ -19,8 +19,7 @@ from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.entries import checked, contents, labels_in
-from pyro_nmm.guides.amortized import AmortizedNMM
-from pyro_nmm.guides.consistency import Consistency
+from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
 from pyro_nmm.guides.fitting.loop import Run, train, unvalidated
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.metrics import mean_log_prob
@@ -61,16 +60,14 @@ class NodeRun(Run):
             )
 
     def fit(
-        self,
-        network: nn.Module,
-        backbones: list[nn.Module],
-        consistency: Consistency | None,
-        data: Data,
-        backward: Callable[[int], float],
-        predict: Callable[[], Tensor],
-        **settings: object,
-    ) -> Scores:
+        self, network: nn.Module, consistency: Consistency | None, data: Data,
+        backward: Callable[[int], float], predict: Callable[[], Tensor], **settings: object,
+    ) -> Scores:  # fmt: skip
         """Adam, stopped early by the predictions ``(N, C)`` for the validation nodes."""
+        inner = network.network if isinstance(network, Compatibility) else network
+        backbones = [inner]
+        if isinstance(inner, NMMNetwork):
+            backbones = [b for b in (inner.labels, inner.attention) if b is not None]
         optimizer = torch.optim.Adam(_groups(network, backbones, self.weight_decay), lr=self.lr)
         parts = {"network": network} | ({} if consistency is None else {"consistency": consistency})
 
@@ -80,8 +77,8 @@ class NodeRun(Run):
             probs = probs[data.val_mask]
             accuracy = (probs.argmax(-1) == y).double().mean().item()
             likelihood = mean_log_prob(probs.clamp(min=1e-12), y).item()
-            both = accuracy, likelihood
-            return both if self.criterion == "accuracy" else both[::-1]
+            first = self.criterion == "accuracy"
+            return (accuracy, likelihood) if first else (likelihood, accuracy)
 
         run = self.also(**contents(data), criterion=self.criterion, **settings)
         return train(
@@ -137,7 +134,7 @@ def fit_classifier(
     def predict() -> Tensor:
         return network(*inputs).softmax(-1)
 
-    scores = how.fit(network, [network], consistency, data, backward, predict)
+    scores = how.fit(network, consistency, data, backward, predict)
     with torch.no_grad():
         return network(*inputs), scores
 
@@ -216,16 +213,12 @@ def fit_nmm(
         mixture = NeighborMixture(hood, *network(hood, *inputs), validate_args=False)
         return mixture.condition(**known, num_samples=num_samples).marginals()
 
-    inner = network.network if isinstance(network, Compatibility) else network
-    backbones = [inner]
-    if isinstance(inner, NMMNetwork):
-        backbones = [b for b in (inner.labels, inner.attention) if b is not None]
     settings = {
         "hood": (hood.num_sources, hood.ptr, hood.source),
         "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
     }  # fmt: skip
     with pyro.get_param_store().scope():
-        scores = how.fit(network, backbones, consistency, data, backward, predict, **settings)
+        scores = how.fit(network, consistency, data, backward, predict, **settings)
     with torch.no_grad():
         return NeighborMixture(hood, *network(hood, *inputs)), scores
 
