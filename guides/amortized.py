@@ -94,11 +94,8 @@ class Consistency(nn.Module):
 
 class AmortizedNMM(SharedForward):
     r"""
-    A network and an NMM as one model and guide pair for Pyro's SVI.
-
-    .. math::
-
-        (\alpha, \text{logits}) = f_\theta(X), \qquad y \sim \mathrm{NMM}(\alpha, \text{logits})
+    A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
+    guide for Pyro's SVI.
 
     The network runs once for each pair of guide and model, so both see the same dropout mask: once
     a step with vectorized particles. Sites are those of :func:`~pyro_nmm.models.nmm`.

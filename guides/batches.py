@@ -119,14 +119,14 @@ class SeedLoss(nn.Module):
     def _seeds(batch: Data, seeds: Tensor | None) -> Tensor | None:
         """A mask, or ``None`` for a batch without seeds."""
         device = entry(batch, "edge_index").device
-        if seeds is not None:
-            none = not (seeds.any() if seeds.dtype == torch.bool else len(seeds))
-            return None if none else as_mask(seeds, batch.num_nodes, device, "seeds")
-        if (number := batch.get("batch_size")) is None:
-            raise ValueError(
-                "batch has no batch_size, which PyG's loaders and seed_batch set: give seeds"
-            )
-        return torch.arange(batch.num_nodes, device=device) < number if number else None
+        if seeds is None:
+            if (number := batch.get("batch_size")) is None:
+                raise ValueError(
+                    "batch has no batch_size, which PyG's loaders and seed_batch set: give seeds"
+                )
+            seeds = torch.arange(batch.num_nodes, device=device) < number
+        none = not (seeds.any() if seeds.dtype == torch.bool else len(seeds))
+        return None if none else as_mask(seeds, batch.num_nodes, device, "seeds")
 
     def _check_whole(self, batch: Data, hood: Neighborhood, mask: Tensor) -> None:
         if (whole := batch.get(IN_DEGREE)) is None:

@@ -55,14 +55,12 @@ class DGLFRMGuide(nn.Module):
     attention :math:`L_{ij} \propto \exp(\omega^2 \cos(u_i, u_j) + \gamma \delta(i = j))`, and
     summed out. With ``marginal=False`` guide and :meth:`model` have a site ``c`` instead.
 
-    >>> from pyro.infer import SVI, TraceMeanField_ELBO
-    >>> from pyro.optim import Adam
+    >>> from pyro.infer import TraceMeanField_ELBO
     >>> from torch_geometric.datasets import KarateClub
     >>> data = KarateClub()[0]
     >>> target = DGLFRM(num_nodes=34, num_communities=8, concentration=4.0)
     >>> pair = DGLFRMGuide(target, data.num_features, Neighborhood(data.edge_index, 34))
-    >>> svi = SVI(pair.model, pair.guide, Adam({"lr": 0.01}), TraceMeanField_ELBO())
-    >>> losses = [svi.step(data.edge_index, data.x) for _ in range(5)]
+    >>> loss = TraceMeanField_ELBO().loss(pair.model, pair.guide, data.edge_index, data.x)
     >>> pair.link_logits(torch.tensor([[0, 0], [1, 9]]), data.edge_index, data.x).shape
     torch.Size([2])
 
@@ -126,7 +124,7 @@ class DGLFRMGuide(nn.Module):
 
         parts = hood, self.encoder, self._rest
         options: dict[str, Any] = {"family": family, "site": "s", "name": name}
-        self.memberships: MarginalGuide | MixtureGuide
+        self.memberships: MarginalGuide
         if marginal:
             credit = self._credit if local else None
             self.memberships = MarginalGuide(*parts, **options, credit=credit)

@@ -19,7 +19,72 @@ from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import order_to_rows
 
 
-class MixtureGuide(SharedForward):
+class MarginalGuide(SharedForward):
+    r"""
+    A guide for any Pyro program by a family whose choices are summed out, such as
+    :class:`~pyro_nmm.MembershipMixture`.
+
+    .. math::
+
+        \mathrm{KL}\big(p(s) \,\|\, p^*(s) / Z\big) - \log Z
+            = E_p \Big[ \log \sum_c p(c) \, p(s \mid c) - \log p^*(s) \Big]
+
+    >>> from pyro.distributions import Normal
+    >>> from pyro.infer import Trace_ELBO
+    >>> from pyro_nmm import MembershipMixture
+    >>> class Free(nn.Module):
+    ...     def forward(self, hood):
+    ...         return torch.zeros(4, 2), torch.zeros(hood.num_edges)
+    >>> def target():
+    ...     pyro.sample("s", Normal(0.0, 2.0).expand([4, 2]).to_event(2))
+    >>> pair = MarginalGuide(Neighborhood.grid(2, 2), Free(), target, MembershipMixture, site="s")
+    >>> Trace_ELBO(num_particles=64).loss(pair.model, pair.guide) > 0  # KL of 8 log-odds ``(N, K)``
+    True
+
+    The parameters are those of :class:`MixtureGuide`, and
+
+    :param credit: ``(family, values, *inputs)``, with the values of the target's sites, to zero
+        with a derivative that is added to the bound's; for families whose samples lack theirs.
+    """
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        target: Callable[..., Any],
+        family: Callable[[Neighborhood, Any, Tensor], Any],
+        *,
+        site: str = "y",
+        name: str = "mixture",
+        credit: Callable[..., Tensor] | None = None,
+    ) -> None:
+        super().__init__(hood, network, name, family)
+        self.target, self.site, self.credit = target, site, credit
+
+    def guide(self, *inputs) -> Tensor:
+        """The sites of the family; returns its values."""
+        return self.draw(*self.give(inputs))
+
+    def draw(self, parameters: Any, logits: Tensor, *relabel: Tensor) -> Tensor:
+        """The site of the family, for an output of the network."""
+        return pyro.sample(self.site, self.family(self.hood, parameters, logits, *relabel))
+
+    def model(self, *inputs) -> Any:
+        """The target, with the factor ``credit`` if there is one."""
+        outputs = self.take(inputs)
+        if self.credit is None or not torch.is_grad_enabled():
+            return self.target(*inputs)
+        family = self.family(self.hood, *outputs)
+        with poutine.trace() as tracer:
+            result = self.target(*inputs)
+        nodes = tracer.trace.nodes.items()
+        values = {key.rpartition("/")[2]: node["value"] for key, node in nodes
+                  if node["type"] == "sample"}  # fmt: skip
+        pyro.factor("credit", self.credit(family, values, *inputs))
+        return result
+
+
+class MixtureGuide(MarginalGuide):
     r"""
     The NMM as a variational family: a guide for any Pyro program with a discrete label for every
     node, section 4 of the paper.
@@ -41,8 +106,7 @@ class MixtureGuide(SharedForward):
 
     >>> from pyro.contrib.autoname import scope
     >>> from pyro.distributions import Categorical
-    >>> from pyro.infer import SVI, TraceGraph_ELBO
-    >>> from pyro.optim import Adam
+    >>> from pyro.infer import TraceGraph_ELBO
     >>> from pyro_nmm.guides import ordered_guide
     >>> from pyro_nmm.models import FreeNMM, nmm
     >>> hood = Neighborhood.grid(3, 3)
@@ -56,11 +120,10 @@ class MixtureGuide(SharedForward):
     ...     y = family.guide()
     ...     with scope(prefix="prior"):
     ...         ordered_guide(*prior, y, collapsed=True)
-    >>> elbo = TraceGraph_ELBO(num_particles=8, vectorize_particles=True)
-    >>> svi = SVI(family.model, guide, Adam({"lr": 0.05}), elbo)
-    >>> losses = [svi.step() for _ in range(100)]
-    >>> bool(family.mixture().marginals()[:, 1].mean() > 0.6)
+    >>> TraceGraph_ELBO(num_particles=8, vectorize_particles=True).loss(family.model, guide) > 0
     True
+    >>> family.mixture().marginals().shape  # (N, C)
+    torch.Size([9, 2])
 
     Vectorized particles are baselines of each other. Use ``TraceGraph_ELBO`` or ``Trace_ELBO``:
     with other losses, such as ``RenyiELBO``, the baseline biases the gradient.
@@ -88,22 +151,17 @@ class MixtureGuide(SharedForward):
         name: str = "mixture",
         family: Callable[..., Any] = NeighborMixture,
     ) -> None:
-        super().__init__(hood, network, name, family)
         if isinstance(target, RandomField):
             raise ValueError(f"target is a {type(target).__name__}, no program: use FieldGuide")
-        self.target, self.site = target, site
+        super().__init__(hood, network, target, family, site=site, name=name)
         if order is None:
             order = torch.randperm(hood.num_nodes, device=hood.device)
         order_to_rows(hood, order)
         self.order: Tensor
         self.register_buffer("order", order)
 
-    def guide(self, *inputs) -> Tensor:
-        """Sites ``c`` and ``y``."""
-        return self.draw(*self.give(inputs))
-
     def draw(self, parameters: Any, logits: Tensor, *relabel: Tensor) -> Tensor:
-        """The sites of :meth:`guide`, for an output of the network."""
+        """Sites ``c`` and ``y``, for an output of the network."""
         c = pyro.sample("c", NeighborChoice(self.hood, logits))
         return pyro.sample(self.site, self.family(self.hood, parameters, logits, *relabel).given(c))
 
@@ -183,71 +241,6 @@ class MixtureGuide(SharedForward):
             return family.logits.new_zeros(())
         # The factor is scaled like all other sites.
         return -(score - score.detach()) * baseline / site["scale"]
-
-
-class MarginalGuide(SharedForward):
-    r"""
-    A guide for any Pyro program by a family whose choices are summed out, such as
-    :class:`~pyro_nmm.MembershipMixture`.
-
-    .. math::
-
-        \mathrm{KL}\big(p(s) \,\|\, p^*(s) / Z\big) - \log Z
-            = E_p \Big[ \log \sum_c p(c) \, p(s \mid c) - \log p^*(s) \Big]
-
-    >>> from pyro.distributions import Normal
-    >>> from pyro.infer import Trace_ELBO
-    >>> from pyro_nmm import MembershipMixture
-    >>> class Free(nn.Module):
-    ...     def forward(self, hood):
-    ...         return torch.zeros(4, 2), torch.zeros(hood.num_edges)
-    >>> def target():
-    ...     pyro.sample("s", Normal(0.0, 2.0).expand([4, 2]).to_event(2))
-    >>> pair = MarginalGuide(Neighborhood.grid(2, 2), Free(), target, MembershipMixture, site="s")
-    >>> Trace_ELBO(num_particles=64).loss(pair.model, pair.guide) > 0  # KL of 8 log-odds ``(N, K)``
-    True
-
-    The parameters are those of :class:`MixtureGuide`, and
-
-    :param credit: ``(family, values, *inputs)``, with the values of the target's sites, to zero
-        with a derivative that is added to the bound's; for families whose samples lack theirs.
-    """
-
-    def __init__(
-        self,
-        hood: Neighborhood,
-        network: nn.Module,
-        target: Callable[..., Any],
-        family: Callable[[Neighborhood, Any, Tensor], Any],
-        *,
-        site: str = "y",
-        name: str = "mixture",
-        credit: Callable[..., Tensor] | None = None,
-    ) -> None:
-        super().__init__(hood, network, name, family)
-        self.target, self.site, self.credit = target, site, credit
-
-    def guide(self, *inputs) -> Tensor:
-        """The family's site."""
-        return self.draw(*self.give(inputs))
-
-    def draw(self, parameters: Any, logits: Tensor) -> Tensor:
-        """The site of :meth:`guide`, for an output of the network."""
-        return pyro.sample(self.site, self.family(self.hood, parameters, logits))
-
-    def model(self, *inputs) -> Any:
-        """The target, with the factor ``credit`` if there is one."""
-        parameters, logits = self.take(inputs)
-        if self.credit is None or not torch.is_grad_enabled():
-            return self.target(*inputs)
-        family = self.family(self.hood, parameters, logits)
-        with poutine.trace() as tracer:
-            result = self.target(*inputs)
-        nodes = tracer.trace.nodes.items()
-        values = {key.rpartition("/")[2]: node["value"] for key, node in nodes
-                  if node["type"] == "sample"}  # fmt: skip
-        pyro.factor("credit", self.credit(family, values, *inputs))
-        return result
 
 
 def density(

@@ -74,11 +74,10 @@ def load_checkpoint(path: Path) -> Any:
     newest, unreadable = Path(path), {}
     for candidate in (newest, newest.with_name(newest.name + ".previous")):
         try:
-            content = candidate.read_bytes()
+            content = io.BytesIO(candidate.read_bytes())
+            state = torch.load(content, weights_only=True, map_location="cpu")
         except FileNotFoundError:
             continue
-        try:
-            state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         except (OSError, MemoryError):
             raise
         except Exception as error:  # noise can make torch.load raise almost anything

@@ -100,14 +100,8 @@ def train(
 ) -> list:
     r"""
     Steps until the validation score has not improved for ``patience`` epochs; then ``module`` has
-    the parameters and buffers of the best epoch,
-
-    .. math::
-
-        e^\star = \arg\max_e \, \text{score}_e .
-
-    Without ``validate``, a number of steps. Called with a larger ``num_epochs`` a validated run
-    continues; ``run`` are the options of :class:`Run`.
+    the parameters and buffers of the best epoch. Without ``validate``, a number of steps. Called
+    with a larger ``num_epochs`` a validated run continues; ``run`` are the options of :class:`Run`.
 
     :param nn.Module module: everything that learns or remembers.
     :param backward: computes gradients in a step, with them at zero, and returns the loss.

@@ -21,7 +21,6 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.entries import checked, contents, labels_in
 from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
 from pyro_nmm.guides.fitting.loop import Run, train, unvalidated
-from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Compatibility, NMMNetwork
 from pyro_nmm.validation import check_integers, check_positive, options_of
@@ -91,13 +90,9 @@ def fit_classifier(
     network: nn.Module, data: Data, *, consistency: Consistency | None = None, **options: Any
 ) -> tuple[Tensor, Scores]:
     r"""
-    Fits a classifier alone to the training nodes :math:`\tau`, with early stopping on the
-    validation nodes.
-
-    .. math::
-
-        \min_\theta \; -\frac1{|\tau|} \sum_{i \in \tau}
-            \log \mathrm{softmax}(f_\theta(X)_i)_{y_i} \; + \text{penalty}
+    Fits a classifier alone by the cross entropy :math:`-\frac1{|\tau|} \sum_{i \in \tau} \log
+    \mathrm{softmax}(f_\theta(X)_i)_{y_i}` of the training nodes :math:`\tau`, with early stopping
+    on the validation nodes.
 
     >>> from torch_geometric.datasets import KarateClub
     >>> from torch_geometric.nn import GCN
@@ -199,8 +194,7 @@ def fit_nmm(
 
     @functools.cache
     def check_once() -> None:
-        with evaluation(network):
-            mixture = NeighborMixture(hood, *network(hood, *inputs))
+        mixture = program.mixture(*inputs)
         for mask in ("train_mask", "val_mask"):
             labels_in(data, mask, mixture.num_classes)
 
@@ -219,8 +213,7 @@ def fit_nmm(
     }  # fmt: skip
     with pyro.get_param_store().scope():
         scores = how.fit(network, consistency, data, backward, predict, **settings)
-    with torch.no_grad():
-        return NeighborMixture(hood, *network(hood, *inputs)), scores
+        return program.mixture(*inputs), scores
 
 
 def _groups(network: nn.Module, backbones: list[nn.Module], weight_decay: float) -> list[dict]:
