@@ -184,10 +184,8 @@ class DGLFRMGuide(nn.Module):
         return total / num_samples
 
     def _rest(self, v: Tensor, edge_index: Tensor, x: Tensor, held_out: Tensor | None) -> Tensor:
-        return self.target.given(v, edge_index, self._modelled(x), held_out)
-
-    def _modelled(self, x: Tensor) -> Tensor | None:
-        return None if self.target.features is None else x
+        modelled = None if self.target.features is None else x
+        return self.target.given(v, edge_index, modelled, held_out)
 
     def _credit(
         self, family: MembershipMixture, values: dict[str, Tensor], v: Tensor, edge_index: Tensor,
@@ -207,8 +205,8 @@ class DGLFRMGuide(nn.Module):
             return s.new_zeros(())
         with torch.no_grad():
             others = family.sample()
-            gain = self.target.swaps(v, s, r, others, edge_index, self._modelled(x), held_out,
-                                     self.num_columns)  # fmt: skip
+            draws, data = (v, s, r, others), (edge_index, x, held_out)
+            gain = self.target.swaps(*draws, *data, self.num_columns)
             hood = family.hood
             before, after = (family.choices(t).logits for t in (s, others))
             gain = gain + hood.logsumexp(before) - hood.logsumexp(after)

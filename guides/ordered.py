@@ -167,11 +167,8 @@ class HiddenFieldGuide(nn.Module):
     A hidden field and its parameter-free guide as a pair of Pyro programs.
     :func:`~pyro_nmm.models.fit_field` fits the same model by expectation maximisation.
 
-    .. math::
-
-        E_q \Big[\sum_i f_i\Big] + \log p(\theta) \le \log p(w \mid \theta) + \log p(\theta)
-
-    with :math:`q` and :math:`f_i` of :class:`~pyro_nmm.EvidenceConditional`.
+    The bound on :math:`\log p(w \mid \theta) + \log p(\theta)` is by
+    :class:`~pyro_nmm.EvidenceConditional`.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -186,11 +183,10 @@ class HiddenFieldGuide(nn.Module):
     >>> losses = [svi.step() for _ in range(100)]
     >>> pair.values()["mean"].flatten().sort().values.round().tolist()
     [0.0, 3.0]
-    >>> pair.field().probs.shape  # (N, C)
-    torch.Size([144, 2])
+    >>> field = pair.field()  # with probabilities ``(N, C)``
 
-    ``emission``, ``hood``, ``data`` and ``edge_attr``, of shape ``(num_edges, F)``, are parameters
-    of :func:`~pyro_nmm.models.fit_field`. The emission also starts the fit.
+    ``emission``, ``hood``, ``data`` and ``edge_attr`` are parameters of
+    :func:`~pyro_nmm.models.fit_field`. The emission also starts the fit.
 
     :param str estimator: of the gradient, see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the parameters in Pyro's store.

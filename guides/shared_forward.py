@@ -48,12 +48,9 @@ class SharedForward(nn.Module):
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        network: nn.Module,
-        name: str,
+        self, hood: Neighborhood, network: nn.Module, name: str,
         family: Callable[..., Any] = NeighborMixture,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.hood, self.network, self.name, self.family = hood, network, name, family
         self._kept: tuple | None = None

@@ -79,7 +79,8 @@ def fit_mixture(
             raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
         if family is None:
             last = torch.cat(target.colors()) if order is None else order
-            family = FieldGuide(hood, network, _given, num_samples=num_samples, order=last)
+            options: dict[str, Any] = {"num_samples": num_samples, "order": last}
+            family = FieldGuide(hood, network, lambda given: given, **options)
             family.mixture(target)  # with all checks, which the steps leave out
         return family, target
 
@@ -110,8 +111,3 @@ def _contents(field: Any) -> Any:
         return field
     whole, stay = (field.field, field.nodes) if isinstance(field, MarginalField) else (field, None)
     return stay, whole.edges, whole.unary, whole.strength, whole.interaction
-
-
-def _given(field: RandomField) -> RandomField:
-    """The program whose field is its input."""
-    return field

@@ -69,19 +69,11 @@ class Steps(Run):
         check_positive(lr=self.lr)
 
     def train(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        backward: Callable[[int], float],
-        rate: Callable[[int], float] | None = None,
+        self, module: nn.Module, optimizer: torch.optim.Optimizer,
+        backward: Callable[[int], float], rate: Callable[[int], float] | None = None,
         **settings: object,
-    ) -> list[float]:
-        """
-        The loss of every step.
-
-        :param rate: the share of ``lr`` at each step.
-        :param settings: what a checkpoint knows of the run besides the number of steps.
-        """
+    ) -> list[float]:  # fmt: skip
+        """The loss of every step, at the rate ``lr`` times ``rate`` of the step."""
         schedule = None if rate is None else torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
         run = self.also(num_steps=self.num_steps, **settings) | {"schedule": schedule}
         return train(module, optimizer, backward, num_epochs=self.num_steps, **run)
