@@ -218,13 +218,12 @@ def fit_nmm(
 
 def _groups(network: nn.Module, backbones: list[nn.Module], weight_decay: float) -> list[dict]:
     """The first layer of every backbone, with weight decay, and all other parameters."""
-    layers = []
+    decayed: list[nn.Parameter] = []
     for backbone in backbones:
         # A root with children is no layer, whatever numbers of its own it has.
         parts = [m for m in backbone.modules() if m is not backbone or not list(m.children())]
         owners = (m for m in parts if any(True for _ in m.parameters(recurse=False)))
-        layers += [m for m in [next(owners, None)] if m is not None]
-    decayed = [p for layer in layers for p in layer.parameters()]
+        decayed += next(owners, nn.Identity()).parameters()
     known = {id(p) for p in decayed}
     rest = [p for p in network.parameters() if id(p) not in known]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": rest}]
