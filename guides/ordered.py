@@ -167,8 +167,8 @@ class HiddenFieldGuide(nn.Module):
     A hidden field and its parameter-free guide as a pair of Pyro programs.
     :func:`~pyro_nmm.models.fit_field` fits the same model by expectation maximisation.
 
-    The bound on :math:`\log p(w \mid \theta) + \log p(\theta)` is by
-    :class:`~pyro_nmm.EvidenceConditional`.
+    The loss is the negative bound of :class:`~pyro_nmm.EvidenceConditional` on
+    :math:`\log p(w \mid \theta)`, minus :math:`\log p(\theta)`.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam

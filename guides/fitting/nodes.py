@@ -156,6 +156,7 @@ def fit_nmm(
             \; + \text{penalty}
 
     >>> from pyro_nmm.datasets.nodes import digits, random_split
+    >>> from pyro_nmm.models import NMMNetwork
     >>> from pyro_nmm.models.backbones import gcn
     >>> data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
     >>> hood = Neighborhood(data.edge_index, data.num_nodes)
@@ -164,8 +165,8 @@ def fit_nmm(
     >>> mix.condition(data.y, data.train_mask, num_samples=64).marginals().shape
     torch.Size([1797, 10])
 
-    A step is one of Pyro's ELBO on :class:`~pyro_nmm.guides.AmortizedNMM`, which fits the same
-    inside a larger program. Pyro's parameter store is left as it was.
+    Each step uses Pyro's ELBO on :class:`~pyro_nmm.guides.AmortizedNMM`, which fits the same inside
+    a larger program. Pyro's parameter store is left as it was.
 
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` of ``x`` and
         ``edge_index``, such as :class:`~pyro_nmm.models.NMMNetwork`, or
