@@ -31,13 +31,12 @@ from benchmarks.random_fields import figures as fields_figures
 from benchmarks.random_fields import tables as fields
 from benchmarks.scale import figures as scale_figures
 from benchmarks.scale import tables as scale
-from benchmarks.shared.records import RESULTS, read
+from benchmarks.shared.records import RESULTS, Files, read
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [DOCS / "results.md", *sorted((DOCS / "results").glob("*.md"))]
 ROOMS = nodes, on_top, fields, latent, links, images, scale
 FIGURES = nodes_figures, fields_figures, links_figures, images_figures, scale_figures
-Files = dict[str, list[dict]]
 
 
 def stored(folder: Path) -> Files:
@@ -87,8 +86,10 @@ def draw(files: Files, folder: Path) -> None:
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     folder.mkdir(parents=True, exist_ok=True)
     for room in FIGURES:
-        for name, figure in room.FIGURES.items():
-            figure(files, folder / name)
+        for make in room.FIGURES:
+            figure = make(files)
+            figure.savefig(folder / f"{make.__name__}.png", dpi=150)
+            plt.close(figure)
 
 
 def parser() -> ArgumentParser:

@@ -3,18 +3,18 @@
 
 """The figures of docs/results/denoising.md."""
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from benchmarks.images.scores import BINS, NYQUIST
-from benchmarks.images.tables import DRAWN, Files, stored
+from benchmarks.images.tables import DRAWN, stored
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import groups
 
 
-def denoising_steps(files: Files, path: Path) -> None:
+def denoising_steps(files: Files) -> Figure:
     """PSNR of the longest trained networks on validation images, over steps."""
     rows = stored(files, "train").sort_values("step")
     rows = rows[(rows["network"] == rows["network"].min()) & (rows["seed"] == 0)]
@@ -26,11 +26,10 @@ def denoising_steps(files: Files, path: Path) -> None:
         axis.plot(part["step"], part["PSNR"], label=method, marker="o", ms=3, lw=1.2)
     axis.set(xlabel="step", ylabel="PSNR on validation images, dB")
     axis.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-def denoising_spectra(files: Files, path: Path) -> None:
+def denoising_spectra(files: Files) -> Figure:
     """Power of errors and of samples over frequency, on average over images."""
     rows = stored(files, "spectra")
     frequency = NYQUIST * (np.arange(BINS) + 0.5) / BINS
@@ -42,8 +41,7 @@ def denoising_spectra(files: Files, path: Path) -> None:
     axis.set(xlabel="frequency, cycles per pixel", ylabel="power, dB of a squared grey level")
     axis.set_title(" and ".join(rows["images"].unique()))
     axis.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-FIGURES = {"denoising_steps.png": denoising_steps, "denoising_spectra.png": denoising_spectra}
+FIGURES = denoising_steps, denoising_spectra

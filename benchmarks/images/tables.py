@@ -13,9 +13,9 @@ from pandas import DataFrame, Series
 from benchmarks.images.rivals import METHODS
 from benchmarks.images.scores import LAGS, SIDES
 from benchmarks.shared import tables as shared
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, average, centre_of, ordered, spread_of, table
 
-Files = dict[str, list[dict]]
 SETS = {"bsds300": "BSD300", "kodak24": "Kodak24"}
 PLACE = ["network", "images", "noise"]
 #: Decibels in the paper's table of image denoising.
@@ -172,12 +172,5 @@ def denoising_cost(files: Files) -> str:
     )
 
 
-TABLES = (
-    denoised,
-    denoising_steps,
-    denoising_tiles,
-    denoising_spectra,
-    denoising_samples,
-    denoising_validated,
-    denoising_cost,
-)
+TABLES = denoised, denoising_steps, denoising_tiles, denoising_spectra, denoising_samples
+TABLES += denoising_validated, denoising_cost

@@ -3,16 +3,16 @@
 
 """The figure of docs/results/links.md."""
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
-from benchmarks.links.tables import THEIRS, Files, compared
+from benchmarks.links.tables import THEIRS, compared
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import groups
 
 
-def link_bound(files: Files, path: Path) -> None:
+def link_bound(files: Files) -> Figure:
     """The evidence lower bound on NIPS12 over the steps: each split, and their mean."""
     rows = compared(files)
     rows = rows[rows["graph"] == "NIPS12"]
@@ -28,8 +28,7 @@ def link_bound(files: Files, path: Path) -> None:
     axis.set(xlabel="step", ylabel="evidence lower bound, nats per pair of nodes")
     axis.set(title=f"NIPS12, {len(values)} splits and their mean", ylim=(low, every.max() + 0.005))
     axis.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-FIGURES = {"link_bound.png": link_bound}
+FIGURES = (link_bound,)

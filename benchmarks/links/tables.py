@@ -8,10 +8,9 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.shared import tables as shown
-from benchmarks.shared.records import pick
+from benchmarks.shared.records import Files, pick
 from benchmarks.shared.tables import GRAPHS, Paired, average, first, ordered, spread, table
 
-Files = dict[str, list[dict]]
 OURS, THEIRS = "NMM-DGLFRM", "DGLFRM"
 METHODS = {"katz": "Katz", "vgae": "VGAE", "sage": "GraphSAGE", "original": THEIRS, "nmm": OURS}
 MEASURES = ("AP", "AUC")

@@ -3,19 +3,19 @@
 
 """The figures of docs/results/nodes.md."""
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from pandas import Series
 
 from benchmarks.nodes.run import METHODS
-from benchmarks.nodes.tables import Files, runs
+from benchmarks.nodes.tables import runs
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import groups
 
 COLORS = dict(zip(METHODS, ("#E69F00", "#56B4E9", "#009E73", "#0072B2"), strict=True))
 
 
-def training_size(files: Files, path: Path) -> None:
+def training_size(files: Files) -> Figure:
     """Accuracy over training sizes, mean ± one standard error, a panel a graph and backbone."""
     rows = runs(files, "sizes")
     rows = rows[~rows["method"].str.endswith("temperature")]  # which changes no prediction
@@ -37,11 +37,10 @@ def training_size(files: Files, path: Path) -> None:
         axis.set_visible(axis.has_data())
     looks = {"frameon": False, "fontsize": 9, "ncols": 4}
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", **looks)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-def convergence(files: Files, path: Path) -> None:
+def convergence(files: Files) -> Figure:
     """Validation accuracy over the epochs of the first seed, with a GCN."""
     rows = runs(files, "accuracy").dropna(subset=["curve"])
     graphs = list(groups(rows[rows["backbone"] == "GCN"], ["graph"]))
@@ -53,8 +52,7 @@ def convergence(files: Files, path: Path) -> None:
             axis.plot(curve.index + 1, curve, lw=1, label=model, color=COLORS[model])
         axis.set(title=graph, xlabel="epoch", ylabel="validation accuracy, %", ylim=(50, None))
     axes[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-FIGURES = {"training_size.png": training_size, "convergence.png": convergence}
+FIGURES = training_size, convergence

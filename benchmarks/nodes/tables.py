@@ -12,9 +12,9 @@ from pandas import DataFrame
 from benchmarks.nodes.fits import chosen
 from benchmarks.nodes.run import METHODS
 from benchmarks.shared import tables as shared
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, against, average, count, frame, ordered, spread
 
-Files = dict[str, list[dict]]
 NAMES = {"(.*), temperature": r"\1 + temperature", "(.*), stacked": r"StackedNMM on \1"}
 NAMES |= {"(.*), pooled": r"StackedNMM with its pool on \1"}
 NAMES |= {r"(.*), (communities|weighted) (.*)\.0": r"StackedNMM on \1, \2 at \3"}

@@ -3,10 +3,10 @@
 
 """Curves of the divergence from a random field against the seconds of a fit."""
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import frame, groups, ordered
 
 #: How names of methods begin: a colour and a marker.
@@ -22,7 +22,7 @@ FAMILIES = {
 }
 
 
-def field_seconds(files: dict[str, list[dict]], path: Path) -> None:
+def field_seconds(files: Files) -> Figure:
     """A panel for each coupling of the narrow Ising grids; lines join the settings of a method."""
     rows = frame(row for row in files["fields_compared"] if row["task"] == "strips" and "KL" in row)
     begins = rows.method.map(lambda name: next(each for each in FAMILIES if name.startswith(each)))
@@ -38,8 +38,7 @@ def field_seconds(files: dict[str, list[dict]], path: Path) -> None:
         axis.set_title(f"coupling {coupling}", fontsize=10)
     axes[0].set_ylabel("KL divergence, nats (12 x 40 pixels)")
     figure.legend(handles=axes[0].lines, loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-FIGURES = {"field_seconds.png": field_seconds}
+FIGURES = (field_seconds,)

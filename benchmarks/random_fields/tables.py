@@ -9,10 +9,9 @@ from statistics import mean, median
 from pandas import DataFrame
 
 from benchmarks.shared import tables as shared
-from benchmarks.shared.records import pick
+from benchmarks.shared.records import Files, pick
 from benchmarks.shared.tables import Paired, average, centre_of, first, frame, table, values
 
-Files = dict[str, list[dict]]
 #: Tasks of single fields of 128 x 128 pixels, and what names a field of some number of labels.
 LARGE, FIELD = ("letter", "plain"), ("coupling", "seed")
 #: By the number of labels: the critical coupling of an infinite grid, and an NMM's longest fit.

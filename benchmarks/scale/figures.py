@@ -3,11 +3,10 @@
 
 """The figures of docs/results/speed.md."""
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
-from benchmarks.scale.tables import Files
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import frame, groups
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -20,7 +19,7 @@ PANELS = {
 }
 
 
-def samples(files: Files, path: Path) -> None:
+def samples(files: Files) -> Figure:
     """Noise of a gradient, errors of marginals and of the likelihood, over the number of draws."""
     rows = frame(files["samples"])
     rows["relative"] = rows["sd"] / rows["labelled"]
@@ -34,11 +33,10 @@ def samples(files: Files, path: Path) -> None:
         looks = LOOKS | {"color": PALETTE[:kinds] * 2, "style": ["-"] * kinds + ["--"] * kinds}
         curves.plot(ax=axis, loglog=True, ylabel=name, **looks)
         axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-def growth(files: Files, path: Path) -> None:
+def growth(files: Files) -> Figure:
     """Seconds and memory of a step and of queries, over edges."""
     rows = frame([row for row in files["speed"] if row["task"] in ("growth", "scale")])
     rows = rows.fillna({"query": "step", "name": "a step of the bound"})
@@ -51,8 +49,7 @@ def growth(files: Files, path: Path) -> None:
     axes[0].set(xlabel="edges", xscale="log", ylabel="seconds", yscale="log")
     axes[1].set(xlabel="edges", xscale="log", ylabel="peak memory, GB", ylim=(0, None))
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-FIGURES = {"samples.png": samples, "growth.png": growth}
+FIGURES = samples, growth

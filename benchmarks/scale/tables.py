@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 from pandas import DataFrame
 
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import GRAPHS, Cell, against, count, frame, ordered, spread, table
 
-Files = dict[str, list[dict]]
 CODES = {"loop": "loop over nodes in PyTorch", "compiled": "compiled loops (CPU, numba)"}
 CODES |= {"sweeps": "tensor code (any device)"}
 CUTS = {"random": "at random", "groups": "Louvain's groups"}

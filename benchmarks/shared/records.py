@@ -12,6 +12,8 @@ from pathlib import Path
 import pyro
 import torch
 
+#: Rows by the name of the file that stores them.
+Files = dict[str, list[dict]]
 RESULTS = Path(__file__).parent.parent / "results"
 EPILOG = """
 Each measurement appends a line to --results. A measurement that is stored is not repeated, so a run

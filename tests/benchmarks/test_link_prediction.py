@@ -74,7 +74,7 @@ def test_benchmark_of_link_prediction(tmp_path):
         assert settings["own_attention"] == (row.get("reading") != "first layer shared")
     for make in tables.TABLES:
         assert make(found).count("\n") > 1, make
-    figures.link_bound(found, tmp_path / "link_bound.png")
+    figures.link_bound(found).savefig(tmp_path / "link_bound.png")
     assert (tmp_path / "link_bound.png").stat().st_size > 10_000
 
 
