@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Tables and figures of the stored results:
+Tables and figures of the stored results. A table replaces the lines between its markers,
+``<!-- name -->`` and ``<!-- end of name -->``, on the one page that has them.
 
-    python -m benchmarks.report                               # prints the tables
-    python -m benchmarks.report --documents --figures docs    # writes both into the documents
-
-A table replaces the lines between its markers, ``<!-- name -->`` and ``<!-- end of name -->``, on
-the one page that has them. Everything else on a page is written by hand.
+    python -m benchmarks.report --documents --figures docs
 """
 
 import json
@@ -93,7 +90,7 @@ def draw(files: Files, folder: Path) -> None:
 
 
 def parser() -> ArgumentParser:
-    parser = ArgumentParser(description=__doc__.splitlines()[1])
+    parser = ArgumentParser(description="Tables and figures of the stored results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the stored rows")
     parser.add_argument("--documents", action="store_true", help="write the tables into the pages")
     parser.add_argument("--figures", type=Path, help="folder for the figures")

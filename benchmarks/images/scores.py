@@ -135,10 +135,7 @@ def tiles(mix: NeighborMixture, clean: Tensor) -> dict:
 
 
 def power(field: Tensor) -> list[float]:
-    """
-    The power spectrum of a field ``(..., channels, H, W)`` in bins of the distance from frequency
-    zero. White noise has its variance in every bin. A Hann window separates opposite borders.
-    """
+    """The power spectrum of ``(..., H, W)`` in bins of frequency, under a Hann window."""
     sides = field.shape[-2:]
     window = torch.outer(*(torch.hann_window(n, dtype=torch.double) for n in sides))
     window = window.to(field.device) / window.square().sum().sqrt()

@@ -19,10 +19,7 @@ from pyro_nmm.models.backbones import RandomInput
 
 
 def walks(edge_index: Tensor, num_nodes: int, pairs: Tensor, longest: int = 6) -> Tensor:
-    """
-    ``(longest, P)``: numbers of walks of each length between two nodes of an undirected graph, for
-    Katz (1953, "A new status index derived from sociometric analysis").
-    """
+    """``(longest, P)``: numbers of walks between nodes by length, for Katz's index (1953)."""
     graph = utils.to_scipy_sparse_matrix(edge_index, num_nodes=num_nodes).tocsr().astype(float)
     powers, (start, end) = [identity(num_nodes, format="csr")], pairs.numpy()
     for _ in range((longest + 1) // 2):

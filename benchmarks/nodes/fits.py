@@ -195,10 +195,7 @@ def log_prob(mix: NeighborMixture, labels: Tensor, data, seed: int, repeats: int
 
 
 def jointly(mix: NeighborMixture, starts: list[Tensor], data, seed: int) -> Tensor:
-    """
-    The most probable labelling by iterated conditional modes of blocks of nodes (Besag 1986, "On
-    the statistical analysis of dirty pictures", Journal of the Royal Statistical Society B 48).
-    """
+    """The most probable labelling by iterated conditional modes (Besag 1986) of blocks of nodes."""
     nats = partial(log_prob, mix, data=data, seed=seed)
     best, labels = max(((nats(start), start) for start in starts), key=lambda pair: pair[0])
     nodes, generator = data.test_mask.nonzero()[:, 0], torch.Generator().manual_seed(seed)

@@ -158,10 +158,7 @@ def propagation(data: Data) -> Tensor:
 
 
 def potts(data: Data, probs: Tensor) -> Tensor:
-    """
-    A Potts field on top of ``probs`` with clamped labels, a temperature and a coupling: beliefs
-    after twenty steps of loopy belief propagation, damped from the sixth on.
-    """
+    """A Potts field on ``probs``, labels clamped, by twenty steps of loopy belief propagation."""
     ends = torch.stack([data.hood.source, data.hood.target])
     edges, logits = ends[:, ends[0] < ends[1]], probs.clamp(min=1e-6).log()
 

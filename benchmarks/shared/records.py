@@ -91,17 +91,18 @@ def start(threads: int) -> None:
     pyro.enable_validation(False)
 
 
-def run(argv, doc: str | None, tasks: Iterable[Callable], **options) -> Records:
-    """
-    Run the tasks that are named on the command line, functions of the arguments and of the
-    records in ``--results``.
-    """
-    named = {task.__name__.rstrip("_"): task for task in tasks}
+def command(doc: str | None, tasks: Iterable[Callable], **options) -> Callable[..., Records]:
+    """The ``main`` of some tasks, which are functions of the arguments and of stored records."""
+    named = {task.__name__: task for task in tasks}
     parser = arguments(doc, threads=1, **options)
     parser.add_argument("tasks", nargs="+", choices=named)
-    args = parser.parse_args(argv)
-    start(args.threads)
-    results = Records(args.results)
-    for name in args.tasks:
-        named[name](args, results)
-    return results
+
+    def main(argv: list[str] | None = None) -> Records:
+        args = parser.parse_args(argv)
+        start(args.threads)
+        results = Records(args.results)
+        for name in args.tasks:
+            named[name](args, results)
+        return results
+
+    return main

@@ -24,10 +24,7 @@ GRAPHS |= {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
 
 def frame(rows: Iterable[dict], **key) -> DataFrame:
-    """
-    Rows with these values as a frame. Nested values have names with a dot, ``seconds.fit``; scores
-    on test nodes or links, ``{"test": ...}``, have their own.
-    """
+    """Rows with these values. Names of nested values have a dot; ``test.`` is left out."""
     found = pd.json_normalize([r for r in rows if all(r.get(k) == v for k, v in key.items())])
     return found.rename(columns=lambda name: name.removeprefix("test."))
 
@@ -183,10 +180,7 @@ def against(
     form: Callable = Paired.text,
     better: int = 0,
 ) -> Cell:
-    """
-    Cell: the paired difference from the peers of a method, or of other values, ``base``; empty in
-    the line of the base itself. ``better`` of 1 or -1 marks clear differences.
-    """
+    """Cell: the paired difference from peers, ``base``; ``better`` of 1 or -1 marks clear ones."""
     key = base if isinstance(base, Mapping) else {"method": base}
 
     def cell(part: DataFrame, peers: DataFrame) -> str:
@@ -227,10 +221,7 @@ def table(
 
 
 def markdown(lines: Iterable[Mapping], left: int = 1) -> str:
-    """
-    Lines that name their cells, in Markdown, with the first columns aligned to the left; without
-    lines that have nothing else.
-    """
+    """Lines of named cells in Markdown, without empty ones; first columns aligned to the left."""
     lines = list(lines)
     if not lines:
         return "Nothing has been measured yet."
