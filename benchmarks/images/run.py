@@ -61,11 +61,9 @@ def trained(args, results: Records, method: str, seed: int):
     for part, (first, last, options) in phases(args, method).items():
         network = build(args, part, network)
         key = {"task": "train", "method": part, "seed": seed}
-        options |= {
-            "checkpoint": args.checkpoints / f"{part}.{seed}.pt",
-            "settings": f"{seed} {settings(args)}",
-            "progress": partial(watched, args, results, network, pairs, key, (first, last)),
-        }
+        options["checkpoint"] = args.checkpoints / f"{part}.{seed}.pt"
+        options["settings"] = f"{seed} {settings(args)}"
+        options["progress"] = partial(watched, args, results, network, pairs, key, (first, last))
         fit = fit_images if part in NMMS else fit_unet
         fit(network, draw, num_steps=last - first, **options)
     return network

@@ -154,9 +154,8 @@ def at_lag(function: Callable, field: Tensor, lag: int) -> float:
 
 def spectra(mix: NeighborMixture, clean: Tensor) -> dict:
     """
-    Spectra about the mixture's mean: of the clean image, of samples, of one more sample, and of
-    independent draws from the marginals; correlations at `LAGS`, and the share of equal adjacent
-    pixels. ``total`` is the mean sum of concentrations, which bounds both.
+    Spectra about the mean, of the clean image, of samples and of independent draws; correlations at
+    `LAGS`, and shares of equal adjacent pixels. ``total``, the mean sum of alpha, bounds both.
     """
     estimate = mix.intervals().mean[0].view(clean.shape)
     choices = NeighborChoice(mix.hood, mix.logits).expand(mix.batch_shape)

@@ -91,9 +91,8 @@ class Messages:
 
 def chained(field: Field, y: Tensor, nodes: Tensor, rings: int = 3) -> float:
     """
-    Log-probability of labels by the chain rule: each node's belief after the nodes before it have
-    been clamped and messages have passed ``rings`` edges from them. It is exact on trees. On other
-    graphs it is of another, proper distribution, because each factor is one.
+    Log-probability of labels by the chain rule: beliefs after earlier nodes have been clamped, and
+    messages have passed ``rings`` edges. Exact on trees, on other graphs a proper distribution.
     """
     state, total = Messages(field), 0.0
     believed, own = state.logits(), field.clamped(y, torch.ones_like(y, dtype=torch.bool)).nodes

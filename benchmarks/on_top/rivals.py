@@ -238,9 +238,8 @@ def calibrated(make: type[CaGCN] | type[GATS], data: Data) -> Tensor:
 
 def gmnn(data: Data, num_epochs: int = 100) -> Tensor:
     """
-    GMNN (Qu et al. 2019, https://github.com/DeepGraphLearning/GMNN), one round of its published
-    schedule, with the better of two learning rates, and a temperature: a network of features and a
-    network of labels, which the first one draws, teach each other.
+    One published round of GMNN (Qu et al. 2019, https://github.com/DeepGraphLearning/GMNN) at the
+    better of two rates: networks of features and of labels teach each other. And a temperature.
     """
     every, seen = torch.ones_like(data.train_mask), data.train_mask[:, None]
     true = F.one_hot(data.y, data.logits.shape[1]).to(data.x.dtype)

@@ -70,10 +70,7 @@ class Records:
 
 
 def arguments(doc: str | None, choices: dict | None = None, **options) -> argparse.ArgumentParser:
-    """
-    Options by name: a default, whose type they have, or a type alone; in a tuple with a help text.
-    A list takes one value or more. ``choices`` are the allowed values of some options.
-    """
+    """Options by name: a default, often a list, or a type; in a tuple with a help text."""
     parser = argparse.ArgumentParser(
         description=doc, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
