@@ -1,7 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The paper's backbones, and an MLP, as PyG networks behind one input layer."""
+"""
+The paper's backbones, and an MLP, as PyG networks behind one input layer. Each returns ``(N,
+width)``. GCN and APPNP are for one graph, whose normalisation is computed once.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +14,8 @@ from torch_geometric.nn import APPNP, GAT, GCN, MLP, Sequential
 
 class RandomInput(nn.Module):
     r"""
-    A network whose input is thinned out while it trains: single features, and the features
-    of whole nodes, which then have to be guessed from their neighbours (DropNode, Feng et
-    al. 2020, "Graph Random Neural Networks for Semi-Supervised Learning on Graphs", NeurIPS).
+    A network with dropout of single input features, and of all features of a node (DropNode, Feng
+    et al. 2020, "Graph Random Neural Networks for Semi-Supervised Learning on Graphs", NeurIPS).
 
     .. math::
 
@@ -50,21 +52,15 @@ class RandomInput(nn.Module):
         if x.layout != torch.sparse_csr:
             return F.dropout(x, self.dropout) * kept[:, None]
         values = F.dropout(x.values(), self.dropout)
-        values = values * kept.repeat_interleave(x.crow_indices().diff(), output_size=len(values))
-        return torch.sparse_csr_tensor(
-            x.crow_indices(), x.col_indices(), values, x.shape, check_invariants=False
-        )  # as x
+        ptr, columns = x.crow_indices(), x.col_indices()
+        values = values * kept.repeat_interleave(ptr.diff(), output_size=len(values))
+        return torch.sparse_csr_tensor(ptr, columns, values, x.shape, check_invariants=False)
 
 
 def gcn(
     num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
 ) -> RandomInput:
-    """
-    Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer. For one
-    graph, whose normalisation is computed once.
-
-    :param int width: number of columns of the output ``(N, width)``.
-    """
+    """Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer."""
     hidden, layers = (width, 1) if attention else (16, 2)
     network = GCN(num_features, hidden, layers, out_channels=width, dropout=dropout, cached=True)
     return RandomInput(network, dropout, drop_nodes)
@@ -76,8 +72,6 @@ def gat(
     """
     Graph attention: 2 layers, 8 heads of 16 hidden units; for ``attention`` vectors one layer.
     Heads of the last layer are averaged.
-
-    :param int width: number of columns of the output ``(N, width)``.
     """
     hidden, layers = (width, 1) if attention else (8 * 16, 2)
     network = GAT(num_features, hidden, layers, out_channels=width, heads=8, dropout=dropout,
@@ -90,10 +84,7 @@ def appnp(
 ) -> RandomInput:
     """
     Predict then propagate: 64 hidden units, 10 steps of personalised PageRank with teleport
-    probability 0.1, the same for ``attention`` vectors. For one graph, whose normalisation is
-    computed once.
-
-    :param int width: number of columns of the output ``(N, width)``.
+    probability 0.1, the same for ``attention`` vectors.
     """
     layers = [
         (MLP([num_features, 64, width], dropout=dropout, norm=None), "x -> x"),
@@ -110,10 +101,6 @@ class _NodewiseMLP(MLP):
 def mlp(
     num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
 ) -> RandomInput:
-    """
-    64 hidden units and no graph: the edges are ignored.
-
-    :param int width: number of columns of the output ``(N, width)``.
-    """
+    """64 hidden units and no graph: the edges are ignored."""
     network = _NodewiseMLP([num_features, 64, width], dropout=dropout, norm=None)
     return RandomInput(network, dropout, drop_nodes)

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What labels become between neighbours, in one matrix for all edges."""
+"""One matrix of label changes for all edges between neighbours."""
 
 from typing import Any
 
@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood
 from pyro_nmm.edges import check_mask
 from pyro_nmm.models.networks import Parameters
+from pyro_nmm.validation import check_positive
 
 
 def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:
-    """
-    ``(num_edges, C, C)``: ``matrix``, ``(C, C)``, for edges between two nodes; a node's own label
-    stays.
-    """
+    """``(num_edges, C, C)``: a matrix ``(C, C)`` for edges between two nodes, else the identity."""
     _check_nodes(hood)
     keep = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     return torch.stack([keep, matrix]).index_select(0, (hood.source != hood.target).long())
@@ -35,7 +33,7 @@ def compatibility(
     hood: Neighborhood, y: Tensor, observed: Tensor, num_classes: int, strength: float = 1.0
 ) -> Tensor:
     r"""
-    How often a node has label :math:`k` where a neighbour has label :math:`u`, from the edges
+    Frequency of label :math:`k` among neighbours of nodes with label :math:`u`, from the edges
     between observed nodes: the compatibility matrix of [1].
 
     .. math::
@@ -57,16 +55,12 @@ def compatibility(
     https://doi.org/10.1609/aaai.v35i12.17332.
 
     :param Tensor y: ``(N,)`` labels, read where ``observed``, a boolean mask ``(N,)``.
-    :param float strength: how many edges the prior is worth, for every label; above zero, so that
-        no label is ruled out for want of a count.
+    :param float strength: weight of the prior for every label, in edges; positive, so that no
+        label is ruled out for want of a count.
     :return: ``(C, C)``, rows sum to one. Cost: :math:`O(E)`.
-    :raises ValueError: for a mask that is not boolean, or that selects nothing.
     """
     _check_nodes(hood)
-    if not 0 < strength < float("inf"):
-        raise ValueError(
-            f"strength must be positive and finite, got {strength}: 1.0 is the default"
-        )
+    check_positive(strength=strength)
     check_mask(observed, hood.num_nodes, hood.device)
     both = observed[hood.source] & observed[hood.target] & (hood.source != hood.target)
     source, target = hood.source[both], hood.target[both]
@@ -79,27 +73,21 @@ def compatibility(
 
 class Compatibility(nn.Module):
     r"""
-    A network whose edges relabel: what a node borrows from another one passes through one learned
-    stochastic matrix, the compatibility of labels. Where neighbours differ, plain edges say that
-    they are alike; the matrix says what they are instead.
+    A network whose edges relabel, for heterophilous graphs: a label that a node borrows from
+    another one passes through one learned stochastic matrix ``(C, C)``.
 
     .. math::
 
         T_{ij} = \mathrm{softmax}(W) \; (i \ne j), \qquad T_{ii} = I
 
-    >>> from pyro_nmm.guides import AmortizedNMM
     >>> from pyro_nmm.models import FreeNMM
     >>> hood = Neighborhood.grid(1, 3)
     >>> network = Compatibility(FreeNMM(hood, num_classes=2), num_classes=2)
     >>> alpha, logits, relabel = network(hood)
     >>> relabel.shape
     torch.Size([7, 2, 2])
-    >>> AmortizedNMM(hood, network).mixture().relabel.shape
-    torch.Size([7, 2, 2])
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`; to its ``alpha`` and
-        ``logits`` come matrices ``(num_edges, C, C)``.
-    :param int num_classes: ``C``.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` whose edges keep labels.
     """
 
     def __init__(self, network: nn.Module, num_classes: int) -> None:

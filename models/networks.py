@@ -12,11 +12,12 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import Concentrations, in_single
 from pyro_nmm.expect import expect
 from pyro_nmm.ops.edge_products import edge_products
+from pyro_nmm.validation import check_positive
 
 #: Positive links for ``alpha``. ``softplus`` is the steadiest, ``square`` grows faster, and
-#: ``exp`` makes alpha's direction the softmax that the backbone alone would have; it ends at about
-#: 3 million, because one count more or less is nothing to that in single precision, and without an
-#: end a network that fits every training label goes on to infinity.
+#: ``exp`` makes alpha's direction the softmax that the backbone alone would have. It ends at about
+#: 3 million, beyond which single precision cannot add a count: a network that fits every training
+#: label would reach infinity.
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": F.softplus,
     "square": torch.square,
@@ -26,9 +27,9 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 class Parameters(NamedTuple):
     r"""
-    The parameters of an NMM, in the order in which a mixture takes them: :math:`\alpha`, a table
-    ``(..., N, C)`` or a formula, positive and finite; logits ``(..., num_edges)`` in the order of
-    the neighbourhoods; and what edges make of labels, see :mod:`pyro_nmm.relabel`.
+    Parameters of an NMM, in the order in which a mixture takes them: positive :math:`\alpha`, a
+    table ``(..., N, C)`` or a formula; logits ``(..., num_edges)`` in the order of the
+    neighbourhoods; and label changes by edges, see :mod:`pyro_nmm.relabel`.
 
     >>> from pyro_nmm import NeighborMixture
     >>> hood = Neighborhood.grid(1, 2)
@@ -44,11 +45,10 @@ class Parameters(NamedTuple):
 
 class ParameterNetwork(Protocol):
     r"""
-    A network that returns the parameters of an NMM: a ``torch.nn.Module`` that is called with the
-    neighbourhoods and its own inputs, and returns :class:`Parameters`, or :math:`\alpha`
-    ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels. Every guide and
-    every fit takes one: :class:`NMMNetwork`, :class:`FreeNMM`, :class:`StackedNMM`,
-    :class:`ConvolutionalNMM`, :class:`Denoiser` of this package, or the user's own,
+    A ``torch.nn.Module`` from the neighbourhoods and inputs of its own to :class:`Parameters`, or
+    to :math:`\alpha` ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels.
+    Every guide and every fit takes one: :class:`NMMNetwork`, :class:`FreeNMM`,
+    :class:`StackedNMM`, :class:`ConvolutionalNMM`, :class:`Denoiser`, or the user's own,
 
     >>> class Mine(nn.Module):
     ...     def forward(self, hood, x):
@@ -65,11 +65,8 @@ class ParameterNetwork(Protocol):
 
 def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:
     r"""
-    :math:`\text{scale} \cdot v_i^\top v_j / (\|v_i\| \|v_j\|) + \gamma \, \delta(i = j)` for
-    every edge.
-
-    :param Tensor v: ``(..., N, H)``.
-    :return: ``(..., num_edges)`` in the order of ``hood``.
+    ``(..., num_edges)``: :math:`\text{scale} \cdot v_i^\top v_j / (\|v_i\| \|v_j\|) +
+    \gamma \, \delta(i = j)` of vectors ``(..., N, H)``.
     """
     target, (*batch, num_nodes, width) = hood.target, v.shape
     each = F.normalize(v, dim=-1).reshape(-1, num_nodes, width)
@@ -88,9 +85,8 @@ class NMMNetwork(nn.Module):
         \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
                              + \gamma \, \delta(i = j)
 
-    with :math:`u, v` from two backbones, or the first ``C`` and the other ``H`` columns of
-    one shared backbone. Backbones are any modules ``(*inputs) -> (N, width)``, called with
-    the inputs of :meth:`forward`; PyG's take ``(x, edge_index)``.
+    with :math:`u, v` from two backbones, or the first ``C`` and the other ``H`` columns of one
+    shared backbone: any modules ``(*inputs) -> (N, width)``; PyG's take ``(x, edge_index)``.
 
     >>> from torch_geometric.nn import GCN
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -100,34 +96,24 @@ class NMMNetwork(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([3, 4]), torch.Size([7]))
 
-    :param nn.Module labels: Backbone for :math:`u`, width ``C``; or shared, ``C + H``.
-    :param nn.Module attention: Backbone for :math:`v`, any width ``H``; ``None`` if shared.
-    :param int num_classes: ``C``.
+    :param nn.Module labels: backbone for :math:`u`, width ``C``; or shared, ``C + H``.
+    :param nn.Module attention: backbone for :math:`v`, any width ``H``; ``None`` if shared.
     :param str link: :math:`\sigma`, one of ``"softplus"``, ``"square"``, ``"exp"``.
-    :param float floor: Added to :math:`\sigma`, positive. One keeps each Dirichlet unimodal.
-    :param float omega: Initial value of the learned :math:`\omega`. Keep weight decay away
-        from it: that switches the attention off.
-    :param float gamma: Self-attention :math:`\gamma`.
-    :param bool learn_gamma: Whether :math:`\gamma` is learned.
+    :param float floor: positive. One keeps each Dirichlet unimodal.
+    :param float omega: initial value of the learned :math:`\omega`. Weight decay on it switches
+        the attention off.
+    :param bool learn_gamma: whether :math:`\gamma` is learned.
     """
 
     def __init__(
-        self,
-        labels: nn.Module,
-        attention: nn.Module | None = None,
-        *,
-        num_classes: int,
-        link: str = "exp",
-        floor: float = 1.0,
-        omega: float = 1.0,
-        gamma: float = 0.0,
+        self, labels: nn.Module, attention: nn.Module | None = None, *, num_classes: int,
+        link: str = "exp", floor: float = 1.0, omega: float = 1.0, gamma: float = 0.0,
         learn_gamma: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if link not in LINKS:
             raise ValueError(f"link must be one of {tuple(LINKS)}, got {link!r}")
-        if not floor > 0:
-            raise ValueError(f"floor must be positive, so that alpha is, got {floor}")
+        check_positive(floor=floor)
         self.labels, self.attention, self.num_classes = labels, attention, num_classes
         self.link, self.floor = link, floor
         self.omega = nn.Parameter(torch.tensor(float(omega)))
@@ -141,10 +127,7 @@ class NMMNetwork(nn.Module):
         return f"link={self.link!r}, floor={self.floor}, gamma={self.gamma.item():.3g}"
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
-        """
-        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``, of the
-            backbones' type, at least single precision.
-        """
+        """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision."""
         if hood.bipartite:
             raise ValueError(
                 "hood has sources that are no nodes, but NMMNetwork makes an alpha for every node: "
@@ -170,8 +153,8 @@ class NMMNetwork(nn.Module):
 
 class FreeNMM(nn.Module):
     r"""
-    An NMM whose ``alpha`` and attention are parameters themselves, one set for one graph: the
-    paper's NMM-:math:`\alpha, L`, for approximating a distribution without amortization.
+    ``alpha`` and attention as free parameters of one graph: the paper's NMM-:math:`\alpha, L`, for
+    approximating a distribution without amortization.
 
     .. math::
 
@@ -187,25 +170,16 @@ class FreeNMM(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([9, 2]), torch.Size([49]))
 
-    :param Neighborhood hood: The neighbourhoods.
-    :param int num_classes: ``C``.
-    :param Tensor marginals: ``(N, C)``, :math:`m`, for example of a mean field; ``(M, C)`` where
+    :param Tensor marginals: ``(N, C)``, :math:`m`, for example of a mean field; ``(M, C)`` if
         sources are no nodes. Default uniform.
-    :param float kappa: :math:`\kappa`.
     :param float gamma: :math:`\gamma`; as it grows, nodes become independent.
-    :param float epsilon: :math:`\epsilon`: labels that the marginals rule out could not return.
+    :param float epsilon: :math:`\epsilon`, without which excluded labels could not return.
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        num_classes: int,
-        marginals: Tensor | None = None,
-        *,
-        kappa: float = 4.0,
-        gamma: float = 2.0,
-        epsilon: float = 0.02,
-    ) -> None:
+        self, hood: Neighborhood, num_classes: int, marginals: Tensor | None = None, *,
+        kappa: float = 4.0, gamma: float = 2.0, epsilon: float = 0.02,
+    ) -> None:  # fmt: skip
         super().__init__()
         shape = hood.num_sources, num_classes
         if marginals is None:
@@ -217,5 +191,5 @@ class FreeNMM(nn.Module):
         self.logits = nn.Parameter(gamma * own.to(start))
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
-        """``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``."""
+        """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``."""
         return self.log_alpha.exp(), self.logits

@@ -23,16 +23,10 @@ from pyro_nmm.validation import (
 
 
 def nmm(
-    hood: Neighborhood,
-    alpha: Concentrations,
-    logits: Tensor,
-    y: Tensor | None = None,
-    observed: Tensor | None = None,
-    *,
-    relabel: Tensor | Channel | None = None,
-    collapsed: bool = False,
-    predict: bool = False,
-) -> Tensor:
+    hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor | None = None,
+    observed: Tensor | None = None, *, relabel: Tensor | Channel | None = None,
+    collapsed: bool = False, predict: bool = False,
+) -> Tensor:  # fmt: skip
     r"""
     The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
 
@@ -51,13 +45,12 @@ def nmm(
     ``y_rest``  ``(N - n,)``  labels of the other nodes, if ``predict``
     ==========  ============  ===============================================
 
-    for the ``n`` rows where ``observed`` is true, in ascending node id. Leaving the other
-    rows out is exact: they are marginalised. Nodes are event dimensions, not a plate, so
-    the program may stand in any plate of the caller's: each slice is then a label field
-    with choices of its own. What would count one labelling several times is an error: a plate in
-    which neither parameters nor labels differ, and a ``poutine.mask`` or ``poutine.scale`` with an
-    entry for every node. To leave nodes out give ``observed``; to weigh a batch of graphs, joined
-    into one, as a part of all graphs, ``poutine.scale`` with a number.
+    for the ``n`` rows where ``observed`` is true, in ascending node id. The other rows are
+    marginalised, exactly. Nodes are one event, which any plate of the caller's may surround: each
+    slice is then a label field with choices of its own. A plate in which neither parameters nor
+    labels differ is an error, because it would count one labelling several times, and so is a
+    ``poutine.mask`` or ``poutine.scale`` with an entry for every node. A number as
+    ``poutine.scale`` weighs a batch of graphs, joined into one, as a part of all graphs.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.
@@ -68,10 +61,10 @@ def nmm(
     torch.Size([2])
 
     ``predict`` is for Pyro's ``Predictive`` with :func:`~pyro_nmm.guides.ordered_guide`: the other
-    nodes' labels are drawn given the choices and labels of the rows, for a ``deterministic`` site.
-    It has no density, so these nodes stay marginalised, and bound and weights are those without
-    them. The draws are those of :meth:`NeighborMixture.condition` with equal weights, and miss
-    what the guide misses; ``WeighedPredictive`` has the weights with which they are exact.
+    nodes' labels are drawn given the choices and labels of the rows, for a ``deterministic`` site
+    without density, so the bound and weights do not change. The draws are those of
+    :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has the weights with
+    which they are exact.
 
     >>> from functools import partial
     >>> from pyro.infer import Predictive
@@ -84,16 +77,14 @@ def nmm(
 
     Cost: :math:`O(N C + E)`.
 
-    :param Neighborhood hood: The neighbourhoods.
     :param alpha: ``(..., N, C)`` positive concentrations; or, with ``collapsed``,
         :class:`~pyro_nmm.GaussianConcentrations` or :class:`~pyro_nmm.LogisticConcentrations`.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param Tensor y: ``(..., N)`` labels, never read where ``observed`` is false.
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.
-    :param Tensor relabel: what edges make of a label, see :mod:`pyro_nmm.relabel`: permutations
+    :param Tensor relabel: label changes by edges, see :mod:`pyro_nmm.relabel`: permutations
         ``(num_edges, C)``, or stochastic matrices ``(..., num_edges, C, C)``, with which the
         borrowed labels have a site ``u`` of their own, of event shape ``(n,)``.
-    :param bool predict: whether the nodes that ``observed`` leaves out are drawn too.
     :return: ``(..., n)`` the labels of the rows.
     """
     alpha, logits = check_shapes(hood, alpha, logits)
@@ -111,51 +102,36 @@ def nmm(
         obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
         if validate:
             check_label_range(rows, obs, alpha.shape[-1])
-    if obs is not None:
         shapes = alpha.shape[:-2], logits.shape[:-1], obs.shape[:-1], channel.batch_shape
         check_plates(torch.broadcast_shapes(*shapes))
     if predict and (observed is None or observed.all()):
         raise ValueError("predict draws the nodes that observed leaves out, but it selects all")
     with OneEvent(rows.num_rows):
-        z, c, labels, y = _sites(rows, alpha, _choice(rows, logits), obs, collapsed, own)
+        z = None
+        if not collapsed:
+            if isinstance(alpha, OrdinalConcentrations):
+                raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
+            z = pyro.sample("z", Dirichlet(alpha).to_event(1))
+        c = pyro.sample("c", _choice(rows, logits))
+        chosen = own.chosen(rows, c) if own.certain else KEEP
+        labels = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
+        borrowed = None
+        if isinstance(own, Matrices):  # the labels shown are drawn given the borrowed labels
+            borrowed = pyro.sample("u", labels)
+            labels = Categorical(own.shown_probs(rows, c, borrowed)).to_event(1)
+        y = pyro.sample("y", labels, obs=obs)
     if predict:
         rest = hood.restrict(~observed)  # type: ignore[operator]
         with torch.no_grad():
-            if own.certain:  # else the labels at site u are borrowed already
-                labels = own.chosen(rows, c).borrow(labels)
-            labels = _rest(rest, alpha, logits, z, c, labels, channel.of(rest.edge))
-            pyro.deterministic("y_rest", labels, event_dim=1)
+            if borrowed is None:
+                borrowed = own.chosen(rows, c).borrow(y)
+            y_rest = _rest(rest, alpha, logits, z, c, borrowed, channel.of(rest.edge))
+            pyro.deterministic("y_rest", y_rest, event_dim=1)
     return y
 
 
 def _choice(rows: Neighborhood, logits: Tensor) -> NeighborChoice:
     return NeighborChoice(rows, logits.index_select(-1, rows.edge))
-
-
-def _sites(
-    rows: Neighborhood,
-    alpha: Concentrations,
-    choice: NeighborChoice,
-    obs: Tensor | None,
-    collapsed: bool,
-    channel: Channel,
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """``z``, ``c``, ``u`` or else ``y``, and ``y``."""
-    z = None
-    if not collapsed:
-        if isinstance(alpha, OrdinalConcentrations):
-            raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
-        z = pyro.sample("z", Dirichlet(alpha).to_event(1))
-    c = pyro.sample("c", choice)
-    # Borrowed labels have a site of their own if the labels shown are drawn given them.
-    chosen = channel.chosen(rows, c) if channel.certain else KEEP
-    given = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
-    if not isinstance(channel, Matrices):
-        y = pyro.sample("y", given, obs=obs)
-        return z, c, y, y
-    u = pyro.sample("u", given)
-    shown = Categorical(channel.shown_probs(rows, c, u)).to_event(1)
-    return z, c, u, pyro.sample("y", shown, obs=obs)
 
 
 def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:
@@ -167,14 +143,9 @@ def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:
 
 
 def _rest(
-    rows: Neighborhood,
-    alpha: Concentrations,
-    logits: Tensor,
-    z: Tensor | None,
-    c: Tensor,
-    borrowed: Tensor,
-    channel: Channel,
-) -> Tensor:
+    rows: Neighborhood, alpha: Concentrations, logits: Tensor, z: Tensor | None, c: Tensor,
+    borrowed: Tensor, channel: Channel,
+) -> Tensor:  # fmt: skip
     """Labels of other rows, given those of some: by conjugacy a field again, where z is not."""
     (alpha, logits, z, c, borrowed, channel), _ = untracked(alpha, logits, z, c, borrowed, channel)
     batch = torch.broadcast_shapes(c.shape[:-1], borrowed.shape[:-1])

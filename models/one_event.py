@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What surrounds a program whose nodes are one event, and would count that event several times."""
+"""Errors for plates, masks and scales that would count one event of all nodes several times."""
 
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import get_plates
@@ -14,9 +14,7 @@ COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_pr
 class OneEvent(Messenger):
     """
     Around the sites of ``n`` nodes. Refuses ``poutine.scale`` and ``poutine.mask`` with an entry
-    for every node: the nodes' labels have one joint log-probability, which broadcasting would count
-    once for each entry. Refuses choices and labels of other nodes, as a guide of another
-    ``observed`` gives them.
+    for every node, and choices and labels of other nodes, from a guide of another ``observed``.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -26,12 +24,9 @@ class OneEvent(Messenger):
     def _pyro_post_sample(self, msg) -> None:
         batch = msg["fn"].batch_shape
         for kind in ("scale", "mask"):
-            value = msg[kind]
-            shape = value.shape if isinstance(value, Tensor) else Size()
-            if len(shape) > len(batch) or any(
-                size not in (1, own)
-                for size, own in zip(reversed(shape), reversed(batch), strict=False)
-            ):
+            shape = msg[kind].shape if isinstance(msg[kind], Tensor) else Size()
+            sizes = zip(reversed(shape), reversed(batch), strict=False)
+            if len(shape) > len(batch) or any(size not in (1, own) for size, own in sizes):
                 raise ValueError(
                     f"poutine.{kind} of shape {tuple(shape)} around site {msg['name']!r} of batch "
                     f"shape {tuple(batch)} would count the joint log-probability of all nodes once "
@@ -48,12 +43,7 @@ class OneEvent(Messenger):
 
 
 def check_plates(batch_shape: Size) -> None:
-    """
-    Refuses plates in which nothing differs: all nodes' labels would be counted once for each of
-    the plate's elements.
-
-    :param Size batch_shape: of the parameters and the observed labels together.
-    """
+    """Refuses plates in which neither parameters nor labels, of this batch shape, differ."""
     for frame in get_plates():
         if frame.dim is None or frame.name in COPIES or frame.size == 1:
             continue

@@ -10,8 +10,8 @@ from pyro_nmm.models.random_fields import PairwiseMRF, coarseness, grid_edges
 
 class ConvolutionalNMM(nn.Module):
     r"""
-    Two convolutional networks that read a Markov random field on a grid and give an NMM that
-    approximates it: the paper's NMM-CNN, which amortises inference over many fields.
+    Convolutional networks from a Markov random field on a grid to an NMM that approximates it:
+    the paper's NMM-CNN, which amortises inference over many fields.
 
     .. math::
 
@@ -20,10 +20,10 @@ class ConvolutionalNMM(nn.Module):
         s(x) = 6 \tanh(x / 6)
 
     each with a layer of ``channels`` filters of ``kernel x kernel``, ReLU and a layer of
-    1 x 1. :math:`X` holds for every pixel the unary terms, the strengths towards the right and
-    below, and the three groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the
-    NMM is best fitted: pixels that come early are what later ones attend to. Like other
-    networks here it maps ``(hood, field)`` to ``(alpha, logits)``.
+    1 x 1. :math:`X`, ``(C + 5, height, width)``, holds for every pixel the unary terms, the
+    strengths towards the right and below, and the three groups of
+    :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the NMM is best fitted: later pixels
+    attend to earlier ones.
 
     >>> from pyro_nmm.models import ising
     >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.zeros(30))
@@ -33,9 +33,7 @@ class ConvolutionalNMM(nn.Module):
     (torch.Size([30, 2]), True)
 
     :param int radius: of the windows, as in ``Neighborhood.grid``.
-    :param int num_classes: ``C``.
-    :param int channels: filters of the first layer.
-    :param int kernel: their side, odd.
+    :param int kernel: odd.
     :param bool groups: whether :math:`X` holds the groups; the paper's holds the potentials alone.
     """
 
@@ -55,18 +53,15 @@ class ConvolutionalNMM(nn.Module):
             return nn.Sequential(first, nn.ReLU(), nn.Conv2d(channels, width, 1))
 
         self.labels, self.attention = branch(num_classes), branch(side * side)
-        # Far pixels come in when they are needed: from even windows, large ones end up worse.
+        # Near pixels first: from even attention, large windows end up with a worse bound.
         step = torch.arange(-radius, radius + 1)
         distance = (step[:, None].square() + step.square()).flatten()
-        last = self.attention[-1]
-        with torch.no_grad():
-            last.bias.copy_(-0.5 * distance)  # type: ignore[operator]
+        self.attention[-1].bias.data.copy_(-0.5 * distance)  # type: ignore[operator, union-attr]
 
     def forward(self, hood: Neighborhood, field: PairwiseMRF) -> tuple[Tensor, Tensor]:
         """
-        :param Neighborhood hood: windows of a grid, of this radius at most.
-        :param PairwiseMRF field: on :func:`~pyro_nmm.models.grid_edges` of the same grid.
-        :return: ``alpha`` of shape ``(N, C)`` and ``logits`` of shape ``(num_edges,)``.
+        ``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, of windows of this radius at most and
+        a field on :func:`~pyro_nmm.models.grid_edges` of the same grid.
         """
         images, width = self._images(field)
         alpha = _bounded(self.labels(images)).exp()[0].flatten(1).T
@@ -106,5 +101,5 @@ class ConvolutionalNMM(nn.Module):
 
 
 def _bounded(x: Tensor) -> Tensor:
-    """Nearly the identity, between -6 and 6: no outlier among the fields throws the fit off."""
+    """Nearly the identity, between -6 and 6, against outliers among the fields."""
     return 6 * (x / 6).tanh()

@@ -13,8 +13,8 @@ from pyro_nmm.models.networks import attention_scores
 class Denoiser(nn.Module):
     r"""
     An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
-    the U-Net's image :math:`u` and, by two-layer networks from its features, vectors :math:`v` and
-    widths :math:`\sigma`,
+    the U-Net's image :math:`u`, and vectors :math:`v` and widths :math:`\sigma` by two-layer
+    networks from its features,
 
     .. math::
 
@@ -23,9 +23,8 @@ class Denoiser(nn.Module):
                              + \gamma \, \delta(i = j) .
 
     The paper has one width for all pixels (``spread=False``), a fixed :math:`\gamma = 5` and
-    ``concentrations=GaussianConcentrations``. The network maps ``(hood, noisy)`` with images
-    ``(B, channels, H, W)`` to ``alpha`` and ``logits``. Color channels are a batch dimension, and
-    share the attention.
+    ``concentrations=GaussianConcentrations``. Color channels of images ``(B, channels, H, W)`` are
+    a batch dimension, and share the attention.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
     >>> hood = Neighborhood.grid(6, 7)
@@ -36,38 +35,26 @@ class Denoiser(nn.Module):
     :param UNet unet: the network; images in units of ``num_classes - 1``. One that has been fitted
         before is a good start, and may be frozen by ``unet.requires_grad_(False)``.
     :param int width: of the vectors :math:`v`.
-    :param float sigma: where :math:`\sigma` starts, in grey levels.
-    :param float scale: where :math:`s` starts; learned.
-    :param float omega: where :math:`\omega` starts; learned.
-    :param float gamma: where :math:`\gamma` starts; learned.
-    :param int num_classes: ``C``, grey levels.
-    :param float floor: of the concentrations.
-    :param bool spread: whether pixels have widths of their own, or all the same one.
-    :param concentrations: the class of ``alpha``, which says what :math:`\sigma` and :math:`s` are.
+    :param float sigma: initial :math:`\sigma`, in grey levels.
+    :param float scale: initial :math:`s`, and likewise ``omega`` and ``gamma``. All are learned.
+    :param int num_classes: ``C``, the number of grey levels.
+    :param bool spread: whether pixels have widths of their own.
+    :param concentrations: the class of ``alpha``, which defines :math:`\sigma` and :math:`s`.
     """
 
     def __init__(
-        self,
-        unet: UNet,
-        *,
-        width: int = 16,
-        sigma: float = 5.0,
-        scale: float = 20.0,
-        omega: float = 2.0,
-        gamma: float = 2.0,
-        num_classes: int = 256,
-        floor: float = 1e-5,
+        self, unet: UNet, *, width: int = 16, sigma: float = 5.0, scale: float = 20.0,
+        omega: float = 2.0, gamma: float = 2.0, num_classes: int = 256, floor: float = 1e-5,
         spread: bool = True,
         concentrations: type[OrdinalConcentrations] = LogisticConcentrations,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         for name, value in (("sigma", sigma), ("scale", scale), ("floor", floor)):
             if not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
         if num_classes < 2 or width < 1:
-            raise ValueError(
-                f"num_classes must be at least 2 and width positive, got {num_classes} and {width}"
-            )
+            got = f"{num_classes} and {width}"
+            raise ValueError(f"num_classes must be at least 2 and width positive, got {got}")
         self.unet, self.num_classes, self.floor = unet, num_classes, floor
         self.concentrations = concentrations
         self.attention = _branch(unet.num_features, width)
@@ -82,15 +69,12 @@ class Denoiser(nn.Module):
 
     def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[OrdinalConcentrations, Tensor]:
         """
-        :param Tensor noisy: ``(B, channels, H, W)``, in grey levels.
-        :return: ``alpha`` of shape ``(B, channels, H W, C)``, not written out, and ``logits``
-            ``(B, 1, num_edges)``.
+        ``alpha`` ``(B, channels, H W, C)``, not written out, and ``logits`` ``(B, 1, num_edges)``
+        of images ``(B, channels, H, W)`` in grey levels.
         """
         if noisy.dim() != 4 or noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:
-            raise ValueError(
-                f"noisy must have shape (B, channels, H, W) with H W = {hood.num_nodes} pixels, as "
-                f"hood has, got {tuple(noisy.shape)}"
-            )
+            must = f"(B, channels, H, W) with H W = {hood.num_nodes} pixels, as hood has"
+            raise ValueError(f"noisy must have shape {must}, got {tuple(noisy.shape)}")
         top = self.num_classes - 1
         image, features = self.unet(noisy / top)
         vectors = self.attention(features).flatten(2).mT

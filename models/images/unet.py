@@ -12,7 +12,7 @@ class UNet(nn.Module):
     r"""
     The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
     ReLU, ``depth`` times max-pooling, nearest-neighbour upsampling and skip connections. Unlike
-    theirs, it predicts what is to be added to its input:
+    theirs, it predicts a difference to its input:
 
     .. math::
 
@@ -23,9 +23,9 @@ class UNet(nn.Module):
     >>> image.shape, features.shape
     (torch.Size([1, 3, 10, 13]), torch.Size([1, 5, 10, 13]))
 
-    Any size will do: images are extended to multiples of :math:`2^\text{depth}` by repeating
-    their last pixels. Fitted to small patches, the network knows no surroundings but zeros, and
-    weights of the lowest levels that would look further have learned nothing: give ``tile``.
+    Images of other sides are extended to multiples of :math:`2^\text{depth}` by repeating their
+    last pixels. A network that is fitted to small patches has seen zeros only beyond their borders:
+    give ``tile``.
 
     :param int channels: of images ``(B, channels, H, W)``, in units of one.
     :param int width: filters; twice as many on the way up, :math:`\tfrac23` of them for the
@@ -40,9 +40,8 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         if min(channels, width, depth) < 1:
-            raise ValueError(
-                f"channels, width and depth must be positive, got {channels}, {width} and {depth}"
-            )
+            got = f"{channels}, {width} and {depth}"
+            raise ValueError(f"channels, width and depth must be positive, got {got}")
         if tile is not None and (tile < 4 or tile % 4):
             raise ValueError(f"tile must be a positive multiple of 4, got {tile}")
         self.depth, self.tile, self.num_features = depth, tile, max(1, 2 * width // 3)
@@ -53,20 +52,15 @@ class UNet(nn.Module):
             layers = _convolution(below + width, 2 * width), _convolution(2 * width, 2 * width)
             self.up.append(nn.Sequential(*layers))
             below = 2 * width
-        layers = (
-            _convolution(below + channels, max(1, 4 * width // 3)),
-            _convolution(max(1, 4 * width // 3), self.num_features),
-        )
+        width = max(1, 4 * width // 3)
+        layers = _convolution(below + channels, width), _convolution(width, self.num_features)
         self.up.append(nn.Sequential(*layers))
         self.last = nn.Conv2d(self.num_features, channels, 3, padding=1)
         for parameter in self.last.parameters():
             nn.init.zeros_(parameter)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        :param Tensor image: ``(B, channels, H, W)``.
-        :return: ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before.
-        """
+        """Image ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before."""
         expect("image", image, ("B", self.last.out_channels, "H", "W"))
         height, width = image.shape[-2:]
         if self.tile is not None and max(height, width) > self.tile:

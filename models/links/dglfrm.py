@@ -46,38 +46,28 @@ class DGLFRM(nn.Module):
     2
 
     With data, edges weigh as much as other pairs, ones of the features as much as zeros, and the
-    features as much as the graph, which makes the bound the authors' objective, times
-    :math:`-N^2`. ``balanced=False`` gives the model's own density. Cost: :math:`O(N^2)` time,
+    features as much as the graph: the bound is the authors' objective times :math:`-N^2`.
+    ``balanced=False`` gives the model's own density. Cost: :math:`O(N^2)` time,
     :math:`O(N (K + F))` memory.
 
     :param int num_nodes: ``N``.
-    :param int num_communities: ``K``, at most; the sticks switch off what is not needed.
-    :param int num_features: ``F``, or 0 where features are not modelled.
+    :param int num_communities: ``K``, at most; the sticks switch off the others.
+    :param int num_features: ``F``, or 0 for a model without features.
     :param tuple hidden: widths of the MLP's hidden layer and of :math:`f`.
     :param float concentration: :math:`a`, of the order of a node's number of communities.
     :param float temperature: of the relaxed prior of ``s``.
-    :param bool balanced: see above.
     :param str name: of the parameters in Pyro's store.
     """
 
     def __init__(
-        self,
-        num_nodes: int,
-        num_communities: int = 50,
-        num_features: int = 0,
-        *,
-        hidden: tuple[int, int] = (32, 16),
-        concentration: float = 10.0,
-        temperature: float = 0.5,
-        balanced: bool = True,
-        name: str = "dglfrm",
-    ) -> None:
+        self, num_nodes: int, num_communities: int = 50, num_features: int = 0, *,
+        hidden: tuple[int, int] = (32, 16), concentration: float = 10.0, temperature: float = 0.5,
+        balanced: bool = True, name: str = "dglfrm",
+    ) -> None:  # fmt: skip
         super().__init__()
         if not min(concentration, temperature) > 0:
-            raise ValueError(
-                f"concentration and temperature must be positive, got {concentration} and "
-                f"{temperature}"
-            )
+            got = f"{concentration} and {temperature}"
+            raise ValueError(f"concentration and temperature must be positive, got {got}")
         self.num_nodes, self.num_communities = num_nodes, num_communities
         self.num_features, self.balanced, self.name = num_features, balanced, name
         self.concentration, self.temperature = concentration, temperature
@@ -90,16 +80,15 @@ class DGLFRM(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def model(
-        self,
-        edge_index: Tensor | None = None,
-        x: Tensor | None = None,
+        self, edge_index: Tensor | None = None, x: Tensor | None = None,
         held_out: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """
+        The edges, ``(2, num_edges)``.
+
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every edge.
         :param Tensor x: ``(N, F)`` zeros and ones, dense or ``torch.sparse_csr``.
-        :param Tensor held_out: ``(2, P)`` pairs that are not looked at, in any direction.
-        :return: the edges.
+        :param Tensor held_out: ``(2, P)`` pairs that are left out, in any direction.
         """
         register(self.name, self)
         return self.given(self.sticks(), edge_index, x, held_out)
@@ -111,12 +100,9 @@ class DGLFRM(nn.Module):
         return pyro.sample("v", prior.expand(self.shape).to_event(2))
 
     def given(
-        self,
-        v: Tensor,
-        edge_index: Tensor | None = None,
-        x: Tensor | None = None,
+        self, v: Tensor, edge_index: Tensor | None = None, x: Tensor | None = None,
         held_out: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """What depends on the sticks: sites ``s``, ``r``, ``x`` and ``edges``."""
         self._check_features(x)
         s = pyro.sample("s", self._prior(v).to_event(2))
@@ -126,7 +112,7 @@ class DGLFRM(nn.Module):
         if self.features is not None and x is not None and self.balanced:
             pyro.factor("x", self._feature_log_prob(members, x).sum(-1))
         elif self.features is not None:
-            obs = x if x is None else _dense(x)
+            obs = None if x is None else x.to_dense()
             pyro.sample("x", Bernoulli(logits=self.features(members)).to_event(2), obs=obs)
         graph, scale = self._graph(members, edge_index, held_out)
         with poutine.scale(scale=scale):
@@ -138,12 +124,11 @@ class DGLFRM(nn.Module):
         x: Tensor | None = None, held_out: Tensor | None = None, num_columns: int | None = None,
     ) -> Tensor:  # fmt: skip
         """
-        What every node alone would change: the log-density of :meth:`given` with the node's
-        row of ``others``, ``(N, K)``, in place of its row of ``s``, minus that with ``s``.
+        ``(N,)``: the change of the log-density of :meth:`given` if one node has its row of
+        ``others``, ``(N, K)``, in place of its row of ``s``.
 
         :param int num_columns: estimates it from that many random other nodes and features, see
             :meth:`~pyro_nmm.InnerProductGraph.swaps`.
-        :return: ``(N,)``.
         """
         prior = self._prior(v)
         members, swapped = s.sigmoid() * r, others.sigmoid() * r
@@ -159,12 +144,7 @@ class DGLFRM(nn.Module):
         return change
 
     def link_logits(self, members: Tensor, pairs: Tensor) -> Tensor:
-        """
-        ``(..., P)``: log-odds of edges.
-
-        :param Tensor members: ``(..., N, K)``, :math:`b \\odot r`.
-        :param Tensor pairs: ``(2, P)``.
-        """
+        """``(..., P)``: log-odds of pairs ``(2, P)`` for ``members``, :math:`b \\odot r`."""
         return InnerProductGraph(self.decoder(members)).pair_logits(pairs)
 
     @property
@@ -183,8 +163,8 @@ class DGLFRM(nn.Module):
         if self.balanced and edge_index is not None:
             size, hidden = self.num_nodes, 0 if held_out is None else held_out.shape[1]
             weight = InnerProductGraph.balance(edge_index, size, held_out, loops=True)
-            # N^2 / (N^2 - entries of edges), and N^2 / entries that are looked at: to the authors
-            # a held-out pair is one entry, though neither of its two is looked at here.
+            # N^2 / (N^2 - entries of edges), and N^2 / entries that are read. The authors count a
+            # held-out pair as one entry, although both of its entries are left out here.
             scale = (1 + 1 / weight) * size**2 / (size**2 - hidden)
         factors = self.decoder(members)
         return InnerProductGraph(factors, weight, held_out, loops=self.balanced), scale
@@ -192,11 +172,9 @@ class DGLFRM(nn.Module):
     def _check_features(self, x: Tensor | None) -> None:
         if x is None:
             return
-        shape = self.num_nodes, self.num_features
+        shape, name = (self.num_nodes, self.num_features), "(num_nodes, num_features)"
         if x.shape != shape or not self.num_features:
-            raise ValueError(
-                f"x must have shape (num_nodes, num_features) = {shape}, got {tuple(x.shape)}"
-            )
+            raise ValueError(f"x must have shape {name} = {shape}, got {tuple(x.shape)}")
         if pyro.settings.get("validate_distributions_pyro"):
             values = x if x.layout == torch.strided else x.values()
             if not ((values == 0) | (values == 1)).all() or not values.any():
@@ -231,13 +209,7 @@ class DGLFRM(nn.Module):
         return tuple(parameter.new_tensor(number) for number in numbers)
 
 
-def _dense(x: Tensor) -> Tensor:
-    return x if x.layout == torch.strided else x.to_dense()
-
-
 def _ones(x: Tensor) -> Tensor:
     """``(2, number)``: rows and columns of the ones."""
-    if x.layout == torch.strided:
-        return x.nonzero().T
-    rows = torch.arange(len(x), device=x.device).repeat_interleave(x.crow_indices().diff())
-    return torch.stack([rows, x.col_indices()])[:, x.values() != 0]
+    entries = x.to_sparse_coo()
+    return entries.indices()[:, entries.values() != 0]

@@ -4,9 +4,9 @@
 """
 An NMM on top of a trained classifier.
 
-``inputs`` checks what users give, ``parameters`` declares each parameter with its prior,
-``predictors`` makes the label probabilities and ``formula`` the concentrations and the attention,
-``fit`` has folds and steps, and ``module`` picks the cases.
+``inputs`` checks the arguments, ``parameters`` declares each parameter with its prior, ``formula``
+makes label probabilities, concentrations and attention, ``fit`` has folds and steps, and ``module``
+picks the cases.
 """
 
 from pyro_nmm.models.stacked.blocks import marginals_in_blocks

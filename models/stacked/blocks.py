@@ -14,6 +14,7 @@ from pyro_nmm.blocks import row_blocks
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.module import StackedNMM
+from pyro_nmm.models.stacked.pooled import terms_in_blocks
 from pyro_nmm.ops.marginals import node_marginals
 from pyro_nmm.relabel import as_channel
 from pyro_nmm.validation import check_all_rows
@@ -27,9 +28,8 @@ def marginals_in_blocks(
 ) -> Iterator[tuple[slice, Tensor]]:  # fmt: skip
     r"""
     Marginals of ``stacked.posterior(...)``, one block of nodes after the other, for graphs whose
-    edges fit into memory once but not several times. A block's attention is computed, used and
-    dropped. ``scores`` and the arrays of ``hood`` may be memory-mapped files, and the blocks may be
-    written to one.
+    edges fit into memory once but not several times. ``scores`` and the arrays of ``hood`` may be
+    memory-mapped files, and the blocks may be written to one.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
     >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
@@ -50,15 +50,19 @@ def marginals_in_blocks(
     :raises ValueError: for ``pool=False``, because its posterior needs draws.
     """
     check_all_rows(hood)
-    formula = stacked.formula
-    data = formula.graph_scores(hood, scores, y, known, edge_weight)
-    alpha, probs = formula.concentrations(hood, formula.predictor.probs_in_blocks(data))
-    return _blocks(formula, data, alpha, probs, progress)
+    data = stacked.formula.graph_scores(hood, scores, y, known, edge_weight)
+    if stacked.pool is None:
+        raise ValueError("stacked has pool=False, whose posterior needs draws: use posterior()")
+    probs, temperature = torch.empty_like(data.scores), stacked.pool.temperature
+    for rows, terms in terms_in_blocks(data, temperature, probs.shape[1]):
+        probs[rows] = stacked.pool(terms)
+    return _blocks(stacked.formula, data, probs, progress)
 
 
 @torch.no_grad()
-def _blocks(formula: Formula, data: GraphScores, alpha: Tensor, probs: Tensor, progress: Callable):
-    hood, num_classes = data.hood, alpha.shape[1]
+def _blocks(formula: Formula, data: GraphScores, probs: Tensor, progress: Callable):
+    hood, num_classes = data.hood, probs.shape[1]
+    alpha, probs = formula.concentrations(hood, probs)
     for rows in progress(list(row_blocks(hood.ptr, num_classes))):
         near = hood.take(torch.arange(rows.start, rows.stop, device=hood.device))
         weight = None if data.edge_weight is None else data.edge_weight[near.edge]

@@ -22,7 +22,7 @@ from pyro_nmm.validation import check_integers, check_positive
 
 def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     r"""
-    The temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the
+    Temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the
     likelihood of the held-out labels (Guo et al. 2017, "On Calibration of Modern Neural
     Networks", ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.
 
@@ -31,10 +31,8 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     >>> (scores[0] / found).softmax(0)  # right in three of four cases
     tensor([0.7500, 0.2500])
 
-    :param Tensor scores: ``(N, C)`` logits.
-    :param Tensor y: ``(N,)`` labels.
-    :param Tensor held_out: ``(N,)`` boolean mask.
-    :raises ValueError: for node ids, for a mask of integers, and for one that selects nothing.
+    :param Tensor scores: ``(N, C)`` logits, with labels ``y``, ``(N,)``.
+    :param Tensor held_out: ``(N,)`` boolean mask, not node ids, that selects some nodes.
     """
     check_mask(held_out, len(scores), scores.device, "held_out", beside="scores")
     scores = scores.detach()
@@ -52,7 +50,7 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
 
 
 def bounded_temperature(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
-    """The temperature, between .05 and 20 standard deviations of the scores."""
+    """:func:`temperature_scaling` between .05 and 20 standard deviations of the scores."""
     # Few held-out nodes may all be predicted rightly, and would have a temperature of zero.
     unit = scores.std().clamp(min=1e-30)
     found = temperature_scaling(scores / unit, y, held_out)
@@ -98,7 +96,6 @@ def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: i
         out[nodes[fold::num_folds]] = True
         rest = replace(data, known=data.known & ~out)
         inputs, given = formula.predictor.read(rest)
-        # The labels of observed nodes depend on no other nodes.
         near, kept, sources = sources_of(data.hood, given | out)
         weight = data.edge_weight
         if weight is not None:
@@ -114,9 +111,10 @@ def shuffled(nodes: Tensor) -> Tensor:
 
 def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor, Tensor]:
     """
-    The rows of the observed nodes as a graph of its own, its nodes and its sources, both ascending.
-    The nodes are sources of the observed nodes, or members of communities that are. A node that is
-    not observed has an edge from itself and from these communities only.
+    The part of a graph that the labels of observed nodes depend on, its nodes and its sources, both
+    ascending. The nodes are sources of the observed nodes, or members of communities that are. An
+    unobserved node has an edge from itself and from these communities only. Memory: no more than
+    the edges of this part, unless there are communities.
     """
     rows, num_nodes = hood.restrict(observed), hood.num_nodes
     reached, members = rows.source.unique(), rows.source.new_zeros(2, 0)
@@ -160,8 +158,8 @@ def maximise(
 
 def surrogate(q: Any, num_given: int, num_samples: int) -> Tensor:
     """
-    A number with the gradient of :math:`E_q \\sum_i f_i` over the nodes after the first
-    ``num_given``. The score of the choices has the mean of the other draws as baseline.
+    A number with the gradient of :math:`E_q \\sum_i f_i` over the nodes after ``num_given``. The
+    score of the choices has the mean of the other draws as baseline.
     """
     choices = q.sample(Size([num_samples]))
     bound = q.log_terms(choices)[:, num_given:].sum(-1)

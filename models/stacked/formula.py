@@ -1,27 +1,107 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Concentrations and attention of a StackedNMM, as functions of its parameters."""
+"""Label probabilities, concentrations and attention of a StackedNMM, of its parameters."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 from torch_geometric.utils import scatter
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models.compatibility import between_nodes
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.stacked.inputs import GraphScores
-from pyro_nmm.models.stacked.predictors import Predictor
+from pyro_nmm.models.stacked.pooled import PooledScores, all_terms
+
+#: Concentrations of a known node's label, and of the others: certain in single precision.
+CERTAIN, EXCLUDED = 1e6, 1e-6
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class ScoresAlone:
+    """Label probabilities :math:`P` of scaled scores. A mixture is conditioned on known labels."""
+
+    log_scale: Tensor
+    log_floor: Tensor
+    num_classes = None  #: any number
+
+    def read(self, data: GraphScores) -> tuple[Tensor, Tensor]:
+        """Inputs ``(..., N, C)`` without parameters; mask of known labels that are not in them."""
+        return data.scores, data.known
+
+    def probs(self, inputs: Tensor) -> Tensor:
+        """``(N, C)``: :math:`P`."""
+        return (self.log_scale.exp() * inputs).softmax(-1)
+
+    def alpha(self, log_kappa: Tensor, probs: Tensor) -> Tensor:
+        """Concentrations of sources with these probabilities."""
+        return log_kappa.exp() * probs + self.log_floor.exp()
+
+    def mixture(self, data: GraphScores, *parameters: Tensor) -> NeighborMixture:
+        """The mixture with these ``alpha`` and ``logits``, given the known labels in :math:`P`."""
+        return NeighborMixture(data.hood, *parameters)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The same of scores pooled with the scores of neighbours and with known labels."""
+
+    pool: PooledScores
+    log_floor: Tensor
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.pool.offsets)
+
+    def read(self, data: GraphScores) -> tuple[Tensor, Tensor]:
+        return all_terms(data, self.pool.temperature), torch.zeros_like(data.known)
+
+    def probs(self, inputs: Tensor) -> Tensor:
+        return self.pool(inputs)
+
+    def alpha(self, log_kappa: Tensor, probs: Tensor) -> Tensor:
+        floor = (log_kappa + self.log_floor).exp() / probs.shape[1]
+        return log_kappa.exp() * probs + floor
+
+    def mixture(self, data: GraphScores, *parameters: Tensor) -> NeighborMixture:
+        return with_known_labels(data.hood, data.y, data.known, *parameters)
+
+
+def with_known_labels(
+    hood: Neighborhood, y: Tensor, known: Tensor, alpha: Tensor, logits: Tensor, *relabel: Tensor
+) -> NeighborMixture:
+    """
+    A mixture in which every known node takes its label from a source of its own, which no other
+    node may choose. Its label is certain, and is no further evidence about other labels.
+    """
+    if not known.any():
+        return NeighborMixture(hood, alpha, logits, *relabel)
+    nodes = known.nonzero()[:, 0]
+    # The first edge of a known node's row becomes the edge from its own source, the others go.
+    kept = (~known[hood.row]).index_fill(0, hood.ptr[nodes], True).nonzero()[:, 0]
+    degree = hood.ptr.diff().where(~known, 1)
+    ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    own, number = ptr[nodes], hood.num_sources + len(nodes)
+    source = hood.source[kept]
+    source[own] = torch.arange(hood.num_sources, number, device=nodes.device)
+    apart = Neighborhood.of_rows(hood.num_nodes, hood.nodes, ptr, source, num_sources=number)
+    labels, same = one_hot(y[nodes], alpha.shape[1]).to(alpha), torch.eye(alpha.shape[1]).to(alpha)
+    alpha, logits = torch.cat([alpha, CERTAIN * labels + EXCLUDED]), logits[kept]
+    matrices = [each[kept].index_put((own,), same) for each in relabel]
+    return NeighborMixture(apart, alpha, logits.index_fill(0, own, 0), *matrices)
 
 
 @dataclass(frozen=True)
 class Formula:
     """``alpha`` and ``logits``. Nodes are the only sources, and edges keep labels."""
 
-    predictor: Predictor
+    predictor: ScoresAlone | Pooled
     log_kappa: Tensor
     gamma: Tensor
     similarity: Tensor
@@ -29,44 +109,40 @@ class Formula:
     def graph_scores(
         self, hood: Neighborhood, scores: Any, y: Any, known: Any, weight: Any
     ) -> GraphScores:
-        """:meth:`GraphScores.of`, checked against the sources and the predictor."""
+        """:meth:`GraphScores.of`, of this formula's sources and the predictor's labels."""
         self.check(hood)
-        data = GraphScores.of(hood, scores, y, known, weight)
-        self.predictor.check(data, labelled=y is not None and known is not None)
-        return data
+        num_classes = self.predictor.num_classes
+        if num_classes and (y is None or known is None):
+            raise ValueError(
+                "y and known are needed: the labels that are known, and where, are a part of what "
+                "is pooled; on a graph without any, give a mask that selects no node"
+            )
+        return GraphScores.of(hood, scores, y, known, weight, num_classes)
 
     def check(self, hood: Neighborhood) -> None:
-        """Whether a graph has these sources."""
         if hood.bipartite:
             raise ValueError(
                 "hood has sources that are no nodes: if they are communities, made by "
                 "pyro_nmm.sources.communities, use StackedNMM(..., communities=True)"
             )
 
-    def of(self, data: GraphScores) -> tuple[Tensor, ...]:
+    def of(self, data: GraphScores) -> Tensors:
         """``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
-        inputs, _ = self.predictor.read(data)
-        return self(data.hood, inputs, data.edge_weight)
+        return self(data.hood, self.predictor.read(data)[0], data.edge_weight)
 
-    def __call__(
-        self, hood: Neighborhood, inputs: Tensor, edge_weight: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def __call__(self, hood: Neighborhood, inputs: Tensor, weight: Tensor | None) -> Tensors:
         """The same, of the predictor's inputs."""
         alpha, probs = self.concentrations(hood, self.predictor.probs(inputs))
-        return alpha, *self.attention(hood, probs, edge_weight)
+        return alpha, *self.attention(hood, probs, weight)
 
     def concentrations(self, hood: Neighborhood, probs: Tensor) -> tuple[Tensor, Tensor]:
         """``alpha`` and :math:`P` of all sources, of :math:`P` of nodes."""
         return self.predictor.alpha(self.log_kappa, probs), probs
 
-    def attention(
-        self, rows: Neighborhood, probs: Tensor, edge_weight: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
         """``logits`` and perhaps ``relabel`` of some rows, of :math:`P` of all sources."""
         logits = attention_scores(rows, probs, self.similarity, self.gamma)
-        if edge_weight is not None:
-            logits = logits + edge_weight.to(logits).log()
-        return (logits,)
+        return (logits if weight is None else logits + weight.to(logits).log(),)
 
 
 @dataclass(frozen=True)
@@ -76,12 +152,10 @@ class RelabelFormula(Formula):
     odds: Tensor
     compatibility: Tensor
 
-    def attention(
-        self, rows: Neighborhood, probs: Tensor, edge_weight: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
         keep, change = torch.eye(len(self.compatibility)).to(probs), self.compatibility.to(probs)
         relabel = between_nodes(rows, keep + self.odds.sigmoid() * (change - keep))
-        return *super().attention(rows, probs, edge_weight), relabel
+        return *super().attention(rows, probs, weight), relabel
 
 
 @dataclass(frozen=True)
@@ -101,17 +175,15 @@ class CommunityFormula(Formula):
             )
 
     def concentrations(self, hood: Neighborhood, probs: Tensor) -> tuple[Tensor, Tensor]:
-        alpha, inside = self.predictor.alpha(self.log_kappa, probs), hood.source >= hood.num_nodes
+        own, inside = self.predictor.alpha(self.log_kappa, probs), hood.source >= hood.num_nodes
         members, community = hood.target[inside], hood.source[inside] - hood.num_nodes
         number = hood.num_sources - hood.num_nodes
         means = scatter(probs.index_select(0, members), community, 0, number, reduce="mean")
         shared = self.predictor.alpha(self.log_kappa_community, means)
-        return torch.cat([alpha, shared]), torch.cat([probs, means])
+        return torch.cat([own, shared]), torch.cat([probs, means])
 
-    def attention(
-        self, rows: Neighborhood, probs: Tensor, edge_weight: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        (logits,) = super().attention(rows, probs, edge_weight)
+    def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
+        (logits,) = super().attention(rows, probs, weight)
         inside = rows.source >= rows.num_nodes
         nodes = rows.logsumexp(logits.masked_fill(inside, -torch.inf))
         return (logits + inside * (self.community + nodes.index_select(0, rows.row)),)

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What stands on top of a classifier: its scores, known labels and edge weights, checked once."""
+"""A classifier's scores, known labels and edge weights, checked once."""
 
 from __future__ import annotations
 
@@ -32,28 +32,36 @@ class GraphScores:
 
     @classmethod
     def of(
-        cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None
-    ) -> GraphScores:
+        cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None,
+        num_classes: int | None = None,
+    ) -> GraphScores:  # fmt: skip
         """Of tensors or arrays, as users have them. Without ``y`` no label is known."""
-        scores, weight = as_scores(hood, scores), as_weights(hood, weight)
+        scores = as_scores(hood, scores, num_classes)
+        if weight is not None:
+            check_all_rows(hood)
+            note = "one per edge of hood: pyro_nmm.models.edge_weights makes them of PyG's"
+            weight = positive_weights(_tensor(weight, hood), hood.num_edges, note)
         if y is None or known is None:
             known = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
             return cls(hood, scores, known.long(), known, weight)
-        y, known = as_classes(hood, y), as_nodes(hood, known, "known")
+        y = _tensor(y, hood)
+        if isinstance(y, Tensor) and y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
+            y = y[:, 0]
+        y, known = check_labels(hood, y, hood.num_nodes), as_nodes(hood, known, "known")
         if known.any():
             rows = hood.restrict(known)
             check_label_range(rows, y[rows.nodes], scores.shape[1])
         return cls(hood, scores, y, known, weight)
 
 
-def as_scores(hood: Neighborhood, scores: Any) -> Tensor:
+def as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tensor:
     """``(N, C)`` finite logits."""
     scores = _tensor(scores, hood)
     if not isinstance(scores, Tensor) or scores.is_meta:
         got = "one on the meta device" if isinstance(scores, Tensor) else type(scores)
         raise ValueError(f"scores must be a tensor or an array with values, got {got}")
-    each = "one row of logits per node and C >= 2 labels"
-    expect("scores", scores, (hood.num_nodes, ("C", 2)), note=each)
+    each = "num_classes columns" if num_classes else "one row of logits per node and C >= 2 labels"
+    expect("scores", scores, (hood.num_nodes, num_classes or ("C", 2)), note=each)
     if not scores.is_floating_point() or not scores.isfinite().all():
         raise ValueError(
             f"scores must be finite floating-point logits, got {int((~scores.isfinite()).sum())} "
@@ -70,14 +78,6 @@ def warn_of_probabilities(scores: Tensor) -> None:
             "probabilities are their logarithms, scores.clamp(min=1e-6).log()",
             stacklevel=4,
         )
-
-
-def as_classes(hood: Neighborhood, y: Any) -> Tensor:
-    """``(N,)`` labels, also of ``(N, 1)`` as OGB has them."""
-    y = _tensor(y, hood)
-    if isinstance(y, Tensor) and y.dim() == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    return check_labels(hood, y, hood.num_nodes)
 
 
 def as_nodes(hood: Neighborhood, nodes: Any, name: str, empty: bool = True) -> Tensor:
@@ -101,28 +101,23 @@ def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def as_weights(hood: Neighborhood, edge_weight: Any) -> Tensor | None:
-    """``(num_edges,)`` positive weights, or none."""
-    if edge_weight is None:
-        return None
-    check_all_rows(hood)
-    edge_weight = _tensor(edge_weight, hood)
-    if not isinstance(edge_weight, Tensor) or edge_weight.shape != (hood.num_edges,):
+def positive_weights(edge_weight: Any, number: int, note: str) -> Tensor:
+    expect("edge_weight", edge_weight, (number,), note=note)
+    good = edge_weight.is_floating_point() and edge_weight.isfinite().all()
+    if not good or not (edge_weight > 0).all():
         raise ValueError(
-            f"edge_weight must have shape ({hood.num_edges},), one weight per edge of hood, got "
-            f"{getattr(edge_weight, 'shape', type(edge_weight))}: pyro_nmm.models.edge_weights "
-            f"makes it of PyG's"
+            "edge_weight must be finite positive floating-point numbers: leave out the edges "
+            "whose weight is zero"
         )
-    _check_positive(edge_weight)
     return edge_weight
 
 
 def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
     r"""
-    A graph's edge weights in the order of its neighbourhoods, as
-    :class:`~pyro_nmm.models.StackedNMM` takes them. Weights of an edge that is listed twice are
-    added. A self-loop without a weight gets the mean of the weights into its node, or 1 if there
-    are none, so the unit of the weights does not matter. An edge from a community gets 1.
+    Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them.
+    Weights of an edge that is listed twice are added. A self-loop without a weight gets the mean
+    of the weights into its node, or 1 if there are none, so the unit of the weights does not
+    matter. An edge from a community gets 1.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> hood = Neighborhood(edge_index, num_nodes=3)
@@ -137,10 +132,7 @@ def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) ->
     """
     check_all_rows(hood)
     check_edge_index(edge_index, hood.num_nodes)
-    expect(
-        "edge_weight", edge_weight, (edge_index.shape[1],), note="one for each edge of edge_index"
-    )
-    _check_positive(edge_weight)
+    positive_weights(edge_weight, edge_index.shape[1], "one for each edge of edge_index")
     source, target = edge_index.long()
     place, loop = places(hood, source, target), hood.source == hood.target
     found = edge_weight.new_zeros(hood.num_edges).index_add(0, place, edge_weight)
@@ -161,15 +153,6 @@ def places(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:
     keys = hood.target * hood.num_sources + hood.source  # they ascend, as rows and sources do
     wanted = target * hood.num_sources + source
     return torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
-
-
-def _check_positive(edge_weight: Tensor) -> None:
-    good = edge_weight.is_floating_point() and edge_weight.isfinite().all()
-    if not good or not (edge_weight > 0).all():
-        raise ValueError(
-            "edge_weight must be finite positive floating-point numbers: leave out the edges "
-            "whose weight is zero"
-        )
 
 
 def _tensor(value: Any, hood: Neighborhood) -> Any:

@@ -18,17 +18,22 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.edges import check_mask
 from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature, folds_of, maximise
-from pyro_nmm.models.stacked.formula import CommunityFormula, Formula, RelabelFormula
+from pyro_nmm.models.stacked.formula import (
+    CommunityFormula,
+    Formula,
+    Pooled,
+    RelabelFormula,
+    ScoresAlone,
+)
 from pyro_nmm.models.stacked.inputs import GraphScores, disjoint_masks, warn_of_probabilities
 from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
-from pyro_nmm.models.stacked.predictors import Pooled, Predictor, ScoresAlone
 from pyro_nmm.validation import options_of
 
 
 class StackedNMM(nn.Module):
     r"""
-    A joint distribution of labels from the scores of any trained classifier and the known labels,
+    Joint distribution of labels from the scores of any trained classifier and the known labels,
     with a few parameters that are fitted in seconds on held-out nodes.
 
     .. math::
@@ -69,14 +74,9 @@ class StackedNMM(nn.Module):
     >>> later.posterior(hood, scores, y, train | held_out).marginals().argmax(-1)
     tensor([0, 0, 1, 1])
 
-    As a :class:`~pyro_nmm.models.ParameterNetwork` it goes into
+    **In Pyro** it is a :class:`~pyro_nmm.models.ParameterNetwork` for
     :class:`~pyro_nmm.guides.AmortizedNMM`. ``alpha`` holds the known labels already, and
     conditioning on them as well would count them twice: use :meth:`mixture`.
-
-    **Priors.** Every parameter has a normal prior, and a fit begins at its mean:
-
-    >>> StackedNMM(2, prior={"gamma": (1.0, 0.5)}).prior["gamma"]  # mean and standard deviation
-    (1.0, 0.5)
 
     **Communities.** With ``communities=True`` communities are sources of all their members, so a
     known label informs about nodes at any distance. A community :math:`g` of node `i` has
@@ -97,11 +97,10 @@ class StackedNMM(nn.Module):
     torch.Size([6, 2])
 
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
-    label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`. The log
-    odds of :math:`\rho` are a parameter.
+    label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 
-    **Edge weights** :math:`w` multiply the attention (:math:`\log w_{ij}` is added to
-    :math:`\text{logits}_{ij}`) and the steps of the pool's walk.
+    **Edge weights** multiply the attention (their logarithms are added to ``logits``) and the
+    steps of the pool's walk.
 
     **Scores alone.** With ``pool=False``, :math:`P_j` is the softmax of the scores times
     :math:`s`, :math:`\alpha = \kappa P + \epsilon`, and known labels are conditioned on: in a fit
@@ -113,7 +112,8 @@ class StackedNMM(nn.Module):
     :param bool communities: whether ``hood`` is of :func:`pyro_nmm.sources.communities`, with one
         partition or several.
     :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
-    :param dict prior: means and standard deviations that replace those of :attr:`prior`, by name.
+    :param dict prior: means and standard deviations of normal priors that replace those of
+        :attr:`prior`, for example ``{"gamma": (1.0, 0.5)}``. A fit begins at the means.
     """
 
     pool: PooledScores | None  #: :math:`P`
@@ -151,8 +151,9 @@ class StackedNMM(nn.Module):
     @property
     def formula(self) -> Formula:
         """``alpha`` and ``logits`` as functions of the parameters."""
+        predictor: ScoresAlone | Pooled
         if self.pool is None:
-            predictor: Predictor = ScoresAlone(self.log_scale, self.log_floor)
+            predictor = ScoresAlone(self.log_scale, self.log_floor)
         else:
             predictor = Pooled(self.pool, self.log_floor)
         shared = predictor, self.log_kappa, self.gamma, self.similarity
@@ -167,7 +168,9 @@ class StackedNMM(nn.Module):
         known: Tensor | None = None, edge_weight: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """
-        Tensors or NumPy arrays; sets of nodes as masks or as node ids.
+        ``alpha`` ``(N, C)``, with communities ``(M, C)``, and ``logits`` ``(num_edges,)``, at least
+        in single precision; with a compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
+        All methods take tensors or NumPy arrays, and sets of nodes as masks or as node ids.
 
         :param Tensor scores: ``(N, C)`` finite logits of the classifier, in evaluation mode.
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read where known.
@@ -175,9 +178,6 @@ class StackedNMM(nn.Module):
             without labels with the parameters of another graph.
         :param Tensor edge_weight: ``(num_edges,)`` positive weights, see
             :func:`~pyro_nmm.models.edge_weights`; in all calls or in none.
-        :return: ``alpha`` of shape ``(N, C)``, with communities ``(M, C)``, and ``logits`` of
-            shape ``(num_edges,)``, of the scores' type, at least single precision; with a
-            compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
         """
         formula = self.formula
         return formula.of(formula.graph_scores(hood, scores, y, known, edge_weight))
@@ -188,8 +188,8 @@ class StackedNMM(nn.Module):
     ) -> StackedNMM:  # fmt: skip
         r"""
         Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that falls
-        to zero. It begins at temperature scaling, so the scale of the scores does not matter.
-        Arguments that are not listed are those of :meth:`forward`.
+        to zero, and return the module. It begins at temperature scaling, so the scale of the scores
+        does not matter. Other arguments as for :meth:`forward`.
 
         :param Tensor train: ``(N,)`` boolean mask of the nodes that the classifier learned from,
             whose labels are given. It may select nothing.
@@ -201,7 +201,6 @@ class StackedNMM(nn.Module):
             the others.
         :param float lr: Adam's, positive, default .1.
         :param progress: wraps the range of steps, for example ``tqdm``.
-        :return: the module itself.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
             ``lr`` at which the fit diverges. The module is then unchanged.
 
@@ -225,7 +224,6 @@ class StackedNMM(nn.Module):
         :param Tensor known: ``(N,)`` boolean mask of *all* nodes whose labels are known and from
             which the classifier did not learn: the held-out nodes of :meth:`fit`, and new ones.
         :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=60``.
-        :return: the module itself.
         """
         how = options_of(self.update, FitOptions, {"num_folds": 5, "num_steps": 60} | options)
         train, known = disjoint_masks(hood, train=train, known=known)
@@ -240,10 +238,11 @@ class StackedNMM(nn.Module):
         changed = copy.deepcopy(self).to(data.scores)  # an error leaves this module as it is
         temperature = bounded_temperature(data.scores, data.y, held_out)
         fitted = ParameterPriors(changed, self._declared, self.prior, temperature)
-        formula = changed.formula
         if afresh:
             fitted.start()
-            formula.predictor.calibrate(temperature)
+            if changed.pool is not None:
+                changed.pool.temperature.fill_(temperature)
+        formula = changed.formula
         maximise(formula, fitted, folds_of(formula, data, held_out, options.num_folds), options)
         self.to(data.scores).load_state_dict(changed.state_dict())
         return self
@@ -254,8 +253,7 @@ class StackedNMM(nn.Module):
     ) -> NeighborMixture:  # fmt: skip
         """
         The fitted distribution of all labels, with a pool given the known ones: a known node keeps
-        its label, which it takes from a source of its own. The arguments are those of
-        :meth:`forward`.
+        its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
         """
         return self._mixture(self.formula.graph_scores(hood, scores, y, known, edge_weight))
 

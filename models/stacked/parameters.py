@@ -84,11 +84,7 @@ class ParameterPriors:
     """Declared parameters of a module, with the priors of one fit."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        declared: Sequence[Parameter],
-        prior: Prior,
-        temperature: float = 1.0,
+        self, module: nn.Module, declared: Sequence[Parameter], prior: Prior, temperature=1.0
     ) -> None:
         self.values = [module.get_parameter(each.name) for each in declared]
         self.pairs: list[tuple[Parameter, Tensor]] = []

@@ -12,7 +12,6 @@ from torch_geometric.utils import segment
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.blocks import row_blocks
-from pyro_nmm.edges import check_mask
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import POOL, ParameterPriors
 from pyro_nmm.sparse import sparse_csr
@@ -28,7 +27,7 @@ USUAL_AGREEMENT = 0.75
 
 class PooledScores(nn.Module):
     r"""
-    Distribution over each node's labels from its scores, the scores of its neighbours and the known
+    Label probabilities of each node from its scores, the scores of its neighbours and the known
     labels around it: a logarithmic pool [1] with ``4 + C`` parameters.
 
     .. math::
@@ -45,10 +44,10 @@ class PooledScores(nn.Module):
     to a node of :math:`n(i)`, uniformly or in proportion to edge weights. :math:`Y` holds the known
     labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label,
     :math:`g = .9` and :math:`\tau = .01`. :math:`\ell` is label propagation [2] relative to the
-    shares, and zero if no label is known. :math:`A_i` is a node's agreement with its neighbours.
-    Scores of graph networks are overconfident where it is large, which :math:`\eta < 0` corrects,
-    as a temperature for each node does [4]. With :math:`s = 1` and
-    :math:`a = \lambda = \eta = 0` this is temperature scaling with a bias [3].
+    shares, and zero if no label is known. Graph networks are overconfident where a node agrees with
+    its neighbours, at large :math:`A_i`. A negative :math:`\eta` corrects that, as a temperature
+    for each node does [4]. With :math:`s = 1` and :math:`a = \lambda = \eta = 0` this is
+    temperature scaling with a bias [3].
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
     >>> pool, scores = PooledScores(2), torch.zeros(3, 2)
@@ -70,8 +69,6 @@ class PooledScores(nn.Module):
 
     [4] Hans Hao-Hsun Hsu, Yuesong Shen, Christian Tomani, Daniel Cremers (2022) "What Makes Graph
     Neural Networks Miscalibrated?", NeurIPS.
-
-    :param int num_classes: ``C``.
     """
 
     temperature: Tensor  #: :math:`t`, set by temperature scaling and not fitted
@@ -91,18 +88,14 @@ class PooledScores(nn.Module):
         ParameterPriors(self, POOL, {}).start()
 
     def forward(self, terms: Tensor) -> Tensor:
-        """
-        :param Tensor terms: ``(4, N, C)``, of :meth:`terms`.
-        :return: ``(N, C)``: :math:`P`.
-        """
+        """:math:`P`, ``(N, C)``, of :meth:`terms` ``(4, N, C)``."""
         scalars = [self.log_scale.exp(), self.neighbors, self.labels, self.agreement]
         weights = torch.stack(scalars).to(terms)
         return (torch.tensordot(weights, terms, 1) + self.offsets.to(terms)).softmax(-1)
 
     def extra_repr(self) -> str:
-        found = {"scale": self.log_scale.exp()}
-        found |= {name: getattr(self, name) for name in ("neighbors", "labels", "agreement")}
-        found |= {"temperature": self.temperature}
+        names = "neighbors", "labels", "agreement", "temperature"
+        found = {"scale": self.log_scale.exp()} | {name: getattr(self, name) for name in names}
         return ", ".join(f"{name}={value.item():.4g}" for name, value in found.items())
 
     def terms(
@@ -110,18 +103,10 @@ class PooledScores(nn.Module):
         edge_weight: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """
-        :math:`x / t`, :math:`m`, :math:`\\ell` and :math:`(A - \\tfrac{3}{4}) \\, x / t`.
-
-        :param Neighborhood hood: all rows; sources that are no nodes are ignored.
-        :param Tensor scores: ``(N, C)`` logits.
-        :param Tensor y: ``(N,)`` labels, read where known.
-        :param Tensor known: ``(N,)`` boolean mask, which may select nothing.
-        :param Tensor edge_weight: ``(num_edges,)`` weights of the walk's steps, default equal.
-        :return: ``(4, N, C)``. Cost: :math:`O(E C)`, 21 times.
-        :raises ValueError: for some of the rows, and for shapes, types and values that do not fit.
+        ``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\\ell` and
+        :math:`(A - \\tfrac{3}{4}) \\, x / t`. Arguments as for :meth:`StackedNMM.forward`. Sources
+        that are no nodes are ignored. Cost: :math:`O(E C)`, 21 times.
         """
-        check_all_rows(hood)
-        check_mask(known, hood.num_nodes, hood.device, "known", empty=True)
         return all_terms(GraphScores.of(hood, scores, y, known, edge_weight), self.temperature)
 
 
@@ -137,7 +122,7 @@ def all_terms(data: GraphScores, temperature: Tensor) -> Tensor:
 def terms_in_blocks(
     data: GraphScores, temperature: Tensor, numbers_each: int
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Rows whose edges take ``numbers_each`` numbers each, and their terms, ``(4, R, C)``."""
+    """Rows whose edges take ``numbers_each`` numbers each, and their terms ``(4, R, C)``."""
     check_all_rows(data.hood)
     probs, labels = (data.scores / temperature).softmax(-1), propagated(data)
     for rows in row_blocks(data.hood.ptr, numbers_each):
@@ -148,7 +133,7 @@ def terms_in_blocks(
 
 
 def propagated(data: GraphScores) -> Tensor:
-    r"""``(N, C)``: :math:`\ell`, known labels around a node relative to the labels' shares."""
+    r"""``(N, C)``: :math:`\ell`."""
     labels, num_classes = torch.zeros_like(data.scores), data.scores.shape[1]
     labels[data.known] = one_hot(data.y[data.known], num_classes).to(labels)
     share = (labels.sum(0) + 1) / (labels.sum() + num_classes)

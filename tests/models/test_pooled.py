@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked.fit import folds_of, surrogate
+from pyro_nmm.models.stacked.formula import with_known_labels
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.pooled import DAMPING, SHRINKAGE, STEPS
-from pyro_nmm.models.stacked.predictors import with_known_labels
 from pyro_nmm.sources import communities
 
 
