@@ -70,6 +70,15 @@ def test_resampling_happens_and_only_after_the_first_stage():
     assert not torch.allclose(values[0][-1], values[1][-1])
 
 
+def test_resampling_is_unbiased():
+    """A particle has as many children as its weight says on average, and never one more or less."""
+    weights = torch.tensor([0.05, 0.15, 0.35, 0.45], dtype=torch.double)
+    draws = [_systematic(weights.log()).bincount(minlength=4) for _ in range(2000)]
+    children = torch.stack(draws).double()
+    assert ((children - 4 * weights).abs() < 1).all()
+    assert (children.mean(0) - 4 * weights).abs().max() < 0.05  # standard errors are .011 at most
+
+
 @pytest.mark.parametrize("each_edge", [False, True], ids=["nodes", "edges"])
 def test_unbiased_given_evidence(kernels, each_edge):
     """Estimates of p(w) against the sum over choices and labels, resampled or not."""
