@@ -46,10 +46,21 @@ def test_quick_start_of_the_readme(capsys):
 
 
 def test_every_snippet_of_the_docs_is_run_here():
-    run = {"README.md", "denoising.md", "links.md", "node-classification.md"}
+    run = {"README.md", "index.md", "denoising.md", "links.md", "node-classification.md"}
     run |= {"variational-family.md", "latent-labels.md", "annotators.md", "distributed.md"}
     assert SNIPPETS.keys() == run | {"pyro.md"}
     assert len(SNIPPETS["README.md"]) == 2
+
+
+@pytest.mark.slow
+def test_front_page():
+    found = run_page("index.md")
+    data, marginals = found["data"], found["marginals"]
+    test, scores = data.test_mask, found["scores"].softmax(-1)
+    likelihood = mean_log_prob(marginals[test], data.y[test])
+    assert likelihood > mean_log_prob(scores[test], data.y[test])
+    assert found["pairs"].shape == (100, 10, 10)
+    assert found["draws"].shape == (100, 1797)
 
 
 @pytest.mark.slow
