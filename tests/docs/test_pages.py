@@ -8,7 +8,7 @@ import re
 import pyro
 import pytest
 import torch
-from documents import DOCUMENTS, RESULTS, SNIPPETS, anchors, links, run_page
+from documents import DOCUMENTS, RESULTS, SNIPPETS, TUTORIALS, anchors, links, run_page
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, random_split
@@ -200,7 +200,7 @@ def test_docs_denoising(capsys):
     assert 0.85 < float(inside) < 0.995
 
 
-@pytest.mark.parametrize("path", DOCUMENTS + RESULTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS + RESULTS + TUTORIALS, ids=lambda path: path.name)
 def test_docs_link_to_what_is_there(path):
     for file, anchor in links(path):
         assert file.exists(), file
