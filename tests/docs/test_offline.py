@@ -58,11 +58,9 @@ def test_mathematics_comes_from_a_local_file():
     exec((ROOT / "docs" / "conf.py").read_text(), config)
     assert "sphinx-mathjax-offline" in config["extensions"]
     assert not elsewhere([config["mathjax_path"]])
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    names = [
-        re.match(r"[\w-]+", line)[0] for line in project["project"]["optional-dependencies"]["docs"]
-    ]
-    assert "sphinx-mathjax-offline" in names
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = project["optional-dependencies"]["docs"]
+    assert any(line.startswith("sphinx-mathjax-offline") for line in needed)
 
 
 def test_cards_of_the_front_page_lead_somewhere():
