@@ -1,7 +1,8 @@
 # make demo: environment, installation, four examples, their pictures.
 # make test: environment, installation, lint, types, the tests of the library, documents and examples.
 # make test-benchmarks: small runs of the benchmarks, their rivals, and the tables of stored results.
-# make docs: the documentation site, docs/_build/html/index.html; tutorials run when their text changes.
+# make docs: the documentation site, docs/_build/html/index.html, which needs no network; tutorials run
+# when their text changes.
 # make coverage: the quick tests again, with every line traced: before Python 3.12 that takes most of
 # their time.
 # make floor: the quick tests with the lowest versions that pyproject.toml allows, in an environment of
@@ -33,6 +34,7 @@ test-benchmarks: $(STAMP)
 
 docs: $(VENV)/.documented
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m pytest -q tests/docs/test_offline.py
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" --ignore tests/benchmarks --cov --cov-report=term:skip-covered \

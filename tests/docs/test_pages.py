@@ -8,7 +8,7 @@ import re
 import pyro
 import pytest
 import torch
-from documents import DOCUMENTS, RESULTS, SNIPPETS, anchors, links, run_page
+from documents import DOCUMENTS, RESULTS, SNIPPETS, TUTORIALS, anchors, links, run_page
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, random_split
@@ -55,10 +55,21 @@ def test_readme_guide():
 
 
 def test_every_snippet_of_the_docs_is_run_here():
-    run = {"README.md", "denoising.md", "links.md", "node-classification.md"}
+    run = {"README.md", "index.md", "denoising.md", "links.md", "node-classification.md"}
     run |= {"variational-family.md", "latent-labels.md", "annotators.md", "distributed.md"}
     assert SNIPPETS.keys() == run | {"pyro.md"}
     assert len(SNIPPETS["README.md"]) == 3
+
+
+@pytest.mark.slow
+def test_front_page():
+    found = run_page("index.md")
+    data, marginals = found["data"], found["marginals"]
+    test, scores = data.test_mask, found["scores"].softmax(-1)
+    likelihood = mean_log_prob(marginals[test], data.y[test])
+    assert likelihood > mean_log_prob(scores[test], data.y[test])
+    assert found["pairs"].shape == (100, 10, 10)
+    assert found["draws"].shape == (100, 1797)
 
 
 @pytest.mark.slow
@@ -198,7 +209,7 @@ def test_docs_denoising(capsys):
     assert 0.85 < float(inside) < 0.995
 
 
-@pytest.mark.parametrize("path", DOCUMENTS + RESULTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS + RESULTS + TUTORIALS, ids=lambda path: path.name)
 def test_docs_link_to_what_is_there(path):
     for file, anchor in links(path):
         assert file.exists(), file
