@@ -3,19 +3,17 @@
 
 """How a posterior takes labels: by sums over all choices, or by draws that go on."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.channel import Channel
 from pyro_nmm.distributions.components import Components, of_components
-from pyro_nmm.distributions.latent_components import all_latents
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
-from pyro_nmm.ops.latent_stages import stages_of
+from pyro_nmm.ops.evidence import edge_evidence
+from pyro_nmm.ops.stages import stages_of
 
 
 def all_components(
@@ -44,6 +42,26 @@ def all_components(
     own = logits.index_select(0, rows.edge)
     choices, log_weights = enumeration.log_posterior(rows, alpha[sources], own, labels)
     return Components(alpha, nodes, labels, sources[choices], log_weights)
+
+
+def all_latents(alpha: Tensor, logits: Tensor, rows: Neighborhood, evidence: Tensor) -> Components:
+    """
+    All joint choices with all labels.
+
+    :param Neighborhood rows: the nodes with evidence.
+    :param Tensor evidence: ``(num_rows, C)`` or ``(num_edges, C)`` of these rows.
+    """
+    num_classes, (small, sources) = alpha.shape[-1], compact(rows)
+    enumeration.check_size(small, num_classes**small.num_rows * small.num_rows)
+    edges = enumeration.enumerate_choices(small)
+    labels = enumeration.enumerate_labels(small.num_rows, num_classes, small.device)
+    own = logits.index_select(0, small.edge)
+    log_joint = enumeration.log_joint(small, alpha[sources], own, labels, edges)
+    found = edge_evidence(small, evidence[None])[0][edges[None], labels[:, None]].sum(-1)
+    shape = *log_joint.shape, small.num_rows
+    choices = sources[small.source[edges]].expand(shape).flatten(0, 1)
+    labels = labels[:, None].expand(shape).flatten(0, 1)
+    return Components(alpha, small.nodes, labels, choices, (log_joint + found).flatten())
 
 
 def extended(
@@ -96,9 +114,8 @@ def continued(
     stages = stages_of(hood.take(nodes[order]), old.alpha, logits, labels[order], channel)
     drawn, borrowed, gains = [], [], []
     for part in blocks(len(choices), stages.numbers + len(old.nodes)):
-        counts: Any = None
-        if len(old.nodes):
-            counts = stages.counts(choices[part], of_components(known, part))
+        earlier = choices[part], of_components(known, part)
+        counts = stages.counts(*earlier) if len(old.nodes) else None
         stage = stages.draw(counts, 0, len(nodes), len(choices[part]))
         edges = stage.edges[:, order.argsort()]
         drawn.append(stages.choices(edges))

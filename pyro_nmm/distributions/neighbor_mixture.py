@@ -23,7 +23,7 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
 from pyro_nmm.ops.graphs import sum_by_graph
-from pyro_nmm.ops.latent_stages import stages_of
+from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import check_edge_evidence, check_relabel, evidence_of
 from pyro_nmm.validation import (

@@ -19,7 +19,6 @@ https://doi.org/10.1080/10618600.1996.10474692.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from pyro.ops.provenance import track_provenance
@@ -27,14 +26,13 @@ from torch import Tensor
 
 from pyro_nmm.edges import check_mask
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.latent_stages import LatentStages
-from pyro_nmm.ops.stages import Stages
+from pyro_nmm.ops.stages import Counts, Stages
 from pyro_nmm.validation import check_integers, order_to_rows
 
 
 def estimate_log_likelihood(
     hood: Neighborhood,
-    make: Callable[[Neighborhood], Stages | LatentStages],
+    make: Callable[[Neighborhood], Stages],
     observed: Tensor | None,
     given: Tensor | None,
     num_particles: int,
@@ -76,7 +74,7 @@ def estimate_log_likelihood(
 
 @torch.no_grad()
 def sequential_monte_carlo(
-    draws: Stages | LatentStages,
+    draws: Stages,
     sizes: Sequence[int],
     num_particles: int,
     threshold: float = 0.5,
@@ -102,7 +100,7 @@ def sequential_monte_carlo(
     the choices that are exchanged by resampling go back to where all particles have one
     ancestor, which are as many stages as a multiple of ``P``.
     """
-    counts: Any = draws.no_counts(num_particles)
+    counts = draws.no_counts(num_particles)
     even = torch.full((num_particles,), -math.log(num_particles), dtype=torch.double)
     log_weights = even = even.to(draws.rows.device)
     increments, recent, last = [], [], 0
@@ -120,7 +118,7 @@ def sequential_monte_carlo(
     return track_provenance(torch.stack(increments), draws.provenance)
 
 
-def _exchange(draws: Any, counts: Any, edges: Tensor, parents: Tensor) -> Tensor:
+def _exchange(draws: Stages, counts: Counts, edges: Tensor, parents: Tensor) -> Tensor:
     """
     Turn every particle into a copy of its parent: take its own recent choices ``(P, n)`` out of
     its counts and put the parent's in. Earlier choices are the same in all particles.
