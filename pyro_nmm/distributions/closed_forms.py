@@ -17,10 +17,7 @@ from pyro_nmm.validation import check_label_range, check_labels, check_pairs
 
 
 class ClosedForms(GraphDistribution):
-    """
-    What a :class:`~pyro_nmm.NeighborMixture` knows of single nodes and of pairs, exactly and in
-    time linear in the graph.
-    """
+    """Exact queries of a :class:`~pyro_nmm.NeighborMixture`, linear in the graph."""
 
     hood: Neighborhood
     alpha: Concentrations
@@ -57,7 +54,7 @@ class ClosedForms(GraphDistribution):
             return taken(marginals.expand(*shape, -1), y.expand(shape)).log()
         (alpha, logits), provenance = untracked(self.alpha, self.logits)
         log_probs = node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
-        # Parameters keep their own shape, and a sum over a plate has a term for each of its places.
+        # A sum over a plate has a term for each element of the batch.
         batch = torch.broadcast_shapes(self.batch_shape, y.shape[:-1])
         return track_provenance(log_probs.expand(*batch, -1), provenance)
 

@@ -49,14 +49,13 @@ class EvidenceConditional(InOrder):
     Here :math:`u_i \sim z_{c_i}` is the label that a node takes from its source, and the evidence
     :math:`e_{ijk} = \log p(w_i \mid u_i = k)` is the log-likelihood of an observation given this
     label: a Normal emission, the votes of annotators, a partial label (0 and :math:`-\infty`), or
-    nothing (zeros). :math:`S_{ij}` and :math:`s_{ijk}` count earlier nodes that chose :math:`j`,
-    and that chose it with label :math:`k`. One-hot evidence is an observed label, see
-    :class:`OrderedConditional`. With :math:`f_i` the logarithm of the sum of these terms,
-    :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] = p(w)` for every order.
+    nothing (zeros). :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, and
+    :math:`s_{ijk}` how many of these have label :math:`k`. With :math:`f_i` the logarithm of the
+    sum of these terms, :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] =
+    p(w)` for every order. Labels that are observed need only :class:`OrderedConditional`.
 
     A sample has shape ``batch_shape + (2, n)`` for ``n`` observed nodes in ascending node id:
-    their choices, then their labels. The gradient of the bound through Pyro's losses, and
-    ``estimator``, are those of :class:`OrderedConditional`.
+    their choices, then their labels.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -68,24 +67,16 @@ class EvidenceConditional(InOrder):
     >>> q.log_prob(torch.tensor([[0, 0], [0, 0]])).exp()
     tensor(0.3289)
 
-    Cost: :math:`O(E C)` a draw and a ``log_prob``, where ``E`` counts the edges into the observed
-    nodes.
+    Cost: :math:`O(E C)` a draw and a ``log_prob``, ``E`` the edges into the observed nodes.
+    Parameters and the gradient of the bound are as of :class:`OrderedConditional`, but for
 
-    :param Neighborhood hood: The neighbourhoods.
-    :param Tensor alpha: ``(..., M, C)`` positive concentrations of the sources.
-    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
+    :param Tensor alpha: ``(..., M, C)``, a table.
     :param Tensor evidence: log-likelihoods in nats, ``(..., N, C)``, or ``(..., num_edges, C)``
-        where what is observed depends on the edge that a label comes over. Entries of unobserved
-        nodes are never read.
-    :param Tensor observed: ``(N,)`` boolean mask of the nodes with evidence, default all. Leaving
-        out the others is exact marginalisation.
-    :param Tensor order: ``(n,)`` permutation of the observed node ids, default a uniformly random
-        one, which the whole batch shares.
-    :param str estimator: what the gradient charges a draw with.
+        if they depend on the edge that a label comes over; unobserved entries are never read.
+        Leaving out nodes by ``observed`` is exact marginalisation.
     :param bool relabels: whether edges change borrowed labels. :math:`u_i` is then no label of a
         node, and :meth:`posterior` refuses.
-    :raises ValueError: for bad shapes, devices, masks, orders, and for a node whose evidence rules
-        out all labels.
+    :raises ValueError: also for a node whose evidence rules out all labels.
     """
 
     def __init__(
@@ -186,9 +177,8 @@ class EvidenceConditional(InOrder):
             draws. A draw depends on earlier nodes only, a sweep on all others: exact as ``S``
             grows. ``chains`` of the posterior has diagnostics.
         :param int num_states: Number of states, of all chains together, that the posterior keeps
-            as its components, at even distances in the second half of the sweeps. Default: all up
-            to 1,024, and fewer where they would hold more than 2²⁴ choices. Errors of all queries
-            fall with it, and their costs grow.
+            from the second half of the sweeps. Default: all up to 1,024, and fewer where they
+            would hold more than 2²⁴ choices. More states reduce errors and cost queries time.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
         :raises ValueError: for a batch, for a set that is too large for an exact sum, and where
             edges relabel.
@@ -238,9 +228,8 @@ class EvidenceConditional(InOrder):
         given: Tensor | None = None,
     ) -> Tensor:
         r"""
-        Monte Carlo estimate of :math:`\log p(w)`, tighter than the bound, as
-        :meth:`NeighborMixture.log_likelihood` for observed labels: :math:`E[\hat p(w)] = p(w)`
-        exactly. In the order of :attr:`order`.
+        Monte Carlo estimate of :math:`\log p(w)` in the order of :attr:`order`, tighter than the
+        bound; see :meth:`NeighborMixture.log_likelihood`.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> evidence = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])  # labels 0 and 0
@@ -248,8 +237,6 @@ class EvidenceConditional(InOrder):
         >>> q.log_likelihood(num_particles=8).exp()
         tensor(0.2917)
 
-        :param int num_particles: ``P``.
-        :param int num_stages: default one for every 64 nodes; 1 is plain importance weighting.
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for
             :math:`\log p(w_\tau \mid w_\rho)` of the others.
         :return: a number, in nats. Cost: :math:`O(P E C)`.

@@ -33,14 +33,14 @@ class OrderedConditional(InOrder):
         q(c \mid y) = \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \quad
         p(c_i = j \mid \cdot) \propto L_{ij} \frac{\alpha_{j y_i} + s_{ij}}{A_j + S_{ij}}
 
-    where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` the earlier
-    nodes that chose :math:`j` and have label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A
-    sample holds node ids, shape ``batch_shape + (n,)`` for ``n`` observed nodes **in ascending node
-    id**, in any order of the draw.
+    where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` how many of
+    these have label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A sample holds node ids,
+    shape ``batch_shape + (n,)`` for ``n`` observed nodes **in ascending node id**, in any order of
+    the draw.
 
-    It approximates :math:`p(c \mid y)`: each choice depends on the labels of earlier nodes alone.
     The bound :math:`E_q[\sum_i f_i] \le \log p(y)`, :math:`f_i = \log p(y_i \mid y_{<i},
-    c_{<i})`, is loose by the divergence of the two; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
+    c_{<i})`, is loose by the divergence of :math:`q` from :math:`p(c \mid y)`, because a choice
+    depends on the labels of earlier nodes alone; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
 
     **The gradient of the bound.** :meth:`score_parts` gives Pyro's
     :class:`~pyro.infer.TraceGraph_ELBO` a control variate that removes from the score of a choice
@@ -57,11 +57,10 @@ class OrderedConditional(InOrder):
     ``"reinforce"``        the whole bound: textbook REINFORCE               none
     =====================  ================================================  =========
 
-    ``Trace_ELBO`` gives the same gradient, draw by draw, to programs with no other sites or
-    factors, in less time on small graphs, and has the ``differentiable_loss`` that ``ELBOModule``
-    needs; ``docs/pyro.md`` has a table of all losses. "The other draws" are the rest of the batch:
-    particles that Pyro vectorizes share one order. A batch of one makes one more draw for the
-    baseline alone.
+    "The other draws" are the rest of the batch: particles that Pyro vectorizes share one order. A
+    batch of one makes one more draw for the baseline alone. ``Trace_ELBO`` gives the same gradient,
+    draw by draw, to programs with no other sites or factors, and has the ``differentiable_loss``
+    that ``ELBOModule`` needs; ``docs/pyro.md`` has a table of all losses.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -69,8 +68,8 @@ class OrderedConditional(InOrder):
     >>> q.log_prob(torch.tensor([0, 0])).exp()
     tensor(0.8108)
 
-    Cost: :math:`O(E)` a draw and :math:`O(E \log E)` a ``log_prob``, where ``E`` counts the
-    edges into observed nodes; both without a loop over nodes.
+    Cost: :math:`O(E)` a draw and :math:`O(E \log E)` a ``log_prob``, ``E`` the edges into observed
+    nodes.
 
     :param Neighborhood hood: The neighbourhoods.
     :param alpha: ``(..., N, C)`` positive concentrations; or
