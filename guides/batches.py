@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.batches import IN_DEGREE
 from pyro_nmm.datasets.entries import entry
-from pyro_nmm.edges import as_mask
+from pyro_nmm.expect import as_mask
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import NoSites
 from pyro_nmm.models.networks import Parameters

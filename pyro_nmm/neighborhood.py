@@ -11,7 +11,7 @@ from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.edges import as_mask, check_edge_index, check_grid, check_mask
+from pyro_nmm.expect import as_mask, check_edge_index, check_grid, check_mask
 
 
 class Neighborhood:

@@ -20,18 +20,213 @@ tensor([[[0.9000, 0.1000],
 <BLANKLINE>
         [[0.2000, 0.8000],
          [0.8000, 0.2000]]])
-
-Inside the library ``relabel`` is a :class:`~pyro_nmm.channel.Channel`.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from pyro.ops.provenance import extract_provenance, track_provenance
+from torch import Size, Tensor
+from torch.nn.functional import one_hot
 
-from pyro_nmm.channel import KEEP, Channel, Matrices, Permutations
-from pyro_nmm.expect import expect_device
+from pyro_nmm.expect import expect_all, expect_device
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import check_label_range, check_labels
+
+
+@dataclass(frozen=True, eq=False)
+class Channel:
+    """
+    What each of ``E`` edges makes of a label. This class keeps every label. ``rows`` are the rows
+    whose edges these are.
+    """
+
+    relabel: Any = None  #: as users give it
+    keeps = True  #: whether no edge changes a label
+    certain = True  #: whether the label that is shown follows from the label that is borrowed
+    event_dim = 0  #: dimensions of ``relabel`` that are no batch
+
+    @property
+    def batch_shape(self) -> Size:
+        return Size() if self.keeps else Size(self.relabel.shape[: -self.event_dim])
+
+    def of(self, edges: Tensor | slice) -> Channel:
+        """The channel of some edges."""
+        return self
+
+    def detach(self) -> Channel:
+        return self
+
+    def check_values(self) -> None:
+        """Refuse bad entries. Follows ``validate_args``, because it reads the data."""
+
+    def push(self, probs: Tensor) -> Tensor:
+        """``(..., E, C)``: probabilities of the labels shown, from the borrowed labels'."""
+        return probs
+
+    def push_tables(self, first: Tensor, second: Tensor, tables: Tensor) -> Tensor:
+        """``(..., K, C, C)``: joint moments of two borrowed labels, over two edges ``(K,)``."""
+        return tables
+
+    def borrowed(self, rows: Neighborhood, labels: Tensor) -> Tensor:
+        """``(..., E)``: the label borrowed over each edge; ``(..., n)`` if edges keep labels."""
+        return labels
+
+    def chosen(self, rows: Neighborhood, choices: Tensor) -> Channel:
+        """The channel of every row's chosen edge, for choices ``(..., n)``."""
+        return self
+
+    def show(self, labels: Tensor) -> Tensor:
+        """The label shown of each edge's borrowed one."""
+        return labels
+
+    def borrow(self, labels: Tensor) -> Tensor:
+        """The inverse of :meth:`show`."""
+        return labels
+
+    def draw(self, rows: Neighborhood, choices: Tensor, borrowed: Tensor) -> Tensor:
+        """``(..., n)``: labels shown, given choices and borrowed labels ``(..., n)``."""
+        return self.chosen(rows, choices).show(borrowed)
+
+    def matrices(self, like: Tensor) -> Tensor:
+        """``(..., E, C, C)``: probabilities of the labels shown, given the borrowed ones."""
+        raise NotImplementedError
+
+    def evidence(self, rows: Neighborhood, labels: Tensor, like: Tensor) -> Tensor:
+        r"""``(..., E, C)``: :math:`\log p(y_i \mid u_i)` of labels shown ``(..., n)``, in nats."""
+        matrices, shown = self.matrices(like), labels.index_select(-1, rows.row)
+        batch = torch.broadcast_shapes(matrices.shape[:-3], labels.shape[:-1])
+        shown = shown[..., None].expand(*batch, *matrices.shape[-3:-1])
+        return log_entries(taken(matrices.expand(*batch, *matrices.shape[-3:]), shown))
+
+    def split(self, batch: Size) -> list[Channel]:
+        """One channel for each element of a batch."""
+        return [self] * batch.numel()
+
+
+class Permutations(Channel):
+    """Edges with a permutation each, ``(E, C)``; in :meth:`chosen` ``(..., n, C)``."""
+
+    keeps = False
+    event_dim = 2
+
+    def of(self, edges: Tensor | slice) -> Channel:
+        return Permutations(self.relabel[edges])
+
+    def check_values(self) -> None:
+        labels = torch.arange(self.relabel.shape[-1], device=self.relabel.device)
+        good = (self.relabel.sort(-1).values == labels).all(-1)
+        expect_all("relabel", self.relabel, good, f"hold permutations of 0..{len(labels) - 1}")
+
+    @property
+    def inverse(self) -> Tensor:
+        return self.relabel.argsort(-1)
+
+    def push(self, probs: Tensor) -> Tensor:
+        return probs.gather(-1, self.inverse.expand(probs.shape))
+
+    def push_tables(self, first: Tensor, second: Tensor, tables: Tensor) -> Tensor:
+        for edges in (first, second):
+            columns = self.of(edges).inverse.unsqueeze(-2)  # type: ignore[attr-defined]
+            tables = tables.mT.gather(-1, columns.expand(tables.shape))
+        return tables
+
+    def borrowed(self, rows: Neighborhood, labels: Tensor) -> Tensor:
+        return self.borrow(labels.index_select(-1, rows.row))
+
+    def chosen(self, rows: Neighborhood, choices: Tensor) -> Channel:
+        (relabel, choices), provenance = untracked(self.relabel, choices)
+        edges = rows.find(choices.reshape(-1, rows.num_rows)).clamp(min=0)
+        found = relabel[edges].view(*choices.shape, relabel.shape[-1])
+        return Permutations(track_provenance(found, provenance))
+
+    def show(self, labels: Tensor, table: Tensor | None = None) -> Tensor:
+        table = self.relabel if table is None else table
+        shape = torch.broadcast_shapes(table.shape[:-1], labels.shape)
+        return taken(table.expand(*shape, -1), labels.expand(shape))
+
+    def borrow(self, labels: Tensor) -> Tensor:
+        return self.show(labels, self.inverse)
+
+    def matrices(self, like: Tensor) -> Tensor:
+        return one_hot(self.relabel, self.relabel.shape[-1]).to(like)
+
+
+class Matrices(Channel):
+    """Edges with a stochastic matrix each, ``(..., E, C, C)``."""
+
+    keeps = certain = False
+    event_dim = 3
+
+    def of(self, edges: Tensor | slice) -> Channel:
+        return Matrices(self.relabel[..., edges, :, :])
+
+    def detach(self) -> Channel:
+        return Matrices(self.relabel.detach())
+
+    def check_values(self) -> None:
+        good = (self.relabel >= 0).all(-1) & ((self.relabel.sum(-1) - 1).abs() < 1e-4)
+        must = "hold probabilities that sum to one over the last dimension"
+        expect_all("relabel", self.relabel, good, must)
+
+    def push(self, probs: Tensor) -> Tensor:
+        return (probs.unsqueeze(-2) @ self.relabel).squeeze(-2)
+
+    def push_tables(self, first: Tensor, second: Tensor, tables: Tensor) -> Tensor:
+        for edges in (first, second):
+            tables = tables.mT @ self.relabel[..., edges, :, :]
+        return tables
+
+    def shown_probs(self, rows: Neighborhood, choices: Tensor, borrowed: Tensor) -> Tensor:
+        """``(..., n, C)``: the probability of every label that a row may show."""
+        (relabel, *values), provenance = untracked(self.relabel, choices, borrowed)
+        batch = torch.broadcast_shapes(self.batch_shape, *(value.shape[:-1] for value in values))
+        choices, borrowed = (v.expand(*batch, -1).reshape(-1, rows.num_rows) for v in values)
+        places: tuple = rows.find(choices).clamp(min=0), borrowed
+        event = relabel.shape[-3:]
+        if self.batch_shape.numel() == 1:
+            relabel = relabel.reshape(event)
+        else:
+            relabel = relabel.expand(*batch, *event).reshape(-1, *event)
+            places = torch.arange(len(relabel), device=rows.device)[:, None], *places
+        probs = relabel[places]
+        return track_provenance(probs.view(*batch, *probs.shape[-2:]), provenance)
+
+    def draw(self, rows: Neighborhood, choices: Tensor, borrowed: Tensor) -> Tensor:
+        probs = self.shown_probs(rows, choices, borrowed)
+        return torch.distributions.Categorical(probs, validate_args=False).sample()
+
+    def matrices(self, like: Tensor) -> Tensor:
+        return self.relabel
+
+    def split(self, batch: Size) -> list[Channel]:
+        event = self.relabel.shape[-3:]
+        return [Matrices(part) for part in self.relabel.expand(*batch, *event).reshape(-1, *event)]
+
+
+#: Edges that keep labels.
+KEEP = Channel()
+
+
+@extract_provenance.register(Channel)
+def _extract_provenance(channel: Channel) -> tuple[Channel, frozenset]:
+    relabel, provenance = extract_provenance(channel.relabel)
+    return type(channel)(relabel), provenance
+
+
+def taken(table: Tensor, labels: Tensor) -> Tensor:
+    """``(...)``: the entry of every row of ``table``, ``(..., C)``, at its label ``(...)``."""
+    return table.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def log_entries(matrices: Tensor) -> Tensor:
+    """Logarithms of probabilities, ``-inf`` of zeros, which get a gradient of zero, not NaN."""
+    zero = matrices == 0
+    return matrices.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
 
 
 def evidence_of(

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to_undirected
 
-from pyro_nmm.edges import check_edge_index, check_grid
-from pyro_nmm.expect import expect, expect_all
+from pyro_nmm.expect import check_edge_index, check_grid, expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood, spans
 from pyro_nmm.validation import check_integers
 

@@ -14,8 +14,7 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborChoice, NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.edges import check_mask
-from pyro_nmm.expect import expect, out_of_range
+from pyro_nmm.expect import check_mask, expect, out_of_range
 from pyro_nmm.models.random_fields.elimination import greedy_colors
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field, check_mixture
 from pyro_nmm.ops.enumeration import enumerate_labels

@@ -11,8 +11,8 @@ from math import prod
 import torch
 from torch import Size, Tensor
 
-from pyro_nmm.channel import Channel, log_entries
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.relabel import Channel, log_entries
 
 #: Largest number of joint choices that is enumerated.
 MAX_CHOICES = 2**20

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.blocks import blocks
-from pyro_nmm.channel import KEEP, Channel
 from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.compact import compact
+from pyro_nmm.relabel import KEEP, Channel
 
 
 def node_marginals(

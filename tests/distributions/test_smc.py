@@ -16,8 +16,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm import NeighborMixture, OrderedConditional
 from pyro_nmm.distributions.smc import _systematic, sequential_monte_carlo
 from pyro_nmm.ops.counts import posterior_alpha
-from pyro_nmm.ops.latent_stages import LatentStages
-from pyro_nmm.ops.stages import Stages
+from pyro_nmm.ops.stages import LatentStages, Stages
 
 
 def by_stages(hood, alpha, logits, y, parts, num_particles, threshold):
