@@ -1,7 +1,8 @@
-# make demo: environment, installation, the examples, their pictures.
+# make demo: environment, installation, four examples, their pictures.
 # make test: environment, installation, lint, types, the tests of the library, documents and examples.
 # make test-benchmarks: small runs of the benchmarks, their rivals, and the tables of stored results.
-# make docs: the documentation site, docs/_build/html/index.html; tutorials run when their text changes.
+# make docs: the documentation site, docs/_build/html/index.html, which needs no network; tutorials run
+# when their text changes.
 # make coverage: the quick tests again, with every line traced: before Python 3.12 that takes most of
 # their time.
 # make floor: the quick tests with the lowest versions that pyproject.toml allows, in an environment of
@@ -23,7 +24,6 @@ demo: $(STAMP)
 	$(BIN)/python examples/karate.py --output output/karate.png
 	$(BIN)/python examples/node_classification.py --output output/digits.png
 	$(BIN)/python examples/ising.py --output output/ising.png
-	$(BIN)/python examples/link_prediction.py --output output/links.png
 	$(BIN)/python examples/annotators.py --output output/annotators.png
 
 test: $(STAMP) lint
@@ -34,6 +34,7 @@ test-benchmarks: $(STAMP)
 
 docs: $(VENV)/.documented
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m pytest -q tests/docs/test_offline.py
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" --ignore tests/benchmarks --cov --cov-report=term:skip-covered \

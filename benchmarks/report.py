@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Tables and figures of the stored results:
+Tables and figures of the stored results. A table replaces the lines between its markers,
+``<!-- name -->`` and ``<!-- end of name -->``, on the one page that has them.
 
-    python -m benchmarks.report                               # prints the tables
-    python -m benchmarks.report --documents --figures docs    # writes both into the documents
-
-A table replaces the lines between its markers, ``<!-- name -->`` and ``<!-- end of name -->``, on
-the one page that has them. Everything else on a page is written by hand.
+    python -m benchmarks.report --documents --figures docs
 """
 
 import json
@@ -19,25 +16,18 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 
-from benchmarks.images import figures as images_figures
 from benchmarks.images import tables as images
 from benchmarks.latent import tables as latent
-from benchmarks.links import figures as links_figures
 from benchmarks.links import tables as links
-from benchmarks.nodes import figures as nodes_figures
 from benchmarks.nodes import tables as nodes
 from benchmarks.on_top import tables as on_top
-from benchmarks.random_fields import figures as fields_figures
 from benchmarks.random_fields import tables as fields
-from benchmarks.scale import figures as scale_figures
 from benchmarks.scale import tables as scale
-from benchmarks.shared.records import RESULTS, read
+from benchmarks.shared.records import RESULTS, Files, read
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [DOCS / "results.md", *sorted((DOCS / "results").glob("*.md"))]
 ROOMS = nodes, on_top, fields, latent, links, images, scale
-FIGURES = nodes_figures, fields_figures, links_figures, images_figures, scale_figures
-Files = dict[str, list[dict]]
 
 
 def stored(folder: Path) -> Files:
@@ -69,11 +59,8 @@ def written(texts: dict[Path, str], made: dict[str, str]) -> dict[Path, str]:
     """The pages with all tables; an error if markers and tables are not the same."""
     found = [name for text in texts.values() for name in markers(text)]
     for name in made:
-        if found.count(name) != 1:
-            raise ValueError(
-                f"{found.count(name)} pages have the markers <!-- {name} --> and "
-                f"<!-- end of {name} -->: exactly one must"
-            )
+        if (number := found.count(name)) != 1:
+            raise ValueError(f"{number} pages have the markers <!-- {name} -->: exactly one must")
     if unknown := set(found) - made.keys():
         raise ValueError(f"no table is called {', '.join(sorted(unknown))}")
     for name, content in made.items():
@@ -86,13 +73,15 @@ def draw(files: Files, folder: Path) -> None:
     matplotlib.use("Agg")
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     folder.mkdir(parents=True, exist_ok=True)
-    for room in FIGURES:
-        for name, figure in room.FIGURES.items():
-            figure(files, folder / name)
+    for room in (nodes, fields, links, images, scale):
+        for name, make in room.FIGURES.items():
+            figure = make(files)
+            figure.savefig(folder / name, dpi=150)
+            plt.close(figure)
 
 
 def parser() -> ArgumentParser:
-    parser = ArgumentParser(description=__doc__.splitlines()[1])
+    parser = ArgumentParser(description="Tables and figures of the stored results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the stored rows")
     parser.add_argument("--documents", action="store_true", help="write the tables into the pages")
     parser.add_argument("--figures", type=Path, help="folder for the figures")

@@ -15,6 +15,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",
     "sphinx_copybutton",
     "sphinx_design",
 ]
@@ -24,6 +25,9 @@ nitpicky = False
 # Pages: GitHub shows the same ones, with its own anchors and mathematics.
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 4
+
+# The site needs no other host: sphinx-mathjax-offline copies MathJax into _static.
+mathjax_path = "mathjax/tex-chtml.js"
 
 # Tutorials run when the site is built, and again when their text changes.
 nb_execution_mode = "cache"

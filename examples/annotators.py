@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Noisy labels by several annotators: a majority vote, Dawid and Skene's model, and their
-consensus when neighbours in a graph help one another.
+Combine noisy labels from several annotators: by a majority vote, by Dawid and Skene's model, and
+by an NMM, which also uses a graph of the nodes.
 
     python examples/annotators.py --output output/annotators.png
     python examples/annotators.py --data-root FOLDER --output output/cortex.png
 
 The digits come with scikit-learn; seven annotators are simulated. FOLDER/dlpfc holds sections
-of human cortex: ten clusterings of the spots are the annotators, and no label is known.
+of human cortex: ten clusterings of the spots are the annotators, and no label is observed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, accuracy, information, leave_one_out
 from pyro_nmm.models.latent import mixture_em
 
-#: How often they are right; the third takes digits of a pair for each other.
+#: Accuracies; the third annotator exchanges the digits of a pair.
 ANNOTATORS = {"careful": 0.85, "good": 0.7, "confuses 1-7, 3-8, 4-9": 0.9, "fair": 0.5,
               "poor": 0.4, "copies the poor one": 0.4, "bad": 0.25}  # fmt: skip
 ALIKE = {1: 7, 3: 8, 4: 9, 7: 1, 8: 3, 9: 4}
@@ -44,7 +44,7 @@ COPIED, COPIER = 4, 5
 
 
 def simulate(y):
-    """Answers ``(N, M)``, a third of them missing, and how often every annotator is right."""
+    """Answers ``(N, M)``, a third of them missing, and the accuracy of every annotator."""
     rates = torch.tensor(list(ANNOTATORS.values()))
     confusion = ((1 - rates) / 9)[:, None, None].repeat(1, 10, 10)
     confusion.diagonal(dim1=1, dim2=2).copy_(rates[:, None].expand(-1, 10))
@@ -58,13 +58,13 @@ def simulate(y):
 
 
 def majority(answers, num_labels: int):
-    """Shares of the votes, of which a tenth of one is every label's."""
+    """Shares of the votes, with a tenth of a vote added for every label."""
     votes = torch.stack([(answers == k).sum(1) for k in range(num_labels)], 1) + 0.1
     return votes / votes.sum(1, keepdim=True)
 
 
 def dawid_skene(emission, hood, answers, num_starts: int = 1):
-    """Of several starts, the one of the largest likelihood: ``(N, C)`` probabilities."""
+    """Probabilities ``(N, C)`` by Dawid and Skene's model: the best of several starts."""
 
     def fit():
         values, probs = mixture_em(emission, answers, emission.start(answers, hood))
@@ -75,7 +75,7 @@ def dawid_skene(emission, hood, answers, num_starts: int = 1):
 
 
 def neighborhoods(data) -> dict:
-    """Who may share a label distribution with whom, and over how many hops."""
+    """Candidate neighbourhoods, and the number of hops of each edge."""
     every = Neighborhood(data.edge_index, data.num_nodes)
     return {
         "every node, one hop": (every, every.source != every.target),
@@ -101,7 +101,7 @@ def digits_by_annotators(args) -> dict:
     answers, rates = simulate(y)
     emission = Annotators(num_labels=10)
 
-    # Which sources predict the answers about a node best from those about all others?
+    # Compare sources by the log-likelihood of a node's answers given all other answers.
     fields, found = {}, {}
     print(f"{'sources':24}{'number':>9}{'score':>9}")
     for name, (hood, hops) in neighborhoods(data).items():
@@ -147,7 +147,7 @@ def scores(probs, y) -> dict:
 
 
 def section(folder: Path, name: str):
-    """Names of clusterings, their answers, layers by hand, and places, neighbours at distance 1."""
+    """Names of clusterings, their answers, layers by hand, and places of unit spacing."""
     with (folder / f"tissue_positions_{name}.txt").open() as file:
         place = {key: (int(column) / 2, int(row) * 3**0.5 / 2)
                  for key, _, row, column, *_ in csv.reader(file)}  # fmt: skip
@@ -166,7 +166,7 @@ def cortex_by_clusterings(args) -> dict:
     names, answers, layers, truth, places = section(args.data_root / "dlpfc", args.section)
     hood, lattice = sources.points(places, radius=4.2, spacing=3.5)
     distance = (lattice[hood.source] - places[hood.target]).square().sum(1)
-    # Clusterings of the same measurements err together: they see types of spots, not layers.
+    # Clusterings of one measurement have shared errors: they depend on types of spots.
     emission = Annotators(args.num_labels, num_types=16)
     field = emission.fit(hood, answers, -0.5 * distance)
     plain = Annotators(args.num_labels, aligned=False)
@@ -201,7 +201,7 @@ def cortex_by_clusterings(args) -> dict:
 
 
 def colored_as(labels, truth):
-    """Numbers of the layers that labels overlap most, one to one; others come after them."""
+    """Number of the layer that each label overlaps most with, one to one; further labels follow."""
     known = truth >= 0
     overlap = confusion_matrix(truth[known], labels[known])
     number = max(int(truth.max()), int(labels.max())) + 1
@@ -212,7 +212,7 @@ def colored_as(labels, truth):
 
 
 def panels(places, labels: dict, names, truth=None, size: float = 8):
-    """Four of six panels: labels as colors. With the truth, what is wrong is ringed."""
+    """Four of six panels: labels as colors. Given the truth, wrong labels are ringed."""
     matplotlib.use("Agg")
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(2, 3, figsize=(14, 8.6), layout="constrained")

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Denoising photographs: a U-Net, and an NMM over all pixels on the same U-Net, which knows besides
-how sure it is. By default it learns from patches of one of scikit-learn's two photographs, and
-takes the noise out of the other.
+Denoise photographs by a U-Net, and by an NMM over all pixels on the same U-Net, which adds an
+interval for each pixel. By default it trains on patches of one of scikit-learn's two photographs
+and denoises the other.
 
     python examples/denoising.py --output output/denoising.png
 """
@@ -31,7 +31,7 @@ from pyro_nmm.models import Denoiser, UNet
 
 
 def load(args) -> tuple[list[Tensor], Tensor]:
-    """Images to learn from, and one to take the noise out of."""
+    """Training images, and the image to denoise."""
     if args.data_root is None:
         images = photographs()
         train, test = [images["china"]], images["flower"]
@@ -50,7 +50,7 @@ def psnr(image: Tensor, clean: Tensor) -> float:
 
 @torch.no_grad()
 def denoise(network: UNet | Denoiser, noisy: Tensor, level: float = 0.9) -> dict[str, Tensor]:
-    """Images ``(channels, H, W)``: the mean, and of an NMM the interval and self-attention."""
+    """Images ``(channels, H, W)``: the mean; for an NMM also the interval and self-attention."""
     if isinstance(network, UNet):
         return {"mean": 255 * network(noisy[None] / 255)[0][0]}
     size = noisy.shape[-2], noisy.shape[-1]
@@ -62,7 +62,7 @@ def denoise(network: UNet | Denoiser, noisy: Tensor, level: float = 0.9) -> dict
 
 
 def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
-    """A U-Net; or one with an NMM on top of it, for which the last fifth of the steps is kept."""
+    """Fit a U-Net, or a U-Net with an NMM on top in the last fifth of the steps."""
     refining = max(1, args.num_steps // 5)
 
     def fit(network: UNet | Denoiser, part: str, num_steps: int, **options) -> None:

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Node classification by mini-batches, in one process or in several with DistributedDataParallel:
+Train node classification on mini-batches, in one process or in several (DistributedDataParallel):
 
     python examples/distributed.py
     torchrun --nproc_per_node 2 examples/distributed.py --checkpoint output/distributed.pt
     torchrun --nproc_per_node 2 examples/distributed.py --graph cora --data-root FOLDER
 
 The digits come with scikit-learn; cora, citeseer and pubmed are read from --data-root, or
-downloaded by PyG. An interrupted run goes on with --checkpoint FILE --resume.
+downloaded by PyG. An interrupted run continues with --checkpoint FILE --resume.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from pyro_nmm.models import NMMNetwork
 
 INPUTS = ("x", "edge_index", "edge_weight")
 LAYERS = 2
-#: What a run that goes on must have in common with the one before.
+#: Settings that a resumed run must share with the interrupted one.
 SETTINGS = ("graph", "batch_size", "num_particles", "lr", "weight_decay", "dropout", "seed")
 
 
 def start() -> tuple[int, int, torch.device]:
-    """This process's rank, how many there are, and its device; torchrun tells by variables."""
+    """Rank of this process, number of processes, and device, from the variables of torchrun."""
     rank, world, local = (
         int(os.environ.get(name, default))
         for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
@@ -64,7 +64,7 @@ def start() -> tuple[int, int, torch.device]:
     if cuda:
         torch.cuda.set_device(device)
     if "WORLD_SIZE" in os.environ:
-        # A process that waits for one that is gone gives up after a minute.
+        # If another process has died, waiting ends after a minute.
         dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=60))
     return rank, world, device
 
@@ -75,7 +75,7 @@ def load(args) -> Data:
     else:
         data = select_split(planetoid(args.graph, args.data_root))
         data.x = data.x.to_dense()
-    # Degrees of the whole graph: those of a batch are too small at its rim.
+    # Degrees of the whole graph: degrees in a batch are too small at its border.
     data.edge_index, data.edge_weight = gcn_norm(data.edge_index, num_nodes=data.num_nodes)
     return with_in_degree(data)
 
@@ -89,7 +89,7 @@ def make_network(args, data: Data) -> NMMNetwork:
 
 
 def loader(data: Data) -> Callable[[Tensor], Data]:
-    """Batches of seeds: all hops whole, the seeds' own and those of the network behind."""
+    """Function from seeds to their batch, with complete hops for the seeds and for each layer."""
     if WITH_PYG_LIB or WITH_TORCH_SPARSE:
         sampled = NeighborLoader(data, [-1] * (LAYERS + 1))
         return lambda seeds: sampled(seeds) if len(seeds) else seed_batch(data, seeds, 1)
@@ -97,19 +97,19 @@ def loader(data: Data) -> Callable[[Tensor], Data]:
 
 
 def run_epoch(step: Callable, seeds: Tensor, args, epoch: int, rank: int, world: int) -> None:
-    """Every process takes its part of the same seeds, with draws of its own, in as many steps."""
-    # A generator apart: what it gives does not depend on how much a process has drawn.
+    """Run one epoch: the same number of steps in all processes, each with its share of seeds."""
+    # A separate generator gives all processes the same order, whatever they have drawn.
     order = torch.randperm(len(seeds), generator=torch.Generator().manual_seed(epoch))
-    # Orders, particles and dropout differ by process, and are drawn again by a run that goes on.
+    # Orders, particles and dropout differ by process, and a resumed run repeats them.
     pyro.set_rng_seed(args.seed + 1 + epoch * world + rank)
     for chunk in seeds[order].split(args.batch_size):
-        # DistributedDataParallel averages gradients, hence seeds a process. The last chunk may
-        # leave a process without any: its gradient is zero, and nobody waits for it.
+        # DistributedDataParallel averages gradients, so the total is seeds per process. A process
+        # without seeds in the last chunk has a zero gradient, so that the others need not wait.
         step(chunk[rank::world], total=len(chunk) / world)
 
 
 def report(network: nn.Module, data: Data) -> dict[str, float]:
-    """Of the test nodes, given the training labels."""
+    """Scores of the test nodes, given the training labels."""
     hood, test = Neighborhood(data.edge_index, data.num_nodes), data.test_mask
     network.eval()
     with torch.no_grad():
@@ -133,7 +133,7 @@ def train(args, network: NMMNetwork, data: Data, rank: int, world: int) -> None:
     settings = {name: getattr(args, name) for name in SETTINGS} | {"world": world}
     done = 0
     if args.resume:
-        # The first process alone has to find the file; the others hear from it.
+        # Only the first process needs the file; it sends the state to the others.
         box = [load_checkpoint(args.checkpoint) if rank == 0 else None]
         if dist.is_initialized():
             dist.broadcast_object_list(box, device=data.y.device)
@@ -159,7 +159,7 @@ def train(args, network: NMMNetwork, data: Data, rank: int, world: int) -> None:
 
 
 def main(args) -> dict[str, float] | None:
-    """The scores, in the first process."""
+    """Train, and return the scores in the first process."""
     rank, world, device = start()
     pyro.enable_validation(False)
     pyro.set_rng_seed(args.seed)  # the network's weights are the same everywhere
@@ -167,8 +167,8 @@ def main(args) -> dict[str, float] | None:
     network = make_network(args, data).to(device)
     train(args, network, data, rank, world)
     if dist.is_initialized():
-        # After the wrapper is gone: freeing the group with it can wait for ever. And before the
-        # report, for which nobody has to wait.
+        # First free the wrapper: destroying the group while it exists may wait for ever. The other
+        # processes need not wait for the report.
         gc.collect()
         dist.destroy_process_group()
     if rank > 0:
@@ -196,7 +196,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="file, written by the first process")
     parser.add_argument("--save-every", type=int, default=10, help="epochs")
-    parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from --checkpoint")
     return parser
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Noisy letters, an Ising prior, and two approximations of the posterior: independent pixels, and
-an NMM, whose pixels are correlated. The image is low enough for the exact posterior, so the
-example shows how good both are.
+Approximate the posterior of noisy letters under an Ising prior: by independent pixels, and by an
+NMM with correlated pixels. The image is narrow enough for the exact posterior, so the example
+measures both.
 
     python examples/ising.py --output output/ising.png
 """
@@ -87,7 +87,7 @@ def draw(args, clean: Tensor, noisy: Tensor, marginals: dict[str, Tensor],
         if name == "exact":
             axes[1, column].axis("off")
             continue
-        # Orange and blue stay apart for the colour-blind.
+        # Orange and blue are distinguishable with colour blindness.
         error = probs - exact[:, 1].view(shape)
         title = f"{name} − exact, mean size {result[name]['error']:.3f}"
         middle = show(axes[1, column], error, title, cmap="PuOr", vmin=-0.5, vmax=0.5)

@@ -4,8 +4,8 @@
 """
 Zachary's karate club: 34 members, four communities, one labelled member in each.
 
-The graph is small enough for exact answers, so this example shows how good the others are:
-the bound against the exact likelihood, and sampled posterior marginals against exact ones.
+The graph is small enough for exact answers. The example compares the bound with the exact
+likelihood, and sampled posterior marginals with exact ones.
 
     python examples/karate.py --output output/karate.png
 """
@@ -58,7 +58,7 @@ def main(args) -> dict:
             bound = mix.elbo(data.y, labelled, num_samples=256).mean()
             curve.append((step, bound.item(), mix.log_marginal(nodes, data.y[nodes]).item()))
 
-    # The posterior of the unlabelled members: exactly, and from samples as on large graphs.
+    # Posterior of the unlabelled members: exact, and from samples as on large graphs.
     truth = mix.condition(data.y, labelled)
     post = mix.condition(data.y, labelled, num_samples=256)
     rest = ~labelled
@@ -76,7 +76,7 @@ def main(args) -> dict:
 
 
 def settings(lr, name) -> dict:
-    """Weight decay everywhere but on omega, which it would switch off."""
+    """Parameter groups with weight decay on all but omega: decay would switch off its attention."""
     return {"lr": lr, "weight_decay": 0.0 if name.endswith("omega") else 0.02}
 
 

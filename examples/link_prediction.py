@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Communities of a graph by a deep latent feature model (Mehta, Carin and Rai, 2019), and the
-prediction of links that were hidden from it: with its original guide, and with an NMM over the
-memberships. By default, who meets whom in Les Misérables.
+Find communities and predict held-out links of a graph by a deep latent feature model (Mehta, Carin
+and Rai, 2019): with its original guide, and with an NMM over the memberships. The default graph is
+who meets whom in Les Misérables.
 
     python examples/link_prediction.py --output output/links.png
 """
@@ -119,8 +119,8 @@ def communities(
     pair: DGLFRMGuide, split: LinkSplit, x: Tensor, number: int = 6, num_samples: int = 50
 ) -> tuple[Tensor, Tensor]:
     """
-    A community for every node, largest first, and how well the node fits it: clusters of the
-    vectors whose inner products are the links' log-odds.
+    Community of every node, largest first, and the node's fit to it, by clustering the vectors
+    that have the links' log-odds as inner products.
     """
     with evaluation(pair):
         draws = [pair.target.decoder(pair.guide(split.train, x)) for _ in range(num_samples)]

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Node classification: a graph neural network alone, an NMM on top of it once it is trained,
-and an NMM that is trained with the network.
+Classify nodes by a graph neural network alone, by an NMM on top of the trained network, and by
+an NMM trained end to end with the network.
 
     python examples/node_classification.py --dataset digits --output output/digits.png
     python examples/node_classification.py --dataset cora --backbone appnp
 
 The digits come with scikit-learn; cora, citeseer and pubmed are downloaded by PyG, or read
-from --data-root. With --checkpoint FOLDER an interrupted run goes on where it was.
+from --data-root. With --checkpoint FOLDER an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load(args):
 
 
 def networks(args, data, num_classes: int):
-    """The backbone alone, and the backbones of the NMM: two, or one that they share."""
+    """Backbone of the classifier, and the one or two backbones of the NMM."""
     backbone = partial(BACKBONES[args.backbone], data.num_features, dropout=args.dropout)
     alone, width = backbone(num_classes), 64 if args.backbone == "gcn" else 32
     if args.shared:
@@ -65,7 +65,7 @@ def networks(args, data, num_classes: int):
 
 
 def timed(fit, *args, label: str, **options):
-    """The result of a fit, its validation curve, and seconds per epoch that was run here."""
+    """Result of a fit, its validation curve, and seconds per epoch of this run."""
     bars = []
 
     def progress(epochs):
@@ -123,7 +123,7 @@ def main(args) -> dict:
     }
 
     def on_top(logits):
-        """An NMM on top of what is trained: few numbers, from the validation nodes."""
+        """Fit an NMM on top of trained scores, to the validation nodes."""
         stacked = StackedNMM(num_classes).fit(hood, logits, y, data.train_mask, data.val_mask)
         mix = stacked.mixture(hood, logits, y, data.train_mask)
         post = mix.condition(y, data.train_mask, num_samples=64)
@@ -131,7 +131,7 @@ def main(args) -> dict:
 
     results[f"{name} + StackedNMM"] = on_top(logits)[-1]
 
-    # An NMM that is trained with its networks, with the unlabelled nodes as teachers too.
+    # An NMM trained end to end, with consistency regularisation on unlabelled nodes.
     consistency = Consistency(data.num_nodes, num_classes, weight=args.consistency).to(args.device)
     mix, nmm_curve, seconds = timed(
         fit_nmm, network, data, hood, label=f"NMM-{name}", checkpoint=files["nmm"],

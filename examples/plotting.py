@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""How every example ends, and the three panels of node_classification.py."""
+"""Save figures of the examples; the three panels of node_classification.py."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def uncertain_node(data, mix, first: Tensor, second: Tensor) -> int:
 
 
 def neighbourhood(axis, data, mix, marginals: Tensor, node: int) -> None:
-    """A node and whom it attends to: width is attention, pies are posterior marginals."""
+    """Draw a node and its attention: width is attention, pies are posterior marginals."""
     hood = mix.hood
     row = slice(int(hood.ptr[node]), int(hood.ptr[node + 1]))
     weight = dict(zip(hood.source[row].tolist(), mix.attention[row].tolist(), strict=True))

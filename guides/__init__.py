@@ -3,12 +3,10 @@
 
 """Pyro guides."""
 
-from pyro_nmm.guides.amortized import AmortizedNMM
+from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
 from pyro_nmm.guides.batches import SeedLoss
-from pyro_nmm.guides.consistency import Consistency
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
-from pyro_nmm.guides.evidence import evidence_guide
-from pyro_nmm.guides.field import FieldGuide
+from pyro_nmm.guides.field import FieldGuide, mean_field
 from pyro_nmm.guides.fitting import (
     fit_classifier,
     fit_images,
@@ -17,11 +15,8 @@ from pyro_nmm.guides.fitting import (
     fit_nmm,
     fit_unet,
 )
-from pyro_nmm.guides.hidden_field import HiddenFieldGuide
-from pyro_nmm.guides.marginal import MarginalGuide
-from pyro_nmm.guides.mean_field import mean_field
-from pyro_nmm.guides.mixture import MixtureGuide, density
-from pyro_nmm.guides.ordered import ordered_guide
+from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
+from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_guide
 
 __all__ = [
     "AmortizedNMM",

@@ -1,28 +1,104 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-import pyro
-from torch import Tensor, nn
+"""A network and an NMM as one program, and a penalty with which it learns from all nodes."""
 
-from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides.consistency import Consistency
+import math
+
+import pyro
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.expect import expect
 from pyro_nmm.guides.ordered import ordered_guide
-from pyro_nmm.guides.shared_forward import SharedForward, evaluation
+from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
-from pyro_nmm.relabel import as_channel
+from pyro_nmm.validation import check_integers
 
 
-class AmortizedNMM(nn.Module):
+class Consistency(nn.Module):
     r"""
-    A network and an NMM as one model and guide pair for Pyro's SVI.
+    A penalty for learning from unobserved nodes: the divergence of marginals :math:`u`, ``(N, C)``
+    under dropout, from the sharpened memory of earlier posteriors :math:`p(y_i \mid y_\tau)`.
 
     .. math::
 
-        (\alpha, \text{logits}) = f_\theta(X), \qquad y \sim \mathrm{NMM}(\alpha, \text{logits})
+        \bar p_i \leftarrow m \, \bar p_i + (1 - m) \, p(y_i \mid y_\tau), \qquad
+        t_{ik} \propto \bar p_{ik}^{1 / T}, \qquad
+        \text{penalty} = w \, \frac1N \sum_i \mathrm{KL}(t_i \,\|\, u_i)
 
-    The network runs once for each pair of guide and model, so both see the same dropout
-    mask: once a step with vectorized particles. All its parameters are learned.
+    Temporal ensembling (Laine and Aila 2017, ICLR) with the sharpening of Berthelot et al. (2019,
+    "MixMatch", NeurIPS), and the NMM's posterior as the teacher. Use it if labels are few. The
+    memory is a buffer, so a ``state_dict`` holds it.
+
+    >>> consistency = Consistency(num_nodes=1, num_classes=2, temperature=0.5, warmup=0)
+    >>> probs = torch.tensor([[0.6, 0.4]])
+    >>> consistency(probs, probs)
+    tensor(0.0183)
+
+    :param int num_nodes: ``N``.
+    :param int num_classes: ``C``.
+    :param float weight: :math:`w`, relative to the mean log-likelihood of a label.
+    :param float temperature: :math:`T`, in (0, 1]; smaller is sharper.
+    :param float memory: :math:`m`, in [0, 1).
+    :param int warmup: calls until the weight is full; it grows linearly.
+    """
+
+    past: Tensor
+    calls: Tensor
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_classes: int,
+        *,
+        weight: float = 1.0,
+        temperature: float = 0.5,
+        memory: float = 0.9,
+        warmup: int = 50,
+    ) -> None:
+        super().__init__()
+        check_integers(1, num_nodes=num_nodes)
+        check_integers(2, num_classes=num_classes)
+        check_integers(0, warmup=warmup)
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"weight must be finite and not negative, got {weight}")
+        if not 0 < temperature <= 1:
+            raise ValueError(f"temperature must be in (0, 1], got {temperature}")
+        if not 0 <= memory < 1:
+            raise ValueError(f"memory must be in [0, 1), got {memory}")
+        self.weight, self.temperature = weight, temperature
+        self.memory, self.warmup = memory, warmup
+        self.register_buffer("past", torch.zeros(num_nodes, num_classes))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, probs: Tensor, teacher: Tensor) -> Tensor:
+        """The penalty of ``probs`` ``(N, C)``, once the constant ``teacher`` is in the memory."""
+        for name, value in (("teacher", teacher), ("probs", probs)):
+            expect(name, value, tuple(self.past.shape))
+        with torch.no_grad():
+            self.calls += 1
+            self.past.lerp_(teacher.to(self.past), 1 - self.memory)
+            target = (self.past.log() / self.temperature).softmax(-1).to(probs)
+            weight = self.weight * (self.calls / max(self.warmup, 1)).clamp(max=1)
+        log_probs = probs.clamp(min=1e-8).log()
+        return weight.to(probs) * F.kl_div(log_probs, target, reduction="batchmean")
+
+    def extra_repr(self) -> str:
+        names = "weight", "temperature", "memory", "warmup"
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+class AmortizedNMM(SharedForward):
+    r"""
+    A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
+    guide for Pyro's SVI.
+
+    The network runs once for each pair of guide and model, so both see the same dropout mask: once
+    a step with vectorized particles. Sites are those of :func:`~pyro_nmm.models.nmm`.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -36,22 +112,16 @@ class AmortizedNMM(nn.Module):
     >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True)
     >>> svi = SVI(program.model, program.guide, Adam({"lr": 0.05}), elbo)
     >>> losses = [svi.step(x, edge_index, y=y, observed=train) for _ in range(50)]
-    >>> losses[-1] < losses[0]
-    True
     >>> program.mixture(x, edge_index).condition(y, train, num_samples=16).predict()[:2]
     tensor([0, 1])
 
-    Sites are those of :func:`~pyro_nmm.models.nmm`; parameters are named after ``name``.
-
-    :param Neighborhood hood: The neighbourhoods.
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` with an ``alpha`` of
-        shape ``(N, C)``, for example :class:`~pyro_nmm.models.NMMNetwork`.
+        shape ``(N, C)``.
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the network's parameters in Pyro's store.
-    :param Consistency consistency: lets unlabelled nodes teach the network too, in training mode,
-        through a factor ``consistency`` in the model; the loss is then no bound any more. Its
-        memory advances with every run of the model: once a step with vectorized particles.
+    :param Consistency consistency: a penalty in training mode, the factor ``consistency`` of the
+        model; the loss is then no bound. Its memory advances with every run of the model.
     """
 
     def __init__(
@@ -64,45 +134,35 @@ class AmortizedNMM(nn.Module):
         name: str = "nmm",
         consistency: Consistency | None = None,
     ) -> None:
-        super().__init__()
-        self.hood, self.network, self.consistency = hood, network, consistency
-        self.collapsed, self.estimator, self.name = collapsed, estimator, name
-        self.forward_pass = SharedForward(hood, network, name)
+        super().__init__(hood, network, name)
+        self.consistency, self.collapsed, self.estimator = consistency, collapsed, estimator
 
     def forward(self, *inputs) -> tuple:
         """The network's output: ``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
-        return self.forward_pass.run(inputs)
+        return self.run(inputs)
 
     def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
-        alpha, logits, relabel = Parameters(*self.forward_pass.give(inputs))
+        alpha, logits, relabel = Parameters(*self.give(inputs))
         ordered_guide(
             self.hood, alpha, logits, y, observed, relabel=relabel,
             collapsed=self.collapsed, estimator=self.estimator,
         )  # fmt: skip
 
     def model(
-        self,
-        *inputs,
-        y: Tensor | None = None,
-        observed: Tensor | None = None,
+        self, *inputs, y: Tensor | None = None, observed: Tensor | None = None,
         predict: bool = False,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """
-        :func:`~pyro_nmm.models.nmm` at the network's output. For ``Predictive`` of the nodes that
-        ``observed`` leaves out take ``functools.partial(program.model, predict=True)``.
+        :func:`~pyro_nmm.models.nmm` at the network's output. ``Predictive`` of the unobserved nodes
+        takes ``functools.partial(program.model, predict=True)``.
         """
-        alpha, logits, relabel = Parameters(*self.forward_pass.take(inputs))
+        alpha, logits, relabel = Parameters(*self.take(inputs))
         if self.consistency is not None and self.training and y is not None:
-            mixture = NeighborMixture(self.hood, alpha, logits, relabel)
+            mixture = self.family(self.hood, alpha, logits, relabel)
+            # Draws of its own: the guide's choices would be charged with a constant teacher.
+            teacher = mixture.condition(y, observed, num_samples=4).marginals()
             size = self.hood.restrict(observed).num_rows
-            pyro.factor("consistency", -size * self.consistency.of(mixture, y, observed))
+            pyro.factor("consistency", -size * self.consistency(mixture.marginals(), teacher))
         options = {"relabel": relabel, "collapsed": self.collapsed, "predict": predict}
         return nmm(self.hood, alpha, logits, y, observed, **options)
-
-    def mixture(self, *inputs) -> NeighborMixture:
-        """The fitted distribution, for queries: evaluation mode, without gradients."""
-        with evaluation(self):
-            alpha, logits, relabel = Parameters(*self(*inputs))
-        channel = as_channel(relabel).detach()
-        return NeighborMixture(self.hood, alpha.detach(), logits.detach(), channel)

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.batches import IN_DEGREE
 from pyro_nmm.datasets.entries import entry
-from pyro_nmm.edges import as_mask
+from pyro_nmm.expect import as_mask
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import NoSites
 from pyro_nmm.models.networks import Parameters
@@ -23,23 +23,17 @@ from pyro_nmm.validation import check_integers, check_positive
 
 class SeedLoss(nn.Module):
     r"""
-    The loss of a mini-batch: minus the bound on the joint likelihood of the labels of its seed
-    nodes :math:`s`, over their number.
+    The loss of a mini-batch: the negative bound of :func:`fit_nmm` on the joint likelihood
+    :math:`p(y_s)` of its seed nodes :math:`s`, a mean over the seeds.
 
-    .. math::
-
-        -\frac1{\text{total}} E_{q(c \mid y_s)} \left[
-            \log \frac{p_\theta(y_s, c)}{q_\theta(c \mid y_s)} \right],
-        \qquad p_\theta(y_s) = \sum_{y_{-s}} p_\theta(y)
-
-    Other labels are marginalised exactly. So the bound is that of the seeds in the whole graph, if
+    Other labels are marginalised exactly. The bound equals the seeds' bound in the whole graph if
     the batch has every edge into a seed, and behind these the hops of the network
-    (:func:`~pyro_nmm.datasets.seed_batch`, or ``NeighborLoader`` with a first fan-out of -1).
-    Batches are treated as independent: the sum of their bounds is the bound of a composite
-    likelihood [1].
+    (:func:`~pyro_nmm.datasets.seed_batch`, or ``NeighborLoader`` with a first fan-out of -1). The
+    sum over batches is the bound of a composite likelihood [1].
 
-    The loss is differentiable, with the gradient of :func:`~pyro_nmm.guides.fit_nmm`, so
-    ``DistributedDataParallel`` and Lightning may wrap the module. It uses no parameter store.
+    ``DistributedDataParallel`` and Lightning may wrap the module: the loss is differentiable, and
+    no parameter store is used. **Several processes**, whose gradients are averaged: give each
+    process ``total``, the number of all seeds divided by the number of processes.
 
     >>> from torch_geometric.datasets import KarateClub
     >>> from torch_geometric.nn import GraphSAGE
@@ -48,27 +42,19 @@ class SeedLoss(nn.Module):
     >>> data = with_in_degree(KarateClub()[0])
     >>> labels, attention = GraphSAGE(34, 16, 2, out_channels=4), GraphSAGE(34, 16, 1)
     >>> loss = SeedLoss(NMMNetwork(labels, attention, num_classes=4))
-    >>> optimizer = torch.optim.Adam(loss.parameters(), lr=0.02)
     >>> for seeds in torch.randperm(34).split(12):
-    ...     optimizer.zero_grad()
-    ...     loss(seed_batch(data, seeds, num_hops=3)).backward()
-    ...     optimizer.step()
+    ...     loss(seed_batch(data, seeds, num_hops=3)).backward()  # and a step of any optimizer
 
-    **Several processes**, whose gradients are averaged: give each process ``total``, the number of
-    all seeds divided by the number of processes. A process without seeds adds nothing.
-
-    Cost: the network on the batch, its ``alpha`` ``(N, C)`` for the nodes of the batch, and
-    :math:`O(E_s)` a particle for the edges into the seeds.
+    Cost: the network with its ``alpha`` ``(N, C)`` on the batch, and :math:`O(E_s)` a particle for
+    the edges into the seeds.
 
     [1] Cristiano Varin, Nancy Reid, David Firth (2011) "An overview of composite likelihood
     methods", Statistica Sinica 21.
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, for example
-        :class:`~pyro_nmm.models.NMMNetwork`; its layers must not be ``cached``.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, no layer ``cached``.
     :param inputs: names of the batch's entries that are the network's arguments, in order.
     :param int num_particles: draws of :math:`q(c \mid y)`.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
-    :raises ValueError: if layers are cached.
     """
 
     def __init__(
@@ -101,12 +87,11 @@ class SeedLoss(nn.Module):
         """
         :param Data batch: with ``edge_index`` ``(2, num_edges)``, ``y`` ``(N,)``, read at the seeds
             only, what ``inputs`` names, and ``in_degree`` ``(N,)`` by
-            :func:`~pyro_nmm.datasets.with_in_degree`, by which edges are missed.
+            :func:`~pyro_nmm.datasets.with_in_degree`, which reveals missing edges.
         :param Tensor seeds: node ids of the batch, or a mask ``(N,)``; default the first
             ``batch.batch_size`` nodes, as PyG's loaders have them.
-        :param float total: what the bound is divided by, default the number of seeds: a mean over
-            nodes. The number of seeds over that of all labelled nodes makes it an estimate of the
-            sum over all of these, to which a log-prior of the weights may be added.
+        :param float total: divides the bound, default the number of seeds. The share of seeds among
+            all labelled nodes gives an estimate of the sum over these nodes.
         :return: a number; zero for a batch without seeds.
         :raises ValueError: if a seed has fewer edges than in the whole graph.
         """
@@ -134,14 +119,14 @@ class SeedLoss(nn.Module):
     def _seeds(batch: Data, seeds: Tensor | None) -> Tensor | None:
         """A mask, or ``None`` for a batch without seeds."""
         device = entry(batch, "edge_index").device
-        if seeds is not None:
-            none = not (seeds.any() if seeds.dtype == torch.bool else len(seeds))
-            return None if none else as_mask(seeds, batch.num_nodes, device, "seeds")
-        if (number := batch.get("batch_size")) is None:
-            raise ValueError(
-                "batch has no batch_size, which PyG's loaders and seed_batch set: give seeds"
-            )
-        return torch.arange(batch.num_nodes, device=device) < number if number else None
+        if seeds is None:
+            if (number := batch.get("batch_size")) is None:
+                raise ValueError(
+                    "batch has no batch_size, which PyG's loaders and seed_batch set: give seeds"
+                )
+            seeds = torch.arange(batch.num_nodes, device=device) < number
+        none = not (seeds.any() if seeds.dtype == torch.bool else len(seeds))
+        return None if none else as_mask(seeds, batch.num_nodes, device, "seeds")
 
     def _check_whole(self, batch: Data, hood: Neighborhood, mask: Tensor) -> None:
         if (whole := batch.get(IN_DEGREE)) is None:

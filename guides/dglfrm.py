@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -20,9 +20,8 @@ from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.inner_product import observed_edges
 from pyro_nmm.distributions.membership_mixture import relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
-from pyro_nmm.guides.marginal import MarginalGuide
-from pyro_nmm.guides.mixture import MixtureGuide
-from pyro_nmm.guides.shared_forward import SharedForward, evaluation
+from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide
+from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import attention_scores
@@ -42,8 +41,8 @@ class LinkEstimator(StrEnum):
 class DGLFRMGuide(nn.Module):
     r"""
     A guide for :class:`~pyro_nmm.models.DGLFRM`: the original one, or with an NMM over the
-    memberships, section 5.3 of the paper. With :math:`(\ell, \mu, \log \varsigma, u)` from a
-    graph convolutional network,
+    memberships, section 5.3 of the paper. With :math:`(\ell, \mu, \log \varsigma, u)` from a graph
+    convolutional network,
 
     .. math::
 
@@ -52,18 +51,16 @@ class DGLFRMGuide(nn.Module):
         \lambda_{ik} &= \ell_{ik} + \log \frac{\pi_{ik}}{1 - \pi_{ik}}, \qquad
         s_{ik} \sim \mathrm{Logistic}(\lambda_{c_i k} / \tau, 1 / \tau)
 
-    where :math:`c_i = i` in the original. With ``hood``, :math:`c_i` is a neighbour, chosen by
+    with :math:`c_i = i` in the original. With ``hood``, :math:`c_i` is a neighbour, chosen by
     attention :math:`L_{ij} \propto \exp(\omega^2 \cos(u_i, u_j) + \gamma \delta(i = j))`, and
     summed out. With ``marginal=False`` guide and :meth:`model` have a site ``c`` instead.
 
-    >>> from pyro.infer import SVI, TraceMeanField_ELBO
-    >>> from pyro.optim import Adam
+    >>> from pyro.infer import TraceMeanField_ELBO
     >>> from torch_geometric.datasets import KarateClub
     >>> data = KarateClub()[0]
     >>> target = DGLFRM(num_nodes=34, num_communities=8, concentration=4.0)
     >>> pair = DGLFRMGuide(target, data.num_features, Neighborhood(data.edge_index, 34))
-    >>> svi = SVI(pair.model, pair.guide, Adam({"lr": 0.01}), TraceMeanField_ELBO())
-    >>> losses = [svi.step(data.edge_index, data.x) for _ in range(5)]
+    >>> loss = TraceMeanField_ELBO().loss(pair.model, pair.guide, data.edge_index, data.x)
     >>> pair.link_logits(torch.tensor([[0, 0], [1, 9]]), data.edge_index, data.x).shape
     torch.Size([2])
 
@@ -71,21 +68,17 @@ class DGLFRMGuide(nn.Module):
     ``TraceMeanField_ELBO``, which has the divergences of ``v`` and ``r`` in closed form, or
     ``Trace_ELBO``; with a site ``c`` use ``TraceGraph_ELBO``. Scale or mask all sites equally.
 
-    :param DGLFRM target: the model.
-    :param int num_features: of the network's input, columns of ``x``.
+    :param int num_features: columns of ``x``.
     :param Neighborhood hood: of the training edges; ``None`` for the original guide.
     :param int hidden: width of the network's first layer.
     :param int width: of the attention's vectors :math:`u`.
-    :param float dropout: of the network.
     :param float temperature: :math:`\tau`.
-    :param float gamma: where :math:`\gamma` starts; it is learned, as :math:`\omega` is.
-    :param bool marginal: Whether choices are summed out.
+    :param float gamma: initial value of the learned :math:`\gamma`.
     :param str estimator: of the derivative towards the attention, see
         :class:`~pyro_nmm.MembershipMixture`; or ``"local"``, unbiased: it compares two draws of
         each node's memberships, in a random half of the steps, one particle at a time.
-    :param bool own_attention: whether the network of :math:`u` has a first layer of its own, one
-        reading of the paper's appendix.
     :param int num_columns: random nodes and features that ``"local"`` uses; ``None`` for all.
+    :param bool own_attention: whether the network of :math:`u` has a first layer of its own.
     :param str name: of the parameters in Pyro's store.
     """
 
@@ -116,13 +109,12 @@ class DGLFRMGuide(nn.Module):
             raise ValueError(
                 f"hood must have the {target.num_nodes} nodes of target, got {hood.num_nodes}"
             )
-        self.target, self.hood, self.temperature = target, hood, temperature
-        self.num_columns = num_columns
+        self.target, self.hood, self.name = target, hood, name
+        self.temperature, self.num_columns = temperature, num_columns
         self._last_check = LastCall()
         widths = [target.num_communities] * 3 + ([] if hood is None else [width])
         self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma, own_attention)
         if hood is None:
-            self.forward_pass = SharedForward(hood, self.encoder, name)
             return
         local = way is LinkEstimator.LOCAL
         follows = "detached" if local else way.value
@@ -130,25 +122,25 @@ class DGLFRMGuide(nn.Module):
         def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
             return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
 
-        self.memberships: MarginalGuide | MixtureGuide
         parts = hood, self.encoder, self._rest
+        options: dict[str, Any] = {"family": family, "site": "s", "name": name}
+        self.memberships: MarginalGuide
         if marginal:
             credit = self._credit if local else None
-            self.memberships = MarginalGuide(*parts, family, site="s", name=name, credit=credit)
+            self.memberships = MarginalGuide(*parts, **options, credit=credit)
         else:
-            self.memberships = MixtureGuide(*parts, site="s", name=name, family=family)
-        self.forward_pass = self.memberships.forward_pass
+            self.memberships = MixtureGuide(*parts, **options)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
-        """
+        r"""
         Sites ``v``, ``c`` unless it is summed out, ``s`` and ``r``.
 
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
-        :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; without any, the
-            identity.
-        :param Tensor held_out: ``(2, P)`` pairs that the likelihood does not look at; neither
-            ``edge_index`` nor ``hood`` may hold them as edges.
-        :return: ``(..., N, K)``, :math:`b \\odot r`.
+        :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; the identity if there
+            are none.
+        :param Tensor held_out: ``(2, P)`` pairs without a likelihood; neither ``edge_index`` nor
+            ``hood`` may hold them as edges.
+        :return: ``(..., N, K)``, :math:`b \odot r`.
         """
         if held_out is not None and pyro.settings.get("validate_distributions_pyro"):
             size = self.target.num_nodes
@@ -157,11 +149,12 @@ class DGLFRMGuide(nn.Module):
         a, b = self.encoder.sticks(self.target.concentration)
         v = pyro.sample("v", StickShares(a, b).expand(self.target.shape).to_event(2))
         inputs = v, edge_index, x, held_out
-        if self.hood is None:  # the model takes nothing over, so that nothing is kept for it
-            outputs, _ = self.forward_pass.run(inputs)
+        if self.hood is None:
+            register(self.name, self.encoder)
+            outputs, _ = self.encoder(None, *inputs)
             s = pyro.sample("s", relaxed_logits(outputs.log_odds, self.temperature).to_event(2))
         else:
-            outputs, logits = self.forward_pass.give(inputs)
+            outputs, logits = self.memberships.give(inputs)
             s = self.memberships.draw(outputs, logits)
         r = pyro.sample("r", Normal(outputs.mean, outputs.scale).to_event(2))
         return s.sigmoid() * r
@@ -191,19 +184,17 @@ class DGLFRMGuide(nn.Module):
         return total / num_samples
 
     def _rest(self, v: Tensor, edge_index: Tensor, x: Tensor, held_out: Tensor | None) -> Tensor:
-        return self.target.given(v, edge_index, self._modelled(x), held_out)
-
-    def _modelled(self, x: Tensor) -> Tensor | None:
-        return None if self.target.features is None else x
+        modelled = None if self.target.features is None else x
+        return self.target.given(v, edge_index, modelled, held_out)
 
     def _credit(
         self, family: MembershipMixture, values: dict[str, Tensor], v: Tensor, edge_index: Tensor,
         x: Tensor, held_out: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """
-        Zero, with the bound's derivative towards the attention: every node's score at two draws
-        of its memberships, times what the bound gains from one to the other while all other
-        nodes stay.
+        Zero, with the bound's derivative towards the attention: every node's score at two draws of
+        its memberships, times what the bound gains from one to the other while all other nodes
+        stay.
         """
         s, r = values["s"], values["r"]
         if s.dim() > 2:
@@ -214,8 +205,8 @@ class DGLFRMGuide(nn.Module):
             return s.new_zeros(())
         with torch.no_grad():
             others = family.sample()
-            gain = self.target.swaps(v, s, r, others, edge_index, self._modelled(x), held_out,
-                                     self.num_columns)  # fmt: skip
+            draws, data = (v, s, r, others), (edge_index, x, held_out)
+            gain = self.target.swaps(*draws, *data, self.num_columns)
             hood = family.hood
             before, after = (family.choices(t).logits for t in (s, others))
             gain = gain + hood.logsumexp(before) - hood.logsumexp(after)

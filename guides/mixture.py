@@ -12,17 +12,82 @@ from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
-from pyro_nmm.guides.shared_forward import SharedForward, evaluation
+from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import order_to_rows
 
 
-class MixtureGuide(nn.Module):
+class MarginalGuide(SharedForward):
     r"""
-    The NMM as a variational family: a guide for any Pyro program with a discrete label for
-    every node, section 4 of the paper.
+    A guide for any Pyro program by a family whose choices are summed out, such as
+    :class:`~pyro_nmm.MembershipMixture`.
+
+    .. math::
+
+        \mathrm{KL}\big(p(s) \,\|\, p^*(s) / Z\big) - \log Z
+            = E_p \Big[ \log \sum_c p(c) \, p(s \mid c) - \log p^*(s) \Big]
+
+    >>> from pyro.distributions import Normal
+    >>> from pyro.infer import Trace_ELBO
+    >>> from pyro_nmm import MembershipMixture
+    >>> class Free(nn.Module):
+    ...     def forward(self, hood):
+    ...         return torch.zeros(4, 2), torch.zeros(hood.num_edges)
+    >>> def target():
+    ...     pyro.sample("s", Normal(0.0, 2.0).expand([4, 2]).to_event(2))
+    >>> pair = MarginalGuide(Neighborhood.grid(2, 2), Free(), target, MembershipMixture, site="s")
+    >>> Trace_ELBO(num_particles=64).loss(pair.model, pair.guide) > 0  # KL of 8 log-odds ``(N, K)``
+    True
+
+    The parameters are those of :class:`MixtureGuide`, and
+
+    :param credit: ``(family, values, *inputs)``, with the values of the target's sites, to zero
+        with a derivative that is added to the bound's; for families whose samples lack theirs.
+    """
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        target: Callable[..., Any],
+        family: Callable[[Neighborhood, Any, Tensor], Any],
+        *,
+        site: str = "y",
+        name: str = "mixture",
+        credit: Callable[..., Tensor] | None = None,
+    ) -> None:
+        super().__init__(hood, network, name, family)
+        self.target, self.site, self.credit = target, site, credit
+
+    def guide(self, *inputs) -> Tensor:
+        """The sites of the family; returns its values."""
+        return self.draw(*self.give(inputs))
+
+    def draw(self, parameters: Any, logits: Tensor, *relabel: Tensor) -> Tensor:
+        """The site of the family, for an output of the network."""
+        return pyro.sample(self.site, self.family(self.hood, parameters, logits, *relabel))
+
+    def model(self, *inputs) -> Any:
+        """The target, with the factor ``credit`` if there is one."""
+        outputs = self.take(inputs)
+        if self.credit is None or not torch.is_grad_enabled():
+            return self.target(*inputs)
+        family = self.family(self.hood, *outputs)
+        with poutine.trace() as tracer:
+            result = self.target(*inputs)
+        nodes = tracer.trace.nodes.items()
+        values = {key.rpartition("/")[2]: node["value"] for key, node in nodes
+                  if node["type"] == "sample"}  # fmt: skip
+        pyro.factor("credit", self.credit(family, values, *inputs))
+        return result
+
+
+class MixtureGuide(MarginalGuide):
+    r"""
+    The NMM as a variational family: a guide for any Pyro program with a discrete label for every
+    node, section 4 of the paper.
 
     .. math::
 
@@ -32,61 +97,44 @@ class MixtureGuide(nn.Module):
     The guide draws choices ``c`` and labels ``y`` from the NMM. The model is the target, with the
     choices of the parameter-free :class:`~pyro_nmm.OrderedConditional` added. The loss of Pyro's
     ``TraceGraph_ELBO`` is the right-hand side, the paper's equation (10), an upper bound; with
-    self-loops alone it is the mean field's KL divergence. The target is a black box with a score
-    gradient. For a Markov random field :class:`~pyro_nmm.guides.FieldGuide` has the same bound with
-    far less noise.
+    self-loops alone it is the mean field's KL divergence. The gradient is a score: for a Markov
+    random field :class:`FieldGuide` has far less noise, and for an emission in closed form
+    :func:`evidence_guide` needs no parameters.
 
-    >>> from pyro.infer import SVI, TraceGraph_ELBO
-    >>> from pyro.optim import Adam
-    >>> from pyro.distributions import Categorical
-    >>> from pyro_nmm.models import FreeNMM
-    >>> def target():  # labels that like to be 1
-    ...     return pyro.sample("y", Categorical(torch.tensor([0.2, 0.8])).expand([9]).to_event(1))
-    >>> hood = Neighborhood.grid(3, 3)
-    >>> family = MixtureGuide(hood, FreeNMM(hood, num_classes=2), target)
-    >>> elbo = TraceGraph_ELBO(num_particles=8, vectorize_particles=True)
-    >>> svi = SVI(family.model, family.guide, Adam({"lr": 0.05}), elbo)
-    >>> losses = [svi.step() for _ in range(100)]
-    >>> bool(family.mixture().marginals()[:, 1].mean() > 0.6)
-    True
-
-    Guide other sites of the program yourself: ``def guide(): family.guide(); ...``. Particles that
-    Pyro vectorizes are baselines of each other. A target may be an ``nmm`` under a scope, because
-    ``c`` is the name of this guide's own choices; :func:`~pyro_nmm.guides.ordered_guide` guides the
-    choices of that ``nmm`` given the labels:
+    The user guides the other sites of the program. Here these are the choices of an ``nmm``, which
+    needs a scope, because ``c`` is the name of this guide's own choices:
 
     >>> from pyro.contrib.autoname import scope
+    >>> from pyro.distributions import Categorical
+    >>> from pyro.infer import TraceGraph_ELBO
     >>> from pyro_nmm.guides import ordered_guide
-    >>> from pyro_nmm.models import nmm
+    >>> from pyro_nmm.models import FreeNMM, nmm
+    >>> hood = Neighborhood.grid(3, 3)
     >>> prior = hood, torch.ones(9, 2), torch.zeros(hood.num_edges)
     >>> def target():
     ...     with scope(prefix="prior"):
     ...         y = nmm(*prior, collapsed=True)
     ...     pyro.sample("w", Categorical(torch.eye(2)[y] + 0.1).to_event(1), obs=torch.ones(9))
-    >>> family = MixtureGuide(hood, FreeNMM(hood, 2), target, site="prior/y", name="posterior")
+    >>> family = MixtureGuide(hood, FreeNMM(hood, num_classes=2), target, site="prior/y")
     >>> def guide():
     ...     y = family.guide()
     ...     with scope(prefix="prior"):
     ...         ordered_guide(*prior, y, collapsed=True)
-    >>> svi = SVI(family.model, guide, Adam({"lr": 0.05}), elbo)
-    >>> losses = [svi.step() for _ in range(100)]
-    >>> bool(family.mixture().marginals()[:, 1].mean() > 0.6)
+    >>> TraceGraph_ELBO(num_particles=8, vectorize_particles=True).loss(family.model, guide) > 0
     True
+    >>> family.mixture().marginals().shape  # (N, C)
+    torch.Size([9, 2])
 
-    If the emission is known in closed form, :func:`~pyro_nmm.guides.evidence_guide` needs no
-    parameters. Use ``TraceGraph_ELBO`` or ``Trace_ELBO``: with other losses, such as ``RenyiELBO``,
-    the baseline biases the gradient.
+    Vectorized particles are baselines of each other. Use ``TraceGraph_ELBO`` or ``Trace_ELBO``:
+    with other losses, such as ``RenyiELBO``, the baseline biases the gradient.
 
-    :param Neighborhood hood: The neighbourhoods.
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with the inputs
         of ``model`` and ``guide``. Its edges may permute labels.
     :param target: a Pyro program with the same inputs; see :func:`density` for a function
         :math:`\log p^*`.
-    :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
-        Every order gives a bound, and a fit in one order is tighter than in random ones. Default:
-        one random order.
-    :param str site: name of the program's labels, of event shape ``(N,)``, with its scopes, as in
-        ``"prior/y"``.
+    :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws. A
+        fit in one order is tighter than in random ones. Default: one random order.
+    :param str site: name of the program's labels, of event shape ``(N,)``, with its scopes.
     :param str name: of the network's parameters in Pyro's store.
     :param family: ``(hood, *outputs)`` of the network to a distribution: a ``NeighborMixture``, or
         a :class:`~pyro_nmm.MembershipMixture`.
@@ -103,55 +151,42 @@ class MixtureGuide(nn.Module):
         name: str = "mixture",
         family: Callable[..., Any] = NeighborMixture,
     ) -> None:
-        super().__init__()
         if isinstance(target, RandomField):
             raise ValueError(f"target is a {type(target).__name__}, no program: use FieldGuide")
-        self.hood, self.network, self.target = hood, network, target
-        self.site, self.family = site, family
+        super().__init__(hood, network, target, family, site=site, name=name)
         if order is None:
             order = torch.randperm(hood.num_nodes, device=hood.device)
         order_to_rows(hood, order)
         self.order: Tensor
         self.register_buffer("order", order)
-        self.forward_pass = SharedForward(hood, network, name)
-
-    def guide(self, *inputs) -> Tensor:
-        """Sites ``c`` and ``y``."""
-        return self.draw(*self.forward_pass.give(inputs))
 
     def draw(self, parameters: Any, logits: Tensor, *relabel: Tensor) -> Tensor:
-        """The sites of :meth:`guide`, for an output of the network."""
+        """Sites ``c`` and ``y``, for an output of the network."""
         c = pyro.sample("c", NeighborChoice(self.hood, logits))
         return pyro.sample(self.site, self.family(self.hood, parameters, logits, *relabel).given(c))
 
     def model(self, *inputs) -> Any:
         """The target, with site ``c``."""
-        family = self.family(self.hood, *self.forward_pass.take(inputs))
+        family = self.family(self.hood, *self.take(inputs))
         with poutine.trace() as tracer:
             result = self.target(*inputs)
             labels = self._labels(tracer.trace)
-            y = labels["value"]
-            self._check_support(labels["fn"].support, y)
+            y, support = labels["value"], labels["fn"].support
+            if support.is_discrete and not support.check(untracked(y)[0][0]).all():
+                raise ValueError(
+                    f"network gives {int(y.max()) + 1} or more labels, but target's site "
+                    f"{self.site!r} takes {support}: give both the same num_classes"
+                )
             with poutine.trace() as own:
                 c = pyro.sample("c", family.choices(y, order=self.order))
-        (choices,) = (key for key, node in own.trace.nodes.items() if node["type"] == "sample")
-        self._check_prefix(choices, labels["name"])
-        site = own.trace.nodes[choices]
+        (site,) = (node for node in own.trace.nodes.values() if node["type"] == "sample")
+        if (drawn := str(site["name"]).removesuffix("c") + self.site) != labels["name"]:
+            raise ValueError(
+                f"target has its labels at {labels['name']!r}, but the guide draws {drawn!r}: give "
+                f"the name with the scopes of target, such as site='prior/y'"
+            )
         pyro.factor("baseline", self._baseline(tracer.trace, site, family, c, y))
         return result
-
-    def mixture(self, *inputs) -> Any:
-        """The fitted distribution, for queries: evaluation mode, without gradients."""
-        with evaluation(self):
-            outputs = self.forward_pass.run(inputs)
-        return self.family(self.hood, *(output.detach() for output in outputs))
-
-    def _check_support(self, support: Any, y: Tensor) -> None:
-        if support.is_discrete and not support.check(untracked(y)[0][0]).all():
-            raise ValueError(
-                f"network gives {int(y.max()) + 1} or more labels, but target's site {self.site!r} "
-                f"takes {support}: give both the same num_classes"
-            )
 
     def _labels(self, trace: poutine.Trace) -> Any:
         """
@@ -177,20 +212,12 @@ class MixtureGuide(nn.Module):
             )
         return trace.nodes[name]
 
-    def _check_prefix(self, choices: str, labels: str) -> None:
-        drawn = choices.removesuffix("c") + self.site
-        if drawn != labels:
-            raise ValueError(
-                f"target has its labels at {labels!r}, but the guide draws {drawn!r}: give the "
-                f"name with the scopes of target, such as site='prior/y'"
-            )
-
     def _baseline(
         self, trace: poutine.Trace, site: Any, family: Any, c: Tensor, y: Tensor
     ) -> Tensor:
         """
-        Zero, with the derivative that makes every vectorized particle's cost relative to the
-        other ones': they do not depend on its draw.
+        Zero, with the derivative that makes every vectorized particle's cost relative to the other
+        ones': they do not depend on its draw.
         """
         frames = {f.dim: f.name for f in site["cond_indep_stack"] if f.vectorized}
         dims = [dim for dim, name in frames.items() if name == "num_particles_vectorized"]
@@ -220,12 +247,10 @@ def density(
     log_density: Callable[..., Tensor], num_nodes: int, num_classes: int, site: str = "y"
 ) -> Callable[..., Tensor]:
     r"""
-    A function :math:`\log p^*` as a Pyro program with a site ``y``.
+    A function :math:`\log p^*` as a Pyro program with a site ``y``, a target of
+    :class:`MixtureGuide`.
 
     >>> program = density(lambda y: -y.sum(-1).float(), num_nodes=3, num_classes=2)
-    >>> hood = Neighborhood.grid(1, 3)
-    >>> from pyro_nmm.models import FreeNMM
-    >>> family = MixtureGuide(hood, FreeNMM(hood, 2), program)
 
     :param log_density: ``(y, *inputs)`` with ``y`` of shape ``(..., N)`` to ``(...)``, in nats.
     :return: a program ``(*inputs)``; it has no samples of its own.

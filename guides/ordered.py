@@ -1,16 +1,32 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-import pyro
-from pyro.distributions import Dirichlet
-from torch import Tensor
+"""Guides without parameters: they draw choices node after node from the model's own posterior."""
 
-from pyro_nmm import Neighborhood, OrderedConditional
+from typing import Any
+
+import pyro
+from pyro.distributions import Delta, Dirichlet
+from pyro.distributions.score_parts import ScoreParts
+from torch import Tensor, nn
+
+from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.concentrations import written_out
-from pyro_nmm.guides.evidence import latent_sites
+from pyro_nmm.models.latent import (
+    Emission,
+    FieldPrior,
+    HiddenField,
+    Values,
+    check_edge_attr,
+    hidden_field,
+    sample_field,
+)
 from pyro_nmm.models.one_event import OneEvent
+from pyro_nmm.models.param_store import register
 from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.ops.score_costs import ScoreEstimator
 from pyro_nmm.relabel import as_channel, evidence_of
+from pyro_nmm.validation import check_all_rows
 
 
 def ordered_guide(
@@ -33,43 +49,29 @@ def ordered_guide(
         c \sim \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \qquad
         z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j(c, y))
 
-    Sites ``c`` of event shape ``(n,)`` and, unless ``collapsed``, ``z`` of ``(N, C)``; where edges
-    relabel by matrices, ``u`` too.
-    It reuses the model's ``alpha`` and ``logits``, so the bound on :math:`\log p(y)` needs
-    nothing else to be learned. Made for ``TraceGraph_ELBO``, whose gradient it makes precise:
+    It has the sites of the model, other than ``y``, and reuses the model's parameters, so the bound
+    on :math:`\log p(y)` needs nothing else to be learned. ``TraceGraph_ELBO`` has its gradient with
+    the least variance; :class:`AmortizedNMM` is the pair for a network.
 
-    >>> from pyro.infer import SVI, TraceGraph_ELBO
-    >>> from pyro.optim import Adam
-    >>> from torch.distributions import constraints
+    >>> from pyro.infer import TraceGraph_ELBO
     >>> from pyro_nmm.models import nmm
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
-    >>> y = torch.tensor([0, 0, 1])
-    >>> def model():
-    ...     alpha = pyro.param("alpha", torch.ones(3, 2), constraint=constraints.positive)
-    ...     logits = pyro.param("logits", torch.zeros(hood.num_edges))
-    ...     nmm(hood, alpha, logits, y)
-    >>> def guide():
-    ...     alpha = pyro.param("alpha", torch.ones(3, 2), constraint=constraints.positive)
-    ...     logits = pyro.param("logits", torch.zeros(hood.num_edges))
-    ...     ordered_guide(hood, alpha, logits, y)
+    >>> alpha, logits = torch.ones(3, 2), torch.zeros(hood.num_edges)
     >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True)
-    >>> svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)
-    >>> losses = [svi.step() for _ in range(100)]
-    >>> losses[-1] < losses[0]
+    >>> elbo.loss(nmm, ordered_guide, hood, alpha, logits, torch.tensor([0, 0, 1])) > 0
     True
 
-    :param str estimator: how choices are charged with costs in the gradient, see
-        :class:`~pyro_nmm.OrderedConditional`; bind it with ``functools.partial`` where model
-        and guide take the same arguments.
+    The parameters are those of :func:`~pyro_nmm.models.nmm`, with ``y`` ``(..., N)`` required, and
 
-    The other parameters are those of :func:`~pyro_nmm.models.nmm`; ``y`` is required.
+    :param str estimator: of the choices' score in the gradient, see
+        :class:`~pyro_nmm.OrderedConditional`.
     """
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
     if not as_channel(relabel).certain:
         evidence = evidence_of(hood, relabel, y, observed)
-        arguments = hood, written_out(alpha), logits, evidence, observed, None, estimator
-        latent_sites(arguments, collapsed, site="u")
+        draw = _Draw(hood, written_out(alpha), logits, evidence, observed, None, estimator)
+        _latent_sites(draw, collapsed, site="u")
         return
     q = OrderedConditional(hood, alpha, logits, y, observed, estimator=estimator, relabel=relabel)
     with OneEvent(q.observed_rows.num_rows):
@@ -77,3 +79,162 @@ def ordered_guide(
         if not collapsed:
             table = written_out(q.alpha)
             pyro.sample("z", Dirichlet(posterior_alpha(table, c, q.borrowed(c))).to_event(1))
+
+
+def evidence_guide(
+    hood: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    evidence: Tensor,
+    observed: Tensor | None = None,
+    *,
+    collapsed: bool = False,
+    estimator: str = "reward_to_go",
+) -> Tensor:
+    r"""
+    The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices and
+    labels node after node given the evidence, then ``z`` from its conjugate posterior.
+
+    .. math::
+
+        c, u \sim \prod_i p(c_i, u_i \mid w_i, c_{<i}, u_{<i}), \qquad
+        z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j(c, u))
+
+    The model is ``y = nmm(hood, alpha, logits)`` and, below it, any emission of the labels, whose
+    log-density at each label is the evidence. Parameters of the emission are learned along.
+
+    >>> from pyro.distributions import Normal
+    >>> from pyro.infer import TraceGraph_ELBO
+    >>> from pyro_nmm.models import nmm
+    >>> hood = Neighborhood.grid(4, 4)
+    >>> prior = hood, torch.ones(16, 2), torch.zeros(hood.num_edges)
+    >>> w = torch.tensor([-1.0, 1.0]).repeat_interleave(8) + 0.3 * torch.randn(16)
+    >>> def emission(y):
+    ...     return Normal(pyro.param("means", torch.tensor([-0.1, 0.1]))[y], 0.5)
+    >>> def model():
+    ...     y = nmm(*prior, collapsed=True)
+    ...     pyro.sample("w", emission(y).to_event(1), obs=w)
+    >>> def guide():
+    ...     evidence = emission(torch.arange(2)).log_prob(w[:, None])
+    ...     evidence_guide(*prior, evidence, collapsed=True)
+    >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
+    >>> elbo.loss(model, guide) > 0
+    True
+
+    It has the sites of the model, and an auxiliary site ``c and y``, at which choices and labels
+    are drawn together; ``c`` has the density of both. The other parameters, the bound and the
+    gradient are those of :class:`~pyro_nmm.EvidenceConditional`.
+
+    :return: ``(..., n)`` the labels.
+    """
+    draw = _Draw(hood, alpha, logits, evidence, observed, None, estimator)
+    return _latent_sites(draw, collapsed, site="y")
+
+
+def _latent_sites(q: "_Draw", collapsed: bool, site: str) -> Tensor:
+    """Sites of choices, of labels, which are called ``site``, and of ``z``."""
+    with OneEvent(q.rows.num_rows):
+        both = pyro.sample(f"c and {site}", q, infer={"is_auxiliary": True})
+        c, labels = both.unbind(-2)
+        pyro.sample("c", Delta(c, q.density(both), event_dim=1))
+        pyro.sample(site, Delta(labels, event_dim=1))
+        if not collapsed:
+            pyro.sample("z", Dirichlet(posterior_alpha(q.alpha, c, labels)).to_event(1))
+    return labels
+
+
+class _Draw(EvidenceConditional):
+    """
+    The score of a draw without its density, which another site has: Pyro's ``Trace_ELBO`` leaves
+    the density of an auxiliary site out of the costs, and would be biased.
+    """
+
+    def density(self, value: Tensor) -> Tensor:
+        return super().log_prob(value)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.alpha.new_zeros(value.shape[:-2])
+
+    def score_parts(self, value: Tensor) -> ScoreParts:
+        log_prob, score, entropy = super().score_parts(value)
+        if self.estimator is not ScoreEstimator.REINFORCE:
+            entropy = entropy - log_prob
+        return ScoreParts(self.log_prob(value), score, entropy)
+
+
+class HiddenFieldGuide(nn.Module):
+    r"""
+    A hidden field and its parameter-free guide as a pair of Pyro programs.
+    :func:`~pyro_nmm.models.fit_field` fits the same model by expectation maximisation.
+
+    The loss is the negative bound of :class:`~pyro_nmm.EvidenceConditional` on
+    :math:`\log p(w \mid \theta)`, minus :math:`\log p(\theta)`.
+
+    >>> from pyro.infer import SVI, TraceGraph_ELBO
+    >>> from pyro.optim import Adam
+    >>> from pyro_nmm import sources
+    >>> from pyro_nmm.models import NormalEmission
+    >>> hood = sources.grid(12, 12, stride=4)
+    >>> truth = (torch.arange(144) % 12 >= 6).long()
+    >>> x = 3.0 * truth[:, None] + torch.randn(144, 1)
+    >>> pair = HiddenFieldGuide(NormalEmission(num_labels=2), hood, x)
+    >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
+    >>> svi = SVI(pair.model, pair.guide, Adam({"lr": 0.05}), elbo)
+    >>> losses = [svi.step() for _ in range(100)]
+    >>> pair.values()["mean"].flatten().sort().values.round().tolist()
+    [0.0, 3.0]
+    >>> field = pair.field()  # with probabilities ``(N, C)``
+
+    ``emission``, ``hood``, ``data`` and ``edge_attr`` are parameters of
+    :func:`~pyro_nmm.models.fit_field`. The emission also starts the fit.
+
+    :param str estimator: of the gradient, see :class:`~pyro_nmm.OrderedConditional`.
+    :param str name: of the parameters in Pyro's store.
+    """
+
+    def __init__(
+        self,
+        emission: Emission,
+        hood: Neighborhood,
+        data: Any,
+        edge_attr: Tensor | None = None,
+        *,
+        estimator: str = "reward_to_go",
+        name: str = "field",
+    ) -> None:
+        super().__init__()
+        check_all_rows(hood)
+        self.emission, self.hood, self.data = emission, hood, emission.check(hood, data)
+        self.edge_attr, self.estimator = check_edge_attr(hood, edge_attr), estimator
+        self.name, self.start = name, emission.start(self.data, hood)
+        evidence = emission.log_prob(self.start, self.data)
+        self.prior = FieldPrior.of(emission.num_labels, self.edge_attr).to(evidence)
+
+    def values(self) -> Values:
+        """The emission's parameters, from Pyro's store."""
+        support = self.emission.support
+        return {
+            key: pyro.param(f"{self.name}.{key}", value, constraint=support[key])
+            for key, value in self.start.items()
+        }
+
+    def model(self) -> Tensor:
+        """:func:`~pyro_nmm.models.hidden_field`; returns the labels."""
+        register(f"{self.name}.prior", self.prior)
+        arguments = self.hood, self.prior, self.emission, self.values(), self.data
+        return hidden_field(*arguments, self.edge_attr)
+
+    def guide(self) -> Tensor:
+        """:func:`~pyro_nmm.guides.evidence_guide`; returns the labels."""
+        register(f"{self.name}.prior", self.prior)
+        evidence = self.emission.log_prob(self.values(), self.data)
+        alpha, logits = self.prior(self.hood, self.edge_attr)
+        return evidence_guide(
+            self.hood, alpha, logits, evidence, collapsed=True, estimator=self.estimator
+        )
+
+    def field(self, **options) -> HiddenField:
+        """The fitted field: :func:`~pyro_nmm.models.sample_field`, whose ``options`` these are."""
+        values = {key: value.detach() for key, value in self.values().items()}
+        arguments = self.emission, self.hood, self.data, self.prior, values, self.edge_attr
+        return sample_field(*arguments, **options)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import nn
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models.param_store import register
 
 
@@ -40,34 +40,41 @@ class NoSites(Messenger):
         )
 
 
-class SharedForward:
+class SharedForward(nn.Module):
     """
-    A network that runs once for a pair of guide and model, so that both see the same dropout
-    mask: the guide runs it, and the model, if it comes next with the same inputs and weights,
-    takes over its output.
-
-    :param nn.Module network: ``(hood, *inputs) -> (alpha, logits)``, or whatever else model and
-        guide agree on; its parameters are registered with Pyro under ``name``.
+    A model and a guide that share one run of a network, so that both see the same dropout mask: the
+    model takes over the guide's output, if it comes next with the same inputs and weights.
+    ``family`` makes a distribution of ``(hood, *outputs)``.
     """
 
-    def __init__(self, hood: Neighborhood | None, network: nn.Module, name: str) -> None:
-        self.hood, self.network, self.name = hood, network, name
+    def __init__(
+        self, hood: Neighborhood, network: nn.Module, name: str,
+        family: Callable[..., Any] = NeighborMixture,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.hood, self.network, self.name, self.family = hood, network, name, family
         self._kept: tuple | None = None
 
-    def run(self, inputs: tuple) -> tuple[Any, Any]:
-        """``alpha`` and ``logits``."""
+    def mixture(self, *inputs) -> Any:
+        """The fitted distribution, for queries: evaluation mode, without gradients."""
+        with evaluation(self):
+            outputs = [each if each is None else each.detach() for each in self.run(inputs)]
+        return self.family(self.hood, *outputs)
+
+    def run(self, inputs: tuple) -> Any:
+        """The network's output."""
         register(self.name, self.network)
         with NoSites():
             return self.network(self.hood, *inputs)
 
-    def give(self, inputs: tuple) -> tuple[Any, Any]:
+    def give(self, inputs: tuple) -> Any:
         """Runs the network in the guide, and keeps its output."""
-        parameters = self.run(inputs)
-        self._kept = inputs, self._state(), parameters
-        return parameters
+        outputs = self.run(inputs)
+        self._kept = inputs, self._state(), outputs
+        return outputs
 
-    def take(self, inputs: tuple) -> tuple[Any, Any]:
-        """The guide's output, or the network's where no guide ran just before."""
+    def take(self, inputs: tuple) -> Any:
+        """The guide's output, or the network's if no guide ran just before."""
         kept, self._kept = self._kept, None
         if kept is None or len(kept[0]) != len(inputs):
             return self.run(inputs)

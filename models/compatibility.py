@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.edges import check_mask
+from pyro_nmm.expect import check_mask
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.validation import check_positive
 

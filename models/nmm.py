@@ -7,12 +7,11 @@ from pyro.distributions import Categorical, Dirichlet, Independent
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.channel import KEEP, Channel, Matrices
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
 from pyro_nmm.models.one_event import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import check_relabel
+from pyro_nmm.relabel import KEEP, Channel, Matrices, check_relabel
 from pyro_nmm.validation import (
     check_all_rows,
     check_label_range,

@@ -2,11 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-``compiled`` is the module of compiled CPU loops, or ``None`` without numba (the ``fast``
-extra). Set it to ``None`` to run the tensor code on the CPU as well.
-
-A numba that is installed but fails gives a ``RuntimeWarning``, because the tensor code that
-stands in for its loops takes about ten times as long.
+``compiled`` is the module of compiled CPU loops, or ``None`` without numba (the ``fast`` extra).
+Set it to ``None`` to run the tensor code on the CPU as well.
 """
 
 import warnings

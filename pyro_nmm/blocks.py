@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Work cut into blocks, so that temporaries have a size that no problem changes."""
+"""Work cut into blocks, so that temporaries have a bounded size."""
 
 from collections.abc import Iterator
 
@@ -10,15 +10,14 @@ from torch import Tensor
 
 #: Numbers that a temporary holds at most: 128 megabytes in double precision.
 NUMBERS = 2**24
-#: Numbers that stay in a CPU's cache: what is gathered by these and used at once is several times
-#: as fast.
+#: Numbers that stay in a CPU's cache, where gathering is several times as fast.
 IN_CACHE = 2**18
 
 
 def blocks(size: int, numbers_each: int, cached: bool = False) -> Iterator[slice]:
     """
-    Slices that cover ``0..size - 1``, of items that take ``numbers_each`` numbers each; small ones
-    if they are to stay in a CPU's cache.
+    Slices that cover ``0..size - 1``, of items that take ``numbers_each`` numbers each; ``cached``
+    ones fit a CPU's cache.
 
     >>> list(blocks(5, numbers_each=NUMBERS // 2))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -31,12 +30,10 @@ def blocks(size: int, numbers_each: int, cached: bool = False) -> Iterator[slice
 
 def row_blocks(ptr: Tensor, numbers_each: int) -> Iterator[slice]:
     """
-    Slices that cover all rows, of edges that take ``numbers_each`` numbers each.
+    Slices that cover all rows, of edges that take ``numbers_each`` numbers each; rows stay whole.
 
     >>> list(row_blocks(torch.tensor([0, 2, 3, 5]), numbers_each=NUMBERS // 3))
     [slice(0, 2, None), slice(2, 3, None)]
-
-    :param Tensor ptr: ``(num_rows + 1,)`` first edge of every row. A row is never cut.
     """
     step, first, num_rows = max(1, NUMBERS // max(1, numbers_each)), 0, len(ptr) - 1
     while first < num_rows:

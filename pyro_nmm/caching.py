@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is computed once: attributes of objects that do not change, and the last call of a loop."""
+"""Values computed once: attributes of objects that do not change, and a loop's last answer."""
 
 import functools
 import weakref
@@ -14,8 +14,8 @@ from torch import Tensor
 
 def derived(function: Callable[[Any], Any]) -> functools.cached_property:
     """
-    A ``cached_property`` that serves every later caller, whatever the mode of the first one: it is
-    computed with gradients, and outside of inference mode, whose tensors no training step can use.
+    A ``cached_property`` that is computed with gradients and outside of inference mode, so that it
+    serves later callers in any mode.
     """
 
     @functools.wraps(function)
@@ -28,21 +28,20 @@ def derived(function: Callable[[Any], Any]) -> functools.cached_property:
 
 class LastCall:
     """
-    The last answer to a question that a training loop asks at every step, owned by the object that
-    asks. The same question is one about the same tensors, unchanged since, and equal other values.
+    The last answer to a question that a training loop asks at every step. Questions are the same if
+    they are about the same unchanged tensors and equal other values.
 
     >>> last, mask = LastCall(), torch.tensor([True, False])
     >>> last.get((mask,), lambda: mask.sum())
     tensor(1)
-    >>> last.get((mask,), lambda: "not asked again")
+    >>> last.get((mask,), lambda: "not computed")
     tensor(1)
     >>> mask[1] = True
     >>> last.get((mask,), lambda: mask.sum())
     tensor(2)
 
-    Tensors of the question are held weakly, so that they die with their owner. In inference mode,
-    whose tensors no training step can use and do not tell when they change, nothing is kept.
-    Threads may share an owner. Copies and pickles of it start without an answer.
+    Tensors of the question are held weakly. Nothing is kept in inference mode, whose tensors have
+    no version counter. Threads may share an object. Copies and pickles start without an answer.
     """
 
     def __init__(self) -> None:
@@ -50,14 +49,18 @@ class LastCall:
 
     def get(self, question: tuple, compute: Callable[[], Any]) -> Any:
         entry = self._entry  # one look: another thread may put another entry there
-        if entry is not None and _same(entry[0], question):
+        if (
+            entry is not None
+            and len(entry[0]) == len(question)
+            and all(map(_matches, entry[0], question))
+        ):
             return entry[1]
         answer = compute()
         self.put(question, answer)
         return answer
 
     def put(self, question: tuple, answer: Any) -> None:
-        """Keep an answer that came another way."""
+        """Keep an answer that was found elsewhere."""
         tensors = [value for value in question if isinstance(value, Tensor)]
         if not torch.is_inference_mode_enabled() and not any(t.is_inference() for t in tensors):
             self._entry = tuple(map(_key, question)), answer
@@ -68,10 +71,6 @@ class LastCall:
 
 def _key(value: Any) -> tuple:
     return (weakref.ref(value), value._version) if isinstance(value, Tensor) else (value,)
-
-
-def _same(keys: tuple, question: tuple) -> bool:
-    return len(keys) == len(question) and all(map(_matches, keys, question))
 
 
 def _matches(key: tuple, value: Any) -> bool:

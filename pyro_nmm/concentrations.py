@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
+from pyro_nmm.expect import expect
 from pyro_nmm.provenance import untracked
 
 #: Nodes whose labels are written out at once.
@@ -24,14 +25,14 @@ CHUNK = 16
 
 class OrdinalConcentrations:
     r"""
-    Concentrations of labels ``0..C - 1`` around a mean, in the place of ``alpha`` ``(..., N, C)``.
-    A floor keeps labels far from all means possible in floating point:
+    Concentrations of labels ``0..C - 1`` around a mean, in the place of a table ``(..., N, C)``:
 
     .. math::
 
         \alpha_{ik} = s_i \, g\left(k; u_i, \sigma_i\right) + \epsilon .
 
-    The bound needs their values at observed labels and their sums over labels, and no table.
+    The bound needs their values at observed labels and their sums over labels, and no table. The
+    floor :math:`\epsilon` keeps labels far from all means possible in floating point.
     """
 
     def __init__(
@@ -42,9 +43,7 @@ class OrdinalConcentrations:
         num_classes: int = 256,
         floor: float = 1e-5,
     ) -> None:
-        if not isinstance(mean, Tensor) or not mean.is_floating_point() or mean.dim() < 1:
-            got = tuple(mean.shape) if isinstance(mean, Tensor) else type(mean)
-            raise ValueError(f"mean must be a floating-point tensor of shape (..., N), got {got}")
+        expect("mean", mean, ("...", "N"), kind="float")
         if num_classes < 2 or not floor > 0:
             raise ValueError(
                 f"num_classes must be at least 2 and floor positive, got {num_classes} and {floor}"
@@ -75,18 +74,19 @@ class OrdinalConcentrations:
         return f"{type(self).__name__}(shape={tuple(self.shape)}, floor={self.floor})"
 
     def at(self, nodes: Tensor, labels: Tensor) -> Tensor:
-        """``(..., E)``: of nodes ``(..., E)`` at labels ``(..., E)``."""
+        """``(..., E)``: values of nodes ``(..., E)`` at labels ``(..., E)``."""
         mean, width, scale = self._of(nodes)
         return scale * self.peak(labels, mean, width) + self.floor
 
     def take(self, nodes: Tensor) -> OrdinalConcentrations:
-        """Those of nodes ``(n,)`` alone."""
-        mean, width, scale = self._of(nodes)
-        return type(self)(mean, width, scale, self.num_classes, self.floor)
+        """Concentrations of nodes ``(n,)`` alone."""
+        return self._like(*self._of(nodes))
 
     def detach(self) -> OrdinalConcentrations:
-        """The same numbers without their gradients, as of a table."""
-        mean, width, scale = (t.detach() for t in (self.mean, self.width, self.scale))
+        """The same concentrations without gradients."""
+        return self._like(*(t.detach() for t in (self.mean, self.width, self.scale)))
+
+    def _like(self, mean: Tensor, width: Tensor, scale: Tensor) -> OrdinalConcentrations:
         return type(self)(mean, width, scale, self.num_classes, self.floor)
 
     def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
@@ -104,23 +104,17 @@ class OrdinalConcentrations:
         :math:`\alpha_{ik} / A_i`. Cost: :math:`O(n C)` time, :math:`O(n)` memory.
         """
         shape = torch.broadcast_shapes(nodes.shape, (*self.mean.shape[:-1], nodes.shape[-1]))
-        strips = zip(
-            *(t.expand(shape).flatten().split(STRIP) for t in self._of(nodes)), strict=True
-        )
-        drawn = []
-        for mean, width, scale in strips:
-            strip = type(self)(mean, width, scale, self.num_classes, self.floor)
-            drawn.append(strip.table().multinomial(1))
-        return torch.cat(drawn).view(shape)
+        parts = (t.expand(shape).flatten().split(STRIP) for t in self._of(nodes))
+        strips = (self._like(*strip) for strip in zip(*parts, strict=True))
+        return torch.cat([strip.table().multinomial(1) for strip in strips]).view(shape)
 
     def table(self) -> Tensor:
-        """``(..., N, C)``: written out."""
+        """``(..., N, C)``: the concentrations written out."""
         labels = torch.arange(self.num_classes, device=self.mean.device)
         width, scale = (t.expand(self.mean.shape)[..., None] for t in (self.width, self.scale))
         return scale * self.peak(labels, self.mean[..., None], width) + self.floor
 
     def _of(self, nodes: Tensor) -> list[Tensor]:
-        # A number for all nodes stays one.
         varying = (t.dim() > 0 and t.shape[-1] > 1 for t in (self.width, self.scale))
         parameters = zip((self.mean, self.width, self.scale), (True, *varying), strict=True)
         return [gather(t, nodes) if varies else t for t, varies in parameters]
@@ -130,8 +124,7 @@ class OrdinalConcentrations:
 def _extract_provenance(alpha: OrdinalConcentrations) -> tuple[OrdinalConcentrations, frozenset]:
     plain: Any
     plain, provenance = extract_provenance((alpha.mean, alpha.width, alpha.scale))
-    mean, width, scale = plain
-    return type(alpha)(mean, width, scale, alpha.num_classes, alpha.floor), provenance
+    return alpha._like(*plain), provenance
 
 
 class GaussianConcentrations(OrdinalConcentrations):
@@ -143,8 +136,8 @@ class GaussianConcentrations(OrdinalConcentrations):
         \alpha_{ik} = s_i \exp\left(-\frac{(k - u_i)^2}{\sigma_i^2}\right) + \epsilon,
         \qquad k = 0, \dots, C - 1
 
-    as in the paper's appendix C; the floor :math:`\epsilon` is ours. Labels beyond the ends are
-    missing, so that near 0 and ``C - 1`` the mean label is not :math:`u`.
+    as in the paper's appendix C, plus a floor :math:`\epsilon`. Labels beyond the ends are missing,
+    so that near 0 and ``C - 1`` the mean label is not :math:`u`.
 
     >>> alpha = GaussianConcentrations(torch.tensor([3.0, 200.0]), width=10.0)
     >>> alpha.shape
@@ -174,7 +167,7 @@ class GaussianConcentrations(OrdinalConcentrations):
 
 @torch.no_grad()
 def _sums(mean: Tensor, width: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Of :math:`f_k = \exp(-(k - u)^2 / \sigma^2)`, of :math:`(k - u) f_k` and of its square's."""
+    r"""Sums of :math:`f_k = \exp(-(k-u)^2 / \sigma^2)`, :math:`(k-u) f_k`, :math:`(k-u)^2 f_k`."""
     if backend.compiled is not None and mean.device.type == "cpu":
         return backend.compiled.gaussian_sums(mean, width.expand(mean.shape), num_classes)
     zero = torch.zeros_like(mean)
@@ -207,8 +200,8 @@ class _Total(torch.autograd.Function):
 
 class LogisticConcentrations(OrdinalConcentrations):
     r"""
-    Concentrations :math:`\alpha` for ordered labels: the mass that a logistic distribution has
-    on each label's unit, as in PixelCNN++ (Salimans et al., 2017), with the tails at both ends,
+    Concentrations ``(..., N, C)`` for ordered labels: the mass of a logistic distribution on each
+    label's unit, as in PixelCNN++ (Salimans et al., 2017), with the tails at both ends,
 
     .. math::
 
@@ -216,9 +209,9 @@ class LogisticConcentrations(OrdinalConcentrations):
             - F\left(\frac{k - \frac12 - u_i}{\sigma_i}\right) \right] + \epsilon, \qquad
         F(x) = \frac{1}{1 + e^{-x}},
 
-    where the first term is one for ``k = C - 1`` and the second zero for ``k = 0``. Against
-    :class:`GaussianConcentrations` a label's far miss costs linearly, not squared, nothing
-    is missing beyond the ends, and :math:`A_i = s_i + \epsilon C`.
+    where the first term is one for ``k = C - 1`` and the second zero for ``k = 0``. Unlike in
+    :class:`GaussianConcentrations`, log concentrations fall linearly far from the mean, nothing is
+    missing beyond the ends, and :math:`A_i = s_i + \epsilon C`.
 
     >>> alpha = LogisticConcentrations(torch.tensor([3.0, 200.0]), width=5.0, scale=20.0)
     >>> alpha.shape
@@ -226,14 +219,9 @@ class LogisticConcentrations(OrdinalConcentrations):
     >>> alpha.at(torch.tensor([0, 1]), torch.tensor([0, 200]))
     tensor([7.5508, 0.9992])
 
+    Parameters as of :class:`GaussianConcentrations`. The standard deviation of a label is
+    :math:`\sigma \pi / \sqrt 3`, and :math:`s` labels of neighbours weigh as much as the mean.
     Cost: :math:`O(N)`.
-
-    :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels; any real number.
-    :param width: :math:`\sigma`, positive: a number or a tensor that broadcasts to ``mean``. The
-        standard deviation is :math:`\sigma \pi / \sqrt 3`.
-    :param scale: :math:`s`, positive, as ``width``: as many labels of neighbours weigh as much.
-    :param int num_classes: ``C``.
-    :param float floor: :math:`\epsilon`, positive.
     """
 
     def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
@@ -250,42 +238,36 @@ class LogisticConcentrations(OrdinalConcentrations):
         return (self.scale + self.floor * self.num_classes).expand(self.mean.shape)
 
 
-#: What stands for alpha.
+#: A table ``(..., N, C)``, or a formula.
 Concentrations = Tensor | OrdinalConcentrations
 
 
 def in_single(parameter: Tensor) -> Tensor:
-    """
-    A tensor of half precision, as networks give under ``autocast``, in single precision: counts
-    beyond 256 would be lost in ``bfloat16``. Others as they are.
-    """
+    """A tensor of half precision in single precision: ``bfloat16`` loses counts beyond 256."""
     return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter
 
 
 def written_out(alpha: Concentrations) -> Tensor:
-    """``(..., N, C)``."""
+    """``(..., N, C)``: a table of concentrations."""
     return alpha.table() if isinstance(alpha, OrdinalConcentrations) else alpha
 
 
 def at_labels(alpha: Concentrations, nodes: Tensor, labels: Tensor) -> Tensor:
-    """``(..., E)``: of nodes ``(..., E)`` at labels ``(..., E)``."""
+    """``(..., E)``: values of nodes ``(..., E)`` at labels ``(..., E)``."""
     if isinstance(alpha, OrdinalConcentrations):
         return alpha.at(nodes, labels)
     return gather(alpha.flatten(-2), nodes * alpha.shape[-1] + labels)
 
 
 def chosen_rows(alpha: Concentrations, nodes: Tensor) -> Concentrations:
-    """Those of nodes ``(n,)`` alone."""
+    """Concentrations of nodes ``(n,)`` alone."""
     if isinstance(alpha, OrdinalConcentrations):
         return alpha.take(nodes)
     return alpha.index_select(-2, nodes)
 
 
 def draw_labels(alpha: Concentrations, nodes: Tensor) -> Tensor:
-    r"""
-    ``(..., n)``: one label of each of nodes ``(..., n)``, independent, with probabilities
-    :math:`\alpha_{ik} / A_i` of concentrations without batch dimensions.
-    """
+    """See :meth:`OrdinalConcentrations.draw`; a table has no batch dimensions."""
     if isinstance(alpha, OrdinalConcentrations):
         return alpha.draw(nodes)
     flat = nodes.flatten()
@@ -301,7 +283,7 @@ def totals(alpha: Concentrations) -> Tensor:
 
 
 def gather(values: Tensor, index: Tensor) -> Tensor:
-    """``(..., E)``: of values ``(..., K)`` those at ``(..., E)``, batch by batch."""
+    """``(..., E)``: values ``(..., K)`` at ``(..., E)``, batch by batch."""
     if index.dim() == 1:
         return values.index_select(-1, index)
     if values.dim() == 1:

@@ -11,13 +11,13 @@ from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.edges import as_mask, check_degrees, check_edge_index, check_mask
+from pyro_nmm.expect import as_mask, check_edge_index, check_grid, check_mask
 
 
 class Neighborhood:
     r"""
-    The neighbourhoods of a graph's nodes: :math:`n(i)` holds the sources of the
-    edges into node :math:`i`, and :math:`i` itself.
+    The neighbourhoods :math:`n(i)` of a graph's nodes: the sources of the edges into :math:`i`, and
+    :math:`i` itself.
 
     .. math::
 
@@ -27,10 +27,9 @@ class Neighborhood:
     share: edges go from sources to nodes, there are no self-loops, and everything *per source*,
     such as ``alpha``, has ``num_sources`` rows.
 
-    Edges are stored row after row (CSR): row ``r`` belongs to node ``nodes[r]``
-    and owns the edges ``ptr[r]:ptr[r + 1]``, in ascending order of their source.
-    Everything *per edge* in this library, such as attention ``logits`` of shape
-    ``(num_edges,)``, is in this order: edge ``e`` goes from ``source[e]`` to
+    Edges are stored row after row (CSR): row ``r`` belongs to node ``nodes[r]`` and owns the edges
+    ``ptr[r]:ptr[r + 1]``, in ascending order of their source. Everything *per edge* in this
+    library, such as attention ``logits``, is in this order: edge ``e`` goes from ``source[e]`` to
     ``target[e]``. Duplicate edges are merged and each node gets its self-loop once.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1], [1, 0, 2]]), num_nodes=4)
@@ -43,12 +42,10 @@ class Neighborhood:
 
     Cost: :math:`O(E \log E)` to build, :math:`O(E)` to store.
 
-    :param Tensor edge_index: ``(2, num_edges)`` integers as in PyG: ``edge_index[0]``
-        holds the sources :math:`j`, ``edge_index[1]`` the targets :math:`i`.
-        An undirected graph lists both directions.
-    :param int num_nodes: The number of nodes ``N``.
-    :param int num_sources: The number of sources ``M`` that are no nodes; every node needs an edge
-        from one. Default: the nodes are the sources.
+    :param Tensor edge_index: ``(2, num_edges)`` integers as in PyG: sources :math:`j`, then targets
+        :math:`i`. An undirected graph lists both directions.
+    :param int num_nodes: ``N``.
+    :param int num_sources: ``M``; every node needs an edge from one. Default: nodes are sources.
     :raises ValueError: for a wrong shape, dtype or id, and for a node without a source.
     """
 
@@ -68,7 +65,12 @@ class Neighborhood:
         ids = max(num_nodes, num_sources or 0)
         source, target = coalesce(edges, num_nodes=ids, sort_by_row=False)
         degree = torch.bincount(target, minlength=num_nodes)
-        check_degrees(degree)
+        if not degree.all():
+            empty = (degree == 0).nonzero()[:, 0]
+            raise ValueError(
+                f"edge_index has no edge into node {int(empty[0])} ({len(empty)} such nodes): with "
+                f"num_sources there are no self-loops, so give every node a source"
+            )
         self._fill(num_nodes, nodes, _pointers(degree), source, None, num_sources)
 
     def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> Neighborhood:
@@ -82,30 +84,22 @@ class Neighborhood:
     @classmethod
     @torch.inference_mode(False)
     def of_rows(cls, num_nodes, nodes, ptr, source, edge=None, num_sources=None) -> Neighborhood:
-        """
-        From the attributes of these names, without a check: rows must hold their sources in
-        ascending order.
-        """
+        """From its attributes, unchecked: rows must hold their sources in ascending order."""
         return cls.__new__(cls)._fill(num_nodes, nodes, ptr, source, edge, num_sources)
 
     @classmethod
     @torch.inference_mode(False)
     def grid(cls, height: int, width: int, radius: int = 1, device=None) -> Neighborhood:
         r"""
-        Pixels of a ``height x width`` image in row-major order, each with the square
-        window of side ``2 radius + 1`` around it, clipped at the border.
+        Pixels of a ``height x width`` image in row-major order, each with the square window of side
+        ``2 radius + 1`` around it, clipped at the border.
 
         >>> Neighborhood.grid(3, 3).ptr.diff().view(3, 3)
         tensor([[4, 6, 4],
                 [6, 9, 6],
                 [4, 6, 4]])
         """
-        sizes = (height, width, radius)
-        if not all(isinstance(n, int) for n in sizes) or min(height, width) < 1 or radius < 0:
-            raise ValueError(
-                f"grid needs height >= 1, width >= 1 and radius >= 0, integers, "
-                f"got {height!r}, {width!r}, {radius!r}"
-            )
+        check_grid(radius, height=height, width=width)
         step = torch.arange(-radius, radius + 1, device=device)
         down, right = torch.meshgrid(step, step, indexing="ij")
         pixel = torch.arange(height * width, device=device)
@@ -122,10 +116,10 @@ class Neighborhood:
 
     @derived
     def edge(self) -> Tensor:
-        """``(num_edges,)`` index of the edge in the graph's own edge list."""
-        return (
-            torch.arange(self.num_edges, device=self.device) if self._edge is None else self._edge
-        )
+        """``(num_edges,)`` index of the edge in the whole graph's edges."""
+        if self._edge is not None:
+            return self._edge
+        return torch.arange(self.num_edges, device=self.device)
 
     @property
     def target(self) -> Tensor:
@@ -145,42 +139,34 @@ class Neighborhood:
 
     @property
     def bipartite(self) -> bool:
-        """Whether the sources are places of their own, no nodes."""
+        """Whether the sources are no nodes."""
         return self._own_sources is not None
 
     @property
     def num_sources(self) -> int:
-        """The number of sources ``M``, the range of ``source``: ``N`` where they are nodes."""
+        """The number of sources ``M``, the range of ``source``; ``N`` if they are nodes."""
         return self.num_nodes if self._own_sources is None else self._own_sources
 
     @torch.inference_mode(False)
     def take(self, rows: Tensor) -> Neighborhood:
         """
-        The given rows in the given order, as a :class:`Neighborhood` of ``len(rows)`` rows.
+        The given rows in the given order.
 
         :param Tensor rows: ``(R,)`` row numbers. Cost: linear in the edges of these rows.
         """
         degree = self.ptr[rows + 1] - self.ptr[rows]
         ptr = _pointers(degree)
-        shift = self.ptr[:-1][rows] - ptr[:-1]
-        edges = torch.repeat_interleave(shift, degree, output_size=int(ptr[-1]))
-        edges += torch.arange(len(edges), device=self.device)
-        hood = self.of_rows(
-            self.num_nodes,
-            self.nodes.index_select(0, rows),
-            ptr,
-            self.source.index_select(0, edges),
-            edges if self._edge is None else self._edge.index_select(0, edges),
-            self._own_sources,
-        )
+        edges = spans(self.ptr[rows], degree, ptr)
+        nodes, source = self.nodes.index_select(0, rows), self.source.index_select(0, edges)
+        edge = edges if self._edge is None else self._edge.index_select(0, edges)
+        hood = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
         hood.within = edges
         return hood
 
     def restrict(self, observed: Tensor | None) -> Neighborhood:
         """
-        The rows of the observed nodes, in ascending order. Leaving out the rows of
-        unobserved nodes is exact marginalisation of their labels. A loop that gives the
-        same mask at every step restricts once.
+        The rows of the observed nodes, in ascending order. Leaving out the rows of unobserved nodes
+        is exact marginalisation of their labels. The last mask's rows are kept.
 
         :param Tensor observed: ``(num_nodes,)`` boolean mask, or ``None`` for all nodes.
         :raises ValueError: if the mask is not boolean, has another shape or selects nothing.
@@ -198,9 +184,8 @@ class Neighborhood:
     def subgraph(self, nodes: Tensor) -> Neighborhood:
         """
         The subgraph that nodes induce, as PyG's ``subgraph(..., relabel_nodes=True)``: with ids
-        ``0..K - 1`` in ascending order, and the edges among them. Edges from other nodes are
-        dropped, so that it is a model of its own; :meth:`restrict` keeps them, and marginalises.
-        The two agree where all neighbours are in. Sources that are no nodes stay as they are.
+        ``0..K - 1`` in ascending order. Edges from other nodes are dropped, which makes it a model
+        of its own; :meth:`restrict` keeps them, and marginalises. Sources that are no nodes stay.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
         >>> part, logits = hood.subgraph(torch.tensor([2, 3])), torch.arange(7.0)
@@ -208,7 +193,7 @@ class Neighborhood:
         (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
 
         :param Tensor nodes: ``(K,)`` node ids, or a boolean mask ``(num_nodes,)``.
-        :return: the subgraph, whose ``within`` holds the numbers of its edges in this one.
+        :return: the subgraph; ``within`` holds the numbers of its edges in this graph.
         """
         mask = as_mask(nodes, self.num_nodes, self.device)
         number, rows = mask.cumsum(0) - 1, mask[self.nodes]
@@ -222,12 +207,7 @@ class Neighborhood:
         return part
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        r"""
-        :math:`\log L_{ij}`, the log-softmax of ``logits`` over each row.
-
-        :param Tensor logits: ``(..., num_edges)``.
-        :return: ``(..., num_edges)``.
-        """
+        r"""``(..., num_edges)``: :math:`\log L_{ij}`, the log-softmax of logits over each row."""
         top, total = self._shifted_sum(logits)
         return logits - top.index_select(-1, self.row) - total.log().index_select(-1, self.row)
 
@@ -237,34 +217,26 @@ class Neighborhood:
         return top + total.log()
 
     def _shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Every row's largest entry, and the sum of ``exp(logits)`` over it relative to that."""
+        """Every row's largest entry, and the row's sum of ``exp(logits - largest)``."""
         top = segment(logits.detach().movedim(-1, 0), self.ptr, reduce="max").movedim(0, -1)
         return top, self.sum((logits - top.index_select(-1, self.row)).exp())
 
     def softmax(self, logits: Tensor) -> Tensor:
         r"""
-        :math:`L_{ij}`, the softmax of ``logits`` over each row.
+        ``(..., num_edges)``: :math:`L_{ij}`, the softmax of ``logits`` over each row.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> hood.softmax(torch.tensor([0.0, 0.0, 1.0, 1.0]))
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
-
-        :param Tensor logits: ``(..., num_edges)``.
-        :return: ``(..., num_edges)``.
         """
         return softmax(logits, self.row, num_nodes=self.num_rows, dim=-1)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of ``values``, ``(..., num_edges)``, over each row, ``(..., num_rows)``."""
+        """``(..., num_rows)``: the sum of values ``(..., num_edges)`` over each row."""
         return scatter(values, self.row, dim=-1, dim_size=self.num_rows, reduce="sum")
 
     def find(self, choices: Tensor) -> Tensor:
-        """
-        The edge over which every row reaches its chosen node.
-
-        :param Tensor choices: ``(B, num_rows)`` node ids.
-        :return: ``(B, num_rows)`` edges, ``-1`` where the chosen node is no neighbour.
-        """
+        """``(B, num_rows)``: edges to the nodes ``(B, num_rows)`` chosen; -1 if no neighbours."""
         if backend.compiled and self.device.type == "cpu":
             return backend.compiled.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.
@@ -274,9 +246,8 @@ class Neighborhood:
 
     def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Every source that both rows of a pair have, as the triple: number of the pair, edge of its
-        first row, edge of its second row. A loop that gives the same pairs at every step searches
-        once.
+        Every source that both rows of a pair have: the number of the pair, the edge of its first
+        row and the edge of its second row. The last answer is kept.
 
         :param Tensor pairs: ``(2, P)`` row numbers. Cost: :math:`O(E)` and :math:`O(\\log E)` for
             each edge of the smaller row of a pair.
@@ -298,10 +269,9 @@ class Neighborhood:
 
     def components(self) -> Tensor:
         """
-        ``(num_rows,)`` numbers that are equal for two rows exactly if a chain of shared
-        neighbours connects them. Labels of different components are independent.
-
-        Cost: :math:`O(E)` for each of about :math:`\\log N` passes, once.
+        ``(num_rows,)`` numbers that are equal for two rows exactly if a chain of shared neighbours
+        connects them. Labels of different components are independent. Cost: :math:`O(E \\log N)`,
+        once.
         """
         return self._components
 
@@ -325,3 +295,11 @@ class Neighborhood:
 
 def _pointers(degree: Tensor) -> Tensor:
     return torch.nn.functional.pad(degree.cumsum(0), (1, 0))
+
+
+def spans(first: Tensor, size: Tensor, ptr: Tensor | None = None) -> Tensor:
+    """``first, first + 1, ...`` of every span, one after the other; spans start at ``ptr``."""
+    ptr = _pointers(size) if ptr is None else ptr
+    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=int(ptr[-1]))
+    places += torch.arange(len(places), device=places.device)
+    return places

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Provenance, by which Pyro knows which costs depend on which samples, across our kernels.
+Pyro's provenance, which says on which samples a tensor depends, across our kernels.
 
 ``TraceGraph_ELBO`` charges a sample with the costs whose tensors carry its name. A function that
-takes tracked tensors and does not return tracked ones breaks that chain without a word, and
-biases the gradient: samplers as much as densities.
+takes tracked tensors and returns untracked ones biases the gradient without an error.
 """
 
 from typing import Any
@@ -16,10 +15,8 @@ from pyro.ops.provenance import extract_provenance
 
 def untracked(*values: Any) -> tuple[tuple[Any, ...], frozenset]:
     """
-    Tensors or concentrations without their provenance, and its union for ``track_provenance`` of
-    the result. Pyro's tracking of one operation takes longer than most operations here, and
-    autograd functions of our own lose the gradient of a tracked tensor.
+    Values without their provenance, and its union for ``track_provenance`` of the result. Tracking
+    one operation takes longer than most operations here, and custom autograd functions lose the
+    gradient of a tracked tensor.
     """
-    plain: Any
-    plain, provenance = extract_provenance(values)
-    return plain, provenance
+    return extract_provenance(values)  # type: ignore[return-value]

@@ -2,52 +2,39 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-Sources that are no nodes: places that many nodes share.
+Neighbourhoods whose sources are no nodes but places that many nodes share.
 
 If each node is its own source, labels are almost independent. A few sources shared by many nodes
-correlate them. Each function gives a :class:`~pyro_nmm.Neighborhood` whose ``alpha`` has a row for
-every source.
+correlate them. ``alpha`` has a row for every source.
 """
 
 import itertools
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import (
-    add_self_loops,
-    coalesce,
-    degree,
-    remove_self_loops,
-    to_undirected,
-)
+from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to_undirected
 
-from pyro_nmm.edges import check_edge_index
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.expect import check_edge_index, check_grid, expect, expect_all
+from pyro_nmm.neighborhood import Neighborhood, spans
 from pyro_nmm.validation import check_integers
 
 
 def grid(height: int, width: int, stride: int, radius: int | None = None, device=None):
     r"""
-    Pixels of a ``height x width`` image in row-major order, and sources on every ``stride``-th row
-    and column of them, centred.
+    Pixels of a ``height x width`` image, and sources on every ``stride``-th row and column of them,
+    centred; both in row-major order.
 
     >>> grid(6, 6, stride=3)
     Neighborhood(num_nodes=36, num_sources=4, num_rows=36, num_edges=100)
 
-    :param int stride: pixels from one source to the next.
     :param int radius: A pixel reaches sources at most so many rows and columns away. Default
         ``stride``: two or three sources in each direction, one at the border.
-    :return: a neighbourhood with ``ceil(height / stride) * ceil(width / stride)`` sources in
-        row-major order. Cost: linear in its edges.
+    :return: neighbourhoods with ``ceil(height / stride) * ceil(width / stride)`` sources. Cost:
+        linear in the edges.
     :raises ValueError: if ``radius`` is too small for a pixel to reach a source.
     """
     radius = stride if radius is None else radius
-    sizes = (height, width, stride, radius)
-    if not all(isinstance(n, int) for n in sizes) or min(height, width, stride) < 1 or radius < 0:
-        raise ValueError(
-            f"grid needs height >= 1, width >= 1, stride >= 1 and radius >= 0, integers, got "
-            f"{height!r}, {width!r}, {stride!r}, {radius!r}"
-        )
+    check_grid(radius, height=height, width=width, stride=stride)
     axes = [_near(size, stride, radius, device) for size in (height, width)]
     (rows, above, _), (columns, left, across) = axes
     # Every pair of a row's edge with a column's edge is an edge of the pixel.
@@ -60,8 +47,7 @@ def _near(size: int, stride: int, radius: int, device) -> tuple[Tensor, Tensor, 
     """Along one axis: pairs of a place and a source in its reach, and the number of sources."""
     number = -(-size // stride)
     first = (size - 1 - stride * (number - 1)) // 2
-    place = torch.arange(size, device=device)
-    source = torch.arange(number, device=device)
+    place, source = (torch.arange(n, device=device) for n in (size, number))
     gap = (place[:, None] - first - stride * source).abs()
     if int(gap.amin(1).max()) > radius:
         raise ValueError(f"radius={radius} reaches no source from everywhere at stride={stride}")
@@ -71,20 +57,19 @@ def _near(size: int, stride: int, radius: int, device) -> tuple[Tensor, Tensor, 
 
 def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborhood, Tensor]:
     r"""
-    Nodes at points in space, and sources on a square lattice between them.
+    Nodes at points in space, and sources on a square lattice, where a node reaches them.
 
     >>> hood, places = points(torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]]), 2.0, 2.0)
     >>> hood, tuple(places.shape)
     (Neighborhood(num_nodes=3, num_sources=7, num_rows=3, num_edges=9), (7, 2))
 
-    :param Tensor positions: ``(N, D)`` coordinates, in any unit.
-    :param float radius: A node reaches the sources at most this far away, in the same unit.
-    :param float spacing: from one source to the next along each axis; sources that no node reaches
-        are left out.
+    :param Tensor positions: ``(N, D)`` coordinates.
+    :param float radius: A node reaches the sources at most this far away.
+    :param float spacing: from one source to the next along each axis.
     :return: the neighbourhoods, and ``(M, D)`` the places of the sources. Cost:
         :math:`O(N (2 \, \text{radius} / \text{spacing} + 1)^D)`.
-    :raises ValueError: if ``radius`` is below the half diagonal of a lattice cell, so that a node
-        may reach none.
+    :raises ValueError: if ``radius`` is below the half diagonal of a lattice cell: a node might
+        reach no source.
     """
     good = isinstance(positions, Tensor) and positions.is_floating_point() and positions.dim() == 2
     if not good or not len(positions) or not positions.isfinite().all():
@@ -104,16 +89,16 @@ def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborho
     near = (place - scaled[:, None]).norm(dim=-1) <= radius / spacing
     node = near.nonzero()[:, 0]
     lattice, source = place[near].unique(dim=0, return_inverse=True)
-    edge_index = torch.stack([source, node])
-    return Neighborhood(edge_index, num_nodes, len(lattice)), lattice * spacing
+    hood = Neighborhood(torch.stack([source, node]), num_nodes, len(lattice))
+    return hood, lattice * spacing
 
 
 def hops(
     edge_index: Tensor, num_nodes: int, radius: int = 2, spacing: int = 1
 ) -> tuple[Neighborhood, Tensor]:
     r"""
-    Nodes of any graph, and sources at some of them: drawn at random so that no two are ``spacing``
-    hops apart or less, and that no more could be added (Luby's algorithm [1]).
+    Nodes of any graph, and sources at some of them: a random maximal set of nodes more than
+    ``spacing`` hops apart, by Luby's algorithm [1].
 
     >>> path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
     >>> hood, distance = hops(path, 5, radius=4, spacing=4)  # one source, and all reach it
@@ -127,13 +112,10 @@ def hops(
 
     :param Tensor edge_index: ``(2, num_edges)`` node ids, as in PyG; an edge counts in both
         directions.
-    :param int num_nodes: ``N``.
-    :param int radius: A node reaches the sources that are at most so many hops away.
-    :param int spacing: hops between two sources, at least one more than these. A node then reaches
-        a source in so many hops.
+    :param int radius: A node reaches the sources at most so many hops away.
     :return: the neighbourhoods, and ``(num_edges,)`` how many hops each of their edges is long.
         Cost: :math:`O(E \log N)`, and the edges within reach of the sources.
-    :raises ValueError: if ``radius`` is below ``spacing``, so that a node may reach no source.
+    :raises ValueError: if ``radius`` is below ``spacing``: a node might reach no source.
     """
     check_edge_index(edge_index, num_nodes)
     check_integers(1, num_nodes=num_nodes, spacing=spacing)
@@ -143,29 +125,28 @@ def hops(
     starts = degrees.cumsum(0) - degrees
     at = _spread_out(edges, num_nodes, spacing).nonzero()[:, 0]
     source, node = torch.arange(len(at), device=at.device), at
+    # Pairs of a source and a node that it reaches, sorted, and the hops between them.
     keys, distance = source * num_nodes + node, torch.zeros_like(at)
     for hop in range(1, radius + 1):
         # The neighbours of what was reached last.
-        place = _spans(starts[node], degrees[node])
+        place = spans(starts[node], degrees[node])
         reached = source.repeat_interleave(degrees[node]) * num_nodes + edges[1][place]
-        # What was reached before comes first among equals.
-        both = torch.cat([keys, reached])
-        every, old = both.unique(return_inverse=True)
-        best = torch.full_like(every, hop).scatter_(0, old[: len(keys)], distance)
-        new = every[best == hop]
-        keys, distance = every, best
-        source, node = new.div(num_nodes, rounding_mode="floor"), new % num_nodes
-    source, node = keys.div(num_nodes, rounding_mode="floor"), keys % num_nodes
+        every, old = torch.cat([keys, reached]).unique(return_inverse=True)
+        # Pairs that were known keep their distance.
+        distance = torch.full_like(every, hop).scatter_(0, old[: len(keys)], distance)
+        keys, new = every, every[distance == hop]
+        source, node = new // num_nodes, new % num_nodes
+    source, node = keys // num_nodes, keys % num_nodes
     hood = Neighborhood(torch.stack([source, node]), num_nodes, len(at))
     order = (node * len(at) + source).argsort()
     return hood, distance[order]
 
 
 def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
-    """``(num_nodes,)``: a maximal set of nodes that are more than ``spacing`` hops apart."""
+    """``(num_nodes,)``: a mask of a maximal set of nodes more than ``spacing`` hops apart."""
 
     def within(values: Tensor) -> Tensor:
-        """The largest value in so many hops."""
+        """The largest value within ``spacing`` hops."""
         for _ in range(spacing):
             values = values.scatter_reduce(0, edges[1], values[edges[0]], "amax")
         return values
@@ -173,7 +154,7 @@ def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
     chosen = torch.zeros(num_nodes, dtype=torch.bool, device=edges.device)
     free = ~chosen
     while free.any():
-        # A permutation, so that no two nodes are equal; zero for those that are settled.
+        # A permutation, so that no two free nodes are equal.
         priority = (1 + torch.randperm(num_nodes, device=edges.device)) * free
         new = free & (within(priority) == priority)
         chosen = chosen | new
@@ -183,8 +164,7 @@ def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
 
 def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neighborhood:
     r"""
-    The nodes of a graph, each with its neighbours and itself for sources, and besides one source
-    for each of its communities.
+    The nodes of a graph, whose sources are their neighbours, themselves and their communities.
 
     >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
     >>> hood = communities(edge_index, 4, torch.tensor([0, 0, 1, 1]))
@@ -194,14 +174,13 @@ def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neigh
     tensor([0, 1, 4])
 
     :param Tensor edge_index: ``(2, num_edges)`` node ids, as in PyG.
-    :param int num_nodes: ``N``.
-    :param Tensor membership: ``(N,)`` or, for several partitions such as those of several
-        resolutions, ``(R, N)``: the community of every node, integers from zero.
-    :return: a neighbourhood whose sources are the ``N`` nodes, then the communities of the first
-        partition, then those of the next. Cost: :math:`O((E + R N) \log E)`.
+    :param Tensor membership: ``(N,)`` or, for several partitions, ``(R, N)``: the community of
+        every node, integers from zero.
+    :return: neighbourhoods whose sources are the ``N`` nodes, then the communities of each
+        partition in turn. Cost: :math:`O((E + R N) \log E)`.
     """
     check_edge_index(edge_index, num_nodes)
-    _check_membership(membership, num_nodes)
+    _check_membership(membership, "...", num_nodes)
     nodes, num_sources = torch.arange(num_nodes, device=edge_index.device), num_nodes
     edges = [edge_index.long(), nodes.expand(2, -1)]
     for partition in membership.view(-1, num_nodes).long():
@@ -214,17 +193,14 @@ def walks(
     edge_index: Tensor, num_nodes: int, membership: Tensor, num_steps: int = 1
 ) -> tuple[Neighborhood, Tensor]:
     r"""
-    The nodes of a graph, and a source for each group of them: a node reaches the groups that a
-    short random walk from it may end in.
+    The nodes of a graph, and a source for each group of them, such as Louvain's communities. A node
+    reaches the groups in which a short random walk from it may end. Each step goes to a neighbour
+    or stays, with equal probabilities. Attention :math:`\propto \exp(\beta x_{ij})` chooses among
+    groups as the walk does for :math:`\beta = 1`, with the feature of an edge
 
     .. math::
 
-        x_{ij} = \log \Pr(\text{a walk from } i \text{ ends in group } j)
-
-    is the feature of an edge, of which attention :math:`\propto \exp(\beta x_{ij})` chooses among
-    groups as the walk would for :math:`\beta = 1`. A step of the walk goes to a neighbour or stays,
-    all alike. Groups may be those of Louvain's method, where nodes share labels within communities
-    and more so the more of their neighbours are there.
+        x_{ij} = \log \Pr(\text{a walk from } i \text{ ends in group } j) .
 
     >>> path = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
     >>> hood, feature = walks(path, 4, torch.tensor([0, 0, 1, 1]))
@@ -235,18 +211,16 @@ def walks(
 
     :param Tensor edge_index: ``(2, num_edges)`` node ids, as in PyG; an edge counts once, in both
         directions.
-    :param int num_nodes: ``N``.
     :param Tensor membership: ``(N,)`` the group of every node, integers from zero.
-    :param int num_steps: of the walk.
-    :return: the neighbourhoods, and ``(num_edges,)`` the feature of their edges, in nats. Cost:
-        :math:`O(E d)` a step, for ``d`` groups in reach of a node.
+    :return: the neighbourhoods, and ``(num_edges,)`` features, in nats. Cost: :math:`O(E d)` a
+        step, for ``d`` groups in reach of a node.
     """
     check_edge_index(edge_index, num_nodes)
     check_integers(1, num_steps=num_steps)
-    _check_membership(membership, num_nodes, dims=1)
+    _check_membership(membership, num_nodes)
     device, dtype = edge_index.device, torch.get_default_dtype()
     edges = to_undirected(edge_index.long(), num_nodes=num_nodes)
-    edges, _ = add_self_loops(remove_self_loops(edges)[0], num_nodes=num_nodes)
+    edges, _ = add_remaining_self_loops(edges, num_nodes=num_nodes)
     node, groups = torch.arange(num_nodes, device=device), membership.long()
     num_groups = int(groups.max()) + 1
     share = 1 / degree(edges[0], num_nodes, dtype)[edges[0]]
@@ -254,26 +228,14 @@ def walks(
     for _ in range(num_steps):
         # Every edge brings the groups of its other end.
         counts = node.bincount(minlength=num_nodes)
-        number = counts[edges[1]]
-        place = _spans((counts.cumsum(0) - counts)[edges[1]], number)
+        number, starts = counts[edges[1]], counts.cumsum(0) - counts
+        place = spans(starts[edges[1]], number)
         pairs = torch.stack([edges[0].repeat_interleave(number), groups[place]])
         (node, groups), found = coalesce(pairs, share.repeat_interleave(number) * found[place])
     return Neighborhood(torch.stack([groups, node]), num_nodes, num_groups), found.log()
 
 
-def _spans(first: Tensor, number: Tensor) -> Tensor:
-    """``first, first + 1, ...`` of every span, one span after the other."""
-    start = (first - number.cumsum(0) + number).repeat_interleave(number)
-    return start + torch.arange(len(start), device=start.device)
-
-
-def _check_membership(membership: Tensor, num_nodes: int, dims: int = 2) -> None:
-    good = isinstance(membership, Tensor) and not membership.is_floating_point()
-    if not good or membership.shape[-1:] != (num_nodes,) or membership.dim() > dims:
-        got = tuple(membership.shape) if isinstance(membership, Tensor) else type(membership)
-        shapes = f"({num_nodes},)" + (f" or (R, {num_nodes})" if dims > 1 else "")
-        raise ValueError(
-            f"membership must hold integers of shape {shapes}, one community per node, got {got}"
-        )
-    if membership.numel() and int(membership.min()) < 0:
-        raise ValueError(f"membership must not be negative, got {int(membership.min())}")
+def _check_membership(membership: Tensor, *shape: int | str) -> None:
+    note = "one community per node"
+    expect("membership", membership, shape, kind="integers", note=note)
+    expect_all("membership", membership, membership >= 0, "not be negative")

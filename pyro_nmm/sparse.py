@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def identity(size: int) -> Tensor:
-    """``(N, N)`` in ``torch.sparse_csr``: features of a graph without any."""
+    """``(N, N)`` in ``torch.sparse_csr``."""
     return sparse_csr(torch.arange(size + 1), torch.arange(size), torch.ones(size), (size, size))
 
 

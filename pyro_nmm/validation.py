@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Errors that name the argument, what it got and what would be right."""
+"""Checks of arguments: errors name the argument, what it got and what would be right."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import torch
 from torch import Size, Tensor
 
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
-from pyro_nmm.expect import expect, out_of_range
+from pyro_nmm.expect import expect, expect_all, out_of_range
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
@@ -26,9 +26,8 @@ def check_shapes(
     hood: Neighborhood, alpha: Concentrations, logits: Tensor
 ) -> tuple[Concentrations, Tensor]:
     """
-    Shapes, dtypes and devices of the parameters; always on, because it costs nothing.
-
-    :return: the parameters, those of half precision in single precision.
+    Parameters of the right shapes, dtypes and devices; half precision becomes single precision.
+    Always on, because it costs nothing.
     """
     alpha, logits = check_alpha(hood, alpha), check_logits(hood, logits)
     dtype = alpha.mean.dtype if isinstance(alpha, OrdinalConcentrations) else alpha.dtype
@@ -40,32 +39,32 @@ def check_shapes(
 
 
 def check_alpha(hood: Neighborhood, alpha: Concentrations) -> Concentrations:
-    """The concentrations; see :func:`check_shapes`."""
-    what = "source" if hood.bipartite else "node"
+    """The concentrations, see :func:`check_shapes`."""
+    what, size = "source" if hood.bipartite else "node", hood.num_sources
     if isinstance(alpha, OrdinalConcentrations):
-        each = f"one number per {what}"
-        expect("alpha.mean", alpha.mean, ("...", hood.num_sources), like=hood, note=each)
+        note = f"one number per {what}"
+        expect("alpha.mean", alpha.mean, ("...", size), like=hood, note=note)
         return alpha
-    shape, each = ("...", hood.num_sources, ("C", 2)), f"one row per {what} and C >= 2 labels"
-    return in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=each))
+    shape, note = ("...", size, ("C", 2)), f"one row per {what} and C >= 2 labels"
+    return in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=note))
 
 
 def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
-    """The attention's scores; see :func:`check_shapes`."""
-    each = "one score per edge of hood (self-loops included, in the order of hood.source)"
+    """The attention's scores, see :func:`check_shapes`."""
     shape = "...", hood.num_edges
-    return in_single(expect("logits", logits, shape, kind="float", like=hood, note=each))
+    note = "one score per edge of hood (self-loops included, in the order of hood.source)"
+    return in_single(expect("logits", logits, shape, kind="float", like=hood, note=note))
 
 
 def check_integers(least: int, **values: int) -> None:
-    """Numbers of steps, samples and the like, by the arguments' names."""
+    """Refuse numbers of steps, samples and the like below ``least``."""
     for name, value in values.items():
         if not isinstance(value, Integral) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
 
 
 def as_member(kind: type[Member], **value: str) -> Member:
-    """One of a role's names, as its enum has it, by the argument's name."""
+    """The member of an enum that an argument names."""
     ((name, given),) = value.items()
     try:
         return kind(given)
@@ -75,7 +74,7 @@ def as_member(kind: type[Member], **value: str) -> Member:
 
 
 def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
-    """Options as one value; an error that lists them for one that there is not."""
+    """Options as one value; an error that lists them for an unknown one."""
     known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
         raise TypeError(
@@ -85,14 +84,14 @@ def options_of(function: Callable, kind: type[Options], options: dict[str, Any])
 
 
 def check_positive(**values: float) -> None:
-    """Rates and the like, by the arguments' names."""
+    """Refuse rates and the like that are not positive and finite."""
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
 def check_all_rows(hood: Neighborhood) -> None:
-    """Whether the graph is whole; ``observed`` is the way to name some nodes."""
+    """Refuse a part of a graph."""
     if hood.num_rows != hood.num_nodes:
         raise ValueError(
             f"hood must hold all {hood.num_nodes} nodes, got {hood.num_rows} rows: pass the whole "
@@ -101,34 +100,23 @@ def check_all_rows(hood: Neighborhood) -> None:
 
 
 def check_values(
-    alpha: Concentrations | None,
-    logits: Tensor | None,
-    hood: Neighborhood | None = None,
+    alpha: Concentrations | None, logits: Tensor | None, hood: Neighborhood | None = None
 ) -> None:
-    """Values of the parameters; follows ``validate_args``, because it reads the data."""
+    """Refuse parameters of bad values. Follows ``validate_args``, because it reads the data."""
     (alpha, logits), _ = untracked(alpha, logits)
     if isinstance(alpha, OrdinalConcentrations):
+        cure = ": pass it through softplus or exp"
         for name in ("width", "scale"):
             value = getattr(alpha, name)
-            if not ((value > 0) & value.isfinite()).all():
-                raise ValueError(
-                    f"alpha.{name} must be positive and finite: pass it through softplus or exp"
-                )
-        if not alpha.mean.isfinite().all():
-            raise ValueError("alpha.mean must be finite")
-        alpha = None
-    if alpha is not None and not (alpha > 0).all():
-        where = (~(alpha > 0)).nonzero()[0].tolist()
-        raise ValueError(
-            f"alpha must be positive, got {alpha[tuple(where)].item()} at index {where}: "
-            f"pass the network's output through softplus or exp and add a floor"
-        )
-    if alpha is not None and alpha.isinf().any():
-        where = alpha.isinf().nonzero()[0].tolist()
-        raise ValueError(f"alpha must be finite, got inf at index {where}")
-    if logits is not None and (logits.isnan() | (logits == torch.inf)).any():
-        where = (logits.isnan() | (logits == torch.inf)).nonzero()[0].tolist()
-        raise ValueError(f"logits must not be NaN or +inf, got {logits[tuple(where)]} at {where}")
+            good = (value > 0) & value.isfinite()
+            expect_all(f"alpha.{name}", value, good, "be positive and finite", cure)
+        expect_all("alpha.mean", alpha.mean, alpha.mean.isfinite(), "be finite")
+    elif alpha is not None:
+        cure = ": pass the network's output through softplus or exp and add a floor"
+        expect_all("alpha", alpha, alpha > 0, "be positive", cure)
+        expect_all("alpha", alpha, alpha < torch.inf, "be finite")
+    if logits is not None:
+        expect_all("logits", logits, logits < torch.inf, "not be NaN or +inf")
     if logits is not None and hood is not None and logits.isinf().any():
         empty = hood.sum(logits.isfinite().int()) == 0
         if empty.any():
@@ -140,19 +128,17 @@ def check_evidence(
     hood: Neighborhood, alpha: Concentrations, evidence: Tensor
 ) -> tuple[Tensor, Tensor]:
     """
-    Shape, dtype and device of log-likelihoods of labels, of every node or of every edge.
-
-    :return: the concentrations, and the evidence, that of half precision in single precision.
+    Concentrations, and log-likelihoods of the labels of every node or of every edge, of the right
+    shapes, dtypes and devices.
     """
     if isinstance(alpha, OrdinalConcentrations):
         raise ValueError("alpha must be written out where labels are latent: pass alpha.table()")
     expect("evidence", evidence, kind="float", like=hood)
-    shapes = [(size, alpha.shape[-1]) for size in (hood.num_nodes, hood.num_edges)]
-    if evidence.dim() < 2 or evidence.shape[-2:] not in shapes:
+    nodes, edges = ((size, alpha.shape[-1]) for size in (hood.num_nodes, hood.num_edges))
+    if evidence.shape[-2:] not in (nodes, edges):
         raise ValueError(
-            f"evidence must hold log-likelihoods of shape (..., {shapes[0][0]}, {shapes[0][1]}), "
-            f"one row per node, or (..., {shapes[1][0]}, {shapes[1][1]}), one per edge, got "
-            f"{tuple(evidence.shape)}"
+            f"evidence must hold log-likelihoods of shape {nodes}, one row per node, or {edges}, "
+            f"one per edge, after batch dimensions, got {tuple(evidence.shape)}"
         )
     evidence = in_single(evidence)
     if evidence.dtype != alpha.dtype:
@@ -163,9 +149,9 @@ def check_evidence(
 
 
 def check_evidence_values(rows: Neighborhood, evidence: Tensor) -> None:
-    """Values of evidence ``(..., num_rows, C)`` or ``(..., num_edges, C)`` of some rows."""
-    if (evidence.isnan() | (evidence == torch.inf)).any():
-        raise ValueError("evidence must not be NaN or +inf: log-likelihoods are finite or -inf")
+    """Refuse bad values of evidence ``(..., num_rows, C)`` or ``(..., num_edges, C)`` of rows."""
+    cure = ": log-likelihoods are finite or -inf"
+    expect_all("evidence", evidence, evidence < torch.inf, "not be NaN or +inf", cure)
     possible = evidence.isfinite().any(-1)
     if evidence.shape[-2] == rows.num_edges:
         possible = rows.sum(possible.int()) > 0
@@ -177,26 +163,14 @@ def check_evidence_values(rows: Neighborhood, evidence: Tensor) -> None:
         )
 
 
-def as_labels(name: str, value: Tensor) -> Tensor:
-    """
-    Labels of any integer type as ``torch.long``: comparisons of small types wrap around, so that
-    ``uint8`` labels would all lie beyond 256 classes.
-    """
-    return expect(name, value, kind="labels").long()
-
-
 def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
-    """
-    Shape, dtype and device of labels.
-
-    :return: the labels as ``torch.long``.
-    """
-    shape, each = ("...", num_nodes), "one label per node"
-    return expect("y", y, shape, kind="labels", like=hood, note=each).long()
+    """Labels of the right shape and device, as ``torch.long``."""
+    shape, note = ("...", num_nodes), "one label per node"
+    return expect("y", y, shape, kind="labels", like=hood, note=note).long()
 
 
 def check_plain(method: str, batch_shape: Size) -> None:
-    """For queries that know no batch."""
+    """Refuse a batch."""
     if batch_shape:
         raise ValueError(f"{method} needs a mixture without batch, got {batch_shape}")
 
@@ -211,8 +185,8 @@ def check_labelling(method: str, hood: Neighborhood, batch_shape: Size, y: Tenso
 
 
 def check_label_range(rows: Neighborhood, labels: Tensor, num_classes: int) -> None:
-    """Labels ``(..., num_rows)`` of the observed nodes; the others are never read."""
-    labels = as_labels("y", labels)
+    """Refuse observed labels ``(..., num_rows)`` beyond the classes."""
+    labels = expect("y", labels, kind="labels").long()  # uint8 compares with 256 modulo 256
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
         where = wrong.nonzero()[0]
@@ -224,14 +198,9 @@ def check_label_range(rows: Neighborhood, labels: Tensor, num_classes: int) -> N
 
 
 def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:
-    """Row numbers of an order of node ids, which must be a permutation of the rows' nodes."""
-    if (
-        not isinstance(order, Tensor)
-        or order.dtype != torch.long
-        or order.shape != rows.nodes.shape
-        or order.device != rows.device
-        or not torch.equal(order.sort().values, rows.nodes)
-    ):
+    """Row numbers of an order of node ids, a permutation of the rows' nodes."""
+    good = isinstance(order, Tensor) and (order.dtype, order.device) == (torch.long, rows.device)
+    if not good or not torch.equal(order.sort().values, rows.nodes):
         got = f"{order.dtype} of shape {tuple(order.shape)}" if isinstance(order, Tensor) else order
         raise ValueError(
             f"order must be a permutation of the {rows.num_rows} observed node ids "
@@ -241,37 +210,31 @@ def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:
 
 
 def check_nodes(hood: Neighborhood, nodes: Tensor) -> None:
-    """A set of node ids ``(K,)``."""
-    _check_ids(hood, nodes, "nodes", ("K",))
+    """Refuse node ids ``(K,)`` that are none, repeat or are out of range."""
+    check_ids("nodes", nodes, (("K", 1),), hood.num_nodes, like=hood, note="at least one")
     if len(nodes.unique()) < len(nodes):
         raise ValueError("nodes must be distinct: a node has one label only")
 
 
 def check_pairs(hood: Neighborhood, pairs: Tensor) -> None:
-    """Pairs of node ids ``(2, P)``."""
-    _check_ids(hood, pairs, "pairs", (2, "P"))
+    """Refuse pairs of node ids ``(2, P)`` that are none or out of range."""
+    check_ids("pairs", pairs, (2, ("P", 1)), hood.num_nodes, like=hood, note="at least one")
 
 
-def _check_ids(hood: Neighborhood, ids: Tensor, name: str, shape: tuple) -> None:
-    some = *shape[:-1], (shape[-1], 1)
-    expect(name, ids, some, kind="ids", like=hood, note="at least one")
-    if (bad := out_of_range(ids, hood.num_nodes)) is not None:
-        raise ValueError(f"{name} holds node id {bad}, but ids lie in 0..{hood.num_nodes - 1}")
+def check_ids(name: str, ids: Tensor, shape: tuple, num_nodes: int, **expected: Any) -> None:
+    """Refuse node ids out of range, or that :func:`~pyro_nmm.expect.expect` refuses."""
+    expect(name, ids, shape, kind="ids", **expected)
+    if (bad := out_of_range(ids, num_nodes)) is not None:
+        raise ValueError(f"{name} holds node id {bad}, but ids lie in 0..{num_nodes - 1}")
 
 
 def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
-    """
-    Concentrations ``(..., N, C)`` and node ids ``(..., n)`` that choose among them.
-
-    :return: the concentrations, those of half precision in single precision.
-    """
-    good = isinstance(alpha, Tensor) and alpha.is_floating_point() and alpha.dim() >= 2
-    if not good and not isinstance(alpha, OrdinalConcentrations):
-        shape = tuple(alpha.shape) if isinstance(alpha, Tensor) else type(alpha)
-        raise ValueError(f"alpha must be a floating-point tensor of shape (..., N, C), got {shape}")
+    """Concentrations ``(..., N, C)`` among which node ids ``(..., n)`` choose."""
+    if not isinstance(alpha, OrdinalConcentrations):
+        alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
     expect("choices", choices, ("...", "n"), kind="ids")
     if (bad := out_of_range(choices, alpha.shape[-2])) is not None:
         raise ValueError(
             f"choices holds node id {bad}, but alpha has nodes 0..{alpha.shape[-2] - 1}"
         )
-    return alpha if isinstance(alpha, OrdinalConcentrations) else in_single(alpha)
+    return alpha

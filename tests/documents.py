@@ -6,11 +6,14 @@
 import importlib.util
 import re
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
+FOLDERS = "tutorials", "gallery"
+TUTORIALS = [path for name in FOLDERS for path in sorted((ROOT / "docs" / name).glob("*.md"))]
 #: Snippets by page. Those of the README stand alone; on other pages each goes on from the last.
 SNIPPETS = {
     path.name: found
@@ -55,3 +58,40 @@ def load(path):
     finally:
         sys.path.remove(str(path.parent))
     return module
+
+
+class Page(HTMLParser):
+    """An HTML page: ids, links, and addresses of resources, which a browser loads unasked."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.ids, self.links, self.resources = set(), [], []
+        self._style = False
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
+        self._style = tag == "style"
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        elif tag == "link" and not {"next", "prev", "search", "index"} & set(given["rel"].split()):
+            self.resources.append(given["href"])
+        else:
+            self.resources += [given[name] for name in ("src", "data", "poster") if given.get(name)]
+        self.resources += in_css(given.get("style") or "")
+
+    def handle_data(self, data):
+        if self._style:
+            self.resources += in_css(data)
+
+
+def in_css(text):
+    """Addresses that a style sheet loads."""
+    found = re.findall(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", text)
+    return ["".join(pair) for pair in found]
+
+
+def elsewhere(addresses):
+    """Addresses on another host."""
+    return [a for a in addresses if a.startswith("//") or a.partition(":")[0] in ("http", "https")]

@@ -40,11 +40,7 @@ def build(args, method: str, unet: UNet | None = None) -> UNet | Denoiser:
 
 
 def phases(args, method: str) -> dict[str, tuple[int, int, dict]]:
-    """
-    First and last step of each phase, and its options. Most methods train a U-Net, the trunk, and
-    for the last fifth of the steps an NMM on it, or the U-Net alone. The U-Net's rate falls along
-    the same line in all.
-    """
+    """Steps and options of phases: mostly a U-Net, the trunk, then for a fifth an NMM on it."""
     options = {k: v for k, v in NMMS.get(method, {}).items() if k != "network"}
     if method in ("U-Net", "NMM-paper"):
         return {method: (0, args.num_steps, {"lr": args.lr} | options)}

@@ -1,22 +1,13 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Denoising with a U-Net, and with an NMM over pixels on the same U-Net (the paper's section 5.2).
-
-    python -m benchmarks.images.run train test joint cost --data-root F
-
-F holds ``kodak24`` and ``bsds300/images/{train,test}``. ``joint`` makes the rows ``tiles`` and
-``spectra``. Networks are saved to ``--checkpoints``, where an interrupted training goes on. Rows
-without ``noise`` have noise of standard deviation 25.
-"""
+"""Image denoising (the paper's section 5.2). README.md explains the tasks."""
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 
 import pyro
 import torch
@@ -24,8 +15,8 @@ from torch import Tensor
 
 from benchmarks.images import scores
 from benchmarks.images.rivals import BATCH, METHODS, NMMS, PATCH, build, phases, predict
-from benchmarks.shared.records import RESULTS, Records, run
-from benchmarks.shared.timing import median_cost
+from benchmarks.shared.records import RESULTS, Records, command
+from benchmarks.shared.timing import median_cost, timed
 from pyro_nmm.datasets import image_folder, photographs, random_patches
 from pyro_nmm.guides import fit_images, fit_unet
 
@@ -70,11 +61,9 @@ def trained(args, results: Records, method: str, seed: int):
     for part, (first, last, options) in phases(args, method).items():
         network = build(args, part, network)
         key = {"task": "train", "method": part, "seed": seed}
-        options |= {
-            "checkpoint": args.checkpoints / f"{part}.{seed}.pt",
-            "settings": f"{seed} {settings(args)}",
-            "progress": partial(watched, args, results, network, pairs, key, (first, last)),
-        }
+        options["checkpoint"] = args.checkpoints / f"{part}.{seed}.pt"
+        options["settings"] = f"{seed} {settings(args)}"
+        options["progress"] = partial(watched, args, results, network, pairs, key, (first, last))
         fit = fit_images if part in NMMS else fit_unet
         fit(network, draw, num_steps=last - first, **options)
     return network
@@ -135,42 +124,28 @@ def joint(args, results: Records) -> None:
             results.add(**key, **measure(mix, clean))
 
 
-def stepper(args, method: str) -> Callable[[], float]:
-    """A function that returns the median seconds of five steps."""
-    network, marks = build(args, method), []
-    fit = fit_images if method in NMMS else fit_unet
-    patches = random_patches(list(photographs().values()), BATCH).to(args.device)
-
-    def draw() -> Tensor:
-        marks.append(time.perf_counter())
-        return patches
-
-    def measure() -> float:
-        marks.clear()
-        fit(network, draw, num_steps=8, lr=args.lr)
-        return median(after - before for before, after in itertools.pairwise(marks[2:]))
-
-    return measure
-
-
 def cost(args, results: Records) -> None:
     """Seconds of a step, the networks in turn, and the process's peak memory under each."""
-    makers = {method: partial(stepper, args, method) for method in ("U-Net", "NMM")}
+    patches = random_patches(list(photographs().values()), BATCH).to(args.device)
+
+    def stepper(method: str) -> Callable[[], float]:
+        fit, network = fit_images if method in NMMS else fit_unet, build(args, method)
+        return lambda: timed(fit, network, lambda: patches, num_steps=8, lr=args.lr)[1] / 8
+
+    makers = {method: partial(stepper, method) for method in ("U-Net", "NMM")}
     for key in results.missing(task="cost", settings=settings(args)):
         results.add(**key, **median_cost(makers, 6))
 
 
-def main(argv: list[str] | None = None) -> Records:
-    choices = {"methods": METHODS, "datasets": list(FOLDERS)}
-    options = choices | {"seeds": [0], "num_steps": 10_000, "lr": 1e-3, "choices": choices}
-    options |= {"width": (48, "filters of the U-Net"), "depth": (5, "its levels")}
-    options |= {"watch_every": (1000, "steps between validations"), "device": "cpu"}
-    options |= {"run": (str, "a name for networks with the settings of others, such as 'second'")}
-    options |= {"noise": ([NOISE], "standard deviations at the test, in grey levels")}
-    options |= {"crop": (int, "side of the test images' middles"), "data_root": Path}
-    options |= {"checkpoints": Path("output/denoising"), "results": RESULTS / "images.jsonl"}
-    return run(argv, __doc__, (train, test, joint, cost), **options)
-
+CHOICES = {"methods": METHODS, "datasets": list(FOLDERS)}
+OPTIONS = CHOICES | {"seeds": [0], "num_steps": 10_000, "lr": 1e-3, "choices": CHOICES}
+OPTIONS |= {"width": (48, "filters of the U-Net"), "depth": (5, "its levels")}
+OPTIONS |= {"watch_every": (1000, "steps between validations"), "device": "cpu"}
+OPTIONS |= {"run": (str, "a name for networks with the settings of others, such as 'second'")}
+OPTIONS |= {"noise": ([NOISE], "standard deviations at the test, in grey levels")}
+OPTIONS |= {"crop": (int, "side of the test images' middles"), "data_root": Path}
+OPTIONS |= {"checkpoints": Path("output/denoising"), "results": RESULTS / "images.jsonl"}
+main = command(__doc__, (train, test, joint, cost), **OPTIONS)
 
 if __name__ == "__main__":
     main()

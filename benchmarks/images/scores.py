@@ -135,10 +135,7 @@ def tiles(mix: NeighborMixture, clean: Tensor) -> dict:
 
 
 def power(field: Tensor) -> list[float]:
-    """
-    The power spectrum of a field ``(..., channels, H, W)`` in bins of the distance from frequency
-    zero. White noise has its variance in every bin. A Hann window separates opposite borders.
-    """
+    """The power spectrum of ``(..., H, W)`` in bins of frequency, under a Hann window."""
     sides = field.shape[-2:]
     window = torch.outer(*(torch.hann_window(n, dtype=torch.double) for n in sides))
     window = window.to(field.device) / window.square().sum().sqrt()
@@ -157,9 +154,8 @@ def at_lag(function: Callable, field: Tensor, lag: int) -> float:
 
 def spectra(mix: NeighborMixture, clean: Tensor) -> dict:
     """
-    Spectra about the mixture's mean: of the clean image, of samples, of one more sample, and of
-    independent draws from the marginals; correlations at `LAGS`, and the share of equal adjacent
-    pixels. ``total`` is the mean sum of concentrations, which bounds both.
+    Spectra about the mean, of the clean image, of samples and of independent draws; correlations at
+    `LAGS`, and shares of equal adjacent pixels. ``total``, the mean sum of alpha, bounds both.
     """
     estimate = mix.intervals().mean[0].view(clean.shape)
     choices = NeighborChoice(mix.hood, mix.logits).expand(mix.batch_shape)

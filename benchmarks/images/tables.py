@@ -1,21 +1,23 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables of docs/results/denoising.md."""
+"""Tables and figures of docs/results/denoising.md."""
 
 from itertools import combinations
 from math import nan
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from benchmarks.images.rivals import METHODS
-from benchmarks.images.scores import LAGS, SIDES
+from benchmarks.images.scores import BINS, LAGS, NYQUIST, SIDES
 from benchmarks.shared import tables as shared
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, average, centre_of, ordered, spread_of, table
 
-Files = dict[str, list[dict]]
 SETS = {"bsds300": "BSD300", "kodak24": "Kodak24"}
 PLACE = ["network", "images", "noise"]
 #: Decibels in the paper's table of image denoising.
@@ -104,9 +106,8 @@ def denoising_steps(files: Files) -> str:
         ),
     }
     gaps = pd.concat(parts).reset_index()
-    return table(
-        gaps.assign(method=ordered(gaps["method"], METHODS)), [*PLACE, "method", "minus"], cells
-    )
+    gaps["method"] = ordered(gaps["method"], METHODS)
+    return table(gaps, [*PLACE, "method", "minus"], cells)
 
 
 def denoising_tiles(files: Files) -> str:
@@ -166,18 +167,40 @@ def denoising_validated(files: Files) -> str:
 
 def denoising_cost(files: Files) -> str:
     """How much longer does a training step of the NMM take?"""
-    rows = (row for row in files["images"] if row["task"] == "cost")
-    return shared.markdown(
-        {"network": names(row)["network"]} | shared.costs(row, {}) for row in rows
-    )
+    rows = [row for row in files["images"] if row["task"] == "cost"]
+    return shared.markdown({"network": names(r)["network"]} | shared.costs(r, {}) for r in rows)
 
 
-TABLES = (
-    denoised,
-    denoising_steps,
-    denoising_tiles,
-    denoising_spectra,
-    denoising_samples,
-    denoising_validated,
-    denoising_cost,
-)
+def steps_figure(files: Files) -> Figure:
+    """PSNR of the longest trained networks on validation images, over steps."""
+    rows = stored(files, "train").sort_values("step")
+    rows = rows[(rows["network"] == rows["network"].min()) & (rows["seed"] == 0)]
+    trunk = rows[rows["method"] == "trunk"]
+    figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
+    for (method,), part in shared.groups(rows, ["method"]):
+        if part["step"].min() > trunk["step"].max():  # it starts where the trunk ends
+            part = pd.concat([trunk.tail(1), part])
+        axis.plot(part["step"], part["PSNR"], label=method, marker="o", ms=3, lw=1.2)
+    axis.set(xlabel="step", ylabel="PSNR on validation images, dB")
+    axis.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def spectra_figure(files: Files) -> Figure:
+    """Power of errors and of samples over frequency, on average over images."""
+    rows = stored(files, "spectra")
+    frequency = NYQUIST * (np.arange(BINS) + 0.5) / BINS
+    figure, axis = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+    for number, ((method,), part) in enumerate(shared.groups(rows, ["method"])):
+        for name, style in {"error": "-", "sample": "--", "apart": ":"}.items():
+            decibels, label = 10 * np.log10(np.stack(part[name])).mean(0), DRAWN[name]
+            axis.plot(frequency, decibels, style, color=f"C{number}", label=f"{method}, {label}")
+    axis.set(xlabel="frequency, cycles per pixel", ylabel="power, dB of a squared grey level")
+    axis.set_title(" and ".join(rows["images"].unique()))
+    axis.legend(frameon=False)
+    return figure
+
+
+TABLES = denoised, denoising_steps, denoising_tiles, denoising_spectra, denoising_samples
+TABLES += denoising_validated, denoising_cost
+FIGURES = {"denoising_steps.png": steps_figure, "denoising_spectra.png": spectra_figure}

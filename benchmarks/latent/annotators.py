@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Consensus of noisy labels. Tasks: ``halves`` of clusterings, which choose the number of labels, and
-``cortex``; ``graphs`` and ``simulated`` annotators; labels drawn from a ``model``; ``coverage``.
-"""
+"""Consensus of noisy labels. README.md explains the tasks."""
 
 from pathlib import Path
 from statistics import mean
@@ -23,7 +20,7 @@ from torch_geometric.utils import to_undirected
 from benchmarks.latent.rivals import Found, gcn, majority, rivals, timed
 from benchmarks.nodes import load, node_scores
 from benchmarks.shared.louvain import louvain
-from benchmarks.shared.records import RESULTS, Records, pick, run
+from benchmarks.shared.records import RESULTS, Records, command, pick
 from pyro_nmm import Neighborhood, NeighborMixture, sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, grid_edges, leave_one_out
 
@@ -242,11 +239,9 @@ def coverage(args, results: Records) -> None:
         results.add(**key, **row, truth=truth.tolist())
 
 
-def main(argv: list[str] | None = None) -> Records:
-    tasks = halves, cortex, graphs, simulated, model, coverage
-    options = {"num_seeds": 10, "levels": [0.9, 0.7, 0.5], "graphs": ["digits"], "data_root": Path}
-    return run(argv, __doc__, tasks, **options, results=RESULTS / "annotators.jsonl")
-
+TASKS = halves, cortex, graphs, simulated, model, coverage
+OPTIONS = {"num_seeds": 10, "levels": [0.9, 0.7, 0.5], "graphs": ["digits"], "data_root": Path}
+main = command(__doc__, TASKS, **OPTIONS, results=RESULTS / "annotators.jsonl")
 
 if __name__ == "__main__":
     main()

@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Labels of pixels that emit a Normal variable: an NMM of strided sources against a Potts field. Tasks
-in turn: ``normalizers`` (log Z of Potts fields), ``select`` (sources of the NMM) and ``compare``.
-"""
+"""Labels of pixels that emit a Normal variable. README.md explains the tasks."""
 
 import math
 
@@ -15,7 +12,7 @@ from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import ClippedAdam
 from torch import Size, Tensor, nn
 
-from benchmarks.shared.records import RESULTS, Records, pick, run
+from benchmarks.shared.records import RESULTS, Records, command, pick
 from pyro_nmm import ChosenLabels, EvidenceConditional, NeighborChoice, NeighborMixture, sources
 from pyro_nmm.guides import evidence_guide, mean_field
 from pyro_nmm.metrics import brier, mean_log_prob
@@ -250,10 +247,8 @@ def compare(args, results: Records) -> None:
             results.add(**key, method=method, **row)
 
 
-def main(argv: list[str] | None = None) -> Records:
-    options = {"noise": [0.5, 1.0], "seeds": 3, "results": RESULTS / "hidden.jsonl"}
-    return run(argv, __doc__, (normalizers, select, compare), **options)
-
+OPTIONS = {"noise": [0.5, 1.0], "seeds": 3, "results": RESULTS / "hidden.jsonl"}
+main = command(__doc__, (normalizers, select, compare), **OPTIONS)
 
 if __name__ == "__main__":
     main()

@@ -106,10 +106,7 @@ def around(matrix: Tensor, labels: Tensor) -> Tensor:
 
 
 class AnnotatedPotts:
-    """
-    Dawid-Skene with a Potts field as prior, by EM: one coupling and label weights maximise the
-    pseudo-likelihood (Besag 1975) of a mean field (Celeux, Forbes, Peyrard 2003) or Gibbs chains.
-    """
+    """Dawid-Skene with a Potts prior, fitted by EM and by pseudo-likelihood (Besag 1975)."""
 
     def __init__(self, emission: Annotators, answers: Tensor, edge_index: Tensor) -> None:
         warnings.filterwarnings("ignore", "Sparse ")  # invariant checks, and a beta state

@@ -12,10 +12,9 @@ from pandas import DataFrame
 
 from benchmarks.latent.annotators import CELLS, chosen_labels
 from benchmarks.shared import tables as shared
-from benchmarks.shared.records import pick
+from benchmarks.shared.records import Files, pick
 from benchmarks.shared.tables import Cell, Paired, average, count, first, frame, ordered, spread
 
-Files = dict[str, list[dict]]
 FIELDS = {"smooth": "smooth regions", "potts": "Potts", "nmm": "NMM"}
 METHODS = {"independent": "no graph", "majority": "majority vote", "GCN": "GCN by itself"}
 METHODS |= {"true numbers": "posterior at the true numbers", "Dawid-Skene": "Dawid-Skene"}

@@ -52,10 +52,7 @@ class Problem:
 
 
 def candidates(rows: list[dict], dataset: str, guide: str) -> list[dict]:
-    """
-    Settings to try: less dropout, and twice the width, or two layers of GraphSAGE. VGAE has the
-    widths of DGLFRM, and the NMM its chosen settings.
-    """
+    """Settings to try: less dropout, and twice the width, or two layers of GraphSAGE."""
     if guide == "nmm":
         return [chosen(rows, dataset, "original") | choice for choice in CHOICES]
     if guide == "vgae":
@@ -72,10 +69,7 @@ def candidates(rows: list[dict], dataset: str, guide: str) -> list[dict]:
 
 
 def chosen(rows: list[dict], dataset: str, guide: str) -> dict:
-    """
-    The best settings by their mean over the splits of the search: the NMM's by its bound, others
-    by average precision on validation links. PubMed takes Cora's.
-    """
+    """The settings of the best mean over splits, of the NMM's bound or others' validation AP."""
     quality = (lambda row: -row["loss"]) if guide == "nmm" else (lambda row: row["val"]["AP"])
     key = {"dataset": "cora" if dataset == "pubmed" else dataset, "guide": guide}
     return records.chosen(rows, lambda trial: mean(map(quality, trial)), **key)

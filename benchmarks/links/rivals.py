@@ -19,10 +19,7 @@ from pyro_nmm.models.backbones import RandomInput
 
 
 def walks(edge_index: Tensor, num_nodes: int, pairs: Tensor, longest: int = 6) -> Tensor:
-    """
-    ``(longest, P)``: numbers of walks of each length between two nodes of an undirected graph, for
-    Katz (1953, "A new status index derived from sociometric analysis").
-    """
+    """``(longest, P)``: numbers of walks between nodes by length, for Katz's index (1953)."""
     graph = utils.to_scipy_sparse_matrix(edge_index, num_nodes=num_nodes).tocsr().astype(float)
     powers, (start, end) = [identity(num_nodes, format="csr")], pairs.numpy()
     for _ in range((longest + 1) // 2):
@@ -45,11 +42,8 @@ def katz(problem: Problem) -> dict:
     rates = (0.1, 0.03, 0.01, 0.003, 0.001)
     best = max(rates, key=lambda rate: problem.scores("val", katz_index(val, rate))["AP"])
     sizes = [split.train.shape[1] // 2, split.val.shape[1], split.test.shape[1]]
-    return {
-        "discount": best,
-        "sizes": sizes,
-        "test": problem.scores("test", katz_index(test, best)),
-    }
+    found = problem.scores("test", katz_index(test, best))
+    return {"discount": best, "sizes": sizes, "test": found}
 
 
 class _Gaussians(nn.Module):
@@ -73,10 +67,7 @@ class LinksVGAE(VGAE):
         super().__init__(_Gaussians(num_features, hidden, width, dropout))
 
     def loss(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """
-        The authors' loss in expectation. Links have the weight of all other pairs, of which as many
-        as links are drawn. Each node is linked to itself, and the divergence is one of N^2 terms.
-        """
+        """The authors' loss in expectation. Links weigh as much as all other pairs."""
         number, count, z = len(x), edge_index.shape[1], self.encode(x, edge_index)
         true = utils.add_self_loops(edge_index, num_nodes=number)[0]
         false = utils.negative_sampling(edge_index, number, count)

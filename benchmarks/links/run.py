@@ -10,7 +10,7 @@ from torch_geometric.datasets import Planetoid
 
 from benchmarks.links import dglfrm, rivals
 from benchmarks.links.protocol import DATASETS, Problem, candidates, chosen, load
-from benchmarks.shared.records import RESULTS, Records, run
+from benchmarks.shared.records import RESULTS, Records, command
 from pyro_nmm.datasets import published_split
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -111,15 +111,12 @@ def deviations(args, results: Records) -> None:
     attended(args, results, others, **known, seed=compared(args))
 
 
-def main(argv: list[str] | None = None) -> Records:
-    tasks = (reproduce, search, compare, katz, memberships, cost, anchor, attention, deviations)
-    known = {"datasets": DATASETS, "guides": GUIDES}
-    choices = known | {"datasets": [*DATASETS, "pubmed"]}
-    sizes = {"num_searched": (2, "splits of the search"), "num_splits": (10, "other splits")}
-    sizes["num_steps"] = (int, "steps of Adam; default: 500, rivals 200")
-    files = {"results": RESULTS / "links.jsonl", "data_root": Path}
-    return run(argv, __doc__, tasks, choices=choices, **known, **sizes, **files)
-
+TASKS = reproduce, search, compare, katz, memberships, cost, anchor, attention, deviations
+CHOICES = {"datasets": [*DATASETS, "pubmed"], "guides": GUIDES}
+OPTIONS = CHOICES | {"choices": CHOICES, "datasets": DATASETS, "data_root": Path}
+OPTIONS |= {"num_searched": (2, "splits of the search"), "num_splits": (10, "other splits")}
+OPTIONS |= {"num_steps": (int, "steps of Adam; default: 500, rivals 200")}
+main = command(__doc__, TASKS, **OPTIONS, results=RESULTS / "links.jsonl")
 
 if __name__ == "__main__":
     main()

@@ -1,17 +1,19 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables of docs/results/links.md."""
+"""Tables and figures of docs/results/links.md."""
 
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from benchmarks.shared import tables as shown
-from benchmarks.shared.records import pick
+from benchmarks.shared.records import Files, pick
 from benchmarks.shared.tables import GRAPHS, Paired, average, first, ordered, spread, table
 
-Files = dict[str, list[dict]]
 OURS, THEIRS = "NMM-DGLFRM", "DGLFRM"
 METHODS = {"katz": "Katz", "vgae": "VGAE", "sage": "GraphSAGE", "original": THEIRS, "nmm": OURS}
 MEASURES = ("AP", "AUC")
@@ -103,10 +105,8 @@ def published_links(files: Files) -> str:
     for measure in MEASURES:
         ours = rows.groupby(down, observed=True)[measure].transform
         rows[f"{measure} above"] = (rows[f"{measure} number"] - ours("mean")) / ours("std")
-        cells |= {
-            measure: spread(measure, 2),
-            f"{measure}, published": first(f"{measure} published"),
-        }
+        cells |= {measure: spread(measure, 2)}
+        cells |= {f"{measure}, published": first(f"{measure} published")}
         cells[measure, "above ours, sd"] = first(f"{measure} above", "+.1f")
     return table(rows, down, cells)
 
@@ -162,5 +162,25 @@ def link_attention(files: Files) -> str:
     return table(named(rows), ["graph", "links", "attention"], cells)
 
 
+def link_bound(files: Files) -> Figure:
+    """The evidence lower bound on NIPS12 over the steps: each split, and their mean."""
+    rows = compared(files)
+    rows = rows[rows["graph"] == "NIPS12"]
+    figure, axis = plt.subplots(figsize=(5, 3.6), layout="constrained")
+    for (guide,), part in shown.groups(rows, ["method"]):
+        color = "#D55E00" if guide == THEIRS else "#0072B2"
+        values = -np.array(part["curve"].tolist())
+        steps = 10 * np.arange(1, values.shape[1] + 1)
+        axis.plot(steps, values.T, color=color, lw=0.4, alpha=0.4)
+        axis.plot(steps, values.mean(0), color=color, lw=1.8, label=guide)
+    every = -np.array(rows["curve"].tolist())
+    low = every[:, every.shape[1] // 8].min()  # the first steps are far below the others
+    axis.set(xlabel="step", ylabel="evidence lower bound, nats per pair of nodes")
+    axis.set(title=f"NIPS12, {len(values)} splits and their mean", ylim=(low, every.max() + 0.005))
+    axis.legend(frameon=False, loc="lower right")
+    return figure
+
+
 TABLES = (pooled_links, link_rivals, published_links, bounds, links_searched)
 TABLES += (memberships, link_cost, link_attention)
+FIGURES = {"link_bound.png": link_bound}

@@ -116,12 +116,10 @@ def stack(hood, scores: Tensor, data, pool: bool = False, **options) -> Neighbor
 
 
 def node_scores(probs: Tensor, y: Tensor) -> dict:
-    return {
-        "accuracy": (probs.argmax(-1) == y).double().mean().item(),
-        "nll": -mean_log_prob(probs.clamp(min=1e-12), y).item(),
-        "ece": multiclass_calibration_error(probs, y, probs.shape[-1], n_bins=15).item(),
-        "brier": brier(probs, y).item(),
-    }
+    hits, nll = (probs.argmax(-1) == y).double(), -mean_log_prob(probs.clamp(min=1e-12), y)
+    ece = multiclass_calibration_error(probs, y, probs.shape[-1], n_bins=15)
+    found = {"accuracy": hits.mean(), "nll": nll, "ece": ece, "brier": brier(probs, y)}
+    return {name: value.item() for name, value in found.items()}
 
 
 def pair_log_probs(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
@@ -130,10 +128,7 @@ def pair_log_probs(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
 
 
 def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
-    """
-    Scores of marginals or of a mixture. ``joint`` adds log p(y_test | y_train) per node. ``pairs``
-    adds log-likelihoods of pairs, and their gains on the calibrated marginals ``temperature``.
-    """
+    """Scores; ``joint`` and ``pairs`` add log-likelihoods, ``temperature`` gains of the latter."""
     y, train, test = data.y, data.train_mask, data.test_mask
     mixes = isinstance(model, NeighborMixture)
     post = model.condition(y, train, num_samples=NUM_DRAWS) if mixes else None
@@ -163,10 +158,8 @@ def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
 
 def summary(gain: Tensor, pairs: Tensor, nodes: Tensor, num_resamples: int = 1000) -> dict:
     """
-    Mean, 95 % interval, median and share above 0 of gains ``(P,)`` of distinct ``pairs`` ``(2, P)``
-    among some nodes, a mask; and the part of the mean that two nodes contribute. The interval is a
-    bootstrap over *nodes* (Snijders and Borgatti 1999, "Non-parametric standard errors and tests
-    for network statistics", Connections 22), because pairs that share a node are dependent.
+    Mean, median, share above 0 of gains ``(P,)`` of ``pairs`` ``(2, P)``, and what two nodes add to
+    the mean. Its 95 % interval is a bootstrap over *nodes* (Snijders and Borgatti 1999).
     """
     size, (first, second) = int(nodes.sum()), (nodes.cumsum(0) - 1)[pairs]
     # A generator of its own leaves the later draws of a run as they are.
@@ -195,10 +188,7 @@ def log_prob(mix: NeighborMixture, labels: Tensor, data, seed: int, repeats: int
 
 
 def jointly(mix: NeighborMixture, starts: list[Tensor], data, seed: int) -> Tensor:
-    """
-    The most probable labelling by iterated conditional modes of blocks of nodes (Besag 1986, "On
-    the statistical analysis of dirty pictures", Journal of the Royal Statistical Society B 48).
-    """
+    """The most probable labelling by iterated conditional modes (Besag 1986) of blocks of nodes."""
     nats = partial(log_prob, mix, data=data, seed=seed)
     best, labels = max(((nats(start), start) for start in starts), key=lambda pair: pair[0])
     nodes, generator = data.test_mask.nonzero()[:, 0], torch.Generator().manual_seed(seed)

@@ -1,19 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Node classification.
-
-    python -m benchmarks.nodes.run search accuracy --datasets cora --backbones gcn
-
-Tasks: ``search`` (random settings; validation accuracy chooses), ``accuracy`` (public split),
-``pairs`` (log-likelihood of pairs of neighbours, random splits), ``sizes`` (shares of training
-nodes), ``deviations`` (the paper's recipe, one change at a time), ``communities`` (as sources of
-``StackedNMM``), ``predicted`` (labels one by one, in turn and jointly), ``published`` and
-``random`` (SPN on the splits of ``benchmarks.on_top`` and of ``pairs``), ``graphs`` (heterophilous)
-and ``generated`` (labels from a relabelling NMM). ``accuracy --settings-of NMM`` takes the settings
-of ``search --searched NMM`` for all methods.
-"""
+"""Node classification. README.md explains the tasks."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -28,7 +16,7 @@ from benchmarks.nodes.fits import DEFAULT, calibrated, chosen, evaluate, fit, lo
 from benchmarks.nodes.heterophilous import generated, graphs
 from benchmarks.nodes.spn import measure
 from benchmarks.shared.louvain import louvain
-from benchmarks.shared.records import RESULTS, Records, run
+from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
 from pyro_nmm import NeighborMixture, sources
 from pyro_nmm.datasets.nodes import inner_edges, random_split
@@ -181,16 +169,14 @@ def random(args, results: Records) -> None:
         measure(results, key, partial(fits.backbone, key["backbone"], data), data, key["seed"])
 
 
-def main(argv: list[str] | None = None) -> Records:
-    options = {"datasets": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat", "appnp"]}
-    options |= {"methods": METHODS, "searched": ["backbone", "NMM + consistency"]}
-    options |= {"settings_of": (str, "whose search `accuracy` takes"), "ratios": [0.2, 0.4, 0.6]}
-    options |= {"num_trials": 12, "num_seeds": 10, "num_splits": 5, "data_root": Path}
-    options |= {"results": RESULTS / "nodes.jsonl"}
-    choices = {"backbones": fits.BACKBONES, "methods": METHODS, "searched": METHODS}
-    tasks = search, accuracy, pairs, sizes, deviations, communities, predicted, published, random
-    return run(argv, __doc__, (*tasks, graphs, generated), choices=choices, **options)
-
+CHOICES = {"backbones": fits.BACKBONES, "methods": METHODS, "searched": METHODS}
+OPTIONS = {"datasets": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat", "appnp"]}
+OPTIONS |= {"methods": METHODS, "searched": ["backbone", "NMM + consistency"]}
+OPTIONS |= {"settings_of": (str, "whose search `accuracy` takes"), "ratios": [0.2, 0.4, 0.6]}
+OPTIONS |= {"num_trials": 12, "num_seeds": 10, "num_splits": 5, "data_root": Path}
+OPTIONS |= {"results": RESULTS / "nodes.jsonl", "choices": CHOICES}
+TASKS = search, accuracy, pairs, sizes, deviations, communities, predicted, published, random
+main = command(__doc__, (*TASKS, graphs, generated), **OPTIONS)
 
 if __name__ == "__main__":
     main()

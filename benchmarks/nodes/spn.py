@@ -6,12 +6,8 @@ SPN (Qu, Cai and Tang 2022, "Neural Structured Prediction for Inductive Node Cla
 https://github.com/DeepGraphLearning/SPN): a conditional random field with node potentials
 :math:`\log \tau_s` and edge potentials :math:`\log \tau_{st} - \log \tau_s \tau_t` (equations 2 and
 9). The proxy problem (10) fits networks :math:`\tau` to labels of nodes and of both ends of edges.
-Refinement (3, 11) follows the likelihood's gradient, by loopy belief propagation (12).
-
-Three things differ from the authors' code, whose graphs are fully labelled. The likelihood is of
-the subgraph of labelled nodes, and prediction clamps their labels. An edge has one potential, the
-mean over its two directions. Messages sum probabilities as in equation 12, run until they settle
-and count every edge once; the code adds logarithms, runs two steps and counts every edge half.
+Refinement (3, 11) follows the likelihood's gradient, by loopy belief propagation (12). README.md
+says what differs from the authors' code.
 """
 
 from collections.abc import Callable, Iterator
@@ -95,9 +91,8 @@ class Messages:
 
 def chained(field: Field, y: Tensor, nodes: Tensor, rings: int = 3) -> float:
     """
-    Log-probability of labels by the chain rule: each node's belief after the nodes before it have
-    been clamped and messages have passed ``rings`` edges from them. It is exact on trees. On other
-    graphs it is of another, proper distribution, because each factor is one.
+    Log-probability of labels by the chain rule: beliefs after earlier nodes have been clamped, and
+    messages have passed ``rings`` edges. Exact on trees, on other graphs a proper distribution.
     """
     state, total = Messages(field), 0.0
     believed, own = state.logits(), field.clamped(y, torch.ones_like(y, dtype=torch.bool)).nodes

@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Graphs, splits and classifiers of a published protocol (Hsu et al. 2022, "What Makes Graph Neural
-Networks Miscalibrated?", NeurIPS, https://github.com/hans66hsu/GATS, commit 80cfd00).
-"""
+"""The protocol of Hsu et al. 2022 (https://github.com/hans66hsu/GATS, commit 80cfd00)."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -120,10 +117,7 @@ def few(y: Tensor, seed: int) -> list[Tensor]:
 
 
 def cases(args, results: Records, task: str, **key) -> Iterator[tuple[dict, Data]]:
-    """
-    Keys without a row, with the split's random seed, and their graphs: with the split's masks,
-    ``hood``, and ``logits`` of a classifier that is trained once for all keys of a split.
-    """
+    """Keys without a row, and graphs with masks, ``hood`` and ``logits`` of a classifier."""
     every = {"dataset": args.graphs, "backbone": args.backbones, "split": args.splits}
     every |= {"fold": range(args.num_folds)} | key
     place = itemgetter("dataset", "backbone", "split", "fold")

@@ -158,10 +158,7 @@ def propagation(data: Data) -> Tensor:
 
 
 def potts(data: Data, probs: Tensor) -> Tensor:
-    """
-    A Potts field on top of ``probs`` with clamped labels, a temperature and a coupling: beliefs
-    after twenty steps of loopy belief propagation, damped from the sixth on.
-    """
+    """A Potts field on ``probs``, labels clamped, by twenty steps of loopy belief propagation."""
     ends = torch.stack([data.hood.source, data.hood.target])
     edges, logits = ends[:, ends[0] < ends[1]], probs.clamp(min=1e-6).log()
 
@@ -241,9 +238,8 @@ def calibrated(make: type[CaGCN] | type[GATS], data: Data) -> Tensor:
 
 def gmnn(data: Data, num_epochs: int = 100) -> Tensor:
     """
-    GMNN (Qu et al. 2019, https://github.com/DeepGraphLearning/GMNN), one round of its published
-    schedule, with the better of two learning rates, and a temperature: a network of features and a
-    network of labels, which the first one draws, teach each other.
+    One published round of GMNN (Qu et al. 2019, https://github.com/DeepGraphLearning/GMNN) at the
+    better of two rates: networks of features and of labels teach each other. And a temperature.
     """
     every, seen = torch.ones_like(data.train_mask), data.train_mask[:, None]
     true = F.one_hot(data.y, data.logits.shape[1]).to(data.x.dtype)

@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-StackedNMM on top of trained classifiers, beside other ways to calibrate them. ``--data-root`` holds
-``planetoid/`` and ``gats_splits/``; ``bootstrap`` reads what ``splits`` leaves in ``--losses``.
-"""
+"""StackedNMM on top of trained classifiers, beside rivals. README.md explains the tasks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +21,7 @@ from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals
 from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
 from benchmarks.shared.louvain import louvain
-from benchmarks.shared.records import RESULTS, Records, pick, read, run
+from benchmarks.shared.records import RESULTS, Records, command, pick, read
 from benchmarks.shared.timing import timed
 from pyro_nmm import NeighborMixture, Posterior
 from pyro_nmm.models import StackedNMM, edge_weights
@@ -236,13 +233,11 @@ def questions(args, results: Records) -> None:
         results.add(**key, curve=curve, alike=mean(alike))
 
 
-def main(argv: list[str] | None = None) -> Records:
-    tasks = priors, splits, bootstrap, labels, counts, questions, weights
-    options: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
-    options |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
-    options |= {"data_root": Path, "losses": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}
-    return run(argv, __doc__, tasks, results=FILE, **options)
-
+TASKS = priors, splits, bootstrap, labels, counts, questions, weights
+OPTIONS: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
+OPTIONS |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
+OPTIONS |= {"data_root": Path, "losses": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}
+main = command(__doc__, TASKS, **OPTIONS, results=FILE)
 
 if __name__ == "__main__":
     main()

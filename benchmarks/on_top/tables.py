@@ -10,6 +10,7 @@ from pandas import DataFrame
 
 from benchmarks.on_top.run import ELSEWHERE, METHODS, OURS, POOL, SCORES, SHOWN, UPDATED
 from benchmarks.shared import tables as shown
+from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, against, average, count, ordered, spread, table
 
 CELL, RUN = ["graph", "backbone"], ["split", "fold"]
@@ -22,7 +23,6 @@ OWN = {OURS, POOL, SCORES, ELSEWHERE}
 #: Columns that exist without rows, too.
 FIELDS = ("dataset", "backbone", "method", "pairs", "own product", "joint", "nll", "brier", "share")
 FIELDS += ("size", "communities", "joint.CRPS", "own product.CRPS", "temperature.CRPS")
-Files = dict[str, list[dict]]
 
 
 def rows_of(files: Files, task: str) -> DataFrame:

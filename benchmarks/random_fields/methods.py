@@ -49,10 +49,7 @@ def loss(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_samples: i
 
 @torch.no_grad()
 def drawn_bound(mix: NeighborMixture, half: MarginalField, order: Tensor, num_samples: int):
-    """
-    The loss of :func:`loss` by sampling, and its standard error. Choices and labels are drawn
-    together: with choices drawn from q(c | y) the estimate would be a lower bound.
-    """
+    """The loss of :func:`loss` by joint draws; choices drawn from q(c | y) would bound it."""
     parts = []
     for _ in range(num_samples // 64):
         c = NeighborChoice(mix.hood, mix.logits).sample((64,))
@@ -109,9 +106,8 @@ def fit_all(field: PairwiseMRF, windows: Grid, marginals: Tensor, given=None, **
 
 def fit_half(field: PairwiseMRF, shape: Shape, marginals: Tensor, by_row: bool, **steps: int):
     """
-    The NMM of every other pixel in windows of 5 x 5, the rest summed out of the target: the pixels
-    that coarse to fine puts first or, ``by_row``, the others, which it leaves in the order of rows.
-    Returns the mixture, the field of the pixels that stay, and the order of the fit.
+    The NMM of every other pixel, the rest summed out: first from coarse to fine or, ``by_row``,
+    the others. Also the field of the pixels that stay, and the order of the fit.
     """
     half = MarginalField(field, (coarseness(*shape) == 2) == by_row)
     windows, stay = grid(shape, 2, half.stay), half.nodes

@@ -160,14 +160,8 @@ def drawn(logits: Tensor) -> Tensor:
 
 class Autoregressive(nn.Module):
     r"""
-    One hidden layer, whose masks let every node see the ``memory`` nodes before it,
-
-    .. math::
-
-        \log q(y) = \sum_i \log \mathrm{softmax}\big( b_i + A_i x + V_i \tanh(W_i x + d_i)
-        \big)_{y_i}, \qquad x = (y_{i - m}, \dots, y_{i - 1})
-
-    :param Tensor unary: ``(N, C)``, the target's, where the biases begin.
+    Logits :math:`b_i + A_i x + V_i \tanh(W_i x + d_i)` of a label given the ``memory``
+    labels :math:`x` before it. The biases start at the target's ``unary`` ``(N, C)``.
     """
 
     def __init__(self, unary: Tensor, memory: int, hidden: int) -> None:
@@ -215,10 +209,7 @@ def surrogate(network: Autoregressive, field: PairwiseMRF, y: Tensor) -> Tensor:
 
 
 def fit_van(field: PairwiseMRF, memory: int, num_steps: int, hidden=8, lr=0.005):
-    """
-    The network fitted by Adam. The temperature falls, as in the paper: interactions rise from zero
-    over the first half of the steps. The rate falls over the second, as in the NMM's own fit.
-    """
+    """The fitted network: interactions rise over half of the steps, then Adam's rate falls."""
     network = Autoregressive(field.unary, memory, hidden)
     optimizer = torch.optim.Adam(network.parameters(), lr=lr)
     for step in range(num_steps):
@@ -232,9 +223,8 @@ def fit_van(field: PairwiseMRF, memory: int, num_steps: int, hidden=8, lr=0.005)
 
 class Windowed:
     """
-    Ordered conditionals: every pixel given the nearest of those before it, at most ``neighbors``,
-    exactly, in the target cut down to a window around the pixel. Nothing is fitted. The idea is
-    that of [5], whose recipe we do not have in full.
+    Ordered conditionals by the idea of [5]: every pixel given at most ``neighbors`` nearest earlier
+    ones, exactly, in the target cut down to a window around the pixel. Nothing is fitted.
     """
 
     def __init__(self, field: PairwiseMRF, windows: Grid, neighbors: int) -> None:

@@ -1,12 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The NMM and its rivals as approximations of Markov random fields. Rows of rivals go to
-fields_compared.jsonl, rows of ``deviations`` to deviations.jsonl.
-
-    python -m benchmarks.random_fields.run strips letter plain amortized scaling deviations
-"""
+"""The NMM and rivals as approximations of Markov random fields. README.md explains the tasks."""
 
 import time
 from collections.abc import Callable
@@ -18,8 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.random_fields import fields, methods
-from benchmarks.shared import records
-from benchmarks.shared.records import RESULTS, Records, pick
+from benchmarks.shared.records import RESULTS, Records, command, pick
 from benchmarks.shared.timing import in_a_process, peak_memory, timed
 from pyro_nmm import NeighborMixture, models
 from pyro_nmm.guides import mean_field
@@ -178,10 +172,8 @@ def deviations(args, results: Records) -> None:
         results.add(**key, bound=methods.loss(mix, field, windows.order, 1024, 64)[0] + log_z)
 
 
-def main(argv: list[str] | None = None) -> Records:
-    tasks = strips, letter, plain, amortized, scaling, deviations
-    return records.run(argv, __doc__, tasks, results=RESULTS / "fields.jsonl")
-
+TASKS = strips, letter, plain, amortized, scaling, deviations
+main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl")
 
 if __name__ == "__main__":
     main()

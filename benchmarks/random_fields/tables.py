@@ -1,18 +1,19 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables of docs/results/random-fields.md."""
+"""Tables and figures of docs/results/random-fields.md."""
 
 import re
 from statistics import mean, median
 
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from benchmarks.shared import tables as shared
-from benchmarks.shared.records import pick
+from benchmarks.shared.records import Files, pick
 from benchmarks.shared.tables import Paired, average, centre_of, first, frame, table, values
 
-Files = dict[str, list[dict]]
 #: Tasks of single fields of 128 x 128 pixels, and what names a field of some number of labels.
 LARGE, FIELD = ("letter", "plain"), ("coupling", "seed")
 #: By the number of labels: the critical coupling of an infinite grid, and an NMM's longest fit.
@@ -153,5 +154,38 @@ def field_deviations(files: Files) -> str:
     return table(frame(rows), ["inputs"], cells)
 
 
+#: How names of methods begin: a colour and a marker.
+FAMILIES = {
+    "mean field": ("#999999", "s"),
+    "chains": ("#000000", "D"),
+    "windows": ("#009E73", "^"),
+    "VAN": ("#CC79A7", "v"),
+    "NMM, 5 x 5": ("#56B4E9", "o"),
+    "NMM of half, row by row": ("#E69F00", "o"),
+    "NMM of half": ("#D55E00", "o"),
+    "NMM": ("#0072B2", "o"),
+}
+
+
+def field_seconds(files: Files) -> Figure:
+    """A panel for each coupling of the narrow Ising grids; lines join the settings of a method."""
+    rows = frame(row for row in files["fields_compared"] if row["task"] == "strips" and "KL" in row)
+    begins = rows.method.map(lambda name: next(each for each in FAMILIES if name.startswith(each)))
+    rows["family"] = shared.ordered(begins, list(FAMILIES))
+    figure, axes = plt.subplots(1, 3, sharey=True, figsize=(10.8, 4.4), layout="constrained")
+    for axis, ((coupling,), part) in zip(axes, shared.groups(rows, ["coupling"]), strict=True):
+        for (family,), own in shared.groups(part, ["family"]):
+            line = own.groupby("method").agg({"seconds": "median", "KL": "mean"})
+            line = line.assign(seconds=line.seconds.clip(lower=1e-2)).sort_values(["seconds", "KL"])
+            color, marker = FAMILIES[family]
+            axis.plot(*line.to_numpy().T, color=color, marker=marker, ms=5, lw=1.2, label=family)
+        axis.set(xscale="log", yscale="log", xlabel="seconds, one thread")
+        axis.set_title(f"coupling {coupling}", fontsize=10)
+    axes[0].set_ylabel("KL divergence, nats (12 x 40 pixels)")
+    figure.legend(handles=axes[0].lines, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
 TABLES = (strips, field_rivals, log_z_rivals, large, large_rivals, amortized, scaling)
 TABLES += (field_deviations,)
+FIGURES = {"field_seconds.png": field_seconds}

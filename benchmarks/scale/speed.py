@@ -141,9 +141,8 @@ def one_size(size: int) -> dict:
 
 def timed_step(nodes: int, links: int) -> dict:
     place, *parts = problem(nodes, links, 3)
-    return place | seconds(
-        3, {"seconds": partial(observed_step, (*parts, None), 1, "reward_to_go")}
-    )
+    step = partial(observed_step, (*parts, None), 1, "reward_to_go")
+    return place | seconds(3, {"seconds": step})
 
 
 def cora_like(share: float) -> tuple[NeighborMixture, Tensor, Tensor, Tensor]:

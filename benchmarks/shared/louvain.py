@@ -11,16 +11,11 @@ from torch_geometric.utils import to_networkx
 
 
 def louvain(data: Data, resolution: float, probs: Tensor | None = None, seed: int = 0) -> Tensor:
-    """
-    ``(N,)``: the community of every node by Louvain's method, of the edges alone or, with marginals
-    ``probs``, of edges that weigh as much as it is probable that their two ends have one label.
-    """
+    """``(N,)``: Louvain's communities; with marginals, edges weigh the chance of equal labels."""
     ends = data.edge_index.cpu()
     weight = torch.ones(ends.shape[1]) if probs is None else probs.cpu()[ends].prod(0).sum(-1)
-    graph = to_networkx(
-        Data(edge_index=ends, num_nodes=data.num_nodes, weight=weight),
-        edge_attrs=["weight"], to_undirected=True, remove_self_loops=True,
-    )  # fmt: skip
+    known = Data(edge_index=ends, num_nodes=data.num_nodes, weight=weight)
+    graph = to_networkx(known, None, ["weight"], to_undirected=True, remove_self_loops=True)
     found = nx.community.louvain_communities(graph, resolution=resolution, seed=seed)
     membership = torch.empty(data.num_nodes, dtype=torch.long)
     for number, members in enumerate(found):

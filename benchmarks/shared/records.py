@@ -12,6 +12,8 @@ from pathlib import Path
 import pyro
 import torch
 
+#: Rows by the name of the file that stores them.
+Files = dict[str, list[dict]]
 RESULTS = Path(__file__).parent.parent / "results"
 EPILOG = """
 Each measurement appends a line to --results. A measurement that is stored is not repeated, so a run
@@ -68,10 +70,7 @@ class Records:
 
 
 def arguments(doc: str | None, choices: dict | None = None, **options) -> argparse.ArgumentParser:
-    """
-    Options by name: a default, whose type they have, or a type alone; in a tuple with a help text.
-    A list takes one value or more. ``choices`` are the allowed values of some options.
-    """
+    """Options by name: a default, often a list, or a type; in a tuple with a help text."""
     parser = argparse.ArgumentParser(
         description=doc, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,17 +88,18 @@ def start(threads: int) -> None:
     pyro.enable_validation(False)
 
 
-def run(argv, doc: str | None, tasks: Iterable[Callable], **options) -> Records:
-    """
-    Run the tasks that are named on the command line, functions of the arguments and of the
-    records in ``--results``.
-    """
-    named = {task.__name__.rstrip("_"): task for task in tasks}
+def command(doc: str | None, tasks: Iterable[Callable], **options) -> Callable[..., Records]:
+    """The ``main`` of some tasks, which are functions of the arguments and of stored records."""
+    named = {task.__name__: task for task in tasks}
     parser = arguments(doc, threads=1, **options)
     parser.add_argument("tasks", nargs="+", choices=named)
-    args = parser.parse_args(argv)
-    start(args.threads)
-    results = Records(args.results)
-    for name in args.tasks:
-        named[name](args, results)
-    return results
+
+    def main(argv: list[str] | None = None) -> Records:
+        args = parser.parse_args(argv)
+        start(args.threads)
+        results = Records(args.results)
+        for name in args.tasks:
+            named[name](args, results)
+        return results
+
+    return main

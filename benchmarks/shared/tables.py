@@ -24,19 +24,13 @@ GRAPHS |= {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
 
 def frame(rows: Iterable[dict], **key) -> DataFrame:
-    """
-    Rows with these values as a frame. Nested values have names with a dot, ``seconds.fit``; scores
-    on test nodes or links, ``{"test": ...}``, have their own.
-    """
+    """Rows with these values. Names of nested values have a dot; ``test.`` is left out."""
     found = pd.json_normalize([r for r in rows if all(r.get(k) == v for k, v in key.items())])
     return found.rename(columns=lambda name: name.removeprefix("test."))
 
 
 def ordered(values: Series, names: Mapping | Sequence | None = ()) -> Series:
-    """
-    Values as an ordered categorical: those of ``names`` first, under their names if it is a
-    mapping, then others in the order of rows; by size if ``names`` is ``None``.
-    """
+    """Values as a categorical: those of ``names`` first, under its names; by size for ``None``."""
     known = sorted(values.dropna().unique()) if names is None else list(names)
     order = list(dict.fromkeys([*known, *values.dropna()]))
     shown = {value: names.get(value, value) if isinstance(names, Mapping) else value
@@ -158,20 +152,16 @@ def centre(field: str, digits: int) -> Cell:
     return lambda part, peers: centre_of(values(part, field), digits)
 
 
-def average(field: str, form: str, unit: float = 1, of: Callable = mean) -> Cell:
+def average(field: str, form: str = "", unit: float = 1, of: Callable = mean) -> Cell:
     """Cell: the mean, or the ``median`` or ``max``, in a format such as ``".1f"``."""
     return lambda part, peers: (
         format(unit * of(found), form) if (found := values(part, field)) else ""
     )
 
 
-def first(field: str, form: str = "", unit: float | None = None) -> Cell:
+def first(field: str, form: str = "", unit: float = 1) -> Cell:
     """Cell: the value of the only row, or of the first."""
-    return lambda part, peers: (
-        format(found[0] if unit is None else unit * found[0], form)
-        if (found := values(part, field))
-        else ""
-    )
+    return average(field, form, unit, of=lambda found: found[0])
 
 
 def against(
@@ -183,10 +173,7 @@ def against(
     form: Callable = Paired.text,
     better: int = 0,
 ) -> Cell:
-    """
-    Cell: the paired difference from the peers of a method, or of other values, ``base``; empty in
-    the line of the base itself. ``better`` of 1 or -1 marks clear differences.
-    """
+    """Cell: the paired difference from peers, ``base``; ``better`` of 1 or -1 marks clear ones."""
     key = base if isinstance(base, Mapping) else {"method": base}
 
     def cell(part: DataFrame, peers: DataFrame) -> str:
@@ -205,9 +192,8 @@ def table(
     rows: DataFrame, down: Sequence[str], cells: Mapping[str | tuple, Cell], across: str = ""
 ) -> str:
     """
-    A table in Markdown. ``across`` is a column whose values have cells of their own: each heading
-    of ``cells`` then has a place for the value, ``"KL, {} labels"``. Of a heading that is a tuple
-    the last part is shown, so that two columns may be called the same.
+    A table in Markdown. Values of a column ``across`` have cells of their own, with a place for the
+    value in each heading. Of a heading that is a tuple the last part is shown.
     """
     if rows.empty:
         return "Nothing has been measured yet."
@@ -227,10 +213,7 @@ def table(
 
 
 def markdown(lines: Iterable[Mapping], left: int = 1) -> str:
-    """
-    Lines that name their cells, in Markdown, with the first columns aligned to the left; without
-    lines that have nothing else.
-    """
+    """Lines of named cells in Markdown, without empty ones; first columns aligned to the left."""
     lines = list(lines)
     if not lines:
         return "Nothing has been measured yet."

@@ -30,10 +30,7 @@ def in_turn(functions: dict[str, Callable[[], float]], repeats: int) -> dict[str
 
 
 def peak_memory(function: Callable, *args, **options):
-    """
-    What a function returns, the process's largest resident memory while it runs, read every two
-    milliseconds, and by how much that is above the memory at the start, in bytes.
-    """
+    """What a function returns, the largest resident memory meanwhile, and its rise, in bytes."""
     memory, done = psutil.Process().memory_info, threading.Event()
     first = peak = memory().rss
 
@@ -54,10 +51,7 @@ def peak_memory(function: Callable, *args, **options):
 
 
 def median_cost(makers: dict[str, Callable[[], Callable[[], float]]], repeats: int) -> dict:
-    """
-    Of two functions that return the seconds of their step: peak memory, each made after the one
-    before and with it in memory; then medians of ``repeats`` turns, and of their ratios.
-    """
+    """Of two functions that return seconds: peak memory, and medians of turns and of ratios."""
     runs, memory = {}, {}
     for name, make in makers.items():
         runs[name] = make()
@@ -76,12 +70,7 @@ def in_a_process(threads: int, function: Callable, *args):
 
 
 def citation_like(num_nodes: int, num_links: int, seed: int = 0) -> Tensor:
-    """
-    An undirected graph with hubs, in linear time: every link joins a random node to an
-    end of an earlier link or, half of the time, to any earlier node.
-
-    :return: ``edge_index`` of shape ``(2, 2 * num_links)`` with both directions.
-    """
+    """``(2, 2 * num_links)``: an undirected graph with hubs, by links to ends of earlier links."""
     generator = torch.Generator().manual_seed(seed)
     new = torch.arange(1, num_links + 1) % num_nodes
     new[new == 0] = 1

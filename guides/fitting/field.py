@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides.field import FieldGuide
-from pyro_nmm.guides.fitting.loop import Steps, train, unvalidated
+from pyro_nmm.guides.fitting.loop import Steps, unvalidated
 from pyro_nmm.models.random_fields import MarginalField, RandomField
 from pyro_nmm.validation import check_integers, options_of
 
@@ -27,16 +27,11 @@ def fit_mixture(
     **options: Any,
 ) -> tuple[NeighborMixture, list[float]]:
     r"""
-    An NMM that approximates a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
-    :class:`~pyro_nmm.guides.FieldGuide`, with a schedule that has proved itself on Ising models.
-    Pyro's parameter store is left as it was.
+    Fits an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
+    :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was.
 
-    .. math::
-
-        \min_\theta \; -E_p \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) - E_p[\log p^*(y)]
-
-    The interactions rise from zero over the first steps, because from a start with all of them
-    optimisation ends in worse minima; the learning rate falls to zero over the second half.
+    The interactions rise from zero over the first steps, which avoids worse minima; the learning
+    rate falls to zero over the second half.
 
     >>> from pyro_nmm.models import FreeNMM, grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
@@ -45,23 +40,20 @@ def fit_mixture(
     >>> mix.marginals().shape  # (N, C)
     torch.Size([9, 2])
 
-    :param field: the target, a :class:`~pyro_nmm.models.PairwiseMRF` or, for a closer
-        approximation, its :class:`~pyro_nmm.models.MarginalField`; or a function of the step's
-        number that makes one, for a network that is to approximate many.
-    :param Neighborhood hood: The neighbourhoods.
-    :param nn.Module network: ``(hood, field) -> (alpha, logits)``, for example
-        :class:`~pyro_nmm.models.FreeNMM`.
-    :param Tensor order: ``(N,)`` permutation of the node ids. It matters: fitted in an order whose
-        last nodes are no neighbours in the target, the bound is much tighter than in row-major
-        or random order. Default: the target's :meth:`~pyro_nmm.models.PairwiseMRF.colors`.
+    :param field: a :class:`~pyro_nmm.models.PairwiseMRF` or, for a closer approximation, its
+        :class:`~pyro_nmm.models.MarginalField`; or a function of the step's number that returns
+        one.
+    :param nn.Module network: ``(hood, field) -> (alpha, logits)``.
+    :param Tensor order: ``(N,)`` permutation of the node ids. The bound is much tighter if the last
+        nodes are no neighbours in the target. Default: the target's
+        :meth:`~pyro_nmm.models.PairwiseMRF.colors`.
     :param int num_samples: draws of the entropy a step.
     :param float warmup: share of the steps over which interactions rise.
-    :param options: of :class:`~pyro_nmm.guides.fitting.Steps`, such as ``num_steps``, 1,000 by
-        default, and ``lr``, 0.05.
+    :param options: of :class:`~pyro_nmm.guides.fitting.Steps`.
     :return: the mixture for the last step's target, and the loss of every step, in nats. Cost: a
         step :math:`O(E C^2)` a sample.
-    :raises ValueError: for numbers that cannot be, another number of nodes or labels than the
-        target's, and a loss that is not finite.
+    :raises ValueError: for wrong options, another number of nodes or labels than the target's, and
+        a loss that is not finite.
     """
     how = options_of(fit_mixture, Steps, options)
     check_integers(1, num_samples=num_samples)
@@ -73,9 +65,6 @@ def fit_mixture(
             f"{type(field)}"
         )
     optimizer = torch.optim.Adam(network.parameters(), lr=how.lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: max(min(1.0, 2 - 2 * step / how.num_steps), 1e-3)
-    )
     elbo, rise = TraceGraph_ELBO(), warmup * how.num_steps
     family: FieldGuide | None = None
     target: RandomField | None = None
@@ -84,12 +73,19 @@ def fit_mixture(
         """The step's target, and the guide, which is made for the first one."""
         nonlocal family, target
         target = field if isinstance(field, RandomField) else field(step)
-        _check_target(target, hood)
+        if target.batch_shape:
+            raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
+        if target.num_nodes != hood.num_nodes:
+            raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
         if family is None:
             last = torch.cat(target.colors()) if order is None else order
-            family = FieldGuide(hood, network, _given, num_samples=num_samples, order=last)
+            options: dict[str, Any] = {"num_samples": num_samples, "order": last}
+            family = FieldGuide(hood, network, lambda given: given, **options)
             family.mixture(target)  # with all checks, which the steps leave out
         return family, target
+
+    def rate(step: int) -> float:
+        return max(min(1.0, 2 - 2 * step / how.num_steps), 1e-3)
 
     def backward(step: int) -> float:
         pair, now = take(step)
@@ -100,13 +96,10 @@ def fit_mixture(
 
     settings = {
         "field": _contents(field), "hood": (hood.num_sources, hood.ptr, hood.source),
-        "order": order, "num_samples": num_samples, "warmup": warmup, "num_steps": how.num_steps,
+        "order": order, "num_samples": num_samples, "warmup": warmup,
     }  # fmt: skip
     with pyro.get_param_store().scope():
-        losses = train(
-            network, optimizer, backward,
-            num_epochs=how.num_steps, schedule=schedule, **how.also(**settings),
-        )  # fmt: skip
+        losses = how.train(network, optimizer, backward, rate, **settings)
         if family is None or target is None:  # a checkpoint had all steps
             family, target = take(how.num_steps - 1)
         return family.mixture(target), losses
@@ -118,15 +111,3 @@ def _contents(field: Any) -> Any:
         return field
     whole, stay = (field.field, field.nodes) if isinstance(field, MarginalField) else (field, None)
     return stay, whole.edges, whole.unary, whole.strength, whole.interaction
-
-
-def _given(field: RandomField) -> RandomField:
-    """The program whose field is its input."""
-    return field
-
-
-def _check_target(target: RandomField, hood: Neighborhood) -> None:
-    if target.batch_shape:
-        raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
-    if target.num_nodes != hood.num_nodes:
-        raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")

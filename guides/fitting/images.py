@@ -3,9 +3,9 @@
 
 """Fitting to clean patches, to which noise is added: a U-Net alone, and an NMM on one."""
 
+import functools
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides.fitting.loop import Steps, train, unvalidated
+from pyro_nmm.guides.fitting.loop import Steps, unvalidated
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.images import Denoiser, UNet
@@ -49,48 +49,40 @@ class PatchRun(Steps):
         if not 0 <= self.last_rate <= 1:
             raise ValueError(f"last_rate must lie in 0..1, got {self.last_rate}")
 
-    def train(self, network, optimizer, backward, **settings) -> list[float]:
-        """The steps, at a rate that falls."""
+    def fit(self, network, optimizer, backward, **settings) -> list[float]:
+        """The steps, at a rate that falls; then the network is in evaluation mode."""
         fall = (1 - self.last_rate) / self.num_steps
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - fall * step)
-        names = ("num_steps", "last_rate", "max_noise")
-        how = self.also(**settings, **{name: getattr(self, name) for name in names})
-        how |= {"num_epochs": self.num_steps, "schedule": schedule}
-        return train(network, optimizer, backward, **how)
+        settings |= {"last_rate": self.last_rate, "max_noise": self.max_noise}
+        losses = self.train(network, optimizer, backward, lambda step: 1 - fall * step, **settings)
+        network.eval()
+        return losses
 
 
 def fit_unet(
-    unet: UNet,
-    draw: Callable[[], Tensor],
-    *,
-    loss: str = "squared",
-    **options: Any,
+    unet: UNet, draw: Callable[[], Tensor], *, loss: str = "squared", **options: Any
 ) -> list[float]:
     r"""
-    Fits a U-Net to clean patches. Gaussian noise is added, with a standard deviation for each patch
-    that is uniform in 0 to ``max_noise``. It minimises the mean over :math:`B` patches
-    of :math:`N` values of the squared error, or of its logarithm, which is the likelihood of a
-    Gaussian whose width is each patch's own best,
+    Fits a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
+    ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises the
+    squared error, or its logarithm: the likelihood of a Gaussian whose width is each patch's own
+    best,
 
     .. math::
 
         \min_\theta \; \sum_b e_b \quad \text{or} \quad \min_\theta \; \sum_b \log (e_b + 2^2),
-        \qquad e_b = \frac1N \sum_{i \in b} (u_i - y_i)^2 ,
-
-    by Adam, whose rate falls linearly.
+        \qquad e_b = \frac1N \sum_{i \in b} (u_i - y_i)^2 .
 
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> losses = fit_unet(UNet(width=6, depth=1), lambda: patches, num_steps=3)
 
-    :param draw: gives clean patches ``(B, channels, H, W)``, integer grey levels of any type in
-        0 to 255.
+    :param draw: returns clean patches ``(B, channels, H, W)``, integer grey levels in 0 to 255.
+        Name its images in ``settings``, so that a checkpoint knows them.
     :param str loss: ``"squared"`` or ``"log"``.
-    :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`. ``draw`` is a function: name its
-        images in ``settings``, so that a checkpoint knows them.
+    :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`.
     :return: every step's loss, in grey levels squared, or its logarithm. The network is in
         evaluation mode.
-    :raises ValueError: for numbers and patches that cannot be, a loss that is not finite, weights
-        that are NaN, which are not saved, and a checkpoint of another run.
+    :raises ValueError: for wrong options or patches, a loss that is not finite, weights that are
+        NaN, which are not saved, and a checkpoint of another run.
     """
     how = options_of(fit_unet, PatchRun, options)
     if loss not in LOSSES:
@@ -104,9 +96,7 @@ def fit_unet(
         value.backward()
         return value.item()
 
-    losses = how.train(unet, optimizer, backward, loss=loss)
-    unet.eval()
-    return losses
+    return how.fit(unet, optimizer, backward, loss=loss)
 
 
 def fit_images(
@@ -120,9 +110,8 @@ def fit_images(
     **options: Any,
 ) -> list[float]:
     r"""
-    Fits an NMM over pixels to patches as :func:`fit_unet` does: it maximises the bound on the clean
-    labels :math:`y` of noisy ones :math:`X`, and with a weight :math:`w`, of which one half stands
-    for the likelihood, the same about the mean that it predicts,
+    Fits an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound on
+    the clean labels :math:`y` of noisy patches :math:`X`, minus a penalty on the predicted mean,
 
     .. math::
 
@@ -130,26 +119,21 @@ def fit_images(
         - \frac{w}{B} \sum_b \log (e_b + 2^2), \qquad
         e_b = \frac1N \sum_{i \in b} \Bigl(\sum_j L_{ij} u_j - y_i\Bigr)^2 .
 
-    A step is one of Pyro's ``TraceGraph_ELBO`` on :func:`~pyro_nmm.models.nmm` and
-    :func:`~pyro_nmm.guides.ordered_guide` in two plates, images and channels, with the factor
-    ``mean``. Pyro's parameter store is left as it was. The rate is ten times as large for the
-    network's single numbers, which have a longer way than weights. Parameters that need no gradient
-    stay as they are.
+    A step is one of Pyro's ``TraceGraph_ELBO`` on :func:`~pyro_nmm.models.nmm` in two plates,
+    images and channels, with the factor ``mean``. Pyro's parameter store is left as it was. The
+    rate is ten times as large for the network's single numbers. Frozen parameters stay as they are.
 
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> losses = fit_images(Denoiser(UNet(width=6, depth=1)), lambda: patches, num_steps=3)
 
-    :param draw: gives patches ``(B, channels, H, W)`` as in :func:`fit_unet`; labels end at the
+    :param draw: patches ``(B, channels, H, W)`` as for :func:`fit_unet`; labels end at the
         network's ``num_classes - 1``.
-    :param int radius: of the windows around pixels. With zero every pixel attends to itself alone,
-        and pixels are independent.
+    :param int radius: of the windows around pixels; with zero, pixels are independent.
     :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
-    :param float mean_weight: :math:`w`; zero for the bound alone.
-    :param float unet_rate: times ``lr`` is the rate of the U-Net; below one for a U-Net that has
-        been fitted before.
+    :param float mean_weight: :math:`w`; one half is a Gaussian's likelihood, zero the bound alone.
+    :param float unet_rate: times ``lr`` is the U-Net's rate; below one for a U-Net fitted before.
     :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`.
-    :return: every step's negative bound, in nats a pixel and channel.
-    :raises ValueError: as :func:`fit_unet`.
+    :return: every step's negative bound, in nats a pixel and channel. Errors: as :func:`fit_unet`.
     """
     how = options_of(fit_images, PatchRun, options)
     for name, amount in (("mean_weight", mean_weight), ("unet_rate", unet_rate)):
@@ -162,85 +146,68 @@ def fit_images(
         {"params": [p for p in own if p.dim() == 0], "lr": 10 * how.lr},
     ]
     optimizer = torch.optim.Adam(groups, how.lr)
-    program = _Program(network, radius, estimator, mean_weight)
     elbo = TraceGraph_ELBO()
+
+    @functools.lru_cache(maxsize=1)
+    def program(height: int, width: int, device: torch.device) -> _Program:
+        hood = Neighborhood.grid(height, width, radius=radius, device=device)
+        return _Program(hood, network, estimator, mean_weight)
 
     def backward(step: int) -> float:
         clean, noisy = _noisy(draw(), step, how.max_noise, network.num_classes)
-        program.look_at(clean)
+        pair = program(*clean.shape[-2:], clean.device)
         scale = poutine.scale(scale=1 / clean.numel())
         with unvalidated():
             arguments = noisy, clean.flatten(2)
-            loss = elbo.loss_and_grads(scale(program.model), scale(program.guide), *arguments)
-        return loss - program.penalty
+            loss = elbo.loss_and_grads(scale(pair.model), scale(pair.guide), *arguments)
+        return loss - pair.penalty
 
     with pyro.get_param_store().scope():
         settings = {"radius": radius, "estimator": estimator, "mean_weight": mean_weight}
-        losses = how.train(network, optimizer, backward, **settings)
-    network.eval()
-    return losses
+        return how.fit(network, optimizer, backward, **settings)
 
 
-class _Program:
+class _Program(SharedForward):
     """The NMM of a batch of patches, as model and guide."""
 
-    def __init__(self, network: Denoiser, radius: int, estimator: str, mean_weight: float) -> None:
-        self.network, self.radius = network, radius
-        self.estimator, self.mean_weight = estimator, mean_weight
-        self.size, self.penalty = (0, 0), 0.0
-
-    def look_at(self, clean: Tensor) -> None:
-        """Windows for patches of this size."""
-        height, width = clean.shape[-2:]
-        if self.size != (height, width):
-            self.size = height, width
-            self.hood = Neighborhood.grid(height, width, radius=self.radius, device=clean.device)
-            self.forward_pass = SharedForward(self.hood, self.network, "denoiser")
+    def __init__(
+        self, hood: Neighborhood, network: Denoiser, estimator: str, mean_weight: float
+    ) -> None:
+        super().__init__(hood, network, "denoiser")
+        self.estimator, self.mean_weight, self.penalty = estimator, mean_weight, 0.0
 
     def guide(self, noisy: Tensor, y: Tensor) -> None:
-        alpha, logits = self.forward_pass.give((noisy,))
-        with self._plates(y):
+        alpha, logits = self.give((noisy,))
+        with pyro.plate("images", len(y), dim=-2), pyro.plate("channels", y.shape[1], dim=-1):
             ordered_guide(self.hood, alpha, logits, y, collapsed=True, estimator=self.estimator)
 
     def model(self, noisy: Tensor, y: Tensor) -> None:
-        alpha, logits = self.forward_pass.take((noisy,))
+        alpha, logits = self.take((noisy,))
         penalty = (mean_errors(self.hood, alpha.mean, logits, y) + 4).log().mean()
         penalty = self.mean_weight * penalty
         self.penalty = penalty.item()
         pyro.factor("mean", -y.numel() * penalty)
-        with self._plates(y):
+        with pyro.plate("images", len(y), dim=-2), pyro.plate("channels", y.shape[1], dim=-1):
             nmm(self.hood, alpha, logits, y, collapsed=True)
-
-    def _plates(self, y: Tensor) -> ExitStack:
-        plates = ExitStack()
-        for name, size, dim in (("images", len(y), -2), ("channels", y.shape[1], -1)):
-            plates.enter_context(pyro.plate(name, size, dim=dim))
-        return plates
 
 
 def _noisy(
     clean: Tensor, step: int, max_noise: float, num_classes: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Patches as ``torch.long``, and with noise."""
-    clean = _grey_levels(clean, step, num_classes)
-    noise = max_noise * torch.rand(len(clean), 1, 1, 1, device=clean.device)
-    return clean, clean + noise * torch.randn(clean.shape, device=clean.device)
-
-
-def _grey_levels(clean: Tensor, step: int, num_classes: int | None) -> Tensor:
-    """Patches as ``torch.long``, whatever integers they were."""
+    """Patches as ``torch.long``, whatever integers they were, and with noise."""
     good = isinstance(clean, Tensor) and clean.dim() == 4 and clean.numel() and not clean.is_meta
     if not good or clean.is_floating_point() or clean.is_complex() or clean.dtype == torch.bool:
         got = type(clean)
         found = f"{clean.dtype} of shape {tuple(clean.shape)}" if isinstance(clean, Tensor) else got
-        raise ValueError(
-            f"draw must give integer grey levels of shape (B, channels, H, W), got {found}"
-        )
+        must = "integer grey levels of shape (B, channels, H, W)"
+        raise ValueError(f"draw must give {must}, got {found}")
     low, high = clean.min().item(), clean.max().item()
     if low < 0 or (num_classes is not None and high >= num_classes):
         top = "" if num_classes is None else f": they must lie in 0..{num_classes - 1}"
         raise ValueError(f"draw gave grey level {low if low < 0 else high} in step {step}{top}")
-    return clean.long()
+    clean = clean.long()
+    noise = max_noise * torch.rand(len(clean), 1, 1, 1, device=clean.device)
+    return clean, clean + noise * torch.randn(clean.shape, device=clean.device)
 
 
 def mean_errors(hood: Neighborhood, mean: Tensor, logits: Tensor, y: Tensor) -> Tensor:

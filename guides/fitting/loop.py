@@ -17,13 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pyro_nmm.guides.fitting.checkpoints import (
-    generators,
-    resume,
-    save_checkpoint,
-    set_generators,
-)
-from pyro_nmm.guides.fitting.fingerprint import fingerprint
+from pyro_nmm.guides.fitting.checkpoints import fingerprint, resume, save_checkpoint
 from pyro_nmm.validation import check_integers, check_positive
 
 
@@ -33,17 +27,13 @@ class Run:
     How a fit is watched, saved and resumed: options of every fit that takes ``checkpoint``.
 
     Interrupted at any moment and called again with the same arguments, a fit ends with the same
-    parameters, bit for bit on a CPU: a checkpoint holds the module, the optimiser, its schedule,
-    the best epoch and the state of torch's generators.
-
-    A checkpoint of another run is refused: with another seed, other weights of the module at the
-    call, other plain attributes of its parts, other numbers of the optimiser, or other
-    ``settings``. So a script that is started again builds the network anew, from the same seed.
-    Functions cannot be compared, nor their closures: name these in ``settings``.
+    parameters, bit for bit on a CPU. A checkpoint of another run is refused: with another seed,
+    other weights of the module at the call, other plain attributes of its parts, other numbers of
+    the optimiser, or other ``settings``. So a script that is started again builds the network anew.
+    Functions cannot be compared: name what they depend on in ``settings``.
 
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end. The one before
-        is kept beside it as ``<name>.previous`` and used if the newest cannot be read, which is
-        then renamed to ``<name>.unreadable``.
+        is kept as ``<name>.previous`` and used if the newest cannot be read.
     :param settings: what else the run depends on, by name, tensors among them; or one text.
     :param progress: wraps the range of steps or epochs, for example ``tqdm``.
     """
@@ -66,10 +56,8 @@ class Run:
 @dataclass(frozen=True)
 class Steps(Run):
     """
-    Options of a fit of so many steps, besides those of :class:`Run`.
-
-    :param int num_steps: steps of Adam.
-    :param float lr: its learning rate, positive.
+    Options of a fit of a number of steps, besides those of :class:`Run`: ``num_steps`` of Adam, and
+    its learning rate ``lr``.
     """
 
     num_steps: int = 1000
@@ -79,6 +67,16 @@ class Steps(Run):
         super().__post_init__()
         check_integers(1, num_steps=self.num_steps)
         check_positive(lr=self.lr)
+
+    def train(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer,
+        backward: Callable[[int], float], rate: Callable[[int], float] | None = None,
+        **settings: object,
+    ) -> list[float]:  # fmt: skip
+        """The loss of every step, at the rate ``lr`` times ``rate`` of the step."""
+        schedule = None if rate is None else torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        run = self.also(num_steps=self.num_steps, **settings) | {"schedule": schedule}
+        return train(module, optimizer, backward, num_epochs=self.num_steps, **run)
 
 
 def train(
@@ -93,21 +91,13 @@ def train(
     **run: Any,
 ) -> list:
     r"""
-    Steps until the validation score has not improved for ``patience`` epochs; then ``module``
-    has the parameters and buffers of the best epoch,
-
-    .. math::
-
-        e^\star = \arg\max_e \, \text{score}_e .
-
-    Without ``validate``, a number of steps. Called with a larger ``num_epochs`` a validated run
-    continues; ``run`` are the options of :class:`Run`.
+    Steps until the validation score has not improved for ``patience`` epochs; then ``module`` has
+    the parameters and buffers of the best epoch. Without ``validate``, a number of steps. Called
+    with a larger ``num_epochs`` a validated run continues; ``run`` are the options of :class:`Run`.
 
     :param nn.Module module: everything that learns or remembers.
-    :param optimizer: of its parameters.
     :param backward: computes gradients in a step, with them at zero, and returns the loss.
     :param validate: returns numbers, compared in turn; larger is better.
-    :param schedule: of the optimiser's rates.
     :return: the score of every epoch, and the module is in evaluation mode; or the loss of every
         step, and the module is in training mode.
     :raises ValueError: if a checkpoint is of another run, of a longer one, or of no run; and if a
@@ -128,10 +118,18 @@ def train(
             best, history = state["best"], state["history"]
             if validate is not None:
                 history = [tuple(score) for score in history]
-                _check_length(how.checkpoint, history, num_epochs, patience)
+                stops = (e for e in range(len(history)) if e - _best_epoch(history[:e]) > patience)
+                if len(history) > min(next(stops, num_epochs), num_epochs):
+                    raise ValueError(
+                        f"checkpoint {how.checkpoint} holds {len(history)} epochs, more "
+                        f"than {num_epochs=} and {patience=} allow: ask for as many, or give "
+                        f"another path"
+                    )
             for name, part in parts.items():
                 part.load_state_dict(state[name])
-            set_generators(state["generators"])
+            torch.set_rng_state(state["generators"][0])
+            devices = state["generators"][1 : 1 + torch.cuda.device_count()]
+            torch.cuda.set_rng_state_all(devices)
     stored = len(history)
 
     def save() -> None:
@@ -139,7 +137,8 @@ def train(
         if how.checkpoint is not None and len(history) > stored:
             state = {"settings": here, "best": best, "history": history}
             state |= {name: part.state_dict() for name, part in parts.items()}
-            save_checkpoint(state | {"generators": generators()}, how.checkpoint)
+            state["generators"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+            save_checkpoint(state, how.checkpoint)
             stored = len(history)
 
     for step in how.progress(range(len(history), num_epochs)):
@@ -148,20 +147,19 @@ def train(
         module.train()
         optimizer.zero_grad()
         loss = backward(step)
-        check_loss(loss, f"{unit} {step}")
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss} in {unit} {step}: lower lr, or look for NaN in the data"
+            )
         optimizer.step()
         if schedule is not None:
             schedule.step()
-        due = (len(history) + 1) % how.save_every == 0
-        if validate is None:
-            history.append(loss)
-            if due or step + 1 == num_epochs:
-                check_weights(module, f"{unit} {step}")
-        else:
-            check_weights(module, f"{unit} {step}")
-            history.append(_score(module, validate, step))
-            if _best_epoch(history) == step:
-                best = copy.deepcopy(module.state_dict())
+        due = (step + 1) % how.save_every == 0
+        if validate is not None or due or step + 1 == num_epochs:
+            _check_weights(module, f"{unit} {step}")
+        history.append(loss if validate is None else _score(module, validate, step))
+        if validate is not None and _best_epoch(history) == step:
+            best = copy.deepcopy(module.state_dict())
         if due:
             save()
     save()
@@ -183,21 +181,6 @@ def _score(module: nn.Module, validate: Callable[[], tuple[float, ...]], epoch: 
     return score
 
 
-def _check_length(checkpoint: Path, scores: list[tuple], num_epochs: int, patience: int) -> None:
-    """A run from the start must have as many epochs as the checkpoint, or more."""
-    best, end = 0, min(len(scores), num_epochs)
-    for epoch, score in enumerate(scores[:num_epochs]):
-        if epoch - best > patience:
-            end = epoch
-            break
-        best = epoch if score > scores[best] else best
-    if end < len(scores):
-        raise ValueError(
-            f"checkpoint {checkpoint} holds {len(scores)} epochs, more than {num_epochs=} "
-            f"and {patience=} allow: ask for as many, or give another path"
-        )
-
-
 def _best_epoch(scores: list[tuple[float, ...]]) -> int:
     return max(range(len(scores)), key=lambda e: (scores[e], -e), default=0)
 
@@ -210,12 +193,7 @@ def unvalidated() -> Iterator[None]:
         yield
 
 
-def check_loss(loss: float, when: str) -> None:
-    if not math.isfinite(loss):
-        raise ValueError(f"the loss is {loss} in {when}: lower lr, or look for NaN in the data")
-
-
-def check_weights(module: nn.Module, when: str) -> None:
+def _check_weights(module: nn.Module, when: str) -> None:
     """A loss may be finite where its gradient is not."""
     for name, value in module.named_parameters():
         if not is_lazy(value) and value.isnan().any():

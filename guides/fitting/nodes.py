@@ -5,6 +5,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,8 @@ from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.entries import checked, contents, labels_in
-from pyro_nmm.guides.amortized import AmortizedNMM
-from pyro_nmm.guides.consistency import Consistency
+from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
 from pyro_nmm.guides.fitting.loop import Run, train, unvalidated
-from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Compatibility, NMMNetwork
 from pyro_nmm.validation import check_integers, check_positive, options_of
@@ -35,11 +34,12 @@ class NodeRun(Run):
     Options of :func:`fit_classifier` and :func:`fit_nmm`, besides those of
     :class:`~pyro_nmm.guides.fitting.loop.Run`.
 
-    :param float lr: Adam's, positive.
-    :param float weight_decay: on the first layer alone, as Kipf and Welling (2017) have it.
+    :param float lr: Adam's learning rate.
+    :param float weight_decay: of the first layer alone, as in Kipf and Welling (2017).
+    :param int num_epochs: the most epochs.
     :param int patience: epochs without a better validation score, after which a fit stops.
-    :param str criterion: of early stopping, ``"accuracy"`` or ``"likelihood"``; the other one
-        decides between equal scores.
+    :param str criterion: the score, ``"accuracy"`` or ``"likelihood"``; the other one decides
+        between equal scores.
     """
 
     lr: float = 0.01
@@ -58,22 +58,41 @@ class NodeRun(Run):
                 f"criterion must be 'accuracy' or 'likelihood', got {self.criterion!r}"
             )
 
+    def fit(
+        self, network: nn.Module, consistency: Consistency | None, data: Data,
+        backward: Callable[[int], float], predict: Callable[[], Tensor], **settings: object,
+    ) -> Scores:  # fmt: skip
+        """Adam, stopped early by the predictions ``(N, C)`` for the validation nodes."""
+        inner = network.network if isinstance(network, Compatibility) else network
+        backbones = [inner]
+        if isinstance(inner, NMMNetwork):
+            backbones = [b for b in (inner.labels, inner.attention) if b is not None]
+        optimizer = torch.optim.Adam(_groups(network, backbones, self.weight_decay), lr=self.lr)
+        parts = {"network": network} | ({} if consistency is None else {"consistency": consistency})
+
+        def validate() -> tuple[float, float]:
+            probs = predict()
+            y = labels_in(data, "val_mask", probs.shape[-1])
+            probs = probs[data.val_mask]
+            accuracy = (probs.argmax(-1) == y).double().mean().item()
+            likelihood = mean_log_prob(probs.clamp(min=1e-12), y).item()
+            first = self.criterion == "accuracy"
+            return (accuracy, likelihood) if first else (likelihood, accuracy)
+
+        run = self.also(**contents(data), criterion=self.criterion, **settings)
+        return train(
+            nn.ModuleDict(parts), optimizer, backward, validate,
+            num_epochs=self.num_epochs, patience=self.patience, **run,
+        )  # fmt: skip
+
 
 def fit_classifier(
-    network: nn.Module,
-    data: Data,
-    *,
-    consistency: Consistency | None = None,
-    **options: Any,
+    network: nn.Module, data: Data, *, consistency: Consistency | None = None, **options: Any
 ) -> tuple[Tensor, Scores]:
     r"""
-    A classifier alone: cross entropy on the training nodes :math:`\tau`, early stopping on the
-    validation nodes.
-
-    .. math::
-
-        \min_\theta \; -\frac1{|\tau|} \sum_{i \in \tau}
-            \log \mathrm{softmax}(f_\theta(X)_i)_{y_i} \; + \text{penalty}
+    Fits a classifier alone by the cross entropy :math:`-\frac1{|\tau|} \sum_{i \in \tau} \log
+    \mathrm{softmax}(f_\theta(X)_i)_{y_i}` of the training nodes :math:`\tau`, with early stopping
+    on the validation nodes.
 
     >>> from torch_geometric.datasets import KarateClub
     >>> from torch_geometric.nn import GCN
@@ -86,10 +105,9 @@ def fit_classifier(
     :param nn.Module network: ``(x, edge_index) -> (N, C)``.
     :param Data data: with ``x``, ``edge_index``, integer labels ``y`` ``(N,)``, read in the masks
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
-    :param Consistency consistency: lets unlabelled nodes teach too, here with the classifier's own
-        predictions.
-    :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`. A checkpoint knows its data and
-        network.
+    :param Consistency consistency: the penalty, with the classifier's own predictions as the
+        teacher.
+    :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first.
     :raises ValueError: for data that lack something, masks that overlap, labels that the network
@@ -108,13 +126,10 @@ def fit_classifier(
         loss.backward()
         return loss.item()
 
-    optimizer = torch.optim.Adam(_groups(network, [network], how.weight_decay), lr=how.lr)
-    scores = train(
-        _together(network, consistency), optimizer, backward,
-        lambda: _quality(network(*inputs).softmax(-1), data, how.criterion),
-        num_epochs=how.num_epochs, patience=how.patience,
-        **how.also(**contents(data), criterion=how.criterion),
-    )  # fmt: skip
+    def predict() -> Tensor:
+        return network(*inputs).softmax(-1)
+
+    scores = how.fit(network, consistency, data, backward, predict)
     with torch.no_grad():
         return network(*inputs), scores
 
@@ -131,8 +146,8 @@ def fit_nmm(
     **options: Any,
 ) -> tuple[NeighborMixture, Scores]:
     r"""
-    The bound on the joint likelihood of the training nodes :math:`\tau`, the paper's equation (5),
-    early stopping on the validation nodes' :math:`p(y_i \mid y_\tau)`.
+    Fits an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
+    equation (5), with early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
 
     .. math::
 
@@ -147,27 +162,22 @@ def fit_nmm(
     >>> hood = Neighborhood(data.edge_index, data.num_nodes)
     >>> network = NMMNetwork(gcn(64, 10), gcn(64, 64, attention=True), num_classes=10)
     >>> mix, curve = fit_nmm(network, data, hood, consistency=Consistency(1797, 10), num_epochs=5)
-    >>> posterior = mix.condition(data.y, data.train_mask, num_samples=64)
-    >>> posterior.marginals().shape
+    >>> mix.condition(data.y, data.train_mask, num_samples=64).marginals().shape
     torch.Size([1797, 10])
 
-    A step is one of Pyro's ``Trace_ELBO`` on :class:`~pyro_nmm.guides.AmortizedNMM`, which is the
-    way to fit the same inside a larger program. It has the gradient of ``TraceGraph_ELBO``, draw by
-    draw, in less time where graphs are small (docs/results/speed.md); with a ``consistency`` it
-    is ``TraceGraph_ELBO`` itself. Pyro's parameter store is left as it was.
+    Each step uses Pyro's ELBO on :class:`~pyro_nmm.guides.AmortizedNMM`, which fits the same inside
+    a larger program. Pyro's parameter store is left as it was.
 
-    :param nn.Module network: ``(hood, x, edge_index) -> (alpha, logits)``, for example
-        :class:`~pyro_nmm.models.NMMNetwork`; or ``(alpha, logits, relabel)``, for example in
-        :class:`~pyro_nmm.models.Compatibility`, where neighbours differ.
-    :param Data data: as of :func:`fit_classifier`.
+    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` of ``x`` and
+        ``edge_index``, such as :class:`~pyro_nmm.models.NMMNetwork`, or
+        :class:`~pyro_nmm.models.Compatibility` for heterophilous graphs.
     :param Neighborhood hood: of ``data.edge_index``.
-    :param Consistency consistency: lets unlabelled nodes teach too, with their posteriors.
+    :param Consistency consistency: the penalty, with the posterior as the teacher.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param int num_particles: draws of :math:`q(c \mid y)` a step.
     :param int num_samples: draws of the posterior, for validation.
-    :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`, as of :func:`fit_classifier`.
-    :return: the mixture of the best epoch, over ``(N,)`` labels, and the two validation scores
-        of every epoch, ``criterion`` first.
+    :return: the mixture of the best epoch, over ``(N,)`` labels, and scores as
+        :func:`fit_classifier`, whose ``data``, ``options`` and errors these are.
     """
     how, data = options_of(fit_nmm, NodeRun, options), checked(data)
     check_integers(1, num_particles=num_particles, num_samples=num_samples)
@@ -178,15 +188,14 @@ def fit_nmm(
     program = AmortizedNMM(hood, network, estimator=estimator, consistency=consistency)
     number = int(data.train_mask.sum())
     model, guide = (poutine.scale(f, 1 / number) for f in (program.model, program.guide))
-    # Draw by draw the gradient is the same, and tracking tensors costs a small graph more; but only
-    # tracking tells that choices have no part in the penalty, whose size would be noise on them.
+    # The gradient is the same draw by draw, and Trace_ELBO is faster on small graphs; but it would
+    # charge the choices with the penalty, which does not depend on them.
     loss = Trace_ELBO if consistency is None else TraceGraph_ELBO
     elbo = loss(num_particles, max_plate_nesting=0, vectorize_particles=True)
 
     @functools.cache
     def check_once() -> None:
-        with evaluation(network):
-            mixture = NeighborMixture(hood, *network(hood, *inputs))
+        mixture = program.mixture(*inputs)
         for mask in ("train_mask", "val_mask"):
             labels_in(data, mask, mixture.num_classes)
 
@@ -195,53 +204,27 @@ def fit_nmm(
         with unvalidated():
             return elbo.loss_and_grads(model, guide, *inputs, **known)
 
-    def validate() -> tuple[float, ...]:
+    def predict() -> Tensor:
         mixture = NeighborMixture(hood, *network(hood, *inputs), validate_args=False)
-        posterior = mixture.condition(**known, num_samples=num_samples)
-        return _quality(posterior.marginals(), data, how.criterion)
+        return mixture.condition(**known, num_samples=num_samples).marginals()
 
-    inner = network.network if isinstance(network, Compatibility) else network
-    backbones = [inner]
-    if isinstance(inner, NMMNetwork):
-        backbones = [b for b in (inner.labels, inner.attention) if b is not None]
-    optimizer = torch.optim.Adam(_groups(network, backbones, how.weight_decay), lr=how.lr)
-    settings = contents(data) | {
-        "hood": (hood.num_sources, hood.ptr, hood.source), "criterion": how.criterion,
+    settings = {
+        "hood": (hood.num_sources, hood.ptr, hood.source),
         "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
     }  # fmt: skip
     with pyro.get_param_store().scope():
-        scores = train(
-            _together(network, consistency), optimizer, backward, validate,
-            num_epochs=how.num_epochs, patience=how.patience, **how.also(**settings),
-        )  # fmt: skip
-    with torch.no_grad():
-        return NeighborMixture(hood, *network(hood, *inputs)), scores
-
-
-def _together(network: nn.Module, consistency: Consistency | None) -> nn.ModuleDict:
-    """What a checkpoint must hold."""
-    agreeing = {} if consistency is None else {"consistency": consistency}
-    return nn.ModuleDict({"network": network} | agreeing)
-
-
-def _quality(probs: Tensor, data: Data, criterion: str) -> tuple[float, float]:
-    """Validation accuracy and log-likelihood, the criterion first."""
-    y = labels_in(data, "val_mask", probs.shape[-1])
-    probs = probs[data.val_mask]
-    accuracy = (probs.argmax(-1) == y).double().mean().item()
-    likelihood = mean_log_prob(probs.clamp(min=1e-12), y).item()
-    return (accuracy, likelihood) if criterion == "accuracy" else (likelihood, accuracy)
+        scores = how.fit(network, consistency, data, backward, predict, **settings)
+        return program.mixture(*inputs), scores
 
 
 def _groups(network: nn.Module, backbones: list[nn.Module], weight_decay: float) -> list[dict]:
     """The first layer of every backbone, with weight decay, and all other parameters."""
-    layers = []
+    decayed: list[nn.Parameter] = []
     for backbone in backbones:
         # A root with children is no layer, whatever numbers of its own it has.
         parts = [m for m in backbone.modules() if m is not backbone or not list(m.children())]
         owners = (m for m in parts if any(True for _ in m.parameters(recurse=False)))
-        layers += [m for m in [next(owners, None)] if m is not None]
-    decayed = [p for layer in layers for p in layer.parameters()]
+        decayed += next(owners, nn.Identity()).parameters()
     known = {id(p) for p in decayed}
     rest = [p for p in network.parameters() if id(p) not in known]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": rest}]

@@ -20,9 +20,10 @@ class ConvolutionalNMM(nn.Module):
         s(x) = 6 \tanh(x / 6)
 
     each with a layer of ``channels`` filters of ``kernel x kernel``, ReLU and a layer of
-    1 x 1. :math:`X` holds for every pixel the unary terms, the strengths towards the right and
-    below, and the three groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the
-    NMM is best fitted: later pixels attend to earlier ones.
+    1 x 1. :math:`X`, ``(C + 5, height, width)``, holds for every pixel the unary terms, the
+    strengths towards the right and below, and the three groups of
+    :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the NMM is best fitted: later pixels
+    attend to earlier ones.
 
     >>> from pyro_nmm.models import ising
     >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.zeros(30))

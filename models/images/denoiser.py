@@ -23,8 +23,8 @@ class Denoiser(nn.Module):
                              + \gamma \, \delta(i = j) .
 
     The paper has one width for all pixels (``spread=False``), a fixed :math:`\gamma = 5` and
-    ``concentrations=GaussianConcentrations``. Color channels are a batch dimension, and share the
-    attention.
+    ``concentrations=GaussianConcentrations``. Color channels of images ``(B, channels, H, W)`` are
+    a batch dimension, and share the attention.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
     >>> hood = Neighborhood.grid(6, 7)

@@ -3,21 +3,23 @@
 
 """Hidden fields: latent labels on a graph, observed through emissions."""
 
-from pyro_nmm.models.latent.annotators import Annotators
+from pyro_nmm.models.latent.annotators import Annotators, accuracy, information
 from pyro_nmm.models.latent.copying import CopyingAnnotators
-from pyro_nmm.models.latent.emissions import NormalEmission, PoissonEmission
-from pyro_nmm.models.latent.field import (
+from pyro_nmm.models.latent.emissions import (
     Emission,
-    FieldPrior,
-    HiddenField,
+    NormalEmission,
+    PoissonEmission,
     Values,
-    check_edge_attr,
-    hidden_field,
+    mixture_em,
 )
-from pyro_nmm.models.latent.fit import FieldRun, FieldSampling, fit_field, sample_field
-from pyro_nmm.models.latent.leave_one_out import leave_one_out
-from pyro_nmm.models.latent.mixture_em import mixture_em
-from pyro_nmm.models.latent.quality import accuracy, information
+from pyro_nmm.models.latent.field import FieldPrior, HiddenField, check_edge_attr, hidden_field
+from pyro_nmm.models.latent.fit import (
+    FieldRun,
+    FieldSampling,
+    fit_field,
+    leave_one_out,
+    sample_field,
+)
 
 __all__ = [
     "Annotators",

@@ -1,8 +1,9 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,17 +12,17 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.expect import expect_device
-from pyro_nmm.models.latent.field import HiddenField, Values, check_num_labels
+from pyro_nmm.models.latent.emissions import Values, mixture_em
+from pyro_nmm.models.latent.field import HiddenField
 from pyro_nmm.models.latent.fit import fit_field
-from pyro_nmm.models.latent.mixture_em import draw_places, mixture_em, source_counts
 from pyro_nmm.validation import check_integers, check_positive
 
 
 @dataclass(frozen=True)
 class Annotators:
     r"""
-    Answers of annotators about latent labels: the model of Dawid and Skene [1] with an NMM for the
-    labels' prior, so that neighbours help one another.
+    Answers of annotators (people, clusterings, classifiers, language models) about latent labels:
+    the model of Dawid and Skene [1] with an NMM as the prior of the labels.
 
     .. math::
 
@@ -29,43 +30,39 @@ class Annotators:
         P_{mk} \sim \mathrm{Dirichlet}
 
     Every annotator :math:`m` has a confusion matrix :math:`P_m`. Answers are ``(N, M)`` integers,
-    in which -1 is missing. They are people, clusterings, classifiers or language models.
+    in which -1 is missing.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(12, 12, stride=3)
     >>> truth = (torch.arange(144) % 12 >= 6).long()
-    >>> wrong = torch.rand(144, 3) < 0.25
-    >>> answers = torch.where(wrong, 1 - truth[:, None], truth[:, None])
-    >>> answers[::7, 0] = -1
+    >>> answers = truth[:, None] ^ (torch.rand(144, 3) < 0.25).long()
     >>> field = Annotators(num_labels=2).fit(hood, answers)
-    >>> majority = (answers == 1).sum(1) > (answers == 0).sum(1)
+    >>> majority = answers.sum(1) > 1
     >>> bool((field.predict() == truth).sum() > (majority == truth).sum())
     True
 
-    **Annotators that err together** are worth less than they are many. With ``num_types=H`` they
-    do not see the label, but the node's type, which depends on the label,
+    With ``num_types=H``, for **annotators whose errors depend on each other**, they see the node's
+    type in the place of its label,
 
     .. math::
 
         h_i \mid u_i = k \sim \mathrm{Categorical}(R_k), \qquad
-        a_{im} \mid h_i \sim \mathrm{Categorical}(P_{m h_i}) :
+        a_{im} \mid h_i \sim \mathrm{Categorical}(P_{m h_i}) ,
 
-    what they share at a node is its type, and no matter how many they are, they say no more of
-    the label than the type does. The labels are what is smooth in the graph of what they share.
+    so that any number of answers has no more information about the label than the type has.
 
     [1] A. P. Dawid, A. M. Skene (1979) "Maximum Likelihood Estimation of Observer Error-Rates Using
     the EM Algorithm", Journal of the Royal Statistical Society C 28.
 
     :param int num_labels: ``C``.
-    :param int num_answers: ``K``; default ``num_labels`` where answers name labels, else one more
+    :param int num_answers: ``K``; default ``num_labels`` if answers name labels, else one more
         than the largest answer.
-    :param int num_types: ``H``, for annotators that err together; default none.
-    :param bool aligned: whether answer ``k`` means label ``k``, which annotators are then expected
-        to be right about half of the time; false for clusterings, whose numbers mean nothing, and
-        always so with types.
+    :param int num_types: ``H``; default no types.
+    :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
+        answers never name labels.
     :param float strength: how many answers the prior of a row of a confusion matrix is worth.
-        Default one where answers name labels, half of which is for the right one; else half an
-        answer of every kind, as Jeffreys has it.
+        Default one if answers name labels, half of it for the right answer; else half an answer of
+        every kind, Jeffreys' prior.
     """
 
     num_labels: int
@@ -79,13 +76,13 @@ class Annotators:
     }
 
     def __post_init__(self) -> None:
-        check_num_labels(self.num_labels)
-        if self.strength is not None:
-            check_positive(strength=self.strength)
+        check_integers(2, num_labels=self.num_labels)
         if self.num_types is not None:
             check_integers(2, num_types=self.num_types)
         if self.num_answers is not None:
             check_integers(2, num_answers=self.num_answers)
+        if self.strength is not None:
+            check_positive(strength=self.strength)
 
     def fit(
         self, hood: Neighborhood, answers: Tensor, edge_attr: Tensor | None = None, **options
@@ -100,8 +97,7 @@ class Annotators:
             got = f"{data.dtype} of {tuple(data.shape)}" if isinstance(data, Tensor) else type(data)
             raise ValueError(
                 f"answers must be integers of shape ({hood.num_nodes}, M), a row for every node of "
-                f"hood and a column for every annotator, -1 if missing, got {got}; see "
-                f"torch.from_numpy"
+                f"hood and a column for every annotator, -1 if missing, got {got}"
             )
         expect_device("answers", data, hood.device)
         answers = data.long()
@@ -109,34 +105,30 @@ class Annotators:
         if not answers.numel() or silent.any():
             name = int(silent.nonzero()[0]) if answers.numel() else 0
             raise ValueError(f"answers has none of annotator {name}: leave that column out")
-        top, number = int(answers.max()), self._num_answers(answers)
-        if int(answers.min()) < -1 or top >= number:
-            wrong = top if top >= number else int(answers.min())
+        low, top, number = int(answers.min()), int(answers.max()), self._num_answers(answers)
+        if low < -1 or top >= number:
             raise ValueError(
-                f"answers holds {wrong}, but must lie in 0..{number - 1}, or be -1 for a missing "
-                f"one: give num_answers if there are more"
+                f"answers holds {top if top >= number else low}, but must lie in 0..{number - 1}, "
+                f"or be -1 for a missing one: give num_answers if there are more"
             )
         return answers
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """
-        The majority vote of aligned annotators; else without the graph, from random nodes. Types
-        are fitted without the graph too; then their counts at the sources are a mixture of as many
-        kinds as there are labels.
+        The majority vote if answers name labels, else a fit without the graph, from random nodes.
+        Then a mixture of the types' counts at the sources has a component for every label.
         """
         if self.named:
             votes = torch.stack([(data == k).sum(1) for k in range(self.num_labels)], 1)
             votes = votes.to(torch.get_default_dtype()) + 1 / self.num_labels
-            return self.maximise(data, votes / votes.sum(1, keepdim=True), {})
+            return self.maximise(data, shares(votes), {})
         if self.num_types is None:
             return mixture_em(self, data, self._seeds(data))[0]
         plain = Annotators(self.num_types, self._num_answers(data), None, False, self.strength)
         values, probs = mixture_em(plain, data, plain._seeds(data))
         counts = source_counts(hood, probs)
-        kinds = _Counts(self.num_labels)
-        seeds = counts[draw_places(len(counts), self.num_labels, data.device)] + 1
-        found = mixture_em(kinds, counts, {"types": seeds / seeds.sum(-1, keepdim=True)})[0]
-        return values | found
+        seeds = counts[_draw_places(len(counts), self.num_labels, data.device)] + 1
+        return values | mixture_em(_Counts(self.num_labels), counts, {"types": shares(seeds)})[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
         """``(N, C)``: of all answers about a node, in nats; summed over its type."""
@@ -154,15 +146,15 @@ class Annotators:
         return found
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
-        """Counts of answers, expected under ``probs``, ``(N, C)``, and under those of types."""
+        """Shares of answers and types, expected under ``probs``, ``(N, C)``."""
         if self.num_types is None:
-            return {"confusion": _shares(self._counts(data, probs))}
+            return {"confusion": shares(self._counts(data, probs))}
         log_prob = _log_likelihood(values["confusion"], data)
         likelihood = (log_prob - log_prob.amax(-1, keepdim=True)).exp()
         share = probs / (likelihood @ values["types"].mT)
         types = values["types"] * (share.mT @ likelihood) + 1 / self.num_types
         of_types = likelihood * (share @ values["types"])
-        return {"confusion": _shares(self._counts(data, of_types)), "types": _shares(types)}
+        return {"confusion": shares(self._counts(data, of_types)), "types": shares(types)}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
         """From the Dirichlet posterior of every row; types are drawn first."""
@@ -171,10 +163,9 @@ class Annotators:
             log_prob = _log_likelihood(values["confusion"], data)
             logits = log_prob + values["types"].log().index_select(0, labels)
             seen = Categorical(logits=logits, validate_args=False).sample()
-            pairs = (labels * self.num_types + seen).bincount(
-                minlength=self.num_labels * self.num_types
-            )
-            counts = pairs.view(self.num_labels, -1) + 1 / self.num_types
+            shape = self.num_labels, self.num_types
+            pairs = (labels * self.num_types + seen).bincount(minlength=math.prod(shape))
+            counts = pairs.view(shape) + 1 / self.num_types
             found["types"] = Dirichlet(counts.to(log_prob)).sample()
         probs = one_hot(seen, self.num_types or self.num_labels).to(values["confusion"])
         return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | found
@@ -190,14 +181,11 @@ class Annotators:
         return self.num_labels if self.named else int(data.max()) + 1
 
     def _seeds(self, data: Tensor) -> Values:
-        """
-        As if a node drawn at random were seen ten times for every label: nodes with different
-        answers, for EM cannot tell labels apart that start alike.
-        """
+        """Each label's matrix from ten times a random node's answers, which all differ."""
         answered = data[(data >= 0).any(1)].unique(dim=0)
-        answers = answered[draw_places(len(answered), self.num_labels, data.device)]
+        answers = answered[_draw_places(len(answered), self.num_labels, data.device)]
         seen = 10 * torch.eye(self.num_labels, device=data.device).to(torch.get_default_dtype())
-        return {"confusion": _shares(self._counts(answers, seen, self._num_answers(data)))}
+        return {"confusion": shares(self._counts(answers, seen, self._num_answers(data)))}
 
     def _counts(self, data: Tensor, probs: Tensor, number: int | None = None) -> Tensor:
         """``(M, C, K)``: answers counted with probabilities ``(N, C)``, and the prior's."""
@@ -210,14 +198,13 @@ class Annotators:
         return counts + self._pseudo_counts(counts)
 
     def _pseudo_counts(self, like: Tensor) -> Tensor:
-        """``(C, K)``: of equal shares; or one half for the label itself, where answers name it."""
-        rows, columns = like.shape[-2:]
+        """``(C, K)``: equal shares, or one half for the right answer if answers name labels."""
+        shape, columns = like.shape[-2:], like.shape[-1]
         default = 1.0 if self.named else columns / 2
         strength = default if self.strength is None else self.strength
         if not self.named:
-            return like.new_full((rows, columns), strength / columns)
-        prior = like.new_full((rows, columns), strength / 2 / (columns - 1))
-        return prior.fill_diagonal_(strength / 2)
+            return like.new_full(shape, strength / columns)
+        return like.new_full(shape, strength / 2 / (columns - 1)).fill_diagonal_(strength / 2)
 
 
 def _log_likelihood(confusion: Tensor, answers: Tensor) -> Tensor:
@@ -230,13 +217,26 @@ def _log_likelihood(confusion: Tensor, answers: Tensor) -> Tensor:
     return found
 
 
-def _shares(counts: Tensor) -> Tensor:
+def shares(counts: Tensor) -> Tensor:
     return counts / counts.sum(-1, keepdim=True)
+
+
+def _draw_places(number: int, size: int, device: torch.device) -> Tensor:
+    """``(size,)`` of so many places, drawn at random and different as long as there are enough."""
+    place = torch.randperm(number, device=device)[:size]
+    return torch.cat([place, torch.randint(number, (size - len(place),), device=device)])
+
+
+def source_counts(hood: Neighborhood, probs: Tensor) -> Tensor:
+    """``(M, H)``: probabilities of nodes, ``(N, H)``, counted at their sources in equal shares."""
+    share = 1 / hood.ptr.diff().to(probs)
+    counts = probs.new_zeros(hood.num_sources, probs.shape[1])
+    return counts.index_add_(0, hood.source, (probs * share[:, None]).index_select(0, hood.row))
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """Counts of types, as a multinomial of the kind of source that they were counted at."""
+    """Counts of types at a source, multinomial given the source's label."""
 
     num_labels: int
 
@@ -244,4 +244,88 @@ class _Counts:
         return data @ values["types"].log().mT
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
-        return {"types": _shares(probs.mT @ data + 1 / data.shape[1])}
+        return {"types": shares(probs.mT @ data + 1 / data.shape[1])}
+
+
+class Quality(NamedTuple):
+    """Posterior means and ends of intervals, ``(M,)`` each."""
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
+    r"""
+    How often annotators are right: :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels'
+    shares among the nodes.
+
+    >>> from pyro_nmm import Neighborhood
+    >>> from pyro_nmm.models import Annotators, accuracy
+    >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
+    >>> truth = torch.arange(200) % 2
+    >>> wrong = torch.rand(200, 3) < torch.tensor([0.05, 0.1, 0.4])
+    >>> field = Annotators(2).fit(hood, truth[:, None] ^ wrong.long())
+    >>> accuracy(field).mean.argmin()
+    tensor(2)
+
+    :param HiddenField field: fitted to :class:`Annotators` whose answers name labels.
+    :param float level: the probability with which intervals hold the accuracy.
+    :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws.
+    :raises ValueError: for answers that name no labels.
+    """
+    emission = field.emission
+    if not isinstance(emission, Annotators) or not emission.named:
+        raise ValueError(
+            "accuracy needs annotators whose answers name labels: aligned=True and no num_types; "
+            "see information"
+        )
+    confusion, share = _by_label(field)
+    right = confusion.diagonal(dim1=-2, dim2=-1)
+    return _quality((right * share[:, None, : right.shape[-1]]).sum(-1), level)
+
+
+def information(field: HiddenField, level: float = 0.9) -> Quality:
+    r"""
+    The mutual information of an answer and the label, in nats. Answers need not name labels.
+
+    .. math::
+
+        I(a_m; u) = \sum_{k, a} \pi_k P_{mka} \log \frac{P_{mka}}{\sum_l \pi_l P_{mla}}
+
+    >>> from pyro_nmm import Neighborhood
+    >>> from pyro_nmm.models import Annotators, information
+    >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
+    >>> truth = torch.arange(200) % 2
+    >>> noise = torch.randint(2, (200,))
+    >>> field = Annotators(2, aligned=False).fit(hood, torch.stack([truth, 1 - truth, noise], 1))
+    >>> information(field).mean > 0.5  # of log 2 = 0.69 nats
+    tensor([ True,  True, False])
+
+    :param HiddenField field: fitted to :class:`Annotators`.
+    :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
+    :raises ValueError: for a field of another emission.
+    """
+    if not isinstance(field.emission, Annotators):
+        raise ValueError("information needs a field fitted to Annotators")
+    confusion, share = _by_label(field)
+    joint = confusion * share[:, None, :, None]
+    parts = joint, joint.sum(-1), joint.sum(-2)
+    whole, labels, answers = (torch.special.entr(part).flatten(2).sum(-1) for part in parts)
+    return _quality(labels + answers - whole, level)
+
+
+def _by_label(field: HiddenField) -> tuple[Tensor, Tensor]:
+    """``(T, M, C, K)`` confusion matrices as drawn, and ``(T, C)`` the labels' shares."""
+    confusion, size = field.draws["confusion"], field.emission.num_labels
+    if "types" in field.draws:
+        confusion = field.draws["types"][:, None] @ confusion
+    parts = [(field.samples == k).sum(-1) / field.hood.num_nodes for k in range(size)]
+    return confusion, torch.stack(parts, -1).to(confusion)
+
+
+def _quality(draws: Tensor, level: float) -> Quality:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
+    return Quality(draws.mean(0), *draws.quantile(ends, dim=0))

@@ -1,11 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +10,8 @@ from torch.distributions import Categorical, Dirichlet, constraints
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.latent.annotators import Annotators
-from pyro_nmm.models.latent.field import Values
+from pyro_nmm.models.latent.annotators import Annotators, shares
+from pyro_nmm.models.latent.emissions import Values
 
 
 @dataclass(frozen=True)
@@ -27,18 +24,16 @@ class CopyingAnnotators(Annotators):
         a_{im} \mid u_i = k, a_{i1}, \dots, a_{i,m-1} \sim
         \rho_{mm} \, \mathrm{Categorical}(P_{mk}) + \sum_{l < m} \rho_{ml} \, \delta(a_{il})
 
-    With probability :math:`\rho_{mm}` annotator :math:`m` gives an answer of their own, and with
-    probability :math:`\rho_{ml}` they repeat annotator :math:`l`, if :math:`l` answered. A repeated
-    answer is no evidence of the label. The prior of :math:`\rho` expects a tenth of the answers to
-    be copied. List the copied annotator first; otherwise both accuracies are biased.
-
-    Cost: :math:`O(N M (C + M))` a step. Answers are ``(N, M)`` integers, -1 if missing. Confusion
-    matrices and :func:`~pyro_nmm.models.accuracy` are about answers of an annotator's own.
+    With probability :math:`\rho_{ml}` annotator :math:`m` repeats annotator :math:`l`, if :math:`l`
+    answered. The prior of :math:`\rho` expects a tenth of the answers to be copied. List the copied
+    annotator first; otherwise both accuracies are biased. Confusion matrices, ``(M, C, K)``, and
+    :func:`~pyro_nmm.models.accuracy` are about an annotator's own answers.
+    Cost: :math:`O(N M (C + M))` a step.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(20, 20, stride=4)
     >>> truth = (torch.arange(400) % 20 >= 10).long()
-    >>> answers = torch.where(torch.rand(400, 4) < 0.3, 1 - truth[:, None], truth[:, None])
+    >>> answers = truth[:, None] ^ (torch.rand(400, 4) < 0.3).long()
     >>> answers[:, 3] = answers[:, 2]
     >>> field = CopyingAnnotators(num_labels=2).fit(hood, answers)
     >>> bool(field.values["copies"][3, 2] > 0.7)
@@ -58,7 +53,7 @@ class CopyingAnnotators(Annotators):
             )
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
-        """As if half of the answers were copied, so that agreement counts for little at first."""
+        """Half of the answers are copied, so that agreement counts for little at first."""
         found = super().start(data, hood)
         others = self._copy_counts(data.shape[1], found["confusion"]).tril(-1) / 2
         return found | {"copies": others + torch.diag(1 - others.sum(-1))}
@@ -66,8 +61,8 @@ class CopyingAnnotators(Annotators):
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
         """``(N, C)``: of all answers about a node, in nats."""
         found = values["confusion"].new_zeros(len(data), self.num_labels)
-        for part in _parts(values, data):
-            found = found + part.log_prob()
+        for m in range(data.shape[1]):
+            found = found + _Part(values, data, m).log_prob()
         return found
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
@@ -78,70 +73,64 @@ class CopyingAnnotators(Annotators):
         return super().log_prior(values, data) + found
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
-        """Counts of answers of one's own, and of copies, expected under ``probs``, ``(N, C)``."""
+        """Shares of own answers and of copies, expected under ``probs``, ``(N, C)``."""
         if not values:
             return super().maximise(data, probs, values)
         confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
-        for m, part in enumerate(_parts(values, data)):
+        for m in range(data.shape[1]):
+            part = _Part(values, data, m)
             own = probs * part.own_share()
-            confusion.append(self._own_counts(part, own))
+            confusion.append(self._counts(data[:, m, None], own)[0])
             copies[m, : m + 1] += part.whose(own.sum(-1), probs.sum(-1)).sum(0)
-        counts = torch.stack(confusion)
-        return {
-            "confusion": counts / counts.sum(-1, keepdim=True),
-            "copies": copies / copies.sum(-1, keepdim=True),
-        }
+        return {"confusion": shares(torch.stack(confusion)), "copies": shares(copies)}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
         """From their posterior, after drawing which answers are copies."""
         probs = one_hot(labels, self.num_labels).to(values["confusion"])
         confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
         drawn = torch.zeros_like(copies)
-        for m, part in enumerate(_parts(values, data)):
+        for m in range(data.shape[1]):
+            part = _Part(values, data, m)
             own = probs * torch.bernoulli(part.own_share())
-            confusion.append(Dirichlet(self._own_counts(part, own)).sample())
+            confusion.append(Dirichlet(self._counts(data[:, m, None], own)[0]).sample())
             whose = part.whose(own.sum(-1), probs.sum(-1))[part.there]
             seen = Categorical(whose, validate_args=False).sample().bincount(minlength=m + 1)
             drawn[m, : m + 1] = Dirichlet(copies[m, : m + 1] + seen).sample()
         return {"confusion": torch.stack(confusion), "copies": drawn}
 
-    def _own_counts(self, part: _Part, own: Tensor) -> Tensor:
-        """``(C, K)``: answers of one's own, with probabilities ``(N, C)``, and the prior's."""
-        return self._counts(torch.where(part.there, part.answers, -1)[:, None], own)[0]
-
     @staticmethod
     def _copy_counts(size: int, like: Tensor) -> Tensor:
-        """``(M, M)``: ten answers, one of which is copied from any of the annotators before."""
+        """``(M, M)``: ten answers, one of them copied from any of the annotators before."""
         before = torch.arange(size, device=like.device, dtype=like.dtype)[:, None]
         counts = (1 / before.clamp(min=1)).expand(-1, size).tril(-1)
         return counts + torch.diag(torch.full_like(before[:, 0], 9.0))
 
 
-class _Part(NamedTuple):
-    """Answers of an annotator, given those of the annotators before."""
+class _Part:
+    """Answers of annotator ``m``, given the answers of the annotators before."""
 
-    answers: Tensor  # (N,)
-    there: Tensor  # (N,) whether there is one
-    same: Tensor  # (N, m) whether it is that of another
-    silent: Tensor  # (N, m) whether another has none
-    rates: Tensor  # (m + 1,) of copying each of them, and of an answer of one's own
-    copied: Tensor  # (N,) the probability of the answer as a copy
-    free: Tensor  # (N,) the probability of an answer of one's own
-    likelihood: Tensor  # (N, C) of the answer, if it is one's own
+    def __init__(self, values: Values, data: Tensor, m: int) -> None:
+        answers, before, self.rates = data[:, m], data[:, :m], values["copies"][m, : m + 1]
+        self.there = answers >= 0  # (N,)
+        self.silent = before < 0  # (N, m)
+        self.same = (before == answers[:, None]) & self.there[:, None]  # (N, m)
+        self.copied = self.same.to(self.rates) @ self.rates[:m]  # (N,)
+        self.free = self.rates[m] + self.silent.to(self.rates) @ self.rates[:m]  # (N,)
+        likelihood = values["confusion"][m].mT.index_select(0, answers.clamp(min=0))
+        self.own = self.free[:, None] * likelihood  # (N, C), of an answer of one's own
+        self.both = self.own + self.copied[:, None]
 
     def log_prob(self) -> Tensor:
-        both = self.free[:, None] * self.likelihood + self.copied[:, None]
-        return torch.where(self.there[:, None], both, 1.0).log()
+        return torch.where(self.there[:, None], self.both, 1.0).log()
 
     def own_share(self) -> Tensor:
         """``(N, C)``: the probability that the answer is one's own, given the label."""
-        own = self.free[:, None] * self.likelihood
-        return own / (own + self.copied[:, None])
+        return self.own / self.both
 
     def whose(self, own: Tensor, whole: Tensor) -> Tensor:
         """
-        ``(N, m + 1)``: the probability of having meant to copy each of those before, or none; for
-        ``own`` of ``whole`` the answer is one's own, perhaps as the one who was meant had none.
+        ``(N, m + 1)``: the probability of having meant to copy each annotator before, or none. For
+        ``own`` of ``whole`` the answer is one's own, also if the annotator meant had none.
         """
         none = torch.zeros_like(self.there[:, None])
         free, same = torch.cat([self.silent, ~none], 1), torch.cat([self.same, none], 1)
@@ -149,16 +138,3 @@ class _Part(NamedTuple):
         copied = self.copied.clamp(min=torch.finfo(self.copied.dtype).tiny)
         found = (own / self.free)[:, None] * free + ((whole - own) / copied)[:, None] * same
         return found * self.there[:, None]
-
-
-def _parts(values: Values, data: Any) -> Iterator[_Part]:
-    confusion, copies = values["confusion"], values["copies"]
-    for m, answers in enumerate(data.unbind(1)):
-        there, before = answers >= 0, data[:, :m]
-        silent = before < 0
-        same = (before == answers[:, None]) & ~silent & there[:, None]
-        rates = copies[m, :m]
-        copied = same.to(rates) @ rates
-        free = copies[m, m] + silent.to(rates) @ rates
-        likelihood = confusion[m].mT.index_select(0, answers.clamp(min=0))
-        yield _Part(answers, there, same, silent, copies[m, : m + 1], copied, free, likelihood)

@@ -1,10 +1,11 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Features and counts as what is observed of a latent label."""
+"""What is observed of a latent label: the contract, features, counts, and a fit without a graph."""
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,13 +15,89 @@ from torch.nn.functional import one_hot
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.expect import expect
-from pyro_nmm.models.latent.field import Values, check_num_labels
-from pyro_nmm.models.latent.mixture_em import mixture_em
-from pyro_nmm.validation import check_positive
+from pyro_nmm.validation import check_integers, check_positive
+
+Values = dict[str, Tensor]
+ROWS = "a row for every node of hood"
+
+
+class Emission(Protocol):
+    r"""
+    What is observed of a label: :math:`p(w_i \mid u_i = k, \theta)`, a table ``(N, C)``. It holds
+    settings. Its parameters :math:`\theta` are a dictionary of tensors.
+    :func:`~pyro_nmm.models.fit_field` fits any class with these methods.
+
+    >>> emission: Emission = NormalEmission(num_labels=2)
+    >>> features = torch.tensor([[-1.0], [1.1], [0.9]])
+    >>> emission.log_prob(emission.start(features, Neighborhood.grid(1, 3)), features).shape
+    torch.Size([3, 2])
+    """
+
+    support: ClassVar[dict]  #: the constraint of every parameter
+
+    @property
+    def num_labels(self) -> int:
+        """``C``."""
+
+    def check(self, hood: Neighborhood, data: Any) -> Any:
+        """``data`` as the other methods take it, or an error that names what is wrong."""
+
+    def start(self, data: Any, hood: Neighborhood) -> Values:
+        """Parameters to begin a fit with, at random where there is a choice."""
+
+    def log_prob(self, values: Values, data: Any) -> Tensor:
+        """``(N, C)``: :math:`\\log p(w_i \\mid u_i = k, \\theta)` in nats; missing is zero."""
+
+    def log_prior(self, values: Values, data: Any) -> Tensor:
+        """:math:`\\log p(\\theta)` up to a constant, a density of logarithms and log-odds."""
+
+    def maximise(self, data: Any, probs: Tensor, values: Values) -> Values:
+        """
+        The M-step: parameters that raise :math:`\\log p(\\theta)` plus the log-likelihood expected
+        under ``probs``, ``(N, C)``, of the labels given the old ``values``.
+        """
+
+    def draw(self, data: Any, labels: Tensor, values: Values) -> Values:
+        """Parameters from their posterior given labels ``(N,)``: a Gibbs step from ``values``."""
+
+
+def mixture_em(
+    emission: Emission, data: Any, values: Values, num_steps: int = 100, tolerance: float = 1e-6
+) -> tuple[Values, Tensor]:
+    """
+    Expectation maximisation without a graph, from ``values``: labels of nodes are independent, of
+    learned shares. With :class:`~pyro_nmm.models.Annotators` it is the method of Dawid and Skene.
+
+    :return: the emission's parameters, and ``(N, C)`` the probabilities of labels. Cost:
+        :math:`O(N C)` a step, and the emission's.
+    """
+    evidence, size = emission.log_prob(values, data), emission.num_labels
+    log_share, old = evidence.new_full((size,), -math.log(size)), -torch.inf
+    for _ in range(num_steps):
+        joint = evidence + log_share
+        bound = joint.logsumexp(-1).mean().item()
+        if bound - old < tolerance:
+            break
+        probs, old = joint.softmax(-1), bound
+        values = emission.maximise(data, probs, values)
+        evidence = emission.log_prob(values, data)
+        log_share = ((probs.sum(0) + 1) / (len(probs) + size)).log()
+    return values, (evidence + log_share).softmax(-1)
 
 
 @dataclass(frozen=True)
-class NormalEmission:
+class _Columns:
+    """Columns that are independent given the label, with a prior worth ``strength`` nodes."""
+
+    num_labels: int
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_integers(2, num_labels=self.num_labels)
+        check_positive(strength=self.strength)
+
+
+class NormalEmission(_Columns):
     r"""
     Features that are Normal given the label, such as principal components, or colors of pixels.
 
@@ -30,8 +107,8 @@ class NormalEmission:
         \sigma_{kd}^2 \sim \mathrm{InverseGamma}(a, a s_d^2), \quad
         \mu_{kd} \mid \sigma_{kd} \sim \mathrm{Normal}(m_d, \sigma_{kd}^2 / a)
 
-    where :math:`m_d` and :math:`s_d^2` are the data's mean and variance, and :math:`a` is worth so
-    many nodes. Data are ``(N, D)`` floats, in which NaN is missing.
+    where :math:`m_d` and :math:`s_d^2` are the data's mean and variance. Data are ``(N, D)``
+    floats, in which NaN is missing.
 
     >>> emission = NormalEmission(num_labels=2)
     >>> x = torch.tensor([[0.0], [0.2], [4.0], [torch.nan]])
@@ -40,32 +117,23 @@ class NormalEmission:
     tensor([9.9966e-01, 9.9925e-01, 3.3535e-04, 5.0000e-01])
 
     :param int num_labels: ``C``.
-    :param float strength: :math:`a`.
+    :param float strength: :math:`a`, how many nodes the prior is worth.
     """
 
-    num_labels: int
-    strength: float = 1.0
     support: ClassVar = {
         "mean": constraints.independent(constraints.real, 2),
         "variance": constraints.independent(constraints.positive, 2),
     }
 
-    def __post_init__(self) -> None:
-        check_num_labels(self.num_labels)
-        check_positive(strength=self.strength)
-
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
-        """Features ``(N, D)``, or an error that names what is wrong."""
-        data = _check_table(hood, data)
+        """Features ``(N, D)``, neither missing nor equal everywhere in a column."""
+        data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
         if not data.is_floating_point() or data.isinf().any():
             raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
-        _check_columns(data)
+        _check_columns(data.isnan(), "is missing everywhere")
         mean, variance = _centre(data.double())
-        flat = variance <= 1e-12 * mean.square().clamp(min=torch.finfo(torch.double).tiny)
-        if flat.any():
-            raise ValueError(
-                f"data is the same everywhere in column {int(flat.nonzero()[0])}: leave it out"
-            )
+        floor = 1e-12 * mean.square().clamp(min=torch.finfo(torch.double).tiny)
+        _check_columns((variance <= floor)[None], "is the same everywhere")
         return in_single(data)
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
@@ -91,20 +159,18 @@ class NormalEmission:
         return -((self.strength + 0.5) * variance.log() + self.strength * off / variance).sum()
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
-        """Means and variances of nodes weighted by ``probs``, ``(N, C)``, and the prior's."""
+        """Posterior modes, of nodes weighted by ``probs``, ``(N, C)``."""
         weight, mean, squares, spread = self._posterior(data, probs)
         spread = squares + 2 * self.strength * spread
         return {"mean": mean, "variance": spread / (weight + 1 + 2 * self.strength)}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
         """From the Normal-inverse-gamma posterior of every feature and label."""
-        weight, mean, squares, spread = self._posterior(
-            data, one_hot(labels, self.num_labels).to(data)
-        )
-        a = self.strength
+        probs, a = one_hot(labels, self.num_labels).to(data), self.strength
+        weight, mean, squares, spread = self._posterior(data, probs)
         variance = 1 / Gamma(a + weight / 2, a * spread + squares / 2).sample()
-        return {"mean": Normal(mean, (variance / (weight + a)).sqrt()).sample(),
-                "variance": variance}  # fmt: skip
+        mean = Normal(mean, (variance / (weight + a)).sqrt()).sample()
+        return {"mean": mean, "variance": variance}
 
     def _posterior(self, data: Tensor, probs: Tensor) -> tuple[Tensor, ...]:
         """Weights, posterior means and squares about them, ``(C, D)``; and the data's variance."""
@@ -116,8 +182,7 @@ class NormalEmission:
         return weight, centre + shift, squares, spread
 
 
-@dataclass(frozen=True)
-class PoissonEmission:
+class PoissonEmission(_Columns):
     r"""
     Counts that are Poisson given the label.
 
@@ -126,39 +191,30 @@ class PoissonEmission:
         x_{id} \mid u_i = k \sim \mathrm{Poisson}(\lambda_{kd}), \qquad
         \lambda_{kd} \sim \mathrm{Gamma}(a, a / m_d)
 
-    where :math:`m_d` is the data's mean, and :math:`a` is worth so many nodes. Data are ``(N, D)``
-    integers, in which -1 is missing.
+    where :math:`m_d` is the data's mean. Data are ``(N, D)`` integers, in which -1 is missing.
+    Parameters are those of :class:`NormalEmission`.
 
     >>> emission = PoissonEmission(num_labels=2)
     >>> values = {"rate": torch.tensor([[1.0], [9.0]])}
     >>> log_prob = emission.log_prob(values, torch.tensor([[0], [8], [-1]]))
     >>> log_prob.softmax(-1)[:, 0].round(decimals=3)
     tensor([1.0000, 0.0000, 0.5000])
-
-    :param int num_labels: ``C``.
-    :param float strength: :math:`a`.
     """
 
-    num_labels: int
-    strength: float = 1.0
     support: ClassVar = {"rate": constraints.independent(constraints.positive, 2)}
 
-    def __post_init__(self) -> None:
-        check_num_labels(self.num_labels)
-        check_positive(strength=self.strength)
-
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
-        """Counts ``(N, D)``, or an error that names what is wrong."""
-        data = _check_table(hood, data)
+        """Counts ``(N, D)``, not missing everywhere in a column."""
+        data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
         if data.is_floating_point() or data.dtype == torch.bool or (data < -1).any():
             raise ValueError("data must be integer counts, with -1 for missing ones")
-        _check_columns(_floats(data))
+        _check_columns(data < 0, "is missing everywhere")
         return data
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """A mixture without a graph, from the counts of nodes drawn at random."""
         counts = _floats(data)
-        rate = (_seeds(counts, self.num_labels) + self._mean(counts)) / 2
+        rate = (_seeds(counts, self.num_labels) + _mean(counts)) / 2
         return mixture_em(self, data, {"rate": rate})[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
@@ -170,30 +226,31 @@ class PoissonEmission:
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
         """Of the rates, as a density of their logarithms."""
         rate = values["rate"]
-        return self.strength * (rate.log() - rate / self._mean(_floats(data))).sum()
+        return self.strength * (rate.log() - rate / _mean(_floats(data))).sum()
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
-        """Mean counts of nodes weighted by ``probs``, ``(N, C)``, and the prior's."""
-        above, below = self._posterior(data, probs)
-        return {"rate": above / below}
+        """Posterior means, of nodes weighted by ``probs``, ``(N, C)``."""
+        return {"rate": torch.div(*self._posterior(data, probs))}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
         """From the gamma posterior of every rate."""
         probs = one_hot(labels, self.num_labels).to(values["rate"])
         return {"rate": Gamma(*self._posterior(data, probs)).sample()}
 
-    def _mean(self, counts: Tensor) -> Tensor:
-        return _centre(counts)[0].clamp(min=1e-6)  # of a column without a single count
-
     def _posterior(self, data: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         counts = _floats(data).to(probs)
         above = self.strength + probs.T @ counts.nan_to_num()
-        return above, self.strength / self._mean(counts) + probs.T @ (data >= 0).to(probs)
+        return above, self.strength / _mean(counts) + probs.T @ (data >= 0).to(probs)
 
 
 def _floats(counts: Tensor) -> Tensor:
     """Counts with NaN for missing ones."""
     return torch.where(counts < 0, torch.nan, counts.to(torch.get_default_dtype()))
+
+
+def _mean(counts: Tensor) -> Tensor:
+    """``(D,)``: mean counts, positive in a column of zeros too."""
+    return _centre(counts)[0].clamp(min=1e-6)
 
 
 def _centre(data: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,13 +267,7 @@ def _seeds(data: Tensor, size: int) -> Tensor:
     return torch.where(data[place].isnan(), _centre(data)[0], data[place])
 
 
-def _check_table(hood: Neighborhood, data: Any) -> Tensor:
-    each = "a row for every node of hood"
-    return expect("data", data, (hood.num_nodes, "D"), like=hood, note=each)
-
-
-def _check_columns(data: Tensor) -> None:
-    missing = data.isnan().all(0)
-    if missing.any():
-        column = int(missing.nonzero()[0])
-        raise ValueError(f"data is missing everywhere in column {column}: leave it out")
+def _check_columns(wrong: Tensor, what: str) -> None:
+    columns = wrong.all(0)
+    if columns.any():
+        raise ValueError(f"data {what} in column {int(columns.nonzero()[0])}: leave it out")

@@ -1,90 +1,36 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-A field of latent labels, and what is observed of them.
-
-.. math::
-
-    u \sim \mathrm{NMM}, \qquad w_i \sim p(w_i \mid u_i, \theta)
-
-The prior has few parameters: :math:`\alpha_j = \kappa \pi` for every source, and attention
-:math:`L_{ij} \propto \exp(\beta^\top x_{ij})` for features :math:`x_{ij}` of the edges, such as a
-squared distance. The emission is any :class:`Emission` of known likelihood.
-"""
+"""A field of latent labels as a Pyro program, and as what a fit of it returns."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyro
 import torch
 from torch import Tensor, nn
-from torch.distributions.constraints import Constraint
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
 from pyro_nmm.expect import expect_device
+from pyro_nmm.models.latent.emissions import Emission, Values
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.gibbs import Chains
-from pyro_nmm.validation import check_integers, check_positive
-
-Values = dict[str, Tensor]
-
-
-class Emission(Protocol):
-    r"""
-    What is observed of a label: :math:`p(w_i \mid u_i = k, \theta)`, whose logarithm
-    :meth:`log_prob` has the shape ``(N, C)``. It holds settings; its parameters :math:`\theta` are
-    a dictionary of tensors. :func:`~pyro_nmm.models.fit_field` fits any class with these methods,
-    such as :class:`~pyro_nmm.models.Annotators` and :class:`~pyro_nmm.models.NormalEmission`.
-
-    >>> from pyro_nmm.models import NormalEmission
-    >>> emission: Emission = NormalEmission(num_labels=2)
-    >>> features = torch.tensor([[-1.0], [1.1], [0.9]])
-    >>> values = emission.start(features, Neighborhood.grid(1, 3))
-    >>> emission.log_prob(values, features).shape
-    torch.Size([3, 2])
-    """
-
-    num_labels: int
-    support: dict[str, Constraint]  #: of every parameter
-
-    def check(self, hood: Neighborhood, data: Any) -> Any:
-        """``data`` as the other methods take it, or an error that names what is wrong."""
-
-    def start(self, data: Any, hood: Neighborhood) -> Values:
-        """Parameters to begin a fit with, at random where there is a choice."""
-
-    def log_prob(self, values: Values, data: Any) -> Tensor:
-        """``(N, C)``: :math:`\\log p(w_i \\mid u_i = k, \\theta)` in nats; missing is zero."""
-
-    def log_prior(self, values: Values, data: Any) -> Tensor:
-        """
-        :math:`\\log p(\\theta)`, up to a constant, as a density of logarithms and log-odds.
-        """
-
-    def maximise(self, data: Any, probs: Tensor, values: Values) -> Values:
-        """
-        The M-step: parameters that raise :math:`\\log p(\\theta)` plus the expected
-        log-likelihood, for probabilities ``(N, C)`` of the labels under the old ``values``.
-        """
-
-    def draw(self, data: Any, labels: Tensor, values: Values) -> Values:
-        """Parameters from their posterior given labels ``(N,)``: a Gibbs step from ``values``."""
+from pyro_nmm.validation import check_positive
 
 
 class FieldPrior(nn.Module):
     r"""
-    The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` of few numbers,
+    The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` of few
+    parameters,
 
     .. math::
 
         \alpha_j = \kappa \pi, \qquad L_{ij} \propto \exp(\beta^\top x_{ij})
 
-    It is called with ``hood`` and, if there are any, features :math:`x` of its edges,
-    ``(num_edges, F)``, and returns ``alpha``, ``(M, C)``, and ``logits``, ``(num_edges,)``.
+    for features :math:`x` of the edges, ``(num_edges, F)``, such as a squared distance.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(6, 6, stride=3)
@@ -93,20 +39,15 @@ class FieldPrior(nn.Module):
     (torch.Size([4, 3]), torch.Size([100]))
 
     :param int num_labels: ``C``.
-    :param int num_features: ``F``, of an edge.
-    :param float kappa: to start with; a source of small :math:`\kappa` gives all nodes that borrow
-        from it the same label.
+    :param int num_features: ``F``.
+    :param float kappa: to start with. If it is small, a source gives all nodes the same label.
     :param Tensor unit: ``(F,)`` of the features, in which a fit takes its steps; default ones.
     """
 
     unit: Tensor
 
     def __init__(
-        self,
-        num_labels: int,
-        num_features: int = 0,
-        kappa: float = 0.2,
-        unit: Tensor | None = None,
+        self, num_labels: int, num_features: int = 0, kappa: float = 0.2, unit: Tensor | None = None
     ) -> None:
         super().__init__()
         check_positive(kappa=kappa)
@@ -117,7 +58,7 @@ class FieldPrior(nn.Module):
 
     @classmethod
     def of(cls, num_labels: int, edge_attr: Tensor | None) -> FieldPrior:
-        """For features ``(num_edges, F)`` in any unit: steps are in their standard deviations."""
+        """A prior whose unit is the standard deviation of features ``(num_edges, F)``."""
         if edge_attr is None:
             return cls(num_labels)
         spread = edge_attr.double().std(0, correction=0)
@@ -137,8 +78,8 @@ class FieldPrior(nn.Module):
 
     def log_prior(self) -> Tensor:
         r"""
-        Weak: :math:`\log \kappa` is Normal of mean -1 and standard deviation 2, the scores of
-        :math:`\pi` have the density of a Dirichlet of ones, and :math:`\beta` is flat.
+        Of :math:`\log \kappa`, Normal of mean -1 and standard deviation 2, and of the scores of
+        :math:`\pi`, a Dirichlet of ones. :math:`\beta` is flat.
         """
         return self.share_scores.log_softmax(0).sum() - 0.125 * (self.log_kappa + 1).square()
 
@@ -163,9 +104,8 @@ def hidden_field(
 
         u \sim \mathrm{NMM}, \qquad w_i \sim p(w_i \mid u_i, \theta), \qquad \theta \sim p(\theta)
 
-    Latent labels at sites ``c`` and ``y`` of an :func:`~pyro_nmm.models.nmm`, the factor ``data``
-    and the factor ``prior`` of all parameters. :class:`~pyro_nmm.guides.HiddenFieldGuide` has the
-    guide.
+    It has the sites ``c`` and ``y`` of an :func:`~pyro_nmm.models.nmm`, and the factors ``data``
+    and ``prior``. :class:`~pyro_nmm.guides.HiddenFieldGuide` has the guide.
 
     >>> from pyro_nmm.models import NormalEmission
     >>> hood, x = Neighborhood.grid(2, 2), torch.zeros(4, 1)
@@ -175,13 +115,10 @@ def hidden_field(
     >>> trace.nodes["y"]["value"].shape
     torch.Size([4])
 
-    :param Neighborhood hood: the neighbourhoods.
-    :param FieldPrior prior: the prior's numbers, parameters of a module.
-    :param Emission emission: what is observed of a label.
     :param dict values: the emission's parameters, such as ``pyro.param`` gives them.
-    :param data: what is observed of the ``N`` nodes, as :meth:`Emission.check` returns it.
+    :param data: what is observed of the nodes, as :meth:`Emission.check` returns it.
     :param Tensor edge_attr: ``(num_edges, F)`` features of the edges.
-    :return: ``(..., N)`` the labels. Cost: :math:`O(E + N C)`, and the emission's.
+    :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
     """
     y = nmm(hood, *prior(hood, edge_attr), collapsed=True)
     evidence = emission.log_prob(values, data)
@@ -202,16 +139,13 @@ class HiddenField:
     >>> field.predict().shape, field.probs.shape, field.samples.shape
     (torch.Size([4]), torch.Size([4, 2]), torch.Size([200, 4]))
 
-    :ivar Neighborhood hood: the neighbourhoods.
-    :ivar Emission emission: what was observed of the labels.
-    :ivar FieldPrior prior: the prior's numbers, as fitted.
+    :ivar FieldPrior prior: the prior, as fitted.
     :ivar dict values: the emission's parameters, as fitted.
-    :ivar Tensor probs: ``(N, C)``, the probability of every label given all that was observed.
+    :ivar Tensor probs: ``(N, C)``, the posterior probability of every label.
     :ivar Tensor samples: ``(T, N)`` int16, joint draws of all labels.
     :ivar dict draws: the emission's parameters as drawn with these, ``(T, ...)`` each.
-    :ivar float score: the mean over nodes of :math:`\\log p(w_i \\mid u_{-i})` in nats: how well
-        what is observed of a node is predicted from the labels of all others. Compares starts; for
-        sources and emissions see :func:`~pyro_nmm.models.leave_one_out`.
+    :ivar float score: the mean over nodes of :math:`\\log p(w_i \\mid u_{-i})` in nats. It compares
+        starts. For sources and emissions see :func:`~pyro_nmm.models.leave_one_out`.
     :ivar Chains chains: effective sample sizes, and whether chains agree.
     """
 
@@ -241,10 +175,7 @@ class HiddenField:
 
     @torch.no_grad()
     def latents(self, data: Any) -> EvidenceConditional:
-        """
-        :math:`q(c, u \\mid w)` at the fitted numbers, whose ``posterior`` has all other queries:
-        pairs of labels, sets of nodes, draws.
-        """
+        """:math:`q(c, u \\mid w)` at the fitted parameters, for all other queries."""
         data = self.emission.check(self.hood, data)
         return self.mixture().latents(self.emission.log_prob(self.values, data))
 
@@ -261,27 +192,11 @@ def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | No
         return None
     good = isinstance(edge_attr, Tensor) and not edge_attr.is_complex()
     if not good or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
-        got = tuple(edge_attr.shape) if isinstance(edge_attr, Tensor) else type(edge_attr)
         raise ValueError(
             f"edge_attr must hold numbers of shape ({hood.num_edges},) or ({hood.num_edges}, F), a "
-            f"row for every edge of hood, got {got}"
+            f"row for every edge of hood, got {getattr(edge_attr, 'shape', type(edge_attr))}"
         )
     if not edge_attr.isfinite().all():
         raise ValueError("edge_attr must be finite")
     expect_device("edge_attr", edge_attr, hood.device)
     return edge_attr.view(hood.num_edges, -1)
-
-
-def check_prior(prior: FieldPrior, num_labels: int, edge_attr: Tensor | None) -> None:
-    """Of as many labels as the emission, and as many features as the edges have."""
-    got = len(prior.share_scores), len(prior.unit)
-    expected = num_labels, 0 if edge_attr is None else edge_attr.shape[1]
-    if got != expected:
-        raise ValueError(
-            f"prior has {got[0]} labels and {got[1]} features of edges, but emission {num_labels} "
-            f"labels and edge_attr {expected[1]} features: see FieldPrior.of"
-        )
-
-
-def check_num_labels(num_labels: int) -> None:
-    check_integers(2, num_labels=num_labels)

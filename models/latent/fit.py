@@ -1,6 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+import math
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,16 +10,10 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.models.latent.field import (
-    Emission,
-    FieldPrior,
-    HiddenField,
-    Values,
-    check_edge_attr,
-    check_prior,
-)
+from pyro_nmm.models.latent.emissions import Emission, Values
+from pyro_nmm.models.latent.field import FieldPrior, HiddenField, check_edge_attr
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
-from pyro_nmm.ops.gibbs import Chains, left_out, sweep
+from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
 from pyro_nmm.validation import check_all_rows, check_integers, check_positive, options_of
 
 
@@ -31,8 +26,7 @@ class FieldRun:
         feature of the edges or against it. One is often enough if answers name labels.
     :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
         disagree, or if the score still rises.
-    :param int num_chains: of Gibbs sweeps.
-    :param int num_draws: of every chain, in the end.
+    :param int num_draws: of every chain of Gibbs sweeps, in the end.
     :param float lr: of the prior's parameters.
     """
 
@@ -43,20 +37,14 @@ class FieldRun:
     lr: float = 0.1
 
     def __post_init__(self) -> None:
-        numbers = {k: v for k, v in vars(self).items() if k.startswith("num_")}
+        numbers = vars(self).copy()
+        check_positive(lr=numbers.pop("lr"))
         check_integers(1, **numbers)
-        check_positive(lr=self.lr)
 
 
 @dataclass(frozen=True)
 class FieldSampling:
-    """
-    Options of :func:`sample_field`.
-
-    :param int num_chains: of Gibbs sweeps.
-    :param int num_draws: of every chain.
-    :param int num_sweeps: before the first draw.
-    """
+    """Options of :func:`sample_field`; chains sweep ``num_sweeps`` times before they are drawn."""
 
     num_chains: int = 4
     num_draws: int = 50
@@ -67,21 +55,15 @@ class FieldSampling:
 
 
 def fit_field(
-    emission: Emission,
-    hood: Neighborhood,
-    data: Any,
-    edge_attr: Tensor | None = None,
-    **options: Any,
+    emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None, **options
 ) -> HiddenField:
     r"""
     Fit a field of latent labels, with all parameters, to observations.
 
-    First by expectation maximisation [1]. The E-step continues chains of collapsed Gibbs sweeps
+    The fit is expectation maximisation [1]. The E-step continues chains of collapsed Gibbs sweeps
     and averages the labels that they visit over the second half of the steps [2]. The M-step is the
     emission's own, and a step of Adam on :math:`\log p(c, u)` for the prior. Of several starts the
-    one with the best :attr:`HiddenField.score` is kept. Then each chain draws emission parameters
-    of its own after every sweep, so that labels and these parameters come from their joint
-    posterior, given the parameters of the prior.
+    one with the best :attr:`HiddenField.score` is kept, and sampled as by :func:`sample_field`.
 
     >>> from pyro_nmm import sources
     >>> from pyro_nmm.models import NormalEmission
@@ -89,8 +71,7 @@ def fit_field(
     >>> truth = (torch.arange(256) % 16 >= 8).long()
     >>> x = 2.0 * truth[:, None] + torch.randn(256, 1)
     >>> field = fit_field(NormalEmission(num_labels=2), hood, x)
-    >>> right = (field.predict() == truth).float().mean()
-    >>> bool(max(right, 1 - right) > 0.9)  # labels have no names
+    >>> bool(abs((field.predict() == truth).float().mean() - 0.5) > 0.4)  # labels have no names
     True
 
     [1] A. P. Dempster, N. M. Laird, D. B. Rubin (1977) "Maximum Likelihood from Incomplete Data via
@@ -99,9 +80,7 @@ def fit_field(
     approximation version of the EM algorithm", Annals of Statistics 27,
     https://doi.org/10.1214/aos/1018031103.
 
-    :param Emission emission: what is observed of a label.
-    :param Neighborhood hood: the neighbourhoods; see :mod:`pyro_nmm.sources`.
-    :param data: what is observed of ``N`` nodes.
+    :param data: what is observed of ``N`` nodes, as the emission takes it.
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, of which attention is a softmax of a learned weighted sum; default flat attention.
     :param options: of :class:`~pyro_nmm.models.latent.FieldRun`.
@@ -112,9 +91,7 @@ def fit_field(
             f"hood must be a Neighborhood, got {type(hood)}: functions of pyro_nmm.sources may "
             f"return a pair, of which it is the first"
         )
-    check_all_rows(hood)
     how = options_of(fit_field, FieldRun, options)
-    data, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
     fit = _Fit(emission, hood, data, edge_attr, how.num_chains)
     found = (fit.run(how.num_steps, how.lr, turn) for turn in range(how.num_starts))
     best = max(found, key=lambda state: state.score)
@@ -129,10 +106,10 @@ def sample_field(
     prior: FieldPrior,
     values: Values,
     edge_attr: Tensor | None = None,
-    **options: Any,
+    **options,
 ) -> HiddenField:
     r"""
-    A field of known parameters, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
+    A field of known prior, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
 
     .. math::
 
@@ -147,26 +124,73 @@ def sample_field(
     >>> field.samples.shape, field.draws["mean"].shape
     (torch.Size([200, 4]), torch.Size([200, 2, 1]))
 
-    :param Emission emission: what is observed of a label.
-    :param Neighborhood hood: the neighbourhoods.
-    :param data: what is observed of ``N`` nodes.
-    :param FieldPrior prior: the prior's numbers, which stay.
+    :param FieldPrior prior: which stays.
     :param dict values: the emission's parameters that chains start with.
-    :param Tensor edge_attr: ``(num_edges, F)`` features of the edges.
     :param options: of :class:`~pyro_nmm.models.latent.FieldSampling`.
-    :return: the field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
+    :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
     """
-    check_all_rows(hood)
     how = options_of(sample_field, FieldSampling, options)
-    data, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
-    check_prior(prior, emission.num_labels, edge_attr)
     fit = _Fit(emission, hood, data, edge_attr, how.num_chains)
-    terms = fit.terms(prior, emission.log_prob(values, data)[None])
+    labels, features = len(prior.share_scores), len(prior.unit)
+    expected = 0 if fit.edge_attr is None else fit.edge_attr.shape[1]
+    if (labels, features) != (emission.num_labels, expected):
+        raise ValueError(
+            f"prior has {labels} labels and {features} features of edges, but emission "
+            f"{emission.num_labels} labels and edge_attr {expected} features: see FieldPrior.of"
+        )
+    terms = LatentTerms(*fit.known(prior), emission.log_prob(values, fit.data)[None])
     draw = draw_latent(hood, terms, fit.uniforms())
     for _ in range(how.num_sweeps):
         draw = sweep(hood, terms, draw, fit.uniforms(1)).draw
     score = left_out(hood, terms, draw).mean().item()
     return fit.sample(_State(prior, values, draw, score), how.num_draws)
+
+
+@torch.no_grad()
+def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor:
+    r"""
+    ``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats, what is observed of a node predicted from
+    what is observed of all others, at the fitted parameters of the prior. Its mean compares sources
+    and emissions on the same data.
+
+    :attr:`HiddenField.score` predicts from the labels of the others, which have seen :math:`w_i`.
+    Here chains of labels are weighted so that they have not [1],
+
+    .. math::
+
+        \frac1{p(w_i \mid w_{-i})} = \mathrm{E} \Bigl[
+            \frac1{p(w_i \mid c_{-i}, u_{-i}, \theta)} \Bigm| w \Bigr] .
+
+    >>> from pyro_nmm import sources
+    >>> from pyro_nmm.models import NormalEmission, fit_field
+    >>> truth = (torch.arange(256) % 16 >= 8).long()
+    >>> x = 2.0 * truth[:, None] + torch.randn(256, 1)
+    >>> grids = [sources.grid(16, 16, stride) for stride in (1, 4)]  # all pixels, one in sixteen
+    >>> fields = [fit_field(NormalEmission(2), hood, x, num_starts=2) for hood in grids]
+    >>> every, few = (leave_one_out(field, x).mean() for field in fields)
+    >>> bool(few > every)
+    True
+
+    [1] A. E. Gelfand, D. K. Dey, H. Chang (1992) "Model Determination Using Predictive
+    Distributions with Implementation via Sampling-Based Methods", Bayesian Statistics 4.
+
+    :param data: what the field was fitted to.
+    :param int num_sweeps: of every chain, at a cost of :math:`O(E C)`.
+    """
+    check_integers(1, num_sweeps=num_sweeps)
+    draw, found = field.chains.draw, []
+    size = len(draw.labels)
+    fit = _Fit(field.emission, field.hood, data, field.edge_attr, size)
+    known = fit.known(field.prior)
+    # Every chain draws its own parameters, because the fitted ones have seen w_i too.
+    last = {name: value[-size:] for name, value in field.draws.items()}
+    values = [{name: value[chain] for name, value in last.items()} for chain in range(size)]
+    for _ in range(num_sweeps):
+        values, terms, swept = fit.gibbs(known, values, draw, 1)
+        draw = swept.draw
+        found.append(left_out(field.hood, terms, draw))
+    logs = torch.cat(found)
+    return math.log(len(logs)) - (-logs).logsumexp(0)
 
 
 class _State(NamedTuple):
@@ -176,46 +200,46 @@ class _State(NamedTuple):
     score: float
 
 
+@dataclass
 class _Fit:
-    """What does not change during a fit."""
+    """What does not change during a fit, checked."""
 
-    def __init__(
-        self,
-        emission: Emission,
-        hood: Neighborhood,
-        data: Any,
-        edge_attr: Tensor | None,
-        num_chains: int,
-    ) -> None:
-        self.emission, self.hood, self.data = emission, hood, data
-        self.edge_attr, self.size = edge_attr, (num_chains, hood.num_nodes)
+    emission: Emission
+    hood: Neighborhood
+    data: Any
+    edge_attr: Tensor | None
+    num_chains: int
 
-    def terms(self, prior: FieldPrior, evidence: Tensor) -> LatentTerms:
-        """With evidence ``(N, C)``, or ``(num_chains, N, C)``."""
-        with torch.no_grad():
-            alpha, logits = prior(self.hood, self.edge_attr)
-            return LatentTerms(self.hood.log_softmax(logits)[None], alpha[None], evidence)
+    def __post_init__(self) -> None:
+        check_all_rows(self.hood)
+        self.data = self.emission.check(self.hood, self.data)
+        self.edge_attr = check_edge_attr(self.hood, self.edge_attr)
+
+    @torch.no_grad()
+    def known(self, prior: FieldPrior) -> tuple[Tensor, Tensor]:
+        """The log attention and concentrations of :class:`LatentTerms`."""
+        alpha, logits = prior(self.hood, self.edge_attr)
+        return self.hood.log_softmax(logits)[None], alpha[None]
 
     def uniforms(self, *shape: int) -> Tensor:
-        return torch.rand(*shape, *self.size, dtype=torch.double, device=self.hood.device)
+        size = *shape, self.num_chains, self.hood.num_nodes
+        return torch.rand(size, dtype=torch.double, device=self.hood.device)
 
     def run(self, num_steps: int, lr: float, turn: int) -> _State:
         emission, hood, data = self.emission, self.hood, self.data
         values = emission.start(data, hood)
         evidence = emission.log_prob(values, data)
         prior = FieldPrior.of(emission.num_labels, self.edge_attr).to(evidence)
-        # From flat attention a fit may turn to the wrong side for good, so that other starts lean
-        # along a feature, or against it.
+        # From flat attention a fit may turn to the wrong side for good, so other starts lean.
         if lean := turn % (1 + 2 * len(prior.unit)):
             prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
         # Kappa has the longest way: its logarithm may end five below where it starts.
-        others = [p for p in prior.parameters() if p is not prior.log_kappa]
-        rates = 3 * lr, lr
+        rates, others = (3 * lr, lr), [prior.share_scores, prior.scaled_weight]
         optimizer = torch.optim.Adam([{"params": [prior.log_kappa]}, {"params": others}])
-        draw, probs = None, torch.zeros_like(evidence)
+        probs = torch.zeros_like(evidence)
+        terms = LatentTerms(*self.known(prior), evidence[None])
+        draw = draw_latent(hood, terms, self.uniforms())
         for step in range(num_steps):
-            terms = self.terms(prior, evidence[None])
-            draw = draw_latent(hood, terms, self.uniforms()) if draw is None else draw
             found = sweep(hood, terms, draw, self.uniforms(2))
             draw, seen = found.draw, found.visits.sum(0).to(probs)
             gain = 1 / max(1, step + 1 - num_steps // 2)
@@ -224,13 +248,11 @@ class _Fit:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * max(gain, 0.1)
             self.ascend(prior, optimizer, draw)
-            evidence = emission.log_prob(values, data)
-        assert draw is not None
-        terms = self.terms(prior, evidence[None])
+            terms = LatentTerms(*self.known(prior), emission.log_prob(values, data)[None])
         return _State(prior, values, draw, left_out(hood, terms, draw).mean().item())
 
     def ascend(self, prior: FieldPrior, optimizer: torch.optim.Optimizer, draw: LatentDraw) -> None:
-        """A step of the prior's numbers towards the labels and choices of the chains."""
+        """A step of the prior's parameters towards the labels and choices of the chains."""
         hood, choices = self.hood, self.hood.source[draw.edges]
         alpha, logits = prior(hood, self.edge_attr)
         found = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)
@@ -241,19 +263,23 @@ class _Fit:
         loss.backward()
         optimizer.step()
 
+    def gibbs(
+        self, known: tuple[Tensor, Tensor], values: list[Values], draw: LatentDraw, num_sweeps: int
+    ) -> tuple[list[Values], LatentTerms, Sweeps]:
+        """Each chain with emission parameters drawn anew, and sweeps given these."""
+        emission, data = self.emission, self.data
+        pairs = zip(draw.labels, values, strict=True)
+        values = [emission.draw(data, labels, old) for labels, old in pairs]
+        terms = LatentTerms(*known, torch.stack([emission.log_prob(own, data) for own in values]))
+        return values, terms, sweep(self.hood, terms, draw, self.uniforms(num_sweeps))
+
     @torch.no_grad()
     def sample(self, state: _State, num_draws: int) -> HiddenField:
-        """Every chain with emission parameters of its own, from where it stands."""
-        emission, hood, data = self.emission, self.hood, self.data
         prior, start, draw, score = state
-        values = [start] * self.size[0]
-        visits, labels, draws, totals = torch.zeros((), device=hood.device), [], [], []
+        known, values = self.known(prior), [start] * self.num_chains
+        visits, labels, draws, totals = torch.zeros((), device=self.hood.device), [], [], []
         for _ in range(num_draws):
-            values = [
-                emission.draw(data, own, old) for own, old in zip(draw.labels, values, strict=True)
-            ]
-            evidence = torch.stack([emission.log_prob(own, data) for own in values])
-            found = sweep(hood, self.terms(prior, evidence), draw, self.uniforms(2))
+            values, _, found = self.gibbs(known, values, draw, 2)
             draw, visits = found.draw, visits + found.visits.sum(0)
             labels.append(draw.labels.to(torch.int16))
             totals.append(found.totals[:, -1])
@@ -264,6 +290,6 @@ class _Fit:
         ends = Chains(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([each[name] for each in draws]) for name in start}
         return HiddenField(
-            hood, emission, deepcopy(prior), start, probs, torch.cat(labels), stacked, score, ends,
-            self.edge_attr,
+            self.hood, self.emission, deepcopy(prior), start, probs, torch.cat(labels), stacked,
+            score, ends, self.edge_attr,
         )  # fmt: skip

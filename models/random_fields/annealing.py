@@ -16,8 +16,8 @@ def annealed_log_normalizer(
     field: PairwiseMRF, start: Tensor, num_steps: int = 1000, num_chains: int = 16
 ) -> tuple[Tensor, Tensor]:
     r"""
-    An estimate of :math:`\log Z` of a Markov random field that is too wide for an exact sum:
-    annealed importance sampling (Neal 2001, Statistics and Computing) from independent labels.
+    An estimate of :math:`\log Z` of a Markov random field of any width: annealed importance
+    sampling (Neal 2001, Statistics and Computing) from independent labels.
 
     .. math::
 
@@ -25,8 +25,7 @@ def annealed_log_normalizer(
             \left( \frac{p^*(y_t^{(m)})}{q(y_t^{(m)})} \right)^{\beta_t - \beta_{t - 1}},
         \qquad y_t \sim \text{a Gibbs sweep of } q^{1 - \beta_t} (p^*)^{\beta_t}
 
-    :math:`E[\hat Z] = Z` exactly, so :math:`\log \hat Z` is too low on average, by little if the
-    chains agree.
+    :math:`E[\hat Z] = Z`, so :math:`\log \hat Z` is too low on average.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.3, field=torch.zeros(9))
@@ -37,8 +36,7 @@ def annealed_log_normalizer(
     :param Tensor start: ``(N, C)`` marginals of :math:`q`, positive, for example a mean field's.
     :param int num_steps: temperatures :math:`\beta_t`, evenly from 0 to 1, one sweep each.
     :param int num_chains: ``M``.
-    :return: :math:`\log \hat Z` and its standard error, numbers in nats. Cost:
-        :math:`O(M P C)` a step.
+    :return: :math:`\log \hat Z` and its standard error, in nats. Cost: :math:`O(M P C)` a step.
     """
     check_field(field)
     expect("start", start, tuple(field.unary.shape))

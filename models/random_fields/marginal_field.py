@@ -14,10 +14,10 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborChoice, NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.edges import check_mask
-from pyro_nmm.expect import expect, out_of_range
+from pyro_nmm.expect import check_mask, expect, out_of_range
 from pyro_nmm.models.random_fields.elimination import greedy_colors
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field, check_mixture
+from pyro_nmm.ops.enumeration import enumerate_labels
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import check_integers, check_plain
@@ -27,18 +27,25 @@ MAX_LABELLINGS = 4096
 
 
 class Stars(NamedTuple):
-    """Nodes that are summed out and have equally many neighbours ``D``."""
+    """Nodes that are summed out and have the same number ``D`` of neighbours."""
 
     nodes: Tensor  #: ``(B,)`` node ids
     neighbors: Tensor  #: ``(B, D)`` places among the nodes that stay
     logits: Tensor  #: ``(B, C^D, C)`` of a node's label, by its neighbours' labels, last fastest
     sums: Tensor  #: ``(B, C^D)``: the logarithm of their sum over the node's label
 
+    def rows(self, value: Tensor, table: Tensor) -> Tensor:
+        """``(..., B, ...)``: rows of a table ``(B, C^D, ...)`` at labels ``(..., num_nodes)``."""
+        count, num_classes = self.neighbors.shape[1], self.logits.shape[-1]
+        digits = num_classes ** torch.arange(count - 1, -1, -1, device=value.device)
+        number = (value[..., self.neighbors] * digits).sum(-1)
+        return table[torch.arange(len(self.nodes), device=value.device), number]
+
 
 class MarginalField(GraphDistribution):
     r"""
     The distribution of some nodes of a Markov random field, the others summed out exactly. No two
-    of the others are neighbours, so that each of their sums is one over a single label:
+    of the others are neighbours, so each sum is over a single label:
 
     .. math::
 
@@ -47,17 +54,14 @@ class MarginalField(GraphDistribution):
               \sum_{j \sim b} w_{bj} \, \phi(y_j, k) \Big)
 
     A :math:`q(y_S)` approximates the whole field as :math:`q(y_S) \, p(y_{\setminus S} \mid y_S)`,
-    with the KL divergence of :math:`q(y_S)` alone. On a grid every other pixel stays.
-    :func:`~pyro_nmm.guides.fit_mixture` and :class:`~pyro_nmm.guides.FieldGuide` take it as a
-    target, and :meth:`complete` draws the rest.
+    with the KL divergence of :math:`q(y_S)`. On a grid every other pixel stays. It is a target of
+    :func:`~pyro_nmm.guides.fit_mixture` and :class:`~pyro_nmm.guides.FieldGuide`.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
     >>> half = MarginalField(field)
     >>> half.nodes
     tensor([1, 3, 5, 7])
-    >>> bool((half.log_normalizer() - field.log_normalizer()).abs() < 1e-6)
-    True
     >>> half.complete(torch.tensor([1, 1, 1, 1])).shape
     torch.Size([9])
 
@@ -65,11 +69,9 @@ class MarginalField(GraphDistribution):
     :param Tensor stay: ``(N,)`` mask of the nodes of :math:`S`. Default: the others are the
         largest of the field's :meth:`~PairwiseMRF.colors`, as far as their neighbours have at
         most 4096 labellings.
-    :raises ValueError: for a batch of fields, neighbours that are both summed out, and a node with
-        more labellings of its neighbours than that.
-
-    Cost: :math:`O(N C^{D + 1})` to build and :math:`O(N C^D)` to store, for ``D`` neighbours of a
-    node that is summed out.
+    :raises ValueError: for a batch of fields, neighbours that are both summed out, and more
+        labellings of a node's neighbours. Cost: :math:`O(N C^{D + 1})` to build and
+        :math:`O(N C^D)` to store, for ``D`` neighbours of a node that is summed out.
     """
 
     shown = "num_nodes", "num_classes"
@@ -87,8 +89,19 @@ class MarginalField(GraphDistribution):
             stay[:1] |= not stay.any()  # of a field without edges nothing else would stay
         else:
             check_mask(stay, field.num_nodes, field.edges.device, "stay")
-        _check(field.edges, stay, many)
-        self.field, self.stay, self.degree = field, stay, degree
+        between = field.edges[:, ~stay[field.edges].any(0)]
+        if between.numel():
+            raise ValueError(
+                f"stay must hold one end of every edge at least, but holds neither "
+                f"{between[0, 0]} nor {between[1, 0]}: nodes that are summed out may not be "
+                f"neighbours"
+            )
+        if (many & ~stay).any():
+            raise ValueError(
+                f"node {int((many & ~stay).nonzero()[0])} has more than {MAX_LABELLINGS} "
+                f"labellings of its neighbours: let it stay"
+            )
+        self.field, self.stay = field, stay
         self.nodes, self.others = stay.nonzero()[:, 0], (~stay).nonzero()[:, 0]
         self.num_nodes, self.num_classes = len(self.nodes), field.num_classes
         place = stay.cumsum(0) - 1
@@ -96,21 +109,20 @@ class MarginalField(GraphDistribution):
         strength = field.strength.expand(field.num_edges)
         unary, interaction = field.unary[self.nodes], field.interaction
         self.rest = PairwiseMRF(place[field.edges[:, inside]], unary, strength[inside], interaction)
-        self.stars = list(self._stars(place, strength))
+        self.stars = list(self._stars(place, strength, degree[self.others]))
         super().__init__(Size(), Size([self.num_nodes]), validate_args=False)
 
-    def _stars(self, place: Tensor, strength: Tensor) -> Iterator[Stars]:
+    def _stars(self, place: Tensor, strength: Tensor, degree: Tensor) -> Iterator[Stars]:
         field = self.field
         both = torch.cat([field.edges, field.edges.flip(0)], 1)
         outside = ~self.stay[both[0]]
         center, end = both[:, outside]
         by_center = center.argsort(stable=True)
-        center, end = center[by_center], place[end[by_center]]
-        weight = strength.repeat(2)[outside][by_center]
-        for count in self.degree[self.others].unique().tolist():
-            nodes = self.others[self.degree[self.others] == count]
-            here = self.degree[center] == count
-            labels = labellings(count, field.num_classes, device=end.device)
+        end, weight = place[end[by_center]], strength.repeat(2)[outside][by_center]
+        for count in degree.unique().tolist():
+            nodes = self.others[degree == count]
+            here = (degree == count).repeat_interleave(degree)
+            labels = enumerate_labels(count, field.num_classes, end.device)
             neighbors, own = (found[here].view(len(nodes), count) for found in (end, weight))
             sent = torch.einsum("bd,kdc->bkc", own, field.interaction[labels])
             logits = field.unary[nodes].unsqueeze(1) + sent
@@ -121,16 +133,11 @@ class MarginalField(GraphDistribution):
         return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
 
     def log_potential(self, value: Tensor) -> Tensor:
-        r"""
-        :math:`\log p^*(y_S)`, without the normalizer, which is the field's.
-
-        :param Tensor value: ``(..., num_nodes)`` labels.
-        :return: ``(...)``. Cost: :math:`O(N + P)`.
-        """
+        r"""``(...)``: :math:`\log p^*(y_S)` of ``(..., num_nodes)`` labels. Cost: :math:`O(P)`."""
         value = self._labels(value)
         total = self.rest.log_potential(value)
         for star in self.stars:
-            total = total + self._of(star, value, star.sums).sum(-1)
+            total = total + star.rows(value, star.sums).sum(-1)
         return total
 
     def _labels(self, value: Tensor) -> Tensor:
@@ -140,20 +147,12 @@ class MarginalField(GraphDistribution):
             raise ValueError(f"value must hold labels in 0..{self.num_classes - 1}, got {bad}")
         return value
 
-    def _of(self, star: Stars, value: Tensor, table: Tensor) -> Tensor:
-        """Rows of a table ``(B, C^D, ...)`` at the neighbours' labels: ``(..., B, ...)``."""
-        count = star.neighbors.shape[1]
-        digits = self.num_classes ** torch.arange(count - 1, -1, -1, device=value.device)
-        number = (value[..., star.neighbors] * digits).sum(-1)
-        return table[torch.arange(len(star.nodes), device=value.device), number]
-
     def expected_potential(self, mixture: NeighborMixture, num_samples: int = 8) -> Tensor:
         r"""
         An unbiased estimate of :math:`E_q[\log p^*(y_S)]` under a mixture, and of its gradient.
-        Pairs of nodes that stay are exact. What a node that is summed out adds is averaged over
-        draws of its neighbours' choices :math:`c`, exactly over their labels given these; the
-        gradient towards the attention is a score with the other draws' mean as baseline, of the
-        choices that the term depends on alone:
+        Pairs of nodes that stay are exact. The term :math:`f_b` of a node that is summed out is
+        exact given its neighbours' choices :math:`c`, and averaged over draws of them. Its gradient
+        by the attention is their score, with the mean of the other draws as baseline.
 
         .. math::
 
@@ -184,15 +183,15 @@ class MarginalField(GraphDistribution):
 
     def conditional(self, value: Tensor) -> Tensor:
         """
-        ``(..., len(others), C)``: the others' distributions given labels ``(..., num_nodes)``, of
-        which they are independent.
+        ``(..., len(others), C)``: distributions of the others, which are independent given labels
+        ``(..., num_nodes)``.
         """
         # Writing into a tensor would leave the provenance of what is written behind.
         (value, *tables), provenance = untracked(value, *(star.logits for star in self.stars))
         value, unary = self._labels(value), untracked(self.field.unary)[0][0]
         logits = unary.new_zeros(*value.shape[:-1], *unary.shape)
         for star, table in zip(self.stars, tables, strict=True):
-            logits[..., star.nodes, :] = self._of(star, value, table)
+            logits[..., star.nodes, :] = star.rows(value, table)
         return track_provenance(logits[..., self.others, :].softmax(-1), provenance)
 
     @torch.no_grad()
@@ -207,7 +206,7 @@ class MarginalField(GraphDistribution):
     def colors(self) -> list[Tensor]:
         """
         Sets of places among the nodes that stay without an interaction inside: no edge, and no
-        neighbour in common that is summed out. Their order is that of a fit by default.
+        common neighbour that is summed out.
         """
         pairs = [self.rest.edges]
         for star in self.stars:
@@ -217,7 +216,7 @@ class MarginalField(GraphDistribution):
         return greedy_colors(torch.cat(pairs, 1).unique(dim=1), self.num_nodes)
 
     def scaled(self, share: float) -> MarginalField:
-        """Of the field with its interactions multiplied by ``share``."""
+        """The same nodes of the field with its interactions multiplied by ``share``."""
         new = self.expand(self.batch_shape)
         new.field, new.rest, new.stars = self.field.scaled(share), self.rest.scaled(share), []
         for star in self.stars:
@@ -227,7 +226,7 @@ class MarginalField(GraphDistribution):
         return new
 
     def log_normalizer(self) -> Tensor:
-        r"""Exact :math:`\log Z`, the field's; refuses wide graphs."""
+        r"""Exact :math:`\log Z` of the field; refuses wide graphs."""
         return self.field.log_normalizer()
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -239,49 +238,22 @@ class MarginalField(GraphDistribution):
         return self.field.sample(Size(sample_shape) + self.batch_shape)[..., self.nodes]
 
 
-#: Targets that a guide takes.
 RandomField = PairwiseMRF | MarginalField
-
-
-def labellings(count: int, num_classes: int, device=None) -> Tensor:
-    """``(C^count, count)``: all labels of some nodes, the last node's changing fastest."""
-    if not count:
-        return torch.zeros(1, 0, dtype=torch.long, device=device)
-    each = torch.arange(num_classes, device=device)
-    return torch.cartesian_prod(*[each] * count).view(-1, count)
 
 
 def joint_labels(alpha: Tensor, chosen: Tensor) -> Tensor:
     """
-    Distributions of the labels that some nodes take together from the sources they have chosen.
-
-    :param Tensor alpha: ``(M, C)``.
-    :param Tensor chosen: ``(..., D)`` sources.
-    :return: ``(..., C^D)``, in the order of :func:`labellings`.
+    ``(..., C^D)``: joint distributions of the labels of ``D`` nodes that have chosen sources
+    ``(..., D)``, in the order of :func:`enumerate_labels`.
     """
     (*shape, count), num_classes, total = chosen.shape, alpha.shape[-1], alpha.sum(-1)
     same = (chosen.unsqueeze(-1) == chosen.unsqueeze(-2)).to(alpha)
     joint = alpha.new_ones(*shape, 1)
     for d in range(count):
-        # Of the nodes before, those that have the same source: how often each label has come.
-        before, labels = same[..., d, :d], labellings(d, num_classes, alpha.device)
+        # How often each label has come from the same source, among the nodes before.
+        before, labels = same[..., d, :d], enumerate_labels(d, num_classes, alpha.device)
         come = torch.einsum("...m,kmc->...kc", before, one_hot(labels, num_classes).to(alpha))
         above = alpha[chosen[..., d]].unsqueeze(-2) + come
         below = total[chosen[..., d]] + before.sum(-1)
         joint = (joint.unsqueeze(-1) * (above / below[..., None, None])).flatten(-2)
     return joint
-
-
-def _check(edges: Tensor, stay: Tensor, many: Tensor) -> None:
-    alone = ~stay[edges]
-    if alone.all(0).any():
-        first = edges[:, alone.all(0)][:, 0].tolist()
-        raise ValueError(
-            f"stay must hold one end of every edge at least, but holds neither {first[0]} nor "
-            f"{first[1]}: nodes that are summed out may not be neighbours"
-        )
-    if (many & ~stay).any():
-        node = int((many & ~stay).nonzero()[0, 0])
-        raise ValueError(
-            f"node {node} has more than {MAX_LABELLINGS} labellings of its neighbours: let it stay"
-        )

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Markov random fields of node labels with pairwise interactions: Ising and Potts."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,6 +17,9 @@ from pyro_nmm.models.random_fields.elimination import exact_draws, greedy_colors
 from pyro_nmm.ops.marginals import expected_interaction, node_marginals
 from pyro_nmm.provenance import untracked
 
+#: The product of two spins, by their labels.
+SPINS = [[1.0, -1.0], [-1.0, 1.0]]
+
 
 class PairwiseMRF(GraphDistribution):
     r"""
@@ -29,11 +30,10 @@ class PairwiseMRF(GraphDistribution):
         p(y) = \frac1Z p^*(y), \qquad
         \log p^*(y) = \sum_i u_i(y_i) + \sum_{(i, j)} w_{ij} \, \phi(y_i, y_j)
 
-    A sample holds a label in ``0..C - 1`` for every node. :meth:`log_prob`,
-    :meth:`log_normalizer`, :meth:`marginals` and :meth:`sample` are exact, by variable elimination
-    on narrow graphs, such as grids of two labels up to 17 wide; they refuse wide ones.
+    :meth:`log_prob`, :meth:`log_normalizer`, :meth:`marginals` and :meth:`sample` are exact, by
+    variable elimination. They refuse graphs wider than a grid of two labels and width 17.
 
-    >>> pair = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.tensor([0.0, 0.0]))
+    >>> pair = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.zeros(2))
     >>> pair.log_normalizer()  # log(2 e^0.5 + 2 e^-0.5)
     tensor(1.5064)
     >>> pair.log_prob(torch.tensor([1, 1])).exp()
@@ -41,7 +41,7 @@ class PairwiseMRF(GraphDistribution):
 
     :param Tensor edges: ``(2, P)`` node ids, every pair once.
     :param Tensor unary: ``(..., N, C)``, :math:`u_i(k)`, in nats.
-    :param Tensor strength: ``(..., P)``, :math:`w_{ij}`; or ``(..., 1)``, the same for all edges.
+    :param Tensor strength: ``(..., P)`` or ``(..., 1)``, :math:`w_{ij}`.
     :param Tensor interaction: ``(C, C)`` symmetric, :math:`\phi`.
     :raises ValueError: for wrong shapes, node ids out of range, loops and double edges.
     """
@@ -61,12 +61,7 @@ class PairwiseMRF(GraphDistribution):
         return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
 
     def log_potential(self, value: Tensor) -> Tensor:
-        r"""
-        :math:`\log p^*(y)`, without the normalizer.
-
-        :param Tensor value: ``(..., N)`` labels.
-        :return: ``(...)``. Cost: :math:`O(N + P)`.
-        """
+        r"""``(...)``: :math:`\log p^*(y)` of labels ``(..., N)``. Cost: :math:`O(N + P)`."""
         shape, each = ("...", self.num_nodes), "one label per node"
         value = expect("value", value, shape, kind="labels", note=each).long()
         shape = torch.broadcast_shapes(value.shape[:-1], self.unary.shape[:-2])
@@ -79,10 +74,8 @@ class PairwiseMRF(GraphDistribution):
 
     def expected_potential(self, mixture: NeighborMixture) -> Tensor:
         r"""
-        :math:`E_q[\log p^*(y)]` under a mixture, exactly, from its single and pair marginals.
-
-        :return: a number for each element of the batches. Cost: :math:`O(E C)` and, for each
-            edge, the smaller degree.
+        ``(...)``: :math:`E_q[\log p^*(y)]` under a mixture, exactly, from its marginals of nodes
+        and pairs. Cost: :math:`O(E C)` and, for each edge, the smaller degree.
         """
         check_mixture(mixture, self.unary)
         field = self.unary, self.strength, self.interaction
@@ -97,11 +90,9 @@ class PairwiseMRF(GraphDistribution):
 
     def local_logits(self, probs: Tensor) -> Tensor:
         r"""
-        :math:`u_i + \sum_j w_{ij} \phi \, p_j` for every node: the logits of its label given its
-        neighbours' ones, or given independent neighbours of distributions :math:`p_j`.
-
-        :param Tensor probs: ``(..., N, C)``, one-hot or distributions.
-        :return: ``(..., N, C)``. Cost: :math:`O(N C^2 + P C)`.
+        ``(..., N, C)``: :math:`u_i + \sum_j w_{ij} \phi \, p_j`, the logits of every node's label
+        given its neighbours' labels, or their distributions :math:`p`, ``(..., N, C)``.
+        Cost: :math:`O(N C^2 + P C)`.
         """
         messages = probs @ self.interaction
         strength = self.strength.unsqueeze(-1)
@@ -121,7 +112,7 @@ class PairwiseMRF(GraphDistribution):
         return self.log_potential(value) - self.log_normalizer()
 
     def log_normalizer(self) -> Tensor:
-        r"""Exact :math:`\log Z`, differentiable: :func:`~pyro_nmm.models.elimination.log_sum`."""
+        r"""``(...)``: exact :math:`\log Z`, differentiable."""
         return log_sum(self.edges, self.unary, self._tables())
 
     def marginals(self) -> Tensor:
@@ -134,11 +125,10 @@ class PairwiseMRF(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Exact and independent samples."""
-        shape = Size(sample_shape)
         own = torch.broadcast_shapes(self.unary.shape[:-2], self.strength.shape[:-1])
         if own.numel() > 1:
             raise ValueError(f"sample needs a field without batch, got {own}")
-        shape = shape + self.batch_shape
+        shape = Size(sample_shape) + self.batch_shape
         (unary, pairwise), provenance = untracked(self.unary, self._tables())
         unary = unary.reshape(unary.shape[-2:])
         pairwise = pairwise.reshape(-1, self.num_classes, self.num_classes)
@@ -146,14 +136,13 @@ class PairwiseMRF(GraphDistribution):
         return track_provenance(draws.view(shape + self.event_shape), provenance)
 
     def scaled(self, share: float) -> PairwiseMRF:
-        """The field with its interactions multiplied by ``share``, and its unary terms as is."""
+        """The field with its interactions multiplied by ``share``."""
         new = self.expand(self.batch_shape)
         new.strength = share * self.strength
         return new
 
     def _tables(self) -> Tensor:
-        strength = self.strength
-        strength = strength.expand(*strength.shape[:-1], self.edges.shape[1])
+        strength = self.strength.expand(*self.strength.shape[:-1], self.num_edges)
         return strength[..., None, None] * self.interaction
 
 
@@ -166,16 +155,15 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
         \log p^*(x) = \sum_{(i, j)} J_{ij} x_i x_j + \sum_i h_i x_i
 
     >>> target = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.zeros(2))
-    >>> target.log_potential(torch.tensor([[0, 0], [0, 1]]))  # alike, and not
+    >>> target.log_potential(torch.tensor([[0, 0], [0, 1]]))  # equal spins, different spins
     tensor([ 0.5000, -0.5000])
 
     :param Tensor edges: ``(2, P)``, every pair once; for images :func:`grid_edges`.
-    :param Tensor coupling: :math:`J`, a number, ``(P,)``, or with batch dimensions ``(..., 1)``
-        or ``(..., P)``.
+    :param Tensor coupling: :math:`J`, a number, ``(..., 1)`` or ``(..., P)``.
     :param Tensor field: ``(..., N)``, :math:`h`.
     """
     unary = torch.stack([-field, field], -1)
-    return PairwiseMRF(edges, unary, _strength(coupling, field), _spins(field))
+    return _coupled(edges, coupling, unary, field.new_tensor(SPINS))
 
 
 def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF:
@@ -193,13 +181,13 @@ def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF
     :param Tensor unary: ``(..., N, C)``. The other parameters are those of :func:`ising`.
     """
     interaction = torch.eye(unary.shape[-1], dtype=unary.dtype, device=unary.device)
-    return PairwiseMRF(edges, unary, _strength(coupling, unary), interaction)
+    return _coupled(edges, coupling, unary, interaction)
 
 
 def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
     r"""
-    The posterior of a binary image given a noisy one, Murphy (2012, "Machine Learning: A
-    Probabilistic Perspective", 21.3.2): an Ising prior and Gaussian noise,
+    The posterior of a binary image given a noisy one, of an Ising prior and Gaussian noise (Murphy
+    2012, "Machine Learning: A Probabilistic Perspective", 21.3.2),
 
     .. math::
 
@@ -215,7 +203,7 @@ def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) ->
     unary = torch.distributions.Normal(levels, sigma).log_prob(image.reshape(-1, 1))
     height, width = image.shape
     edges = grid_edges(height, width, image.device)
-    return PairwiseMRF(edges, unary, _strength(coupling, image), _spins(image))
+    return _coupled(edges, coupling, unary, image.new_tensor(SPINS))
 
 
 def grid_edges(height: int, width: int, device=None) -> Tensor:
@@ -235,8 +223,8 @@ def grid_edges(height: int, width: int, device=None) -> Tensor:
 def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
     """
     ``(N,)``: an order of a grid's pixels for :class:`~pyro_nmm.guides.MixtureGuide`. Every other
-    pixel of every other row comes first, then those in the middle of four of them, then the
-    rest, whose neighbours have all come before.
+    pixel of every other row comes first, then the pixels in the middle of four of these, then the
+    rest.
 
     >>> coarse_to_fine(3, 3)
     tensor([0, 2, 6, 8, 4, 1, 3, 5, 7])
@@ -258,11 +246,11 @@ def check_field(field: PairwiseMRF) -> None:
 
 def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
     """A mixture over the nodes and labels of a field, whose edges keep labels."""
-    num_nodes, num_classes = unary.shape[-2:]
-    if (mixture.hood.num_nodes, mixture.num_classes) != (num_nodes, num_classes):
+    size, found = tuple(unary.shape[-2:]), (mixture.hood.num_nodes, mixture.num_classes)
+    if found != size:
         raise ValueError(
-            f"mixture must have {num_nodes} nodes and {num_classes} labels, as the field has, got "
-            f"{mixture.hood.num_nodes} and {mixture.num_classes}"
+            f"mixture must have {size[0]} nodes and {size[1]} labels, as the field has, got "
+            f"{found[0]} and {found[1]}"
         )
     if not mixture.channel.keeps:
         raise ValueError(
@@ -272,29 +260,24 @@ def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
         raise ValueError(f"mixture must be {unary.dtype}, as field, got {mixture.logits.dtype}")
 
 
-def _spins(like: Tensor) -> Tensor:
-    """The product of two spins, as a table of their labels."""
-    return like.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
-
-
-def _strength(coupling: Tensor | float, like: Tensor) -> Tensor:
+def _coupled(
+    edges: Tensor, coupling: Tensor | float, unary: Tensor, interaction: Tensor
+) -> PairwiseMRF:
     # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled coupling.
-    strength = coupling.to(like) if isinstance(coupling, Tensor) else like.new_tensor(coupling)
-    return strength[None] if strength.dim() == 0 else strength
+    strength = coupling.to(unary) if isinstance(coupling, Tensor) else unary.new_tensor(coupling)
+    return PairwiseMRF(edges, unary, strength.expand(strength.shape or (1,)), interaction)
 
 
 def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
-    given = {"edges": edges, "unary": unary, "strength": strength, "interaction": interaction}
-    for name, value in given.items():
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{name} must be a tensor, got {type(value)}: use torch.as_tensor")
+    expect("edges", edges)
+    expect("unary", unary)
     if not unary.is_floating_point():
         raise ValueError(f"unary terms, or field, must be floating-point, got {unary.dtype}")
-    if unary.dim() < 2 or unary.shape[-1] < 2:
-        raise ValueError(f"unary must have shape (..., N, C), C >= 2, got {tuple(unary.shape)}")
+    expect("unary", unary, ("...", "N", ("C", 2)), note="C >= 2")
     if not unary.isfinite().all():
         raise ValueError("unary must be finite: for a label that cannot be give -1e4, not -inf")
     for name, tensor in (("strength", strength), ("interaction", interaction)):
+        expect(name, tensor)
         if tensor.dtype != unary.dtype or tensor.device != unary.device:
             raise ValueError(
                 f"{name} must be {unary.dtype} on {unary.device}, as unary, got {tensor.dtype} on "

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.edges import check_mask
+from pyro_nmm.expect import check_mask
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores, places
 from pyro_nmm.models.stacked.parameters import ParameterPriors

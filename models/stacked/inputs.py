@@ -16,8 +16,7 @@ from torch import Tensor
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
-from pyro_nmm.edges import as_mask, check_edge_index, check_mask
-from pyro_nmm.expect import expect
+from pyro_nmm.expect import as_mask, check_edge_index, check_mask, expect
 from pyro_nmm.validation import check_all_rows, check_label_range, check_labels
 
 

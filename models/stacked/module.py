@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.edges import check_mask
+from pyro_nmm.expect import check_mask
 from pyro_nmm.models.stacked.cross_fit import share_of_nmm, side_by_side
 from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature, fold_of, folds_of, maximise
 from pyro_nmm.models.stacked.formula import (

@@ -4,7 +4,9 @@
 """
 The loops over edges and labels given evidence, compiled as those of :mod:`pyro_nmm.compiled`.
 
-Counts follow from the draw, so every loop counts anew and keeps none.
+Counts follow from the draw, so every loop counts anew and keeps none: ``table[j]`` counts the
+choices of source ``j``, in one column per label and one for all of them. ``inputs`` are rows and
+terms, see :func:`_inputs`.
 """
 
 import numpy as np
@@ -14,16 +16,22 @@ from pyro_nmm.compiled.loops import _array, _in_threads, compiled, opaque
 
 
 @compiled
-def _draw(first, last, ptr, source, attention, alpha, total, likelihood, each, uniforms, table,
-          edges, labels):  # fmt: skip
-    # table[j] counts the choices of source j: one column per label, then all of them.
+def _of(b, inputs):
+    # The inputs of one draw of a batch that may share them.
+    ptr, source, each, attention, alpha, total, likelihood = inputs
+    b_a = min(b, len(alpha) - 1)
+    own = attention[min(b, len(attention) - 1)], alpha[b_a], total[b_a]
+    return ptr, source, each, own[0], own[1], own[2], likelihood[min(b, len(likelihood) - 1)]
+
+
+@compiled
+def _draw(first, last, inputs, table, uniforms, edges, labels):
+    ptr, source = inputs[0], inputs[1]
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     for b in range(first, last):
-        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
-        b_e = min(b, len(likelihood) - 1)
+        own = _of(b, inputs)
         for i in range(len(ptr) - 1):
-            e, k = _draw_row(i, ptr, source, attention[b_l], alpha[b_a], total[b_a],
-                             likelihood[b_e], each, uniforms[b, i], table, running)  # fmt: skip
+            e, k = _draw_row(i, own, table, uniforms[b, i], running)
             edges[b, i], labels[b, i] = e, k
             table[source[e], k] += 1
             table[source[e], -1] += 1
@@ -31,7 +39,8 @@ def _draw(first, last, ptr, source, attention, alpha, total, likelihood, each, u
 
 
 @compiled
-def _draw_row(i, ptr, source, attention, alpha, total, likelihood, each, uniform, table, running):
+def _draw_row(i, inputs, table, uniform, running):
+    ptr, source, each, attention, alpha, total, likelihood = inputs
     every, weight = table.shape[1] - 1, 0.0
     for e in range(ptr[i], ptr[i + 1]):
         j, place, above = source[e], e if each else i, 0.0
@@ -58,13 +67,12 @@ def _draw_row(i, ptr, source, attention, alpha, total, likelihood, each, uniform
 
 
 @compiled
-def _sweep(first, last, ptr, source, attention, alpha, total, likelihood, each, uniforms, table,
-           edges, labels, visits, totals):  # fmt: skip
+def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others.
+    ptr, source = inputs[0], inputs[1]
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     for b in range(first, last):
-        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
-        b_e = min(b, len(likelihood) - 1)
+        own = _of(b, inputs)
         for i in range(len(ptr) - 1):
             table[source[edges[b, i]], labels[b, i]] += 1
             table[source[edges[b, i]], -1] += 1
@@ -72,9 +80,7 @@ def _sweep(first, last, ptr, source, attention, alpha, total, likelihood, each, 
             for i in range(len(ptr) - 1):
                 table[source[edges[b, i]], labels[b, i]] -= 1
                 table[source[edges[b, i]], -1] -= 1
-                e, k = _draw_row(i, ptr, source, attention[b_l], alpha[b_a], total[b_a],
-                                 likelihood[b_e], each, uniforms[sweep, b, i], table,
-                                 running)  # fmt: skip
+                e, k = _draw_row(i, own, table, uniforms[sweep, b, i], running)
                 edges[b, i], labels[b, i] = e, k
                 visits[b, i, k] += 1
                 totals[b, sweep, k] += 1
@@ -91,74 +97,71 @@ def _clear(ptr, source, edges, labels, table):
 
 
 @compiled
-def _evaluate(first, last, ptr, source, attention, alpha, total, likelihood, each, edges, labels,
-              table, log_evidence, log_choice):  # fmt: skip
+def _evaluate(first, last, inputs, table, edges, labels, log_evidence, log_choice):
     every = table.shape[1] - 1
     for b in range(first, last):
-        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
-        b_e = min(b, len(likelihood) - 1)
+        ptr, source, each, attention, alpha, total, likelihood = _of(b, inputs)
         for i in range(len(ptr) - 1):
             weight = 0.0
             for e in range(ptr[i], ptr[i + 1]):
                 j, place, above = source[e], e if each else i, 0.0
                 for k in range(every):
-                    above += (alpha[b_a, j, k] + table[j, k]) * likelihood[b_e, place, k]
-                weight += attention[b_l, e] * above / (total[b_a, j] + table[j, every])
+                    above += (alpha[j, k] + table[j, k]) * likelihood[place, k]
+                weight += attention[e] * above / (total[j] + table[j, every])
             e, k = edges[b, i], labels[b, i]
             j, place = source[e], e if each else i
-            own = attention[b_l, e] * (alpha[b_a, j, k] + table[j, k]) * likelihood[b_e, place, k]
+            own = attention[e] * (alpha[j, k] + table[j, k]) * likelihood[place, k]
             log_evidence[b, i] = np.log(weight)
-            log_choice[b, i] = np.log(own / (total[b_a, j] + table[j, every])) - np.log(weight)
+            log_choice[b, i] = np.log(own / (total[j] + table[j, every])) - np.log(weight)
             table[j, k] += 1
             table[j, every] += 1
         _clear(ptr, source, edges[b], labels[b], table)
 
 
 @compiled
-def _gradient(first, last, ptr, source, attention, alpha, total, likelihood, each, edges, labels,
-              log_evidence, to_evidence, to_choice, table, to_attention, to_alpha,
-              to_likelihood):  # fmt: skip
+def _gradient(first, last, inputs, table, edges, labels, log_evidence, to_evidence, to_choice,
+              to_attention, to_alpha, to_likelihood):  # fmt: skip
     # Of the logarithms of attention and likelihood. A batch that shares a parameter adds to its
     # one gradient.
     every = table.shape[1] - 1
     for b in range(first, last):
-        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
-        b_e = min(b, len(likelihood) - 1)
+        ptr, source, each, attention, alpha, total, likelihood = _of(b, inputs)
+        grad_attention = to_attention[min(b, len(to_attention) - 1)]
+        grad_alpha = to_alpha[min(b, len(to_alpha) - 1)]
+        grad_likelihood = to_likelihood[min(b, len(to_likelihood) - 1)]
         for i in range(len(ptr) - 1):
             share = (to_evidence[b, i] - to_choice[b, i]) * np.exp(-log_evidence[b, i])
             for e in range(ptr[i], ptr[i + 1]):
                 j, place, above = source[e], e if each else i, 0.0
-                below = total[b_a, j] + table[j, every]
-                scale = share * attention[b_l, e] / below
+                below = total[j] + table[j, every]
+                scale = share * attention[e] / below
                 for k in range(every):
-                    part = (alpha[b_a, j, k] + table[j, k]) * likelihood[b_e, place, k]
-                    to_likelihood[b_e, place, k] += scale * part
+                    part = (alpha[j, k] + table[j, k]) * likelihood[place, k]
+                    grad_likelihood[place, k] += scale * part
                     above += part
-                to_attention[b_l, e] += scale * above
+                grad_attention[e] += scale * above
                 for k in range(every):
-                    to_alpha[b_a, j, k] += scale * (likelihood[b_e, place, k] - above / below)
+                    grad_alpha[j, k] += scale * (likelihood[place, k] - above / below)
             e, label, direct = edges[b, i], labels[b, i], to_choice[b, i]
             j, place = source[e], e if each else i
-            below = total[b_a, j] + table[j, every]
-            to_attention[b_l, e] += direct
-            to_likelihood[b_e, place, label] += direct
-            to_alpha[b_a, j, label] += direct / (alpha[b_a, j, label] + table[j, label])
+            below = total[j] + table[j, every]
+            grad_attention[e] += direct
+            grad_likelihood[place, label] += direct
+            grad_alpha[j, label] += direct / (alpha[j, label] + table[j, label])
             for k in range(every):
-                to_alpha[b_a, j, k] -= direct / below
+                grad_alpha[j, k] -= direct / below
             table[j, label] += 1
             table[j, every] += 1
         _clear(ptr, source, edges[b], labels[b], table)
 
 
 @compiled
-def _credit(first, last, ptr, source, attention, alpha, total, likelihood, each, edges, labels,
-            log_evidence, counts, table, costs):  # fmt: skip
+def _credit(first, last, inputs, counts, edges, labels, log_evidence, costs, table):
     # From the last row to the first, a row's own count taken out before its edges are visited:
     # table[j, k] holds what one count of k fewer at j would have changed in the later rows.
     every = counts.shape[1] - 1
     for b in range(first, last):
-        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
-        b_e = min(b, len(likelihood) - 1)
+        ptr, source, each, attention, alpha, total, likelihood = _of(b, inputs)
         for i in range(len(ptr) - 1):
             counts[source[edges[b, i]], labels[b, i]] += 1
             counts[source[edges[b, i]], every] += 1
@@ -173,12 +176,12 @@ def _credit(first, last, ptr, source, attention, alpha, total, likelihood, each,
                 if counts[j, every] == 0:
                     continue
                 for k in range(every):
-                    above += (alpha[b_a, j, k] + counts[j, k]) * likelihood[b_e, place, k]
-                below = total[b_a, j] + counts[j, every]
-                share, now = shrink * attention[b_l, e], above / below
+                    above += (alpha[j, k] + counts[j, k]) * likelihood[place, k]
+                below = total[j] + counts[j, every]
+                share, now = shrink * attention[e], above / below
                 for k in range(every):
                     if counts[j, k] > 0:
-                        fewer = (above - likelihood[b_e, place, k]) / (below - 1)
+                        fewer = (above - likelihood[place, k]) / (below - 1)
                         table[j, k] -= np.log1p(share * (fewer - now))
         for i in range(len(ptr) - 1):
             for e in range(ptr[i], ptr[i + 1]):
@@ -186,82 +189,70 @@ def _credit(first, last, ptr, source, attention, alpha, total, likelihood, each,
                     table[source[e], k] = 0
 
 
-def _inputs(rows, terms) -> list:
+def _inputs(rows, terms) -> tuple:
     attention, alpha, likelihood = (_array(t, np.float64) for t in terms)
     # As of observed labels, to the last digit.
     total = _array(terms.alpha.sum(-1), np.float64)
-    graph = [_array(rows.ptr), _array(rows.source)]
-    each = likelihood.shape[1] == rows.num_edges
-    return [*graph, np.exp(attention), alpha, total, np.exp(likelihood), each]
+    graph = _array(rows.ptr), _array(rows.source), likelihood.shape[1] == rows.num_edges
+    return *graph, np.exp(attention), alpha, total, np.exp(likelihood)
 
 
-def _table(rows, terms) -> np.ndarray:
-    # Zeroed lazily by the operating system: only the touched sources cost.
-    return np.zeros((rows.num_sources, terms.num_classes + 1), np.int32)
+def _run(loop, rows, terms, size: int, *arrays, sweeps=1, own=lambda first: ()) -> None:
+    """A loop over draws in threads; ``own`` makes what each thread has of its own."""
+    inputs = _inputs(rows, terms)
+
+    def run(first, last):
+        # Zeroed lazily by the operating system: only the touched sources cost.
+        table = np.zeros((rows.num_sources, terms.num_classes + 1), np.int32)
+        loop(first, last, inputs, table, *arrays, *own(first))
+
+    _in_threads(run, size, sweeps * size * rows.num_edges)
 
 
 @opaque
 def draw(rows, terms, uniforms):
     """See :func:`pyro_nmm.ops.evidence.draw_latent`. Cost: :math:`O(B E C)`."""
-    inputs = _inputs(rows, terms)
     edges, labels = (np.empty(uniforms.shape, np.int64) for _ in range(2))
-
-    def run(first, last):
-        _draw(first, last, *inputs, _array(uniforms), _table(rows, terms), edges, labels)
-
-    _in_threads(run, len(edges), edges.shape[0] * rows.num_edges)
+    _run(_draw, rows, terms, len(edges), _array(uniforms), edges, labels)
     return torch.from_numpy(edges), torch.from_numpy(labels)
 
 
 @opaque
 def sweep(rows, terms, draw, uniforms):
     """See :func:`pyro_nmm.ops.gibbs.sweep`. Cost: :math:`O(S B E C)`."""
-    inputs = _inputs(rows, terms)
     edges, labels = (_array(t).copy() for t in draw)
     num_sweeps, num_draws, num_rows = uniforms.shape
     visits = np.zeros((num_draws, num_rows, terms.num_classes), np.int32)
     totals = np.zeros((num_draws, num_sweeps, terms.num_classes), np.int32)
-
-    def run(first, last):
-        table = _table(rows, terms)
-        _sweep(first, last, *inputs, _array(uniforms), table, edges, labels, visits, totals)
-
-    _in_threads(run, num_draws, num_sweeps * num_draws * rows.num_edges)
-    return map(torch.from_numpy, (edges, labels, visits, totals))
+    found = edges, labels, visits, totals
+    _run(_sweep, rows, terms, num_draws, _array(uniforms), *found, sweeps=num_sweeps)
+    return map(torch.from_numpy, found)
 
 
 @opaque
 def evaluate(rows, terms, draw):
     """See :func:`pyro_nmm.ops.evidence.latent_predictive`. Cost: :math:`O(B E C)`."""
-    inputs = [*_inputs(rows, terms), *map(_array, draw)]
     size = tuple(draw.edges.shape)
-    log_evidence, log_choice = np.empty(size), np.empty(size)
-
-    def run(first, last):
-        _evaluate(first, last, *inputs, _table(rows, terms), log_evidence, log_choice)
-
-    _in_threads(run, size[0], size[0] * rows.num_edges)
-    return (torch.from_numpy(part).to(terms.alpha.dtype) for part in (log_evidence, log_choice))
+    found = np.empty(size), np.empty(size)
+    _run(_evaluate, rows, terms, size[0], *map(_array, draw), *found)
+    return (torch.from_numpy(part).to(terms.alpha.dtype) for part in found)
 
 
 @opaque
 def gradient(rows, terms, draw, log_evidence, to_evidence, to_choice):
     """
-    The gradient of :func:`evaluate` towards ``terms``, given that towards its results
+    The gradient of :func:`evaluate` towards ``terms``, given the gradient towards its results
     ``(B, num_rows)``. Cost: :math:`O(B E C)`.
     """
-    inputs = [*_inputs(rows, terms), *map(_array, draw)]
-    inputs += [_array(t, np.float64) for t in (log_evidence, to_evidence, to_choice)]
+    given = (_array(t, np.float64) for t in (log_evidence, to_evidence, to_choice))
     found = {}
 
-    def run(first, last):
+    def own(first):
         # Threads that share a parameter have a gradient of their own to add to.
-        grads = [np.zeros(t.shape) for t in terms]
-        _gradient(first, last, *inputs, _table(rows, terms), *grads)
-        found[first] = grads
+        found[first] = [np.zeros(t.shape) for t in terms]
+        return found[first]
 
-    size = len(draw.edges)
-    _in_threads(run, size, size * rows.num_edges)
+    _run(_gradient, rows, terms, len(draw.edges), *map(_array, draw), *given, own=own)
     sums = (sum(parts) for parts in zip(*(found[first] for first in sorted(found)), strict=True))
     return (torch.from_numpy(s).to(t.dtype) for s, t in zip(sums, terms, strict=True))
 
@@ -269,12 +260,8 @@ def gradient(rows, terms, draw, log_evidence, to_evidence, to_choice):
 @opaque
 def credits(rows, terms, draw, log_evidence):
     """See :func:`pyro_nmm.ops.evidence.one_step_credits`. Cost: :math:`O(B E C)`."""
-    inputs = [*_inputs(rows, terms), *map(_array, draw), _array(log_evidence, np.float64)]
-    costs = np.empty(tuple(draw.edges.shape))
-
-    def run(first, last):
-        table = np.zeros((rows.num_sources, terms.num_classes))
-        _credit(first, last, *inputs, _table(rows, terms), table, costs)
-
-    _in_threads(run, len(costs), len(costs) * rows.num_edges)
+    given, costs = _array(log_evidence, np.float64), np.empty(tuple(draw.edges.shape))
+    size = rows.num_sources, terms.num_classes
+    arrays = *map(_array, draw), given, costs
+    _run(_credit, rows, terms, len(costs), *arrays, own=lambda first: (np.zeros(size),))
     return torch.from_numpy(costs)

@@ -4,8 +4,8 @@
 """
 The loops over edges, compiled for the CPU (``pip install pyro-nmm[fast]``).
 
-They do the same as the tensor code beside them, visit each edge once where sweeps visit it
-a dozen times, and need no temporaries; docs/results/speed.md has the ratios.
+They give the results of the tensor code, but visit each edge once, without temporaries;
+docs/results/speed.md has the ratios.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from torch import Tensor
 
 compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
-#: ``torch.compile`` takes NumPy for tensor code: it would trace what these functions hand to loops.
+#: ``torch.compile`` would trace NumPy calls as tensor code.
 opaque = torch.compiler.disable
 
 #: Below this many edges and draws a second thread costs more than it saves.
@@ -27,8 +27,8 @@ MIN_PARALLEL = 100_000
 @compiled
 def _draw(first, last, ptr, source, attention, alpha, total, labels, each, uniforms, table,
           edges, same_label, any_label):  # fmt: skip
-    # table[j] counts the choices of node j: one column per label, then all of them. Labels are
-    # those of rows or, where each edge has its own, of edges.
+    # table[j] counts the choices of node j: one column per label, then all of them. Labels belong
+    # to rows or, with each, to edges.
     every = table.shape[1] - 1
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     for b in range(first, last):
@@ -66,8 +66,8 @@ def _find(first, last, ptr, source, choices, edges):
 @compiled
 def _one_step_credit(first, last, ptr, source, attention, alpha, total, labels, each, edges,
              same_label, any_label, log_label, table, costs):  # fmt: skip
-    # From the last row to the first: table[j] holds what one count fewer at j would have
-    # changed in the later rows, in its last column, and the excess for an equal label.
+    # From the last row to the first: the last column of table[j] holds the change of later rows by
+    # one count fewer at j, the others the excess for an equal label.
     other = table.shape[1] - 1
     for b in range(first, last):
         b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
@@ -108,9 +108,9 @@ def _ranks(choices, labels, table, same_label, any_label):
 
 @compiled
 def _bumps(first, last, mean, width, top, sums):
-    # From the label nearest to the mean outwards: neighbouring terms differ by a factor that
-    # itself changes by a constant one, so the only exponentials are four for each node. Beyond
-    # seven widths of the nearest label nothing is left in double precision.
+    # From the label nearest to the mean outwards: neighbouring terms differ by a factor that itself
+    # changes by a constant one, so each node needs four exponentials. Terms beyond seven widths
+    # vanish in double precision.
     for i in range(first, last):
         nearest = min(max(np.rint(mean[i]), 0.0), top)
         gap, inverse = nearest - mean[i], 1 / width[i] ** 2
@@ -136,7 +136,7 @@ def _entr(x):
 
 @compiled
 def _added(weight, mean, probs, entropy, change):
-    # change[k]: of the entropy of a row, when its edge gets one more count of k.
+    # change[k] of a row's entropy if its edge gets one more count of k.
     rest = -entropy
     for k in range(len(probs)):
         left = max(probs[k] - weight * mean[k], 0.0)
@@ -150,9 +150,9 @@ def _added(weight, mean, probs, entropy, change):
 @compiled
 def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, probs, credit,
              bound, to_attention, to_alpha):  # fmt: skip
-    # Forwards, counts and probabilities. Backwards, a row's own count is taken out before its
-    # edges are visited: credit[j, 0] holds what one count more at j would have changed in the
-    # later rows, and credit[j, 1 + k] the same had there been one count of k fewer.
+    # Forwards, counts and probabilities. Backwards, without a row's own count: credit[j, 0] holds
+    # the change of later rows by one count more at j, and credit[j, 1 + k] the same with one count
+    # of k fewer.
     num_rows, num_classes = probs.shape
     mean, without = np.empty(num_classes), np.empty(num_classes)
     change, changed = np.empty(num_classes), np.empty(num_classes)
@@ -211,19 +211,17 @@ def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, 
 def draw_choices(rows, terms, labels, num_classes, uniforms):
     """See :func:`pyro_nmm.ops.sampling.draw_by_sweeps`. Cost: :math:`O(B E)`."""
     _check_labels(labels, num_classes)
-    size = len(uniforms), rows.num_rows
-    edges = np.empty(size, np.int64)
-    same, every = (np.empty((size[0], rows.num_edges), np.int32) for _ in range(2))
-    attention, alpha, total = (_array(t, np.float64) for t in terms)
-    inputs = _array(rows.ptr), _array(rows.source), np.exp(attention), alpha, total
-    inputs += _array(labels), labels.shape[1] == rows.num_edges
+    size = len(uniforms)
+    edges = np.empty((size, rows.num_rows), np.int64)
+    same, every = (np.empty((size, rows.num_edges), np.int32) for _ in range(2))
+    inputs = _inputs(rows, terms, labels)
 
     def run(first, last):
         # Zeroed lazily by the operating system: only the touched nodes cost.
         table = np.zeros((rows.num_sources, num_classes + 1), np.int32)
         _draw(first, last, *inputs, _array(uniforms), table, edges, same, every)
 
-    _in_threads(run, size[0], size[0] * rows.num_edges)
+    _in_threads(run, size, size * rows.num_edges)
     return torch.from_numpy(edges), torch.from_numpy(same), torch.from_numpy(every)
 
 
@@ -233,7 +231,7 @@ def find(hood, choices):
     edges = np.full(choices.shape, -1, np.int64)
 
     def run(first, last):
-        _find(first, last, _array(hood.ptr), _array(hood.source), _array(choices), edges)
+        _find(first, last, *_graph(hood), _array(choices), edges)
 
     _in_threads(run, hood.num_rows, len(choices) * hood.num_edges)
     return torch.from_numpy(edges)
@@ -242,10 +240,7 @@ def find(hood, choices):
 @opaque
 def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
     """See :func:`pyro_nmm.ops.score_costs.one_step_credits`. Cost: :math:`O(B E)`."""
-    attention, alpha, total = (_array(t, np.float64) for t in terms)
-    inputs = [_array(rows.ptr), _array(rows.source), np.exp(attention), alpha, total]
-    inputs += [_array(labels), labels.shape[1] == rows.num_edges]
-    inputs += [*map(_array, draw), _array(log_label, np.float64)]
+    inputs = *_inputs(rows, terms, labels), *map(_array, draw), _array(log_label, np.float64)
     costs = np.empty(draw.edges.shape)
 
     def run(first, last):
@@ -259,13 +254,13 @@ def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
 @opaque
 def entropy_and_gradient(rows, alpha, attention, edges, labels):
     """
-    The sums of :func:`pyro_nmm.ops.entropy.entropy_samples` without ``component``, ``(B,)``, and
-    their derivatives, ``(B, num_edges)`` and ``(B, N, C)``. Cost: :math:`O(B E C^2)`.
+    See :func:`pyro_nmm.ops.entropy.entropy_samples` without ``component``; with derivatives
+    ``(B, num_edges)`` and ``(B, N, C)``.
     """
     _check_labels(labels, alpha.shape[-1])
     size, (num_nodes, num_classes) = len(edges), alpha.shape
-    inputs = _array(rows.ptr), _array(rows.source), _array(attention, np.float64)
-    inputs += _array(alpha, np.float64), _array(edges), _array(labels)
+    parameters = (_array(t, np.float64) for t in (attention, alpha))
+    inputs = *_graph(rows), *parameters, _array(edges), _array(labels)
     outputs = np.zeros(size), np.empty((size, rows.num_edges)), np.zeros((size, *alpha.shape))
 
     def run(first, last):
@@ -301,8 +296,18 @@ def ranks(choices, labels, num_nodes, num_classes):
     return torch.from_numpy(same), torch.from_numpy(every)
 
 
+def _inputs(rows, terms, labels) -> tuple:
+    attention, alpha, total = (_array(t, np.float64) for t in terms)
+    each = labels.shape[1] == rows.num_edges
+    return (*_graph(rows), np.exp(attention), alpha, total, _array(labels), each)
+
+
+def _graph(rows) -> tuple[np.ndarray, np.ndarray]:
+    return _array(rows.ptr), _array(rows.source)
+
+
 def _check_labels(labels: Tensor, num_classes: int) -> None:
-    # The loops do not look where they write; this one check holds without validation too.
+    # Always, because the loops do not check where they write.
     if labels.numel() and (labels.min() < 0 or labels.max() >= num_classes):
         raise ValueError(f"y holds a label outside 0..{num_classes - 1}")
 

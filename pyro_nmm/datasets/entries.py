@@ -1,9 +1,11 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What node classification asks of PyG's data: features, edges, labels and two masks."""
+"""Checked entries of PyG's data, and libraries that only some data need."""
 
 import copy
+import importlib
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -11,19 +13,17 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyro_nmm.expect import expect
-from pyro_nmm.validation import as_labels
 
 
 def contents(data: Data) -> dict[str, object]:
-    """What a run depends on, by name; labels outside the masks are never read."""
+    """All that a run depends on, by name; labels outside the masks are never read."""
     names = ("x", "edge_index", "train_mask", "val_mask")
-    known = data.train_mask | data.val_mask
     found = {f"data.{name}": data.get(name) for name in names}
-    return found | {"data.y": data.y[known]}
+    return found | {"data.y": data.y[data.train_mask | data.val_mask]}
 
 
 def checked(data: Data) -> Data:
-    """The data themselves, with labels of ``torch.long``."""
+    """The checked data, with labels of ``torch.long``."""
     if data.x is not None:
         entry(data, "x")
     check_edge_index(entry(data, "edge_index"), "data.edge_index")
@@ -42,25 +42,35 @@ def checked(data: Data) -> Data:
             f"data.train_mask and data.val_mask both hold node {both.nonzero()[0].item()}: its "
             f"label is known, so that it cannot validate; masks must be disjoint"
         )
-    y = as_labels("data.y", entry(data, "y"))
-    expect("data.y", y, (size,), note="one label per node")
+    y = expect("data.y", entry(data, "y"), (size,), kind="labels", note="one label per node")
     data = copy.copy(data)
-    data.y = y
+    data.y = y.long()
     return data
 
 
 def check_edge_index(edge_index: Tensor, name: str) -> None:
-    """Whether it is a list of pairs, and no sparse matrix."""
+    """Refuse what is no list of pairs, such as a sparse matrix."""
     if edge_index.layout != torch.strided or edge_index.dim() != 2 or len(edge_index) != 2:
         raise ValueError(
             f"{name} must have shape (2, num_edges), got {edge_index.layout} of shape "
-            f"{tuple(edge_index.shape)}: to_edge_index of torch_geometric.utils takes a sparse "
-            f"matrix apart"
+            f"{tuple(edge_index.shape)}: take a sparse matrix apart with PyG's to_edge_index"
         )
 
 
+def extra(module: str, what: str) -> ModuleType:
+    """A module of the ``examples`` extra; if it is missing, an error says which data need it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        needed = module.partition(".")[0]
+        raise ImportError(
+            f"{what} need {needed}, which cannot be imported ({error}): pip install "
+            f"pyro-nmm[examples]"
+        ) from error
+
+
 def entry(data: Data, name: str) -> Tensor:
-    """What the data have under a name: a tensor with values."""
+    """A tensor with values that the data hold under a name."""
     value = data.get(name)
     if value is None:
         hint = ": to_edge_index of torch_geometric.utils makes one of adj_t.t()"
@@ -75,7 +85,7 @@ def entry(data: Data, name: str) -> Tensor:
 
 
 def labels_in(data: Data, mask: str, num_classes: int) -> Tensor:
-    """Labels of the mask's nodes, for all of which a network with so many columns is made."""
+    """Labels of the mask's nodes, all within a network's columns."""
     y = data.y[data[mask]].long()
     wrong = (y < 0) | (y >= num_classes)
     if wrong.any():

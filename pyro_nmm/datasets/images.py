@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nmm.datasets.extras import extra
+from pyro_nmm.datasets.entries import extra
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 
@@ -45,8 +45,8 @@ def image_folder(path: str | Path) -> dict[str, Tensor]:
 
 def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Tensor:
     """
-    ``(number, channels, size, size)``: patches of random images at random places, turned by
-    quarters and mirrored at random.
+    ``(number, channels, size, size)``: patches of random images at random places, randomly turned
+    by quarters and mirrored.
 
     >>> random_patches([torch.zeros(3, 40, 50, dtype=torch.long)], number=4).shape
     torch.Size([4, 3, 32, 32])
@@ -73,8 +73,7 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
 
 def letters(text: str, height: int, width: int, margin: float = 0.12) -> Tensor:
     """
-    ``(height, width)`` with -1 for the ground and 1 for a text, as large as fits, in the font that
-    ships with matplotlib.
+    ``(height, width)``: 1 on a text, as large as fits, and -1 around it, in matplotlib's font.
 
     >>> letters("NMM", 10, 30).shape
     torch.Size([10, 30])

@@ -16,15 +16,15 @@ from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
-from pyro_nmm.datasets.extras import extra
+from pyro_nmm.datasets.entries import extra
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
 from pyro_nmm.sparse import identity, sparse_csr
 
 
 class LinkSplit(NamedTuple):
     """
-    Edges ``(2, num_edges)`` to train on, in both directions, and pairs ``(2, P)`` in one
-    direction whose edges are held out: true ones and as many false ones.
+    Edges ``(2, num_edges)`` to train on, in both directions, and held-out pairs ``(2, P)`` in one
+    direction: with an edge, and as many without.
 
     >>> split = LinkSplit(torch.tensor([[0, 1], [1, 0]]), *torch.arange(8).view(4, 2, 1))
     >>> split.held_out
@@ -44,7 +44,7 @@ class LinkSplit(NamedTuple):
 
     @property
     def held_out(self) -> Tensor:
-        """``(2, P)``: all pairs that training must not look at."""
+        """``(2, P)``: all held-out pairs."""
         return torch.cat(self[1:], 1)
 
 
@@ -52,9 +52,9 @@ def link_split(
     edge_index: Tensor, num_nodes: int, seed: int, val: float = 0.05, test: float = 0.1
 ) -> LinkSplit:
     """
-    A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, the published
-    protocol's 85, 5 and 10 percent by default, with as many different pairs without an edge.
-    Self-loops and duplicates are dropped. The parts lie on the CPU.
+    A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, by default into the
+    published 85, 5 and 10 percent, with as many pairs without an edge. Self-loops and duplicates
+    are dropped. The parts lie on the CPU.
 
     >>> edge_index = torch.tensor([range(20), range(1, 21)])
     >>> split = link_split(edge_index, num_nodes=21, seed=0)
@@ -68,13 +68,13 @@ def link_split(
         torch.default_generator.manual_seed(seed)
         parts = transform(Data(edge_index=edge_index, num_nodes=num_nodes))
         held = [part.edge_label_index for part in parts[1:]]
-        false = _false_pairs(edge_index, num_nodes, sum(pairs.shape[1] for pairs in held))
-    if min(pairs.shape[1] for pairs in held) < 1:
+        sizes = [pairs.shape[1] for pairs in held]
+        others = _false_pairs(edge_index, num_nodes, sum(sizes)).split(sizes, 1)
+    if min(sizes) < 1:
         raise ValueError(
             f"val and test must hold out an edge at least, got {val} and {test} of "
             f"{edge_index.shape[1] // 2} edges"
         )
-    others = false.split([pairs.shape[1] for pairs in held], 1)
     return LinkSplit(parts[0].edge_index, held[0], others[0], held[1], others[1])
 
 
@@ -97,7 +97,7 @@ def _false_pairs(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
 
 def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
     """
-    A split that others have published, from an ``.npz`` file of arrays ``(n, 2)``:
+    A published split, from an ``.npz`` file of arrays ``(n, 2)``:
     ``train_edges``, ``val_edges``, ``val_edges_false``, ``test_edges`` and ``test_edges_false``.
     """
     with np.load(path) as file:
@@ -112,12 +112,12 @@ def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
 def link_graph(name: str, root: str | Path | None = None) -> Data:
     """
     A graph without labels: ``edge_index`` and binary features ``x`` in ``torch.sparse_csr``, the
-    identity where the graph has none (then ``num_features`` of a model of them should be 0).
+    identity if the graph has none (then set a model's ``num_features`` to 0).
 
-    :param str name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``, see
-        :func:`~pyro_nmm.datasets.nodes.planetoid`; ``"nips12"`` or ``"yeast"``, from ``root``.
-    :param root: a folder with ``nips12/nips12.mat`` (co-authors at NIPS 0 to 12) and
-        ``yeast/yeast.mat`` (interactions of proteins, from Pajek), or what ``planetoid`` takes.
+    :param str name: as of :func:`planetoid`; or ``"nips12"`` (co-authors at NIPS 0 to 12) or
+        ``"yeast"`` (interactions of proteins, from Pajek).
+    :param root: as of :func:`planetoid`; or a folder with ``nips12/nips12.mat`` and
+        ``yeast/yeast.mat``.
     """
     if name in PLANETOID:
         data = planetoid(name, root)
@@ -132,9 +132,8 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
     file, key = files[name]
     if root is None or not (Path(root) / file).exists():
         raise FileNotFoundError(f"{name} needs root=, a folder that holds {file}; got {root}")
-    content = extra("scipy.io", "these links").loadmat(
-        Path(root) / file, squeeze_me=True, struct_as_record=False
-    )[key]
+    load = extra("scipy.io", "these links").loadmat
+    content = load(Path(root) / file, squeeze_me=True, struct_as_record=False)[key]
     matrix = content.A if name == "yeast" else content
     if isinstance(matrix, np.ndarray):
         edge_index = torch.from_numpy(np.stack(matrix.nonzero()))

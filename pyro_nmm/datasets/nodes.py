@@ -13,16 +13,16 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
-from pyro_nmm.datasets.entries import check_edge_index, entry
-from pyro_nmm.datasets.extras import extra
+from pyro_nmm.datasets.entries import check_edge_index, entry, extra
+from pyro_nmm.expect import expect
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
 
 def planetoid(name: str, root: str | Path | None = None) -> Data:
     """
-    Cora, CiteSeer or PubMed with their public split, through PyG, which downloads what is not
-    below ``root``. Rows of features sum to one; bags of words come in ``torch.sparse_csr``.
+    Cora, CiteSeer or PubMed with their public split, through PyG, which downloads missing files.
+    Rows of features sum to one; bags of words come in ``torch.sparse_csr``.
 
     :param str name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
     :param root: folder that holds ``Cora/raw`` and the like; default ``~/.cache/pyro-nmm``.
@@ -31,7 +31,7 @@ def planetoid(name: str, root: str | Path | None = None) -> Data:
         raise ValueError(f"name must be one of {tuple(PLANETOID)}, got {name!r}")
     root = Path(root) if root is not None else Path.home() / ".cache" / "pyro-nmm"
     data = Planetoid(str(root), PLANETOID[name], transform=NormalizeFeatures())[0]
-    # PubMed's features are dense enough for dense products to be the faster ones.
+    # Dense products are faster for PubMed's features.
     if (data.x != 0).double().mean() < 0.05:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
@@ -41,8 +41,8 @@ def planetoid(name: str, root: str | Path | None = None) -> Data:
 
 def digits(num_neighbors: int = 8) -> Data:
     """
-    scikit-learn's 1797 images of digits and the graph of their nearest neighbours. Images are
-    ``(N, 64)`` in [0, 1]; splits come from :func:`random_split`.
+    scikit-learn's 1797 images of digits, ``(N, 64)`` in [0, 1], and the graph of their nearest
+    neighbours. Split them by :func:`random_split`.
 
     >>> digits()
     Data(x=[1797, 64], edge_index=[2, 19854], y=[1797])
@@ -57,15 +57,14 @@ def digits(num_neighbors: int = 8) -> Data:
 
 def random_split(data: Data, train: float, val: float, test: float, seed: int) -> Data:
     """
-    A copy of ``data`` with random masks. With one seed the test and the validation nodes are
-    the same whatever ``train``, and smaller training sets are parts of larger ones.
+    A copy of ``data`` with random masks. For one seed, ``train`` does not change the test and the
+    validation nodes, and smaller training sets are parts of larger ones.
 
     >>> data = Data(y=torch.zeros(10), num_nodes=10)
     >>> data = random_split(data, train=0.3, val=0.2, test=0.5, seed=0)
     >>> [int(data[f"{name}_mask"].sum()) for name in ("train", "val", "test")]
     [3, 2, 5]
 
-    :param Data data: with labels ``y`` ``(N,)``.
     :param float train: share of the nodes, as ``val`` and ``test``.
     """
     device, size = entry(data, "y").device, data.num_nodes
@@ -85,8 +84,7 @@ def random_split(data: Data, train: float, val: float, test: float, seed: int) -
 
 def select_split(data: Data, split: int = 0) -> Data:
     """
-    A copy of ``data`` with masks of shape ``(N,)``, from masks ``(N,)`` or ``(N, splits)`` as
-    PyG's data sets have them.
+    A copy of ``data`` with masks ``(N,)``, from PyG's masks ``(N,)`` or ``(N, splits)``.
 
     >>> four = torch.eye(4, dtype=torch.bool)
     >>> data = Data(train_mask=four, val_mask=four, test_mask=four)
@@ -107,20 +105,14 @@ def select_split(data: Data, split: int = 0) -> Data:
 
 def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
     """
-    ``(2, P)``: the pairs of adjacent nodes of ``mask``, each once whatever its directions,
-    without self-loops.
+    ``(2, P)``: the pairs of adjacent nodes of ``mask``, each once, without self-loops.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 3, 3]])
     >>> inner_edges(edge_index, torch.tensor([True, True, True, False]))
     tensor([[0, 1],
             [1, 2]])
-
-    :param Tensor edge_index: ``(2, num_edges)``.
-    :param Tensor mask: ``(N,)`` boolean.
     """
     check_edge_index(edge_index, "edge_index")
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask)
-        raise ValueError(f"mask must be a boolean mask (torch.bool), got {got}")
+    expect("mask", mask, ("N",), kind="mask")
     pairs = edge_index.sort(0).values
     return pairs[:, mask[pairs].all(0) & (pairs[0] < pairs[1])].unique(dim=1)

@@ -9,10 +9,7 @@ from torch import Size, Tensor
 
 
 def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
-    """
-    ``value``, broadcast to ``batch_shape``, with one batch dimension: of size one where
-    the whole batch shares it, so that shared work is done once.
-    """
+    """``value`` with one batch dimension, of size one if the whole ``batch_shape`` shares it."""
     batch = value.dim() - event_dim
     event = value.shape[batch:]
     # Size(): a tensor that tracks provenance has a plain tuple for its shape.
@@ -24,8 +21,8 @@ def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
 
 class GraphDistribution(TorchDistribution):
     """
-    What the distributions here share: parameters keep their own batch shape and are
-    broadcast when used, so that :meth:`expand` copies nothing and shared work stays shared.
+    Distributions whose parameters keep their own batch shape until they are used, so that
+    :meth:`expand` copies nothing and shared work stays shared.
     """
 
     arg_constraints: dict = {}  # checked in the constructors, with messages that name the fix

@@ -8,18 +8,12 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.channel import Channel
-from pyro_nmm.concentrations import (
-    Concentrations,
-    at_labels,
-    gather,
-    totals,
-)
+from pyro_nmm.concentrations import Concentrations, at_labels, gather, totals
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import check_permutations
+from pyro_nmm.relabel import Channel, check_permutations
 from pyro_nmm.validation import check_choices, check_values
 
 
@@ -33,9 +27,8 @@ class ChosenLabels(GraphDistribution):
         p(y \mid c) = \prod_j \frac{\mathrm{B}(\alpha_j + s_j)}{\mathrm{B}(\alpha_j)}, \quad
         s_{jk} = |\{i : c_i = j, y_i = k\}|
 
-    the second factor of the paper's equation (4). It is computed as a Pólya
-    urn, one factor :math:`(\alpha_{jk} + \text{earlier } k) / (A_j + \text{earlier})` per
-    label, because the difference of two ``lgamma`` loses all digits at large ``alpha``.
+    the second factor of the paper's equation (4), computed as a Pólya urn, because the difference
+    of two ``lgamma`` loses all digits at large ``alpha``.
 
     >>> alpha = torch.ones(1, 2)
     >>> ChosenLabels(alpha, torch.tensor([0, 0])).log_prob(torch.tensor([1, 1])).exp()
@@ -43,9 +36,8 @@ class ChosenLabels(GraphDistribution):
 
     Cost: :math:`O(n \log n)` for ``n`` labels.
 
-    :param alpha: ``(..., N, C)`` positive concentrations; or
-        :class:`~pyro_nmm.GaussianConcentrations` or :class:`~pyro_nmm.LogisticConcentrations`,
-        which are never written out.
+    :param alpha: ``(..., N, C)`` positive concentrations, or a formula that is never written out,
+        such as :class:`~pyro_nmm.LogisticConcentrations`.
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
     :param Tensor relabel: ``(..., n, C)`` integers, the permutation of every choice's edge:
         ``relabel[i, k]`` is the label of entry ``i`` if it takes label ``k``. Default: label ``k``.
@@ -89,7 +81,7 @@ class ChosenLabels(GraphDistribution):
         (choices, value, channel), provenance = untracked(*given)
         value = channel.borrow(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        # Labels are exchangeable: an urn that takes them in the order of their nodes will do.
+        # Labels are exchangeable: the urn may take them in the order of their nodes.
         pairs = torch.broadcast_tensors(choices, value)
         flat = (t.reshape(-1, *self.event_shape) for t in pairs)
         same, every = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))

@@ -6,21 +6,18 @@ from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
 from pyro_nmm.caching import derived
-from pyro_nmm.channel import Channel, taken
 from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.intervals import Intervals, label_intervals
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
 from pyro_nmm.provenance import untracked
+from pyro_nmm.relabel import Channel, taken
 from pyro_nmm.validation import check_label_range, check_labels, check_pairs
 
 
 class ClosedForms(GraphDistribution):
-    """
-    What a :class:`~pyro_nmm.NeighborMixture` knows of single nodes and of pairs, exactly and in
-    time linear in the graph.
-    """
+    """Exact queries of a :class:`~pyro_nmm.NeighborMixture`, linear in the graph."""
 
     hood: Neighborhood
     alpha: Concentrations
@@ -57,7 +54,7 @@ class ClosedForms(GraphDistribution):
             return taken(marginals.expand(*shape, -1), y.expand(shape)).log()
         (alpha, logits), provenance = untracked(self.alpha, self.logits)
         log_probs = node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
-        # Parameters keep their own shape, and a sum over a plate has a term for each of its places.
+        # A sum over a plate has a term for each element of the batch.
         batch = torch.broadcast_shapes(self.batch_shape, y.shape[:-1])
         return track_provenance(log_probs.expand(*batch, -1), provenance)
 

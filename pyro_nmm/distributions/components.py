@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The components of a posterior: weighted choices of the observed nodes."""
-
 from __future__ import annotations
 
 import torch
@@ -16,8 +14,7 @@ from pyro_nmm.ops.compact import Places
 class Components:
     r"""
     ``T`` weighted choices of the observed nodes. Given choices,
-    :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j)` by conjugacy, so only sources that at least
-    one node chose differ from the prior: concentrations are made where a query needs them.
+    :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j)`, made where a query needs it.
 
     :param Tensor alpha: ``(N, C)`` concentrations of the prior.
     :param Tensor nodes: ``(n,)`` observed node ids.
@@ -95,11 +92,11 @@ class Components:
 
     def mean(self) -> Tensor:
         r"""
-        ``(N, C)``: the weighted mean of :math:`(\alpha_j + s_j) / (A_j + S_j)`, by a visit to
-        the choices alone. Cost: :math:`O(T n \log(T n) + N C)`.
+        ``(N, C)``: the weighted mean of :math:`(\alpha_j + s_j) / (A_j + S_j)`. Cost:
+        :math:`O(T n \log(T n) + N C)`.
         """
         size, num_classes = self.alpha.shape
-        # In double precision: the weight of those who did not choose a node is a difference.
+        # In double precision: the weight of components that did not choose a node is a difference.
         weights, total = self.log_weights.double().exp(), self.alpha.sum(-1).double()
         chosen, changed = torch.zeros_like(total), torch.zeros_like(total)
         added = torch.zeros_like(self.alpha, dtype=torch.double).flatten()

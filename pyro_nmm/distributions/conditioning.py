@@ -3,59 +3,71 @@
 
 """How a posterior takes labels: by sums over all choices, or by draws that go on."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from pyro_nmm.blocks import blocks
-from pyro_nmm.channel import Channel
 from pyro_nmm.distributions.components import Components, of_components
-from pyro_nmm.distributions.latent_components import all_latents
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
-from pyro_nmm.ops.latent_stages import stages_of
+from pyro_nmm.ops.evidence import edge_evidence
+from pyro_nmm.ops.stages import stages_of
+from pyro_nmm.relabel import Channel
 
 
-def all_components(
+def extended(
     hood: Neighborhood,
     logits: Tensor,
-    alpha: Tensor,
+    channel: Channel,
+    old: Components,
     nodes: Tensor,
     labels: Tensor,
-    channel: Channel,
 ) -> Components:
     """
-    All joint choices of observed nodes.
+    All joint choices of the nodes of ``old``, itself exact, and of more nodes.
 
-    :param Tensor alpha: ``(N, C)``.
-    :param Tensor nodes: ``(n,)`` ascending node ids.
-    :param Tensor labels: ``(n,)`` their labels.
+    :param Tensor nodes: ``(m,)`` new node ids, and ``labels`` theirs.
     """
-    rows = hood.take(nodes)
+    if old.latent:
+        return _with_choices(hood, logits, old, nodes, labels)
+    nodes, order = torch.cat([old.nodes, nodes]).sort()
+    labels, rows = torch.cat([old.shown, labels])[order], hood.take(nodes)
     if not channel.keeps:
-        evidence = channel.of(rows.edge).evidence(rows, labels, alpha)
-        found = all_latents(alpha, logits, rows, evidence)
+        evidence = channel.of(rows.edge).evidence(rows, labels, old.alpha)
+        found = all_latents(old.alpha, logits, rows, evidence)
         found.shown = labels
         return found
     rows, sources = compact(rows)
     enumeration.check_size(rows, rows.num_rows)
     own = logits.index_select(0, rows.edge)
-    choices, log_weights = enumeration.log_posterior(rows, alpha[sources], own, labels)
-    return Components(alpha, nodes, labels, sources[choices], log_weights)
+    choices, log_weights = enumeration.log_posterior(rows, old.alpha[sources], own, labels)
+    return Components(old.alpha, nodes, labels, sources[choices], log_weights)
 
 
-def extended(
+def all_latents(alpha: Tensor, logits: Tensor, rows: Neighborhood, evidence: Tensor) -> Components:
+    """
+    All joint choices of rows with all labels.
+
+    :param Tensor evidence: ``(num_rows, C)`` or ``(num_edges, C)`` of these rows.
+    """
+    num_classes, (small, sources) = alpha.shape[-1], compact(rows)
+    enumeration.check_size(small, num_classes**small.num_rows * small.num_rows)
+    edges = enumeration.enumerate_choices(small)
+    labels = enumeration.enumerate_labels(small.num_rows, num_classes, small.device)
+    own = logits.index_select(0, small.edge)
+    log_joint = enumeration.log_joint(small, alpha[sources], own, labels, edges)
+    found = edge_evidence(small, evidence[None])[0][edges[None], labels[:, None]].sum(-1)
+    shape = *log_joint.shape, small.num_rows
+    choices = sources[small.source[edges]].expand(shape).flatten(0, 1)
+    labels = labels[:, None].expand(shape).flatten(0, 1)
+    return Components(alpha, small.nodes, labels, choices, (log_joint + found).flatten())
+
+
+def _with_choices(
     hood: Neighborhood, logits: Tensor, old: Components, nodes: Tensor, labels: Tensor
 ) -> Components:
-    """
-    Every component with all joint choices of more nodes: exact if ``old`` are all components. The
-    evidence of ``old`` is not needed again.
-
-    :param Components old: with latent labels.
-    :param Tensor nodes: ``(m,)`` new node ids, and ``labels`` theirs.
-    """
+    """Every component with all joint choices of more nodes; needs no evidence of ``old`` again."""
     rows, sources = compact(hood.take(nodes))
     numbers = len(old.nodes) + len(nodes) + len(sources) * old.alpha.shape[-1]
     number = enumeration.check_size(rows, len(old) * (len(old.nodes) + len(nodes)))
@@ -76,16 +88,15 @@ def extended(
 def continued(
     hood: Neighborhood,
     logits: Tensor,
+    channel: Channel,
     old: Components,
     nodes: Tensor,
     labels: Tensor,
-    channel: Channel,
     weighted: bool,
 ) -> Components:
     """
-    Choices of more nodes, drawn given those of every component.
+    Choices of more nodes, drawn given the choices of every component.
 
-    :param Tensor nodes: ``(m,)`` new node ids, and ``labels`` theirs.
     :param bool weighted: whether weights take the probability of the new labels.
     """
     choices, known, shown, log_weights = old.choices, old.labels, old.shown, old.log_weights
@@ -96,9 +107,8 @@ def continued(
     stages = stages_of(hood.take(nodes[order]), old.alpha, logits, labels[order], channel)
     drawn, borrowed, gains = [], [], []
     for part in blocks(len(choices), stages.numbers + len(old.nodes)):
-        counts: Any = None
-        if len(old.nodes):
-            counts = stages.counts(choices[part], of_components(known, part))
+        earlier = choices[part], of_components(known, part)
+        counts = stages.counts(*earlier) if len(old.nodes) else None
         stage = stages.draw(counts, 0, len(nodes), len(choices[part]))
         edges = stage.edges[:, order.argsort()]
         drawn.append(stages.choices(edges))

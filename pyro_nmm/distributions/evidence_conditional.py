@@ -1,34 +1,38 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from collections.abc import Sequence
-
 import torch
-from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
+from torch_geometric.utils import index_to_mask
 
+from pyro_nmm.blocks import NUMBERS
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import flatten
+from pyro_nmm.distributions.components import Components
+from pyro_nmm.distributions.conditioning import all_latents
 from pyro_nmm.distributions.in_order import InOrder
-from pyro_nmm.distributions.latent_components import all_latents, drawn_latents, swept_latents
+from pyro_nmm.distributions.neighbor_choice import Neighbors
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
-from pyro_nmm.edges import check_mask
+from pyro_nmm.expect import check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent, latent_predictive
 from pyro_nmm.ops.evidence import one_step_credits as latent_credits
-from pyro_nmm.ops.latent_stages import LatentStages
+from pyro_nmm.ops.gibbs import run_chains
+from pyro_nmm.ops.stages import LatentStages
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import (
-    check_all_rows,
     check_evidence,
     check_evidence_values,
     check_integers,
     check_plain,
     check_shapes,
-    check_values,
 )
+
+#: States of all chains that are kept by default. Means over them have standard errors of .016 at
+#: most if they are independent.
+MOST_STATES = 1024
 
 
 class EvidenceConditional(InOrder):
@@ -45,14 +49,13 @@ class EvidenceConditional(InOrder):
     Here :math:`u_i \sim z_{c_i}` is the label that a node takes from its source, and the evidence
     :math:`e_{ijk} = \log p(w_i \mid u_i = k)` is the log-likelihood of an observation given this
     label: a Normal emission, the votes of annotators, a partial label (0 and :math:`-\infty`), or
-    nothing (zeros). :math:`S_{ij}` and :math:`s_{ijk}` count earlier nodes that chose :math:`j`,
-    and that chose it with label :math:`k`. One-hot evidence is an observed label, see
-    :class:`OrderedConditional`. With :math:`f_i` the logarithm of the sum of these terms,
-    :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] = p(w)` for every order.
+    nothing (zeros). :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, and
+    :math:`s_{ijk}` how many of these have label :math:`k`. With :math:`f_i` the logarithm of the
+    sum of these terms, :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] =
+    p(w)` for every order. Labels that are observed need only :class:`OrderedConditional`.
 
     A sample has shape ``batch_shape + (2, n)`` for ``n`` observed nodes in ascending node id:
-    their choices, then their labels. The gradient of the bound through Pyro's losses, and
-    ``estimator``, are those of :class:`OrderedConditional`.
+    their choices, then their labels.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -64,27 +67,17 @@ class EvidenceConditional(InOrder):
     >>> q.log_prob(torch.tensor([[0, 0], [0, 0]])).exp()
     tensor(0.3289)
 
-    Cost: :math:`O(E C)` a draw and a ``log_prob``, where ``E`` counts the edges into the observed
-    nodes.
+    Cost: :math:`O(E C)` a draw and a ``log_prob``, ``E`` the edges into the observed nodes.
+    Parameters and the gradient of the bound are as of :class:`OrderedConditional`, but for
 
-    :param Neighborhood hood: The neighbourhoods.
-    :param Tensor alpha: ``(..., M, C)`` positive concentrations of the sources.
-    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
+    :param Tensor alpha: ``(..., M, C)``, a table.
     :param Tensor evidence: log-likelihoods in nats, ``(..., N, C)``, or ``(..., num_edges, C)``
-        where what is observed depends on the edge that a label comes over. Entries of unobserved
-        nodes are never read.
-    :param Tensor observed: ``(N,)`` boolean mask of the nodes with evidence, default all. Leaving
-        out the others is exact marginalisation.
-    :param Tensor order: ``(n,)`` permutation of the observed node ids, default a uniformly random
-        one, which the whole batch shares.
-    :param str estimator: what the gradient charges a draw with.
+        if they depend on the edge that a label comes over; unobserved entries are never read.
+        Leaving out nodes by ``observed`` is exact marginalisation.
     :param bool relabels: whether edges change borrowed labels. :math:`u_i` is then no label of a
         node, and :meth:`posterior` refuses.
-    :raises ValueError: for bad shapes, devices, masks, orders, and for a node whose evidence rules
-        out all labels.
+    :raises ValueError: also for a node whose evidence rules out all labels.
     """
-
-    shown = "observed_rows", "num_classes", "estimator"
 
     def __init__(
         self,
@@ -100,25 +93,17 @@ class EvidenceConditional(InOrder):
         validate_args=None,
     ) -> None:
         checked, logits = check_shapes(hood, alpha, logits)
-        check_all_rows(hood)
         alpha, evidence = check_evidence(hood, checked, evidence)
-        self._arrange(hood, observed, order, estimator)
-        self.alpha, self.logits, self.evidence = alpha, logits, evidence
-        self.num_classes, self._last_values = alpha.shape[-1], LastCall()
-        self.relabels = relabels
-        batch_shape = torch.broadcast_shapes(*self._batches())
-        size = Size([2, self.rows.num_rows])
-        super().__init__(batch_shape, size, validate_args=validate_args)
+        self.evidence = self._given = evidence
+        self.relabels, self._last_values = relabels, LastCall()
+        parameters = hood, alpha, logits, evidence.shape[:-2], (observed, order, estimator), (2,)
+        super().__init__(*parameters, validate_args=validate_args)
         if self._validate_args:
-            check_values(alpha, logits, hood)
             check_evidence_values(self.rows, self._terms.evidence)
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
         return _ChoicesAndLabels(self.observed_rows, self.num_classes)
-
-    def _batches(self) -> tuple[Size, ...]:
-        return self.alpha.shape[:-2], self.logits.shape[:-1], self.evidence.shape[:-2]
 
     @derived
     def _terms(self) -> LatentTerms:
@@ -134,29 +119,24 @@ class EvidenceConditional(InOrder):
         log_attention, *tables = self._terms
         return LatentTerms(flatten(log_attention, shape), *(flatten(t, shape, 2) for t in tables))
 
-    def _draw(self, shape: Size, uniforms: Tensor | None = None) -> LatentDraw:
-        uniforms = self._uniforms(shape) if uniforms is None else uniforms
+    def _drawn(self, shape: Size, uniforms: Tensor) -> LatentDraw:
         return draw_latent(self.rows, self._flat(shape), uniforms)
 
-    @torch.no_grad()
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        shape = self._extended_shape(Size(sample_shape))
-        draw = self._draw(shape[:-2])
-        choices, labels = self.rows.source[draw.edges], draw.labels
-        value = torch.stack([choices, labels], 1).index_select(2, self._row_of).view(shape)
-        self._last_draw.put((value, shape[:-2]), (draw, None))  # asked for next
-        _, provenance = untracked(self.alpha, self.logits, self.evidence)
-        return track_provenance(value, provenance)
+    def _columns(self, draw: LatentDraw) -> Tensor:
+        return torch.stack([self.rows.source[draw.edges], draw.labels], 1)
 
-    def _located(self, value: Tensor, shape: Size) -> tuple[LatentDraw, Tensor]:
-        value = flatten(value, shape, 2).expand(shape.numel(), -1, -1)
-        choices, labels = value.index_select(2, self._position).unbind(1)
+    def _found(self, value: Tensor, shape: Size) -> tuple[LatentDraw, Tensor]:
+        choices, labels = value.unbind(1)
         edges = self.rows.find(choices)
         wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
         return LatentDraw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
 
     def _values(self, draw: LatentDraw, shape: Size) -> tuple[Tensor, Tensor]:
         return latent_predictive(self.rows, self._flat(shape), draw)
+
+    def _credits(self, draw: LatentDraw, terms: Tensor, shape: Size) -> Tensor:
+        plain = LatentTerms(*untracked(*self._flat(shape))[0])
+        return latent_credits(self.rows, plain, draw, terms)
 
     def _evaluate(self, value: Tensor) -> tuple[LatentDraw, Tensor, Tensor]:
         # A guide asks for density and score of the same draw, with and without a plate's batch.
@@ -197,9 +177,8 @@ class EvidenceConditional(InOrder):
             draws. A draw depends on earlier nodes only, a sweep on all others: exact as ``S``
             grows. ``chains`` of the posterior has diagnostics.
         :param int num_states: Number of states, of all chains together, that the posterior keeps
-            as its components, at even distances in the second half of the sweeps. Default: all up
-            to 1,024, and fewer where they would hold more than 2²⁴ choices. Errors of all queries
-            fall with it, and their costs grow.
+            from the second half of the sweeps. Default: all up to 1,024, and fewer where they
+            would hold more than 2²⁴ choices. More states reduce errors and cost queries time.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
         :raises ValueError: for a batch, for a set that is too large for an exact sum, and where
             edges relabel.
@@ -226,13 +205,20 @@ class EvidenceConditional(InOrder):
             rows = self.observed_rows
             components = all_latents(alpha, logits, rows, self._of_rows(rows, evidence))
             return Posterior(self.hood, logits, components, is_exact=True)
+        rows, draw, chains = self.rows, self._draw(Size([num_samples])), None
         terms = LatentTerms(*(t.detach() for t in untracked(*self._flat(Size([1])))[0]))
-        draw = self._draw(Size([num_samples]))
         if num_sweeps:
-            components, chains = swept_latents(self.rows, terms, draw, num_sweeps, num_states)
-            return Posterior(self.hood, logits, components, weighted=False, chains=chains)
-        components = drawn_latents(self.rows, terms, draw, weighted)
-        return Posterior(self.hood, logits, components, weighted=weighted)
+            if num_states is None:
+                num_states = min(MOST_STATES, NUMBERS // max(1, rows.num_rows))
+            later = num_sweeps - num_sweeps // 2
+            num_kept = min(later, max(1, num_states // num_samples))
+            chains, draw = run_chains(rows, terms, draw, num_sweeps, num_kept)
+        log_weights = alpha.new_zeros(len(draw.edges))
+        if weighted:
+            log_weights = latent_predictive(rows, terms, draw)[0].sum(-1)
+        choices = rows.source[draw.edges]
+        components = Components(terms.alpha[0], rows.nodes, draw.labels, choices, log_weights)
+        return Posterior(self.hood, logits, components, weighted=weighted, chains=chains)
 
     @torch.no_grad()
     def log_likelihood(
@@ -242,9 +228,8 @@ class EvidenceConditional(InOrder):
         given: Tensor | None = None,
     ) -> Tensor:
         r"""
-        Monte Carlo estimate of :math:`\log p(w)`, tighter than the bound, as
-        :meth:`NeighborMixture.log_likelihood` for observed labels: :math:`E[\hat p(w)] = p(w)`
-        exactly. In the order of :attr:`order`.
+        Monte Carlo estimate of :math:`\log p(w)` in the order of :attr:`order`, tighter than the
+        bound; see :meth:`NeighborMixture.log_likelihood`.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> evidence = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])  # labels 0 and 0
@@ -252,24 +237,20 @@ class EvidenceConditional(InOrder):
         >>> q.log_likelihood(num_particles=8).exp()
         tensor(0.2917)
 
-        :param int num_particles: ``P``.
-        :param int num_stages: default one for every 64 nodes; 1 is plain importance weighting.
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for
             :math:`\log p(w_\tau \mid w_\rho)` of the others.
         :return: a number, in nats. Cost: :math:`O(P E C)`.
         :raises ValueError: for a batch.
         """
         check_plain("log_likelihood", self.batch_shape)
-        observed = torch.zeros(self.hood.num_nodes, dtype=torch.bool, device=self.hood.device)
-        observed[self.order] = True
+        observed = index_to_mask(self.order, self.hood.num_nodes)
+        order = torch.cat([self.order, (~observed).nonzero()[:, 0]])
         if given is not None:
             check_mask(given, self.hood.num_nodes, self.hood.device, "given")
             if (given & ~observed).any():
                 node = int((given & ~observed).nonzero()[0])
                 raise ValueError(f"given selects node {node}, which observed leaves out")
             observed = observed & ~given
-        rest = (~observed if given is None else ~(observed | given)).nonzero()[:, 0]
-        order = torch.cat([self.order, rest])
 
         def stages(rows: Neighborhood) -> LatentStages:
             own = self._of_rows(rows, self.evidence)
@@ -278,18 +259,17 @@ class EvidenceConditional(InOrder):
         options = observed, given, num_particles, num_stages, order
         return estimate_log_likelihood(self.hood, stages, *options).to(self.logits)
 
-    def _credits(self, draw: LatentDraw, terms: Tensor, shape: Size) -> Tensor:
-        plain = LatentTerms(*untracked(*self._flat(shape))[0])
-        return latent_credits(self.rows, plain, draw, terms)
 
+class _ChoicesAndLabels(Neighbors):
+    """Choices and labels ``(..., 2, num_rows)``."""
 
-class _ChoicesAndLabels(constraints.Constraint):
-    is_discrete, event_dim = True, 2
+    event_dim = 2
 
     def __init__(self, rows: Neighborhood, num_classes: int) -> None:
-        self.rows, self.num_classes = rows, num_classes
+        super().__init__(rows)
+        self.num_classes = num_classes
 
     def check(self, value: Tensor) -> Tensor:
-        choices, labels = value.reshape(-1, 2, self.rows.num_rows).unbind(1)
+        choices, labels = value.unbind(-2)
         inside = (labels >= 0) & (labels < self.num_classes)
-        return ((self.rows.find(choices) >= 0) & inside).all(-1).view(value.shape[:-2])
+        return super().check(choices) & inside.all(-1)

@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the draws of nodes one after another have in common."""
-
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,23 +10,39 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
 from pyro_nmm.caching import LastCall
-from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.concentrations import Concentrations
+from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.score_costs import ScoreEstimator, costs_to_go, less_baseline, score_parts
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_member, order_to_rows
+from pyro_nmm.validation import as_member, check_all_rows, check_values, order_to_rows
 
 
 class InOrder(GraphDistribution):
     """
-    The observed rows in their order, the last draw, and the gradient of the bound. What a row draws
-    and what it is worth is said by the subclasses: :class:`OrderedConditional` and
-    :class:`EvidenceConditional`.
+    The observed rows in their order, the last draw, and the gradient of the bound. What a row
+    draws is up to :class:`OrderedConditional` and :class:`EvidenceConditional`.
+
+    :param Size given_shape: the batch shape of the labels or the evidence.
+    :param arrangement: ``observed``, ``order`` and ``estimator``.
+    :param columns: what a sample has a row for: ``()``, or ``(2,)`` for choices and labels.
     """
 
-    def _arrange(
-        self, hood: Neighborhood, observed: Tensor | None, order: Tensor | None, estimator: str
+    shown = "observed_rows", "num_classes", "estimator"
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        alpha: Concentrations,
+        logits: Tensor,
+        given_shape: Size,
+        arrangement: tuple[Tensor | None, Tensor | None, str],
+        columns: tuple[int, ...] = (),
+        *,
+        validate_args=None,
     ) -> None:
+        check_all_rows(hood)
+        observed, order, estimator = arrangement
         self.hood, self.observed_rows = hood, hood.restrict(observed)
         size = self.observed_rows.num_rows
         if order is None:
@@ -39,7 +54,14 @@ class InOrder(GraphDistribution):
         #: The observed rows in the order of the draw, which everything else is in.
         self.rows = self.observed_rows.take(self._position)
         self.estimator = as_member(ScoreEstimator, estimator=estimator)
+        self.alpha, self.logits, self.num_classes = alpha, logits, alpha.shape[-1]
         self._last_draw = LastCall()
+        batches = alpha.shape[:-2], logits.shape[:-1], given_shape
+        self._parameter_shape = torch.broadcast_shapes(*batches)
+        event_shape = Size([*columns, size])
+        super().__init__(self._parameter_shape, event_shape, validate_args=validate_args)
+        if self._validate_args:
+            check_values(alpha, logits, hood)
 
     @property
     def order(self) -> Tensor:
@@ -48,15 +70,18 @@ class InOrder(GraphDistribution):
 
     # Of the subclasses. ``shape`` is a batch shape, and a draw has it as one dimension.
 
-    def _batches(self) -> tuple[Size, ...]:
-        """The batch shape of every parameter."""
+    alpha: Any  #: a table where labels are latent
+    _given: Tensor  #: labels or evidence
+
+    def _drawn(self, shape: Size, uniforms: Tensor) -> Any:
         raise NotImplementedError
 
-    def _draw(self, shape: Size) -> Any:
+    def _columns(self, draw: Any) -> Tensor:
+        """What a sample shows of a draw."""
         raise NotImplementedError
 
-    def _located(self, value: Tensor, shape: Size) -> tuple[Any, Tensor]:
-        """The draw that a value is, and a mask of what no row can draw."""
+    def _found(self, value: Tensor, shape: Size) -> tuple[Any, Tensor]:
+        """The draw that gives a value ``(B, ..., n)``, and a mask of what no row can draw."""
         raise NotImplementedError
 
     def _values(self, draw: Any, shape: Size) -> tuple[Tensor, Tensor]:
@@ -67,9 +92,26 @@ class InOrder(GraphDistribution):
         """``(B, n)``: what a draw changes in later terms ``(B, n)`` at first hand."""
         raise NotImplementedError
 
-    def _uniforms(self, shape: Size) -> Tensor:
-        size = shape.numel(), self.rows.num_rows
-        return torch.rand(size, dtype=torch.double, device=self.rows.device)
+    def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Any:
+        if uniforms is None:
+            size = shape.numel(), self.rows.num_rows
+            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
+        return self._drawn(shape, uniforms)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
+        batch = shape[: len(shape) - len(self.event_shape)]
+        draw = self._draw(batch)
+        value = self._columns(draw).index_select(-1, self._row_of).view(shape)
+        self._last_draw.put((value, batch), (draw, None))  # asked for next
+        _, provenance = untracked(self.alpha, self.logits, self._given)
+        return track_provenance(value, provenance)
+
+    def _located(self, value: Tensor, shape: Size) -> tuple[Any, Tensor]:
+        value = flatten(value, shape, len(self.event_shape))
+        value = value.expand(shape.numel(), *self.event_shape).index_select(-1, self._position)
+        return self._found(value, shape)
 
     def _recall(self, value: Tensor, shape: Size) -> tuple[Any, Tensor | None]:
         """The draw that yields ``value``, and a mask of what is impossible in it."""
@@ -117,7 +159,7 @@ class InOrder(GraphDistribution):
             (found,), _ = untracked(self._values(other, shape)[0])
             return self._costs(other, found.view_as(costs))
 
-        own = torch.broadcast_shapes(*self._batches(), (1,) * len(shape))
+        own = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
         return less_baseline(self._costs(draw, costs), own, of_another_draw).to(costs.dtype)
 
     def _costs(self, draw: Any, terms: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ BLOCK = 2**20
 
 class InnerProductGraph(GraphDistribution):
     r"""
-    A random undirected graph whose edges are independent given a vector for every node.
+    A random undirected graph whose edges are independent given a vector of every node.
 
     .. math::
 
@@ -68,7 +68,7 @@ class InnerProductGraph(GraphDistribution):
         self.held_out = None
         if held_out is not None:
             self.held_out = undirected_pairs(held_out, self.num_nodes, "held_out")
-        # Graphs differ in their number of edges, which no event shape can tell.
+        # Graphs differ in their number of edges: there is no event shape.
         super().__init__(factors.shape[:-2], Size([2, 0]), validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
@@ -80,7 +80,7 @@ class InnerProductGraph(GraphDistribution):
     def balance(
         edge_index: Tensor, num_nodes: int, held_out: Tensor | None = None, loops: bool = False
     ) -> float:
-        """The weight with which edges and other pairs count alike."""
+        """The weight with which edges and other pairs have equal total weight."""
         edges = 2 * observed_edges(edge_index, num_nodes, held_out).shape[1] + loops * num_nodes
         if not 0 < edges < num_nodes**2:
             raise ValueError(f"edge_index must hold some but not all pairs, got {edges} entries")
@@ -129,13 +129,11 @@ class InnerProductGraph(GraphDistribution):
     @torch.no_grad()
     def swaps(self, value: Tensor, others: Tensor, num_columns: int | None = None) -> Tensor:
         r"""
-        What every node alone would change: ``log_prob(value)`` with :math:`f_i` replaced by
-        another vector :math:`g_i`, minus ``log_prob(value)``. Without gradient.
+        ``(N,)``: the change of ``log_prob(value)`` if node ``i`` alone had the vector :math:`g_i`
+        of ``others`` ``(N, D)`` in the place of :math:`f_i`. Without gradient.
 
-        :param Tensor others: ``(N, D)``, :math:`g`.
         :param int num_columns: estimates it from that many random nodes' pairs and all edges,
             without bias, at :math:`O(N D)` each. Default all.
-        :return: ``(N,)``.
         """
         (factors, others), _ = untracked(self.factors, others)
         if factors.dim() > 2 or others.shape != factors.shape:
@@ -148,14 +146,11 @@ class InnerProductGraph(GraphDistribution):
             columns = torch.randperm(self.num_nodes, device=value.device)[:num_columns]
             scale = self.num_nodes / num_columns
         edges = observed_edges(value, self.num_nodes, self.held_out)
-        both = torch.cat([edges, edges.flip(0)], 1)
-        hidden = both[:, :0]
-        if self.held_out is not None:
-            hidden = torch.cat([self.held_out, self.held_out.flip(0)], 1)
+        hidden = edges[:, :0] if self.held_out is None else self.held_out
+        both, hidden = (torch.cat([pairs, pairs.flip(0)], 1) for pairs in (edges, hidden))
         chosen, size = factors[columns], max(1, BLOCK // len(columns))
 
         def score(own: Tensor) -> Tensor:
-            """Of every node's own pairs, all others being at ``factors``."""
             rows = own.split(size)
             total = -scale * torch.cat([F.softplus(row @ chosen.T).sum(1) for row in rows])
             total[columns] += scale * F.softplus((own[columns] * chosen).sum(1))

@@ -64,12 +64,12 @@ class MembershipMixture(GraphDistribution):
         \log p(s) = \sum_i \log \sum_{j \in n(i)} L_{ij}
             \prod_k \mathrm{Logistic}(s_{ik}; \lambda_{jk} / \tau, 1 / \tau)
 
-    **Gradient.** Samples are reparameterised. Derivatives towards :math:`\lambda` are exact: each
-    neighbour moves a sample by its posterior share. ``estimator`` says how derivatives towards the
-    attention are taken. ``"pathwise"`` is a flow of probability between components: unbiased, with
-    a variance that grows with every dimension in which neighbours differ. ``"linear"`` takes the
-    loss to be linear between neighbours, :math:`\partial s_i / \partial L_{ij} = \lambda_j /
-    \tau`: biased, of little variance. ``"detached"`` leaves them to the caller.
+    **Gradient.** Samples are reparameterised. Derivatives towards :math:`\lambda` are exact.
+    ``estimator`` sets the derivatives towards the attention. ``"pathwise"`` is a flow of
+    probability between components: unbiased, with a variance that grows with every dimension in
+    which neighbours differ. ``"linear"`` takes the loss to be linear between neighbours,
+    :math:`\partial s_i / \partial L_{ij} = \lambda_j / \tau`: biased, of little variance.
+    ``"detached"`` leaves them to the caller.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> mixture = MembershipMixture(hood, torch.randn(2, 5), torch.zeros(hood.num_edges))
@@ -83,12 +83,10 @@ class MembershipMixture(GraphDistribution):
     :param Tensor log_odds: ``(..., N, K)``, :math:`\lambda`.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param float temperature: :math:`\tau`.
-    :param str estimator: of the derivative towards the attention.
     """
 
     has_rsample = True
     support = constraints.independent(constraints.real, 2)
-
     shown = "hood", "num_memberships", "temperature", "estimator"
 
     def __init__(
@@ -102,14 +100,14 @@ class MembershipMixture(GraphDistribution):
         validate_args=None,
     ) -> None:
         logits = check_logits(hood, logits)
-        shape, each = ("...", hood.num_sources, "K"), "one row per source"
-        expect("log_odds", log_odds, shape, kind="float", like=hood, note=each)
+        shape = "...", hood.num_sources, "K"
+        expect("log_odds", log_odds, shape, kind="float", like=hood, note="one row per source")
         check_positive(temperature=temperature)
         self.hood, self.log_odds, self.logits = hood, log_odds, logits
         self.temperature, self.num_memberships = temperature, log_odds.shape[-1]
         self.estimator = as_member(AttentionEstimator, estimator=estimator)
         batch_shape = torch.broadcast_shapes(log_odds.shape[:-2], logits.shape[:-1])
-        event_shape = Size([hood.num_rows, log_odds.shape[-1]])
+        event_shape = Size([hood.num_rows, self.num_memberships])
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
             check_values(None, logits, hood)
@@ -166,9 +164,8 @@ class MembershipMixture(GraphDistribution):
 
 class _Moving(torch.autograd.Function):
     """
-    The samples, with derivatives of a flow that moves them as the mixture changes: a field ``v``
-    with ``dq + div(q v) = 0`` (Jankowiak and Obermeyer, 2018, "Pathwise Derivatives Beyond the
-    Reparameterization Trick").
+    Samples that a field ``v`` moves as the mixture changes, ``dq + div(q v) = 0`` (Jankowiak and
+    Obermeyer, 2018, "Pathwise Derivatives Beyond the Reparameterization Trick").
     """
 
     @staticmethod

@@ -16,7 +16,9 @@ from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import check_logits, check_values
 
 
-class _Neighbors(constraints.Constraint):
+class Neighbors(constraints.Constraint):
+    """Choices ``(..., num_rows)`` of a neighbour by every row."""
+
     is_discrete, event_dim = True, 1
 
     def __init__(self, hood: Neighborhood) -> None:
@@ -62,7 +64,7 @@ class NeighborChoice(GraphDistribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
-        return _Neighbors(self.hood)
+        return Neighbors(self.hood)
 
     @derived
     def log_attention(self) -> Tensor:

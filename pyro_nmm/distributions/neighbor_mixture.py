@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.channel import Channel
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.closed_forms import ClosedForms
@@ -23,9 +21,9 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
 from pyro_nmm.ops.graphs import sum_by_graph
-from pyro_nmm.ops.latent_stages import stages_of
+from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import check_edge_evidence, check_relabel, evidence_of
+from pyro_nmm.relabel import Channel, check_edge_evidence, check_relabel, evidence_of
 from pyro_nmm.validation import (
     as_member,
     check_all_rows,
@@ -52,14 +50,13 @@ class NeighborMixture(ClosedForms):
             L_i = \mathrm{softmax}_{j \in n(i)}(\text{logits}_{ij}) \\
         y_i &\sim \mathrm{Categorical}(z_{c_i})
 
-    A sample holds one label in ``0..C - 1`` per node, shape ``batch_shape + (N,)``. Labels
-    are correlated where neighbourhoods overlap, because nodes that choose the same
-    neighbour :math:`j` share :math:`z_j`; the smaller :math:`A_j`, the stronger.
+    A sample holds one label in ``0..C - 1`` per node, shape ``batch_shape + (N,)``. Nodes that
+    choose the same neighbour :math:`j` share :math:`z_j`, which correlates their labels, the more
+    the smaller :math:`A_j`.
 
     Samples, :meth:`marginals` and :meth:`pairwise` are exact and linear in the graph.
-    :meth:`log_prob` and :meth:`log_marginal` are exact sums over joint choices, for small
-    graphs and small sets; :meth:`elbo` is the lower bound for all others. :meth:`condition`
-    gives :math:`p(\cdot \mid y_\tau)`, exact for few observed nodes, by samples for many.
+    :meth:`log_prob` and :meth:`log_marginal` sum over joint choices, for small graphs and sets;
+    :meth:`elbo` is a lower bound for all others.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -79,9 +76,8 @@ class NeighborMixture(ClosedForms):
     :param alpha: ``(..., N, C)`` positive concentrations; or
         :class:`~pyro_nmm.LogisticConcentrations`; :meth:`elbo` and :meth:`sample` write no table.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
-    :param Tensor relabel: what edges make of a label, for negative correlation: permutations,
-        ``(num_edges, C)`` integers, or stochastic matrices ``(..., num_edges, C, C)``; see
-        :mod:`pyro_nmm.relabel`.
+    :param Tensor relabel: permutations ``(num_edges, C)`` or stochastic matrices
+        ``(..., num_edges, C, C)`` that edges apply to labels; see :mod:`pyro_nmm.relabel`.
     """
 
     shown = "hood", "num_classes"
@@ -100,8 +96,8 @@ class NeighborMixture(ClosedForms):
         self.hood, self.alpha, self.logits, self.num_classes = hood, alpha, logits, alpha.shape[-1]
         self.channel = check_relabel(hood, relabel, self.num_classes)
         batches = alpha.shape[:-2], logits.shape[:-1], self.channel.batch_shape
-        batch_shape = torch.broadcast_shapes(*batches)
-        super().__init__(batch_shape, Size([hood.num_nodes]), validate_args=validate_args)
+        shapes = torch.broadcast_shapes(*batches), Size([hood.num_nodes])
+        super().__init__(*shapes, validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, logits, hood)
             self.channel.check_values()
@@ -130,8 +126,9 @@ class NeighborMixture(ClosedForms):
     ) -> OrderedConditional:
         """:math:`q(c \\mid y)`, which the bound is made of; edges may permute labels."""
         arguments = self.hood, self.alpha, self.logits, y, observed, order
-        options: dict[str, Any] = {"relabel": self.channel, "validate_args": self._validate_args}
-        return OrderedConditional(*arguments, **options)
+        return OrderedConditional(
+            *arguments, relabel=self.channel, validate_args=self._validate_args
+        )
 
     def in_order(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
@@ -146,8 +143,8 @@ class NeighborMixture(ClosedForms):
         self, evidence: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> EvidenceConditional:
         """
-        :math:`q(c, u \\mid w)`, where labels are latent; its ``posterior`` has the queries. Where
-        edges relabel there is none, and evidence is of borrowed labels: ``(..., num_edges, C)``.
+        :math:`q(c, u \\mid w)` of latent labels; its ``posterior`` has the queries. If edges
+        relabel, it has no posterior, and evidence is of borrowed labels: ``(..., num_edges, C)``.
         """
         arguments = self.hood, self.table, self.logits, evidence, observed, order
         relabels = not self.channel.keeps
@@ -158,9 +155,7 @@ class NeighborMixture(ClosedForms):
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""
-        Exact :math:`\log p(y)` by enumeration of :math:`\prod_i |n(i)|` joint choices.
-
-        :param Tensor value: ``(..., N)`` labels.
+        Exact :math:`\log p(y)` of labels ``(..., N)``. Cost: :meth:`log_marginal` of all nodes.
         """
         return self._log_marginal(self.hood, self._labels(value))
 
@@ -181,8 +176,8 @@ class NeighborMixture(ClosedForms):
 
     def _log_marginal(self, rows: Neighborhood, labels: Tensor) -> Tensor:
         logits, channel = self.logits[..., rows.edge], self.channel.of(rows.edge)
-        arguments = rows, self.table, logits, labels, self.batch_shape, channel
-        return enumeration.log_marginals(*arguments)
+        parameters = rows, self.table, logits
+        return enumeration.log_marginals(*parameters, labels, self.batch_shape, channel)
 
     def elbo(
         self,
@@ -194,8 +189,8 @@ class NeighborMixture(ClosedForms):
         r"""
         Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
         :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
-        order. The mean estimates the bound, ``logsumexp - log(num_samples)`` a tighter one. To
-        fit use :func:`~pyro_nmm.models.nmm`: derivatives here lack the score of the choices.
+        order. ``logsumexp - log(num_samples)`` is a tighter bound than their mean. Derivatives lack
+        the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead.
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
@@ -213,15 +208,15 @@ class NeighborMixture(ClosedForms):
     ) -> Tensor:
         r"""
         Samples of a lower bound on the entropy of all labels, each with its label summed out, the
-        paper's equation (10) without its sampling of :math:`y_i`; equal where choices are certain:
+        paper's equation (10) without its sampling of :math:`y_i`:
 
         .. math::
 
             H(y) \ge E_{p(y, c)} \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) .
 
-        The mean of the derivative is the gradient, exactly so for ``estimator="reward_to_go"``.
-        ``"one_step_credit"`` counts what a choice changes in later terms at first hand only, but
-        for all that a node could have drawn: far less noise, and the better choice for fitting.
+        ``estimator="reward_to_go"`` gives an unbiased gradient. ``"one_step_credit"`` has far less
+        noise and is the better choice for fitting: it counts only the direct effect of a choice on
+        later terms, averaged over all choices and labels of a node.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -254,10 +249,9 @@ class NeighborMixture(ClosedForms):
         r"""
         Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
         y_\rho)` for a whole set of nodes given another: tighter than :meth:`elbo`, and the
-        tighter the more particles. They are resampled between the stages of a random order where
-        their weights are uneven; :mod:`pyro_nmm.distributions.smc` has the equation.
+        tighter the more particles; see :mod:`pyro_nmm.distributions.smc`.
         :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
-        average. With ``given``, those nodes come first and the estimate is a ratio of two such.
+        average. With ``given`` the estimate is a ratio of two such.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -265,15 +259,13 @@ class NeighborMixture(ClosedForms):
         >>> mix.log_likelihood(y, observed=~first, given=first, num_particles=8).exp()
         tensor(0.5833)
 
-        Cost: :math:`O(P E)`, ``E`` the edges into the observed and the given nodes.
-
         :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only: boolean masks
             ``(N,)`` of :math:`\tau`, default all others, and of :math:`\rho`, default none.
         :param int num_particles: ``P``.
         :param int num_stages: default one for every 64 nodes; 1 is plain importance weighting.
         :param Tensor order: ``(N,)`` node ids in an order that both sets follow, default random. A
             mixture that was fitted in one order is estimated best in it.
-        :return: a number, in nats.
+        :return: a number, in nats. Cost: :math:`O(P E)`, ``E`` the edges into both sets.
         """
         y = check_labelling("log_likelihood", self.hood, self.batch_shape, y)
 
@@ -306,10 +298,7 @@ class NeighborMixture(ClosedForms):
         :raises ValueError: for a batch, and for a set that is too large for an exact sum.
         """
         y = check_labelling("condition", self.hood, self.batch_shape, y)
-        if num_samples is None:
-            weighted = True
         given = self.table.detach(), self.logits.detach(), y, self.channel.detach()
         (alpha, logits, y, channel), _ = untracked(*given)
-        nothing = Components.prior(alpha)
-        prior = Posterior(self.hood, logits, nothing, channel, is_exact=True)
-        return prior.condition(y, observed, num_samples, weighted)
+        prior = Posterior(self.hood, logits, Components.prior(alpha), channel, is_exact=True)
+        return prior.condition(y, observed, num_samples, weighted or num_samples is None)

@@ -1,35 +1,25 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from collections.abc import Sequence
-
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.caching import derived
-from pyro_nmm.channel import Channel
-from pyro_nmm.concentrations import Concentrations, at_labels, totals
+from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import flatten
 from pyro_nmm.distributions.in_order import InOrder
-from pyro_nmm.distributions.neighbor_choice import _Neighbors
+from pyro_nmm.distributions.neighbor_choice import Neighbors
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import earlier_choices, on_edges
 from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_choices
-from pyro_nmm.ops.score_costs import (
-    one_step_credits,
-)
+from pyro_nmm.ops.score_costs import one_step_credits
+from pyro_nmm.ops.stages import edge_terms
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import check_relabel
-from pyro_nmm.validation import (
-    check_all_rows,
-    check_label_range,
-    check_labels,
-    check_shapes,
-    check_values,
-)
+from pyro_nmm.relabel import Channel, check_relabel
+from pyro_nmm.validation import check_label_range, check_labels, check_shapes
 
 
 class OrderedConditional(InOrder):
@@ -42,14 +32,14 @@ class OrderedConditional(InOrder):
         q(c \mid y) = \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \quad
         p(c_i = j \mid \cdot) \propto L_{ij} \frac{\alpha_{j y_i} + s_{ij}}{A_j + S_{ij}}
 
-    where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` the earlier
-    nodes that chose :math:`j` and have label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A
-    sample holds node ids, shape ``batch_shape + (n,)`` for ``n`` observed nodes **in ascending node
-    id**, in any order of the draw.
+    where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` how many of
+    these have label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A sample holds node ids,
+    shape ``batch_shape + (n,)`` for ``n`` observed nodes **in ascending node id**, in any order of
+    the draw.
 
-    It approximates :math:`p(c \mid y)`: each choice depends on the labels of earlier nodes alone.
     The bound :math:`E_q[\sum_i f_i] \le \log p(y)`, :math:`f_i = \log p(y_i \mid y_{<i},
-    c_{<i})`, is loose by the divergence of the two; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
+    c_{<i})`, is loose by the divergence of :math:`q` from :math:`p(c \mid y)`, because a choice
+    depends on the labels of earlier nodes alone; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
 
     **The gradient of the bound.** :meth:`score_parts` gives Pyro's
     :class:`~pyro.infer.TraceGraph_ELBO` a control variate that removes from the score of a choice
@@ -66,11 +56,10 @@ class OrderedConditional(InOrder):
     ``"reinforce"``        the whole bound: textbook REINFORCE               none
     =====================  ================================================  =========
 
-    ``Trace_ELBO`` gives the same gradient, draw by draw, to programs with no other sites or
-    factors, in less time on small graphs, and has the ``differentiable_loss`` that ``ELBOModule``
-    needs; ``docs/pyro.md`` has a table of all losses. "The other draws" are the rest of the batch:
-    particles that Pyro vectorizes share one order. A batch of one makes one more draw for the
-    baseline alone.
+    "The other draws" are the rest of the batch: particles that Pyro vectorizes share one order. A
+    batch of one makes one more draw for the baseline alone. ``Trace_ELBO`` gives the same gradient,
+    draw by draw, to programs with no other sites or factors, and has the ``differentiable_loss``
+    that ``ELBOModule`` needs; ``docs/pyro.md`` has a table of all losses.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -78,8 +67,8 @@ class OrderedConditional(InOrder):
     >>> q.log_prob(torch.tensor([0, 0])).exp()
     tensor(0.8108)
 
-    Cost: :math:`O(E)` a draw and :math:`O(E \log E)` a ``log_prob``, where ``E`` counts the
-    edges into observed nodes; both without a loop over nodes.
+    Cost: :math:`O(E)` a draw and :math:`O(E \log E)` a ``log_prob``, ``E`` the edges into observed
+    nodes.
 
     :param Neighborhood hood: The neighbourhoods.
     :param alpha: ``(..., N, C)`` positive concentrations; or
@@ -95,8 +84,6 @@ class OrderedConditional(InOrder):
     :raises ValueError: for bad shapes, devices, labels, masks and orders.
     """
 
-    shown = "observed_rows", "num_classes", "estimator"
-
     def __init__(
         self,
         hood: Neighborhood,
@@ -111,72 +98,42 @@ class OrderedConditional(InOrder):
         validate_args=None,
     ) -> None:
         alpha, logits = check_shapes(hood, alpha, logits)
-        check_all_rows(hood)
         y = check_labels(hood, y, hood.num_nodes)
         channel = check_relabel(hood, relabel, alpha.shape[-1], kinds="permutations")
-        self._arrange(hood, observed, order, estimator)
-        self.alpha, self.logits, self.num_classes = alpha, logits, alpha.shape[-1]
+        parameters = hood, alpha, logits, y.shape[:-1], (observed, order, estimator)
+        super().__init__(*parameters, validate_args=validate_args)
         labels = y.index_select(-1, self.rows.nodes)
-        batch_shape = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1], y.shape[:-1])
-        size = Size([self.rows.num_rows])
-        super().__init__(batch_shape, size, validate_args=validate_args)
         if self._validate_args:
-            check_values(alpha, logits, hood)
             check_label_range(self.rows, labels, self.num_classes)
         #: The labels that choices count for: ``(..., n)`` of rows, or of edges where these relabel.
-        self.labels = channel.of(self.rows.edge).borrowed(self.rows, labels)
+        self.labels = self._given = channel.of(self.rows.edge).borrowed(self.rows, labels)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
-        return _Neighbors(self.observed_rows)
-
-    def _batches(self) -> tuple[Size, ...]:
-        return self.alpha.shape[:-2], self.logits.shape[:-1], self.labels.shape[:-1]
+        return Neighbors(self.observed_rows)
 
     @derived
     def _edge_terms(self) -> EdgeTerms:
         rows = self.rows
-        label = on_edges(rows, self.labels)
-        alpha = at_labels(self.alpha, rows.source, label)
-        total = totals(self.alpha).index_select(-1, rows.source)
-        logits = self.logits.index_select(-1, rows.edge)
-        return EdgeTerms(rows.log_softmax(logits), alpha, total)
+        log_attention = rows.log_softmax(self.logits.index_select(-1, rows.edge))
+        return edge_terms(rows, self.alpha, log_attention, on_edges(rows, self.labels))
 
     def _flat(self, shape: Size) -> tuple[EdgeTerms, Tensor]:
         terms = EdgeTerms(*(flatten(t, shape) for t in self._edge_terms))
         return terms, flatten(self.labels, shape)
 
-    def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
-        uniforms = self._uniforms(shape) if uniforms is None else uniforms
+    def _plain_terms(self, shape: Size) -> tuple[EdgeTerms, Tensor]:
         terms, labels = self._flat(shape)
-        terms, (labels,) = EdgeTerms(*untracked(*terms)[0]), untracked(labels)[0]
-        return draw_choices(self.rows, terms, labels, self.num_classes, uniforms)
+        (*plain, labels), _ = untracked(*terms, labels)
+        return EdgeTerms(*plain), labels
 
-    @torch.no_grad()
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        shape = self._extended_shape(Size(sample_shape))
-        draw = self._draw(shape[:-1])
-        edges = draw.edges.index_select(1, self._row_of).flatten()
-        edges = self.rows.within.index_select(0, edges).view_as(draw.edges)
-        value = self.observed_rows.source.index_select(0, edges.flatten()).view(shape)
-        self._last_draw.put((value, shape[:-1]), (draw, None))  # asked for next
-        _, provenance = untracked(self.alpha, self.logits, self.labels)
-        return track_provenance(value, provenance)
+    def _drawn(self, shape: Size, uniforms: Tensor) -> Draw:
+        return draw_choices(self.rows, *self._plain_terms(shape), self.num_classes, uniforms)
 
-    def borrowed(self, value: Tensor) -> Tensor:
-        """
-        ``(..., n)``: the labels that choices take from their sources, in ascending node id; those
-        of ``y`` unless edges relabel.
-        """
-        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        (value, labels), provenance = untracked(value, on_edges(self.rows, self.labels))
-        edges = self._recall(value, shape)[0].edges
-        at_choice = labels.expand(*shape, -1).reshape(len(edges), -1).gather(1, edges)
-        found = at_choice.index_select(1, self._row_of).view(*shape, -1)
-        return track_provenance(found, provenance)
+    def _columns(self, draw: Draw) -> Tensor:
+        return self.rows.source[draw.edges]
 
-    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        value = flatten(value, shape).expand(shape.numel(), -1).index_select(1, self._position)
+    def _found(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
         edges = self.rows.find(value)
         wrong, edges = edges < 0, edges.clamp(min=0)
         (labels,), _ = untracked(flatten(self.labels, shape))
@@ -185,15 +142,25 @@ class OrderedConditional(InOrder):
     def _values(self, draw: Draw, shape: Size) -> tuple[Tensor, Tensor]:
         return predictive(self.rows, self._flat(shape)[0], draw)
 
+    def _credits(self, draw: Draw, terms: Tensor, shape: Size) -> Tensor:
+        plain, labels = self._plain_terms(shape)
+        return one_step_credits(self.rows, plain, draw, terms, labels, self.num_classes)
+
+    def borrowed(self, value: Tensor) -> Tensor:
+        """
+        ``(..., n)``: the labels that choices take from their sources, in ascending node id: the
+        observed labels unless edges relabel.
+        """
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        (value, labels), provenance = untracked(value, on_edges(self.rows, self.labels))
+        edges = self._recall(value, shape)[0].edges
+        at_choice = labels.expand(*shape, -1).reshape(len(edges), -1).gather(1, edges)
+        found = at_choice.index_select(1, self._row_of).view(*shape, -1)
+        return track_provenance(found, provenance)
+
     def log_labels(self, value: Tensor) -> Tensor:
         r"""
         ``(..., n)``: :math:`f_i = \log p(y_i \mid y_{<i}, c_{<i})` in the order of
         :attr:`order`. Their sum is :math:`\log p(y, c) - \log q(c \mid y)`.
         """
         return self.log_terms(value)
-
-    def _credits(self, draw: Draw, terms: Tensor, shape: Size) -> Tensor:
-        edge_terms, labels = self._flat(shape)
-        plain = EdgeTerms(*untracked(*edge_terms)[0])
-        (labels,), _ = untracked(labels)
-        return one_step_credits(self.rows, plain, draw, terms, labels, self.num_classes)

@@ -10,29 +10,29 @@ from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
-from pyro_nmm.channel import KEEP, Channel
 from pyro_nmm.distributions.components import Components, of_components
-from pyro_nmm.distributions.conditioning import all_components, continued, extended
-from pyro_nmm.distributions.queries import JointQueries
+from pyro_nmm.distributions.conditioning import continued, extended
 from pyro_nmm.distributions.sequential import predict_in_turn
-from pyro_nmm.edges import check_mask
+from pyro_nmm.expect import as_mask, check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
-from pyro_nmm.ops.compact import compact
+from pyro_nmm.ops.compact import compact, sharing
 from pyro_nmm.ops.gibbs import Chains
 from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, spread
 from pyro_nmm.ops.sampling import pick
+from pyro_nmm.relabel import KEEP, Channel
 from pyro_nmm.validation import (
     check_integers,
     check_label_range,
+    check_labelling,
     check_labels,
     check_nodes,
     check_pairs,
 )
 
 
-class Posterior(JointQueries):
+class Posterior:
     r"""
     :math:`p(y \mid y_\tau)`, section 3.6 of the paper: a weighted mixture over choices
     :math:`c_\tau`, made by :meth:`NeighborMixture.condition`.
@@ -55,7 +55,6 @@ class Posterior(JointQueries):
 
     :param Neighborhood hood: the neighbourhoods of all nodes.
     :param Tensor logits: ``(num_edges,)`` attention scores.
-    :param Components components: the choices and labels of the observed nodes.
     :param Channel channel: of all edges.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
@@ -110,8 +109,8 @@ class Posterior(JointQueries):
             c_\rho^{(t)} \sim q(c_\rho \mid y_\rho, c_\tau^{(t)}, y_\tau), \qquad
             w_t \leftarrow w_t \prod_{i \in \rho} p(y_i \mid y_{<i}, c_{<i}^{(t)}) ,
 
-        so that the result becomes exact as ``T`` grows. Equal weights, the paper's choice, stay
-        equal. An exact posterior stays exact, by a sum over all choices of both sets.
+        so that the result becomes exact as ``T`` grows. An exact posterior stays exact, by a sum
+        over all choices of both sets.
 
         :param Tensor y: ``(N,)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask, default all nodes. Nodes that are observed
@@ -123,9 +122,7 @@ class Posterior(JointQueries):
             new nodes.
         :raises ValueError: for a label that contradicts a known one, or too large an exact sum.
         """
-        y = check_labels(self.hood, y, self.hood.num_nodes)
-        if y.dim() != 1:
-            raise ValueError(f"condition needs one labelling y of shape (N,), got {tuple(y.shape)}")
+        y = check_labelling("condition", self.hood, Size(), y)
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)
         observed = torch.ones_like(self.observed) if observed is None else observed
@@ -136,20 +133,15 @@ class Posterior(JointQueries):
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         if len(nodes) == 0 and num_samples is None:
             return self
-        graph, old = (self.hood, self.logits), self.components
-        exact = self.is_exact and num_samples is None
-        if exact and old.latent:
-            new = extended(*graph, old, nodes, labels)
-        elif exact:
-            both, order = torch.cat([old.nodes, nodes]).sort()
-            every = torch.cat([old.shown, labels])[order]
-            new = all_components(*graph, old.alpha, both, every, self.channel)
+        exact, old = self.is_exact and num_samples is None, self.components
+        graph = self.hood, self.logits, self.channel
+        if exact:
+            weighted, new = True, extended(*graph, old, nodes, labels)
         else:
-            weighted = self.weighted if weighted is None else weighted
+            weighted = self.weighted if weighted is None else bool(weighted)
             old = old if num_samples is None else old.resampled(num_samples)
-            new = continued(*graph, old, nodes, labels, self.channel, weighted)
-        weighted = exact or bool(weighted)
-        return Posterior(*graph, new, self.channel, is_exact=exact, weighted=weighted)
+            new = continued(*graph, old, nodes, labels, weighted)
+        return Posterior(*graph[:2], new, self.channel, is_exact=exact, weighted=weighted)
 
     def _check_agreement(self, y: Tensor, observed: Tensor) -> None:
         both = observed & self.observed
@@ -175,7 +167,7 @@ class Posterior(JointQueries):
         return rows.softmax(self.logits.index_select(0, rows.edge))
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
-        # Linear in the components' means, so the mixture is merged before it is spread.
+        # Linear in the components' means: one visit to the graph serves all of them.
         mean, channel = self.components.mean(), self.channel.of(rows.edge)
         marginals = spread(rows, mean, self._attention(rows), channel)
         known = self.observed[rows.nodes]
@@ -191,11 +183,9 @@ class Posterior(JointQueries):
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """
-        Joint distributions of pairs of labels.
-
-        :param Tensor pairs: ``(2, P)`` node ids.
-        :return: ``(P, C, C)``. Cost, of each component: linear in the edges into the pairs'
-            nodes and in ``n``, and :math:`O(C^2)` for each pair and each common neighbour.
+        ``(P, C, C)``: joint distributions of the labels of pairs of node ids ``(2, P)``. Cost, of
+        each component: linear in the edges into the pairs' nodes and in ``n``, and :math:`O(C^2)`
+        for each pair and each common neighbour.
         """
         check_pairs(self.hood, pairs)
         size, weights, tables = self.num_classes, self.components.weights, []
@@ -219,7 +209,7 @@ class Posterior(JointQueries):
     def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
         r"""
         Joint draws of labels; observed nodes keep theirs. A component is drawn by its weight, then
-        every other node's choice, then labels from the urns that observed choices have filled.
+        every other node's choice, then labels from urns that hold the observed ones.
 
         :param Tensor nodes: ``(K,)`` distinct node ids, default all ``N``.
         :return: ``(*sample_shape, K)``. Cost: :math:`O(E + K (C + \log K))` a draw, of the edges
@@ -281,12 +271,10 @@ class Posterior(JointQueries):
         * ``"marginal"``: the mode of each node's own marginal.
         * ``"joint"``: the joint mode of a small set of nodes, over all :math:`C^K` labellings.
         * ``"sequential"``: node after node, the most certain first; each prediction is merged into
-          the known labels before the next. Linear in the edges. Each of the ``T`` components
-          follows one continuation, so give :meth:`NeighborMixture.condition` some dozens of
-          ``num_samples`` rather than an exact or weighted sum.
+          the known labels before the next. Linear in the edges and in the components: condition
+          with some dozens of ``num_samples`` rather than an exact or weighted sum.
 
-        :param Tensor nodes: ``(K,)`` distinct node ids; default all nodes, which returns
-            ``(N,)`` with the observed labels in place.
+        :param Tensor nodes: ``(K,)`` distinct node ids, default all; observed labels stay.
         :param torch.Generator generator: the source of randomness of ``"sequential"``.
         :return: ``(K,)`` labels.
         """
@@ -295,8 +283,8 @@ class Posterior(JointQueries):
             check_nodes(self.hood, nodes)
             wanted = nodes
         # Labels that differ between components have a mode too, jointly with others.
-        latent = self.components.latent and method == "joint"
-        free = wanted if latent else wanted[~self.observed[wanted]]
+        joint = self.components.latent and method == "joint"
+        free = wanted if joint else wanted[~self.observed[wanted]]
         labels = self.labels.clone()
         if method == "marginal":
             labels[free] = self._marginals(self.hood.take(free)).argmax(-1)
@@ -321,3 +309,54 @@ class Posterior(JointQueries):
             )
         labels = enumeration.enumerate_labels(len(nodes), self.num_classes, nodes.device)
         return labels[self.log_marginal(nodes, labels).argmax()]
+
+    @torch.no_grad()
+    def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:
+        """
+        ``(num_samples, S)`` draws of the number of nodes with a label in each of ``S`` sets, given
+        by node ids ``(K,)`` or masks ``(N,)``; their quantiles make intervals.
+        """
+        check_integers(0, label=label)
+        check_integers(1, num_samples=num_samples)
+        if label >= self.num_classes:
+            raise ValueError(f"label must lie in 0..{self.num_classes - 1}, got {label}")
+        if isinstance(sets, Tensor) and sets.dim() == 1:
+            raise ValueError(
+                "sets must be a sequence of sets of nodes: give [nodes] for a single one"
+            )
+        hood = self.hood
+        members = torch.stack([as_mask(nodes, hood.num_nodes, hood.device) for nodes in sets])
+        union = members.any(0).nonzero()[:, 0]
+        # Products of zeros and ones are exact in single precision, and linear in all members.
+        inside = members[:, union].T.float().to_sparse()
+        found = []
+        for part in blocks(num_samples, 4 * len(union)):
+            hits = (self.sample((part.stop - part.start,), union) == label).float()
+            found.append(torch.sparse.mm(inside.T, hits.T).T.round().long())
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def information_gain(self, nodes: Tensor) -> Tensor:
+        r"""
+        ``(K,)``: the expected information, in nats, that the label of each of ``(K,)`` distinct
+        nodes gives about all labels, for active learning:
+
+        .. math::
+
+            H(y_i) + \sum_{j \ne i} I(y_i ; y_j)
+
+        over the nodes `j` that share a source with `i`; zero for nodes whose label is known. The
+        sum counts information twice that two of these nodes share. Cost: :meth:`marginals`, and
+        :meth:`pairwise` of all such pairs.
+        """
+        check_nodes(self.hood, nodes)
+        own = torch.special.entr(self.marginals()).sum(-1)
+        pairs = sharing(self.hood, nodes)
+        pairs = pairs[:, ~self.is_known(pairs).any(0)]
+        mutual = own.new_zeros(pairs.shape[1])
+        for part in blocks(pairs.shape[1], self.num_classes**2):
+            table = self.pairwise(pairs[:, part])
+            joint = torch.special.entr(table).sum((-1, -2))
+            alone = torch.special.entr(table.sum(-1)) + torch.special.entr(table.sum(-2))
+            mutual[part] = (alone.sum(-1) - joint).clamp(min=0)
+        return own.scatter_add(0, pairs[0], mutual)[nodes]

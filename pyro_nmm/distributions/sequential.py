@@ -32,17 +32,12 @@ def predict_in_turn(
     hood: Neighborhood, logits: Tensor, components: Components, order: Tensor, generator=None
 ) -> Tensor:
     r"""
-    The rule for a large set of nodes at the end of the paper's section 3.6: in the given
-    order, node ``i`` takes the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and each of
-    the ``T`` samples draws a choice for it, which changes what later nodes see.
+    ``(n,)``: labels of unobserved nodes in an order ``(n,)``, by the rule at the end of the paper's
+    section 3.6. Node ``i`` takes the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and each of
+    the ``T`` components draws a choice for it, which changes the counts of later nodes.
 
     Cost: :math:`O(T E C)`, ``E`` the edges into ``order``, and memory of :math:`O(T M C)`
     for ``M`` neighbours; without numba, a few such sweeps over every block of rows.
-
-    :param Tensor logits: ``(num_edges,)`` attention scores.
-    :param Components components: of the posterior.
-    :param Tensor order: ``(n,)`` unobserved node ids.
-    :return: ``(n,)`` labels in that order.
     """
     rows, sources = compact(hood.take(order))
     attention = rows.softmax(logits.index_select(0, rows.edge))
@@ -51,20 +46,15 @@ def predict_in_turn(
     uniforms = torch.rand(shape, dtype=torch.double, device=order.device, generator=generator)
     size = len(sources), len(components), num_classes + 1
     counts = torch.zeros(size, dtype=torch.int32, device=order.device)
-    _count(counts, *_known(components, sources))
+    place, found = Places(sources).find(components.choices)
+    labels = components.labels.expand_as(place)[found]
+    _count(counts, found.nonzero()[:, 0], place[found], labels)
     course = Course(rows, attention, alpha, components.weights, uniforms, counts)
     if backend.compiled and order.device.type == "cpu":
         from pyro_nmm.compiled import sequential as compiled_sequential  # needs numba
 
         return compiled_sequential.predict(*course)
     return predict_by_sweeps(course)
-
-
-def _known(components, sources: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Component, place of the choice in ``sources`` and label of every choice that has one."""
-    place, found = Places(sources).find(components.choices)
-    component, _ = found.nonzero().unbind(1)
-    return component, place[found], components.labels.expand_as(place)[found]
 
 
 def _count(counts: Tensor, component: Tensor, place: Tensor, label: Tensor) -> None:
@@ -75,10 +65,7 @@ def _count(counts: Tensor, component: Tensor, place: Tensor, label: Tensor) -> N
 
 
 def predict_by_sweeps(course: Course) -> Tensor:
-    """
-    :func:`predict_in_turn` on any device. As in :mod:`pyro_nmm.ops.sampling`, the loop over the
-    nodes of a block is the fixed point of doing all of them at once.
-    """
+    """:func:`predict_in_turn` as fixed points of blocks, see :mod:`pyro_nmm.ops.sampling`."""
     rows, counts = course.rows, course.counts
     _, num_components, size = counts.shape
     component = torch.arange(num_components, device=rows.device)[:, None]

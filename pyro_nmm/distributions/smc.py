@@ -4,11 +4,10 @@
 r"""
 Importance-weighted and sequential Monte Carlo estimates of :math:`\log p(y)`.
 
-A draw of :math:`c` from :math:`q(c \mid y)` has the weight :math:`\prod_i e^{f_i}`, so the
-mean weight of ``P`` draws, the particles, is an unbiased estimate of :math:`p(y)`. Over many
-nodes a few particles come to hold all the weight. Sequential Monte Carlo cuts the order into
-stages and, where the weights have become uneven, draws the particles anew in proportion to
-them, by systematic resampling [2]; the estimate stays unbiased [1].
+The mean weight :math:`\prod_i e^{f_i}` of ``P`` draws of :math:`q(c \mid y)`, the particles, is an
+unbiased estimate of :math:`p(y)`. Over many nodes a few particles come to hold all the weight.
+Sequential Monte Carlo cuts the order into stages and resamples the particles between them, if
+their weights are uneven, systematically [2]; the estimate stays unbiased [1].
 
 [1] Pierre Del Moral, Arnaud Doucet, Ajay Jasra (2006) "Sequential Monte Carlo Samplers", Journal of
 the Royal Statistical Society B 68, https://doi.org/10.1111/j.1467-9868.2006.00553.x.
@@ -19,22 +18,20 @@ https://doi.org/10.1080/10618600.1996.10474692.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
-from pyro_nmm.edges import check_mask
+from pyro_nmm.expect import check_mask
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.latent_stages import LatentStages
-from pyro_nmm.ops.stages import Stages
+from pyro_nmm.ops.stages import Counts, Stages
 from pyro_nmm.validation import check_integers, order_to_rows
 
 
 def estimate_log_likelihood(
     hood: Neighborhood,
-    make: Callable[[Neighborhood], Stages | LatentStages],
+    make: Callable[[Neighborhood], Stages],
     observed: Tensor | None,
     given: Tensor | None,
     num_particles: int,
@@ -42,9 +39,7 @@ def estimate_log_likelihood(
     order: Tensor | None,
 ) -> Tensor:
     """
-    A number in double precision: see :meth:`NeighborMixture.log_likelihood`.
-
-    :param make: gives the stages of rows in the order of the draw.
+    :meth:`NeighborMixture.log_likelihood` in double precision; ``make`` gives the stages of rows.
     """
     check_integers(1, num_particles=num_particles)
     if num_stages is not None:
@@ -76,7 +71,7 @@ def estimate_log_likelihood(
 
 @torch.no_grad()
 def sequential_monte_carlo(
-    draws: Stages | LatentStages,
+    draws: Stages,
     sizes: Sequence[int],
     num_particles: int,
     threshold: float = 0.5,
@@ -87,9 +82,8 @@ def sequential_monte_carlo(
         \log \hat p(y_t \mid y_{<t}) = \log \sum_p \bar w_{t-1}^{(p)}
             \prod_{i \in t} e^{f_i^{(p)}}
 
-    for stages ``t`` of nodes and normalised weights :math:`\bar w` of the particles ``p``. By
-    conjugacy a particle is its counts :math:`s`, kept at the neighbours that occur. Where labels
-    are latent, :math:`w_t` stands for :math:`y_t`.
+    for stages ``t`` of nodes and normalised weights :math:`\bar w` of the particles ``p``; latent
+    labels have :math:`w_t` for :math:`y_t`. By conjugacy a particle is its counts :math:`s`.
 
     :param draws: the rows with their labels or evidence, in the order of the draw.
     :param sizes: the number of rows in each stage.
@@ -98,11 +92,10 @@ def sequential_monte_carlo(
     :return: ``(len(sizes),)`` double. The product of their exponentials, over all stages
         from the first, is unbiased for :math:`p(y)`.
 
-    Cost: :math:`O(P E)` and memory of :math:`O(P E)`, ``E`` the edges into the stages' nodes;
-    the choices that are exchanged by resampling go back to where all particles have one
-    ancestor, which are as many stages as a multiple of ``P``.
+    Cost: :math:`O(P E)` time and memory, ``E`` the edges into the stages' nodes. Resampling
+    exchanges choices back to the stage where all particles have one ancestor, about ``P`` stages.
     """
-    counts: Any = draws.no_counts(num_particles)
+    counts = draws.no_counts(num_particles)
     even = torch.full((num_particles,), -math.log(num_particles), dtype=torch.double)
     log_weights = even = even.to(draws.rows.device)
     increments, recent, last = [], [], 0
@@ -120,12 +113,10 @@ def sequential_monte_carlo(
     return track_provenance(torch.stack(increments), draws.provenance)
 
 
-def _exchange(draws: Any, counts: Any, edges: Tensor, parents: Tensor) -> Tensor:
+def _exchange(draws: Stages, counts: Counts, edges: Tensor, parents: Tensor) -> Tensor:
     """
-    Turn every particle into a copy of its parent: take its own recent choices ``(P, n)`` out of
-    its counts and put the parent's in. Earlier choices are the same in all particles.
-
-    :return: ``(P, m)``: the choices from the first one on in which the particles differ now.
+    Turn every particle into a copy of its parent, by the counts of its recent choices ``(P, n)``:
+    all earlier choices are shared. Gives ``(P, m)``, the choices since particles differ now.
     """
     copied = edges.index_select(0, parents)
     draws.add(counts, edges, -1)

@@ -10,10 +10,7 @@ from torch.distributions import register_kl
 
 
 class StickShares(Kumaraswamy):
-    """
-    Kumaraswamy variables whose draws never round to 0 or 1, so that they, their densities and
-    all derivatives are finite in single precision.
-    """
+    """Kumaraswamy variables with finite densities and derivatives in single precision."""
 
     def rsample(self, sample_shape=()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))

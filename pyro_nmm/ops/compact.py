@@ -11,8 +11,7 @@ from pyro_nmm.neighborhood import Neighborhood
 
 def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:
     """
-    The same rows, with their sources numbered from zero, so that tables of them are as long
-    as the sources are many.
+    The same rows, with their sources numbered from zero, and ``(M,)`` these sources, ascending.
 
     >>> hood = Neighborhood(torch.tensor([[7, 9], [8, 7]]), num_nodes=10)
     >>> rows, sources = compact(hood.take(torch.tensor([7, 8])))
@@ -20,13 +19,10 @@ def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:
     tensor([7, 8, 9])
     >>> rows.source
     tensor([0, 2, 0, 1])
-
-    :return: the rows, and ``(M,)`` their sources in ascending order.
     """
     sources, place = rows.source.unique(return_inverse=True)
     arguments = rows.num_nodes, rows.nodes, rows.ptr, place, rows.edge
-    small = Neighborhood.of_rows(*arguments, num_sources=len(sources))
-    return small, sources
+    return Neighborhood.of_rows(*arguments, num_sources=len(sources)), sources
 
 
 def consecutive(rows: Neighborhood, first: int, last: int) -> tuple[Neighborhood, slice]:
@@ -36,27 +32,29 @@ def consecutive(rows: Neighborhood, first: int, last: int) -> tuple[Neighborhood
     """
     ptr = rows.ptr[first : last + 1]
     span = slice(*ptr[[0, -1]].tolist())
-    part = Neighborhood.of_rows(
-        rows.num_nodes,
-        rows.nodes[first:last],
-        ptr - span.start,
-        rows.source[span],
-        rows.edge[span],
-        rows.num_sources,
-    )
-    return part, span
+    own = rows.nodes[first:last], ptr - span.start, rows.source[span], rows.edge[span]
+    return Neighborhood.of_rows(rows.num_nodes, *own, rows.num_sources), span
+
+
+def sharing(hood: Neighborhood, nodes: Tensor) -> Tensor:
+    """``(2, P)``: each of some nodes with every other node that shares a source with it."""
+    order = hood.source.argsort(stable=True)
+    degree = hood.source.bincount(minlength=hood.num_sources)
+    first = degree.cumsum(0) - degree
+    rows = hood.take(nodes)
+    number = degree[rows.source]
+    start = (first[rows.source] - number.cumsum(0) + number).repeat_interleave(number)
+    place = start + torch.arange(len(start), device=start.device)
+    pairs = torch.stack([rows.target.repeat_interleave(number), hood.target[order[place]]])
+    return pairs[:, pairs[0] != pairs[1]].unique(dim=1)
 
 
 class Places:
-    """
-    Keys that occur, each with a place in a table.
+    """Integers ``(K,)`` that occur, each with a ``place`` ``(K,)`` in a table."""
 
-    :param Tensor keys: ``(K,)`` integers.
-    """
+    place: Tensor
 
     def __init__(self, keys: Tensor) -> None:
-        #: ``(K,)`` the place of every key.
-        self.place: Tensor
         self.keys, self.place = keys.unique(return_inverse=True)
 
     def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:

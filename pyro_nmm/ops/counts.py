@@ -14,11 +14,8 @@ def ranks(
     choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int
 ) -> tuple[Tensor, Tensor]:
     """
-    How many earlier entries made the same choice with the same label, and at all.
-
-    :param Tensor choices: ``(B, n)`` node ids.
-    :param Tensor labels: ``(b, n)`` with ``b`` one or ``B``.
-    :return: two ``(B, n)`` integer tensors. Cost: :math:`O(B n \\log n)`.
+    ``(B, n)`` twice: how many earlier entries made the same choice with the same label, and at all,
+    for choices ``(B, n)`` and labels ``(b, n)``. Cost: :math:`O(B n \\log n)`.
     """
     if backend.compiled and choices.device.type == "cpu":
         return backend.compiled.ranks(choices, labels, num_nodes, num_classes)
@@ -30,13 +27,11 @@ def ranks(
 
 class Groups:
     """
-    Entries with equal keys, in their given order: sums over the earlier or the later
-    entries of the same group, for all entries in one pass.
+    Sums over the earlier or the later entries with the same key, for all entries in one pass.
 
-    :param Tensor key: ``(b, K)`` integers in ``0..num_keys - 1``. Values that are summed
-        have shape ``(B, K)`` with ``b == B``, or share the groups of ``b == 1``.
+    :param Tensor key: ``(b, K)`` integers in ``0..num_keys - 1``, for values ``(B, K)``.
     :param Tensor time: ``(K,)`` ascending integers: entries of one time are neither earlier nor
-        later than one another. Default: every entry has a time of its own.
+        later than one another. Default: the places of entries.
     """
 
     def __init__(self, key: Tensor, num_keys: int, time: Tensor | None = None) -> None:
@@ -47,15 +42,15 @@ class Groups:
         place = torch.arange(len(key), device=key.device)
         self.rank = torch.empty_like(place).scatter_(0, self.order, place)
         self.first, self.last = self._borders(sorted_key)
-        #: The first and the last place of the entries of an entry's own time, in its group.
+        #: The first and the last place of entries of the same group and time.
         self.since, self.until = self.rank, self.rank
         if time is not None:
             time = time.repeat(self.batch).index_select(0, self.order)
             self.since, self.until = self._borders(sorted_key * (int(time.max()) + 1) + time)
 
     def _borders(self, sorted_key: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and the last place of each entry's equals."""
-        # From the borders of the groups: a count of every key would need memory for all keys.
+        """First and last place of the run of equal keys that contains each entry."""
+        # A count of every key would need memory for all keys.
         _, group, sizes = sorted_key.unique_consecutive(return_inverse=True, return_counts=True)
         end = sizes.cumsum(0)
         group = group.index_select(0, self.rank)
@@ -83,17 +78,16 @@ def earlier_choices(
     rows: Neighborhood, edges: Tensor, labels: Tensor, num_classes: int
 ) -> tuple[Tensor, Tensor]:
     r"""
-    What row :math:`i` sees at its neighbour :math:`j`: how many earlier rows
-    :math:`i'` chose :math:`j` with the same label, and how many chose it at all,
+    ``(B, num_edges)`` twice: how many earlier rows chose an edge's source with the same label, and
+    at all,
 
     .. math::
 
         s_{ij} = |\{i' < i : c_{i'} = j, y_{i'} = y_i\}|, \quad
-        S_{ij} = |\{i' < i : c_{i'} = j\}|.
+        S_{ij} = |\{i' < i : c_{i'} = j\}| ,
 
-    :param Tensor edges: ``(B, num_rows)`` chosen edge of every row.
-    :param Tensor labels: ``(b, num_rows)`` or ``(b, num_edges)`` with ``b`` one or ``B``.
-    :return: two ``(B, num_edges)`` int32 tensors. Cost: :math:`O(E \log E + B E)`.
+    for chosen edges ``(B, num_rows)`` and labels ``(b, num_rows)`` or ``(b, num_edges)``. Cost:
+    :math:`O(E \log E + B E)`.
     """
     by_source, by_label = choice_groups(rows, on_edges(rows, labels), num_classes)
     chosen = indicator(edges, rows.num_edges)
@@ -101,8 +95,7 @@ def earlier_choices(
 
 
 def on_edges(rows: Neighborhood, labels: Tensor) -> Tensor:
-    """``(b, num_edges)``: the labels of edges, which are those of their rows ``(b, num_rows)``."""
-    # Where there is one edge a row, the two are the same.
+    """``(b, num_edges)``: labels of edges, by default of their rows ``(b, num_rows)``."""
     return labels if labels.shape[-1] == rows.num_edges else labels.index_select(-1, rows.row)
 
 
@@ -110,15 +103,12 @@ def choice_groups(
     rows: Neighborhood, edge_labels: Tensor, num_classes: int, time: Tensor | None = None
 ) -> tuple[Groups, Groups]:
     """
-    Edges grouped by their source, and by their source and label ``(b, num_edges)``.
-
-    :param Tensor time: ``rows.row``, if a row may have several edges from one source.
+    Edges grouped by source, and by source and label ``(b, num_edges)``. ``time`` is ``rows.row`` if
+    a row may have several edges from one source.
     """
     by_label = rows.source * num_classes + edge_labels
-    return (
-        Groups(rows.source[None], rows.num_sources, time),
-        Groups(by_label, rows.num_sources * num_classes, time),
-    )
+    by_source = Groups(rows.source[None], rows.num_sources, time)
+    return by_source, Groups(by_label, rows.num_sources * num_classes, time)
 
 
 def indicator(edges: Tensor, num_edges: int) -> Tensor:
@@ -129,12 +119,8 @@ def indicator(edges: Tensor, num_edges: int) -> Tensor:
 
 def posterior_alpha(alpha: Tensor, choices: Tensor, labels: Tensor) -> Tensor:
     r"""
-    :math:`\alpha + s(c, y)`: the concentrations of :math:`p(z \mid c, y)`, by conjugacy.
-
-    :param Tensor alpha: ``(..., N, C)``.
-    :param Tensor choices: ``(..., n)`` node ids.
-    :param Tensor labels: ``(..., n)`` labels.
-    :return: ``(..., N, C)``.
+    ``(..., N, C)``: :math:`\alpha + s(c, y)`, the concentrations of :math:`p(z \mid c, y)` for node
+    ids and labels ``(..., n)``.
     """
     num_nodes, num_classes = alpha.shape[-2:]
     index = choices * num_classes + labels

@@ -11,8 +11,7 @@ from pyro_nmm.blocks import blocks
 
 
 class _EdgeProducts(torch.autograd.Function):
-    # Autograd's tape would keep the vectors of both ends of every edge, (E, H) numbers each. They
-    # are gathered again instead, a block of edges at a time.
+    # Autograd's tape would keep two (E, H) tables. They are gathered again instead, in blocks.
 
     @staticmethod
     def forward(v, target, source):
@@ -40,13 +39,11 @@ class _EdgeProducts(torch.autograd.Function):
 
 def edge_products(v: Tensor, target: Tensor, source: Tensor) -> Tensor:
     r"""
-    :math:`v_i^\top v_j` for every edge, without a table of vectors of edges.
+    ``(E,)``: :math:`v_i^\top v_j` of vectors ``(N, H)`` for every edge, without a table of their
+    ends. Cost: :math:`O(E H)`, memory :math:`O(E)`, forwards and backwards.
 
     >>> v = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
     >>> edge_products(v, torch.tensor([0, 1]), torch.tensor([1, 1]))
     tensor([ 3., 25.])
-
-    :param Tensor v: ``(N, H)``; ``target`` and ``source`` ``(E,)`` node ids.
-    :return: ``(E,)``. Cost: :math:`O(E H)`, memory :math:`O(E)`, forwards and backwards.
     """
     return _EdgeProducts.apply(v, target, source)

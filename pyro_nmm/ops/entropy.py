@@ -4,17 +4,16 @@
 r"""
 A lower bound on the entropy of a Neighbor Mixture Model, and its gradient.
 
-Rows draw label and choice in turn, given the counts that earlier rows have left. Summing out
-the label of each row at its own step,
+Rows draw label and choice in turn, given the counts of earlier rows. Summing out the label of each
+row at its own step,
 
 .. math::
 
     H(y) \;\ge\; E_{p(y, c)} \sum_i h_i, \qquad
     h_i = H\big(p(y_i \mid y_{<i}, c_{<i})\big),
 
-with equality where choices are certain. A pair of label and choice :math:`(k, j)` of row
-:math:`i` has the probability :math:`\pi_i(j, k) = L_{ij} m_{ijk}`, and leaves one count at
-:math:`(j, k)` for the rows after it.
+with equality if choices are certain. Row :math:`i` draws choice and label :math:`(j, k)` with
+probability :math:`\pi_i(j, k) = L_{ij} m_{ijk}`, which adds a count at :math:`(j, k)`.
 """
 
 from enum import StrEnum
@@ -70,26 +69,17 @@ def entropy_samples(
     component: Tensor | None,
 ) -> Tensor:
     r"""
-    :math:`\sum_i h_i` for given draws, with a derivative whose mean is the gradient of the
-    bound.
+    ``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with the derivative
 
     .. math::
 
-        \nabla \, \approx \sum_i \nabla h_i + \sum_i \sum_{j, k} \nabla \pi_i(j, k) \, D_i(j, k)
+        \nabla \, \approx \sum_i \nabla h_i + \sum_i \sum_{j, k} \nabla \pi_i(j, k) \, D_i(j, k) .
 
-    With ``component``, the second sum is over the pairs that were drawn alone, with
+    With components ``(num_rows,)``, the second sum is over drawn pairs, with
     :math:`\nabla \log \pi_i` and, for :math:`D_i`, the sum of :math:`h` over later rows of the
-    component less its mean over the other draws: unbiased. Without, :math:`D_i(j, k)` is what one
-    count at :math:`(j, k)` changes in later :math:`h` at first hand, for every pair that could
-    have been drawn.
-
-    :param Neighborhood rows: all rows, in the order of the draw.
-    :param Tensor alpha: ``(N, C)``.
-    :param Tensor attention: ``(num_edges,)``, :math:`L_{ij}` in the order of ``rows``.
-    :param Tensor edges: ``(B, num_rows)`` chosen edges.
-    :param Tensor labels: ``(B, num_rows)``.
-    :param Tensor component: ``(num_rows,)`` from :meth:`Neighborhood.components`.
-    :return: ``(B,)``. Cost: :math:`O(B E C)` with ``component``, else :math:`O(B E C^2)`.
+    component less its mean over the other draws: unbiased. Without, :math:`D_i(j, k)` is the direct
+    effect of one count at :math:`(j, k)` on later :math:`h`, for every pair. Cost:
+    :math:`O(B E C)` with components, else :math:`O(B E C^2)`.
     """
     if component is None and backend.compiled and rows.device.type == "cpu":
         return _Compiled.apply(alpha, attention, rows, edges, labels)
@@ -116,7 +106,7 @@ def entropy_samples(
             costs = (costs if baseline is None else costs - baseline).to(probs)
         drawn = joint.gather(2, edges[:, None].expand(-1, len(classes), -1))
         score = (drawn.gather(1, labels[:, None])[:, 0].log() * costs).sum(1)
-    # The score may be larger by far than the bound: first of all it has to be taken from itself.
+    # The score may be far larger than the bound: subtract it from itself first.
     return bound + (score - score.detach())
 
 
@@ -136,25 +126,12 @@ class _Compiled(torch.autograd.Function):
         return torch.tensordot(grad, to_alpha, 1), grad @ to_attention, None, None, None
 
 
-def _expected_credit(
-    groups: Groups,
-    chosen: Tensor,
-    counts: Tensor,
-    attention: Tensor,
-    mean: Tensor,
-    above: Tensor,
-    below: Tensor,
-    probs: Tensor,
-) -> Tensor:
-    r"""
-    ``(B, C, E)``: what one count at :math:`(j, k)` would change in the :math:`h` of later rows
-    at first hand, for each choice and label that the row of an edge could draw. Its own count is
-    taken out first.
-    """
+def _expected_credit(groups, chosen, counts, attention, mean, above, below, probs) -> Tensor:
+    """``(B, C, E)``: the direct effect of one count on later rows, beside the row's own count."""
     credit = _over_edges(groups.later, _added(attention, mean, below, probs))
     for k in range(counts.shape[1]):
-        # A row that chose this edge with label k compares with later rows without its count. Where
-        # no row chose it, the value is not used.
+        # Later rows without the count of a row that chose this edge with label k. Without such a
+        # row, the value is not used.
         there = counts[:, k : k + 1] > 0
         fewer = above.clone()
         fewer[:, k : k + 1] -= there.to(fewer)

@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-Exact sums over all choices of a small set of nodes, the paper's equation (3).
-
-Everything here costs :math:`\prod_{i \in \tau} |n(i)|` terms. It is what the bound is
-measured against, and what ``log_marginal`` of a small set uses.
+Exact sums over all choices of a small set of nodes, the paper's equation (3), of
+:math:`\prod_{i \in \tau} |n(i)|` terms.
 """
 
 from math import prod
@@ -13,8 +11,8 @@ from math import prod
 import torch
 from torch import Size, Tensor
 
-from pyro_nmm.channel import Channel, log_entries
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.relabel import Channel, log_entries
 
 #: Largest number of joint choices that is enumerated.
 MAX_CHOICES = 2**20
@@ -24,14 +22,11 @@ MAX_NUMBERS = 2**27
 
 def enumerate_choices(rows: Neighborhood) -> Tensor:
     """
-    All joint choices of the rows' nodes, as edges.
+    ``(M, num_rows)``: all joint choices of the rows' nodes, as edges.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> hood.source[enumerate_choices(hood)].tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1]]
-
-    :return: ``(M, num_rows)`` edges, ``M`` the product of the neighbourhoods' sizes.
-    :raises ValueError: if ``M`` is above :data:`MAX_CHOICES`.
     """
     size = check_size(rows)
     edges = [torch.arange(a, b, device=rows.device) for a, b in rows.ptr.unfold(0, 2, 1).tolist()]
@@ -39,11 +34,7 @@ def enumerate_choices(rows: Neighborhood) -> Tensor:
 
 
 def check_size(rows: Neighborhood, numbers_each: int = 1) -> int:
-    """
-    The number of joint choices, if that many terms of ``numbers_each`` numbers fit.
-
-    :raises ValueError: if they do not.
-    """
+    """The number of joint choices; an error if so many terms of ``numbers_each`` do not fit."""
     size = prod(rows.ptr.diff().tolist())
     if size > MAX_CHOICES or size * numbers_each > MAX_NUMBERS:
         number = size if size < 10**9 else f"about 10^{len(str(size)) - 1}"
@@ -60,13 +51,8 @@ def log_joint(
     rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, edges: Tensor
 ) -> Tensor:
     r"""
-    :math:`\log p(y, c)` of every labelling with every joint choice, the paper's equation (4).
-
-    :param Tensor alpha: ``(..., N, C)``.
-    :param Tensor logits: ``(..., rows.num_edges)``, in the order of ``rows``.
-    :param Tensor labels: ``(Q, num_rows)`` labels of the rows' nodes.
-    :param Tensor edges: ``(M, num_rows)`` chosen edges.
-    :return: ``(..., Q, M)``.
+    ``(..., Q, M)``: :math:`\log p(y, c)` of labellings ``(Q, num_rows)`` with chosen edges
+    ``(M, num_rows)``, the paper's equation (4). ``logits`` are in the order of ``rows``.
     """
     log_prob = rows.log_softmax(logits)[..., edges].sum(-1).unsqueeze(-2)
     total, choice = alpha.sum(-1), rows.source[edges]
@@ -81,31 +67,19 @@ def log_joint(
 
 
 def log_marginal(
-    rows: Neighborhood,
-    alpha: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    channel: Channel,
+    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, channel: Channel
 ) -> Tensor:
-    r"""
-    :math:`\log p(y_\tau)` of every labelling of the rows' nodes.
-
-    :param Tensor labels: ``(Q, num_rows)``.
-    :param Channel channel: of the edges of ``rows``.
-    :return: ``(..., Q)``.
-    """
+    r"""``(..., Q)``: :math:`\log p(y_\tau)` of labellings ``(Q, num_rows)``."""
     if not channel.keeps:
         return _log_shown(rows, alpha, logits, labels, channel.matrices(alpha))
     edges = enumerate_choices(rows)
     some = max(1, 4 * MAX_CHOICES // (len(edges) * max(1, alpha[..., 0, 0].numel())))
-    parts = [
-        log_joint(rows, alpha, logits, part, edges).logsumexp(-1) for part in labels.split(some)
-    ]
-    return torch.cat(parts, -1)
+    joints = (log_joint(rows, alpha, logits, part, edges) for part in labels.split(some))
+    return torch.cat([joint.logsumexp(-1) for joint in joints], -1)
 
 
 def _log_shown(rows, alpha, logits, labels, matrices):
-    # A sum over the labels that are borrowed, too.
+    """:func:`log_marginal` with a sum over the borrowed labels, too."""
     size = alpha.shape[-1]
     check_size(rows, size**rows.num_rows * rows.num_rows * max(1, alpha[..., 0, 0].numel()))
     edges = enumerate_choices(rows)
@@ -125,14 +99,10 @@ def log_marginals(
     channel: Channel,
 ) -> Tensor:
     """
-    :func:`log_marginal` of labels with batch dimensions of their own.
-
-    :param Tensor labels: ``(..., num_rows)``.
-    :param Size batch_shape: of ``alpha``, ``logits`` and ``channel`` together.
-    :return: ``(...)``, the shapes of labels and parameters broadcast.
+    :func:`log_marginal` of labels ``(..., num_rows)``; ``batch_shape`` is that of all parameters.
     """
     shape = torch.broadcast_shapes(labels.shape[:-1], batch_shape)
-    if not shape.numel():  # no labels at all: nothing, with the gradient of nothing
+    if not shape.numel():  # no labels, no gradient
         return (alpha.sum() + logits.sum()).expand(shape)
     if batch_shape.numel() == 1:
         log_prob = log_marginal(rows, alpha, logits, labels.reshape(-1, rows.num_rows), channel)
@@ -149,12 +119,7 @@ def log_marginals(
 def log_posterior(
     rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""
-    :math:`p(c_\tau \mid y_\tau)` as a table.
-
-    :param Tensor labels: ``(num_rows,)``.
-    :return: the choices ``(M, num_rows)`` as node ids, and their log-probabilities ``(..., M)``.
-    """
+    r"""All choices ``(M, num_rows)`` as node ids, and :math:`\log p(c_\tau \mid y_\tau)`."""
     edges = enumerate_choices(rows)
     log_prob = log_joint(rows, alpha, logits, labels[None], edges).squeeze(-2)
     return rows.source[edges], log_prob.log_softmax(-1)
@@ -163,4 +128,6 @@ def log_posterior(
 def enumerate_labels(num_nodes: int, num_classes: int, device=None) -> Tensor:
     """``(C ** num_nodes, num_nodes)``: all labellings, last node fastest."""
     label = torch.arange(num_classes, device=device)
+    if not num_nodes:
+        return label.new_zeros(1, 0)
     return torch.cartesian_prod(*[label] * num_nodes).view(-1, num_nodes)

@@ -16,10 +16,11 @@ where :math:`s_{ijk}` counts the earlier rows that borrowed :math:`k` from :math
 :math:`(c_i, u_i)` is drawn in proportion to the summands. An observed label is evidence of zero
 there and :math:`-\infty` elsewhere.
 
-On a CPU compiled loops sum over labels inside of an edge. The tensor code writes every pair of an
-edge and a label as an edge of its own, and calls what observed labels call.
+On a CPU compiled loops sum over labels inside of an edge. The tensor code makes an edge of every
+pair of an edge and a label, and calls the kernels of observed labels.
 """
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -61,10 +62,7 @@ class LatentDraw(NamedTuple):
 
 def draw_latent(rows: Neighborhood, terms: LatentTerms, uniforms: Tensor) -> LatentDraw:
     """
-    The sequential draw, as a loop or as a fixed point.
-
-    :param Tensor uniforms: ``(B, num_rows)`` float64, one per row and draw.
-
+    The sequential draw with uniforms ``(B, num_rows)`` in float64, as a loop or as a fixed point.
     Cost: :math:`O(B E C)`, a sweep of the fixed point.
     """
     with torch.no_grad():
@@ -73,10 +71,9 @@ def draw_latent(rows: Neighborhood, terms: LatentTerms, uniforms: Tensor) -> Lat
             from pyro_nmm.compiled import evidence as compiled_evidence  # needs numba
 
             return LatentDraw(*compiled_evidence.draw(rows, terms, uniforms))
-        size, wide, labels = terms.num_classes, *written_out(rows, terms.num_classes)
-        flat = flat_terms(rows, terms)
-        edges = draw_by_sweeps(wide, flat, labels[None], size, uniforms, parallel=True).edges
-        return LatentDraw(edges.div(size, rounding_mode="floor"), edges % size)
+        wide = Wide(rows, terms)
+        inputs = wide.rows, wide.terms, wide.labels, terms.num_classes, uniforms
+        return wide.split(draw_by_sweeps(*inputs, parallel=True).edges)
 
 
 def latent_predictive(
@@ -102,12 +99,10 @@ def _compiled(rows: Neighborhood) -> bool:
 
 def relative(rows: Neighborhood, terms: LatentTerms) -> tuple[LatentTerms, Tensor]:
     """Evidence relative to every row's largest, and this one, ``(b, num_rows)``."""
-    top = terms.evidence.detach().amax(-1)
+    top = below = terms.evidence.detach().amax(-1)
     if per_edge(rows, terms.evidence):
         top = segment(top.T, rows.ptr, reduce="max").T
         below = top.index_select(1, rows.row)
-    else:
-        below = top
     return terms._replace(evidence=terms.evidence - below[..., None]), top
 
 
@@ -129,27 +124,34 @@ class _Compiled(torch.autograd.Function):
 
         *terms, edges, labels, log_evidence = ctx.saved_tensors
         terms, draw = LatentTerms(*terms), LatentDraw(edges, labels)
-        found = compiled_evidence.gradient(
-            ctx.rows, terms, draw, log_evidence, to_evidence, to_choice
-        )
-        return *found, None, None
+        given = ctx.rows, terms, draw, log_evidence, to_evidence, to_choice
+        return *compiled_evidence.gradient(*given), None, None
 
 
-def written_out(rows: Neighborhood, num_classes: int) -> tuple[Neighborhood, Tensor]:
-    """The rows with an edge for every edge and label, and the labels ``(num_edges * C,)``."""
-    source = rows.source.repeat_interleave(num_classes)
-    labels = torch.arange(num_classes, device=rows.device).repeat(rows.num_edges)
-    arguments = rows.num_nodes, rows.nodes, rows.ptr * num_classes, source
-    return Neighborhood.of_rows(*arguments, num_sources=rows.num_sources), labels
+class Wide:
+    """Rows with an edge for every edge and label, numbered ``edge * C + label``."""
 
+    def __init__(self, rows: Neighborhood, terms: LatentTerms) -> None:
+        self.size = size = terms.num_classes
+        source = rows.source.repeat_interleave(size)
+        #: ``(1, num_edges * C)``.
+        self.labels = torch.arange(size, device=rows.device).repeat(rows.num_edges)[None]
+        arguments = rows.num_nodes, rows.nodes, rows.ptr * size, source
+        self.rows = Neighborhood.of_rows(*arguments, num_sources=rows.num_sources)
+        alpha = terms.alpha.index_select(1, rows.source)
+        weight = terms.log_attention[..., None] + edge_evidence(rows, terms.evidence)
+        total = terms.alpha.sum(-1).index_select(1, rows.source)[..., None].expand_as(alpha)
+        self.terms = EdgeTerms(*(t.reshape(len(t), -1) for t in (weight, alpha, total)))
 
-def flat_terms(rows: Neighborhood, terms: LatentTerms) -> EdgeTerms:
-    """The terms of edges that are written out."""
-    alpha = terms.alpha.index_select(1, rows.source)
-    evidence = edge_evidence(rows, terms.evidence)
-    weight = terms.log_attention[..., None] + evidence
-    total = terms.alpha.sum(-1).index_select(1, rows.source)[..., None].expand_as(alpha)
-    return EdgeTerms(*(t.reshape(len(t), -1) for t in (weight, alpha, total)))
+    @cached_property
+    def groups(self) -> tuple[Groups, Groups]:
+        return choice_groups(self.rows, self.labels, self.size, self.rows.row)
+
+    def pairs(self, draw: LatentDraw) -> Tensor:
+        return draw.edges * self.size + draw.labels
+
+    def split(self, pairs: Tensor) -> LatentDraw:
+        return LatentDraw(pairs.div(self.size, rounding_mode="floor"), pairs % self.size)
 
 
 def per_edge(rows: Neighborhood, evidence: Tensor) -> bool:
@@ -164,24 +166,20 @@ def edge_evidence(rows: Neighborhood, evidence: Tensor) -> Tensor:
 
 def _predictive(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw) -> tuple[Tensor, Tensor]:
     """:func:`latent_predictive` of plain tensors, on any device."""
-    size, wide, labels = terms.num_classes, *written_out(rows, terms.num_classes)
-    by_source, by_label = choice_groups(wide, labels[None], size, wide.row)
-    edges = draw.edges * size + draw.labels
-    chosen = indicator(edges, wide.num_edges)
+    wide = Wide(rows, terms)
+    (by_source, by_label), edges = wide.groups, wide.pairs(draw)
+    chosen = indicator(edges, wide.rows.num_edges)
     counts = by_label.earlier(chosen), by_source.earlier(chosen)
-    return predictive(wide, flat_terms(rows, terms), Draw(edges, *counts))
+    return predictive(wide.rows, wide.terms, Draw(edges, *counts))
 
 
 def one_step_credits(
     rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, predicted: Tensor
 ) -> Tensor:
     r"""
-    What the draw :math:`(c_i, u_i) = (j, k)` changes at first hand: for the later rows that have
-    :math:`j` as a neighbour, :math:`f_{i'}` minus its value without the one count at :math:`(j, k)`
-    that row ``i`` added, as :func:`pyro_nmm.ops.score_costs.one_step_credits`.
-
-    :param Tensor predicted: ``(B, num_rows)``, :math:`f_i`.
-    :return: ``(B, num_rows)`` double. Cost: :math:`O(E \log E + B E C)`.
+    ``(B, num_rows)`` double: the direct effect of each draw on later rows, given :math:`f_i`
+    ``(B, num_rows)``; see :func:`pyro_nmm.ops.score_costs.one_step_credits`. The count that a row
+    takes away is at its source and label. Cost: :math:`O(E \log E + B E C)`.
     """
     terms, top = relative(rows, LatentTerms(*(t.double() for t in terms)))
     if _compiled(rows):

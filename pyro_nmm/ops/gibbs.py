@@ -11,13 +11,12 @@ Row after row is drawn anew, given all others,
     p(c_i = j, u_i = k \mid c_{-i}, u_{-i}, w) \propto
         L_{ij} \frac{\alpha_{jk} + s_{jk}^{-i}}{A_j + S_j^{-i}} \, e^{e_{ijk}} ,
 
-the sequential draw's summands with the counts of all other rows in place of the earlier ones'. It
-has no parameter, and is exact in the limit, where the sequential draw sees the past only.
+the summands of the sequential draw with the counts of all other rows, not of earlier ones alone. It
+has no parameter, and is exact in the limit.
 
-A sweep over the rows in a given order, with given uniform numbers, is a function of the counts that
-each row sees: the new draws of earlier rows and the old ones of later rows. So the tensor code
-finds it as the fixed point of drawing all rows at once, as :mod:`pyro_nmm.ops.sampling` does, and
-it is equal to the loop.
+With its uniform numbers fixed, a sweep is a function of the counts that each row sees: new draws of
+earlier rows and old draws of later rows. The tensor code finds it as a fixed point, as
+:mod:`pyro_nmm.ops.sampling` does, equal to the loop.
 
 [1] Jun S. Liu (1994) "The Collapsed Gibbs Sampler in Bayesian Computations with Applications to a
 Gene Regulation Problem", Journal of the American Statistical Association 89,
@@ -36,8 +35,8 @@ from torch.nn.functional import one_hot
 from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import choice_groups, indicator
-from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, flat_terms, relative, written_out
+from pyro_nmm.ops.counts import indicator
+from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, Wide, relative
 from pyro_nmm.ops.sampling import pick
 
 
@@ -52,10 +51,7 @@ class Sweeps(NamedTuple):
 @torch.no_grad()
 def sweep(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, uniforms: Tensor) -> Sweeps:
     """
-    Every row anew, in their order, as often as there are uniform numbers.
-
-    :param LatentDraw draw: the states of ``B`` chains.
-    :param Tensor uniforms: ``(S, B, num_rows)`` float64, one per sweep, chain and row.
+    Sweeps of ``B`` chains from given states, with uniforms ``(S, B, num_rows)`` in float64.
 
     Cost: :math:`O(S B E C)`; without compiled loops, times the number of rounds to a fixed point.
     """
@@ -65,28 +61,26 @@ def sweep(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, uniforms: Te
 
         edges, labels, visits, totals = compiled_evidence.sweep(rows, terms, draw, uniforms)
         return Sweeps(LatentDraw(edges, labels), visits, totals)
-    size, wide, labels = terms.num_classes, *written_out(rows, terms.num_classes)
-    groups = choice_groups(wide, labels[None], size, wide.row)
-    flat = flat_terms(rows, terms)
-    edges, visited = draw.edges * size + draw.labels, []
+    wide = Wide(rows, terms)
+    edges, visited = wide.pairs(draw), []
     for numbers in uniforms:
-        edges = _settle(wide, groups, flat, edges, numbers)
-        visited.append(one_hot(edges % size, size).int())
-    draw = LatentDraw(edges.div(size, rounding_mode="floor"), edges % size)
+        edges = _settle(wide, edges, numbers)
+        visited.append(one_hot(wide.split(edges).labels, terms.num_classes).int())
     there = torch.stack(visited, 1)  # (B, S, num_rows, C)
-    return Sweeps(draw, there.sum(1, dtype=torch.int32), there.sum(2, dtype=torch.int32))
+    sums = (there.sum(dim, dtype=torch.int32) for dim in (1, 2))
+    return Sweeps(wide.split(edges), *sums)
 
 
-def _settle(wide, groups, flat, old, uniforms):
-    attention = flat.log_attention.double().exp()
-    by_source, by_label = groups
-    chosen = indicator(old, wide.num_edges)
-    after = flat.alpha + by_label.later(chosen), flat.total + by_source.later(chosen)
+def _settle(wide: Wide, old: Tensor, uniforms: Tensor) -> Tensor:
+    attention = wide.terms.log_attention.double().exp()
+    by_source, by_label = wide.groups
+    chosen = indicator(old, wide.rows.num_edges)
+    after = wide.terms.alpha + by_label.later(chosen), wide.terms.total + by_source.later(chosen)
     new = old
     while True:
-        chosen = indicator(new, wide.num_edges)
+        chosen = indicator(new, wide.rows.num_edges)
         above, below = after[0] + by_label.earlier(chosen), after[1] + by_source.earlier(chosen)
-        found = pick(wide, attention * (above / below), uniforms)
+        found = pick(wide.rows, attention * (above / below), uniforms)
         if torch.equal(found, new):
             return new
         new = found
@@ -95,8 +89,8 @@ def _settle(wide, groups, flat, old, uniforms):
 @torch.no_grad()
 def left_out(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw) -> Tensor:
     r"""
-    ``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})` in nats, what is observed of a row
-    predicted from the states of all others. It is what the summands of a sweep add up to.
+    ``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})` in nats, the observation of a row
+    predicted from the states of all others: the sum of a sweep's summands.
 
     Cost: :math:`O(B E C)`.
     """
@@ -154,9 +148,8 @@ def run_chains(
     rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, num_sweeps: int, num_kept: int = 1
 ) -> tuple[Chains, LatentDraw]:
     """
-    Sweeps from given states. Cost: :math:`O(S B E C)`.
+    Sweeps of ``B`` chains from given states. Cost: :math:`O(S B E C)`.
 
-    :param LatentDraw draw: the states of ``B`` chains, such as sequential draws.
     :param int num_kept: ``K``, at most the number of sweeps in the second half.
     :return: the chains, and ``K`` states of each of them, ``(K B, num_rows)``, at even distances in
         the second half of the sweeps. The last state is one of them.

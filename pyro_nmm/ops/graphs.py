@@ -12,11 +12,8 @@ from pyro_nmm.neighborhood import Neighborhood
 
 def sum_by_graph(hood: Neighborhood, values: Tensor, nodes: Tensor, batch: Tensor) -> Tensor:
     """
-    ``(..., num_graphs)``: values ``(..., n)`` of nodes, summed over each graph of a batch.
-
-    :param Tensor nodes: ``(n,)`` node ids.
-    :param Tensor batch: ``(N,)`` the graph of every node.
-    :raises ValueError: for a batch whose graphs share sources: their labels depend on each other.
+    ``(..., num_graphs)``: values ``(..., n)`` of nodes ``(n,)``, summed over each graph of a batch
+    ``(N,)``; an error if graphs share sources.
     """
     shape = (hood.num_nodes,)
     if not isinstance(batch, Tensor) or batch.dtype != torch.long or batch.shape != shape:

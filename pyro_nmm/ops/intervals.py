@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Means and intervals of nodes' labels where these are ordered, such as grey levels."""
+"""Means and intervals of ordered labels, such as grey levels."""
 
 from typing import NamedTuple
 
@@ -18,13 +18,8 @@ STRIP = 2048
 
 class Intervals(NamedTuple):
     r"""
-    Every node's mean label :math:`\sum_k k \, p(y_i = k)` and the ends of an interval, which are no
-    whole numbers, each ``(..., N)``. :meth:`NeighborMixture.intervals` makes them.
-
-    >>> low, high = torch.zeros(4), torch.full((4,), 10.0)
-    >>> found = Intervals((low + high) / 2, low, high)
-    >>> found.coverage(torch.tensor([0, 5, 12, 10]))
-    tensor(0.5000)
+    Every node's mean label :math:`\sum_k k \, p(y_i = k)` and the real-valued ends of an interval,
+    each ``(..., N)``. :meth:`NeighborMixture.intervals` makes them.
     """
 
     mean: Tensor
@@ -33,9 +28,8 @@ class Intervals(NamedTuple):
 
     def coverage(self, y: Tensor) -> Tensor:
         r"""
-        The share of labels ``(..., N)`` that lie in their intervals, where a label ``k`` on an end
-        counts by how much of ``k - 0.5`` to ``k + 0.5`` is inside. Labels that follow their
-        distributions are covered as often as the interval's ``level`` says.
+        The share of labels ``(..., N)`` in their intervals. A label ``k`` on an end counts by the
+        part of ``k - 0.5`` to ``k + 0.5`` that is inside. Its mean under the model is ``level``.
 
         >>> low, high = torch.tensor([3.25, 0.0, 5.0]), torch.tensor([4.5, 9.0, 7.0])
         >>> Intervals((low + high) / 2, low, high).coverage(torch.tensor([3, 4, 8]))
@@ -50,12 +44,8 @@ def label_intervals(
     hood: Neighborhood, alpha: Concentrations, attention: Tensor, level: float
 ) -> Intervals:
     r"""
-    From every node's :math:`p(y_i = k) = \sum_{j \in n(i)} L_{ij} \alpha_{jk} / A_j`, in strips, so
-    that no table of all nodes and labels is made.
-
-    :param alpha: ``(..., N, C)``.
-    :param Tensor attention: ``(..., num_edges)``, :math:`L_{ij}`.
-    :param float level: of the interval, with half of ``1 - level`` beyond each end.
+    Intervals with half of ``1 - level`` beyond each end, from every node's
+    :math:`p(y_i = k) = \sum_{j \in n(i)} L_{ij} \alpha_{jk} / A_j`, in strips of rows.
     """
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
@@ -79,7 +69,7 @@ def label_intervals(
 
 
 def _quantiles(probs: Tensor, levels: Tensor) -> Tensor:
-    """``(..., Q)``: of labels ``(..., C)``, each spread over one unit, at levels ``(Q,)``."""
+    """``(..., Q)``: quantiles of labels that are each spread over one unit."""
     below = probs.cumsum(-1)
     levels = levels.expand(*probs.shape[:-1], -1).contiguous()
     label = torch.searchsorted(below, levels).clamp(max=probs.shape[-1] - 1)

@@ -7,22 +7,18 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.blocks import blocks
-from pyro_nmm.channel import KEEP, Channel
 from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.compact import compact
+from pyro_nmm.relabel import KEEP, Channel
 
 
 def node_marginals(
     hood: Neighborhood, alpha: Tensor, attention: Tensor, channel: Channel = KEEP
 ) -> Tensor:
     r"""
-    :math:`u_i = p(y_i) = \sum_{j \in n(i)} L_{ij} \alpha_j / A_j`.
-
-    :param Tensor alpha: ``(..., N, C)``.
-    :param Tensor attention: ``(..., num_edges)``, :math:`L_{ij}`.
-    :param Channel channel: of the edges of ``hood``.
-    :return: ``(..., num_rows, C)``. Cost: :math:`O(E C)`, with the edges in blocks.
+    ``(..., num_rows, C)``: :math:`u_i = p(y_i) = \sum_{j \in n(i)} L_{ij} \alpha_j / A_j`, with
+    attention :math:`L_{ij}` and the channel of all edges. Cost: :math:`O(E C)`.
     """
     return spread(hood, alpha / alpha.sum(-1, keepdim=True), attention, channel)
 
@@ -32,7 +28,7 @@ def spread(hood: Neighborhood, mean: Tensor, attention: Tensor, channel: Channel
     batch = torch.broadcast_shapes(mean.shape[:-2], attention.shape[:-1], channel.batch_shape)
     marginals = mean.new_zeros(*batch, hood.num_rows, mean.shape[-1])
     each = batch.numel() * mean.shape[-1]
-    # Each block has a whole gradient of its own, so where there are any, few blocks are better.
+    # With gradients few blocks are better, because each has a whole gradient of its own.
     cached = mean.device.type == "cpu" and not mean.requires_grad
     for part in blocks(hood.num_edges, each, cached):
         messages = channel.of(part).push(mean.index_select(-2, hood.source[part]))
@@ -46,10 +42,7 @@ def node_log_probs(
 ) -> Tensor:
     r"""
     ``(..., num_rows)``: :math:`\log p(y_i) = \log \sum_{j \in n(i)} L_{ij} \alpha_{j y_i} / A_j`,
-    without a table of all labels.
-
-    :param alpha: ``(..., N, C)``.
-    :param Tensor labels: ``(..., num_rows)``. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
+    without a table of all labels. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
     """
     probs = at_labels(alpha, hood.source, labels.index_select(-1, hood.row))
     probs = probs / totals(alpha).index_select(-1, hood.source)
@@ -58,8 +51,8 @@ def node_log_probs(
 
 class PairRows:
     r"""
-    What the joint distributions of some pairs need of a graph: the rows of their nodes, the
-    sources of these rows, and the common neighbours. Cost: linear in the edges of the rows.
+    The rows, sources and common neighbours of pairs ``(2, P)`` of node ids, from which the pairs'
+    joint distributions follow. Cost: linear in the edges of the rows.
 
     .. math::
 
@@ -68,15 +61,12 @@ class PairRows:
 
     with :math:`\mathrm{Cov}(z_{ma}, z_{mb}) = (\delta_{ab} \mu_{ma} - \mu_{ma} \mu_{mb}) /
     (A_m + 1)` and :math:`\mu_m = \alpha_m / A_m`. A node paired with itself has the diagonal
-    table of its own marginal.
-
-    :param Neighborhood hood: all nodes' rows.
-    :param Tensor pairs: ``(2, P)`` node ids.
+    table of its marginal.
     """
 
     nodes: Tensor  #: ``(R,)`` node ids of the pairs
     pairs: Tensor  #: ``(2, P)`` the pairs, as places in ``nodes``
-    rows: Neighborhood  #: their rows, whose sources are places in ``sources``
+    rows: Neighborhood  #: the nodes' rows, whose sources are places in ``sources``
     sources: Tensor  #: ``(M,)`` node ids
 
     def __init__(self, hood: Neighborhood, pairs: Tensor) -> None:
@@ -85,29 +75,26 @@ class PairRows:
         self.common = self.rows.common_neighbors(self.pairs)
 
     def separate(self, pairs: Tensor) -> None:
-        """Leave out what the nodes of some pairs ``(P,)`` have in common."""
-        keep = ~pairs[self.common[0]]
-        pair, first, second = (found[keep] for found in self.common)
-        self.common = pair, first, second
+        """Leave out the common neighbours of some pairs ``(P,)``."""
+        pair, first, second = self.common
+        keep = ~pairs[pair]
+        self.common = pair[keep], first[keep], second[keep]
 
     def numbers(self, num_classes: int) -> int:
-        """How many numbers :meth:`tables` holds for each batch entry, edges aside."""
+        """How many numbers :meth:`tables` holds for each batch entry, without edges."""
         sizes = len(self.nodes) + len(self.sources), self.pairs.shape[1] * num_classes
         return sum(sizes) * num_classes
 
     def marginals(self, alpha: Tensor, attention: Tensor, channel: Channel = KEEP) -> Tensor:
-        """``(..., R, C)``, see :func:`node_marginals`; arguments as :meth:`tables`."""
+        """``(..., R, C)``: marginals of ``nodes``; arguments as :meth:`tables`."""
         return node_marginals(self.rows, alpha, attention, channel)
 
     def tables(
         self, alpha: Tensor, attention: Tensor, marginals: Tensor, channel: Channel = KEEP
     ) -> Tensor:
         """
-        :param Tensor alpha: ``(..., M, C)`` of ``sources``.
-        :param Tensor attention: ``(..., num_edges)`` of ``rows``.
-        :param Tensor marginals: ``(..., R, C)`` of ``nodes``.
-        :param Channel channel: of the edges of ``rows``.
-        :return: ``(..., P, C, C)``.
+        ``(..., P, C, C)``: joint distributions, from ``alpha`` of ``sources``, attention and
+        channel of the edges of ``rows``, and marginals of ``nodes``.
         """
         first, second = (marginals.index_select(-2, places) for places in self.pairs)
         table = first.unsqueeze(-1) * second.unsqueeze(-2)
@@ -127,21 +114,9 @@ class PairRows:
 
 
 def pair_marginals(
-    hood: Neighborhood,
-    alpha: Tensor,
-    logits: Tensor,
-    pairs: Tensor,
-    channel: Channel = KEEP,
+    hood: Neighborhood, alpha: Tensor, logits: Tensor, pairs: Tensor, channel: Channel = KEEP
 ) -> Tensor:
-    """
-    Joint distributions of pairs of labels, see :class:`PairRows`.
-
-    :param Tensor alpha: ``(..., N, C)``.
-    :param Tensor logits: ``(..., num_edges)``.
-    :param Tensor pairs: ``(2, P)`` node ids.
-    :param Channel channel: of all edges.
-    :return: ``(..., P, C, C)``. Cost: linear in the edges of the pairs' rows.
-    """
+    """``(..., P, C, C)``: joint distributions of pairs of labels, see :class:`PairRows`."""
     tables = []
     batch = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1], channel.batch_shape)
     for part in blocks(pairs.shape[1], batch.numel() * alpha.shape[-1] ** 2):
@@ -163,17 +138,15 @@ def expected_interaction(
     interaction: Tensor,
 ) -> Tensor:
     r"""
-    :math:`E[\phi(y_i, y_j)]` for every pair, without their tables:
+    ``(..., P)``: :math:`E[\phi(y_i, y_j)]` for pairs of different nodes, without their tables,
 
     .. math::
 
         u_i^\top \phi \, u_j + \sum_{m \in n(i) \cap n(j)} L_{im} L_{jm}
-            \frac{\sum_a \phi_{aa} \mu_{ma} - \mu_m^\top \phi \, \mu_m}{A_m + 1}
+            \frac{\sum_a \phi_{aa} \mu_{ma} - \mu_m^\top \phi \, \mu_m}{A_m + 1} ,
 
-    :param Tensor marginals: ``(..., N, C)``, :math:`u` of :func:`node_marginals`.
-    :param Tensor pairs: ``(2, P)`` node ids, two different nodes each.
-    :param Tensor interaction: ``(C, C)``, :math:`\phi`.
-    :return: ``(..., P)``. Cost: :math:`O(E C + N C^2)` and, for each pair, the smaller degree.
+    with marginals :math:`u` and interaction :math:`\phi`, ``(C, C)``. Cost: :math:`O(E C + N C^2)`
+    and, for each pair, the smaller degree.
     """
     first, second = (marginals.index_select(-2, nodes) for nodes in pairs)
     total = alpha.sum(-1)

@@ -14,8 +14,8 @@ from pyro_nmm.provenance import untracked
 
 
 class _Predictive(torch.autograd.Function):
-    # The counts are constants, so the whole sequence is one sum over edges whose
-    # derivative is written down here: autograd's tape would cost about twice as much.
+    # The counts are constants, so the whole sequence is one sum over edges. Its derivative is
+    # written down, because autograd's tape would cost about twice as much.
 
     @staticmethod
     def forward(ctx, log_attention, alpha, total, edges, same_label, any_label, rows):
@@ -33,9 +33,9 @@ class _Predictive(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_label, grad_choice):
         attention, odds, below, edges, log_label = ctx.saved_tensors
-        # d log_label is the mean of d log(weight) under the weights of the row, and
-        # log_choice is log(weight) at the chosen edge minus log_label. In place: at this
-        # size fresh memory costs more than arithmetic.
+        # d log_label is the mean of d log(weight) under the row's weights, and log_choice is
+        # log(weight) at the chosen edge minus log_label. In place: fresh memory costs more than
+        # arithmetic.
         share = (grad_label - grad_choice).mul_((-log_label).exp_())
         to_alpha = share.index_select(1, ctx.rows.row).mul_(attention)
         to_attention = (to_alpha * odds).scatter_add_(1, edges, grad_choice)
@@ -48,8 +48,8 @@ class _Predictive(torch.autograd.Function):
 
 def predictive(rows: Neighborhood, terms: EdgeTerms, draw: Draw) -> tuple[Tensor, Tensor]:
     r"""
-    The log-probability of every label given the earlier rows, :math:`f_i`, and of every
-    choice given its label and the earlier rows, for given choices:
+    ``(B, num_rows)`` twice: log-probabilities of labels, and of choices given their labels, both
+    given the earlier rows:
 
     .. math::
 
@@ -60,8 +60,6 @@ def predictive(rows: Neighborhood, terms: EdgeTerms, draw: Draw) -> tuple[Tensor
             = \log L_{i c_i} + \log \frac{\alpha_{c_i y_i} + s_{i c_i}}{A_{c_i} + S_{i c_i}} - f_i .
 
     Differentiable in ``terms``. Cost: :math:`O(B E)`, forward and backward.
-
-    :return: two ``(B, num_rows)`` tensors.
     """
     plain, provenance = untracked(*terms)
     label, choice = _Predictive.apply(*plain, *draw, rows)

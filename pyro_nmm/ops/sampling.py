@@ -4,14 +4,11 @@
 r"""
 Sequential draws of neighbour choices, without a sequential loop over nodes.
 
-Row :math:`i` draws its choice given the choices of all earlier rows. With its uniform
-number fixed, the draw is a function of the counts that the row sees, so a whole sample
-is the fixed point of *draw all rows at once, count, repeat*. Rows that no earlier row
-touches are final after the first sweep, rows that depend on these alone after the
-second: the wavefront of final rows advances at least one level of the dependency graph
-a sweep, so the fixed point is unique, reached, and equal to the sequential draw. Because
-one changed count seldom changes a draw, a handful of sweeps goes through hundreds of
-levels.
+Row :math:`i` draws its choice given the choices of all earlier rows. With its uniform number fixed,
+the draw is a function of the counts that the row sees, so a whole sample is the fixed point of
+*draw all rows at once, count, repeat*. Each sweep settles at least one level of the dependency
+graph, so the fixed point is unique, reached, and equal to the sequential draw. One changed count
+seldom changes a draw, so a few sweeps go through hundreds of levels.
 """
 
 from typing import NamedTuple
@@ -34,9 +31,8 @@ class Draw(NamedTuple):
 
 class EdgeTerms(NamedTuple):
     r"""
-    What the predictive probability of a row needs to know of its edges, each
-    ``(b, num_edges)`` with ``b`` one or the batch size: :math:`\log L_{ij}`,
-    :math:`\alpha_{j y_i}` and :math:`A_j`.
+    Terms of a row's predictive probability, each ``(b, num_edges)`` with ``b`` one or ``B``:
+    :math:`\log L_{ij}`, :math:`\alpha_{j y_i}` and :math:`A_j`.
     """
 
     log_attention: Tensor
@@ -46,11 +42,9 @@ class EdgeTerms(NamedTuple):
 
 def pick(rows: Neighborhood, weights: Tensor, uniforms: Tensor) -> Tensor:
     """
-    The edge of every row at which the cumulative weight passes ``uniforms`` of its sum.
-
-    :param Tensor weights: ``(B, num_edges)`` non-negative, any scale in each row.
-    :param Tensor uniforms: ``(B, num_rows)`` in [0, 1).
-    :return: ``(B, num_rows)`` edges; never one of weight zero.
+    ``(B, num_rows)``: the edge of every row at which the cumulative weight passes ``uniforms``
+    ``(B, num_rows)`` of its sum. Weights ``(B, num_edges)`` have any scale in each row; no edge of
+    weight zero is picked.
     """
     # Rows that sum to one let a single running sum serve all of them.
     weights = weights.double()
@@ -63,9 +57,8 @@ def pick(rows: Neighborhood, weights: Tensor, uniforms: Tensor) -> Tensor:
     return rows.ptr[:-1] + rows.sum(passed.int()).long()
 
 
-#: Rows that are settled together. Fewer depend on one another than in the whole order, so
-#: blocks need fewer sweeps; each sweep costs a few dozen calls whatever its size, which is
-#: little to a CPU and much to a GPU.
+#: Rows that are settled together. Smaller blocks need fewer sweeps, but each sweep costs a few
+#: dozen calls, which is much to a GPU.
 BLOCK = {"cpu": 2**12, "cuda": 2**16}
 
 
@@ -78,18 +71,16 @@ def draw_by_sweeps(
     parallel: bool = False,
 ) -> Draw:
     """
-    The sequential draw as a fixed point, on any device.
+    The sequential draw as a fixed point, on any device. Cost: :math:`O(B E)` a sweep; at most one
+    sweep more than a block has levels.
 
-    :param Tensor edge_labels: ``(b, num_edges)``, the label that a choice of the edge counts for:
-        that of its row, where labels are observed.
-    :param Tensor uniforms: ``(B, num_rows)`` float64, one per row and draw.
+    :param Tensor edge_labels: ``(b, num_edges)``, the label for which a choice of the edge counts.
+    :param Tensor uniforms: ``(B, num_rows)`` float64.
     :param bool parallel: whether rows may have several edges from one source.
-
-    Cost: :math:`O(B E)` a sweep; at most one sweep more than a block has levels.
     """
     by_label = rows.source * num_classes + edge_labels
     keys, sizes = (rows.source, by_label), (rows.num_sources, rows.num_sources * num_classes)
-    if sizes[1] > rows.num_edges:  # many labels: a place for each that occurs at a node
+    if sizes[1] > rows.num_edges:  # only labels that occur at a node get a place
         offset = sizes[1] * torch.arange(len(edge_labels), device=rows.device)[:, None]
         _, places = (by_label + offset).unique(return_inverse=True)
         places = places - places.amin(1, keepdim=True)
@@ -130,10 +121,7 @@ def _settle(rows, groups, attention, alpha, total, uniforms):
 def draw_choices(
     rows: Neighborhood, terms: EdgeTerms, labels: Tensor, num_classes: int, uniforms: Tensor
 ) -> Draw:
-    """
-    As :func:`draw_by_sweeps`, with labels ``(b, num_rows)`` or ``(b, num_edges)``; on a CPU by the
-    compiled loop where numba is installed.
-    """
+    """:func:`draw_by_sweeps` or a compiled loop; labels ``(b, num_rows)`` or ``(b, num_edges)``."""
     with torch.no_grad():
         if backend.compiled and rows.device.type == "cpu":
             return Draw(*backend.compiled.draw_choices(rows, terms, labels, num_classes, uniforms))

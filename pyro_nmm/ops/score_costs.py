@@ -2,19 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-Which costs a choice is charged with: the score-function half of the bound's gradient.
+Costs that choices are charged with: the score-function half of the bound's gradient.
 
-The bound is :math:`E_q \sum_i f_i` with :math:`f_i = \log p(y_i \mid \text{earlier rows})`,
-and its gradient
+The bound is :math:`E_q \sum_i f_i` with :math:`f_i = \log p(y_i \mid \text{earlier rows})`, and its
+gradient
 
 .. math::
 
-    E_q \Big[ \sum_i \nabla f_i + \sum_i \nabla \log q(c_i) \, (D_i - b_i) \Big] ,
+    E_q \Big[ \sum_i \nabla f_i + \sum_i \nabla \log q(c_i) \, (D_i - b_i) \Big] .
 
-where :math:`D_i` is the cost that :math:`c_i` can change. Each estimator is a choice of
-:math:`D_i`; the baseline :math:`b_i` is the mean of :math:`D_i` over the other draws of the same
-order, node by node: leave-one-out, [1] and [2]. With the whole bound for :math:`D_i` it is
-REINFORCE [3].
+Each estimator is a choice of :math:`D_i`, the cost that :math:`c_i` can change. The baseline
+:math:`b_i` is the leave-one-out mean of :math:`D_i` over the other draws of the same order [1, 2].
+REINFORCE [3] has the whole bound for :math:`D_i`.
 
 [1] Andriy Mnih, Danilo J. Rezende (2016) "Variational Inference for Monte Carlo Objectives", ICML,
 https://arxiv.org/abs/1602.06725.
@@ -51,34 +50,27 @@ def score_parts(
     estimator: ScoreEstimator, log_choice: Tensor, costs: Tensor, charge: Callable[[], Tensor]
 ) -> ScoreParts:
     r"""
-    What Pyro's losses ask of :math:`q`. ``TraceGraph_ELBO`` adds score times cost with the whole
-    bound for its cost. The score of a row has mean zero given the past, so any cost that its choice
-    does not change may be subtracted again, row by row, in the entropy term.
+    Score parts of :math:`q` for Pyro's losses. ``TraceGraph_ELBO`` adds score times the whole
+    bound. The score of a row has mean zero given the past, so the entropy term may subtract any
+    cost that its choice does not change.
 
     :param Tensor log_choice: ``(..., n)``, :math:`\log q(c_i \mid \text{earlier rows})`.
     :param Tensor costs: ``(..., n)``, :math:`f_i` without gradient.
-    :param charge: makes ``(..., n)``, :math:`D_i - b_i`, where the estimator charges any.
+    :param charge: makes ``(..., n)``, :math:`D_i - b_i`.
     """
     log_prob = log_choice.sum(-1)
     if estimator is ScoreEstimator.REINFORCE:
-        # As stock distributions have it.
         return ScoreParts(log_prob, log_prob, 0)  # type: ignore[arg-type]
     excess = costs.sum(-1, keepdim=True)
     if estimator is not ScoreEstimator.NO_SCORE:
         excess = excess - charge()
     variate = (log_choice * excess).sum(-1)
-    # Zero with a derivative: some losses take the entropy term's value for the bound's.
+    # Zero with a derivative, because some losses add the entropy term to the bound's value.
     return ScoreParts(log_prob, log_prob, log_prob + (variate - variate.detach()))
 
 
 def costs_to_go(component: Tensor, log_label: Tensor) -> Tensor:
-    r"""
-    :math:`D_i = \sum_{i' > i} f_{i'}` over the rows connected to row ``i``: other
-    components are independent of it, so leaving them out has no bias.
-
-    :param Tensor component: ``(n,)`` from :meth:`~pyro_nmm.Neighborhood.components`.
-    :param Tensor log_label: ``(B, n)``, :math:`f_i`.
-    """
+    r"""``(B, n)``: :math:`D_i = \sum_{i' > i} f_{i'}` over the rows of row ``i``'s component."""
     return Groups(component[None], len(component)).later(log_label.double())
 
 
@@ -91,15 +83,15 @@ def one_step_credits(
     num_classes: int,
 ) -> Tensor:
     r"""
-    What :math:`c_i = j` changes at first hand: for the later rows that have :math:`j` as
-    a neighbour, :math:`f_{i'}` minus its value without the one count that row ``i`` added.
+    ``(B, n)``: the direct effect of :math:`c_i = j` on later rows with neighbour :math:`j`,
+    :math:`f_{i'}` minus its value without the count of row ``i``,
 
     .. math::
 
-        D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}
+        D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i} .
 
-    A count changes :math:`f_{i'}` in one of two ways, with an equal or another label, so
-    all differences are two sums over the later edges of :math:`j`. Cost: :math:`O(B E)`.
+    Labels are equal or different, so all differences are two sums over the later edges of
+    :math:`j`. Cost: :math:`O(B E)`.
     """
     if backend.compiled and rows.device.type == "cpu":
         return backend.compiled.one_step_credits(rows, terms, draw, log_label, labels, num_classes)
@@ -108,7 +100,7 @@ def one_step_credits(
     above, below = alpha + draw.same_label, total + draw.any_label
     scale = attention / log_label.double().exp().index_select(1, rows.row)
     now = above / below
-    # Where no earlier row chose the source, no count can be taken away, and the value is not used.
+    # The value is not used if no earlier row chose the source.
     fewer = (below - 1).where(draw.any_label > 0, below)
     other = -torch.log1p(scale * (above / fewer - now))
     equal_count = (above - 1).where(draw.same_label > 0, above)
@@ -120,21 +112,15 @@ def one_step_credits(
 
 def less_baseline(costs: Tensor, own: Size, fresh: Callable[[], Tensor]) -> Tensor:
     """
-    Costs ``(..., n)`` less their mean over the other draws, or less that of one more draw.
-
-    :param Size own: the batch shape of the parameters: draws along dimensions of size one share
-        them.
-    :param fresh: the costs of one more draw, for where there are no others.
+    Costs ``(..., n)`` less their mean over other draws, along dimensions of size one of the
+    parameters' batch shape ``own``, or less the ``fresh`` costs of one more draw.
     """
     baseline = others_mean(costs, [d for d, size in enumerate(own) if size == 1])
     return costs - (fresh() if baseline is None else baseline)
 
 
 def others_mean(costs: Tensor, dims: list[int]) -> Tensor | None:
-    """
-    Leave-one-out means of ``costs`` over ``dims``, the batch dimensions whose draws share
-    all parameters; ``None`` if there is only one such draw.
-    """
+    """Leave-one-out means over the draws along ``dims``; ``None`` if there is one draw."""
     count = prod(costs.shape[d] for d in dims)
     if count < 2:
         return None

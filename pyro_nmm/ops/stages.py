@@ -2,54 +2,56 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-A sequential draw of choices in stages, which goes on from the counts of earlier choices.
+Sequential draws in stages, each given the counts of all earlier draws.
 
-What a row needs to know of earlier choices are counts at the places that its edges name: its
-neighbours, and its neighbours with its label. There are at most as many places as edges, so
-the counts of a particle take :math:`O(E)` memory and a stage costs its own edges.
+Counts are kept for the neighbours that occur and, of observed labels, for a neighbour with the
+label of an edge. The counts of a particle take :math:`O(E)` memory, :math:`O(E C)` where labels are
+latent, and a stage costs its own edges.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_nmm.concentrations import Concentrations, at_labels, chosen_rows, totals
+from pyro_nmm.concentrations import Concentrations, at_labels, chosen_rows, totals, written_out
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.compact import Places, compact, consecutive
 from pyro_nmm.ops.counts import on_edges
+from pyro_nmm.ops.evidence import LatentTerms, draw_latent, latent_predictive
 from pyro_nmm.ops.predictive import predictive
-from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_choices
+from pyro_nmm.ops.sampling import EdgeTerms, draw_choices
 from pyro_nmm.provenance import untracked
+from pyro_nmm.relabel import Channel
+
+#: Earlier draws of ``P`` particles, int32: by place of neighbour and label ``(P, K)``; of observed
+#: labels also by neighbour ``(P, M)``.
+Counts = tuple[Tensor, ...]
 
 
-class Counts(NamedTuple):
-    """Earlier choices of each of ``P`` particles, by neighbour and label, and by neighbour."""
-
-    same_label: Tensor
-    any_label: Tensor
+def edge_terms(
+    rows: Neighborhood, alpha: Concentrations, log_attention: Tensor, edge_labels: Tensor
+) -> EdgeTerms:
+    """``(..., num_edges)`` each: the terms of edges with the labels ``(..., num_edges)``."""
+    above = at_labels(alpha, rows.source, edge_labels)
+    return EdgeTerms(log_attention, above, totals(alpha).index_select(-1, rows.source))
 
 
 class Stage(NamedTuple):
-    """The rows of a stage, what their edges are worth after earlier stages, and the draw."""
+    """The draw of a stage."""
 
-    rows: Neighborhood
-    terms: EdgeTerms
-    draw: Draw
-    edges: Tensor  #: ``(P, rows.num_rows)`` chosen edges, numbered as in all rows
-
-    def log_labels(self) -> Tensor:
-        r"""``(P, rows.num_rows)``: :math:`f_i = \log p(y_i \mid y_{<i}, c_{<i})`."""
-        return predictive(self.rows, self.terms, self.draw)[0]
+    edges: Tensor  #: ``(P, n)`` chosen edges, numbered as in all rows; see :class:`LatentStages`
+    log_labels: Callable[[], Tensor]  #: gives ``(P, n)``, :math:`f_i`
 
 
 class Stages:
     """
-    Rows whose choices are drawn stage by stage.
+    Rows with observed labels, whose choices are drawn stage by stage.
 
     :param Neighborhood rows: in the order of the draw.
-    :param alpha: ``(N, C)`` concentrations.
+    :param alpha: ``(M, C)`` concentrations.
     :param Tensor logits: ``(num_edges,)`` attention scores of the whole graph.
     :param Tensor labels: ``(rows.num_rows,)``, or ``(rows.num_edges,)`` where edges relabel.
     """
@@ -58,23 +60,24 @@ class Stages:
         self, rows: Neighborhood, alpha: Concentrations, logits: Tensor, labels: Tensor
     ) -> None:
         self.rows, self.sources = compact(rows)
-        (self.labels,), provenance = untracked(labels)
         self.num_classes = alpha.shape[-1]
-        alpha, source = chosen_rows(alpha, self.sources), self.rows.source
-        label = on_edges(self.rows, self.labels)
-        terms, more = untracked(
-            rows.log_softmax(logits.index_select(0, rows.edge))[None],
-            at_labels(alpha, source, label)[None],
-            totals(alpha).index_select(0, source)[None],
+        log_attention = rows.log_softmax(logits.index_select(0, rows.edge))
+        #: ``provenance``: which samples of a Pyro program the draw depends on.
+        (self._log_attention, self._alpha, self._given), self.provenance = untracked(
+            log_attention, chosen_rows(alpha, self.sources), labels
         )
-        #: Which samples of a Pyro program the draw depends on.
-        self.provenance = provenance | more
-        self._terms = EdgeTerms(*terms)
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        return on_edges(self.rows, self._given)
+
+    @cached_property
+    def _terms(self) -> EdgeTerms:
+        return edge_terms(self.rows, self._alpha, self._log_attention, self._labels)
 
     @cached_property
     def _by_label(self) -> Places:
-        label = on_edges(self.rows, self.labels)
-        return Places(self.sources[self.rows.source] * self.num_classes + label)
+        return Places(self.sources[self.rows.source] * self.num_classes + self._labels)
 
     @property
     def numbers(self) -> int:
@@ -83,48 +86,104 @@ class Stages:
 
     def no_counts(self, num_particles: int) -> Counts:
         sizes = len(self._by_label.keys), len(self.sources)
-        none = torch.zeros((), dtype=torch.int32, device=self.labels.device)
-        return Counts(*(none.new_zeros(num_particles, size) for size in sizes))
+        return tuple(self._zeros(num_particles, size) for size in sizes)
+
+    def _zeros(self, *size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=self.sources.device)
 
     def counts(self, choices: Tensor, labels: Tensor) -> Counts:
         """
-        Counts of choices that other nodes have made.
+        Counts of draws that other nodes have made.
 
         :param Tensor choices: ``(P, n)`` node ids.
         :param Tensor labels: ``(n,)`` or ``(P, n)``.
         """
         by_label = self._by_label.count(choices * self.num_classes + labels)
-        return Counts(by_label, Places(self.sources).count(choices))
+        return by_label, Places(self.sources).count(choices)
+
+    def _places(self, edges: Tensor) -> tuple[Tensor, ...]:
+        return self._by_label.place[edges], self.rows.source[edges]
 
     def add(self, counts: Counts, edges: Tensor, times: int = 1) -> None:
-        """Count the choices of edges ``(P, n)``; with ``times=-1``, take them out again."""
-        places = self._by_label.place[edges], self.rows.source[edges]
-        for table, place in zip(counts, places, strict=True):
+        """Count the draws ``(P, n)``; with ``times=-1``, take them out again."""
+        for table, place in zip(counts, self._places(edges), strict=True):
             table.scatter_add_(1, place, torch.full_like(place, times, dtype=table.dtype))
 
     def draw(self, counts: Counts | None, first: int, last: int, num_particles: int) -> Stage:
         """
-        The choices of rows ``first..last - 1`` given ``counts``, or ``None`` for no earlier
-        choices. Cost: linear in the edges of these rows.
+        The draws of rows ``first..last - 1`` given ``counts``, or ``None`` for no earlier ones.
+        Cost: linear in the edges of these rows, times ``C`` where labels are latent.
         """
-        device = self.labels.device
         part, span = consecutive(self.rows, first, last)
-        rows, _ = compact(part)
-        terms = EdgeTerms(*(term[:, span] for term in self._terms))
+        size = num_particles, last - first
+        uniforms = torch.rand(size, dtype=torch.double, device=self.sources.device)
+        own = span if len(self._given) == self.rows.num_edges else slice(first, last)
+        return self._stage(*compact(part), counts, span, own, uniforms)
+
+    def _stage(self, rows, near, counts, span, own, uniforms) -> Stage:
+        terms = EdgeTerms(*(term[None, span] for term in self._terms))
         if counts is not None:
-            same = counts.same_label.index_select(1, self._by_label.place[span])
-            every = counts.any_label.index_select(1, self.rows.source[span])
+            same = counts[0].index_select(1, self._by_label.place[span])
+            every = counts[1].index_select(1, self.rows.source[span])
             terms = EdgeTerms(terms.log_attention, terms.alpha + same, terms.total + every)
-        size = (num_particles, last - first)
-        uniforms = torch.rand(size, dtype=torch.double, device=device)
-        own = span if len(self.labels) == self.rows.num_edges else slice(first, last)
-        draw = draw_choices(rows, terms, self.labels[None, own], self.num_classes, uniforms)
-        return Stage(rows, terms, draw, draw.edges + span.start)
+        draw = draw_choices(rows, terms, self._given[None, own], self.num_classes, uniforms)
+        return Stage(draw.edges + span.start, lambda: predictive(rows, terms, draw)[0])
 
     def choices(self, edges: Tensor) -> Tensor:
-        """The node ids that edges lead to."""
+        """The node ids that draws lead to."""
         return self.sources[self.rows.source[edges]]
 
     def borrowed(self, edges: Tensor) -> Tensor:
-        """The labels that are counted at their ends."""
-        return on_edges(self.rows, self.labels)[edges]
+        """The labels that draws count for."""
+        return self._labels[edges]
+
+
+class LatentStages(Stages):
+    """
+    Rows with evidence ``(rows.num_rows, C)`` or ``(rows.num_edges, C)`` in the place of labels. A
+    draw of an edge and a label has one number, ``edge * C + label``.
+    """
+
+    @property
+    def numbers(self) -> int:
+        return (4 + self.num_classes) * self.rows.num_edges
+
+    def no_counts(self, num_particles: int) -> Counts:
+        return (self._zeros(num_particles, len(self.sources) * self.num_classes),)
+
+    def counts(self, choices: Tensor, labels: Tensor) -> Counts:
+        place, found = Places(self.sources).find(choices)
+        (counts,) = self.no_counts(len(choices))
+        return (counts.scatter_add_(1, place * self.num_classes + labels, found.int()),)
+
+    def _places(self, edges: Tensor) -> tuple[Tensor, ...]:
+        source = self.rows.source[self._edge(edges)]
+        return (source * self.num_classes + self.borrowed(edges),)
+
+    def _stage(self, rows, near, counts, span, own, uniforms) -> Stage:
+        alpha = self._alpha[None, near]
+        if counts is not None:
+            alpha = alpha + counts[0].view(len(counts[0]), -1, self.num_classes)[:, near]
+        terms = LatentTerms(self._log_attention[None, span], alpha, self._given[None, own])
+        draw = draw_latent(rows, terms, uniforms)
+        edges = (draw.edges + span.start) * self.num_classes + draw.labels
+        return Stage(edges, lambda: latent_predictive(rows, terms, draw)[0])
+
+    def _edge(self, edges: Tensor) -> Tensor:
+        return edges.div(self.num_classes, rounding_mode="floor")
+
+    def choices(self, edges: Tensor) -> Tensor:
+        return super().choices(self._edge(edges))
+
+    def borrowed(self, edges: Tensor) -> Tensor:
+        return edges % self.num_classes
+
+
+def stages_of(
+    rows: Neighborhood, alpha: Concentrations, logits: Tensor, labels: Tensor, channel: Channel
+) -> Stages:
+    """Rows with labels ``(rows.num_rows,)`` that edges of a channel show, as stages."""
+    own = channel.of(rows.edge)
+    if own.certain:
+        return Stages(rows, alpha, logits, own.borrowed(rows, labels))
+    return LatentStages(rows, written_out(alpha), logits, own.evidence(rows, labels, logits))

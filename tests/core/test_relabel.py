@@ -178,6 +178,17 @@ def test_batch_of_matrices():
     assert mix.elbo(y[5], num_samples=7).shape == (7, 3)
 
 
+def test_posterior_has_no_gradient():
+    """Of any parameter; those of edges among them."""
+    hood, observed = GRAPHS["path"](), torch.tensor([True, False, True, False])
+    parts = *parameters(hood, 2), matrices(hood, 2)
+    mix = NeighborMixture(hood, *(part.requires_grad_() for part in parts))
+    assert mix.marginals().requires_grad
+    post = mix.condition(torch.tensor([0, -1, 1, -1]), observed)
+    assert not post.marginals().requires_grad
+    assert not post.pairwise(torch.tensor([[1], [3]])).requires_grad
+
+
 def test_edges_that_keep_labels_change_nothing():
     """The identity, as a permutation bit for bit."""
     hood = house()

@@ -16,8 +16,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm import NeighborMixture, OrderedConditional
 from pyro_nmm.distributions.smc import _systematic, sequential_monte_carlo
 from pyro_nmm.ops.counts import posterior_alpha
-from pyro_nmm.ops.latent_stages import LatentStages
-from pyro_nmm.ops.stages import Stages
+from pyro_nmm.ops.stages import LatentStages, Stages
 
 
 def by_stages(hood, alpha, logits, y, parts, num_particles, threshold):
@@ -68,6 +67,15 @@ def test_resampling_happens_and_only_after_the_first_stage():
         values.append(by_stages(*args))
     assert torch.equal(values[0][0], values[1][0])
     assert not torch.allclose(values[0][-1], values[1][-1])
+
+
+def test_resampling_is_unbiased():
+    """A particle has as many children as its weight says on average, and never one more or less."""
+    weights = torch.tensor([0.05, 0.15, 0.35, 0.45], dtype=torch.double)
+    draws = [_systematic(weights.log()).bincount(minlength=4) for _ in range(2000)]
+    children = torch.stack(draws).double()
+    assert ((children - 4 * weights).abs() < 1).all()
+    assert (children.mean(0) - 4 * weights).abs().max() < 0.05  # standard errors are .011 at most
 
 
 @pytest.mark.parametrize("each_edge", [False, True], ids=["nodes", "edges"])

@@ -10,7 +10,7 @@ import matplotlib
 import pyro
 import pytest
 import torch
-from documents import ROOT
+from documents import ROOT, TUTORIALS
 from matplotlib import pyplot as plt
 from sklearn.datasets import load_wine
 from sklearn.linear_model import LogisticRegression
@@ -23,8 +23,6 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import random_split
 from pyro_nmm.models import StackedNMM
 
-FOLDERS = "tutorials", "gallery"
-TUTORIALS = [path for name in FOLDERS for path in sorted((ROOT / "docs" / name).glob("*.md"))]
 CELL = re.compile(
     r"^```\{code-cell\} ipython3\n(?:---\n(.*?)---\n)?(.*?)^```$", re.DOTALL | re.MULTILINE
 )

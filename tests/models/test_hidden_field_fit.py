@@ -17,7 +17,8 @@ from pyro.optim import Adam
 from pyro_nmm import sources
 from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, FieldPrior, NormalEmission, fit_field, leave_one_out
-from pyro_nmm.models.latent.mixture_em import mixture_em, source_counts
+from pyro_nmm.models.latent import mixture_em
+from pyro_nmm.models.latent.annotators import source_counts
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms
 from pyro_nmm.ops.gibbs import left_out
 
@@ -93,6 +94,25 @@ def test_em_and_svi_agree(name):
     for result in (field, other):
         right = (result.predict() == truth).double().mean().item()
         assert max(right, 1 - right) > 0.9
+
+
+def test_labels_are_averaged_over_the_second_half_of_the_steps(monkeypatch):
+    """Means of the shares of visits in steps 4 to 7 of 8: of two sweeps, so multiples of 1/2."""
+    means, maximise = [], NormalEmission.maximise
+
+    def recorded(emission, data, probs, values):
+        means.append(probs)
+        return maximise(emission, data, probs, values)
+
+    monkeypatch.setattr(NormalEmission, "maximise", recorded)
+    hood, data = sources.grid(8, 8, stride=2), torch.randn(64, 1)
+    options = {"num_starts": 1, "num_steps": 8, "num_chains": 1, "num_draws": 1}
+    fit_field(NormalEmission(2), hood, data, **options)
+    means = means[-4:]  # the fit without a graph comes first
+    for number in range(1, 4):
+        visits = 2 * ((number + 1) * means[number] - number * means[number - 1])
+        torch.testing.assert_close(visits, visits.round())
+        assert 0 <= visits.min().round() < visits.max().round() <= 2
 
 
 def test_prior_of_the_numbers():

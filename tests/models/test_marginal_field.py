@@ -12,7 +12,8 @@ from scipy.stats import chisquare
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import FieldGuide, fit_mixture
 from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF, grid_edges, ising, potts
-from pyro_nmm.models.random_fields.marginal_field import MAX_LABELLINGS, joint_labels, labellings
+from pyro_nmm.models.random_fields.marginal_field import MAX_LABELLINGS, joint_labels
+from pyro_nmm.ops.enumeration import enumerate_labels as labellings
 
 
 def king(num_classes=3):

@@ -1,0 +1,59 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Numbers in prose stand in tables. A page lists its exceptions in a comment of its own."""
+
+import re
+
+import pytest
+from documents import RESULTS, ROOT
+
+README, ANSWERS = ROOT / "README.md", ROOT / "docs" / "results.md"
+NUMBER = r"(?<![\w.])\d*\.\d+(?![\w.]*\w)"
+
+
+def numbers(text):
+    """Decimal fractions, without a leading zero."""
+    return {number.lstrip("0") for number in re.findall(NUMBER, text)}
+
+
+def in_tables(text):
+    return numbers(" ".join(re.findall(r"^\|.*", text, re.MULTILINE)))
+
+
+def in_prose(text):
+    for code in (r"```.*?```", r"<!--.*?-->", r"\]\([^)]*\)", r"`[^`]*`", r"https?://\S+"):
+        text = re.sub(code, " ", text, flags=re.DOTALL)
+    return numbers(" ".join(re.findall(r"^(?!\|).*", text, re.MULTILINE)))
+
+
+def exceptions(text):
+    return numbers(" ".join(re.findall(r"<!-- numbers in no table: (.*?) -->", text, re.DOTALL)))
+
+
+@pytest.mark.parametrize("path", [*RESULTS, ANSWERS], ids=lambda path: path.name)
+def test_numbers_of_prose_stand_in_tables_of_the_page(path):
+    text = path.read_text()
+    assert in_prose(text) <= in_tables(text) | exceptions(text)
+    assert not exceptions(text) & in_tables(text)
+
+
+def test_numbers_of_the_readme_stand_in_its_output_or_in_tables_of_the_results():
+    text, pages = README.read_text(), "\n".join(path.read_text() for path in RESULTS)
+    printed = numbers(" ".join(re.findall(r"```\n.*?```", text, re.DOTALL)))
+    known = in_tables(pages) | printed | exceptions(text)
+    assert in_prose(text) <= known
+    reproduced = text[text.index("## Does the paper") : text.index("## Where to go on")]
+    assert in_tables(reproduced) <= in_tables(pages) | numbers(pages)
+
+
+def test_tables_of_the_answers_quote_the_pages_that_they_link():
+    for section in ANSWERS.read_text().split("\n## ")[1:]:
+        pages = re.findall(r"\((results/.*?\.md)\)", section)
+        known = in_tables("\n".join((ANSWERS.parent / page).read_text() for page in pages))
+        assert in_tables(section) <= known, section.splitlines()[0]
+
+
+def test_sizes_of_what_is_read_first():
+    assert len(README.read_text().splitlines()) <= 130
+    assert len(ANSWERS.read_text().splitlines()) <= 400
