@@ -23,16 +23,16 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.models.stacked import StackedNMM
 from pyro_nmm.validation import check_integers
 
-#: Priors of the parameters on neighbour graphs of tables: medians over 74 tables and three
-#: classifiers, none of which is reported (``benchmarks/on_top/README.md`` lists them).
+#: Priors of the parameters on neighbour graphs of tables, chosen on 74 tables that are not reported
+#: (``benchmarks/tabular/README.md`` lists them).
 TABLES = {
-    "pool.log_scale": (0.0, 0.5),
-    "pool.neighbors": (0.2, 0.5),
-    "pool.labels": (0.35, 0.35),
-    "pool.agreement": (0.2, 0.4),
-    "log_floor": (-5.0, 0.7),
-    "gamma": (1.2, 0.6),
-    "similarity": (2.4, 0.7),
+    "pool.log_scale": (0.0, 0.75),
+    "pool.neighbors": (0.2, 0.75),
+    "pool.labels": (0.35, 0.5),
+    "pool.agreement": (0.2, 0.6),
+    "log_floor": (-5.0, 1.0),
+    "gamma": (1.2, 0.9),
+    "similarity": (2.4, 1.0),
 }
 
 

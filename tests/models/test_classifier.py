@@ -1,0 +1,199 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The scikit-learn classifier on a graph of nearest rows."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_blobs
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import cross_val_score
+from sklearn.neighbors import kneighbors_graph
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.models import StackedNMM
+from pyro_nmm.models.classifier import TABLES, NeighborMixtureClassifier
+
+#: Checks of scikit-learn that a semi-supervised classifier on a graph cannot pass, and why.
+EXPECTED = {
+    "check_classifiers_train": "-1 is a row without a label",
+}
+
+
+@pytest.fixture(autouse=True)
+def single_precision():
+    torch.set_default_dtype(torch.float)
+
+
+@pytest.fixture(scope="module")
+def blobs():
+    rows, labels = make_blobs(300, 4, centers=3, cluster_std=4.0, random_state=0)
+    return rows, labels, np.where(np.arange(300) % 4 == 0, labels, -1)
+
+
+@pytest.fixture(scope="module")
+def fitted(blobs):
+    rows, _, y = blobs
+    return NeighborMixtureClassifier(LogisticRegression(), random_state=0).fit(rows, y)
+
+
+def test_digits_with_few_labels():
+    """Better than the forest alone, in accuracy and in log loss, by a wide margin."""
+    rows, labels = load_digits(return_X_y=True)
+    known = np.random.default_rng(0).permutation(1797) < 200
+    forest = RandomForestClassifier(50, random_state=0)
+    model = NeighborMixtureClassifier(forest, random_state=0)
+    model.fit(rows, np.where(known, labels, -1))
+    alone = forest.fit(rows[known], labels[known]).predict_proba(rows[~known])
+    probs = model.label_distributions_[~known]
+    assert log_loss(labels[~known], probs) < 0.5 * log_loss(labels[~known], alone)
+    assert (probs.argmax(1) == labels[~known]).mean() > 0.02 + (
+        alone.argmax(1) == labels[~known]
+    ).mean()
+
+
+def test_it_is_a_fit_of_folds(blobs):
+    """Written out with the library's own parts."""
+    rows, labels, y = blobs
+    model = NeighborMixtureClassifier(LogisticRegression(), cv=3, random_state=5).fit(rows, y)
+    scaled = StandardScaler().fit_transform(rows)
+    near = torch.from_numpy(np.stack(kneighbors_graph(scaled, 10).nonzero())).long()
+    hood = Neighborhood(torch.cat([near, near.flip(0)], 1), 300)
+    assert torch.equal(model.hood_.source, hood.source)
+    known, folds = torch.from_numpy(y >= 0), torch.full((300,), -1)
+    parts = [each.predict_proba(rows) for each in model._parts]
+    scores = torch.from_numpy(np.stack(parts)).clamp(min=1e-3).log().float()
+    for fold, part in enumerate(model._parts):  # the fold is what a part has not seen
+        seen = [np.allclose(clone(part).fit(rows[m], y[m]).coef_, part.coef_) for m in held(y, 3)]
+        folds[torch.from_numpy(held_rows(y, 3)[seen.index(True)])] = fold
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        stacked = StackedNMM(3, prior=TABLES).fit(
+            hood, scores, torch.from_numpy(labels), folds=folds
+        )
+    torch.testing.assert_close(stacked.state_dict(), model.stacked_.state_dict())
+    whole = torch.from_numpy(model.estimator_.predict_proba(rows)).clamp(min=1e-3).log().float()
+    t = stacked.pool.temperature
+    mean = ((whole / t).softmax(1) + (scores / t).softmax(2).mean(0)) / 2
+    posterior = stacked.posterior(hood, mean.log() * t, torch.from_numpy(labels), known)
+    np.testing.assert_allclose(posterior.marginals(), model.label_distributions_, atol=1e-5)
+
+
+def held_rows(y, cv):
+    from sklearn.model_selection import StratifiedKFold
+
+    rows = np.flatnonzero(y >= 0)
+    splits = StratifiedKFold(cv, shuffle=True, random_state=5).split(rows, y[rows])
+    return [rows[out] for _, out in splits]
+
+
+def held(y, cv):
+    rows = np.flatnonzero(y >= 0)
+    return [np.setdiff1d(rows, out) for out in held_rows(y, cv)]
+
+
+def test_new_rows_join_the_graph(fitted, blobs):
+    """Those that were unlabelled in the fit get nearly the same probabilities as new rows."""
+    rows, labels, y = blobs
+    probs = fitted.predict_proba(rows[y < 0])
+    np.testing.assert_allclose(probs.sum(1), 1, atol=1e-5)
+    assert np.abs(probs - fitted.label_distributions_[y < 0]).mean() < 0.02
+    one_by_one = np.concatenate([fitted.predict_proba(rows[i : i + 1]) for i in range(5)])
+    np.testing.assert_allclose(one_by_one, fitted.predict_proba(rows[:5]), atol=1e-5)
+    assert fitted.score(rows, labels) == (fitted.predict(rows) == labels).mean()
+
+
+def test_joint_queries(fitted):
+    assert fitted.posterior_.sample((5,)).shape == (5, 300)
+    assert fitted.posterior_.counts([torch.arange(300)], label=1).shape[-1] == 1
+    pair = fitted.posterior_.pairwise(torch.tensor([[1], [2]]))
+    np.testing.assert_allclose(pair.sum((1, 2)), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["strings", "nan", "none", "column"])
+def test_labels_of_any_type(fitted, blobs, kind):
+    rows, _, y = blobs
+    names = np.array(["ash", "birch", "cedar"], dtype=object)[np.maximum(y, 0)]
+    given = {
+        "strings": np.where(y < 0, -1, names),
+        "nan": np.where(y < 0, np.nan, y),
+        "none": np.where(y < 0, None, names),
+        "column": y[:, None],
+    }[kind]
+    model = clone(fitted).fit(rows, given)
+    np.testing.assert_allclose(model.label_distributions_, fitted.label_distributions_)
+    assert model.transduction_[0] == model.classes_[fitted.label_distributions_[0].argmax()]
+
+
+def test_graphs(fitted, blobs):
+    rows, _, y = blobs
+    near = kneighbors_graph(StandardScaler().fit_transform(rows), 10)
+    edges = torch.from_numpy(np.stack(near.nonzero()))
+    for graph in (near, csr_matrix(near), torch.cat([edges, edges.flip(0)], 1)):
+        model = clone(fitted).fit(rows, y, graph=graph)
+        np.testing.assert_allclose(
+            model.label_distributions_, fitted.label_distributions_, atol=1e-5
+        )
+    with pytest.raises(ValueError, match="cannot place new rows"):
+        model.predict_proba(rows)
+
+
+def test_habits_of_scikit_learn(fitted, blobs):
+    rows, labels, _y = blobs
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict_proba(rows[:3]), fitted.predict_proba(rows[:3]))
+    model = clone(fitted).set_params(estimator__C=0.5, n_neighbors=5, cv=2)
+    pipe = make_pipeline(StandardScaler(), model)
+    assert cross_val_score(pipe, rows, labels, cv=2).mean() > 0.6
+    frame = pd.DataFrame(rows, columns=list("abcd"))
+    framed = clone(fitted).fit(frame, _y)
+    np.testing.assert_allclose(framed.label_distributions_, fitted.label_distributions_)
+    assert framed.predict_proba(frame[:2]).shape == (2, 3)
+    only = FunctionTransformer(lambda X: X[:, :1])
+    assert clone(fitted).set_params(transformer=only, metric="manhattan").fit(rows, _y).hood_
+
+
+def test_zero_probabilities_are_clipped(blobs):
+    rows, _, y = blobs
+    forest = RandomForestClassifier(5, random_state=0)
+    probs = NeighborMixtureClassifier(forest, clip=0.01).fit(rows, y).label_distributions_
+    assert np.isfinite(probs).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cv": 1}, "cv must be"),
+        ({"n_neighbors": 0}, "n_neighbors must be"),
+        ({"clip": 0.0}, "clip must lie"),
+        ({"y": [0] * 10}, r"y must have shape \(300,\)"),
+        ({"y": np.full(300, -1)}, "two classes"),
+        ({"y": np.r_[0, np.ones(299)]}, "two labelled rows"),
+        ({"y": np.linspace(0, 1, 300)}, "bin them"),
+    ],
+)
+def test_errors(blobs, change, message):
+    rows, _, y = blobs
+    model = NeighborMixtureClassifier(LogisticRegression())
+    options = {name: value for name, value in change.items() if name != "y"}
+    with pytest.raises(ValueError, match=message):
+        model.set_params(**options).fit(rows, change.get("y", y))
+
+
+@pytest.mark.slow
+def test_checks_of_scikit_learn():
+    model = NeighborMixtureClassifier(LogisticRegression(), cv=2, random_state=0)
+    found = check_estimator(model, on_fail=None, on_skip=None, expected_failed_checks=EXPECTED)
+    failed = {e["check_name"]: str(e["exception"]) for e in found if e["status"] == "failed"}
+    assert not failed
