@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
 
 FOLDS, ROWS, NEIGHBORS, CLIP = 5, 4000, 10, 1e-3
+SPLIT = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
 KINDS: dict[str, Callable] = {
     "logistic regression": lambda seed: LogisticRegression(max_iter=1000),
     "forest": lambda seed: RandomForestClassifier(200, random_state=seed),
@@ -59,8 +60,7 @@ class Table:
     def folds(self) -> np.ndarray:
         """The fold of each labelled row, -1 for the others."""
         found = np.full(len(self.labels), -1)
-        splits = StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(*self.known)
-        for fold, (_, out) in enumerate(splits):
+        for fold, (_, out) in enumerate(SPLIT.split(*self.known)):
             found[self.labelled[out]] = fold
         return found
 

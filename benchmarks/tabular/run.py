@@ -27,6 +27,7 @@ from benchmarks.tabular.data import (
     FOLDS,
     KINDS,
     NEIGHBORS,
+    SPLIT,
     Table,
     embeddings,
     keel,
@@ -50,7 +51,7 @@ def scaled(parts: Tensor, whole: Tensor, table: Table) -> Tensor:
 
 
 def calibrated(method: str, table: Table) -> np.ndarray:
-    wrapped = CalibratedClassifierCV(table.make(), method=method, cv=FOLDS)
+    wrapped = CalibratedClassifierCV(table.make(), method=method, cv=SPLIT)
     return wrapped.fit(*table.known).predict_proba(table.rows)
 
 
@@ -61,7 +62,7 @@ def self_training(table: Table) -> np.ndarray:
 
 def stacking(table: Table) -> np.ndarray:
     pair = [("own", table.make()), ("near", KNeighborsClassifier(NEIGHBORS))]
-    return StackingClassifier(pair, cv=FOLDS).fit(*table.known).predict_proba(table.rows)
+    return StackingClassifier(pair, cv=SPLIT).fit(*table.known).predict_proba(table.rows)
 
 
 def label_spreading(table: Table) -> np.ndarray:
