@@ -113,7 +113,7 @@ def digits_by_annotators(args) -> dict:
     probs = {
         "Majority vote": majority(answers, 10),
         "Dawid-Skene": dawid_skene(emission, field.hood, answers),
-        "Consensus": field.probs,
+        "NMM": field.probs,
     }
     results = {name: scores(p, y) for name, p in probs.items()}
     print(f"\n{'':24}{'accuracy':>9}{'NLL':>9}{'ECE':>9}")
@@ -173,7 +173,7 @@ def cortex_by_clusterings(args) -> dict:
     labels = {
         names[0]: answers[:, 0],
         "Dawid-Skene": dawid_skene(plain, hood, answers, num_starts=10).argmax(1),
-        "Consensus": field.predict(),
+        "NMM": field.predict(),
     }
     quality = information(field, level=0.9)
     print(f"{field}\n\n{'annotator':24}{'nats':>9}   90 % interval")
@@ -192,7 +192,7 @@ def cortex_by_clusterings(args) -> dict:
         flipped = places * torch.tensor([1.0, -1.0])
         figure, axes = panels(flipped, seen, layers, size=9)
         uncertainty(figure, axes[4], flipped, field.entropy(), size=9)
-        intervals(axes[5], names, quality, "on the consensus, 90 % interval")
+        intervals(axes[5], names, quality, "on the NMM's labels, 90 % interval")
         about = [mutual_info_score(truth[known], column[known]) for column in answers.T]
         truths(axes[5], about, "on the layers by hand")
         axes[5].set(xlabel="information of an answer, nats", title="What clusterings tell")
@@ -242,7 +242,7 @@ def uncertainty(figure, axis, places, entropy, size: float, wrong=None) -> None:
     if wrong is not None:
         axis.scatter(*places[wrong].T, s=5 * size, fc="none", ec="#D55E00", lw=1)
     ringed = " (wrong: ringed)" * (wrong is not None)
-    axis.set(title=f"Entropy of the consensus{ringed}", aspect="equal")
+    axis.set(title=f"Entropy of the NMM's labels{ringed}", aspect="equal")
     axis.axis("off")
     bar = axis.inset_axes((1.02, 0.2, 0.025, 0.5))
     bar.set_in_layout(False)

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import pyro
 import torch
-from plotting import save
+from plotting import progress_bar, save
 from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
-from tqdm import tqdm
 
 from pyro_nmm import Intervals, Neighborhood, NeighborMixture
 from pyro_nmm.datasets.images import image_folder, photographs, random_patches
@@ -72,7 +72,7 @@ def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
             num_steps=num_steps, **options,
             checkpoint=args.checkpoint and args.checkpoint.with_suffix(f".{part}.pt"),
             settings=f"{args.seed} {args.batch_size} {args.width} {args.depth} {args.data_root}",
-            progress=lambda steps: tqdm(steps, desc=part, unit="step"),
+            progress=partial(progress_bar, desc=part),
         )  # fmt: skip
 
     unet = UNet(width=args.width, depth=args.depth, tile=32).to(args.device)

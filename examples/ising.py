@@ -12,15 +12,15 @@ measures both.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import pyro
 import torch
-from plotting import save
+from plotting import progress_bar, save
 from torch import Tensor
-from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import letters
@@ -42,7 +42,7 @@ def main(args) -> dict:
     network = FreeNMM(hood, 2, field.unary.softmax(-1), kappa=1.0, gamma=0.0)
     mix, curve = fit_mixture(
         field, hood, network.to(args.device), order=order, num_steps=args.num_steps,
-        progress=lambda steps: tqdm(steps, desc="NMM", unit="step"),
+        progress=partial(progress_bar, desc="NMM"),
     )  # fmt: skip
     with torch.no_grad():
         entropy = mix.entropy_bound(512, "reward_to_go", order).mean()

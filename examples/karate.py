@@ -20,12 +20,11 @@ import matplotlib
 import matplotlib.pyplot as plt
 import networkx as nx
 import pyro
-from plotting import save
+from plotting import progress_bar, save
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import GCN
-from tqdm import trange
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import AmortizedNMM
@@ -51,7 +50,7 @@ def main(args) -> dict:
     inputs, labelled = (data.x, data.edge_index), data.train_mask
     nodes = labelled.nonzero()[:, 0]
     curve = []
-    for step in trange(args.num_steps, desc="karate", unit="step"):
+    for step in progress_bar(range(args.num_steps), desc="karate"):
         svi.step(*inputs, y=data.y, observed=labelled)
         if step % 5 == 0 or step == args.num_steps - 1:
             mix = program.mixture(*inputs)

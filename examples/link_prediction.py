@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -22,14 +23,13 @@ import networkx
 import pyro
 import torch
 from matplotlib.patches import Rectangle
-from plotting import save
+from plotting import progress_bar, save
 from sklearn.cluster import KMeans
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.utils import from_networkx, to_dense_adj
-from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.links import LinkSplit, link_graph, link_split
@@ -98,7 +98,7 @@ def main(args) -> dict:
         start = time.perf_counter()
         curves[guide] = fit_links(
             pairs[guide], split, data.x, num_steps=args.num_steps,
-            progress=lambda steps, name=NAMES[guide]: tqdm(steps, desc=name, unit="step"),
+            progress=partial(progress_bar, desc=NAMES[guide]),
         )  # fmt: skip
         seconds = (time.perf_counter() - start) / args.num_steps
         last = curves[guide][-len(curves[guide]) // 10 :]

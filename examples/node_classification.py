@@ -21,9 +21,8 @@ from pathlib import Path
 
 import pyro
 import torch
-from plotting import draw
+from plotting import draw, progress_bar
 from torchmetrics.functional.classification import multiclass_calibration_error
-from tqdm import tqdm
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.nodes import (
@@ -66,15 +65,16 @@ def networks(args, data, num_classes: int):
 
 def timed(fit, *args, label: str, **options):
     """Result of a fit, its validation curve, and seconds per epoch of this run."""
-    bars = []
+    count = 0
 
     def progress(epochs):
-        bars.append(tqdm(epochs, desc=label, unit="epoch", dynamic_ncols=True))
-        return bars[0]
+        nonlocal count
+        for epoch in progress_bar(epochs, desc=label, unit="epoch"):
+            yield epoch
+            count += 1
 
     start = time.perf_counter()
     result, curve = fit(*args, progress=progress, **options)
-    count = bars[0].n
     return result, curve, (time.perf_counter() - start) / count if count else None
 
 

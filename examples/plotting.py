@@ -1,17 +1,21 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Save figures of the examples; the three panels of node_classification.py."""
+"""Progress and figures of the examples; the three panels of node_classification.py."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+#: A bar on a terminal, and nothing in a log.
+progress_bar = partial(tqdm, unit="step", disable=None, dynamic_ncols=True)
 COLORS = ("#E69F00", "#0072B2")
 #: Okabe and Ito's palette for up to eight labels, extended by greys.
 PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000",

@@ -96,7 +96,7 @@ def test_annotators(tmp_path, monkeypatch):
     result = example.main(args)
     assert args.output.stat().st_size > 50_000
     majority, plain, consensus = (
-        result[name] for name in ("Majority vote", "Dawid-Skene", "Consensus")
+        result[name] for name in ("Majority vote", "Dawid-Skene", "NMM")
     )
     assert majority["accuracy"] < plain["accuracy"] < consensus["accuracy"] - 0.1
     assert consensus["NLL"] < 0.2 * plain["NLL"]
@@ -129,7 +129,7 @@ def test_annotators_of_a_section(tmp_path):
     options = ["--data-root", tmp_path, "--section", "7", "--num-labels", "2", "--output", output]
     result = example.main(example.parser().parse_args([*map(str, options)]))
     assert output.stat().st_size > 50_000
-    assert result["Consensus"] > 0.9
+    assert result["NMM"] > 0.9
     assert result["quality"].mean.shape == (6,)
 
 
