@@ -25,14 +25,9 @@ CHUNK = 16
 
 class OrdinalConcentrations:
     r"""
-    Concentrations of labels ``0..C - 1`` around a mean, in the place of a table ``(..., N, C)``:
-
-    .. math::
-
-        \alpha_{ik} = s_i \, g\left(k; u_i, \sigma_i\right) + \epsilon .
-
-    The bound needs their values at observed labels and their sums over labels, and no table. The
-    floor :math:`\epsilon` keeps labels far from all means possible in floating point.
+    Concentrations :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon` of ordered labels, in
+    the place of a table ``(..., N, C)``. The floor :math:`\epsilon` keeps labels far from all means
+    possible in floating point.
     """
 
     def __init__(
@@ -99,10 +94,7 @@ class OrdinalConcentrations:
 
     @torch.no_grad()
     def draw(self, nodes: Tensor) -> Tensor:
-        r"""
-        ``(..., n)``: one label of each of nodes ``(..., n)``, independent, with probabilities
-        :math:`\alpha_{ik} / A_i`. Cost: :math:`O(n C)` time, :math:`O(n)` memory.
-        """
+        """``(..., n)``: independent labels of nodes ``(..., n)``. Cost: :math:`O(n C)` time."""
         shape = torch.broadcast_shapes(nodes.shape, (*self.mean.shape[:-1], nodes.shape[-1]))
         parts = (t.expand(shape).flatten().split(STRIP) for t in self._of(nodes))
         strips = (self._like(*strip) for strip in zip(*parts, strict=True))
@@ -129,15 +121,13 @@ def _extract_provenance(alpha: OrdinalConcentrations) -> tuple[OrdinalConcentrat
 
 class GaussianConcentrations(OrdinalConcentrations):
     r"""
-    Concentrations :math:`\alpha` for ordered labels such as grey levels, highest around a mean:
+    Concentrations ``(..., N, C)`` for ordered labels such as grey levels, highest around a mean, as
+    in the paper's appendix C. Near the first and the last label the mean label is not :math:`u`.
 
     .. math::
 
         \alpha_{ik} = s_i \exp\left(-\frac{(k - u_i)^2}{\sigma_i^2}\right) + \epsilon,
         \qquad k = 0, \dots, C - 1
-
-    as in the paper's appendix C, plus a floor :math:`\epsilon`. Labels beyond the ends are missing,
-    so that near 0 and ``C - 1`` the mean label is not :math:`u`.
 
     >>> alpha = GaussianConcentrations(torch.tensor([3.0, 200.0]), width=10.0)
     >>> alpha.shape
@@ -145,15 +135,14 @@ class GaussianConcentrations(OrdinalConcentrations):
     >>> alpha.totals()
     tensor([12.2296, 17.7271])
 
-    Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients. Compiled
-    loops skip labels far from the mean.
+    Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients.
 
-    :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels; any real number.
+    :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels.
     :param width: :math:`\sigma`, positive: a number or a tensor that broadcasts to ``mean``.
-    :param scale: :math:`s`, positive, as ``width``. With :math:`\sigma` it makes
-        :math:`A_i \approx s_i \sigma_i \sqrt\pi`, how many labels of neighbours outweigh the mean.
+    :param scale: :math:`s`, as ``width``. About :math:`s_i \sigma_i \sqrt\pi` labels of neighbours
+        weigh as much as the mean.
     :param int num_classes: ``C``.
-    :param float floor: :math:`\epsilon`, positive.
+    :param float floor: :math:`\epsilon`, keeps labels far from all means possible.
     """
 
     def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
@@ -181,7 +170,7 @@ def _sums(mean: Tensor, width: Tensor, num_classes: int) -> tuple[Tensor, Tensor
 
 
 class _Total(torch.autograd.Function):
-    """The sum over all labels; what its gradient needs is summed along with it."""
+    """The sum over all labels, and the sums that its gradient needs."""
 
     @staticmethod
     def forward(ctx, mean: Tensor, width: Tensor, num_classes: int) -> Tensor:
@@ -201,7 +190,7 @@ class _Total(torch.autograd.Function):
 class LogisticConcentrations(OrdinalConcentrations):
     r"""
     Concentrations ``(..., N, C)`` for ordered labels: the mass of a logistic distribution on each
-    label's unit, as in PixelCNN++ (Salimans et al., 2017), with the tails at both ends,
+    label's unit, as in PixelCNN++ (Salimans et al., 2017),
 
     .. math::
 
@@ -209,30 +198,22 @@ class LogisticConcentrations(OrdinalConcentrations):
             - F\left(\frac{k - \frac12 - u_i}{\sigma_i}\right) \right] + \epsilon, \qquad
         F(x) = \frac{1}{1 + e^{-x}},
 
-    where the first term is one for ``k = C - 1`` and the second zero for ``k = 0``. Unlike in
-    :class:`GaussianConcentrations`, log concentrations fall linearly far from the mean, nothing is
-    missing beyond the ends, and :math:`A_i = s_i + \epsilon C`.
+    where the first term is one for ``k = C - 1`` and the second zero for ``k = 0``. Parameters as
+    for :class:`GaussianConcentrations`, but :math:`s_i` labels of neighbours weigh as much as the
+    mean, and log concentrations fall linearly far from it. Cost: :math:`O(N)`.
 
     >>> alpha = LogisticConcentrations(torch.tensor([3.0, 200.0]), width=5.0, scale=20.0)
-    >>> alpha.shape
-    torch.Size([2, 256])
     >>> alpha.at(torch.tensor([0, 1]), torch.tensor([0, 200]))
     tensor([7.5508, 0.9992])
-
-    Parameters as of :class:`GaussianConcentrations`. The standard deviation of a label is
-    :math:`\sigma \pi / \sqrt 3`, and :math:`s` labels of neighbours weigh as much as the mean.
-    Cost: :math:`O(N)`.
     """
 
     def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
-        top = self.num_classes - 1
-        gap = labels - mean
+        gap, top = labels - mean, self.num_classes - 1
         # F(a) - F(b) = F(a) F(-b) (1 - exp(b - a)): no digits are lost.
         inner = ((0.5 + gap) / width).sigmoid() * ((0.5 - gap) / width).sigmoid()
         inner = inner * -torch.expm1(-1 / width)
-        first, last = (0.5 - mean) / width, (mean - top + 0.5) / width
-        peak = torch.where(labels == 0, first.sigmoid(), inner)
-        return torch.where(labels == top, last.sigmoid(), peak)
+        first, last = ((0.5 - mean) / width).sigmoid(), ((mean - top + 0.5) / width).sigmoid()
+        return torch.where(labels == top, last, torch.where(labels == 0, first, inner))
 
     def totals(self) -> Tensor:
         return (self.scale + self.floor * self.num_classes).expand(self.mean.shape)

@@ -2,11 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The loops over edges and labels given evidence, compiled as those of :mod:`pyro_nmm.compiled`.
-
-Counts follow from the draw, so every loop counts anew and keeps none: ``table[j]`` counts the
-choices of source ``j``, in one column per label and one for all of them. ``inputs`` are rows and
-terms, see :func:`_inputs`.
+The loops over edges and labels given evidence. ``table[j]`` counts the choices of source ``j``, in
+one column per label and one for all of them.
 """
 
 import numpy as np
@@ -240,10 +237,7 @@ def evaluate(rows, terms, draw):
 
 @opaque
 def gradient(rows, terms, draw, log_evidence, to_evidence, to_choice):
-    """
-    The gradient of :func:`evaluate` towards ``terms``, given the gradient towards its results
-    ``(B, num_rows)``. Cost: :math:`O(B E C)`.
-    """
+    """The gradient of :func:`evaluate` by ``terms``, given the gradient by its results."""
     given = (_array(t, np.float64) for t in (log_evidence, to_evidence, to_choice))
     found = {}
 
@@ -260,8 +254,7 @@ def gradient(rows, terms, draw, log_evidence, to_evidence, to_choice):
 @opaque
 def credits(rows, terms, draw, log_evidence):
     """See :func:`pyro_nmm.ops.evidence.one_step_credits`. Cost: :math:`O(B E C)`."""
-    given, costs = _array(log_evidence, np.float64), np.empty(tuple(draw.edges.shape))
-    size = rows.num_sources, terms.num_classes
-    arrays = *map(_array, draw), given, costs
+    costs, size = np.empty(tuple(draw.edges.shape)), (rows.num_sources, terms.num_classes)
+    arrays = *map(_array, draw), _array(log_evidence, np.float64), costs
     _run(_credit, rows, terms, len(costs), *arrays, own=lambda first: (np.zeros(size),))
     return torch.from_numpy(costs)
