@@ -17,10 +17,8 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.expect import expect
 from pyro_nmm.provenance import untracked
 
-#: Nodes whose labels are written out at once.
-STRIP = 4096
-#: Labels that are summed at once.
-CHUNK = 16
+#: Nodes whose labels are written out at once, and labels that are summed at once.
+STRIP, CHUNK = 4096, 16
 
 
 class OrdinalConcentrations:
@@ -31,18 +29,13 @@ class OrdinalConcentrations:
     """
 
     def __init__(
-        self,
-        mean: Tensor,
-        width: Tensor | float,
-        scale: Tensor | float = 1.0,
-        num_classes: int = 256,
-        floor: float = 1e-5,
-    ) -> None:
+        self, mean: Tensor, width: Tensor | float, scale: Tensor | float = 1.0,
+        num_classes: int = 256, floor: float = 1e-5,
+    ) -> None:  # fmt: skip
         expect("mean", mean, ("...", "N"), kind="float")
         if num_classes < 2 or not floor > 0:
-            raise ValueError(
-                f"num_classes must be at least 2 and floor positive, got {num_classes} and {floor}"
-            )
+            got = f"{num_classes} and {floor}"
+            raise ValueError(f"num_classes must be at least 2 and floor positive, got {got}")
         mean = in_single(mean)
         self.mean, self.num_classes, self.floor = mean, num_classes, floor
         # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled width.
@@ -55,10 +48,8 @@ class OrdinalConcentrations:
         for name, value in (("width", self.width), ("scale", self.scale)):
             sizes = zip(reversed(value.shape), reversed(mean.shape), strict=False)
             if value.dim() > mean.dim() or any(size not in (1, full) for size, full in sizes):
-                raise ValueError(
-                    f"{name} must broadcast to mean's shape {tuple(mean.shape)}, got "
-                    f"{tuple(value.shape)}"
-                )
+                shapes = f"{tuple(mean.shape)}, got {tuple(value.shape)}"
+                raise ValueError(f"{name} must broadcast to mean's shape {shapes}")
 
     @property
     def shape(self) -> Size:
@@ -154,29 +145,23 @@ class GaussianConcentrations(OrdinalConcentrations):
         return self.scale * bumps + self.floor * self.num_classes
 
 
-@torch.no_grad()
-def _sums(mean: Tensor, width: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Sums of :math:`f_k = \exp(-(k-u)^2 / \sigma^2)`, :math:`(k-u) f_k`, :math:`(k-u)^2 f_k`."""
-    if backend.compiled is not None and mean.device.type == "cpu":
-        return backend.compiled.gaussian_sums(mean, width.expand(mean.shape), num_classes)
-    zero = torch.zeros_like(mean)
-    totals = [zero, zero, zero]
-    for labels in torch.arange(num_classes, device=mean.device).split(CHUNK):
-        gap = labels - mean[..., None]
-        bumps = (-(gap / width.expand(mean.shape)[..., None]).square()).exp()
-        parts = bumps, gap * bumps, gap.square() * bumps
-        totals = [total + part.sum(-1) for total, part in zip(totals, parts, strict=True)]
-    return totals[0], totals[1], totals[2]
-
-
 class _Total(torch.autograd.Function):
-    """The sum over all labels, and the sums that its gradient needs."""
+    r"""The sum of :math:`f_k = e^{-(k-u)^2 / \sigma^2}`, and the moments that gradients need."""
 
     @staticmethod
     def forward(ctx, mean: Tensor, width: Tensor, num_classes: int) -> Tensor:
-        total, first, second = _sums(mean, width, num_classes)
-        ctx.save_for_backward(first, second, width)
-        return total
+        widths = width.expand(mean.shape)
+        if backend.compiled is not None and mean.device.type == "cpu":
+            totals = backend.compiled.gaussian_sums(mean, widths, num_classes)
+        else:
+            totals = [torch.zeros_like(mean)] * 3
+            for labels in torch.arange(num_classes, device=mean.device).split(CHUNK):
+                gap = labels - mean[..., None]
+                bumps = (-(gap / widths[..., None]).square()).exp()
+                parts = bumps, gap * bumps, gap.square() * bumps
+                totals = [total + part.sum(-1) for total, part in zip(totals, parts, strict=True)]
+        ctx.save_for_backward(*totals[1:], width)
+        return totals[0]
 
     @staticmethod
     @once_differentiable

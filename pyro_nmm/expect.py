@@ -24,14 +24,9 @@ KINDS = {
 
 
 def expect(
-    name: str,
-    value: Any,
-    shape: tuple[Dim, ...] | None = None,
-    *,
-    kind: str = "tensor",
-    like: Any = None,
-    note: str = "",
-) -> Tensor:
+    name: str, value: Any, shape: tuple[Dim, ...] | None = None, *, kind: str = "tensor",
+    like: Any = None, note: str = "",
+) -> Tensor:  # fmt: skip
     """
     A tensor of a kind, of a shape and on the device of ``like``, or an error with a ``note``.
 
@@ -130,14 +125,9 @@ def check_grid(radius: int, **sizes: int) -> None:
 
 
 def check_mask(
-    mask: Tensor,
-    num_nodes: int,
-    device: torch.device,
-    name: str = "observed",
-    *,
-    empty: bool = False,
-    beside: str = "hood",
-) -> None:
+    mask: Tensor, num_nodes: int, device: torch.device, name: str = "observed", *,
+    empty: bool = False, beside: str = "hood",
+) -> None:  # fmt: skip
     """Refuse all but a boolean mask, on the device of the argument ``beside``."""
     expect(name, mask, (num_nodes,), kind="mask", note="one entry per node")
     expect_device(name, mask, device, beside)

@@ -67,15 +67,11 @@ def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborho
         raise ValueError(f"positions must be finite floats of shape (N, D), N >= 1, got {got}")
     num_nodes, num_axes = positions.shape
     if not spacing > 0 or not radius >= spacing * num_axes**0.5 / 2:
-        raise ValueError(
-            f"radius must be at least spacing * sqrt({num_axes}) / 2, so that every node reaches "
-            f"a source, got radius={radius} and spacing={spacing}"
-        )
-    scaled = positions / spacing
-    cell = scaled.round()
-    reach = int(radius / spacing + 0.5)
+        both = f"radius={radius} and spacing={spacing}"
+        raise ValueError(f"radius must be at least spacing * sqrt({num_axes}) / 2, got {both}")
+    scaled, reach = positions / spacing, int(radius / spacing + 0.5)
     steps = torch.tensor(list(itertools.product(range(-reach, reach + 1), repeat=num_axes)))
-    place = cell[:, None] + steps.to(cell)
+    place = scaled.round()[:, None] + steps.to(scaled)
     near = (place - scaled[:, None]).norm(dim=-1) <= radius / spacing
     node = near.nonzero()[:, 0]
     lattice, source = place[near].unique(dim=0, return_inverse=True)

@@ -66,7 +66,7 @@ def as_member(kind: type[Member], **value: str) -> Member:
 
 
 def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
-    """Options as one value; an error that lists them for an unknown one."""
+    """Options as one value, or an error that lists them."""
     known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
         raise TypeError(
@@ -85,8 +85,8 @@ def check_positive(**values: float) -> None:
 def check_all_rows(hood: Neighborhood) -> None:
     """Refuse a part of a graph."""
     if hood.num_rows != hood.num_nodes:
-        found, cure = f"{hood.num_nodes} nodes, got {hood.num_rows} rows", "the mask as observed"
-        raise ValueError(f"hood must hold all {found}: pass the whole neighborhood and {cure}")
+        got = f"{hood.num_nodes} nodes, got {hood.num_rows} rows"
+        raise ValueError(f"hood must hold all {got}: pass the whole neighborhood and observed")
 
 
 def check_values(
@@ -174,10 +174,10 @@ def check_label_range(rows: Neighborhood, labels: Tensor, num_classes: int) -> N
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
         where = wrong.nonzero()[0]
+        label, node = labels[tuple(where)].item(), rows.nodes[where[-1]].item()
         raise ValueError(
-            f"y holds label {labels[tuple(where)].item()} at node {rows.nodes[where[-1]].item()}, "
-            f"but alpha has labels 0..{num_classes - 1}: mask that node out with observed, "
-            f"or give alpha more columns"
+            f"y holds label {label} at node {node}, but alpha has labels 0..{num_classes - 1}: "
+            f"mask that node out with observed, or give alpha more columns"
         )
 
 

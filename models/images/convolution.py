@@ -59,8 +59,7 @@ class ConvolutionalNMM(nn.Module):
         images, width = self._images(field)
         alpha = _bounded(self.labels(images)).exp()[0].flatten(1).T
         scores = _bounded(self.attention(images))[0].flatten(1)
-        rows = torch.div(hood.source, width, rounding_mode="floor")
-        rows = rows - torch.div(hood.target, width, rounding_mode="floor")
+        rows = hood.source // width - hood.target // width
         columns = hood.source % width - hood.target % width
         if max(rows.abs().max(), columns.abs().max()) > self.radius:
             raise ValueError(f"hood must have windows of radius {self.radius} at most")
@@ -68,7 +67,6 @@ class ConvolutionalNMM(nn.Module):
         return alpha, scores[window, hood.target]
 
     def _images(self, field: PairwiseMRF) -> tuple[Tensor, int]:
-        """``(1, channels, height, width)``, and the width."""
         edges = field.edges
         width = int((edges[1] - edges[0]).max()) if edges.numel() else 1
         height = field.num_nodes // width
@@ -76,11 +74,9 @@ class ConvolutionalNMM(nn.Module):
             raise ValueError("field must have the edges grid_edges(height, width), both at least 2")
         if field.num_classes != self.num_classes:
             raise ValueError(f"field must have {self.num_classes} labels, got {field.num_classes}")
-        shape = height, width
+        shape, across = (height, width), height * (width - 1)
         unary = (field.unary - field.unary.mean(-1, keepdim=True)).T.reshape(-1, *shape)
-        strength = field.strength.expand(edges.shape[1])
-        towards = unary.new_zeros(2, *shape)
-        across = height * (width - 1)
+        strength, towards = field.strength.expand(edges.shape[1]), unary.new_zeros(2, *shape)
         towards[0, :, :-1] = strength[:across].view(height, width - 1)
         towards[1, :-1] = strength[across:].view(height - 1, width)
         planes = [unary, towards]

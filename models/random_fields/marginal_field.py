@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
-from torch.distributions import Categorical, constraints
+from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborChoice, NeighborMixture
@@ -69,6 +69,7 @@ class MarginalField(GraphDistribution):
     """
 
     shown = "num_nodes", "num_classes"
+    support = PairwiseMRF.support
 
     nodes: Tensor  #: ``(num_nodes,)`` ids, in the field, of the nodes that stay
     others: Tensor  #: ``(N - num_nodes,)`` of those summed out
@@ -115,10 +116,6 @@ class MarginalField(GraphDistribution):
             sent = torch.einsum("bd,kdc->bkc", own, field.interaction[labels])
             logits = field.unary[nodes].unsqueeze(1) + sent
             yield Stars(nodes, neighbors, logits, logits.logsumexp(-1))
-
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self):
-        return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
 
     def log_potential(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p^*(y_S)` of ``(..., num_nodes)`` labels. Cost: :math:`O(P)`."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
-from torch.distributions import constraints
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
@@ -44,6 +43,7 @@ class PairwiseMRF(GraphDistribution):
     """
 
     shown = "num_nodes", "num_edges", "num_classes"
+    support = NeighborMixture.support
 
     def __init__(self, edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
         _check(edges, unary, strength, interaction)
@@ -52,10 +52,6 @@ class PairwiseMRF(GraphDistribution):
         self.num_edges, (self.num_nodes, self.num_classes) = edges.shape[1], unary.shape[-2:]
         batch_shape = torch.broadcast_shapes(unary.shape[:-2], strength.shape[:-1])
         super().__init__(batch_shape, Size([self.num_nodes]), validate_args=False)
-
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self):
-        return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
 
     def log_potential(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p^*(y)` of labels ``(..., N)``. Cost: :math:`O(N + P)`."""

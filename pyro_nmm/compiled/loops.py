@@ -266,7 +266,7 @@ def entropy_and_gradient(rows, alpha, attention, edges, labels):
 
 @opaque
 def gaussian_sums(mean, width, num_classes):
-    """See :func:`pyro_nmm.concentrations._sums`. Cost: :math:`O(\\sigma)` a node."""
+    """See :class:`pyro_nmm.concentrations._Total`. Cost: :math:`O(\\sigma)` a node."""
     means, widths = _array(mean, np.float64).ravel(), _array(width, np.float64).ravel()
     sums = np.empty((3, len(means)))
 

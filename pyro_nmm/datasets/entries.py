@@ -49,10 +49,8 @@ def checked(data: Data) -> Data:
 def check_edge_index(edge_index: Tensor, name: str) -> None:
     """Refuse what is no list of pairs, such as a sparse matrix."""
     if edge_index.layout != torch.strided or edge_index.dim() != 2 or len(edge_index) != 2:
-        raise ValueError(
-            f"{name} must have shape (2, num_edges), got {edge_index.layout} of shape "
-            f"{tuple(edge_index.shape)}: take a sparse matrix apart with PyG's to_edge_index"
-        )
+        got = f"{edge_index.layout} of shape {tuple(edge_index.shape)}"
+        raise ValueError(f"{name} must have shape (2, num_edges), got {got}: see to_edge_index")
 
 
 def extra(module: str, what: str) -> ModuleType:
