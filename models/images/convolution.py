@@ -20,9 +20,9 @@ class ConvolutionalNMM(nn.Module):
         s(x) = 6 \tanh(x / 6)
 
     each with a layer of ``channels`` filters of ``kernel x kernel``, ReLU and a layer of
-    1 x 1. :math:`X`, ``(C + 5, height, width)``, holds for every pixel the unary terms, the
-    strengths towards the right and below, and with ``groups``, unlike the paper's, the three groups
-    of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the NMM is best fitted.
+    1 x 1. :math:`X`, ``(C + 5, height, width)``, holds for every pixel the unary terms and the
+    strengths towards the right and below. With ``groups`` (not in the paper) it also holds the
+    groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the NMM is best fitted.
 
     >>> from pyro_nmm.models import ising
     >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.zeros(30))

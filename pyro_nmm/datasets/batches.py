@@ -8,7 +8,7 @@ import copy
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import k_hop_subgraph
+from torch_geometric.utils import index_to_mask, k_hop_subgraph
 
 from pyro_nmm.datasets.entries import check_edge_index, entry
 from pyro_nmm.neighborhood import Neighborhood
@@ -64,9 +64,8 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
     near, _, place, inside = k_hop_subgraph(
         seeds, num_hops, edge_index, num_nodes=size, directed=True
     )
-    first = torch.zeros(len(near), dtype=torch.bool, device=near.device)
-    first[place] = True
-    nodes, edges = torch.cat([seeds, near[~first]]), inside.nonzero()[:, 0]
+    others = near[~index_to_mask(place, len(near))]
+    nodes, edges = torch.cat([seeds, others]), inside.nonzero()[:, 0]
     number = torch.empty(size, dtype=torch.long, device=near.device)
     number[nodes] = torch.arange(len(nodes), device=near.device)
     batch = copy.copy(data)
