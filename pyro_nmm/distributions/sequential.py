@@ -51,9 +51,9 @@ def predict_in_turn(
     _count(counts, found.nonzero()[:, 0], place[found], labels)
     course = Course(rows, attention, alpha, components.weights, uniforms, counts)
     if backend.compiled and order.device.type == "cpu":
-        from pyro_nmm.compiled import sequential as compiled_sequential  # needs numba
+        from pyro_nmm.compiled import evidence as compiled_evidence  # needs numba
 
-        return compiled_sequential.predict(*course)
+        return compiled_evidence.predict(*course)
     return predict_by_sweeps(course)
 
 
