@@ -264,7 +264,7 @@ class Posterior:
         elif method == "joint" and len(free):
             size = self.num_classes
             if size ** len(free) > enumeration.MAX_CHOICES:
-                number = f"{size}^{len(free)} labellings"
+                number = f"{size}^{len(free)} labellings of nodes"
                 raise ValueError(f"method='joint' would compare {number}: use method='sequential'")
             every = enumeration.enumerate_labels(len(free), size, free.device)
             labels[free] = every[self.log_marginal(free, every).argmax()]
