@@ -18,7 +18,7 @@ def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
 
 
 class GraphDistribution(TorchDistribution):
-    """Distributions whose parameters keep their batch shape, so that :meth:`expand` copies none."""
+    """Distributions whose parameters keep their batch shape: :meth:`expand` copies nothing."""
 
     arg_constraints: dict = {}  # checked in the constructors, with messages that name the fix
     shown: tuple[str, ...] = ()  #: attributes that :func:`repr` states: sizes and settings

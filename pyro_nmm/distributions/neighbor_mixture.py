@@ -235,9 +235,9 @@ class NeighborMixture(ClosedForms):
     ) -> Tensor:
         r"""
         Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
-        y_\rho)`, in nats. It is tighter than :meth:`elbo`, the more the more particles; see
-        :mod:`pyro_nmm.distributions.smc`. :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so
-        the logarithm is a lower bound on average. With ``given`` the estimate is a ratio.
+        y_\rho)`, in nats. More particles make it tighter; see :mod:`pyro_nmm.distributions.smc`.
+        :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
+        average, tighter than :meth:`elbo`. With ``given`` the estimate is a ratio of two such.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))

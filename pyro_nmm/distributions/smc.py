@@ -104,7 +104,7 @@ def sequential_monte_carlo(
 
 
 def _exchange(draws: Stages, counts: Counts, edges: Tensor, parents: Tensor) -> Tensor:
-    """Copy parents by their recent choices ``(P, n)``; ``(P, m)`` since particles differ now."""
+    """Copy the parents' recent choices; return them from the first that still differs."""
     copied = edges.index_select(0, parents)
     draws.add(counts, edges, -1)
     draws.add(counts, copied)

@@ -93,7 +93,7 @@ def on_edges(rows: Neighborhood, labels: Tensor) -> Tensor:
 def choice_groups(
     rows: Neighborhood, edge_labels: Tensor, num_classes: int, time: Tensor | None = None
 ) -> tuple[Groups, Groups]:
-    """Edges by source, and by source and label; ``time`` if a row has a source several times."""
+    """Edges by source, and by source and label; ``time`` is ``rows.row`` if rows repeat sources."""
     by_label = rows.source * num_classes + edge_labels
     by_source = Groups(rows.source[None], rows.num_sources, time)
     return by_source, Groups(by_label, rows.num_sources * num_classes, time)
