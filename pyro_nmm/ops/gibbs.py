@@ -128,8 +128,8 @@ def run_chains(
     rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, num_sweeps: int, num_kept: int = 1
 ) -> tuple[Chains, LatentDraw]:
     """
-    Sweeps of ``B`` chains, and ``num_kept`` states ``(num_kept * B, num_rows)`` at even distances in
-    the second half of the sweeps. The last state is one of them.
+    Sweeps of ``B`` chains, and ``num_kept`` states of each, ``(num_kept * B, num_rows)``, at even
+    distances in the second half of the sweeps. The last state is one of them.
     """
     size, first = draw.edges.shape, num_sweeps // 2
     ends = [first + (k + 1) * (num_sweeps - first) // num_kept for k in range(num_kept)]
