@@ -181,8 +181,8 @@ class HiddenFieldGuide(nn.Module):
     >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
     >>> svi = SVI(pair.model, pair.guide, Adam({"lr": 0.05}), elbo)
     >>> losses = [svi.step() for _ in range(100)]
-    >>> pair.values()["mean"].flatten().sort().values.round().tolist()
-    [0.0, 3.0]
+    >>> pair.values()["mean"].flatten().sort().values.round().int().tolist()
+    [0, 3]
     >>> field = pair.field()  # with probabilities ``(N, C)``
 
     ``emission``, ``hood``, ``data`` and ``edge_attr`` are parameters of
