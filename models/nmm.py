@@ -47,9 +47,8 @@ def nmm(
     for the ``n`` rows where ``observed`` is true, in ascending node id. The other rows are
     marginalised, exactly. Nodes are one event, which any plate of the caller's may surround: each
     slice is then a label field with choices of its own. A plate in which neither parameters nor
-    labels differ is an error, because it would count one labelling several times, and so is a
-    ``poutine.mask`` or ``poutine.scale`` with an entry for every node. A number as
-    ``poutine.scale`` weighs a batch of graphs, joined into one, as a part of all graphs.
+    labels differ is an error, and so is a ``poutine.mask`` or ``poutine.scale`` with an entry for
+    every node: both would count one labelling several times.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.
@@ -60,10 +59,9 @@ def nmm(
     torch.Size([2])
 
     ``predict`` is for Pyro's ``Predictive`` with :func:`~pyro_nmm.guides.ordered_guide`: the other
-    nodes' labels are drawn given the choices and labels of the rows, for a ``deterministic`` site
-    without density, so the bound and weights do not change. The draws are those of
+    nodes' labels are drawn given the choices and labels of the rows, as in
     :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has the weights with
-    which they are exact.
+    which they are exact. The bound does not change.
 
     >>> from functools import partial
     >>> from pyro.infer import Predictive
@@ -145,7 +143,7 @@ def _rest(
     rows: Neighborhood, alpha: Concentrations, logits: Tensor, z: Tensor | None, c: Tensor,
     borrowed: Tensor, channel: Channel,
 ) -> Tensor:  # fmt: skip
-    """Labels of other rows, given those of some: by conjugacy a field again, where z is not."""
+    """Labels of other rows, given choices and labels: without ``z`` a field again."""
     (alpha, logits, z, c, borrowed, channel), _ = untracked(alpha, logits, z, c, borrowed, channel)
     batch = torch.broadcast_shapes(c.shape[:-1], borrowed.shape[:-1])
     c_rest = _choice(rows, logits).expand(batch).sample()

@@ -12,10 +12,7 @@ COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_pr
 
 
 class OneEvent(Messenger):
-    """
-    Around the sites of ``n`` nodes. Refuses ``poutine.scale`` and ``poutine.mask`` with an entry
-    for every node, and choices and labels of other nodes, from a guide of another ``observed``.
-    """
+    """Refuses scales and masks with an entry for every node, and sites of another ``observed``."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__()
@@ -29,16 +26,15 @@ class OneEvent(Messenger):
             if len(shape) > len(batch) or any(size not in (1, own) for size, own in sizes):
                 raise ValueError(
                     f"poutine.{kind} of shape {tuple(shape)} around site {msg['name']!r} of batch "
-                    f"shape {tuple(batch)} would count the joint log-probability of all nodes once "
-                    f"for each of its entries: leave nodes out with observed=, or give one number"
+                    f"shape {tuple(batch)} would count the joint log-probability of all nodes "
+                    f"several times: leave nodes out with observed=, or give one number"
                 )
         if msg["name"].rpartition("/")[2] in ("c", "y") and msg["value"] is not None:
             size = msg["value"].shape[-1]
             if size != self.num_rows:
                 raise ValueError(
                     f"site {msg['name']!r} has {size} nodes from the guide, but observed selects "
-                    f"{self.num_rows} here: give model and guide the same mask; for labels given "
-                    f"others use NeighborMixture.condition"
+                    f"{self.num_rows} here: give model and guide the same mask"
                 )
 
 
@@ -50,8 +46,6 @@ def check_plates(batch_shape: Size) -> None:
         if -frame.dim > len(batch_shape) or batch_shape[frame.dim] == 1:
             raise ValueError(
                 f"plate {frame.name!r} of size {frame.size} surrounds one labelling of all nodes, "
-                f"whose joint log-probability would be counted {frame.size} times. Nodes are one "
-                f"event: use no plate over nodes, observed= to leave some out, and "
-                f"poutine.scale(scale=...) for a batch of graphs in one. For independent fields, "
-                f"give y, alpha or logits a batch dimension for the plate"
+                f"whose joint log-probability would be counted {frame.size} times: use observed= "
+                f"or poutine.scale, or give y, alpha or logits a batch dimension for the plate"
             )

@@ -47,9 +47,7 @@ class Annotators:
     .. math::
 
         h_i \mid u_i = k \sim \mathrm{Categorical}(R_k), \qquad
-        a_{im} \mid h_i \sim \mathrm{Categorical}(P_{m h_i}) ,
-
-    so that any number of answers has no more information about the label than the type has.
+        a_{im} \mid h_i \sim \mathrm{Categorical}(P_{m h_i})
 
     [1] A. P. Dawid, A. M. Skene (1979) "Maximum Likelihood Estimation of Observer Error-Rates Using
     the EM Algorithm", Journal of the Royal Statistical Society C 28.
@@ -57,12 +55,11 @@ class Annotators:
     :param int num_labels: ``C``.
     :param int num_answers: ``K``; default ``num_labels`` if answers name labels, else one more
         than the largest answer.
-    :param int num_types: ``H``; default no types.
     :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
         answers never name labels.
-    :param float strength: how many answers the prior of a row of a confusion matrix is worth.
-        Default one if answers name labels, half of it for the right answer; else half an answer of
-        every kind, Jeffreys' prior.
+    :param float strength: weight of the prior of a row of a confusion matrix, in answers. Default
+        one if answers name labels, half of it for the right answer; else half an answer of every
+        kind, Jeffreys' prior.
     """
 
     num_labels: int
@@ -76,11 +73,9 @@ class Annotators:
     }
 
     def __post_init__(self) -> None:
-        check_integers(2, num_labels=self.num_labels)
-        if self.num_types is not None:
-            check_integers(2, num_types=self.num_types)
-        if self.num_answers is not None:
-            check_integers(2, num_answers=self.num_answers)
+        for name in ("num_labels", "num_types", "num_answers"):
+            if (number := getattr(self, name)) is not None:
+                check_integers(2, **{name: number})
         if self.strength is not None:
             check_positive(strength=self.strength)
 
@@ -95,10 +90,8 @@ class Annotators:
         good = isinstance(data, Tensor) and data.dim() == 2 and len(data) == hood.num_nodes
         if not good or data.is_floating_point() or data.dtype == torch.bool:
             got = f"{data.dtype} of {tuple(data.shape)}" if isinstance(data, Tensor) else type(data)
-            raise ValueError(
-                f"answers must be integers of shape ({hood.num_nodes}, M), a row for every node of "
-                f"hood and a column for every annotator, -1 if missing, got {got}"
-            )
+            must = f"integers of shape ({hood.num_nodes}, M), -1 if missing"
+            raise ValueError(f"answers must be {must}, got {got}")
         expect_device("answers", data, hood.device)
         answers = data.long()
         silent = (answers < 0).all(0)
@@ -107,16 +100,15 @@ class Annotators:
             raise ValueError(f"answers has none of annotator {name}: leave that column out")
         low, top, number = int(answers.min()), int(answers.max()), self._num_answers(answers)
         if low < -1 or top >= number:
-            raise ValueError(
-                f"answers holds {top if top >= number else low}, but must lie in 0..{number - 1}, "
-                f"or be -1 for a missing one: give num_answers if there are more"
-            )
+            wrong = top if top >= number else low
+            must = f"lie in 0..{number - 1}, or be -1 for a missing one"
+            raise ValueError(f"answers holds {wrong}, but must {must}: see num_answers")
         return answers
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """
-        The majority vote if answers name labels, else a fit without the graph, from random nodes.
-        Then a mixture of the types' counts at the sources has a component for every label.
+        The majority vote if answers name labels, else a fit without the graph, and for the types a
+        mixture of their counts at the sources.
         """
         if self.named:
             votes = torch.stack([(data == k).sum(1) for k in range(self.num_labels)], 1)
@@ -157,7 +149,7 @@ class Annotators:
         return {"confusion": shares(self._counts(data, of_types)), "types": shares(types)}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
-        """From the Dirichlet posterior of every row; types are drawn first."""
+        """Draws from the Dirichlet posterior of every row, given types that are drawn first."""
         seen, found = labels, {}
         if self.num_types is not None:
             log_prob = _log_likelihood(values["confusion"], data)
@@ -181,7 +173,7 @@ class Annotators:
         return self.num_labels if self.named else int(data.max()) + 1
 
     def _seeds(self, data: Tensor) -> Values:
-        """Each label's matrix from ten times a random node's answers, which all differ."""
+        """Each label's matrix from ten times one random node's answers, all different."""
         answered = data[(data >= 0).any(1)].unique(dim=0)
         answers = answered[_draw_places(len(answered), self.num_labels, data.device)]
         seen = 10 * torch.eye(self.num_labels, device=data.device).to(torch.get_default_dtype())
@@ -222,7 +214,7 @@ def shares(counts: Tensor) -> Tensor:
 
 
 def _draw_places(number: int, size: int, device: torch.device) -> Tensor:
-    """``(size,)`` of so many places, drawn at random and different as long as there are enough."""
+    """``(size,)`` random places, different as long as there are enough."""
     place = torch.randperm(number, device=device)[:size]
     return torch.cat([place, torch.randint(number, (size - len(place),), device=device)])
 
@@ -257,8 +249,8 @@ class Quality(NamedTuple):
 
 def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
     r"""
-    How often annotators are right: :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels'
-    shares among the nodes.
+    Accuracy of every annotator, :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels' shares
+    among the nodes.
 
     >>> from pyro_nmm import Neighborhood
     >>> from pyro_nmm.models import Annotators, accuracy
@@ -272,14 +264,11 @@ def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
     :param HiddenField field: fitted to :class:`Annotators` whose answers name labels.
     :param float level: the probability with which intervals hold the accuracy.
     :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws.
-    :raises ValueError: for answers that name no labels.
     """
     emission = field.emission
     if not isinstance(emission, Annotators) or not emission.named:
-        raise ValueError(
-            "accuracy needs annotators whose answers name labels: aligned=True and no num_types; "
-            "see information"
-        )
+        must = "annotators whose answers name labels, aligned and without num_types"
+        raise ValueError(f"accuracy needs {must}: see information")
     confusion, share = _by_label(field)
     right = confusion.diagonal(dim1=-2, dim2=-1)
     return _quality((right * share[:, None, : right.shape[-1]]).sum(-1), level)
@@ -304,7 +293,6 @@ def information(field: HiddenField, level: float = 0.9) -> Quality:
 
     :param HiddenField field: fitted to :class:`Annotators`.
     :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
-    :raises ValueError: for a field of another emission.
     """
     if not isinstance(field.emission, Annotators):
         raise ValueError("information needs a field fitted to Annotators")

@@ -27,8 +27,8 @@ class CopyingAnnotators(Annotators):
     With probability :math:`\rho_{ml}` annotator :math:`m` repeats annotator :math:`l`, if :math:`l`
     answered. The prior of :math:`\rho` expects a tenth of the answers to be copied. List the copied
     annotator first; otherwise both accuracies are biased. Confusion matrices, ``(M, C, K)``, and
-    :func:`~pyro_nmm.models.accuracy` are about an annotator's own answers.
-    Cost: :math:`O(N M (C + M))` a step.
+    :func:`~pyro_nmm.models.accuracy` are about an annotator's own answers. A step costs
+    :math:`O(N M (C + M))`.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(20, 20, stride=4)
@@ -48,9 +48,8 @@ class CopyingAnnotators(Annotators):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.named:
-            raise ValueError(
-                "CopyingAnnotators need answers that name labels: aligned=True, no num_types"
-            )
+            must = "answers that name labels: aligned=True, no num_types"
+            raise ValueError(f"CopyingAnnotators need {must}")
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """Half of the answers are copied, so that agreement counts for little at first."""
@@ -107,8 +106,6 @@ class CopyingAnnotators(Annotators):
 
 
 class _Part:
-    """Answers of annotator ``m``, given the answers of the annotators before."""
-
     def __init__(self, values: Values, data: Tensor, m: int) -> None:
         answers, before, self.rates = data[:, m], data[:, :m], values["copies"][m, : m + 1]
         self.there = answers >= 0  # (N,)
@@ -128,10 +125,7 @@ class _Part:
         return self.own / self.both
 
     def whose(self, own: Tensor, whole: Tensor) -> Tensor:
-        """
-        ``(N, m + 1)``: the probability of having meant to copy each annotator before, or none. For
-        ``own`` of ``whole`` the answer is one's own, also if the annotator meant had none.
-        """
+        """``(N, m + 1)``: the probability that ``m`` meant to copy each one before, or nobody."""
         none = torch.zeros_like(self.there[:, None])
         free, same = torch.cat([self.silent, ~none], 1), torch.cat([self.same, none], 1)
         free, same = free.to(self.rates) * self.rates, same.to(self.rates) * self.rates

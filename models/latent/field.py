@@ -23,14 +23,12 @@ from pyro_nmm.validation import check_positive
 
 class FieldPrior(nn.Module):
     r"""
-    The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` of few
-    parameters,
+    The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` for features
+    :math:`x` of the edges, ``(num_edges, F)``, such as a squared distance,
 
     .. math::
 
         \alpha_j = \kappa \pi, \qquad L_{ij} \propto \exp(\beta^\top x_{ij})
-
-    for features :math:`x` of the edges, ``(num_edges, F)``, such as a squared distance.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(6, 6, stride=3)
@@ -38,10 +36,8 @@ class FieldPrior(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([4, 3]), torch.Size([100]))
 
-    :param int num_labels: ``C``.
-    :param int num_features: ``F``.
-    :param float kappa: to start with. If it is small, a source gives all nodes the same label.
-    :param Tensor unit: ``(F,)`` of the features, in which a fit takes its steps; default ones.
+    :param float kappa: at the start. If it is small, a source gives all nodes the same label.
+    :param Tensor unit: ``(F,)`` units of the features, by which :math:`\beta` is scaled.
     """
 
     unit: Tensor
@@ -90,13 +86,9 @@ class FieldPrior(nn.Module):
 
 
 def hidden_field(
-    hood: Neighborhood,
-    prior: FieldPrior,
-    emission: Emission,
-    values: Values,
-    data: Any,
+    hood: Neighborhood, prior: FieldPrior, emission: Emission, values: Values, data: Any,
     edge_attr: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     r"""
     A hidden field as a Pyro program.
 
@@ -116,8 +108,7 @@ def hidden_field(
     torch.Size([4])
 
     :param dict values: the emission's parameters, such as ``pyro.param`` gives them.
-    :param data: what is observed of the nodes, as :meth:`Emission.check` returns it.
-    :param Tensor edge_attr: ``(num_edges, F)`` features of the edges.
+    :param data: observations of the nodes, as :meth:`Emission.check` returns them.
     :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
     """
     y = nmm(hood, *prior(hood, edge_attr), collapsed=True)
@@ -192,10 +183,9 @@ def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | No
         return None
     good = isinstance(edge_attr, Tensor) and not edge_attr.is_complex()
     if not good or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
-        raise ValueError(
-            f"edge_attr must hold numbers of shape ({hood.num_edges},) or ({hood.num_edges}, F), a "
-            f"row for every edge of hood, got {getattr(edge_attr, 'shape', type(edge_attr))}"
-        )
+        got = getattr(edge_attr, "shape", type(edge_attr))
+        shape = f"({hood.num_edges},) or ({hood.num_edges}, F)"
+        raise ValueError(f"edge_attr must hold numbers of shape {shape}, got {got}")
     if not edge_attr.isfinite().all():
         raise ValueError("edge_attr must be finite")
     expect_device("edge_attr", edge_attr, hood.device)
