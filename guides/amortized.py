@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""A network and an NMM as one program, and a penalty with which it learns from all nodes."""
-
 import math
 
 import pyro
@@ -105,8 +103,7 @@ class AmortizedNMM(SharedForward):
     >>> program.mixture(x, edge_index).condition(y, train, num_samples=16).predict()[:2]
     tensor([0, 1])
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` with an ``alpha`` of
-        shape ``(N, C)``.
+    :param network: a :class:`~pyro_nmm.models.ParameterNetwork` with ``alpha`` ``(N, C)``.
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the network's parameters in Pyro's store.

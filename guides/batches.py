@@ -45,8 +45,7 @@ class SeedLoss(nn.Module):
     >>> for seeds in torch.randperm(34).split(12):
     ...     loss(seed_batch(data, seeds, num_hops=3)).backward()  # and a step of any optimizer
 
-    Cost: the network with its ``alpha`` ``(N, C)`` on the batch, and :math:`O(E_s)` a particle for
-    the edges into the seeds.
+    Cost: the network, ``alpha`` ``(N, C)``, and :math:`O(E_s)` a particle for edges into seeds.
 
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, no layer ``cached``.
     :param inputs: names of the batch's entries that are the network's arguments, in order.

@@ -105,14 +105,11 @@ class DGLFRMGuide(nn.Module):
         def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
             return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
 
-        parts = hood, self.encoder, self._rest
         options: dict[str, Any] = {"family": family, "site": "s", "name": name}
-        self.memberships: MarginalGuide
         if marginal:
-            credit = self._credit if local else None
-            self.memberships = MarginalGuide(*parts, **options, credit=credit)
-        else:
-            self.memberships = MixtureGuide(*parts, **options)
+            options["credit"] = self._credit if local else None
+        kind = MarginalGuide if marginal else MixtureGuide
+        self.memberships: MarginalGuide = kind(hood, self.encoder, self._rest, **options)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
         r"""

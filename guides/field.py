@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Approximations of Markov random fields: by an NMM, and by independent labels."""
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -45,7 +43,7 @@ class FieldGuide(SharedForward):
         that returns one.
     :param str estimator: see :meth:`~pyro_nmm.NeighborMixture.entropy_bound`; ``num_samples`` are
         its draws a step.
-    :param Tensor order: default the colors of a field, else random.
+    :param Tensor order: ``(N,)`` node ids; default the colors of a field, else random.
     """
 
     order: Tensor

@@ -22,12 +22,8 @@ from pyro_nmm.validation import order_to_rows
 class MarginalGuide(SharedForward):
     r"""
     A guide for any Pyro program by a family whose choices are summed out, such as
-    :class:`~pyro_nmm.MembershipMixture`.
-
-    .. math::
-
-        \mathrm{KL}\big(p(s) \,\|\, p^*(s) / Z\big) - \log Z
-            = E_p \Big[ \log \sum_c p(c) \, p(s \mid c) - \log p^*(s) \Big]
+    :class:`~pyro_nmm.MembershipMixture`. The loss of ``Trace_ELBO`` is an estimate of
+    :math:`\mathrm{KL}(p(s) \,\|\, p^*(s) / Z) - \log Z`.
 
     >>> from pyro.distributions import Normal
     >>> from pyro.infer import Trace_ELBO

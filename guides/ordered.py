@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Guides without parameters: they draw choices node after node from the model's own posterior."""
-
 from typing import Any
 
 import pyro
@@ -21,7 +19,7 @@ from pyro_nmm.models.latent import (
     hidden_field,
     sample_field,
 )
-from pyro_nmm.models.one_event import OneEvent
+from pyro_nmm.models.nmm import OneEvent
 from pyro_nmm.models.param_store import register
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator

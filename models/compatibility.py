@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""One matrix of label changes for all edges between neighbours."""
-
 from typing import Any
 
 import torch
@@ -32,7 +30,7 @@ def compatibility(
     r"""
     Frequency of label :math:`k` among neighbours of nodes with label :math:`u`, from the edges
     between observed nodes: the compatibility matrix of Zhu et al. (2021, "Graph Neural Networks
-    with Heterophily", AAAI).
+    with Heterophily", AAAI), as :class:`StackedNMM` takes it.
 
     .. math::
 
@@ -46,8 +44,6 @@ def compatibility(
     >>> compatibility(hood, y, torch.ones(3, dtype=torch.bool), num_classes=2)
     tensor([[0.2000, 0.8000],
             [0.8667, 0.1333]])
-
-    For example ``StackedNMM(5, compatibility=compatibility(hood, data.y, data.train_mask, 5))``.
 
     :param Tensor y: ``(N,)`` labels, read where ``observed``, a boolean mask ``(N,)``.
     :param float strength: weight of the prior for every label, in edges; positive.

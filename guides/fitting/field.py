@@ -41,7 +41,8 @@ def fit_mixture(
     :param int num_samples: draws of the entropy a step.
     :param float warmup: share of the steps over which interactions rise.
     :param options: of :class:`~pyro_nmm.guides.fitting.Steps`.
-    :return: the mixture for the last step's target, and the loss of every step, in nats.
+    :return: the mixture for the last step's target, and every step's loss, in nats. A step costs
+        :math:`O(E C^2)` a sample.
     """
     how = options_of(fit_mixture, Steps, options)
     check_integers(1, num_samples=num_samples)

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Fitting to clean patches, to which noise is added: a U-Net alone, and an NMM on one."""
-
 import functools
 import math
 from collections.abc import Callable

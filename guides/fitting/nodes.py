@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Training for node classification: a classifier alone, and an NMM on the same backbones."""
-
 import functools
 import math
 from collections.abc import Callable
@@ -142,8 +140,7 @@ def fit_nmm(
     .. math::
 
         \min_\theta \; -\frac1{|\tau|} E_{q(c \mid y_\tau)} \left[
-            \log \frac{p_\theta(y_\tau, c)}{q_\theta(c \mid y_\tau)} \right]
-            \; + \text{penalty}
+            \log \frac{p_\theta(y_\tau, c)}{q_\theta(c \mid y_\tau)} \right] + \text{penalty}
 
     >>> from pyro_nmm.datasets.nodes import digits, random_split
     >>> from pyro_nmm.models import NMMNetwork

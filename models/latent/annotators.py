@@ -22,7 +22,8 @@ from pyro_nmm.validation import check_integers, check_positive
 class Annotators:
     r"""
     Answers of annotators (people, clusterings, classifiers, language models) about latent labels:
-    the model of Dawid and Skene [1] with an NMM as the prior of the labels.
+    the model of Dawid and Skene (1979, "Maximum Likelihood Estimation of Observer Error-Rates Using
+    the EM Algorithm", JRSS C 28) with an NMM as the prior of the labels.
 
     .. math::
 
@@ -48,9 +49,6 @@ class Annotators:
 
         h_i \mid u_i = k \sim \mathrm{Categorical}(R_k), \qquad
         a_{im} \mid h_i \sim \mathrm{Categorical}(P_{m h_i})
-
-    [1] A. P. Dawid, A. M. Skene (1979) "Maximum Likelihood Estimation of Observer Error-Rates Using
-    the EM Algorithm", Journal of the Royal Statistical Society C 28.
 
     :param int num_labels: ``C``.
     :param int num_answers: ``K``; default ``num_labels`` if answers name labels, else one more
@@ -123,7 +121,7 @@ class Annotators:
         return values | mixture_em(_Counts(self.num_labels), counts, {"types": shares(seeds)})[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        """``(N, C)``: of all answers about a node, in nats; summed over its type."""
+        """``(N, C)``: of all answers about a node, in nats."""
         log_prob = _log_likelihood(values["confusion"], data)
         if self.num_types is None:
             return log_prob
@@ -131,14 +129,14 @@ class Annotators:
         return ((log_prob - top).exp() @ values["types"].mT).log() + top
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
-        """Of the rows of all matrices, as densities of log-odds."""
+        """Of all rows of the parameters, as densities of log-odds."""
         found = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
         if self.num_types is not None:
             found = found + (values["types"].log() / self.num_types).sum()
         return found
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
-        """Shares of answers and types, expected under ``probs``, ``(N, C)``."""
+        """Expected shares of answers, and of types or copies, under ``probs`` ``(N, C)``."""
         if self.num_types is None:
             return {"confusion": shares(self._counts(data, probs))}
         log_prob = _log_likelihood(values["confusion"], data)
@@ -252,8 +250,6 @@ def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
     Accuracy of every annotator, :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels' shares
     among the nodes.
 
-    >>> from pyro_nmm import Neighborhood
-    >>> from pyro_nmm.models import Annotators, accuracy
     >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
     >>> truth = torch.arange(200) % 2
     >>> wrong = torch.rand(200, 3) < torch.tensor([0.05, 0.1, 0.4])
@@ -282,8 +278,6 @@ def information(field: HiddenField, level: float = 0.9) -> Quality:
 
         I(a_m; u) = \sum_{k, a} \pi_k P_{mka} \log \frac{P_{mka}}{\sum_l \pi_l P_{mla}}
 
-    >>> from pyro_nmm import Neighborhood
-    >>> from pyro_nmm.models import Annotators, information
     >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
     >>> truth = torch.arange(200) % 2
     >>> noise = torch.randint(2, (200,))

@@ -58,21 +58,19 @@ class CopyingAnnotators(Annotators):
         return found | {"copies": others + torch.diag(1 - others.sum(-1))}
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        """``(N, C)``: of all answers about a node, in nats."""
         found = values["confusion"].new_zeros(len(data), self.num_labels)
         for m in range(data.shape[1]):
-            found = found + _Part(values, data, m).log_prob()
+            part = _Part(values, data, m)
+            found = found + torch.where(part.there[:, None], part.both, 1.0).log()
         return found
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
-        """Of the rows of all matrices and of the shares, as densities of log-odds."""
         copies = values["copies"]
         counts = self._copy_counts(len(copies), copies)
         found = (counts * copies.clamp(min=torch.finfo(copies.dtype).tiny).log()).sum()
         return super().log_prior(values, data) + found
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
-        """Shares of own answers and of copies, expected under ``probs``, ``(N, C)``."""
         if not values:
             return super().maximise(data, probs, values)
         confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
@@ -116,9 +114,6 @@ class _Part:
         likelihood = values["confusion"][m].mT.index_select(0, answers.clamp(min=0))
         self.own = self.free[:, None] * likelihood  # (N, C), of an answer of one's own
         self.both = self.own + self.copied[:, None]
-
-    def log_prob(self) -> Tensor:
-        return torch.where(self.there[:, None], self.both, 1.0).log()
 
     def own_share(self) -> Tensor:
         """``(N, C)``: the probability that the answer is one's own, given the label."""

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is observed of a latent label: the contract, features, counts, and a fit without a graph."""
-
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol

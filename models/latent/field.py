@@ -1,10 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""A field of latent labels as a Pyro program, and as what a fit of it returns."""
-
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +49,7 @@ class FieldPrior(nn.Module):
         self.register_buffer("unit", torch.ones(num_features) if unit is None else unit)
 
     @classmethod
-    def of(cls, num_labels: int, edge_attr: Tensor | None) -> FieldPrior:
+    def of(cls, num_labels: int, edge_attr: Tensor | None) -> "FieldPrior":
         """A prior whose unit is the standard deviation of features ``(num_edges, F)``."""
         if edge_attr is None:
             return cls(num_labels)
@@ -73,10 +69,7 @@ class FieldPrior(nn.Module):
         return alpha.expand(hood.num_sources, -1), logits
 
     def log_prior(self) -> Tensor:
-        r"""
-        Of :math:`\log \kappa`, Normal of mean -1 and standard deviation 2, and of the scores of
-        :math:`\pi`, a Dirichlet of ones. :math:`\beta` is flat.
-        """
+        r"""Normal(-1, 2) of :math:`\log \kappa`, uniform of :math:`\pi`, flat of :math:`\beta`."""
         return self.share_scores.log_softmax(0).sum() - 0.125 * (self.log_kappa + 1).square()
 
     def extra_repr(self) -> str:
@@ -130,8 +123,7 @@ class HiddenField:
     >>> field.predict().shape, field.probs.shape, field.samples.shape
     (torch.Size([4]), torch.Size([4, 2]), torch.Size([200, 4]))
 
-    :ivar FieldPrior prior: the prior, as fitted.
-    :ivar dict values: the emission's parameters, as fitted.
+    :ivar dict values: the emission's parameters, as fitted, as is the ``prior``.
     :ivar Tensor probs: ``(N, C)``, the posterior probability of every label.
     :ivar Tensor samples: ``(T, N)`` int16, joint draws of all labels.
     :ivar dict draws: the emission's parameters as drawn with these, ``(T, ...)`` each.
@@ -171,10 +163,8 @@ class HiddenField:
         return self.mixture().latents(self.emission.log_prob(self.values, data))
 
     def __repr__(self) -> str:
-        return (
-            f"HiddenField(hood={self.hood}, emission={self.emission}, score={self.score:.4g}, "
-            f"{self.prior.extra_repr()})"
-        )
+        found = f"score={self.score:.4g}, {self.prior.extra_repr()}"
+        return f"HiddenField(hood={self.hood}, emission={self.emission}, {found})"
 
 
 def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:

@@ -60,10 +60,12 @@ def fit_field(
     r"""
     Fit a field of latent labels, with all parameters, to observations.
 
-    The fit is expectation maximisation [1]. The E-step continues chains of collapsed Gibbs sweeps
-    and averages the labels that they visit over the second half of the steps [2]. The M-step is the
-    emission's own, and a step of Adam on :math:`\log p(c, u)` for the prior. Of several starts the
-    one with the best :attr:`HiddenField.score` is kept, and sampled as by :func:`sample_field`.
+    The fit is expectation maximisation. The E-step continues chains of collapsed Gibbs sweeps and
+    averages the labels that they visit over the second half of the steps (Delyon, Lavielle and
+    Moulines 1999, "Convergence of a stochastic approximation version of the EM algorithm", Annals
+    of Statistics 27). The M-step is the emission's own, and a step of Adam on :math:`\log p(c, u)`
+    for the prior. Of several starts the one with the best :attr:`HiddenField.score` is kept, and
+    sampled as by :func:`sample_field`.
 
     >>> from pyro_nmm import sources
     >>> from pyro_nmm.models import NormalEmission
@@ -73,11 +75,6 @@ def fit_field(
     >>> field = fit_field(NormalEmission(num_labels=2), hood, x)
     >>> bool(abs((field.predict() == truth).float().mean() - 0.5) > 0.4)  # labels have no names
     True
-
-    [1] A. P. Dempster, N. M. Laird, D. B. Rubin (1977) "Maximum Likelihood from Incomplete Data via
-    the EM Algorithm", Journal of the Royal Statistical Society B 39.
-    [2] Bernard Delyon, Marc Lavielle, Eric Moulines (1999) "Convergence of a stochastic
-    approximation version of the EM algorithm", Annals of Statistics 27.
 
     :param data: observations of ``N`` nodes, as the emission takes them.
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
@@ -142,7 +139,7 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     at the fitted parameters of the prior. Its mean compares sources and emissions on the same data.
 
     :attr:`HiddenField.score` predicts from labels that depend on :math:`w_i`. Here chains of labels
-    are weighted so that they do not [1],
+    are weighted so that they do not (Gelfand, Dey and Chang 1992, Bayesian Statistics 4),
 
     .. math::
 
@@ -158,9 +155,6 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     >>> every, few = (leave_one_out(field, x).mean() for field in fields)
     >>> bool(few > every)
     True
-
-    [1] A. E. Gelfand, D. K. Dey, H. Chang (1992) "Model Determination Using Predictive
-    Distributions with Implementation via Sampling-Based Methods", Bayesian Statistics 4.
 
     :param data: the data of the fit.
     :param int num_sweeps: of every chain.
