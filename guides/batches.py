@@ -61,10 +61,8 @@ class SeedLoss(nn.Module):
         check_integers(1, num_particles=num_particles)
         for name, part in network.named_modules():
             if getattr(part, "cached", False):
-                raise ValueError(
-                    f"network.{name} is cached, so it would normalise every batch as the first "
-                    f"one: use cached=False, and for GCN see docs/distributed.md"
-                )
+                cure = "use cached=False, for GCN as in docs/distributed.md"
+                raise ValueError(f"network.{name} is cached, as if batches were equal: {cure}")
         self.network, self.inputs, self.estimator = network, tuple(inputs), estimator
         self._elbo = Trace_ELBO(num_particles, max_plate_nesting=0, vectorize_particles=True)
         self._told = False
@@ -107,7 +105,6 @@ class SeedLoss(nn.Module):
 
     @staticmethod
     def _seeds(batch: Data, seeds: Tensor | None) -> Tensor | None:
-        """A mask, or ``None`` for a batch without seeds."""
         device = entry(batch, "edge_index").device
         if seeds is None:
             if (number := batch.get("batch_size")) is None:

@@ -230,8 +230,6 @@ class _Encoder(nn.Module):
         return F.softplus(self.log_sticks + prior + (-(-prior).expm1()).log())
 
     def _normalized(self, edge_index: Tensor, num_nodes: int) -> Tensor:
-        """A graph convolution's matrix, once for each graph."""
-
         def matrix() -> Tensor:
             edges, weight = gcn_norm(edge_index, like.new_ones(edge_index.shape[1]), num_nodes)
             (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)

@@ -163,10 +163,8 @@ class MixtureGuide(MarginalGuide):
                 c = pyro.sample("c", family.choices(y, order=self.order))
         (site,) = (node for node in own.trace.nodes.values() if node["type"] == "sample")
         if (drawn := str(site["name"]).removesuffix("c") + self.site) != labels["name"]:
-            raise ValueError(
-                f"target has its labels at {labels['name']!r}, but the guide draws {drawn!r}: name "
-                f"them with the scopes of target, such as site='prior/y'"
-            )
+            where = f"labels at {labels['name']!r}, but the guide draws {drawn!r}"
+            raise ValueError(f"target has {where}: name them in full, such as site='prior/y'")
         pyro.factor("baseline", self._baseline(tracer.trace, site, family, c, y))
         return result
 
@@ -177,10 +175,8 @@ class MixtureGuide(MarginalGuide):
         depth = min((name.count("/") for name in found), default=0)
         found = [name for name in found if name.count("/") == depth]
         if len(found) != 1:
-            raise ValueError(
-                f"target must have one site {self.site!r} for the labels, or name it with site=, "
-                f"in full if it stands in a scope; it has {names}"
-            )
+            must = f"one site {self.site!r} for the labels, with its scopes in site="
+            raise ValueError(f"target must have {must}; it has {names}")
         name = found[0]
         if f"{name.removesuffix(self.site)}c" in names:
             raise ValueError(

@@ -113,7 +113,6 @@ def evidence_guide(
 
 
 def _latent_sites(q: "_Draw", collapsed: bool, site: str) -> Tensor:
-    """Sites of choices, of labels, which are called ``site``, and of ``z``."""
     with OneEvent(q.rows.num_rows):
         both = pyro.sample(f"c and {site}", q, infer={"is_auxiliary": True})
         c, labels = both.unbind(-2)

@@ -133,10 +133,9 @@ class NMMNetwork(nn.Module):
             v = self.attention(*inputs)
         if u.shape != (hood.num_nodes, self.num_classes) or v.shape[-1] == 0:
             width = "num_classes" if self.attention is not None else "num_classes + H"
-            raise ValueError(
-                f"labels must return shape ({hood.num_nodes}, {width}), num_classes = "
-                f"{self.num_classes}, but gives {tuple(u.shape)}, and attention {tuple(v.shape)}"
-            )
+            must = f"({hood.num_nodes}, {width}), num_classes = {self.num_classes}"
+            got = f"{tuple(u.shape)} for alpha and {tuple(v.shape)} for attention"
+            raise ValueError(f"labels must return shape {must}, got {got}")
         # An alpha of half a type's digits cannot count, so a narrow network's output is widened.
         u, v = (in_single(value) for value in (u, v))
         alpha = LINKS[self.link](u) + self.floor

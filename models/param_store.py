@@ -17,7 +17,5 @@ def register(name: str, module: nn.Module) -> None:
         if not parameter.requires_grad:
             continue
         if store[f"{name}$$${key}"].data_ptr() != parameter.data_ptr():
-            raise ValueError(
-                f"Pyro's parameter store already holds another network named {name!r}, so this one "
-                f"would not learn: call pyro.clear_param_store(), or give each its own name="
-            )
+            cure = "call pyro.clear_param_store() first, or give each program its own name="
+            raise ValueError(f"Pyro's store already holds another network named {name!r}: {cure}")

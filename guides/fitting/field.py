@@ -92,7 +92,7 @@ def fit_mixture(
 
 
 def _contents(field: Any) -> Any:
-    """What a checkpoint knows of a field; of a function its name."""
+    """Tensors of a field, for a checkpoint; or the function."""
     if not isinstance(field, RandomField):
         return field
     whole, stay = (field.field, field.nodes) if isinstance(field, MarginalField) else (field, None)

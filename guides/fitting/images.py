@@ -178,7 +178,6 @@ class _Program(SharedForward):
 def _noisy(
     clean: Tensor, step: int, max_noise: float, num_classes: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Patches as ``torch.long``, and with noise."""
     good = isinstance(clean, Tensor) and clean.dim() == 4 and clean.numel() and not clean.is_meta
     if not good or clean.is_floating_point() or clean.is_complex() or clean.dtype == torch.bool:
         got = (clean.dtype, tuple(clean.shape)) if isinstance(clean, Tensor) else type(clean)

@@ -120,7 +120,7 @@ class _Part:
         return self.own / self.both
 
     def whose(self, own: Tensor, whole: Tensor) -> Tensor:
-        """``(N, m + 1)``: the probability that ``m`` meant to copy each one before, or nobody."""
+        """``(N, m + 1)``: the probability that ``m`` meant to copy each one before, or none."""
         none = torch.zeros_like(self.there[:, None])
         free, same = torch.cat([self.silent, ~none], 1), torch.cat([self.same, none], 1)
         free, same = free.to(self.rates) * self.rates, same.to(self.rates) * self.rates

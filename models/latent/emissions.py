@@ -236,7 +236,6 @@ class PoissonEmission(_Columns):
 
 
 def _floats(counts: Tensor) -> Tensor:
-    """Counts with NaN for missing ones."""
     return torch.where(counts < 0, torch.nan, counts.to(torch.get_default_dtype()))
 
 
@@ -246,13 +245,13 @@ def _mean(counts: Tensor) -> Tensor:
 
 
 def _centre(data: Tensor) -> tuple[Tensor, Tensor]:
-    """``(D,)``: mean and variance of what is there."""
+    """``(D,)``: mean and variance of the entries that are not missing."""
     mean = data.nanmean(0)
     return mean, (data - mean).square().nanmean(0)
 
 
 def _seeds(data: Tensor, size: int) -> Tensor:
-    """``(C, D)``: what nodes drawn at random have, means where that is missing."""
+    """``(C, D)``: data of random nodes, with means for missing entries."""
     place = torch.randint(len(data), (size,), device=data.device)
     if len(data) >= size:
         place = torch.randperm(len(data), device=data.device)[:size]
