@@ -62,7 +62,7 @@ class SeedLoss(nn.Module):
         for name, part in network.named_modules():
             if getattr(part, "cached", False):
                 cure = "use cached=False, for GCN as in docs/distributed.md"
-                raise ValueError(f"network.{name} is cached, as if batches were equal: {cure}")
+                raise ValueError(f"network.{name} is cached, which fits one graph only: {cure}")
         self.network, self.inputs, self.estimator = network, tuple(inputs), estimator
         self._elbo = Trace_ELBO(num_particles, max_plate_nesting=0, vectorize_particles=True)
         self._told = False

@@ -181,8 +181,8 @@ class MixtureGuide(MarginalGuide):
         if f"{name.removesuffix(self.site)}c" in names:
             raise ValueError(
                 f"target has a site 'c' beside its labels {name!r}, the name of the guide's "
-                f"choices: run its nmm and an ordered_guide under scope(prefix='prior'), and name "
-                f"its labels in full, site='prior/y'"
+                f"choices: run that nmm under a scope, with scope(prefix='prior'), as well as an "
+                f"ordered_guide for it, and name its labels in full, site='prior/y'"
             )
         return trace.nodes[name]
 

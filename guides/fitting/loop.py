@@ -33,8 +33,8 @@ class Run:
 
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end. The one before
         is kept as ``<name>.previous`` and used if the newest cannot be read.
-    :param settings: what else the run, and the functions that it is given, depend on: tensors and
-        values by name, or one text.
+    :param settings: further values on which the run and its functions depend: tensors and numbers
+        by name, or one text.
     :param progress: wraps the range of steps or epochs, for example ``tqdm``.
     """
 
