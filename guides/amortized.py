@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""A network and an NMM as one program, and a penalty with which it learns from all nodes."""
-
 import math
 
 import pyro
@@ -21,8 +19,9 @@ from pyro_nmm.validation import check_integers
 
 class Consistency(nn.Module):
     r"""
-    A penalty for learning from unobserved nodes: the divergence of marginals :math:`u`, ``(N, C)``
-    under dropout, from the sharpened memory of earlier posteriors :math:`p(y_i \mid y_\tau)`.
+    A penalty for learning from unobserved nodes, for few labels: the divergence of marginals
+    :math:`u`, ``(N, C)``, from the sharpened memory of earlier posteriors :math:`p(y_i \mid
+    y_\tau)`.
 
     .. math::
 
@@ -31,16 +30,13 @@ class Consistency(nn.Module):
         \text{penalty} = w \, \frac1N \sum_i \mathrm{KL}(t_i \,\|\, u_i)
 
     Temporal ensembling (Laine and Aila 2017, ICLR) with the sharpening of Berthelot et al. (2019,
-    "MixMatch", NeurIPS), and the NMM's posterior as the teacher. Use it if labels are few. The
-    memory is a buffer, so a ``state_dict`` holds it.
+    "MixMatch", NeurIPS). A ``state_dict`` holds the memory.
 
     >>> consistency = Consistency(num_nodes=1, num_classes=2, temperature=0.5, warmup=0)
     >>> probs = torch.tensor([[0.6, 0.4]])
     >>> consistency(probs, probs)
     tensor(0.0183)
 
-    :param int num_nodes: ``N``.
-    :param int num_classes: ``C``.
     :param float weight: :math:`w`, relative to the mean log-likelihood of a label.
     :param float temperature: :math:`T`, in (0, 1]; smaller is sharper.
     :param float memory: :math:`m`, in [0, 1).
@@ -51,15 +47,9 @@ class Consistency(nn.Module):
     calls: Tensor
 
     def __init__(
-        self,
-        num_nodes: int,
-        num_classes: int,
-        *,
-        weight: float = 1.0,
-        temperature: float = 0.5,
-        memory: float = 0.9,
-        warmup: int = 50,
-    ) -> None:
+        self, num_nodes: int, num_classes: int, *, weight: float = 1.0, temperature: float = 0.5,
+        memory: float = 0.9, warmup: int = 50,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_integers(1, num_nodes=num_nodes)
         check_integers(2, num_classes=num_classes)
@@ -95,10 +85,8 @@ class Consistency(nn.Module):
 class AmortizedNMM(SharedForward):
     r"""
     A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
-    guide for Pyro's SVI.
-
-    The network runs once for each pair of guide and model, so both see the same dropout mask: once
-    a step with vectorized particles. Sites are those of :func:`~pyro_nmm.models.nmm`.
+    guide for Pyro's SVI, with the sites of :func:`~pyro_nmm.models.nmm`. The network runs once a
+    step with vectorized particles, so both programs see the same dropout mask.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -115,8 +103,7 @@ class AmortizedNMM(SharedForward):
     >>> program.mixture(x, edge_index).condition(y, train, num_samples=16).predict()[:2]
     tensor([0, 1])
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` with an ``alpha`` of
-        shape ``(N, C)``.
+    :param network: a :class:`~pyro_nmm.models.ParameterNetwork` with ``alpha`` ``(N, C)``.
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the network's parameters in Pyro's store.
@@ -125,15 +112,9 @@ class AmortizedNMM(SharedForward):
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        network: nn.Module,
-        *,
-        collapsed: bool = True,
-        estimator: str = "reward_to_go",
-        name: str = "nmm",
-        consistency: Consistency | None = None,
-    ) -> None:
+        self, hood: Neighborhood, network: nn.Module, *, collapsed: bool = True,
+        estimator: str = "reward_to_go", name: str = "nmm", consistency: Consistency | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(hood, network, name)
         self.consistency, self.collapsed, self.estimator = consistency, collapsed, estimator
 

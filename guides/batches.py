@@ -29,11 +29,11 @@ class SeedLoss(nn.Module):
     Other labels are marginalised exactly. The bound equals the seeds' bound in the whole graph if
     the batch has every edge into a seed, and behind these the hops of the network
     (:func:`~pyro_nmm.datasets.seed_batch`, or ``NeighborLoader`` with a first fan-out of -1). The
-    sum over batches is the bound of a composite likelihood [1].
+    sum over batches bounds a composite likelihood (Varin, Reid and Firth 2011, Statistica Sinica).
 
     ``DistributedDataParallel`` and Lightning may wrap the module: the loss is differentiable, and
-    no parameter store is used. **Several processes**, whose gradients are averaged: give each
-    process ``total``, the number of all seeds divided by the number of processes.
+    no parameter store is used. If gradients of several processes are averaged, give each process
+    ``total``, the number of all seeds divided by the number of processes.
 
     >>> from torch_geometric.datasets import KarateClub
     >>> from torch_geometric.nn import GraphSAGE
@@ -45,11 +45,7 @@ class SeedLoss(nn.Module):
     >>> for seeds in torch.randperm(34).split(12):
     ...     loss(seed_batch(data, seeds, num_hops=3)).backward()  # and a step of any optimizer
 
-    Cost: the network with its ``alpha`` ``(N, C)`` on the batch, and :math:`O(E_s)` a particle for
-    the edges into the seeds.
-
-    [1] Cristiano Varin, Nancy Reid, David Firth (2011) "An overview of composite likelihood
-    methods", Statistica Sinica 21.
+    Cost: the network, ``alpha`` ``(N, C)``, and :math:`O(E_s)` a particle for edges into seeds.
 
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, no layer ``cached``.
     :param inputs: names of the batch's entries that are the network's arguments, in order.
@@ -58,22 +54,15 @@ class SeedLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        *,
-        inputs: Sequence[str] = ("x", "edge_index"),
-        num_particles: int = 4,
-        estimator: str = "reward_to_go",
-    ) -> None:
+        self, network: nn.Module, *, inputs: Sequence[str] = ("x", "edge_index"),
+        num_particles: int = 4, estimator: str = "reward_to_go",
+    ) -> None:  # fmt: skip
         super().__init__()
         check_integers(1, num_particles=num_particles)
         for name, part in network.named_modules():
             if getattr(part, "cached", False):
-                raise ValueError(
-                    f"network.{name} is cached: it would normalise every batch as the first one. "
-                    f"Make it with cached=False; for GCN take normalize=False and the weights of "
-                    f"gcn_norm on the whole graph, as docs/distributed.md has it"
-                )
+                cure = "use cached=False, for GCN as in docs/distributed.md"
+                raise ValueError(f"network.{name} is cached, which fits one graph only: {cure}")
         self.network, self.inputs, self.estimator = network, tuple(inputs), estimator
         self._elbo = Trace_ELBO(num_particles, max_plate_nesting=0, vectorize_particles=True)
         self._told = False
@@ -86,14 +75,13 @@ class SeedLoss(nn.Module):
     ) -> Tensor:
         """
         :param Data batch: with ``edge_index`` ``(2, num_edges)``, ``y`` ``(N,)``, read at the seeds
-            only, what ``inputs`` names, and ``in_degree`` ``(N,)`` by
-            :func:`~pyro_nmm.datasets.with_in_degree`, which reveals missing edges.
+            only, the entries of ``inputs``, and ``in_degree`` ``(N,)`` by
+            :func:`~pyro_nmm.datasets.with_in_degree`, which reveals seeds without all their edges.
         :param Tensor seeds: node ids of the batch, or a mask ``(N,)``; default the first
             ``batch.batch_size`` nodes, as PyG's loaders have them.
         :param float total: divides the bound, default the number of seeds. The share of seeds among
             all labelled nodes gives an estimate of the sum over these nodes.
         :return: a number; zero for a batch without seeds.
-        :raises ValueError: if a seed has fewer edges than in the whole graph.
         """
         mask = self._seeds(batch, seeds)
         if mask is None:
@@ -117,13 +105,10 @@ class SeedLoss(nn.Module):
 
     @staticmethod
     def _seeds(batch: Data, seeds: Tensor | None) -> Tensor | None:
-        """A mask, or ``None`` for a batch without seeds."""
         device = entry(batch, "edge_index").device
         if seeds is None:
             if (number := batch.get("batch_size")) is None:
-                raise ValueError(
-                    "batch has no batch_size, which PyG's loaders and seed_batch set: give seeds"
-                )
+                raise ValueError("batch has no batch_size, which seed_batch sets: give seeds")
             seeds = torch.arange(batch.num_nodes, device=device) < number
         none = not (seeds.any() if seeds.dtype == torch.bool else len(seeds))
         return None if none else as_mask(seeds, batch.num_nodes, device, "seeds")
@@ -132,8 +117,8 @@ class SeedLoss(nn.Module):
         if (whole := batch.get(IN_DEGREE)) is None:
             if not self._told:
                 warnings.warn(
-                    "batch has no in_degree, so that edges into seeds may be missing unseen, and "
-                    "their labels be those of another graph: load batches of with_in_degree(data)",
+                    "batch has no in_degree, so missing edges into seeds would change the loss "
+                    "unnoticed: load batches of with_in_degree(data)",
                     stacklevel=3,
                 )
                 self._told = True
@@ -143,7 +128,5 @@ class SeedLoss(nn.Module):
             node = cut.nonzero()[0].item()
             raise ValueError(
                 f"seed {node} has {found[node].item()} of its {whole[node].item()} neighbours in "
-                f"the batch ({int(cut.sum())} such seeds): the fan-out of the first hop must be "
-                f"-1, as in num_neighbors=[-1, 10]; nodes whose neighbours were cut off by a "
-                f"cluster can be no seeds"
+                f"the batch ({int(cut.sum())} such seeds): the fan-out of the first hop must be -1"
             )

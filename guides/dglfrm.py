@@ -31,8 +31,6 @@ from pyro_nmm.validation import as_member
 
 
 class LinkEstimator(StrEnum):
-    """How the bound's derivative follows the attention, see :class:`DGLFRMGuide`."""
-
     PATHWISE = "pathwise"  #: unbiased, for few communities
     LINEAR = "linear"  #: biased, of little variance
     LOCAL = "local"  #: unbiased, by two draws of every node
@@ -68,10 +66,8 @@ class DGLFRMGuide(nn.Module):
     ``TraceMeanField_ELBO``, which has the divergences of ``v`` and ``r`` in closed form, or
     ``Trace_ELBO``; with a site ``c`` use ``TraceGraph_ELBO``. Scale or mask all sites equally.
 
-    :param int num_features: columns of ``x``.
     :param Neighborhood hood: of the training edges; ``None`` for the original guide.
-    :param int hidden: width of the network's first layer.
-    :param int width: of the attention's vectors :math:`u`.
+    :param int hidden: width of the network's first layer; ``width`` is the width of :math:`u`.
     :param float temperature: :math:`\tau`.
     :param float gamma: initial value of the learned :math:`\gamma`.
     :param str estimator: of the derivative towards the attention, see
@@ -83,32 +79,19 @@ class DGLFRMGuide(nn.Module):
     """
 
     def __init__(
-        self,
-        target: DGLFRM,
-        num_features: int,
-        hood: Neighborhood | None = None,
-        *,
-        hidden: int = 32,
-        width: int = 16,
-        dropout: float = 0.5,
-        temperature: float = 1.0,
-        gamma: float = 0.0,
-        marginal: bool = True,
-        estimator: str = "local",
-        num_columns: int | None = 128,
-        own_attention: bool = False,
-        name: str = "dglfrm_guide",
-    ) -> None:
+        self, target: DGLFRM, num_features: int, hood: Neighborhood | None = None, *,
+        hidden: int = 32, width: int = 16, dropout: float = 0.5, temperature: float = 1.0,
+        gamma: float = 0.0, marginal: bool = True, estimator: str = "local",
+        num_columns: int | None = 128, own_attention: bool = False, name: str = "dglfrm_guide",
+    ) -> None:  # fmt: skip
         super().__init__()
         way = as_member(LinkEstimator, estimator=estimator)
         if not temperature > 0 or (num_columns is not None and num_columns < 1):
-            raise ValueError(
-                f"temperature and num_columns must be positive, got {temperature} and {num_columns}"
-            )
-        if hood is not None and hood.num_nodes != target.num_nodes:
-            raise ValueError(
-                f"hood must have the {target.num_nodes} nodes of target, got {hood.num_nodes}"
-            )
+            got = f"{temperature} and {num_columns}"
+            raise ValueError(f"temperature and num_columns must be positive, got {got}")
+        size = target.num_nodes
+        if hood is not None and hood.num_nodes != size:
+            raise ValueError(f"hood must have the {size} nodes of target, got {hood.num_nodes}")
         self.target, self.hood, self.name = target, hood, name
         self.temperature, self.num_columns = temperature, num_columns
         self._last_check = LastCall()
@@ -122,24 +105,20 @@ class DGLFRMGuide(nn.Module):
         def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
             return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
 
-        parts = hood, self.encoder, self._rest
         options: dict[str, Any] = {"family": family, "site": "s", "name": name}
-        self.memberships: MarginalGuide
         if marginal:
-            credit = self._credit if local else None
-            self.memberships = MarginalGuide(*parts, **options, credit=credit)
-        else:
-            self.memberships = MixtureGuide(*parts, **options)
+            options["credit"] = self._credit if local else None
+        kind = MarginalGuide if marginal else MixtureGuide
+        self.memberships: MarginalGuide = kind(hood, self.encoder, self._rest, **options)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
         r"""
         Sites ``v``, ``c`` unless it is summed out, ``s`` and ``r``.
 
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
-        :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; the identity if there
-            are none.
-        :param Tensor held_out: ``(2, P)`` pairs without a likelihood; neither ``edge_index`` nor
-            ``hood`` may hold them as edges.
+        :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; else the identity.
+        :param Tensor held_out: ``(2, P)`` pairs without a likelihood, no edges of ``edge_index`` or
+            ``hood``.
         :return: ``(..., N, K)``, :math:`b \odot r`.
         """
         if held_out is not None and pyro.settings.get("validate_distributions_pyro"):
@@ -169,10 +148,7 @@ class DGLFRMGuide(nn.Module):
     def link_logits(
         self, pairs: Tensor, edge_index: Tensor, x: Tensor, num_samples: int = 15
     ) -> Tensor:
-        """
-        ``(P,)``: log-odds of edges between pairs ``(2, P)``, a mean over draws of whole
-        memberships, :math:`b` rounded.
-        """
+        """``(P,)``: log-odds of edges between pairs ``(2, P)``, means over rounded :math:`b`."""
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         with evaluation(self):
@@ -192,15 +168,13 @@ class DGLFRMGuide(nn.Module):
         x: Tensor, held_out: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """
-        Zero, with the bound's derivative towards the attention: every node's score at two draws of
-        its memberships, times what the bound gains from one to the other while all other nodes
-        stay.
+        Zero, with the bound's derivative towards the attention: the difference of each node's score
+        at two draws of its memberships, times the bound's gain if this node alone changes.
         """
         s, r = values["s"], values["r"]
         if s.dim() > 2:
-            raise NotImplementedError(
-                "estimator='local' takes particles one by one: vectorize_particles=False"
-            )
+            must = "takes particles one by one: vectorize_particles=False"
+            raise NotImplementedError(f"estimator='local' {must}")
         if torch.rand(()) < 0.5:
             return s.new_zeros(())
         with torch.no_grad():
@@ -223,7 +197,7 @@ def _check_held_out(edge_index: Tensor, held_out: Tensor, num_nodes: int) -> Non
 
 
 class _Outputs(NamedTuple):
-    """What the sites need, each ``(..., N, K)``: log-odds of ``s``, means and scales of ``r``."""
+    """Log-odds of ``s``, means and scales of ``r``, each ``(..., N, K)``."""
 
     log_odds: Tensor
     mean: Tensor
@@ -231,8 +205,6 @@ class _Outputs(NamedTuple):
 
 
 class _Encoder(nn.Module):
-    """What the sites of the guide need, from two graph convolutions without biases."""
-
     def __init__(
         self, num_features: int, hidden: int, widths: list[int], dropout: float, gamma: float,
         own_attention: bool,
@@ -258,8 +230,6 @@ class _Encoder(nn.Module):
         return F.softplus(self.log_sticks + prior + (-(-prior).expm1()).log())
 
     def _normalized(self, edge_index: Tensor, num_nodes: int) -> Tensor:
-        """A graph convolution's matrix, once for each graph."""
-
         def matrix() -> Tensor:
             edges, weight = gcn_norm(edge_index, like.new_ones(edge_index.shape[1]), num_nodes)
             (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)

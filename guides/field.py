@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Approximations of Markov random fields: by an NMM, and by independent labels."""
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,26 +41,18 @@ class FieldGuide(SharedForward):
 
     :param target: a ``PairwiseMRF`` or :class:`~pyro_nmm.models.MarginalField`, or a Pyro program
         that returns one.
-    :param str estimator: of the entropy's gradient, see
-        :meth:`~pyro_nmm.NeighborMixture.entropy_bound`.
-    :param int num_samples: draws of the entropy a step.
-    :param Tensor order: ``(N,)`` permutation of the node ids. Default: the colors of a field, else
-        random.
+    :param str estimator: see :meth:`~pyro_nmm.NeighborMixture.entropy_bound`; ``num_samples`` are
+        its draws a step.
+    :param Tensor order: ``(N,)`` node ids; default the colors of a field, else random.
     """
 
     order: Tensor
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        network: nn.Module,
-        target: RandomField | Callable[..., RandomField],
-        *,
-        estimator: str = "one_step_credit",
-        num_samples: int = 4,
-        order: Tensor | None = None,
-        name: str = "mixture",
-    ) -> None:
+        self, hood: Neighborhood, network: nn.Module,
+        target: RandomField | Callable[..., RandomField], *, estimator: str = "one_step_credit",
+        num_samples: int = 4, order: Tensor | None = None, name: str = "mixture",
+    ) -> None:  # fmt: skip
         super().__init__(hood, network, name)
         check_integers(1, num_samples=num_samples)
         self.target, self.num_samples = target, num_samples
@@ -105,13 +95,9 @@ class MeanField(NamedTuple):
 
 @torch.no_grad()
 def mean_field(
-    field: PairwiseMRF,
-    starts: Tensor | None = None,
-    *,
-    num_random: int = 4,
-    num_sweeps: int = 2000,
-    tolerance: float = 1e-8,
-) -> MeanField:
+    field: PairwiseMRF, starts: Tensor | None = None, *, num_random: int = 4,
+    num_sweeps: int = 2000, tolerance: float = 1e-8,
+) -> MeanField:  # fmt: skip
     r"""
     Independent approximation of a Markov random field, by coordinate ascent from several starts.
 
@@ -120,10 +106,9 @@ def mean_field(
         q(y) = \prod_i q_i(y_i), \qquad
         q_i \leftarrow \mathrm{softmax}\Big( u_i + \sum_j w_{ij} \phi \, q_j \Big)
 
-    The loss is :math:`\mathrm{KL}(q \,\|\, p) - \log Z`, as of :class:`FieldGuide`. It has many
-    local minima if interactions are strong. Starts are the softmax of the unary terms, the same
-    with interactions that rise slowly from zero, every label everywhere, random fields, and
-    ``starts``.
+    The loss is :math:`\mathrm{KL}(q \,\|\, p) - \log Z`, with many local minima if interactions are
+    strong. Starts are the softmax of the unary terms, the same with interactions that rise slowly
+    from zero, every label everywhere, random fields, and ``starts``.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(2, 2), coupling=0.1, field=torch.tensor([1.0, 0.0, 0.0, -1.0]))
@@ -133,8 +118,7 @@ def mean_field(
     :param PairwiseMRF field: without batch dimensions.
     :param Tensor starts: ``(S, N, C)`` further starts, probabilities.
     :param int num_random: random starts.
-    :param int num_sweeps: at most.
-    :param float tolerance: largest change of a probability in the last sweep.
+    :param float tolerance: change of a probability that ends the at most ``num_sweeps`` sweeps.
     :return: the best marginals, and losses in nats. Cost: :math:`O(S P C)` a sweep.
     """
     check_field(field)
@@ -162,7 +146,9 @@ def mean_field(
         before, q = q, _sweep(field, colors, q)
         if (q - before).abs().max() < tolerance:
             break
-    losses = _losses(field, q)
+    # Each edge meets both its ends in the local logits, so it counts half there.
+    energy = (q * (field.local_logits(q) + unary)).sum((-2, -1)) / 2
+    losses = -torch.special.entr(q).sum((-2, -1)) - energy
     return MeanField(q[losses.argmin()], losses.sort().values)
 
 
@@ -170,9 +156,3 @@ def _sweep(field: PairwiseMRF, colors: list[Tensor], q: Tensor) -> Tensor:
     for nodes in colors:
         q = q.index_copy(1, nodes, field.local_logits(q).index_select(1, nodes).softmax(-1))
     return q
-
-
-def _losses(field: PairwiseMRF, q: Tensor) -> Tensor:
-    """``(S,)``: each edge meets both its ends in the local logits, so it counts half there."""
-    energy = (q * (field.local_logits(q) + field.unary)).sum((-2, -1)) / 2
-    return -torch.special.entr(q).sum((-2, -1)) - energy

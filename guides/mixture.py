@@ -22,12 +22,8 @@ from pyro_nmm.validation import order_to_rows
 class MarginalGuide(SharedForward):
     r"""
     A guide for any Pyro program by a family whose choices are summed out, such as
-    :class:`~pyro_nmm.MembershipMixture`.
-
-    .. math::
-
-        \mathrm{KL}\big(p(s) \,\|\, p^*(s) / Z\big) - \log Z
-            = E_p \Big[ \log \sum_c p(c) \, p(s \mid c) - \log p^*(s) \Big]
+    :class:`~pyro_nmm.MembershipMixture`. The loss of ``Trace_ELBO`` is an estimate of
+    :math:`\mathrm{KL}(p(s) \,\|\, p^*(s) / Z) - \log Z`.
 
     >>> from pyro.distributions import Normal
     >>> from pyro.infer import Trace_ELBO
@@ -48,16 +44,10 @@ class MarginalGuide(SharedForward):
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        network: nn.Module,
-        target: Callable[..., Any],
-        family: Callable[[Neighborhood, Any, Tensor], Any],
-        *,
-        site: str = "y",
-        name: str = "mixture",
-        credit: Callable[..., Tensor] | None = None,
-    ) -> None:
+        self, hood: Neighborhood, network: nn.Module, target: Callable[..., Any],
+        family: Callable[[Neighborhood, Any, Tensor], Any], *, site: str = "y",
+        name: str = "mixture", credit: Callable[..., Tensor] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(hood, network, name, family)
         self.target, self.site, self.credit = target, site, credit
 
@@ -95,10 +85,9 @@ class MixtureGuide(MarginalGuide):
             \le E_{p(y, c)} \left[ \log \frac{p(y, c)}{q(c \mid y)} - \log p^*(y) \right]
 
     The guide draws choices ``c`` and labels ``y`` from the NMM. The model is the target, with the
-    choices of the parameter-free :class:`~pyro_nmm.OrderedConditional` added. The loss of Pyro's
-    ``TraceGraph_ELBO`` is the right-hand side, the paper's equation (10), an upper bound; with
-    self-loops alone it is the mean field's KL divergence. The gradient is a score: for a Markov
-    random field :class:`FieldGuide` has far less noise, and for an emission in closed form
+    choices of :class:`~pyro_nmm.OrderedConditional` added. The loss of Pyro's ``TraceGraph_ELBO``
+    is the right-hand side, the paper's equation (10). The gradient is a score: for a Markov random
+    field :class:`FieldGuide` has far less noise, and for an emission in closed form
     :func:`evidence_guide` needs no parameters.
 
     The user guides the other sites of the program. Here these are the choices of an ``nmm``, which
@@ -130,27 +119,20 @@ class MixtureGuide(MarginalGuide):
 
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with the inputs
         of ``model`` and ``guide``. Its edges may permute labels.
-    :param target: a Pyro program with the same inputs; see :func:`density` for a function
-        :math:`\log p^*`.
-    :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws. A
-        fit in one order is tighter than in random ones. Default: one random order.
+    :param target: a Pyro program with the same inputs, or the :func:`density` of a function.
+    :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
+        Default: one random order, which is tighter than a new one a step.
     :param str site: name of the program's labels, of event shape ``(N,)``, with its scopes.
     :param str name: of the network's parameters in Pyro's store.
-    :param family: ``(hood, *outputs)`` of the network to a distribution: a ``NeighborMixture``, or
-        a :class:`~pyro_nmm.MembershipMixture`.
+    :param family: from ``(hood, *outputs)`` of the network to a ``NeighborMixture`` or a
+        :class:`~pyro_nmm.MembershipMixture`.
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        network: nn.Module,
-        target: Callable[..., Any],
-        *,
-        order: Tensor | None = None,
-        site: str = "y",
-        name: str = "mixture",
+        self, hood: Neighborhood, network: nn.Module, target: Callable[..., Any], *,
+        order: Tensor | None = None, site: str = "y", name: str = "mixture",
         family: Callable[..., Any] = NeighborMixture,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if isinstance(target, RandomField):
             raise ValueError(f"target is a {type(target).__name__}, no program: use FieldGuide")
         super().__init__(hood, network, target, family, site=site, name=name)
@@ -181,44 +163,33 @@ class MixtureGuide(MarginalGuide):
                 c = pyro.sample("c", family.choices(y, order=self.order))
         (site,) = (node for node in own.trace.nodes.values() if node["type"] == "sample")
         if (drawn := str(site["name"]).removesuffix("c") + self.site) != labels["name"]:
-            raise ValueError(
-                f"target has its labels at {labels['name']!r}, but the guide draws {drawn!r}: give "
-                f"the name with the scopes of target, such as site='prior/y'"
-            )
+            where = f"labels at {labels['name']!r}, but the guide draws {drawn!r}"
+            raise ValueError(f"target has {where}: name them in full, such as site='prior/y'")
         pyro.factor("baseline", self._baseline(tracer.trace, site, family, c, y))
         return result
 
     def _labels(self, trace: poutine.Trace) -> Any:
-        """
-        The target's site of labels, with whatever prefix an outer scope gave it. A site of that
-        name in a scope of the target's own has the longer prefix.
-        """
+        """The target's site of labels, whose prefix is the shortest: the prefix of outer scopes."""
         names = [name for name, node in trace.nodes.items() if node["type"] == "sample"]
         found = [name for name in names if f"/{name}".endswith(f"/{self.site}")]
         depth = min((name.count("/") for name in found), default=0)
         found = [name for name in found if name.count("/") == depth]
         if len(found) != 1:
-            raise ValueError(
-                f"target must have one site {self.site!r} for the labels, or name it with site=, "
-                f"in full if it stands in a scope; it has {names}"
-            )
+            must = f"one site {self.site!r} for the labels, with its scopes in site="
+            raise ValueError(f"target must have {must}; it has {names}")
         name = found[0]
         if f"{name.removesuffix(self.site)}c" in names:
             raise ValueError(
-                f"target has a site 'c' beside its labels {name!r}, as an nmm has, and 'c' is also "
-                f"the name of the guide's choices: run that nmm under a scope, with "
-                f"scope(prefix='prior'), name its labels in full, site='prior/y', and guide its "
-                f"own choices by ordered_guide under the same scope"
+                f"target has a site 'c' beside its labels {name!r}, the name of the guide's "
+                f"choices: run that nmm under a scope, with scope(prefix='prior'), as well as an "
+                f"ordered_guide for it, and name its labels in full, site='prior/y'"
             )
         return trace.nodes[name]
 
     def _baseline(
         self, trace: poutine.Trace, site: Any, family: Any, c: Tensor, y: Tensor
     ) -> Tensor:
-        """
-        Zero, with the derivative that makes every vectorized particle's cost relative to the other
-        ones': they do not depend on its draw.
-        """
+        """Zero, with a derivative that subtracts the other particles' mean from each one's cost."""
         frames = {f.dim: f.name for f in site["cond_indep_stack"] if f.vectorized}
         dims = [dim for dim, name in frames.items() if name == "num_particles_vectorized"]
         if not dims or not torch.is_grad_enabled():
@@ -247,13 +218,12 @@ def density(
     log_density: Callable[..., Tensor], num_nodes: int, num_classes: int, site: str = "y"
 ) -> Callable[..., Tensor]:
     r"""
-    A function :math:`\log p^*` as a Pyro program with a site ``y``, a target of
+    A function :math:`\log p^*` as a Pyro program ``(*inputs)`` with a site ``y``, a target of
     :class:`MixtureGuide`.
 
     >>> program = density(lambda y: -y.sum(-1).float(), num_nodes=3, num_classes=2)
 
     :param log_density: ``(y, *inputs)`` with ``y`` of shape ``(..., N)`` to ``(...)``, in nats.
-    :return: a program ``(*inputs)``; it has no samples of its own.
     """
     support = constraints.independent(constraints.integer_interval(0, num_classes - 1), 1)
 
@@ -261,10 +231,8 @@ def density(
         y = pyro.sample(site, ImproperUniform(support, Size(), Size([num_nodes])))
         log_prob = log_density(y, *inputs)
         if log_prob.shape != y.shape[:-1]:
-            raise ValueError(
-                f"log_density must return shape {tuple(y.shape[:-1])} for labels of shape "
-                f"{tuple(y.shape)}, one number for each labelling, got {tuple(log_prob.shape)}"
-            )
+            want, got = tuple(y.shape[:-1]), tuple(log_prob.shape)
+            raise ValueError(f"log_density must return shape {want}, one a labelling, got {got}")
         pyro.factor("log_density", log_prob)
         return y
 

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Guides without parameters: they draw choices node after node from the model's own posterior."""
-
 from typing import Any
 
 import pyro
@@ -21,7 +19,7 @@ from pyro_nmm.models.latent import (
     hidden_field,
     sample_field,
 )
-from pyro_nmm.models.one_event import OneEvent
+from pyro_nmm.models.nmm import OneEvent
 from pyro_nmm.models.param_store import register
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
@@ -30,16 +28,9 @@ from pyro_nmm.validation import check_all_rows
 
 
 def ordered_guide(
-    hood: Neighborhood,
-    alpha: Tensor,
-    logits: Tensor,
-    y: Tensor,
-    observed: Tensor | None = None,
-    *,
-    relabel: Tensor | None = None,
-    collapsed: bool = False,
-    estimator: str = "reward_to_go",
-) -> None:
+    hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor, observed: Tensor | None = None, *,
+    relabel: Tensor | None = None, collapsed: bool = False, estimator: str = "reward_to_go",
+) -> None:  # fmt: skip
     r"""
     The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
     :math:`q(c \mid y)`, then ``z`` from its conjugate posterior.
@@ -49,9 +40,8 @@ def ordered_guide(
         c \sim \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \qquad
         z_j \sim \mathrm{Dirichlet}(\alpha_j + s_j(c, y))
 
-    It has the sites of the model, other than ``y``, and reuses the model's parameters, so the bound
-    on :math:`\log p(y)` needs nothing else to be learned. ``TraceGraph_ELBO`` has its gradient with
-    the least variance; :class:`AmortizedNMM` is the pair for a network.
+    It has the sites of the model, other than ``y``, and no parameters of its own.
+    ``TraceGraph_ELBO`` has the gradient of the bound on :math:`\log p(y)` with the least variance.
 
     >>> from pyro.infer import TraceGraph_ELBO
     >>> from pyro_nmm.models import nmm
@@ -62,9 +52,7 @@ def ordered_guide(
     True
 
     The parameters are those of :func:`~pyro_nmm.models.nmm`, with ``y`` ``(..., N)`` required, and
-
-    :param str estimator: of the choices' score in the gradient, see
-        :class:`~pyro_nmm.OrderedConditional`.
+    ``estimator`` of :class:`~pyro_nmm.OrderedConditional`.
     """
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
@@ -82,15 +70,9 @@ def ordered_guide(
 
 
 def evidence_guide(
-    hood: Neighborhood,
-    alpha: Tensor,
-    logits: Tensor,
-    evidence: Tensor,
-    observed: Tensor | None = None,
-    *,
-    collapsed: bool = False,
-    estimator: str = "reward_to_go",
-) -> Tensor:
+    hood: Neighborhood, alpha: Tensor, logits: Tensor, evidence: Tensor,
+    observed: Tensor | None = None, *, collapsed: bool = False, estimator: str = "reward_to_go",
+) -> Tensor:  # fmt: skip
     r"""
     The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices and
     labels node after node given the evidence, then ``z`` from its conjugate posterior.
@@ -122,8 +104,7 @@ def evidence_guide(
     True
 
     It has the sites of the model, and an auxiliary site ``c and y``, at which choices and labels
-    are drawn together; ``c`` has the density of both. The other parameters, the bound and the
-    gradient are those of :class:`~pyro_nmm.EvidenceConditional`.
+    are drawn together. The parameters are those of :class:`~pyro_nmm.EvidenceConditional`.
 
     :return: ``(..., n)`` the labels.
     """
@@ -132,7 +113,6 @@ def evidence_guide(
 
 
 def _latent_sites(q: "_Draw", collapsed: bool, site: str) -> Tensor:
-    """Sites of choices, of labels, which are called ``site``, and of ``z``."""
     with OneEvent(q.rows.num_rows):
         both = pyro.sample(f"c and {site}", q, infer={"is_auxiliary": True})
         c, labels = both.unbind(-2)
@@ -145,8 +125,8 @@ def _latent_sites(q: "_Draw", collapsed: bool, site: str) -> Tensor:
 
 class _Draw(EvidenceConditional):
     """
-    The score of a draw without its density, which another site has: Pyro's ``Trace_ELBO`` leaves
-    the density of an auxiliary site out of the costs, and would be biased.
+    The score of a draw without its density, which site ``c`` has: ``Trace_ELBO`` would leave the
+    density of an auxiliary site out of the costs.
     """
 
     def density(self, value: Tensor) -> Tensor:
@@ -164,8 +144,9 @@ class _Draw(EvidenceConditional):
 
 class HiddenFieldGuide(nn.Module):
     r"""
-    A hidden field and its parameter-free guide as a pair of Pyro programs.
-    :func:`~pyro_nmm.models.fit_field` fits the same model by expectation maximisation.
+    A hidden field and its parameter-free guide as a pair of Pyro programs: the model that
+    :func:`~pyro_nmm.models.fit_field`, whose parameters these are, fits by expectation
+    maximisation. The emission also starts the fit.
 
     The loss is the negative bound of :class:`~pyro_nmm.EvidenceConditional` on
     :math:`\log p(w \mid \theta)`, minus :math:`\log p(\theta)`.
@@ -181,27 +162,18 @@ class HiddenFieldGuide(nn.Module):
     >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
     >>> svi = SVI(pair.model, pair.guide, Adam({"lr": 0.05}), elbo)
     >>> losses = [svi.step() for _ in range(100)]
-    >>> pair.values()["mean"].flatten().sort().values.round().tolist()
-    [0.0, 3.0]
+    >>> pair.values()["mean"].flatten().sort().values.round().int().tolist()
+    [0, 3]
     >>> field = pair.field()  # with probabilities ``(N, C)``
 
-    ``emission``, ``hood``, ``data`` and ``edge_attr`` are parameters of
-    :func:`~pyro_nmm.models.fit_field`. The emission also starts the fit.
-
-    :param str estimator: of the gradient, see :class:`~pyro_nmm.OrderedConditional`.
+    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the parameters in Pyro's store.
     """
 
     def __init__(
-        self,
-        emission: Emission,
-        hood: Neighborhood,
-        data: Any,
-        edge_attr: Tensor | None = None,
-        *,
-        estimator: str = "reward_to_go",
-        name: str = "field",
-    ) -> None:
+        self, emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None, *,
+        estimator: str = "reward_to_go", name: str = "field",
+    ) -> None:  # fmt: skip
         super().__init__()
         check_all_rows(hood)
         self.emission, self.hood, self.data = emission, hood, emission.check(hood, data)

@@ -32,11 +32,9 @@ class NoSites(Messenger):
 
     def _pyro_sample(self, msg) -> None:
         raise ValueError(
-            f"network has a sample site {msg['name']!r}, which would be drawn from its prior in "
-            f"the guide and be missing in the model. For random weights write the two programs "
-            f"out: def model(): nmm(hood, *network(hood, x), y, observed), and a guide that draws "
-            f"the weights from an autoguide of poutine.block(model, hide=['z', 'c', 'y']), runs "
-            f"poutine.block(poutine.condition(network, data=weights)) and ends in ordered_guide"
+            f"network has a sample site {msg['name']!r}, which the model would lack: for random "
+            f"weights write both programs out, the guide as an autoguide of "
+            f"poutine.block(model, hide=['z', 'c', 'y']) and an ordered_guide"
         )
 
 
@@ -44,7 +42,6 @@ class SharedForward(nn.Module):
     """
     A model and a guide that share one run of a network, so that both see the same dropout mask: the
     model takes over the guide's output, if it comes next with the same inputs and weights.
-    ``family`` makes a distribution of ``(hood, *outputs)``.
     """
 
     def __init__(
@@ -62,7 +59,6 @@ class SharedForward(nn.Module):
         return self.family(self.hood, *outputs)
 
     def run(self, inputs: tuple) -> Any:
-        """The network's output."""
         register(self.name, self.network)
         with NoSites():
             return self.network(self.hood, *inputs)

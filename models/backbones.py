@@ -15,7 +15,7 @@ from torch_geometric.nn import APPNP, GAT, GCN, MLP, Sequential
 class RandomInput(nn.Module):
     r"""
     A network with dropout of single input features, and of all features of a node (DropNode, Feng
-    et al. 2020, "Graph Random Neural Networks for Semi-Supervised Learning on Graphs", NeurIPS).
+    et al. 2020, "Graph Random Neural Networks", NeurIPS). Sparse features stay sparse.
 
     .. math::
 
@@ -23,16 +23,13 @@ class RandomInput(nn.Module):
         m_i \sim \mathrm{Bernoulli}(1 - p_{\text{nodes}}), \quad
         m_{id} \sim \mathrm{Bernoulli}(1 - p)
 
-    Features in ``torch.sparse_csr`` layout stay sparse: only stored entries are touched.
-
     >>> from torch_geometric.nn import MLP
     >>> network = RandomInput(MLP([5, 2]), drop_nodes=0.5)
     >>> network(torch.eye(5).to_sparse_csr()).shape
     torch.Size([5, 2])
 
     :param nn.Module network: called as ``network(x, *inputs)`` with ``x`` of shape ``(N, D)``.
-    :param float dropout: :math:`p`.
-    :param float drop_nodes: :math:`p_{\text{nodes}}`.
+    :param float dropout: :math:`p`; ``drop_nodes`` is :math:`p_{\text{nodes}}`.
     """
 
     def __init__(self, network: nn.Module, dropout: float = 0.0, drop_nodes: float = 0.0) -> None:
@@ -69,23 +66,16 @@ def gcn(
 def gat(
     num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
 ) -> RandomInput:
-    """
-    Graph attention: 2 layers, 8 heads of 16 hidden units; for ``attention`` vectors one layer.
-    Heads of the last layer are averaged.
-    """
+    """Graph attention: 2 layers of 8 heads of 16 units; for ``attention`` vectors one layer."""
     hidden, layers = (width, 1) if attention else (8 * 16, 2)
-    network = GAT(num_features, hidden, layers, out_channels=width, heads=8, dropout=dropout,
-                  act="elu")  # fmt: skip
+    network = GAT(num_features, hidden, layers, width, dropout, act="elu", heads=8)
     return RandomInput(network, dropout, drop_nodes)
 
 
 def appnp(
     num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
 ) -> RandomInput:
-    """
-    Predict then propagate: 64 hidden units, 10 steps of personalised PageRank with teleport
-    probability 0.1, the same for ``attention`` vectors.
-    """
+    """64 hidden units, then 10 steps of personalised PageRank with teleport probability 0.1."""
     layers = [
         (MLP([num_features, 64, width], dropout=dropout, norm=None), "x -> x"),
         (APPNP(K=10, alpha=0.1, cached=True), "x, edge_index -> x"),

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""One matrix of label changes for all edges between neighbours."""
-
 from typing import Any
 
 import torch
@@ -23,10 +21,7 @@ def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:
 
 def _check_nodes(hood: Neighborhood) -> None:
     if hood.bipartite:
-        raise ValueError(
-            "hood has sources that are no nodes, and compatibility is one of neighbouring nodes: "
-            "use a hood of nodes alone, or give relabel for every edge"
-        )
+        raise ValueError("hood has sources that are no nodes: give relabel for every edge instead")
 
 
 def compatibility(
@@ -34,7 +29,8 @@ def compatibility(
 ) -> Tensor:
     r"""
     Frequency of label :math:`k` among neighbours of nodes with label :math:`u`, from the edges
-    between observed nodes: the compatibility matrix of [1].
+    between observed nodes: the compatibility matrix of Zhu et al. (2021, "Graph Neural Networks
+    with Heterophily", AAAI), as :class:`StackedNMM` takes it.
 
     .. math::
 
@@ -49,14 +45,8 @@ def compatibility(
     tensor([[0.2000, 0.8000],
             [0.8667, 0.1333]])
 
-    For example ``StackedNMM(5, compatibility=compatibility(hood, data.y, data.train_mask, 5))``.
-
-    [1] Jiong Zhu et al. (2021) "Graph Neural Networks with Heterophily", AAAI,
-    https://doi.org/10.1609/aaai.v35i12.17332.
-
     :param Tensor y: ``(N,)`` labels, read where ``observed``, a boolean mask ``(N,)``.
-    :param float strength: weight of the prior for every label, in edges; positive, so that no
-        label is ruled out for want of a count.
+    :param float strength: weight of the prior for every label, in edges; positive.
     :return: ``(C, C)``, rows sum to one. Cost: :math:`O(E)`.
     """
     _check_nodes(hood)
@@ -93,8 +83,7 @@ class Compatibility(nn.Module):
     def __init__(self, network: nn.Module, num_classes: int) -> None:
         super().__init__()
         self.network = network
-        # From a start at the identity, fits stay at neighbours of neighbours that are alike.
-        #: ``(C, C)``: :math:`W`, from the label of a neighbour to one's own; zeros at first.
+        #: ``(C, C)``: :math:`W`, from a neighbour's label. Fits from the identity would stay there.
         self.scores = nn.Parameter(torch.zeros(num_classes, num_classes))
 
     def forward(self, hood: Neighborhood, *inputs: Any) -> Parameters:

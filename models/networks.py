@@ -14,10 +14,8 @@ from pyro_nmm.expect import expect
 from pyro_nmm.ops.edge_products import edge_products
 from pyro_nmm.validation import check_positive
 
-#: Positive links for ``alpha``. ``softplus`` is the steadiest, ``square`` grows faster, and
-#: ``exp`` makes alpha's direction the softmax that the backbone alone would have. It ends at about
-#: 3 million, beyond which single precision cannot add a count: a network that fits every training
-#: label would reach infinity.
+#: Positive links for ``alpha``. ``exp`` makes alpha's direction the softmax of the backbone alone.
+#: It ends at about 3 million, beyond which single precision cannot add a count.
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": F.softplus,
     "square": torch.square,
@@ -27,9 +25,9 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 class Parameters(NamedTuple):
     r"""
-    Parameters of an NMM, in the order in which a mixture takes them: positive :math:`\alpha`, a
-    table ``(..., N, C)`` or a formula; logits ``(..., num_edges)`` in the order of the
-    neighbourhoods; and label changes by edges, see :mod:`pyro_nmm.relabel`.
+    Parameters of an NMM: positive :math:`\alpha`, a table ``(..., N, C)`` or a formula; logits
+    ``(..., num_edges)`` in the order of the neighbourhoods; and label changes by edges, see
+    :mod:`pyro_nmm.relabel`.
 
     >>> from pyro_nmm import NeighborMixture
     >>> hood = Neighborhood.grid(1, 2)
@@ -47,8 +45,7 @@ class ParameterNetwork(Protocol):
     r"""
     A ``torch.nn.Module`` from the neighbourhoods and inputs of its own to :class:`Parameters`, or
     to :math:`\alpha` ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels.
-    Every guide and every fit takes one: :class:`NMMNetwork`, :class:`FreeNMM`,
-    :class:`StackedNMM`, :class:`ConvolutionalNMM`, :class:`Denoiser`, or the user's own,
+    Every guide and every fit takes one, such as :class:`NMMNetwork`, or the user's own,
 
     >>> class Mine(nn.Module):
     ...     def forward(self, hood, x):
@@ -100,8 +97,7 @@ class NMMNetwork(nn.Module):
     :param nn.Module attention: backbone for :math:`v`, any width ``H``; ``None`` if shared.
     :param str link: :math:`\sigma`, one of ``"softplus"``, ``"square"``, ``"exp"``.
     :param float floor: positive. One keeps each Dirichlet unimodal.
-    :param float omega: initial value of the learned :math:`\omega`. Weight decay on it switches
-        the attention off.
+    :param float omega: initial :math:`\omega`. Weight decay on it switches the attention off.
     :param bool learn_gamma: whether :math:`\gamma` is learned.
     """
 
@@ -129,10 +125,7 @@ class NMMNetwork(nn.Module):
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
         """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision."""
         if hood.bipartite:
-            raise ValueError(
-                "hood has sources that are no nodes, but NMMNetwork makes an alpha for every node: "
-                "use FreeNMM, or a network (hood, *inputs) -> (alpha, logits) of your own"
-            )
+            raise ValueError("hood has sources that are no nodes: use FreeNMM, or your own network")
         u = self.labels(*inputs)
         if self.attention is None:
             u, v = u[..., : self.num_classes], u[..., self.num_classes :]
@@ -140,11 +133,9 @@ class NMMNetwork(nn.Module):
             v = self.attention(*inputs)
         if u.shape != (hood.num_nodes, self.num_classes) or v.shape[-1] == 0:
             width = "num_classes" if self.attention is not None else "num_classes + H"
-            raise ValueError(
-                f"labels must return shape ({hood.num_nodes}, {width}), num_classes = "
-                f"{self.num_classes}, but alpha would have shape {tuple(u.shape)} and "
-                f"attention vectors {tuple(v.shape)}"
-            )
+            must = f"({hood.num_nodes}, {width}), num_classes = {self.num_classes}"
+            got = f"{tuple(u.shape)} for alpha and {tuple(v.shape)} for attention"
+            raise ValueError(f"labels must return shape {must}, got {got}")
         # An alpha of half a type's digits cannot count, so a narrow network's output is widened.
         u, v = (in_single(value) for value in (u, v))
         alpha = LINKS[self.link](u) + self.floor
@@ -153,16 +144,13 @@ class NMMNetwork(nn.Module):
 
 class FreeNMM(nn.Module):
     r"""
-    ``alpha`` and attention as free parameters of one graph: the paper's NMM-:math:`\alpha, L`, for
-    approximating a distribution without amortization.
+    ``alpha`` and attention as free parameters of one graph: the paper's NMM-:math:`\alpha, L`.
+    They start near given marginals :math:`m`,
 
     .. math::
 
-        \alpha_j = \exp(a_j), \qquad \text{logits}_{ij} \text{ free}
-
-    It starts near given marginals :math:`m`, with
-    :math:`\alpha_j = \kappa \, ((1 - \epsilon) m_j + \epsilon / C)` and
-    :math:`\text{logits}_{ij} = \gamma \, \delta(i = j)`.
+        \alpha_j = \kappa \, \bigl((1 - \epsilon) m_j + \epsilon / C\bigr), \qquad
+        \text{logits}_{ij} = \gamma \, \delta(i = j)
 
     >>> hood = Neighborhood.grid(3, 3)
     >>> network = FreeNMM(hood, num_classes=2)
@@ -172,8 +160,8 @@ class FreeNMM(nn.Module):
 
     :param Tensor marginals: ``(N, C)``, :math:`m`, for example of a mean field; ``(M, C)`` if
         sources are no nodes. Default uniform.
-    :param float gamma: :math:`\gamma`; as it grows, nodes become independent.
-    :param float epsilon: :math:`\epsilon`, without which excluded labels could not return.
+    :param float gamma: as it grows, nodes become independent.
+    :param float epsilon: without it, excluded labels could not return.
     """
 
     def __init__(

@@ -4,11 +4,12 @@
 import pyro
 import torch
 from pyro.distributions import Categorical, Dirichlet, Independent
-from torch import Tensor
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import get_plates
+from torch import Size, Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
-from pyro_nmm.models.one_event import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import KEEP, Channel, Matrices, check_relabel
@@ -47,9 +48,8 @@ def nmm(
     for the ``n`` rows where ``observed`` is true, in ascending node id. The other rows are
     marginalised, exactly. Nodes are one event, which any plate of the caller's may surround: each
     slice is then a label field with choices of its own. A plate in which neither parameters nor
-    labels differ is an error, because it would count one labelling several times, and so is a
-    ``poutine.mask`` or ``poutine.scale`` with an entry for every node. A number as
-    ``poutine.scale`` weighs a batch of graphs, joined into one, as a part of all graphs.
+    labels differ is an error, and so is a ``poutine.mask`` or ``poutine.scale`` with an entry for
+    every node: both would count one labelling several times.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.
@@ -60,10 +60,9 @@ def nmm(
     torch.Size([2])
 
     ``predict`` is for Pyro's ``Predictive`` with :func:`~pyro_nmm.guides.ordered_guide`: the other
-    nodes' labels are drawn given the choices and labels of the rows, for a ``deterministic`` site
-    without density, so the bound and weights do not change. The draws are those of
+    nodes' labels are drawn given the choices and labels of the rows, as in
     :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has the weights with
-    which they are exact.
+    which they are exact. The bound does not change.
 
     >>> from functools import partial
     >>> from pyro.infer import Predictive
@@ -74,8 +73,6 @@ def nmm(
     >>> draws(*given)["y_rest"].shape
     torch.Size([9, 1])
 
-    Cost: :math:`O(N C + E)`.
-
     :param alpha: ``(..., N, C)`` positive concentrations; or, with ``collapsed``,
         :class:`~pyro_nmm.GaussianConcentrations` or :class:`~pyro_nmm.LogisticConcentrations`.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
@@ -84,7 +81,7 @@ def nmm(
     :param Tensor relabel: label changes by edges, see :mod:`pyro_nmm.relabel`: permutations
         ``(num_edges, C)``, or stochastic matrices ``(..., num_edges, C, C)``, with which the
         borrowed labels have a site ``u`` of their own, of event shape ``(n,)``.
-    :return: ``(..., n)`` the labels of the rows.
+    :return: ``(..., n)`` the labels of the rows. Cost: :math:`O(N C + E)`.
     """
     alpha, logits = check_shapes(hood, alpha, logits)
     check_all_rows(hood)
@@ -145,7 +142,7 @@ def _rest(
     rows: Neighborhood, alpha: Concentrations, logits: Tensor, z: Tensor | None, c: Tensor,
     borrowed: Tensor, channel: Channel,
 ) -> Tensor:  # fmt: skip
-    """Labels of other rows, given those of some: by conjugacy a field again, where z is not."""
+    """Labels of other rows, given choices and labels: without ``z`` a field again."""
     (alpha, logits, z, c, borrowed, channel), _ = untracked(alpha, logits, z, c, borrowed, channel)
     batch = torch.broadcast_shapes(c.shape[:-1], borrowed.shape[:-1])
     c_rest = _choice(rows, logits).expand(batch).sample()
@@ -155,3 +152,47 @@ def _rest(
         drawn = (value.expand(*batch, -1) for value in (c, borrowed))
         labels = ChosenLabels(posterior_alpha(written_out(alpha), *drawn), c_rest).sample()
     return channel.draw(rows, c_rest, labels)
+
+
+#: Plates that Pyro makes for copies of a whole program.
+COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_predictive_samples")
+
+
+class OneEvent(Messenger):
+    """Refuses scales and masks with an entry for every node, and sites of another ``observed``."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self.num_rows = num_rows
+
+    def _pyro_post_sample(self, msg) -> None:
+        batch = msg["fn"].batch_shape
+        for kind in ("scale", "mask"):
+            shape = msg[kind].shape if isinstance(msg[kind], Tensor) else Size()
+            sizes = zip(reversed(shape), reversed(batch), strict=False)
+            if len(shape) > len(batch) or any(size not in (1, own) for size, own in sizes):
+                raise ValueError(
+                    f"poutine.{kind} of shape {tuple(shape)} around site {msg['name']!r} of batch "
+                    f"shape {tuple(batch)} would count the joint log-probability of all nodes "
+                    f"several times: leave nodes out with observed=, or give one number"
+                )
+        if msg["name"].rpartition("/")[2] in ("c", "y") and msg["value"] is not None:
+            size = msg["value"].shape[-1]
+            if size != self.num_rows:
+                raise ValueError(
+                    f"site {msg['name']!r} has {size} nodes from the guide, but observed selects "
+                    f"{self.num_rows} here: give model and guide the same mask"
+                )
+
+
+def check_plates(batch_shape: Size) -> None:
+    """Refuses plates in which neither parameters nor labels, of this batch shape, differ."""
+    for frame in get_plates():
+        if frame.dim is None or frame.name in COPIES or frame.size == 1:
+            continue
+        if -frame.dim > len(batch_shape) or batch_shape[frame.dim] == 1:
+            raise ValueError(
+                f"plate {frame.name!r} of size {frame.size} surrounds one labelling of all nodes, "
+                f"whose joint log-probability would be counted {frame.size} times: use observed= "
+                f"or poutine.scale, or give y, alpha or logits a batch dimension for the plate"
+            )

@@ -8,12 +8,8 @@ from torch import nn
 
 
 def register(name: str, module: nn.Module) -> None:
-    """
-    ``pyro.module``, and an error where Pyro's store holds another module's parameters under this
-    name: those would be learned in place of this one's.
-    """
+    """``pyro.module``, and an error if another module has the name: it would learn instead."""
     with warnings.catch_warnings():
-        # What is not learned stays out of the store, as it should.
         warnings.filterwarnings("ignore", ".* was not registered in the param store")
         pyro.module(name, module)
     store = pyro.get_param_store()
@@ -21,8 +17,5 @@ def register(name: str, module: nn.Module) -> None:
         if not parameter.requires_grad:
             continue
         if store[f"{name}$$${key}"].data_ptr() != parameter.data_ptr():
-            raise ValueError(
-                f"Pyro's parameter store already holds another network named {name!r}, "
-                f"so this one would not learn: call pyro.clear_param_store() first, or "
-                f"give each program its own name="
-            )
+            cure = "call pyro.clear_param_store() first, or give each program its own name="
+            raise ValueError(f"Pyro's store already holds another network named {name!r}: {cure}")

@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-``compiled`` is the module of compiled CPU loops, or ``None`` without numba (the ``fast`` extra).
-Set it to ``None`` to run the tensor code on the CPU as well.
-"""
+"""``compiled``: the compiled CPU loops, or ``None`` without numba (the ``fast`` extra)."""
 
 import warnings
 from types import ModuleType
@@ -16,10 +13,9 @@ except Exception as error:  # a broken numba raises anything: SystemError, OSErr
     compiled = None
     if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
         warnings.warn(
-            "numba is installed, but the compiled loops do not load "
-            f"({type(error).__name__}: {error}). Everything runs in PyTorch instead, on a CPU "
-            "about ten times slower. Install versions of numba and numpy that fit "
-            "(pip install --upgrade numba), or uninstall numba.",
+            f"numba is installed, but the compiled loops do not load ({type(error).__name__}: "
+            f"{error}). PyTorch runs instead, on a CPU about ten times slower. Install versions of "
+            f"numba and numpy that fit (pip install --upgrade numba), or uninstall numba.",
             RuntimeWarning,
             stacklevel=2,
         )

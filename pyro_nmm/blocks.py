@@ -16,8 +16,7 @@ IN_CACHE = 2**18
 
 def blocks(size: int, numbers_each: int, cached: bool = False) -> Iterator[slice]:
     """
-    Slices that cover ``0..size - 1``, of items that take ``numbers_each`` numbers each; ``cached``
-    ones fit a CPU's cache.
+    Slices of ``range(size)``, whose items take ``numbers_each`` numbers; ``cached`` for a CPU.
 
     >>> list(blocks(5, numbers_each=NUMBERS // 2))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -29,12 +28,7 @@ def blocks(size: int, numbers_each: int, cached: bool = False) -> Iterator[slice
 
 
 def row_blocks(ptr: Tensor, numbers_each: int) -> Iterator[slice]:
-    """
-    Slices that cover all rows, of edges that take ``numbers_each`` numbers each; rows stay whole.
-
-    >>> list(row_blocks(torch.tensor([0, 2, 3, 5]), numbers_each=NUMBERS // 3))
-    [slice(0, 2, None), slice(2, 3, None)]
-    """
+    """Slices of whole rows, whose edges take ``numbers_each`` numbers each."""
     step, first, num_rows = max(1, NUMBERS // max(1, numbers_each)), 0, len(ptr) - 1
     while first < num_rows:
         last = int(torch.searchsorted(ptr, ptr[first] + step, right=True)) - 1

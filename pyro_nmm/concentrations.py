@@ -17,37 +17,25 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.expect import expect
 from pyro_nmm.provenance import untracked
 
-#: Nodes whose labels are written out at once.
-STRIP = 4096
-#: Labels that are summed at once.
-CHUNK = 16
+#: Nodes whose labels are written out at once, and labels that are summed at once.
+STRIP, CHUNK = 4096, 16
 
 
 class OrdinalConcentrations:
     r"""
-    Concentrations of labels ``0..C - 1`` around a mean, in the place of a table ``(..., N, C)``:
-
-    .. math::
-
-        \alpha_{ik} = s_i \, g\left(k; u_i, \sigma_i\right) + \epsilon .
-
-    The bound needs their values at observed labels and their sums over labels, and no table. The
-    floor :math:`\epsilon` keeps labels far from all means possible in floating point.
+    Concentrations :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon` of ordered labels, in
+    the place of a table ``(..., N, C)``. The floor :math:`\epsilon` keeps labels far from all means
+    possible in floating point.
     """
 
     def __init__(
-        self,
-        mean: Tensor,
-        width: Tensor | float,
-        scale: Tensor | float = 1.0,
-        num_classes: int = 256,
-        floor: float = 1e-5,
-    ) -> None:
+        self, mean: Tensor, width: Tensor | float, scale: Tensor | float = 1.0,
+        num_classes: int = 256, floor: float = 1e-5,
+    ) -> None:  # fmt: skip
         expect("mean", mean, ("...", "N"), kind="float")
         if num_classes < 2 or not floor > 0:
-            raise ValueError(
-                f"num_classes must be at least 2 and floor positive, got {num_classes} and {floor}"
-            )
+            got = f"{num_classes} and {floor}"
+            raise ValueError(f"num_classes must be at least 2 and floor positive, got {got}")
         mean = in_single(mean)
         self.mean, self.num_classes, self.floor = mean, num_classes, floor
         # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled width.
@@ -60,10 +48,8 @@ class OrdinalConcentrations:
         for name, value in (("width", self.width), ("scale", self.scale)):
             sizes = zip(reversed(value.shape), reversed(mean.shape), strict=False)
             if value.dim() > mean.dim() or any(size not in (1, full) for size, full in sizes):
-                raise ValueError(
-                    f"{name} must broadcast to mean's shape {tuple(mean.shape)}, got "
-                    f"{tuple(value.shape)}"
-                )
+                shapes = f"{tuple(mean.shape)}, got {tuple(value.shape)}"
+                raise ValueError(f"{name} must broadcast to mean's shape {shapes}")
 
     @property
     def shape(self) -> Size:
@@ -99,10 +85,7 @@ class OrdinalConcentrations:
 
     @torch.no_grad()
     def draw(self, nodes: Tensor) -> Tensor:
-        r"""
-        ``(..., n)``: one label of each of nodes ``(..., n)``, independent, with probabilities
-        :math:`\alpha_{ik} / A_i`. Cost: :math:`O(n C)` time, :math:`O(n)` memory.
-        """
+        """``(..., n)``: independent labels of nodes ``(..., n)``. Cost: :math:`O(n C)` time."""
         shape = torch.broadcast_shapes(nodes.shape, (*self.mean.shape[:-1], nodes.shape[-1]))
         parts = (t.expand(shape).flatten().split(STRIP) for t in self._of(nodes))
         strips = (self._like(*strip) for strip in zip(*parts, strict=True))
@@ -129,15 +112,13 @@ def _extract_provenance(alpha: OrdinalConcentrations) -> tuple[OrdinalConcentrat
 
 class GaussianConcentrations(OrdinalConcentrations):
     r"""
-    Concentrations :math:`\alpha` for ordered labels such as grey levels, highest around a mean:
+    Concentrations ``(..., N, C)`` for ordered labels such as grey levels, highest around a mean, as
+    in the paper's appendix C. Near the first and the last label the mean label is not :math:`u`.
 
     .. math::
 
         \alpha_{ik} = s_i \exp\left(-\frac{(k - u_i)^2}{\sigma_i^2}\right) + \epsilon,
         \qquad k = 0, \dots, C - 1
-
-    as in the paper's appendix C, plus a floor :math:`\epsilon`. Labels beyond the ends are missing,
-    so that near 0 and ``C - 1`` the mean label is not :math:`u`.
 
     >>> alpha = GaussianConcentrations(torch.tensor([3.0, 200.0]), width=10.0)
     >>> alpha.shape
@@ -145,15 +126,14 @@ class GaussianConcentrations(OrdinalConcentrations):
     >>> alpha.totals()
     tensor([12.2296, 17.7271])
 
-    Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients. Compiled
-    loops skip labels far from the mean.
+    Cost: :math:`O(N C)` time for the sums, :math:`O(N)` memory, also with gradients.
 
-    :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels; any real number.
+    :param Tensor mean: ``(..., N)``, :math:`u`, in units of labels.
     :param width: :math:`\sigma`, positive: a number or a tensor that broadcasts to ``mean``.
-    :param scale: :math:`s`, positive, as ``width``. With :math:`\sigma` it makes
-        :math:`A_i \approx s_i \sigma_i \sqrt\pi`, how many labels of neighbours outweigh the mean.
+    :param scale: :math:`s`, as ``width``. About :math:`s_i \sigma_i \sqrt\pi` labels of neighbours
+        weigh as much as the mean.
     :param int num_classes: ``C``.
-    :param float floor: :math:`\epsilon`, positive.
+    :param float floor: :math:`\epsilon`, keeps labels far from all means possible.
     """
 
     def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
@@ -165,29 +145,23 @@ class GaussianConcentrations(OrdinalConcentrations):
         return self.scale * bumps + self.floor * self.num_classes
 
 
-@torch.no_grad()
-def _sums(mean: Tensor, width: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Sums of :math:`f_k = \exp(-(k-u)^2 / \sigma^2)`, :math:`(k-u) f_k`, :math:`(k-u)^2 f_k`."""
-    if backend.compiled is not None and mean.device.type == "cpu":
-        return backend.compiled.gaussian_sums(mean, width.expand(mean.shape), num_classes)
-    zero = torch.zeros_like(mean)
-    totals = [zero, zero, zero]
-    for labels in torch.arange(num_classes, device=mean.device).split(CHUNK):
-        gap = labels - mean[..., None]
-        bumps = (-(gap / width.expand(mean.shape)[..., None]).square()).exp()
-        parts = bumps, gap * bumps, gap.square() * bumps
-        totals = [total + part.sum(-1) for total, part in zip(totals, parts, strict=True)]
-    return totals[0], totals[1], totals[2]
-
-
 class _Total(torch.autograd.Function):
-    """The sum over all labels; what its gradient needs is summed along with it."""
+    r"""The sum of :math:`f_k = e^{-(k-u)^2 / \sigma^2}`, and the moments that gradients need."""
 
     @staticmethod
     def forward(ctx, mean: Tensor, width: Tensor, num_classes: int) -> Tensor:
-        total, first, second = _sums(mean, width, num_classes)
-        ctx.save_for_backward(first, second, width)
-        return total
+        widths = width.expand(mean.shape)
+        if backend.compiled is not None and mean.device.type == "cpu":
+            totals = backend.compiled.gaussian_sums(mean, widths, num_classes)
+        else:
+            totals = [torch.zeros_like(mean)] * 3
+            for labels in torch.arange(num_classes, device=mean.device).split(CHUNK):
+                gap = labels - mean[..., None]
+                bumps = (-(gap / widths[..., None]).square()).exp()
+                parts = bumps, gap * bumps, gap.square() * bumps
+                totals = [total + part.sum(-1) for total, part in zip(totals, parts, strict=True)]
+        ctx.save_for_backward(*totals[1:], width)
+        return totals[0]
 
     @staticmethod
     @once_differentiable
@@ -201,7 +175,7 @@ class _Total(torch.autograd.Function):
 class LogisticConcentrations(OrdinalConcentrations):
     r"""
     Concentrations ``(..., N, C)`` for ordered labels: the mass of a logistic distribution on each
-    label's unit, as in PixelCNN++ (Salimans et al., 2017), with the tails at both ends,
+    label's unit, as in PixelCNN++ (Salimans et al., 2017),
 
     .. math::
 
@@ -209,30 +183,22 @@ class LogisticConcentrations(OrdinalConcentrations):
             - F\left(\frac{k - \frac12 - u_i}{\sigma_i}\right) \right] + \epsilon, \qquad
         F(x) = \frac{1}{1 + e^{-x}},
 
-    where the first term is one for ``k = C - 1`` and the second zero for ``k = 0``. Unlike in
-    :class:`GaussianConcentrations`, log concentrations fall linearly far from the mean, nothing is
-    missing beyond the ends, and :math:`A_i = s_i + \epsilon C`.
+    where the first term is one for ``k = C - 1`` and the second zero for ``k = 0``. Parameters as
+    for :class:`GaussianConcentrations`, but :math:`s_i` labels of neighbours weigh as much as the
+    mean, and log concentrations fall linearly far from it. Cost: :math:`O(N)`.
 
     >>> alpha = LogisticConcentrations(torch.tensor([3.0, 200.0]), width=5.0, scale=20.0)
-    >>> alpha.shape
-    torch.Size([2, 256])
     >>> alpha.at(torch.tensor([0, 1]), torch.tensor([0, 200]))
     tensor([7.5508, 0.9992])
-
-    Parameters as of :class:`GaussianConcentrations`. The standard deviation of a label is
-    :math:`\sigma \pi / \sqrt 3`, and :math:`s` labels of neighbours weigh as much as the mean.
-    Cost: :math:`O(N)`.
     """
 
     def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
-        top = self.num_classes - 1
-        gap = labels - mean
+        gap, top = labels - mean, self.num_classes - 1
         # F(a) - F(b) = F(a) F(-b) (1 - exp(b - a)): no digits are lost.
         inner = ((0.5 + gap) / width).sigmoid() * ((0.5 - gap) / width).sigmoid()
         inner = inner * -torch.expm1(-1 / width)
-        first, last = (0.5 - mean) / width, (mean - top + 0.5) / width
-        peak = torch.where(labels == 0, first.sigmoid(), inner)
-        return torch.where(labels == top, last.sigmoid(), peak)
+        first, last = ((0.5 - mean) / width).sigmoid(), ((mean - top + 0.5) / width).sigmoid()
+        return torch.where(labels == top, last, torch.where(labels == 0, first, inner))
 
     def totals(self) -> Tensor:
         return (self.scale + self.floor * self.num_classes).expand(self.mean.shape)

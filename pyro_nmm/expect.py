@@ -24,24 +24,17 @@ KINDS = {
 
 
 def expect(
-    name: str,
-    value: Any,
-    shape: tuple[Dim, ...] | None = None,
-    *,
-    kind: str = "tensor",
-    like: Any = None,
-    note: str = "",
-) -> Tensor:
+    name: str, value: Any, shape: tuple[Dim, ...] | None = None, *, kind: str = "tensor",
+    like: Any = None, note: str = "",
+) -> Tensor:  # fmt: skip
     """
-    A tensor of a kind, of a shape and on the device of another argument, or an error.
+    A tensor of a kind, of a shape and on the device of ``like``, or an error with a ``note``.
 
     >>> expect("x", torch.zeros(2, 3), ("N", 4), kind="float")
     Traceback (most recent call last):
         ...
     ValueError: x must have shape (N, 4), got (2, 3)
 
-    :param like: the other argument, by default called ``hood`` in the error.
-    :param note: what the sizes are, and how to mend a wrong one.
     """
     sizes = [each[0] if isinstance(each, tuple) else str(each) for each in shape or ()]
     text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
@@ -71,8 +64,7 @@ def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = ""
     if not good.all():
         where = (~good).nonzero()[0].tolist()
         got = np.array2string(value[tuple(where)].detach().cpu().numpy(), separator=", ")
-        at = f" at {where}" if where else ""
-        raise ValueError(f"{name} must {must}, got {got}{at}{cure}")
+        raise ValueError(f"{name} must {must}, got {got}{f' at {where}' if where else ''}{cure}")
 
 
 def _is_kind(value: Tensor, kind: str) -> bool:
@@ -104,16 +96,14 @@ def out_of_range(ids: Tensor, size: int) -> int | None:
 
 def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
     """Pairs of node ids, as PyG has them, or of a source and a node."""
-    own = ("node", num_nodes) if num_sources is None else ("source", num_sources)
-    ends = own, ("node", num_nodes)
+    nodes = "node", num_nodes
+    ends = nodes if num_sources is None else ("source", num_sources), nodes
     for what, size in ends:
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"num_{what}s must be a positive integer, got {size!r}")
     if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
-        raise ValueError(
-            "edge_index must hold pairs of node ids, got a sparse matrix: take its entries with "
-            "PyG's to_edge_index(adj)[0], whose rows are sources"
-        )
+        cure = "take PyG's to_edge_index(adj)[0], whose rows are sources"
+        raise ValueError(f"edge_index must hold pairs of node ids, got a sparse matrix: {cure}")
     expect("edge_index", edge_index, (2, "num_edges"))
     if edge_index.is_meta:
         raise ValueError("edge_index is on the meta device and holds no node ids")
@@ -130,26 +120,15 @@ def check_grid(radius: int, **sizes: int) -> None:
     """Refuse sizes of a grid below one, and a negative radius."""
     values = *sizes.values(), radius
     if not all(isinstance(n, int) for n in values) or min(values[:-1]) < 1 or radius < 0:
-        needed = ", ".join(f"{name} >= 1" for name in sizes)
-        got = ", ".join(map(repr, values))
+        needed, got = ", ".join(f"{name} >= 1" for name in sizes), ", ".join(map(repr, values))
         raise ValueError(f"grid needs {needed} and radius >= 0, integers, got {got}")
 
 
 def check_mask(
-    mask: Tensor,
-    num_nodes: int,
-    device: torch.device,
-    name: str = "observed",
-    *,
-    empty: bool = False,
-    beside: str = "hood",
-) -> None:
-    """
-    A boolean mask of nodes that selects at least one, or any number if ``empty``. Integers are
-    refused: torch would read zeros and ones as node ids.
-
-    :param str beside: the argument whose device it must be on.
-    """
+    mask: Tensor, num_nodes: int, device: torch.device, name: str = "observed", *,
+    empty: bool = False, beside: str = "hood",
+) -> None:  # fmt: skip
+    """Refuse all but a boolean mask, on the device of the argument ``beside``."""
     expect(name, mask, (num_nodes,), kind="mask", note="one entry per node")
     expect_device(name, mask, device, beside)
     if not empty and not mask.any():

@@ -20,8 +20,7 @@ def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
 
 def brier(probs: Tensor, y: Tensor) -> Tensor:
     r"""
-    :math:`\frac1n \sum_i \sum_k (p_{ik} - \delta(y_i = k))^2`, between 0 and 2, of labels ``(n,)``
-    and ``probs`` ``(n, C)``.
+    :math:`\frac1n \sum_{ik} (p_{ik} - \delta(y_i = k))^2` of labels ``(n,)``, ``probs`` ``(n, C)``.
 
     >>> brier(torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 1]))
     tensor(0.2900)
@@ -31,14 +30,12 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
 
 def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
     r"""
-    :math:`\frac1P \sum_{(i,j)} \log p(y_i, y_j)`, the paper's PLL, in nats per pair, of labels
-    ``(N,)`` and pairs ``(2, P)`` of node ids.
+    :math:`\frac1P \sum_{(i,j)} \log p(y_i, y_j)`, the paper's PLL, in nats per pair, of a table
+    ``(P, C, C)`` for pairs ``(2, P)`` of node ids, and labels ``(N,)``.
 
     >>> pairs, probs = torch.tensor([[0], [1]]), torch.tensor([[0.5, 0.5], [0.2, 0.8]])
     >>> pair_log_likelihood(independent_pairs(probs, pairs), torch.tensor([0, 1]), pairs).exp()
     tensor(0.4000)
-
-    :param Tensor table: ``(P, C, C)``, from ``pairwise`` or :func:`independent_pairs`.
     """
     first, second = y[pairs]
     return table[torch.arange(len(first), device=y.device), first, second].log().mean()

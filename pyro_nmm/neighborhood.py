@@ -16,16 +16,10 @@ from pyro_nmm.expect import as_mask, check_edge_index, check_grid, check_mask
 
 class Neighborhood:
     r"""
-    The neighbourhoods :math:`n(i)` of a graph's nodes: the sources of the edges into :math:`i`, and
-    :math:`i` itself.
+    The neighbourhoods :math:`n(i) = \{ j : (j, i) \in E \} \cup \{ i \}` of a graph's nodes.
 
-    .. math::
-
-        n(i) = \{ j : (j, i) \in E \} \cup \{ i \}
-
-    With ``num_sources`` the sources are no nodes but places of their own, which many nodes may
-    share: edges go from sources to nodes, there are no self-loops, and everything *per source*,
-    such as ``alpha``, has ``num_sources`` rows.
+    With ``num_sources`` the sources are no nodes but places that many nodes may share. Edges then
+    go from sources to nodes, without self-loops, and ``alpha`` has a row per source.
 
     Edges are stored row after row (CSR): row ``r`` belongs to node ``nodes[r]`` and owns the edges
     ``ptr[r]:ptr[r + 1]``, in ascending order of their source. Everything *per edge* in this
@@ -46,7 +40,6 @@ class Neighborhood:
         :math:`i`. An undirected graph lists both directions.
     :param int num_nodes: ``N``.
     :param int num_sources: ``M``; every node needs an edge from one. Default: nodes are sources.
-    :raises ValueError: for a wrong shape, dtype or id, and for a node without a source.
     """
 
     num_nodes: int  #: number of nodes ``N`` of the graph, the range of ``nodes``
@@ -149,11 +142,7 @@ class Neighborhood:
 
     @torch.inference_mode(False)
     def take(self, rows: Tensor) -> Neighborhood:
-        """
-        The given rows in the given order.
-
-        :param Tensor rows: ``(R,)`` row numbers. Cost: linear in the edges of these rows.
-        """
+        """The rows with the given numbers ``(R,)``, in that order. Cost: linear in their edges."""
         degree = self.ptr[rows + 1] - self.ptr[rows]
         ptr = _pointers(degree)
         edges = spans(self.ptr[rows], degree, ptr)
@@ -169,7 +158,6 @@ class Neighborhood:
         is exact marginalisation of their labels. The last mask's rows are kept.
 
         :param Tensor observed: ``(num_nodes,)`` boolean mask, or ``None`` for all nodes.
-        :raises ValueError: if the mask is not boolean, has another shape or selects nothing.
         """
         if observed is None:
             return self
@@ -183,17 +171,14 @@ class Neighborhood:
     @torch.inference_mode(False)
     def subgraph(self, nodes: Tensor) -> Neighborhood:
         """
-        The subgraph that nodes induce, as PyG's ``subgraph(..., relabel_nodes=True)``: with ids
-        ``0..K - 1`` in ascending order. Edges from other nodes are dropped, which makes it a model
-        of its own; :meth:`restrict` keeps them, and marginalises. Sources that are no nodes stay.
+        The subgraph that nodes ``(K,)`` or a mask ``(num_nodes,)`` induce, with ids ``0..K - 1`` in
+        ascending order. Edges from other nodes are dropped, which makes it a model of its own;
+        :meth:`restrict` keeps them, and marginalises. Sources that are no nodes stay.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
         >>> part, logits = hood.subgraph(torch.tensor([2, 3])), torch.arange(7.0)
         >>> part, logits[..., part.within]  # what belongs to its edges
         (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
-
-        :param Tensor nodes: ``(K,)`` node ids, or a boolean mask ``(num_nodes,)``.
-        :return: the subgraph; ``within`` holds the numbers of its edges in this graph.
         """
         mask = as_mask(nodes, self.num_nodes, self.device)
         number, rows = mask.cumsum(0) - 1, mask[self.nodes]
@@ -217,18 +202,11 @@ class Neighborhood:
         return top + total.log()
 
     def _shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Every row's largest entry, and the row's sum of ``exp(logits - largest)``."""
         top = segment(logits.detach().movedim(-1, 0), self.ptr, reduce="max").movedim(0, -1)
         return top, self.sum((logits - top.index_select(-1, self.row)).exp())
 
     def softmax(self, logits: Tensor) -> Tensor:
-        r"""
-        ``(..., num_edges)``: :math:`L_{ij}`, the softmax of ``logits`` over each row.
-
-        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
-        >>> hood.softmax(torch.tensor([0.0, 0.0, 1.0, 1.0]))
-        tensor([0.5000, 0.5000, 0.5000, 0.5000])
-        """
+        r"""``(..., num_edges)``: :math:`L_{ij}`, the softmax of ``logits`` over each row."""
         return softmax(logits, self.row, num_nodes=self.num_rows, dim=-1)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -246,11 +224,9 @@ class Neighborhood:
 
     def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Every source that both rows of a pair have: the number of the pair, the edge of its first
-        row and the edge of its second row. The last answer is kept.
-
-        :param Tensor pairs: ``(2, P)`` row numbers. Cost: :math:`O(E)` and :math:`O(\\log E)` for
-            each edge of the smaller row of a pair.
+        The sources that both rows of a pair ``(2, P)`` have: the number of the pair, the edge of
+        its first row and the edge of its second row. The last answer is kept. Cost: :math:`O(E)`
+        and :math:`O(\\log E)` for each edge of the smaller row of a pair.
         """
         return self._last_pairs.get((pairs,), lambda: self._common_neighbors(pairs))
 
@@ -269,9 +245,8 @@ class Neighborhood:
 
     def components(self) -> Tensor:
         """
-        ``(num_rows,)`` numbers that are equal for two rows exactly if a chain of shared neighbours
-        connects them. Labels of different components are independent. Cost: :math:`O(E \\log N)`,
-        once.
+        ``(num_rows,)`` numbers, equal if a chain of shared neighbours connects two rows. Labels of
+        different components are independent. Cost: :math:`O(E \\log N)`, once.
         """
         return self._components
 

@@ -2,24 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-Edges that relabel: labels that change on their way over an edge.
-
-A node borrows the label :math:`u_i \sim z_{c_i}`, and edge :math:`e = (c_i, i)` turns it into the
-label :math:`y_i` that the node shows. ``relabel`` holds for every edge a permutation, ``(E, C)``
-integers whose entry ``[e, u]`` is :math:`y`; or a stochastic matrix, ``(..., E, C, C)``, whose
-entry ``[e, u, y]`` is the probability of :math:`y` given :math:`u`. Two nodes that share a source
-are positively correlated if their edges are the same, and negatively if one of them flips labels.
-
-If several permutations compete on an edge, with learned weights, their mean is its matrix:
-
->>> flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
->>> weight = torch.tensor([0.9, 0.2]).view(-1, 1, 1)  # of two edges
->>> weight * torch.eye(2) + (1 - weight) * flip
-tensor([[[0.9000, 0.1000],
-         [0.1000, 0.9000]],
-<BLANKLINE>
-        [[0.2000, 0.8000],
-         [0.8000, 0.2000]]])
+Edges that relabel. A node borrows the label :math:`u_i \sim z_{c_i}`, and edge :math:`e = (c_i, i)`
+turns it into the label :math:`y_i` that the node shows. ``relabel`` holds for every edge a
+permutation, ``(E, C)`` integers whose entry ``[e, u]`` is :math:`y`; or a stochastic matrix,
+``(..., E, C, C)``, whose entry ``[e, u, y]`` is the probability of :math:`y` given :math:`u`.
 """
 
 from __future__ import annotations
@@ -40,10 +26,7 @@ from pyro_nmm.validation import check_label_range, check_labels
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """
-    What each of ``E`` edges makes of a label. This class keeps every label. ``rows`` are the rows
-    whose edges these are.
-    """
+    """What each of ``E`` edges, those of ``rows``, makes of a label. This class keeps labels."""
 
     relabel: Any = None  #: as users give it
     keeps = True  #: whether no edge changes a label
@@ -144,13 +127,12 @@ class Permutations(Channel):
         found = relabel[edges].view(*choices.shape, relabel.shape[-1])
         return Permutations(track_provenance(found, provenance))
 
-    def show(self, labels: Tensor, table: Tensor | None = None) -> Tensor:
-        table = self.relabel if table is None else table
-        shape = torch.broadcast_shapes(table.shape[:-1], labels.shape)
-        return taken(table.expand(*shape, -1), labels.expand(shape))
+    def show(self, labels: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(self.relabel.shape[:-1], labels.shape)
+        return taken(self.relabel.expand(*shape, -1), labels.expand(shape))
 
     def borrow(self, labels: Tensor) -> Tensor:
-        return self.show(labels, self.inverse)
+        return Permutations(self.inverse).show(labels)
 
     def matrices(self, like: Tensor) -> Tensor:
         return one_hot(self.relabel, self.relabel.shape[-1]).to(like)
@@ -219,7 +201,7 @@ def _extract_provenance(channel: Channel) -> tuple[Channel, frozenset]:
 
 
 def taken(table: Tensor, labels: Tensor) -> Tensor:
-    """``(...)``: the entry of every row of ``table``, ``(..., C)``, at its label ``(...)``."""
+    """``(...)``: entries of a table ``(..., C)`` at labels ``(...)``."""
     return table.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 
@@ -232,12 +214,7 @@ def log_entries(matrices: Tensor) -> Tensor:
 def evidence_of(
     hood: Neighborhood, relabel: Any, y: Tensor, observed: Tensor | None = None
 ) -> Tensor:
-    r"""
-    ``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` over every edge, in nats.
-
-    :param Tensor relabel: ``(..., num_edges, C, C)`` matrices, or a :class:`Channel`.
-    :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
-    """
+    r"""``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` over every edge, in nats."""
     y, channel = check_labels(hood, y, hood.num_nodes), as_channel(relabel)
     rows = hood.restrict(observed)
     check_label_range(rows, y.index_select(-1, rows.nodes), channel.relabel.shape[-1])
@@ -268,9 +245,8 @@ def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
     if evidence.dim() >= 2 and evidence.shape[-2] == hood.num_nodes != hood.num_edges:
         raise ValueError(
             f"evidence of shape {tuple(evidence.shape)} is of nodes' own labels, but edges "
-            f"relabel: give evidence of the labels borrowed over each of the {hood.num_edges} "
-            f"edges, logsumexp(log(relabel[e, u]) + evidence[i]) at edge e into node i; or use "
-            f"condition for observed labels"
+            f"relabel: give logsumexp(log(relabel[e, u]) + evidence[i]) for each of the "
+            f"{hood.num_edges} edges e into i; or use condition for observed labels"
         )
 
 
@@ -284,7 +260,6 @@ def check_permutations(relabel: Any, choices: Tensor, num_classes: int) -> Chann
 
 def _checked(channel: Channel, fits: bool, shape: tuple, needed: str, like: Any,
              beside: str = "hood") -> Channel:  # fmt: skip
-    """The channel, permutations as ``torch.long``; ``shape`` is that of permutations."""
     if channel.keeps:
         return channel
     relabel = channel.relabel

@@ -1,12 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Neighbourhoods whose sources are no nodes but places that many nodes share.
-
-If each node is its own source, labels are almost independent. A few sources shared by many nodes
-correlate them. ``alpha`` has a row for every source.
-"""
+"""Neighbourhoods whose sources are places that many nodes share, which correlates their labels."""
 
 import itertools
 
@@ -20,18 +15,15 @@ from pyro_nmm.validation import check_integers
 
 
 def grid(height: int, width: int, stride: int, radius: int | None = None, device=None):
-    r"""
+    """
     Pixels of a ``height x width`` image, and sources on every ``stride``-th row and column of them,
-    centred; both in row-major order.
+    centred; both in row-major order. Cost: linear in the edges.
 
     >>> grid(6, 6, stride=3)
     Neighborhood(num_nodes=36, num_sources=4, num_rows=36, num_edges=100)
 
     :param int radius: A pixel reaches sources at most so many rows and columns away. Default
         ``stride``: two or three sources in each direction, one at the border.
-    :return: neighbourhoods with ``ceil(height / stride) * ceil(width / stride)`` sources. Cost:
-        linear in the edges.
-    :raises ValueError: if ``radius`` is too small for a pixel to reach a source.
     """
     radius = stride if radius is None else radius
     check_grid(radius, height=height, width=width, stride=stride)
@@ -57,19 +49,17 @@ def _near(size: int, stride: int, radius: int, device) -> tuple[Tensor, Tensor, 
 
 def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborhood, Tensor]:
     r"""
-    Nodes at points in space, and sources on a square lattice, where a node reaches them.
+    Nodes at points in space, and sources on a square lattice, with the places ``(M, D)`` of these.
+    Cost: :math:`O(N (2 \, \text{radius} / \text{spacing} + 1)^D)`.
 
     >>> hood, places = points(torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]]), 2.0, 2.0)
     >>> hood, tuple(places.shape)
     (Neighborhood(num_nodes=3, num_sources=7, num_rows=3, num_edges=9), (7, 2))
 
     :param Tensor positions: ``(N, D)`` coordinates.
-    :param float radius: A node reaches the sources at most this far away.
+    :param float radius: A node reaches the sources at most this far away. At least half of the
+        diagonal of a lattice cell, so that it reaches one.
     :param float spacing: from one source to the next along each axis.
-    :return: the neighbourhoods, and ``(M, D)`` the places of the sources. Cost:
-        :math:`O(N (2 \, \text{radius} / \text{spacing} + 1)^D)`.
-    :raises ValueError: if ``radius`` is below the half diagonal of a lattice cell: a node might
-        reach no source.
     """
     good = isinstance(positions, Tensor) and positions.is_floating_point() and positions.dim() == 2
     if not good or not len(positions) or not positions.isfinite().all():
@@ -77,15 +67,11 @@ def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborho
         raise ValueError(f"positions must be finite floats of shape (N, D), N >= 1, got {got}")
     num_nodes, num_axes = positions.shape
     if not spacing > 0 or not radius >= spacing * num_axes**0.5 / 2:
-        raise ValueError(
-            f"radius must be at least spacing * sqrt({num_axes}) / 2, so that every node reaches "
-            f"a source, got radius={radius} and spacing={spacing}"
-        )
-    scaled = positions / spacing
-    cell = scaled.round()
-    reach = int(radius / spacing + 0.5)
+        both = f"radius={radius} and spacing={spacing}"
+        raise ValueError(f"radius must be at least spacing * sqrt({num_axes}) / 2, got {both}")
+    scaled, reach = positions / spacing, int(radius / spacing + 0.5)
     steps = torch.tensor(list(itertools.product(range(-reach, reach + 1), repeat=num_axes)))
-    place = cell[:, None] + steps.to(cell)
+    place = scaled.round()[:, None] + steps.to(scaled)
     near = (place - scaled[:, None]).norm(dim=-1) <= radius / spacing
     node = near.nonzero()[:, 0]
     lattice, source = place[near].unique(dim=0, return_inverse=True)
@@ -97,25 +83,20 @@ def hops(
     edge_index: Tensor, num_nodes: int, radius: int = 2, spacing: int = 1
 ) -> tuple[Neighborhood, Tensor]:
     r"""
-    Nodes of any graph, and sources at some of them: a random maximal set of nodes more than
-    ``spacing`` hops apart, by Luby's algorithm [1].
+    Nodes of any graph, and sources at some of them, with the hops ``(num_edges,)`` that each edge
+    is long. The sources are a random maximal set of nodes more than ``spacing`` hops apart, by
+    Luby's algorithm [1]. Cost: :math:`O(E \log N)`, and the edges within reach of the sources.
 
     >>> path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
     >>> hood, distance = hops(path, 5, radius=4, spacing=4)  # one source, and all reach it
-    >>> hood
-    Neighborhood(num_nodes=5, num_sources=1, num_rows=5, num_edges=5)
-    >>> bool(distance.max() >= 2)
-    True
+    >>> hood, bool(distance.max() >= 2)
+    (Neighborhood(num_nodes=5, num_sources=1, num_rows=5, num_edges=5), True)
 
     [1] Michael Luby (1986) "A Simple Parallel Algorithm for the Maximal Independent Set Problem",
     SIAM Journal on Computing 15, https://doi.org/10.1137/0215074.
 
-    :param Tensor edge_index: ``(2, num_edges)`` node ids, as in PyG; an edge counts in both
-        directions.
-    :param int radius: A node reaches the sources at most so many hops away.
-    :return: the neighbourhoods, and ``(num_edges,)`` how many hops each of their edges is long.
-        Cost: :math:`O(E \log N)`, and the edges within reach of the sources.
-    :raises ValueError: if ``radius`` is below ``spacing``: a node might reach no source.
+    :param Tensor edge_index: ``(2, num_edges)`` node ids; an edge counts in both directions.
+    :param int radius: A node reaches the sources at most so many hops away; at least ``spacing``.
     """
     check_edge_index(edge_index, num_nodes)
     check_integers(1, num_nodes=num_nodes, spacing=spacing)
@@ -143,10 +124,9 @@ def hops(
 
 
 def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
-    """``(num_nodes,)``: a mask of a maximal set of nodes more than ``spacing`` hops apart."""
+    """A mask of a maximal set of nodes more than ``spacing`` hops apart."""
 
     def within(values: Tensor) -> Tensor:
-        """The largest value within ``spacing`` hops."""
         for _ in range(spacing):
             values = values.scatter_reduce(0, edges[1], values[edges[0]], "amax")
         return values
@@ -165,19 +145,16 @@ def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
 def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neighborhood:
     r"""
     The nodes of a graph, whose sources are their neighbours, themselves and their communities.
+    Sources are the ``N`` nodes, then the communities of each partition. Cost:
+    :math:`O((E + R N) \log E)`.
 
     >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
     >>> hood = communities(edge_index, 4, torch.tensor([0, 0, 1, 1]))
-    >>> hood
-    Neighborhood(num_nodes=4, num_sources=6, num_rows=4, num_edges=12)
     >>> hood.source[hood.ptr[0]:hood.ptr[1]]  # itself, its neighbour, its community
     tensor([0, 1, 4])
 
-    :param Tensor edge_index: ``(2, num_edges)`` node ids, as in PyG.
     :param Tensor membership: ``(N,)`` or, for several partitions, ``(R, N)``: the community of
         every node, integers from zero.
-    :return: neighbourhoods whose sources are the ``N`` nodes, then the communities of each
-        partition in turn. Cost: :math:`O((E + R N) \log E)`.
     """
     check_edge_index(edge_index, num_nodes)
     _check_membership(membership, "...", num_nodes)
@@ -193,27 +170,25 @@ def walks(
     edge_index: Tensor, num_nodes: int, membership: Tensor, num_steps: int = 1
 ) -> tuple[Neighborhood, Tensor]:
     r"""
-    The nodes of a graph, and a source for each group of them, such as Louvain's communities. A node
-    reaches the groups in which a short random walk from it may end. Each step goes to a neighbour
-    or stays, with equal probabilities. Attention :math:`\propto \exp(\beta x_{ij})` chooses among
-    groups as the walk does for :math:`\beta = 1`, with the feature of an edge
+    The nodes of a graph, a source for each group of them, such as Louvain's communities, and a
+    feature ``(num_edges,)`` of each edge:
 
     .. math::
 
         x_{ij} = \log \Pr(\text{a walk from } i \text{ ends in group } j) .
 
+    Each step of the walk goes to a neighbour or stays, with equal probabilities. Attention
+    :math:`\propto \exp(\beta x_{ij})` chooses among groups as the walk does for :math:`\beta = 1`.
+    Cost: :math:`O(E d)` a step, for ``d`` groups in reach of a node.
+
     >>> path = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
     >>> hood, feature = walks(path, 4, torch.tensor([0, 0, 1, 1]))
-    >>> hood
-    Neighborhood(num_nodes=4, num_sources=2, num_rows=4, num_edges=6)
     >>> feature.exp()  # node 1 has two of three steps within its own group
     tensor([1.0000, 0.6667, 0.3333, 0.3333, 0.6667, 1.0000])
 
-    :param Tensor edge_index: ``(2, num_edges)`` node ids, as in PyG; an edge counts once, in both
-        directions.
+    Edges count as for :func:`hops`.
+
     :param Tensor membership: ``(N,)`` the group of every node, integers from zero.
-    :return: the neighbourhoods, and ``(num_edges,)`` features, in nats. Cost: :math:`O(E d)` a
-        step, for ``d`` groups in reach of a node.
     """
     check_edge_index(edge_index, num_nodes)
     check_integers(1, num_steps=num_steps)

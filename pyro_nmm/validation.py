@@ -25,28 +25,20 @@ Options = TypeVar("Options")
 def check_shapes(
     hood: Neighborhood, alpha: Concentrations, logits: Tensor
 ) -> tuple[Concentrations, Tensor]:
-    """
-    Parameters of the right shapes, dtypes and devices; half precision becomes single precision.
-    Always on, because it costs nothing.
-    """
-    alpha, logits = check_alpha(hood, alpha), check_logits(hood, logits)
-    dtype = alpha.mean.dtype if isinstance(alpha, OrdinalConcentrations) else alpha.dtype
-    if dtype != logits.dtype:
-        raise ValueError(
-            f"alpha and logits must have the same dtype, got {dtype} and {logits.dtype}"
-        )
-    return alpha, logits
-
-
-def check_alpha(hood: Neighborhood, alpha: Concentrations) -> Concentrations:
-    """The concentrations, see :func:`check_shapes`."""
+    """Parameters of the right shapes, dtypes and devices, in single precision at least."""
     what, size = "source" if hood.bipartite else "node", hood.num_sources
     if isinstance(alpha, OrdinalConcentrations):
-        note = f"one number per {what}"
+        note, dtype = f"one number per {what}", alpha.mean.dtype
         expect("alpha.mean", alpha.mean, ("...", size), like=hood, note=note)
-        return alpha
-    shape, note = ("...", size, ("C", 2)), f"one row per {what} and C >= 2 labels"
-    return in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=note))
+    else:
+        shape, note = ("...", size, ("C", 2)), f"one row per {what} and C >= 2 labels"
+        alpha = in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=note))
+        dtype = alpha.dtype
+    logits = check_logits(hood, logits)
+    if dtype != logits.dtype:
+        both = f"{dtype} and {logits.dtype}"
+        raise ValueError(f"alpha and logits must have the same dtype, got {both}")
+    return alpha, logits
 
 
 def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
@@ -74,7 +66,7 @@ def as_member(kind: type[Member], **value: str) -> Member:
 
 
 def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
-    """Options as one value; an error that lists them for an unknown one."""
+    """Options as one value, or an error that lists them."""
     known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
         raise TypeError(
@@ -93,10 +85,8 @@ def check_positive(**values: float) -> None:
 def check_all_rows(hood: Neighborhood) -> None:
     """Refuse a part of a graph."""
     if hood.num_rows != hood.num_nodes:
-        raise ValueError(
-            f"hood must hold all {hood.num_nodes} nodes, got {hood.num_rows} rows: pass the whole "
-            f"neighborhood and the mask as observed"
-        )
+        got = f"{hood.num_nodes} nodes, got {hood.num_rows} rows"
+        raise ValueError(f"hood must hold all {got}: pass the whole neighborhood and observed")
 
 
 def check_values(
@@ -127,10 +117,7 @@ def check_values(
 def check_evidence(
     hood: Neighborhood, alpha: Concentrations, evidence: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """
-    Concentrations, and log-likelihoods of the labels of every node or of every edge, of the right
-    shapes, dtypes and devices.
-    """
+    """As :func:`check_shapes`, for evidence of the labels of every node or of every edge."""
     if isinstance(alpha, OrdinalConcentrations):
         raise ValueError("alpha must be written out where labels are latent: pass alpha.table()")
     expect("evidence", evidence, kind="float", like=hood)
@@ -142,9 +129,8 @@ def check_evidence(
         )
     evidence = in_single(evidence)
     if evidence.dtype != alpha.dtype:
-        raise ValueError(
-            f"alpha and evidence must have the same dtype, got {alpha.dtype} and {evidence.dtype}"
-        )
+        both = f"{alpha.dtype} and {evidence.dtype}"
+        raise ValueError(f"alpha and evidence must have the same dtype, got {both}")
     return alpha, evidence
 
 
@@ -157,10 +143,8 @@ def check_evidence_values(rows: Neighborhood, evidence: Tensor) -> None:
         possible = rows.sum(possible.int()) > 0
     if not possible.all():
         node = rows.nodes[(~possible).nonzero()[0, -1]].item()
-        raise ValueError(
-            f"evidence rules out every label of node {node}: leave one finite, or mask the node "
-            f"out with observed"
-        )
+        cure = "leave one finite, or mask the node out with observed"
+        raise ValueError(f"evidence rules out every label of node {node}: {cure}")
 
 
 def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
@@ -190,10 +174,10 @@ def check_label_range(rows: Neighborhood, labels: Tensor, num_classes: int) -> N
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
         where = wrong.nonzero()[0]
+        label, node = labels[tuple(where)].item(), rows.nodes[where[-1]].item()
         raise ValueError(
-            f"y holds label {labels[tuple(where)].item()} at node {rows.nodes[where[-1]].item()}, "
-            f"but alpha has labels 0..{num_classes - 1}: mask that node out with observed, "
-            f"or give alpha more columns"
+            f"y holds label {label} at node {node}, but alpha has labels 0..{num_classes - 1}: "
+            f"mask that node out with observed, or give alpha more columns"
         )
 
 
@@ -233,8 +217,6 @@ def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
     if not isinstance(alpha, OrdinalConcentrations):
         alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
     expect("choices", choices, ("...", "n"), kind="ids")
-    if (bad := out_of_range(choices, alpha.shape[-2])) is not None:
-        raise ValueError(
-            f"choices holds node id {bad}, but alpha has nodes 0..{alpha.shape[-2] - 1}"
-        )
+    if (bad := out_of_range(choices, size := alpha.shape[-2])) is not None:
+        raise ValueError(f"choices holds node id {bad}, but alpha has nodes 0..{size - 1}")
     return alpha

@@ -29,16 +29,12 @@ def resume(checkpoint: Path, here: Mapping[str, str]) -> dict | None:
     if (state := load_checkpoint(checkpoint)) is None:
         return None
     there = state.get("settings") if isinstance(state, dict) else None
+    cure = "remove it or give another path"
     if not isinstance(there, dict):
-        raise ValueError(
-            f"checkpoint {checkpoint} holds no run of this kind: it was not saved here, or by an "
-            f"earlier version; give another path"
-        )
+        raise ValueError(f"checkpoint {checkpoint} holds no run of this kind: {cure}")
     if found := differences(there, here):
-        raise ValueError(
-            f"checkpoint {checkpoint} is of another run, which differs in {found}: remove it or "
-            f"give another path"
-        )
+        what = f"is of another run, which differs in {found}"
+        raise ValueError(f"checkpoint {checkpoint} {what}: {cure}")
     return state
 
 
@@ -68,8 +64,7 @@ def save_checkpoint(state: dict, path: Path) -> None:
 def load_checkpoint(path: Path) -> Any:
     """
     The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
-    ``<name>.unreadable``, with a warning, if the previous one is readable, which the next save
-    would overwrite. Errors of the file system are raised, because they may pass.
+    ``<name>.unreadable``, with a warning, if the previous one is readable.
     """
     newest, unreadable = Path(path), {}
     for candidate in (newest, newest.with_name(newest.name + ".previous")):
@@ -78,7 +73,7 @@ def load_checkpoint(path: Path) -> Any:
             state = torch.load(content, weights_only=True, map_location="cpu")
         except FileNotFoundError:
             continue
-        except (OSError, MemoryError):
+        except (OSError, MemoryError):  # they may pass
             raise
         except Exception as error:  # noise can make torch.load raise almost anything
             unreadable[candidate] = str(error).splitlines()[0] if str(error) else repr(error)
@@ -88,9 +83,9 @@ def load_checkpoint(path: Path) -> Any:
             warnings.warn(f"checkpoint {bad} cannot be read ({reason}); kept as {kept}",
                           stacklevel=2)  # fmt: skip
         return state
+    for bad, reason in unreadable.items():
+        warnings.warn(f"checkpoint {bad} cannot be read ({reason})", stacklevel=2)
     if unreadable:
-        for bad, reason in unreadable.items():
-            warnings.warn(f"checkpoint {bad} cannot be read ({reason})", stacklevel=2)
         names = " and ".join(map(str, unreadable))
         raise RuntimeError(f"no readable checkpoint: {names} cannot be read; remove to start anew")
     return None
@@ -105,9 +100,8 @@ def fingerprint(
     module: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, object]
 ) -> dict[str, str]:
     """
-    One line for every setting, every plain attribute of every part of a network, the optimiser's
-    numbers, the seed and the weights at this moment. Tensors and long texts are digests, and a
-    function is its name.
+    One line for every setting, plain attribute of a part of the network and number of the
+    optimiser, the seed and the weights. Tensors and long texts are digests, functions are names.
 
     >>> module = nn.Dropout(0.3)
     >>> lines = fingerprint(module, torch.optim.SGD([torch.zeros(1)], 0.1), {"data": "mine"})
@@ -133,7 +127,6 @@ def fingerprint(
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str], most: int = 6) -> str:
-    """The lines that differ, in words; empty if none does."""
     names = [n for n in {**there, **here} if there.get(n) != here.get(n)]
     words = []
     for name in names[:most]:
@@ -164,7 +157,6 @@ def _text(value: object) -> str:
 
 
 def _tensor(value: Tensor) -> str:
-    """A digest of type, shape and content, in whatever layout."""
     if is_lazy(value):
         return "uninitialized"
     value = value.detach()
@@ -177,8 +169,9 @@ def _tensor(value: Tensor) -> str:
         parts = [value.as_subclass(Tensor)]
     digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)}".encode())
     for part in parts:
-        # Bytes, because NumPy knows no bfloat16.
-        plain = part.resolve_conj().resolve_neg().cpu().reshape(-1).contiguous()
+        # Bytes, because NumPy knows no bfloat16; a copy, because one entry may have stride zero.
+        plain = part.resolve_conj().resolve_neg().cpu().flatten()
+        plain = plain.clone(memory_format=torch.contiguous_format)
         digest.update(plain.view(torch.uint8).numpy().data)
     return f"#{digest.hexdigest()[:16]}"
 

@@ -17,21 +17,13 @@ from pyro_nmm.validation import check_integers, options_of
 
 
 def fit_mixture(
-    field: RandomField | Callable[[int], RandomField],
-    hood: Neighborhood,
-    network: nn.Module,
-    *,
-    order: Tensor | None = None,
-    num_samples: int = 4,
-    warmup: float = 0.5,
-    **options: Any,
-) -> tuple[NeighborMixture, list[float]]:
+    field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module, *,
+    order: Tensor | None = None, num_samples: int = 4, warmup: float = 0.5, **options: Any,
+) -> tuple[NeighborMixture, list[float]]:  # fmt: skip
     r"""
     Fits an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
-    :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was.
-
-    The interactions rise from zero over the first steps, which avoids worse minima; the learning
-    rate falls to zero over the second half.
+    :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was. Interactions
+    rise from zero over the first steps, and the learning rate falls over the second half.
 
     >>> from pyro_nmm.models import FreeNMM, grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
@@ -44,33 +36,27 @@ def fit_mixture(
         :class:`~pyro_nmm.models.MarginalField`; or a function of the step's number that returns
         one.
     :param nn.Module network: ``(hood, field) -> (alpha, logits)``.
-    :param Tensor order: ``(N,)`` permutation of the node ids. The bound is much tighter if the last
-        nodes are no neighbours in the target. Default: the target's
-        :meth:`~pyro_nmm.models.PairwiseMRF.colors`.
+    :param Tensor order: as for :class:`~pyro_nmm.guides.FieldGuide`. The bound is much tighter if
+        the last nodes are no neighbours in the target.
     :param int num_samples: draws of the entropy a step.
     :param float warmup: share of the steps over which interactions rise.
     :param options: of :class:`~pyro_nmm.guides.fitting.Steps`.
-    :return: the mixture for the last step's target, and the loss of every step, in nats. Cost: a
-        step :math:`O(E C^2)` a sample.
-    :raises ValueError: for wrong options, another number of nodes or labels than the target's, and
-        a loss that is not finite.
+    :return: the mixture for the last step's target, and every step's loss, in nats. A step costs
+        :math:`O(E C^2)` a sample.
     """
     how = options_of(fit_mixture, Steps, options)
     check_integers(1, num_samples=num_samples)
     if not 0 <= warmup <= 1:
         raise ValueError(f"warmup must be in [0, 1], got {warmup}")
     if not isinstance(field, RandomField) and not callable(field):
-        raise ValueError(
-            f"field must be a PairwiseMRF, a MarginalField or a function that makes one, got "
-            f"{type(field)}"
-        )
+        kinds = "a PairwiseMRF, a MarginalField or a function that makes one"
+        raise ValueError(f"field must be {kinds}, got {type(field)}")
     optimizer = torch.optim.Adam(network.parameters(), lr=how.lr, betas=(0.9, 0.99))
     elbo, rise = TraceGraph_ELBO(), warmup * how.num_steps
     family: FieldGuide | None = None
     target: RandomField | None = None
 
     def take(step: int) -> tuple[FieldGuide, RandomField]:
-        """The step's target, and the guide, which is made for the first one."""
         nonlocal family, target
         target = field if isinstance(field, RandomField) else field(step)
         if target.batch_shape:
@@ -106,7 +92,7 @@ def fit_mixture(
 
 
 def _contents(field: Any) -> Any:
-    """What a checkpoint knows of a field; of a function its name."""
+    """Tensors of a field, for a checkpoint; or the function."""
     if not isinstance(field, RandomField):
         return field
     whole, stay = (field.field, field.nodes) if isinstance(field, MarginalField) else (field, None)

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Fitting to clean patches, to which noise is added: a U-Net alone, and an NMM on one."""
-
 import functools
 import math
 from collections.abc import Callable
@@ -50,7 +48,7 @@ class PatchRun(Steps):
             raise ValueError(f"last_rate must lie in 0..1, got {self.last_rate}")
 
     def fit(self, network, optimizer, backward, **settings) -> list[float]:
-        """The steps, at a rate that falls; then the network is in evaluation mode."""
+        """The steps, after which the network is in evaluation mode."""
         fall = (1 - self.last_rate) / self.num_steps
         settings |= {"last_rate": self.last_rate, "max_noise": self.max_noise}
         losses = self.train(network, optimizer, backward, lambda step: 1 - fall * step, **settings)
@@ -64,8 +62,7 @@ def fit_unet(
     r"""
     Fits a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
     ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises the
-    squared error, or its logarithm: the likelihood of a Gaussian whose width is each patch's own
-    best,
+    squared error or its logarithm,
 
     .. math::
 
@@ -79,10 +76,7 @@ def fit_unet(
         Name its images in ``settings``, so that a checkpoint knows them.
     :param str loss: ``"squared"`` or ``"log"``.
     :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`.
-    :return: every step's loss, in grey levels squared, or its logarithm. The network is in
-        evaluation mode.
-    :raises ValueError: for wrong options or patches, a loss that is not finite, weights that are
-        NaN, which are not saved, and a checkpoint of another run.
+    :return: every step's loss. The network is in evaluation mode.
     """
     how = options_of(fit_unet, PatchRun, options)
     if loss not in LOSSES:
@@ -100,15 +94,9 @@ def fit_unet(
 
 
 def fit_images(
-    network: Denoiser,
-    draw: Callable[[], Tensor],
-    *,
-    radius: int = 1,
-    estimator: str = "no_score",
-    mean_weight: float = 0.5,
-    unet_rate: float = 1.0,
-    **options: Any,
-) -> list[float]:
+    network: Denoiser, draw: Callable[[], Tensor], *, radius: int = 1, estimator: str = "no_score",
+    mean_weight: float = 0.5, unet_rate: float = 1.0, **options: Any,
+) -> list[float]:  # fmt: skip
     r"""
     Fits an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound on
     the clean labels :math:`y` of noisy patches :math:`X`, minus a penalty on the predicted mean,
@@ -121,7 +109,7 @@ def fit_images(
 
     A step is one of Pyro's ``TraceGraph_ELBO`` on :func:`~pyro_nmm.models.nmm` in two plates,
     images and channels, with the factor ``mean``. Pyro's parameter store is left as it was. The
-    rate is ten times as large for the network's single numbers. Frozen parameters stay as they are.
+    rate is ten times as large for the network's scalar parameters.
 
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> losses = fit_images(Denoiser(UNet(width=6, depth=1)), lambda: patches, num_steps=3)
@@ -129,11 +117,11 @@ def fit_images(
     :param draw: patches ``(B, channels, H, W)`` as for :func:`fit_unet`; labels end at the
         network's ``num_classes - 1``.
     :param int radius: of the windows around pixels; with zero, pixels are independent.
-    :param str estimator: of the bound's gradient, see :class:`~pyro_nmm.OrderedConditional`.
+    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param float mean_weight: :math:`w`; one half is a Gaussian's likelihood, zero the bound alone.
     :param float unet_rate: times ``lr`` is the U-Net's rate; below one for a U-Net fitted before.
     :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`.
-    :return: every step's negative bound, in nats a pixel and channel. Errors: as :func:`fit_unet`.
+    :return: every step's negative bound, in nats a pixel and channel.
     """
     how = options_of(fit_images, PatchRun, options)
     for name, amount in (("mean_weight", mean_weight), ("unet_rate", unet_rate)):
@@ -168,11 +156,7 @@ def fit_images(
 
 
 class _Program(SharedForward):
-    """The NMM of a batch of patches, as model and guide."""
-
-    def __init__(
-        self, hood: Neighborhood, network: Denoiser, estimator: str, mean_weight: float
-    ) -> None:
+    def __init__(self, hood: Neighborhood, network: Denoiser, estimator: str, mean_weight: float):
         super().__init__(hood, network, "denoiser")
         self.estimator, self.mean_weight, self.penalty = estimator, mean_weight, 0.0
 
@@ -183,8 +167,8 @@ class _Program(SharedForward):
 
     def model(self, noisy: Tensor, y: Tensor) -> None:
         alpha, logits = self.take((noisy,))
-        penalty = (mean_errors(self.hood, alpha.mean, logits, y) + 4).log().mean()
-        penalty = self.mean_weight * penalty
+        errors = mean_errors(self.hood, alpha.mean, logits, y)
+        penalty = self.mean_weight * (errors + 4).log().mean()
         self.penalty = penalty.item()
         pyro.factor("mean", -y.numel() * penalty)
         with pyro.plate("images", len(y), dim=-2), pyro.plate("channels", y.shape[1], dim=-1):
@@ -194,13 +178,11 @@ class _Program(SharedForward):
 def _noisy(
     clean: Tensor, step: int, max_noise: float, num_classes: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Patches as ``torch.long``, whatever integers they were, and with noise."""
     good = isinstance(clean, Tensor) and clean.dim() == 4 and clean.numel() and not clean.is_meta
     if not good or clean.is_floating_point() or clean.is_complex() or clean.dtype == torch.bool:
-        got = type(clean)
-        found = f"{clean.dtype} of shape {tuple(clean.shape)}" if isinstance(clean, Tensor) else got
+        got = (clean.dtype, tuple(clean.shape)) if isinstance(clean, Tensor) else type(clean)
         must = "integer grey levels of shape (B, channels, H, W)"
-        raise ValueError(f"draw must give {must}, got {found}")
+        raise ValueError(f"draw must give {must}, got {got}")
     low, high = clean.min().item(), clean.max().item()
     if low < 0 or (num_classes is not None and high >= num_classes):
         top = "" if num_classes is None else f": they must lie in 0..{num_classes - 1}"

@@ -17,8 +17,8 @@ from pyro_nmm.validation import options_of
 
 def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) -> list[float]:
     r"""
-    Fits a latent feature model and its guide to the training edges of a split, as Mehta, Carin and
-    Rai (2019) do: Adam at a constant rate, the last iterate.
+    Fits a latent feature model and its guide to the training edges of a split by Adam at a constant
+    rate, as Mehta, Carin and Rai (2019).
 
     .. math::
 
@@ -37,7 +37,6 @@ def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) ->
     :param options: of :class:`~pyro_nmm.guides.fitting.Steps`; here ``num_steps`` is 500 by
         default, and ``lr`` 0.01.
     :return: every step's loss, the negative bound in nats a pair of nodes, as noisy as one draw.
-    :raises ValueError: for wrong options, ``x`` of another shape, and a loss that is not finite.
     """
     how = options_of(fit_links, Steps, {"num_steps": 500, "lr": 0.01} | options)
     expect("x", x, (pair.target.num_nodes, "F"), note="one row per node")

@@ -28,13 +28,13 @@ class Run:
 
     Interrupted at any moment and called again with the same arguments, a fit ends with the same
     parameters, bit for bit on a CPU. A checkpoint of another run is refused: with another seed,
-    other weights of the module at the call, other plain attributes of its parts, other numbers of
-    the optimiser, or other ``settings``. So a script that is started again builds the network anew.
-    Functions cannot be compared: name what they depend on in ``settings``.
+    other initial weights, plain attributes of the module's parts, numbers of the optimiser, or
+    ``settings``. So a script that is started again builds the network anew.
 
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end. The one before
         is kept as ``<name>.previous`` and used if the newest cannot be read.
-    :param settings: what else the run depends on, by name, tensors among them; or one text.
+    :param settings: further values on which the run and its functions depend: tensors and numbers
+        by name, or one text.
     :param progress: wraps the range of steps or epochs, for example ``tqdm``.
     """
 
@@ -55,10 +55,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Steps(Run):
-    """
-    Options of a fit of a number of steps, besides those of :class:`Run`: ``num_steps`` of Adam, and
-    its learning rate ``lr``.
-    """
+    """Options of a fit by ``num_steps`` of Adam at rate ``lr``, besides those of :class:`Run`."""
 
     num_steps: int = 1000
     lr: float = 0.05
@@ -80,16 +77,10 @@ class Steps(Run):
 
 
 def train(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    backward: Callable[[int], float],
-    validate: Callable[[], tuple[float, ...]] | None = None,
-    *,
-    num_epochs: int,
-    patience: int = 0,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
-    **run: Any,
-) -> list:
+    module: nn.Module, optimizer: torch.optim.Optimizer, backward: Callable[[int], float],
+    validate: Callable[[], tuple[float, ...]] | None = None, *, num_epochs: int, patience: int = 0,
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None, **run: Any,
+) -> list:  # fmt: skip
     r"""
     Steps until the validation score has not improved for ``patience`` epochs; then ``module`` has
     the parameters and buffers of the best epoch. Without ``validate``, a number of steps. Called
@@ -100,9 +91,8 @@ def train(
     :param validate: returns numbers, compared in turn; larger is better.
     :return: the score of every epoch, and the module is in evaluation mode; or the loss of every
         step, and the module is in training mode.
-    :raises ValueError: if a checkpoint is of another run, of a longer one, or of no run; and if a
-        loss or a score is not finite, or a weight NaN: such an epoch is not stored.
-    :raises RuntimeError: if neither checkpoint can be read.
+    :raises ValueError: if a checkpoint is of another or a longer run; and if a loss or a score is
+        not finite, or a weight NaN: such an epoch is not stored.
     """
     check_integers(1, num_epochs=num_epochs)
     check_integers(0, patience=patience)
@@ -121,9 +111,8 @@ def train(
                 stops = (e for e in range(len(history)) if e - _best_epoch(history[:e]) > patience)
                 if len(history) > min(next(stops, num_epochs), num_epochs):
                     raise ValueError(
-                        f"checkpoint {how.checkpoint} holds {len(history)} epochs, more "
-                        f"than {num_epochs=} and {patience=} allow: ask for as many, or give "
-                        f"another path"
+                        f"checkpoint {how.checkpoint} holds {len(history)} epochs, more than "
+                        f"{num_epochs=} and {patience=} allow"
                     )
             for name, part in parts.items():
                 part.load_state_dict(state[name])
@@ -148,9 +137,8 @@ def train(
         optimizer.zero_grad()
         loss = backward(step)
         if not math.isfinite(loss):
-            raise ValueError(
-                f"the loss is {loss} in {unit} {step}: lower lr, or look for NaN in the data"
-            )
+            cure = "lower lr, or look for NaN in the data"
+            raise ValueError(f"the loss is {loss} in {unit} {step}: {cure}")
         optimizer.step()
         if schedule is not None:
             schedule.step()
@@ -174,10 +162,8 @@ def _score(module: nn.Module, validate: Callable[[], tuple[float, ...]], epoch: 
     module.eval()
     score = tuple(validate())
     if any(math.isnan(number) for number in score):
-        raise ValueError(
-            f"validate returned {score} in epoch {epoch}: look for NaN in the loss, or "
-            f"for a validation mask that selects no node"
-        )
+        cure = "look for NaN in the loss, or an empty validation mask"
+        raise ValueError(f"validate returned {score} in epoch {epoch}: {cure}")
     return score
 
 
@@ -187,7 +173,7 @@ def _best_epoch(scores: list[tuple[float, ...]]) -> int:
 
 @contextmanager
 def unvalidated() -> Iterator[None]:
-    """Around Pyro's steps: what was checked before need not be again, and NaN is our error."""
+    """Around Pyro's steps, whose inputs are checked before, and whose NaN is our error."""
     with warnings.catch_warnings(), pyro.validation_enabled(False):
         warnings.filterwarnings("ignore", "Encountered (NaN|.*inf)")
         yield
@@ -197,6 +183,4 @@ def _check_weights(module: nn.Module, when: str) -> None:
     """A loss may be finite where its gradient is not."""
     for name, value in module.named_parameters():
         if not is_lazy(value) and value.isnan().any():
-            raise ValueError(
-                f"{name} holds NaN after {when}: lower lr, or look for what has no finite gradient"
-            )
+            raise ValueError(f"{name} holds NaN after {when}: lower lr, or mend its gradient")

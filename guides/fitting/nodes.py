@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Training for node classification: a classifier alone, and an NMM on the same backbones."""
-
 import functools
 import math
 from collections.abc import Callable
@@ -54,9 +52,8 @@ class NodeRun(Run):
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
         if self.criterion not in ("accuracy", "likelihood"):
-            raise ValueError(
-                f"criterion must be 'accuracy' or 'likelihood', got {self.criterion!r}"
-            )
+            must = "'accuracy' or 'likelihood'"
+            raise ValueError(f"criterion must be {must}, got {self.criterion!r}")
 
     def fit(
         self, network: nn.Module, consistency: Consistency | None, data: Data,
@@ -110,8 +107,6 @@ def fit_classifier(
     :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first.
-    :raises ValueError: for data that lack something, masks that overlap, labels that the network
-        has no column for, and checkpoints of another run.
     """
     how, data = options_of(fit_classifier, NodeRun, options), checked(data)
     inputs = (data.x, data.edge_index)
@@ -135,16 +130,9 @@ def fit_classifier(
 
 
 def fit_nmm(
-    network: nn.Module,
-    data: Data,
-    hood: Neighborhood,
-    *,
-    consistency: Consistency | None = None,
-    estimator: str = "reward_to_go",
-    num_particles: int = 4,
-    num_samples: int = 8,
-    **options: Any,
-) -> tuple[NeighborMixture, Scores]:
+    network: nn.Module, data: Data, hood: Neighborhood, *, consistency: Consistency | None = None,
+    estimator: str = "reward_to_go", num_particles: int = 4, num_samples: int = 8, **options: Any,
+) -> tuple[NeighborMixture, Scores]:  # fmt: skip
     r"""
     Fits an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
     equation (5), with early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
@@ -152,8 +140,7 @@ def fit_nmm(
     .. math::
 
         \min_\theta \; -\frac1{|\tau|} E_{q(c \mid y_\tau)} \left[
-            \log \frac{p_\theta(y_\tau, c)}{q_\theta(c \mid y_\tau)} \right]
-            \; + \text{penalty}
+            \log \frac{p_\theta(y_\tau, c)}{q_\theta(c \mid y_\tau)} \right] + \text{penalty}
 
     >>> from pyro_nmm.datasets.nodes import digits, random_split
     >>> from pyro_nmm.models import NMMNetwork
@@ -177,7 +164,7 @@ def fit_nmm(
     :param int num_particles: draws of :math:`q(c \mid y)` a step.
     :param int num_samples: draws of the posterior, for validation.
     :return: the mixture of the best epoch, over ``(N,)`` labels, and scores as
-        :func:`fit_classifier`, whose ``data``, ``options`` and errors these are.
+        :func:`fit_classifier`, whose ``data`` and ``options`` these are.
     """
     how, data = options_of(fit_nmm, NodeRun, options), checked(data)
     check_integers(1, num_particles=num_particles, num_samples=num_samples)

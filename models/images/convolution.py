@@ -20,21 +20,17 @@ class ConvolutionalNMM(nn.Module):
         s(x) = 6 \tanh(x / 6)
 
     each with a layer of ``channels`` filters of ``kernel x kernel``, ReLU and a layer of
-    1 x 1. :math:`X`, ``(C + 5, height, width)``, holds for every pixel the unary terms, the
-    strengths towards the right and below, and the three groups of
-    :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the NMM is best fitted: later pixels
-    attend to earlier ones.
+    1 x 1. :math:`X`, ``(C + 5, height, width)``, holds for every pixel the unary terms and the
+    strengths towards the right and below. With ``groups`` (not in the paper) it also holds the
+    groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the NMM is best fitted.
 
     >>> from pyro_nmm.models import ising
     >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.zeros(30))
-    >>> hood = Neighborhood.grid(5, 6, radius=2)
-    >>> alpha, logits = ConvolutionalNMM(radius=2)(hood, field)
-    >>> alpha.shape, logits.shape == (hood.num_edges,)
-    (torch.Size([30, 2]), True)
+    >>> alpha, logits = ConvolutionalNMM(radius=2)(Neighborhood.grid(5, 6, radius=2), field)
+    >>> alpha.shape
+    torch.Size([30, 2])
 
     :param int radius: of the windows, as in ``Neighborhood.grid``.
-    :param int kernel: odd.
-    :param bool groups: whether :math:`X` holds the groups; the paper's holds the potentials alone.
     """
 
     def __init__(
@@ -59,15 +55,11 @@ class ConvolutionalNMM(nn.Module):
         self.attention[-1].bias.data.copy_(-0.5 * distance)  # type: ignore[operator, union-attr]
 
     def forward(self, hood: Neighborhood, field: PairwiseMRF) -> tuple[Tensor, Tensor]:
-        """
-        ``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, of windows of this radius at most and
-        a field on :func:`~pyro_nmm.models.grid_edges` of the same grid.
-        """
+        """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)`` of a field on the same grid."""
         images, width = self._images(field)
         alpha = _bounded(self.labels(images)).exp()[0].flatten(1).T
         scores = _bounded(self.attention(images))[0].flatten(1)
-        rows = torch.div(hood.source, width, rounding_mode="floor")
-        rows = rows - torch.div(hood.target, width, rounding_mode="floor")
+        rows = hood.source // width - hood.target // width
         columns = hood.source % width - hood.target % width
         if max(rows.abs().max(), columns.abs().max()) > self.radius:
             raise ValueError(f"hood must have windows of radius {self.radius} at most")
@@ -75,22 +67,16 @@ class ConvolutionalNMM(nn.Module):
         return alpha, scores[window, hood.target]
 
     def _images(self, field: PairwiseMRF) -> tuple[Tensor, int]:
-        """``(1, channels, height, width)``, and the width."""
         edges = field.edges
         width = int((edges[1] - edges[0]).max()) if edges.numel() else 1
         height = field.num_nodes // width
         if width == 1 or not torch.equal(edges, grid_edges(height, width, edges.device)):
-            raise ValueError(
-                "field must have the edges grid_edges(height, width), in their order, with a "
-                "height and width of at least 2"
-            )
+            raise ValueError("field must have the edges grid_edges(height, width), both at least 2")
         if field.num_classes != self.num_classes:
             raise ValueError(f"field must have {self.num_classes} labels, got {field.num_classes}")
-        shape = height, width
+        shape, across = (height, width), height * (width - 1)
         unary = (field.unary - field.unary.mean(-1, keepdim=True)).T.reshape(-1, *shape)
-        strength = field.strength.expand(edges.shape[1])
-        towards = unary.new_zeros(2, *shape)
-        across = height * (width - 1)
+        strength, towards = field.strength.expand(edges.shape[1]), unary.new_zeros(2, *shape)
         towards[0, :, :-1] = strength[:across].view(height, width - 1)
         towards[1, :-1] = strength[across:].view(height - 1, width)
         planes = [unary, towards]

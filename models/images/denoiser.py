@@ -23,23 +23,19 @@ class Denoiser(nn.Module):
                              + \gamma \, \delta(i = j) .
 
     The paper has one width for all pixels (``spread=False``), a fixed :math:`\gamma = 5` and
-    ``concentrations=GaussianConcentrations``. Color channels of images ``(B, channels, H, W)`` are
-    a batch dimension, and share the attention.
+    ``concentrations=GaussianConcentrations``. Color channels of images ``(B, channels, H, W)``
+    share the attention.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
-    >>> hood = Neighborhood.grid(6, 7)
-    >>> alpha, logits = network(hood, 255 * torch.rand(2, 3, 6, 7))
-    >>> alpha.shape, logits.shape == (2, 1, hood.num_edges)
-    (torch.Size([2, 3, 42, 256]), True)
+    >>> alpha, logits = network(Neighborhood.grid(6, 7), 255 * torch.rand(2, 3, 6, 7))
+    >>> alpha.shape
+    torch.Size([2, 3, 42, 256])
 
-    :param UNet unet: the network; images in units of ``num_classes - 1``. One that has been fitted
-        before is a good start, and may be frozen by ``unet.requires_grad_(False)``.
+    :param UNet unet: best fitted before; may be frozen by ``unet.requires_grad_(False)``.
     :param int width: of the vectors :math:`v`.
     :param float sigma: initial :math:`\sigma`, in grey levels.
     :param float scale: initial :math:`s`, and likewise ``omega`` and ``gamma``. All are learned.
     :param int num_classes: ``C``, the number of grey levels.
-    :param bool spread: whether pixels have widths of their own.
-    :param concentrations: the class of ``alpha``, which defines :math:`\sigma` and :math:`s`.
     """
 
     def __init__(
@@ -68,10 +64,7 @@ class Denoiser(nn.Module):
         self.gamma = nn.Parameter(torch.tensor(float(gamma)))
 
     def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[OrdinalConcentrations, Tensor]:
-        """
-        ``alpha`` ``(B, channels, H W, C)``, not written out, and ``logits`` ``(B, 1, num_edges)``
-        of images ``(B, channels, H, W)`` in grey levels.
-        """
+        """``alpha`` and ``logits`` ``(B, 1, num_edges)`` of images ``(B, channels, H, W)``."""
         if noisy.dim() != 4 or noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:
             must = f"(B, channels, H, W) with H W = {hood.num_nodes} pixels, as hood has"
             raise ValueError(f"noisy must have shape {must}, got {tuple(noisy.shape)}")

@@ -24,13 +24,10 @@ class UNet(nn.Module):
     (torch.Size([1, 3, 10, 13]), torch.Size([1, 5, 10, 13]))
 
     Images of other sides are extended to multiples of :math:`2^\text{depth}` by repeating their
-    last pixels. A network that is fitted to small patches has seen zeros only beyond their borders:
-    give ``tile``.
+    last pixels.
 
     :param int channels: of images ``(B, channels, H, W)``, in units of one.
-    :param int width: filters; twice as many on the way up, :math:`\tfrac23` of them for the
-        features of the second-to-last layer.
-    :param int depth: how often the sides are halved.
+    :param int width: filters; twice as many on the way up.
     :param int tile: the side of the patches that it is fitted to. Larger images are taken in
         tiles of that side, of which the inner quarter counts: four times the work.
     """

@@ -22,7 +22,8 @@ from pyro_nmm.validation import check_integers, check_positive
 class Annotators:
     r"""
     Answers of annotators (people, clusterings, classifiers, language models) about latent labels:
-    the model of Dawid and Skene [1] with an NMM as the prior of the labels.
+    the model of Dawid and Skene (1979, "Maximum Likelihood Estimation of Observer Error-Rates Using
+    the EM Algorithm", JRSS C 28) with an NMM as the prior of the labels.
 
     .. math::
 
@@ -47,22 +48,16 @@ class Annotators:
     .. math::
 
         h_i \mid u_i = k \sim \mathrm{Categorical}(R_k), \qquad
-        a_{im} \mid h_i \sim \mathrm{Categorical}(P_{m h_i}) ,
-
-    so that any number of answers has no more information about the label than the type has.
-
-    [1] A. P. Dawid, A. M. Skene (1979) "Maximum Likelihood Estimation of Observer Error-Rates Using
-    the EM Algorithm", Journal of the Royal Statistical Society C 28.
+        a_{im} \mid h_i \sim \mathrm{Categorical}(P_{m h_i})
 
     :param int num_labels: ``C``.
     :param int num_answers: ``K``; default ``num_labels`` if answers name labels, else one more
         than the largest answer.
-    :param int num_types: ``H``; default no types.
     :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
         answers never name labels.
-    :param float strength: how many answers the prior of a row of a confusion matrix is worth.
-        Default one if answers name labels, half of it for the right answer; else half an answer of
-        every kind, Jeffreys' prior.
+    :param float strength: weight of the prior of a row of a confusion matrix, in answers. Default
+        one if answers name labels, half of it for the right answer; else half an answer of every
+        kind, Jeffreys' prior.
     """
 
     num_labels: int
@@ -76,11 +71,9 @@ class Annotators:
     }
 
     def __post_init__(self) -> None:
-        check_integers(2, num_labels=self.num_labels)
-        if self.num_types is not None:
-            check_integers(2, num_types=self.num_types)
-        if self.num_answers is not None:
-            check_integers(2, num_answers=self.num_answers)
+        for name in ("num_labels", "num_types", "num_answers"):
+            if (number := getattr(self, name)) is not None:
+                check_integers(2, **{name: number})
         if self.strength is not None:
             check_positive(strength=self.strength)
 
@@ -95,10 +88,8 @@ class Annotators:
         good = isinstance(data, Tensor) and data.dim() == 2 and len(data) == hood.num_nodes
         if not good or data.is_floating_point() or data.dtype == torch.bool:
             got = f"{data.dtype} of {tuple(data.shape)}" if isinstance(data, Tensor) else type(data)
-            raise ValueError(
-                f"answers must be integers of shape ({hood.num_nodes}, M), a row for every node of "
-                f"hood and a column for every annotator, -1 if missing, got {got}"
-            )
+            must = f"integers of shape ({hood.num_nodes}, M), -1 if missing"
+            raise ValueError(f"answers must be {must}, got {got}")
         expect_device("answers", data, hood.device)
         answers = data.long()
         silent = (answers < 0).all(0)
@@ -107,16 +98,15 @@ class Annotators:
             raise ValueError(f"answers has none of annotator {name}: leave that column out")
         low, top, number = int(answers.min()), int(answers.max()), self._num_answers(answers)
         if low < -1 or top >= number:
-            raise ValueError(
-                f"answers holds {top if top >= number else low}, but must lie in 0..{number - 1}, "
-                f"or be -1 for a missing one: give num_answers if there are more"
-            )
+            wrong = top if top >= number else low
+            must = f"lie in 0..{number - 1}, or be -1 for a missing one"
+            raise ValueError(f"answers holds {wrong}, but must {must}: see num_answers")
         return answers
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """
-        The majority vote if answers name labels, else a fit without the graph, from random nodes.
-        Then a mixture of the types' counts at the sources has a component for every label.
+        The majority vote if answers name labels, else a fit without the graph, and for the types a
+        mixture of their counts at the sources.
         """
         if self.named:
             votes = torch.stack([(data == k).sum(1) for k in range(self.num_labels)], 1)
@@ -131,7 +121,7 @@ class Annotators:
         return values | mixture_em(_Counts(self.num_labels), counts, {"types": shares(seeds)})[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        """``(N, C)``: of all answers about a node, in nats; summed over its type."""
+        """``(N, C)``: of all answers about a node, in nats."""
         log_prob = _log_likelihood(values["confusion"], data)
         if self.num_types is None:
             return log_prob
@@ -139,14 +129,14 @@ class Annotators:
         return ((log_prob - top).exp() @ values["types"].mT).log() + top
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
-        """Of the rows of all matrices, as densities of log-odds."""
+        """Of all rows of the parameters, as densities of log-odds."""
         found = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
         if self.num_types is not None:
             found = found + (values["types"].log() / self.num_types).sum()
         return found
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
-        """Shares of answers and types, expected under ``probs``, ``(N, C)``."""
+        """Expected shares of answers, and of types or copies, under ``probs`` ``(N, C)``."""
         if self.num_types is None:
             return {"confusion": shares(self._counts(data, probs))}
         log_prob = _log_likelihood(values["confusion"], data)
@@ -157,7 +147,7 @@ class Annotators:
         return {"confusion": shares(self._counts(data, of_types)), "types": shares(types)}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
-        """From the Dirichlet posterior of every row; types are drawn first."""
+        """Draws from the Dirichlet posterior of every row, given types that are drawn first."""
         seen, found = labels, {}
         if self.num_types is not None:
             log_prob = _log_likelihood(values["confusion"], data)
@@ -181,7 +171,7 @@ class Annotators:
         return self.num_labels if self.named else int(data.max()) + 1
 
     def _seeds(self, data: Tensor) -> Values:
-        """Each label's matrix from ten times a random node's answers, which all differ."""
+        """Each label's matrix from ten times one random node's answers, all different."""
         answered = data[(data >= 0).any(1)].unique(dim=0)
         answers = answered[_draw_places(len(answered), self.num_labels, data.device)]
         seen = 10 * torch.eye(self.num_labels, device=data.device).to(torch.get_default_dtype())
@@ -222,7 +212,7 @@ def shares(counts: Tensor) -> Tensor:
 
 
 def _draw_places(number: int, size: int, device: torch.device) -> Tensor:
-    """``(size,)`` of so many places, drawn at random and different as long as there are enough."""
+    """``(size,)`` random places, different as long as there are enough."""
     place = torch.randperm(number, device=device)[:size]
     return torch.cat([place, torch.randint(number, (size - len(place),), device=device)])
 
@@ -257,11 +247,9 @@ class Quality(NamedTuple):
 
 def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
     r"""
-    How often annotators are right: :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels'
-    shares among the nodes.
+    Accuracy of every annotator, :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels' shares
+    among the nodes.
 
-    >>> from pyro_nmm import Neighborhood
-    >>> from pyro_nmm.models import Annotators, accuracy
     >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
     >>> truth = torch.arange(200) % 2
     >>> wrong = torch.rand(200, 3) < torch.tensor([0.05, 0.1, 0.4])
@@ -272,14 +260,11 @@ def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
     :param HiddenField field: fitted to :class:`Annotators` whose answers name labels.
     :param float level: the probability with which intervals hold the accuracy.
     :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws.
-    :raises ValueError: for answers that name no labels.
     """
     emission = field.emission
     if not isinstance(emission, Annotators) or not emission.named:
-        raise ValueError(
-            "accuracy needs annotators whose answers name labels: aligned=True and no num_types; "
-            "see information"
-        )
+        must = "annotators whose answers name labels, aligned and without num_types"
+        raise ValueError(f"accuracy needs {must}: see information")
     confusion, share = _by_label(field)
     right = confusion.diagonal(dim1=-2, dim2=-1)
     return _quality((right * share[:, None, : right.shape[-1]]).sum(-1), level)
@@ -293,8 +278,6 @@ def information(field: HiddenField, level: float = 0.9) -> Quality:
 
         I(a_m; u) = \sum_{k, a} \pi_k P_{mka} \log \frac{P_{mka}}{\sum_l \pi_l P_{mla}}
 
-    >>> from pyro_nmm import Neighborhood
-    >>> from pyro_nmm.models import Annotators, information
     >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
     >>> truth = torch.arange(200) % 2
     >>> noise = torch.randint(2, (200,))
@@ -304,7 +287,6 @@ def information(field: HiddenField, level: float = 0.9) -> Quality:
 
     :param HiddenField field: fitted to :class:`Annotators`.
     :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
-    :raises ValueError: for a field of another emission.
     """
     if not isinstance(field.emission, Annotators):
         raise ValueError("information needs a field fitted to Annotators")

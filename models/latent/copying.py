@@ -27,8 +27,8 @@ class CopyingAnnotators(Annotators):
     With probability :math:`\rho_{ml}` annotator :math:`m` repeats annotator :math:`l`, if :math:`l`
     answered. The prior of :math:`\rho` expects a tenth of the answers to be copied. List the copied
     annotator first; otherwise both accuracies are biased. Confusion matrices, ``(M, C, K)``, and
-    :func:`~pyro_nmm.models.accuracy` are about an annotator's own answers.
-    Cost: :math:`O(N M (C + M))` a step.
+    :func:`~pyro_nmm.models.accuracy` are about an annotator's own answers. A step costs
+    :math:`O(N M (C + M))`.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(20, 20, stride=4)
@@ -48,9 +48,8 @@ class CopyingAnnotators(Annotators):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.named:
-            raise ValueError(
-                "CopyingAnnotators need answers that name labels: aligned=True, no num_types"
-            )
+            must = "answers that name labels: aligned=True, no num_types"
+            raise ValueError(f"CopyingAnnotators need {must}")
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """Half of the answers are copied, so that agreement counts for little at first."""
@@ -59,21 +58,19 @@ class CopyingAnnotators(Annotators):
         return found | {"copies": others + torch.diag(1 - others.sum(-1))}
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        """``(N, C)``: of all answers about a node, in nats."""
         found = values["confusion"].new_zeros(len(data), self.num_labels)
         for m in range(data.shape[1]):
-            found = found + _Part(values, data, m).log_prob()
+            part = _Part(values, data, m)
+            found = found + torch.where(part.there[:, None], part.both, 1.0).log()
         return found
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
-        """Of the rows of all matrices and of the shares, as densities of log-odds."""
         copies = values["copies"]
         counts = self._copy_counts(len(copies), copies)
         found = (counts * copies.clamp(min=torch.finfo(copies.dtype).tiny).log()).sum()
         return super().log_prior(values, data) + found
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
-        """Shares of own answers and of copies, expected under ``probs``, ``(N, C)``."""
         if not values:
             return super().maximise(data, probs, values)
         confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
@@ -107,8 +104,6 @@ class CopyingAnnotators(Annotators):
 
 
 class _Part:
-    """Answers of annotator ``m``, given the answers of the annotators before."""
-
     def __init__(self, values: Values, data: Tensor, m: int) -> None:
         answers, before, self.rates = data[:, m], data[:, :m], values["copies"][m, : m + 1]
         self.there = answers >= 0  # (N,)
@@ -120,18 +115,12 @@ class _Part:
         self.own = self.free[:, None] * likelihood  # (N, C), of an answer of one's own
         self.both = self.own + self.copied[:, None]
 
-    def log_prob(self) -> Tensor:
-        return torch.where(self.there[:, None], self.both, 1.0).log()
-
     def own_share(self) -> Tensor:
         """``(N, C)``: the probability that the answer is one's own, given the label."""
         return self.own / self.both
 
     def whose(self, own: Tensor, whole: Tensor) -> Tensor:
-        """
-        ``(N, m + 1)``: the probability of having meant to copy each annotator before, or none. For
-        ``own`` of ``whole`` the answer is one's own, also if the annotator meant had none.
-        """
+        """``(N, m + 1)``: the probability that ``m`` meant to copy each one before, or none."""
         none = torch.zeros_like(self.there[:, None])
         free, same = torch.cat([self.silent, ~none], 1), torch.cat([self.same, none], 1)
         free, same = free.to(self.rates) * self.rates, same.to(self.rates) * self.rates

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is observed of a latent label: the contract, features, counts, and a fit without a graph."""
-
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -23,9 +21,9 @@ ROWS = "a row for every node of hood"
 
 class Emission(Protocol):
     r"""
-    What is observed of a label: :math:`p(w_i \mid u_i = k, \theta)`, a table ``(N, C)``. It holds
-    settings. Its parameters :math:`\theta` are a dictionary of tensors.
-    :func:`~pyro_nmm.models.fit_field` fits any class with these methods.
+    The observation model of a label, :math:`p(w_i \mid u_i = k, \theta)`, a table ``(N, C)``. Its
+    parameters :math:`\theta` are a dictionary of tensors. :func:`~pyro_nmm.models.fit_field` fits
+    any class with these methods.
 
     >>> emission: Emission = NormalEmission(num_labels=2)
     >>> features = torch.tensor([[-1.0], [1.1], [0.9]])
@@ -52,10 +50,7 @@ class Emission(Protocol):
         """:math:`\\log p(\\theta)` up to a constant, a density of logarithms and log-odds."""
 
     def maximise(self, data: Any, probs: Tensor, values: Values) -> Values:
-        """
-        The M-step: parameters that raise :math:`\\log p(\\theta)` plus the log-likelihood expected
-        under ``probs``, ``(N, C)``, of the labels given the old ``values``.
-        """
+        """The M-step, given probabilities ``(N, C)`` of labels at the old ``values``."""
 
     def draw(self, data: Any, labels: Tensor, values: Values) -> Values:
         """Parameters from their posterior given labels ``(N,)``: a Gibbs step from ``values``."""
@@ -68,8 +63,7 @@ def mixture_em(
     Expectation maximisation without a graph, from ``values``: labels of nodes are independent, of
     learned shares. With :class:`~pyro_nmm.models.Annotators` it is the method of Dawid and Skene.
 
-    :return: the emission's parameters, and ``(N, C)`` the probabilities of labels. Cost:
-        :math:`O(N C)` a step, and the emission's.
+    :return: the emission's parameters, and ``(N, C)`` the probabilities of labels.
     """
     evidence, size = emission.log_prob(values, data), emission.num_labels
     log_share, old = evidence.new_full((size,), -math.log(size)), -torch.inf
@@ -87,8 +81,6 @@ def mixture_em(
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns that are independent given the label, with a prior worth ``strength`` nodes."""
-
     num_labels: int
     strength: float = 1.0
 
@@ -126,7 +118,7 @@ class NormalEmission(_Columns):
     }
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
-        """Features ``(N, D)``, neither missing nor equal everywhere in a column."""
+        """Features ``(N, D)``, neither missing nor equal in a whole column."""
         data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
         if not data.is_floating_point() or data.isinf().any():
             raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
@@ -244,7 +236,6 @@ class PoissonEmission(_Columns):
 
 
 def _floats(counts: Tensor) -> Tensor:
-    """Counts with NaN for missing ones."""
     return torch.where(counts < 0, torch.nan, counts.to(torch.get_default_dtype()))
 
 
@@ -254,13 +245,13 @@ def _mean(counts: Tensor) -> Tensor:
 
 
 def _centre(data: Tensor) -> tuple[Tensor, Tensor]:
-    """``(D,)``: mean and variance of what is there."""
+    """``(D,)``: mean and variance of the entries that are not missing."""
     mean = data.nanmean(0)
     return mean, (data - mean).square().nanmean(0)
 
 
 def _seeds(data: Tensor, size: int) -> Tensor:
-    """``(C, D)``: what nodes drawn at random have, means where that is missing."""
+    """``(C, D)``: data of random nodes, with means for missing entries."""
     place = torch.randint(len(data), (size,), device=data.device)
     if len(data) >= size:
         place = torch.randperm(len(data), device=data.device)[:size]

@@ -1,10 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""A field of latent labels as a Pyro program, and as what a fit of it returns."""
-
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -23,14 +19,12 @@ from pyro_nmm.validation import check_positive
 
 class FieldPrior(nn.Module):
     r"""
-    The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` of few
-    parameters,
+    The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` for features
+    :math:`x` of the edges, ``(num_edges, F)``, such as a squared distance,
 
     .. math::
 
         \alpha_j = \kappa \pi, \qquad L_{ij} \propto \exp(\beta^\top x_{ij})
-
-    for features :math:`x` of the edges, ``(num_edges, F)``, such as a squared distance.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(6, 6, stride=3)
@@ -38,10 +32,8 @@ class FieldPrior(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([4, 3]), torch.Size([100]))
 
-    :param int num_labels: ``C``.
-    :param int num_features: ``F``.
-    :param float kappa: to start with. If it is small, a source gives all nodes the same label.
-    :param Tensor unit: ``(F,)`` of the features, in which a fit takes its steps; default ones.
+    :param float kappa: at the start. If it is small, a source gives all nodes the same label.
+    :param Tensor unit: ``(F,)`` units of the features, by which :math:`\beta` is scaled.
     """
 
     unit: Tensor
@@ -57,7 +49,7 @@ class FieldPrior(nn.Module):
         self.register_buffer("unit", torch.ones(num_features) if unit is None else unit)
 
     @classmethod
-    def of(cls, num_labels: int, edge_attr: Tensor | None) -> FieldPrior:
+    def of(cls, num_labels: int, edge_attr: Tensor | None) -> "FieldPrior":
         """A prior whose unit is the standard deviation of features ``(num_edges, F)``."""
         if edge_attr is None:
             return cls(num_labels)
@@ -77,10 +69,7 @@ class FieldPrior(nn.Module):
         return alpha.expand(hood.num_sources, -1), logits
 
     def log_prior(self) -> Tensor:
-        r"""
-        Of :math:`\log \kappa`, Normal of mean -1 and standard deviation 2, and of the scores of
-        :math:`\pi`, a Dirichlet of ones. :math:`\beta` is flat.
-        """
+        r"""Normal(-1, 2) of :math:`\log \kappa`, uniform of :math:`\pi`, flat of :math:`\beta`."""
         return self.share_scores.log_softmax(0).sum() - 0.125 * (self.log_kappa + 1).square()
 
     def extra_repr(self) -> str:
@@ -90,13 +79,9 @@ class FieldPrior(nn.Module):
 
 
 def hidden_field(
-    hood: Neighborhood,
-    prior: FieldPrior,
-    emission: Emission,
-    values: Values,
-    data: Any,
+    hood: Neighborhood, prior: FieldPrior, emission: Emission, values: Values, data: Any,
     edge_attr: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     r"""
     A hidden field as a Pyro program.
 
@@ -116,8 +101,7 @@ def hidden_field(
     torch.Size([4])
 
     :param dict values: the emission's parameters, such as ``pyro.param`` gives them.
-    :param data: what is observed of the nodes, as :meth:`Emission.check` returns it.
-    :param Tensor edge_attr: ``(num_edges, F)`` features of the edges.
+    :param data: observations of the nodes, as :meth:`Emission.check` returns them.
     :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
     """
     y = nmm(hood, *prior(hood, edge_attr), collapsed=True)
@@ -139,8 +123,7 @@ class HiddenField:
     >>> field.predict().shape, field.probs.shape, field.samples.shape
     (torch.Size([4]), torch.Size([4, 2]), torch.Size([200, 4]))
 
-    :ivar FieldPrior prior: the prior, as fitted.
-    :ivar dict values: the emission's parameters, as fitted.
+    :ivar dict values: the emission's parameters, as fitted, as is the ``prior``.
     :ivar Tensor probs: ``(N, C)``, the posterior probability of every label.
     :ivar Tensor samples: ``(T, N)`` int16, joint draws of all labels.
     :ivar dict draws: the emission's parameters as drawn with these, ``(T, ...)`` each.
@@ -180,10 +163,8 @@ class HiddenField:
         return self.mixture().latents(self.emission.log_prob(self.values, data))
 
     def __repr__(self) -> str:
-        return (
-            f"HiddenField(hood={self.hood}, emission={self.emission}, score={self.score:.4g}, "
-            f"{self.prior.extra_repr()})"
-        )
+        found = f"score={self.score:.4g}, {self.prior.extra_repr()}"
+        return f"HiddenField(hood={self.hood}, emission={self.emission}, {found})"
 
 
 def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:
@@ -192,10 +173,9 @@ def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | No
         return None
     good = isinstance(edge_attr, Tensor) and not edge_attr.is_complex()
     if not good or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
-        raise ValueError(
-            f"edge_attr must hold numbers of shape ({hood.num_edges},) or ({hood.num_edges}, F), a "
-            f"row for every edge of hood, got {getattr(edge_attr, 'shape', type(edge_attr))}"
-        )
+        got = getattr(edge_attr, "shape", type(edge_attr))
+        shape = f"({hood.num_edges},) or ({hood.num_edges}, F)"
+        raise ValueError(f"edge_attr must hold numbers of shape {shape}, got {got}")
     if not edge_attr.isfinite().all():
         raise ValueError("edge_attr must be finite")
     expect_device("edge_attr", edge_attr, hood.device)

@@ -25,8 +25,8 @@ class FieldRun:
     :param int num_starts: fits, of which one is kept: the first with flat attention, others along a
         feature of the edges or against it. One is often enough if answers name labels.
     :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
-        disagree, or if the score still rises.
-    :param int num_draws: of every chain of Gibbs sweeps, in the end.
+        disagree.
+    :param int num_draws: of every chain of Gibbs sweeps, after the fit.
     :param float lr: of the prior's parameters.
     """
 
@@ -60,10 +60,12 @@ def fit_field(
     r"""
     Fit a field of latent labels, with all parameters, to observations.
 
-    The fit is expectation maximisation [1]. The E-step continues chains of collapsed Gibbs sweeps
-    and averages the labels that they visit over the second half of the steps [2]. The M-step is the
-    emission's own, and a step of Adam on :math:`\log p(c, u)` for the prior. Of several starts the
-    one with the best :attr:`HiddenField.score` is kept, and sampled as by :func:`sample_field`.
+    The fit is expectation maximisation. The E-step continues chains of collapsed Gibbs sweeps and
+    averages the labels that they visit over the second half of the steps (Delyon, Lavielle and
+    Moulines 1999, "Convergence of a stochastic approximation version of the EM algorithm", Annals
+    of Statistics 27). The M-step is the emission's own, and a step of Adam on :math:`\log p(c, u)`
+    for the prior. Of several starts the one with the best :attr:`HiddenField.score` is kept, and
+    sampled as by :func:`sample_field`.
 
     >>> from pyro_nmm import sources
     >>> from pyro_nmm.models import NormalEmission
@@ -74,23 +76,15 @@ def fit_field(
     >>> bool(abs((field.predict() == truth).float().mean() - 0.5) > 0.4)  # labels have no names
     True
 
-    [1] A. P. Dempster, N. M. Laird, D. B. Rubin (1977) "Maximum Likelihood from Incomplete Data via
-    the EM Algorithm", Journal of the Royal Statistical Society B 39.
-    [2] Bernard Delyon, Marc Lavielle, Eric Moulines (1999) "Convergence of a stochastic
-    approximation version of the EM algorithm", Annals of Statistics 27,
-    https://doi.org/10.1214/aos/1018031103.
-
-    :param data: what is observed of ``N`` nodes, as the emission takes it.
+    :param data: observations of ``N`` nodes, as the emission takes them.
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
-        hops, of which attention is a softmax of a learned weighted sum; default flat attention.
+        hops, for the attention of :class:`FieldPrior`; default flat attention.
     :param options: of :class:`~pyro_nmm.models.latent.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
     if not isinstance(hood, Neighborhood):
-        raise ValueError(
-            f"hood must be a Neighborhood, got {type(hood)}: functions of pyro_nmm.sources may "
-            f"return a pair, of which it is the first"
-        )
+        cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
+        raise ValueError(f"hood must be a Neighborhood, got {type(hood)}: {cure}")
     how = options_of(fit_field, FieldRun, options)
     fit = _Fit(emission, hood, data, edge_attr, how.num_chains)
     found = (fit.run(how.num_steps, how.lr, turn) for turn in range(how.num_starts))
@@ -100,14 +94,9 @@ def fit_field(
 
 @torch.no_grad()
 def sample_field(
-    emission: Emission,
-    hood: Neighborhood,
-    data: Any,
-    prior: FieldPrior,
-    values: Values,
-    edge_attr: Tensor | None = None,
-    **options,
-) -> HiddenField:
+    emission: Emission, hood: Neighborhood, data: Any, prior: FieldPrior, values: Values,
+    edge_attr: Tensor | None = None, **options,
+) -> HiddenField:  # fmt: skip
     r"""
     A field of known prior, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
 
@@ -124,7 +113,6 @@ def sample_field(
     >>> field.samples.shape, field.draws["mean"].shape
     (torch.Size([200, 4]), torch.Size([200, 2, 1]))
 
-    :param FieldPrior prior: which stays.
     :param dict values: the emission's parameters that chains start with.
     :param options: of :class:`~pyro_nmm.models.latent.FieldSampling`.
     :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
@@ -134,10 +122,8 @@ def sample_field(
     labels, features = len(prior.share_scores), len(prior.unit)
     expected = 0 if fit.edge_attr is None else fit.edge_attr.shape[1]
     if (labels, features) != (emission.num_labels, expected):
-        raise ValueError(
-            f"prior has {labels} labels and {features} features of edges, but emission "
-            f"{emission.num_labels} labels and edge_attr {expected} features: see FieldPrior.of"
-        )
+        want = f"emission {emission.num_labels} labels and edge_attr {expected} features"
+        raise ValueError(f"prior has {labels} labels and {features} features of edges, but {want}")
     terms = LatentTerms(*fit.known(prior), emission.log_prob(values, fit.data)[None])
     draw = draw_latent(hood, terms, fit.uniforms())
     for _ in range(how.num_sweeps):
@@ -149,12 +135,11 @@ def sample_field(
 @torch.no_grad()
 def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor:
     r"""
-    ``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats, what is observed of a node predicted from
-    what is observed of all others, at the fitted parameters of the prior. Its mean compares sources
-    and emissions on the same data.
+    ``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats, each observation predicted from all others,
+    at the fitted parameters of the prior. Its mean compares sources and emissions on the same data.
 
-    :attr:`HiddenField.score` predicts from the labels of the others, which have seen :math:`w_i`.
-    Here chains of labels are weighted so that they have not [1],
+    :attr:`HiddenField.score` predicts from labels that depend on :math:`w_i`. Here chains of labels
+    are weighted so that they do not (Gelfand, Dey and Chang 1992, Bayesian Statistics 4),
 
     .. math::
 
@@ -171,11 +156,8 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     >>> bool(few > every)
     True
 
-    [1] A. E. Gelfand, D. K. Dey, H. Chang (1992) "Model Determination Using Predictive
-    Distributions with Implementation via Sampling-Based Methods", Bayesian Statistics 4.
-
-    :param data: what the field was fitted to.
-    :param int num_sweeps: of every chain, at a cost of :math:`O(E C)`.
+    :param data: the data of the fit.
+    :param int num_sweeps: of every chain.
     """
     check_integers(1, num_sweeps=num_sweeps)
     draw, found = field.chains.draw, []
@@ -202,8 +184,6 @@ class _State(NamedTuple):
 
 @dataclass
 class _Fit:
-    """What does not change during a fit, checked."""
-
     emission: Emission
     hood: Neighborhood
     data: Any
@@ -252,7 +232,6 @@ class _Fit:
         return _State(prior, values, draw, left_out(hood, terms, draw).mean().item())
 
     def ascend(self, prior: FieldPrior, optimizer: torch.optim.Optimizer, draw: LatentDraw) -> None:
-        """A step of the prior's parameters towards the labels and choices of the chains."""
         hood, choices = self.hood, self.hood.source[draw.edges]
         alpha, logits = prior(hood, self.edge_attr)
         found = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)

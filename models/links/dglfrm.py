@@ -29,20 +29,10 @@ class DGLFRM(nn.Module):
         A_{ij} \sim \mathrm{Bernoulli}(\sigma(f_i^\top f_j)), \quad
         X_i \sim \mathrm{Bernoulli}(\sigma(W (b_i \odot r_i) + w))
 
-    =========  ===========  ==============================================================
-    site       event shape  what it is
-    =========  ===========  ==============================================================
-    ``v``      ``(N, K)``   shares of the sticks
-    ``s``      ``(N, K)``   memberships, relaxed at ``temperature``, :math:`b = \sigma(s)`
-    ``r``      ``(N, K)``   strengths of memberships
-    ``x``      ``(N, F)``   features, zeros and ones, if the model has them
-    ``edges``  a graph      ``edge_index``, see :class:`~pyro_nmm.InnerProductGraph`
-    =========  ===========  ==============================================================
+    Sites are ``v``, ``s``, ``r`` ``(N, K)``, ``x`` ``(N, F)`` and ``edges``, an ``edge_index``. The
+    memberships are relaxed: :math:`b = \sigma(s)`. Without data it samples graphs from the prior:
 
-    Without data it samples graphs from the prior:
-
-    >>> target = DGLFRM(num_nodes=6, num_communities=4)
-    >>> target.model().shape[0]  # an edge_index
+    >>> DGLFRM(num_nodes=6, num_communities=4).model().shape[0]  # an edge_index
     2
 
     With data, edges weigh as much as other pairs, ones of the features as much as zeros, and the
@@ -56,7 +46,6 @@ class DGLFRM(nn.Module):
     :param tuple hidden: widths of the MLP's hidden layer and of :math:`f`.
     :param float concentration: :math:`a`, of the order of a node's number of communities.
     :param float temperature: of the relaxed prior of ``s``.
-    :param str name: of the parameters in Pyro's store.
     """
 
     def __init__(
@@ -68,7 +57,7 @@ class DGLFRM(nn.Module):
         if not min(concentration, temperature) > 0:
             got = f"{concentration} and {temperature}"
             raise ValueError(f"concentration and temperature must be positive, got {got}")
-        self.num_nodes, self.num_communities = num_nodes, num_communities
+        self.num_nodes, self.num_communities = self.shape = num_nodes, num_communities
         self.num_features, self.balanced, self.name = num_features, balanced, name
         self.concentration, self.temperature = concentration, temperature
         first, second = nn.Linear(num_communities, hidden[0]), nn.Linear(*hidden)
@@ -86,7 +75,7 @@ class DGLFRM(nn.Module):
         """
         The edges, ``(2, num_edges)``.
 
-        :param Tensor edge_index: ``(2, num_edges)``, both directions of every edge.
+        :param Tensor edge_index: both directions of every edge.
         :param Tensor x: ``(N, F)`` zeros and ones, dense or ``torch.sparse_csr``.
         :param Tensor held_out: ``(2, P)`` pairs that are left out, in any direction.
         """
@@ -125,10 +114,8 @@ class DGLFRM(nn.Module):
     ) -> Tensor:  # fmt: skip
         """
         ``(N,)``: the change of the log-density of :meth:`given` if one node has its row of
-        ``others``, ``(N, K)``, in place of its row of ``s``.
-
-        :param int num_columns: estimates it from that many random other nodes and features, see
-            :meth:`~pyro_nmm.InnerProductGraph.swaps`.
+        ``others``, ``(N, K)``, in place of its row of ``s``; ``num_columns`` as for
+        :meth:`~pyro_nmm.InnerProductGraph.swaps`.
         """
         prior = self._prior(v)
         members, swapped = s.sigmoid() * r, others.sigmoid() * r
@@ -146,11 +133,6 @@ class DGLFRM(nn.Module):
     def link_logits(self, members: Tensor, pairs: Tensor) -> Tensor:
         """``(..., P)``: log-odds of pairs ``(2, P)`` for ``members``, :math:`b \\odot r`."""
         return InnerProductGraph(self.decoder(members)).pair_logits(pairs)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """``(N, K)``."""
-        return self.num_nodes, self.num_communities
 
     def _prior(self, v: Tensor) -> RelaxedLogits:
         return relaxed_logits(stick_logits(v), self.temperature)

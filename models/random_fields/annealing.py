@@ -16,8 +16,8 @@ def annealed_log_normalizer(
     field: PairwiseMRF, start: Tensor, num_steps: int = 1000, num_chains: int = 16
 ) -> tuple[Tensor, Tensor]:
     r"""
-    An estimate of :math:`\log Z` of a Markov random field of any width: annealed importance
-    sampling (Neal 2001, Statistics and Computing) from independent labels.
+    An estimate of :math:`\log Z` of a Markov random field of any width, and its standard error, in
+    nats: annealed importance sampling (Neal 2001, Statistics and Computing).
 
     .. math::
 
@@ -25,7 +25,8 @@ def annealed_log_normalizer(
             \left( \frac{p^*(y_t^{(m)})}{q(y_t^{(m)})} \right)^{\beta_t - \beta_{t - 1}},
         \qquad y_t \sim \text{a Gibbs sweep of } q^{1 - \beta_t} (p^*)^{\beta_t}
 
-    :math:`E[\hat Z] = Z`, so :math:`\log \hat Z` is too low on average.
+    :math:`E[\hat Z] = Z`, so :math:`\log \hat Z` is too low on average. Cost: :math:`O(M P C)`
+    a step.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.3, field=torch.zeros(9))
@@ -36,14 +37,12 @@ def annealed_log_normalizer(
     :param Tensor start: ``(N, C)`` marginals of :math:`q`, positive, for example a mean field's.
     :param int num_steps: temperatures :math:`\beta_t`, evenly from 0 to 1, one sweep each.
     :param int num_chains: ``M``.
-    :return: :math:`\log \hat Z` and its standard error, in nats. Cost: :math:`O(M P C)` a step.
     """
     check_field(field)
     expect("start", start, tuple(field.unary.shape))
     if num_steps < 1 or num_chains < 2:
-        raise ValueError(
-            f"num_steps must be at least 1 and num_chains 2, got {num_steps} and {num_chains}"
-        )
+        got = f"{num_steps} and {num_chains}"
+        raise ValueError(f"num_steps must be at least 1 and num_chains 2, got {got}")
     start = start.to(field.unary)
     log_q = start.clamp(min=1e-6).log().log_softmax(-1)
     classes = torch.eye(field.num_classes, dtype=start.dtype, device=start.device)
@@ -59,5 +58,4 @@ def annealed_log_normalizer(
             logits = logits.index_select(1, color)
             y[:, color] = torch.distributions.Categorical(logits=logits).sample()
     log_z = weights.logsumexp(0) - math.log(num_chains)
-    relative = (weights - log_z).exp()
-    return log_z, relative.std() / math.sqrt(num_chains)
+    return log_z, (weights - log_z).exp().std() / math.sqrt(num_chains)

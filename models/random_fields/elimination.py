@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Exact sums over all labellings of a pairwise Markov random field, and independent sets."""
-
 from bisect import bisect_left
 
 import torch
@@ -20,11 +18,8 @@ def log_sum(
 ) -> Tensor:
     r"""
     ``(...)``: the log sum over all labellings, of terms ``(..., N, C)`` of nodes and tables
-    ``(..., P, C, C)`` of pairs ``(2, P)``. ``left`` takes the nodes as they leave.
-
-    Nodes enter a table one by one, breadth first, and leave it after their last neighbour has
-    come: a transfer matrix, site by site, on a grid. Cost: :math:`O(N C^w)` and, for gradients, as
-    much memory; ``w`` is the width of a grid plus one.
+    ``(..., P, C, C)`` of pairs ``(2, P)``. Nodes enter a table one by one, breadth first, and leave
+    it, for ``left``, after their last neighbour has come. Cost: :math:`O(N C^w)`.
     """
     num_nodes, num_classes = unary.shape[-2:]
     neighbors = _neighbors(edges, num_nodes)
@@ -72,7 +67,7 @@ def exact_draws(edges: Tensor, unary: Tensor, pairwise: Tensor, num_draws: int) 
 
 
 def greedy_colors(edges: Tensor, num_nodes: int) -> list[Tensor]:
-    """Sets of nodes without an edge ``(2, P)`` inside: each node joins the first that it may."""
+    """Sets of nodes without an edge inside: each node joins the first that it may."""
     neighbors = _neighbors(edges, num_nodes)
     color = [-1] * num_nodes
     for node in range(num_nodes):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
-from torch.distributions import Categorical, constraints
+from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborChoice, NeighborMixture
@@ -54,27 +54,22 @@ class MarginalField(GraphDistribution):
               \sum_{j \sim b} w_{bj} \, \phi(y_j, k) \Big)
 
     A :math:`q(y_S)` approximates the whole field as :math:`q(y_S) \, p(y_{\setminus S} \mid y_S)`,
-    with the KL divergence of :math:`q(y_S)`. On a grid every other pixel stays. It is a target of
-    :func:`~pyro_nmm.guides.fit_mixture` and :class:`~pyro_nmm.guides.FieldGuide`.
+    with the KL divergence of :math:`q(y_S)`. Cost: :math:`O(N C^{D + 1})` to build and
+    :math:`O(N C^D)` to store, for ``D`` neighbours of a node that is summed out.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
-    >>> half = MarginalField(field)
-    >>> half.nodes
+    >>> MarginalField(field).nodes
     tensor([1, 3, 5, 7])
-    >>> half.complete(torch.tensor([1, 1, 1, 1])).shape
-    torch.Size([9])
 
     :param PairwiseMRF field: without batch dimensions.
     :param Tensor stay: ``(N,)`` mask of the nodes of :math:`S`. Default: the others are the
         largest of the field's :meth:`~PairwiseMRF.colors`, as far as their neighbours have at
         most 4096 labellings.
-    :raises ValueError: for a batch of fields, neighbours that are both summed out, and more
-        labellings of a node's neighbours. Cost: :math:`O(N C^{D + 1})` to build and
-        :math:`O(N C^D)` to store, for ``D`` neighbours of a node that is summed out.
     """
 
     shown = "num_nodes", "num_classes"
+    support = PairwiseMRF.support
 
     nodes: Tensor  #: ``(num_nodes,)`` ids, in the field, of the nodes that stay
     others: Tensor  #: ``(N - num_nodes,)`` of those summed out
@@ -91,21 +86,15 @@ class MarginalField(GraphDistribution):
             check_mask(stay, field.num_nodes, field.edges.device, "stay")
         between = field.edges[:, ~stay[field.edges].any(0)]
         if between.numel():
-            raise ValueError(
-                f"stay must hold one end of every edge at least, but holds neither "
-                f"{between[0, 0]} nor {between[1, 0]}: nodes that are summed out may not be "
-                f"neighbours"
-            )
+            got = f"neither {between[0, 0]} nor {between[1, 0]}"
+            raise ValueError(f"stay must hold one end of every edge at least, but holds {got}")
         if (many & ~stay).any():
-            raise ValueError(
-                f"node {int((many & ~stay).nonzero()[0])} has more than {MAX_LABELLINGS} "
-                f"labellings of its neighbours: let it stay"
-            )
+            node, most = int((many & ~stay).nonzero()[0]), f"more than {MAX_LABELLINGS} labellings"
+            raise ValueError(f"node {node} has {most} of its neighbours: let it stay")
         self.field, self.stay = field, stay
         self.nodes, self.others = stay.nonzero()[:, 0], (~stay).nonzero()[:, 0]
         self.num_nodes, self.num_classes = len(self.nodes), field.num_classes
-        place = stay.cumsum(0) - 1
-        inside = stay[field.edges].all(0)
+        place, inside = stay.cumsum(0) - 1, stay[field.edges].all(0)
         strength = field.strength.expand(field.num_edges)
         unary, interaction = field.unary[self.nodes], field.interaction
         self.rest = PairwiseMRF(place[field.edges[:, inside]], unary, strength[inside], interaction)
@@ -128,10 +117,6 @@ class MarginalField(GraphDistribution):
             logits = field.unary[nodes].unsqueeze(1) + sent
             yield Stars(nodes, neighbors, logits, logits.logsumexp(-1))
 
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self):
-        return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
-
     def log_potential(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p^*(y_S)` of ``(..., num_nodes)`` labels. Cost: :math:`O(P)`."""
         value = self._labels(value)
@@ -149,19 +134,16 @@ class MarginalField(GraphDistribution):
 
     def expected_potential(self, mixture: NeighborMixture, num_samples: int = 8) -> Tensor:
         r"""
-        An unbiased estimate of :math:`E_q[\log p^*(y_S)]` under a mixture, and of its gradient.
-        Pairs of nodes that stay are exact. The term :math:`f_b` of a node that is summed out is
-        exact given its neighbours' choices :math:`c`, and averaged over draws of them. Its gradient
-        by the attention is their score, with the mean of the other draws as baseline.
+        An unbiased estimate of :math:`E_q[\log p^*(y_S)]` under a mixture, and of its gradient, a
+        number. The term :math:`f_b` of a node that is summed out is exact given its neighbours'
+        choices :math:`c`, and averaged over ``num_samples`` draws of them, at least two. Cost:
+        :math:`O(E C + N C^D D)` a draw.
 
         .. math::
 
             E_c \Big[ \sum_{y_1 \dots y_D} p(y_1 \dots y_D \mid c) \, f_b(y_1 \dots y_D) \Big],
             \qquad p(y_d \mid y_{<d}, c) = \frac{\alpha_{c_d y_d} + \#\{m < d : (c_m, y_m) =
             (c_d, y_d)\}}{A_{c_d} + \#\{m < d : c_m = c_d\}}
-
-        :param int num_samples: draws of the choices, at least two.
-        :return: a number. Cost: :math:`O(E C + N C^D D)` a sample.
         """
         check_integers(2, num_samples=num_samples)
         check_plain("expected_potential", mixture.batch_shape)
@@ -182,10 +164,7 @@ class MarginalField(GraphDistribution):
         return track_provenance(total, provenance)
 
     def conditional(self, value: Tensor) -> Tensor:
-        """
-        ``(..., len(others), C)``: distributions of the others, which are independent given labels
-        ``(..., num_nodes)``.
-        """
+        """``(..., len(others), C)``: independent distributions of the others, given labels."""
         # Writing into a tensor would leave the provenance of what is written behind.
         (value, *tables), provenance = untracked(value, *(star.logits for star in self.stars))
         value, unary = self._labels(value), untracked(self.field.unary)[0][0]
@@ -204,10 +183,7 @@ class MarginalField(GraphDistribution):
         return track_provenance(full, provenance)
 
     def colors(self) -> list[Tensor]:
-        """
-        Sets of places among the nodes that stay without an interaction inside: no edge, and no
-        common neighbour that is summed out.
-        """
+        """Sets of places among the nodes that stay without an interaction inside."""
         pairs = [self.rest.edges]
         for star in self.stars:
             count = star.neighbors.shape[1]
@@ -242,10 +218,7 @@ RandomField = PairwiseMRF | MarginalField
 
 
 def joint_labels(alpha: Tensor, chosen: Tensor) -> Tensor:
-    """
-    ``(..., C^D)``: joint distributions of the labels of ``D`` nodes that have chosen sources
-    ``(..., D)``, in the order of :func:`enumerate_labels`.
-    """
+    """``(..., C^D)``: joint label distributions of nodes that have chosen sources ``(..., D)``."""
     (*shape, count), num_classes, total = chosen.shape, alpha.shape[-1], alpha.sum(-1)
     same = (chosen.unsqueeze(-1) == chosen.unsqueeze(-2)).to(alpha)
     joint = alpha.new_ones(*shape, 1)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
-from torch.distributions import constraints
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
@@ -34,19 +33,17 @@ class PairwiseMRF(GraphDistribution):
     variable elimination. They refuse graphs wider than a grid of two labels and width 17.
 
     >>> pair = ising(torch.tensor([[0], [1]]), coupling=0.5, field=torch.zeros(2))
-    >>> pair.log_normalizer()  # log(2 e^0.5 + 2 e^-0.5)
-    tensor(1.5064)
-    >>> pair.log_prob(torch.tensor([1, 1])).exp()
-    tensor(0.3655)
+    >>> pair.log_normalizer(), pair.log_prob(torch.tensor([1, 1])).exp()
+    (tensor(1.5064), tensor(0.3655))
 
     :param Tensor edges: ``(2, P)`` node ids, every pair once.
     :param Tensor unary: ``(..., N, C)``, :math:`u_i(k)`, in nats.
     :param Tensor strength: ``(..., P)`` or ``(..., 1)``, :math:`w_{ij}`.
     :param Tensor interaction: ``(C, C)`` symmetric, :math:`\phi`.
-    :raises ValueError: for wrong shapes, node ids out of range, loops and double edges.
     """
 
     shown = "num_nodes", "num_edges", "num_classes"
+    support = NeighborMixture.support
 
     def __init__(self, edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
         _check(edges, unary, strength, interaction)
@@ -55,10 +52,6 @@ class PairwiseMRF(GraphDistribution):
         self.num_edges, (self.num_nodes, self.num_classes) = edges.shape[1], unary.shape[-2:]
         batch_shape = torch.broadcast_shapes(unary.shape[:-2], strength.shape[:-1])
         super().__init__(batch_shape, Size([self.num_nodes]), validate_args=False)
-
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self):
-        return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
 
     def log_potential(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p^*(y)` of labels ``(..., N)``. Cost: :math:`O(N + P)`."""
@@ -73,10 +66,7 @@ class PairwiseMRF(GraphDistribution):
         return single + (self.strength * pair).sum(-1)
 
     def expected_potential(self, mixture: NeighborMixture) -> Tensor:
-        r"""
-        ``(...)``: :math:`E_q[\log p^*(y)]` under a mixture, exactly, from its marginals of nodes
-        and pairs. Cost: :math:`O(E C)` and, for each edge, the smaller degree.
-        """
+        r"""``(...)``: exact :math:`E_q[\log p^*(y)]` under a mixture. Cost: :math:`O(E C)`."""
         check_mixture(mixture, self.unary)
         field = self.unary, self.strength, self.interaction
         plain, provenance = untracked(*field, mixture.table, mixture.logits)
@@ -91,8 +81,7 @@ class PairwiseMRF(GraphDistribution):
     def local_logits(self, probs: Tensor) -> Tensor:
         r"""
         ``(..., N, C)``: :math:`u_i + \sum_j w_{ij} \phi \, p_j`, the logits of every node's label
-        given its neighbours' labels, or their distributions :math:`p`, ``(..., N, C)``.
-        Cost: :math:`O(N C^2 + P C)`.
+        given its neighbours' labels or distributions :math:`p`. Cost: :math:`O(N C^2 + P C)`.
         """
         messages = probs @ self.interaction
         strength = self.strength.unsqueeze(-1)
@@ -158,7 +147,7 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
     >>> target.log_potential(torch.tensor([[0, 0], [0, 1]]))  # equal spins, different spins
     tensor([ 0.5000, -0.5000])
 
-    :param Tensor edges: ``(2, P)``, every pair once; for images :func:`grid_edges`.
+    :param Tensor edges: as for :class:`PairwiseMRF`; of images :func:`grid_edges`.
     :param Tensor coupling: :math:`J`, a number, ``(..., 1)`` or ``(..., P)``.
     :param Tensor field: ``(..., N)``, :math:`h`.
     """
@@ -168,7 +157,7 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
 
 def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF:
     r"""
-    The Potts model.
+    The Potts model, of unary terms ``(..., N, C)``; other parameters as for :func:`ising`.
 
     .. math::
 
@@ -177,8 +166,6 @@ def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF
     >>> target = potts(torch.tensor([[0], [1]]), coupling=0.7, unary=torch.zeros(2, 3))
     >>> target.log_potential(torch.tensor([[2, 2], [0, 1]]))
     tensor([0.7000, 0.0000])
-
-    :param Tensor unary: ``(..., N, C)``. The other parameters are those of :func:`ising`.
     """
     interaction = torch.eye(unary.shape[-1], dtype=unary.dtype, device=unary.device)
     return _coupled(edges, coupling, unary, interaction)
@@ -186,8 +173,8 @@ def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF
 
 def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
     r"""
-    The posterior of a binary image given a noisy one, of an Ising prior and Gaussian noise (Murphy
-    2012, "Machine Learning: A Probabilistic Perspective", 21.3.2),
+    The posterior of a binary image given a noisy one :math:`v`, ``(H, W)``, of an Ising prior and
+    Gaussian noise (Murphy 2012, "Machine Learning: A Probabilistic Perspective", 21.3.2),
 
     .. math::
 
@@ -195,13 +182,10 @@ def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) ->
 
     >>> ising_posterior(torch.randn(4, 6)).num_nodes
     24
-
-    :param Tensor image: ``(H, W)`` noisy values :math:`v`, around -1 and 1.
     """
     expect("image", image, ("height", "width"))
-    levels = image.new_tensor([-1.0, 1.0])
+    (height, width), levels = image.shape, image.new_tensor([-1.0, 1.0])
     unary = torch.distributions.Normal(levels, sigma).log_prob(image.reshape(-1, 1))
-    height, width = image.shape
     edges = grid_edges(height, width, image.device)
     return _coupled(edges, coupling, unary, image.new_tensor(SPINS))
 
@@ -222,9 +206,8 @@ def grid_edges(height: int, width: int, device=None) -> Tensor:
 
 def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
     """
-    ``(N,)``: an order of a grid's pixels for :class:`~pyro_nmm.guides.MixtureGuide`. Every other
-    pixel of every other row comes first, then the pixels in the middle of four of these, then the
-    rest.
+    ``(N,)``: an order of a grid's pixels. Every other pixel of every other row comes first, then
+    the pixels in the middle of four of these, then the rest.
 
     >>> coarse_to_fine(3, 3)
     tensor([0, 2, 6, 8, 4, 1, 3, 5, 7])
@@ -248,14 +231,10 @@ def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
     """A mixture over the nodes and labels of a field, whose edges keep labels."""
     size, found = tuple(unary.shape[-2:]), (mixture.hood.num_nodes, mixture.num_classes)
     if found != size:
-        raise ValueError(
-            f"mixture must have {size[0]} nodes and {size[1]} labels, as the field has, got "
-            f"{found[0]} and {found[1]}"
-        )
+        must = f"{size[0]} nodes and {size[1]} labels, as field"
+        raise ValueError(f"mixture must have {must}, got {found[0]} and {found[1]}")
     if not mixture.channel.keeps:
-        raise ValueError(
-            "expected_potential is for edges that keep labels: make the mixture without relabel"
-        )
+        raise ValueError("expected_potential is for edges that keep labels, without relabel")
     if mixture.logits.dtype != unary.dtype:
         raise ValueError(f"mixture must be {unary.dtype}, as field, got {mixture.logits.dtype}")
 
@@ -279,10 +258,8 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
     for name, tensor in (("strength", strength), ("interaction", interaction)):
         expect(name, tensor)
         if tensor.dtype != unary.dtype or tensor.device != unary.device:
-            raise ValueError(
-                f"{name} must be {unary.dtype} on {unary.device}, as unary, got {tensor.dtype} on "
-                f"{tensor.device}"
-            )
+            got = f"{tensor.dtype} on {tensor.device}"
+            raise ValueError(f"{name} must be {unary.dtype} on {unary.device}, as unary, got {got}")
     num_nodes, num_classes = unary.shape[-2:]
     if edges.dim() != 2 or len(edges) != 2 or edges.is_floating_point():
         raise ValueError(f"edges must be integers of shape (2, P), got {tuple(edges.shape)}")
@@ -290,17 +267,12 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
         raise ValueError(f"edges must hold node ids in 0..{num_nodes - 1}, got {bad}")
     keys = edges.min(0).values * num_nodes + edges.max(0).values
     if (edges[0] == edges[1]).any() or len(keys.unique()) < len(keys):
-        raise ValueError(
-            "edges must hold every pair of different nodes once, in one direction: keep "
-            "edge_index[:, edge_index[0] < edge_index[1]] of an undirected graph"
-        )
+        cure = "keep edge_index[:, edge_index[0] < edge_index[1]]"
+        raise ValueError(f"edges must hold every pair of different nodes once: {cure}")
     if strength.dim() < 1 or strength.shape[-1] not in (1, edges.shape[1]):
-        raise ValueError(
-            f"strength must have shape (..., {edges.shape[1]}), one number per edge, or (..., 1), "
-            f"got {tuple(strength.shape)}"
-        )
-    if interaction.shape != (num_classes, num_classes) or not interaction.equal(interaction.T):
-        raise ValueError(
-            f"interaction must be a symmetric ({num_classes}, {num_classes}) table, got "
-            f"{tuple(interaction.shape)}"
-        )
+        must = f"shape (..., {edges.shape[1]}), one number per edge, or (..., 1)"
+        raise ValueError(f"strength must have {must}, got {tuple(strength.shape)}")
+    table = num_classes, num_classes
+    if interaction.shape != table or not interaction.equal(interaction.T):
+        shape = tuple(interaction.shape)
+        raise ValueError(f"interaction must be a symmetric {table} table, got {shape}")

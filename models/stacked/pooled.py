@@ -12,6 +12,7 @@ from torch_geometric.utils import segment
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.blocks import row_blocks
+from pyro_nmm.expect import check_mask
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import POOL, ParameterPriors
 from pyro_nmm.sparse import sparse_csr
@@ -107,6 +108,7 @@ class PooledScores(nn.Module):
         :math:`(A - \\tfrac{3}{4}) \\, x / t`. Arguments as for :meth:`StackedNMM.forward`. Sources
         that are no nodes are ignored. Cost: :math:`O(E C)`, 21 times.
         """
+        check_mask(known, hood.num_nodes, hood.device, "known", empty=True)
         return all_terms(GraphScores.of(hood, scores, y, known, edge_weight), self.temperature)
 
 

@@ -2,17 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The loops over edges and labels given evidence, compiled as those of :mod:`pyro_nmm.compiled`.
-
-Counts follow from the draw, so every loop counts anew and keeps none: ``table[j]`` counts the
-choices of source ``j``, in one column per label and one for all of them. ``inputs`` are rows and
-terms, see :func:`_inputs`.
+The loops over edges and labels: draws given evidence, and predictions in turn. ``table[j]`` counts
+the choices of source ``j``, in one column per label and one for all of them.
 """
 
 import numpy as np
 import torch
 
-from pyro_nmm.compiled.loops import _array, _in_threads, compiled, opaque
+from pyro_nmm.compiled.loops import _array, _graph, _in_threads, compiled, opaque
 
 
 @compiled
@@ -189,12 +186,48 @@ def _credit(first, last, inputs, counts, edges, labels, log_evidence, costs, tab
                     table[source[e], k] = 0
 
 
+@compiled
+def _predict(ptr, source, attention, alpha, weights, uniforms, counts, labels):
+    # counts[j, t] holds the choices of node j in component t: by label, then all of them.
+    num_components, every = counts.shape[1], counts.shape[2] - 1
+    running, score = np.empty(np.max(ptr[1:] - ptr[:-1])), np.empty(every)
+    total = np.empty(len(alpha))
+    for j in range(len(alpha)):
+        total[j] = np.sum(alpha[j])
+    for i in range(len(ptr) - 1):
+        score[:] = 0
+        for e in range(ptr[i], ptr[i + 1]):
+            j, scale = source[e], 0.0
+            for t in range(num_components):
+                share = attention[e] * weights[t] / (total[j] + counts[j, t, every])
+                scale += share
+                if counts[j, t, every] > 0:
+                    for k in range(every):
+                        score[k] += share * counts[j, t, k]
+            for k in range(every):
+                score[k] += scale * alpha[j, k]
+        label = np.argmax(score)
+        labels[i] = label
+        for t in range(num_components):
+            weight = 0.0
+            for e in range(ptr[i], ptr[i + 1]):
+                j = source[e]
+                above, below = alpha[j, label] + counts[j, t, label], total[j] + counts[j, t, every]
+                weight += attention[e] * above / below
+                running[e - ptr[i]] = weight
+            e, threshold = ptr[i], uniforms[t, i] * weight
+            while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
+                e += 1
+            counts[source[e], t, label] += 1
+            counts[source[e], t, every] += 1
+
+
 def _inputs(rows, terms) -> tuple:
     attention, alpha, likelihood = (_array(t, np.float64) for t in terms)
     # As of observed labels, to the last digit.
     total = _array(terms.alpha.sum(-1), np.float64)
-    graph = _array(rows.ptr), _array(rows.source), likelihood.shape[1] == rows.num_edges
-    return *graph, np.exp(attention), alpha, total, np.exp(likelihood)
+    each = likelihood.shape[1] == rows.num_edges
+    return *_graph(rows), each, np.exp(attention), alpha, total, np.exp(likelihood)
 
 
 def _run(loop, rows, terms, size: int, *arrays, sweeps=1, own=lambda first: ()) -> None:
@@ -240,10 +273,7 @@ def evaluate(rows, terms, draw):
 
 @opaque
 def gradient(rows, terms, draw, log_evidence, to_evidence, to_choice):
-    """
-    The gradient of :func:`evaluate` towards ``terms``, given the gradient towards its results
-    ``(B, num_rows)``. Cost: :math:`O(B E C)`.
-    """
+    """The gradient of :func:`evaluate` by ``terms``, given the gradient by its results."""
     given = (_array(t, np.float64) for t in (log_evidence, to_evidence, to_choice))
     found = {}
 
@@ -260,8 +290,16 @@ def gradient(rows, terms, draw, log_evidence, to_evidence, to_choice):
 @opaque
 def credits(rows, terms, draw, log_evidence):
     """See :func:`pyro_nmm.ops.evidence.one_step_credits`. Cost: :math:`O(B E C)`."""
-    given, costs = _array(log_evidence, np.float64), np.empty(tuple(draw.edges.shape))
-    size = rows.num_sources, terms.num_classes
-    arrays = *map(_array, draw), given, costs
+    costs, size = np.empty(tuple(draw.edges.shape)), (rows.num_sources, terms.num_classes)
+    arrays = *map(_array, draw), _array(log_evidence, np.float64), costs
     _run(_credit, rows, terms, len(costs), *arrays, own=lambda first: (np.zeros(size),))
     return torch.from_numpy(costs)
+
+
+@opaque
+def predict(rows, attention, alpha, weights, uniforms, counts):
+    """See :func:`pyro_nmm.distributions.sequential.predict_by_sweeps`. Cost: :math:`O(T E C)`."""
+    labels = np.empty(rows.num_rows, np.int64)
+    parameters = (_array(t, np.float64) for t in (attention, alpha, weights))
+    _predict(*_graph(rows), *parameters, _array(uniforms), _array(counts), labels)
+    return torch.from_numpy(labels)

@@ -1,12 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The loops over edges, compiled for the CPU (``pip install pyro-nmm[fast]``).
-
-They give the results of the tensor code, but visit each edge once, without temporaries;
-docs/results/speed.md has the ratios.
-"""
+"""The loops over edges, compiled for the CPU; with the results of the tensor code."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -212,9 +207,8 @@ def draw_choices(rows, terms, labels, num_classes, uniforms):
     """See :func:`pyro_nmm.ops.sampling.draw_by_sweeps`. Cost: :math:`O(B E)`."""
     _check_labels(labels, num_classes)
     size = len(uniforms)
-    edges = np.empty((size, rows.num_rows), np.int64)
+    edges, inputs = np.empty((size, rows.num_rows), np.int64), _inputs(rows, terms, labels)
     same, every = (np.empty((size, rows.num_edges), np.int32) for _ in range(2))
-    inputs = _inputs(rows, terms, labels)
 
     def run(first, last):
         # Zeroed lazily by the operating system: only the touched nodes cost.
@@ -253,10 +247,7 @@ def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
 
 @opaque
 def entropy_and_gradient(rows, alpha, attention, edges, labels):
-    """
-    See :func:`pyro_nmm.ops.entropy.entropy_samples` without ``component``; with derivatives
-    ``(B, num_edges)`` and ``(B, N, C)``.
-    """
+    """See :func:`pyro_nmm.ops.entropy.entropy_samples`; with derivatives for each draw."""
     _check_labels(labels, alpha.shape[-1])
     size, (num_nodes, num_classes) = len(edges), alpha.shape
     parameters = (_array(t, np.float64) for t in (attention, alpha))
@@ -275,7 +266,7 @@ def entropy_and_gradient(rows, alpha, attention, edges, labels):
 
 @opaque
 def gaussian_sums(mean, width, num_classes):
-    """See :func:`pyro_nmm.concentrations._sums`. Cost: :math:`O(\\sigma)` a node."""
+    """See :class:`pyro_nmm.concentrations._Total`. Cost: :math:`O(\\sigma)` a node."""
     means, widths = _array(mean, np.float64).ravel(), _array(width, np.float64).ravel()
     sums = np.empty((3, len(means)))
 

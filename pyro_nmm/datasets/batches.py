@@ -1,14 +1,14 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Parts of a graph around some seed nodes, whole as far as the seeds' labels depend on them."""
+"""Parts of a graph around some seed nodes."""
 
 import copy
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import k_hop_subgraph
+from torch_geometric.utils import index_to_mask, k_hop_subgraph
 
 from pyro_nmm.datasets.entries import check_edge_index, entry
 from pyro_nmm.neighborhood import Neighborhood
@@ -20,16 +20,12 @@ IN_DEGREE = "in_degree"
 
 def with_in_degree(data: Data) -> Data:
     r"""
-    A copy of the data with ``in_degree``, ``(N,)``: the number of neighbours :math:`|n(i)| - 1` of
-    a node besides itself, in the whole graph. Loaders slice it as other attributes of nodes, and
-    :class:`~pyro_nmm.guides.SeedLoss` compares it with a batch.
+    A copy of the data with ``in_degree``, ``(N,)``: the number of distinct neighbours of a node, in
+    the whole graph. :class:`~pyro_nmm.guides.SeedLoss` compares it with a batch.
 
     >>> data = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]]), num_nodes=3)
     >>> with_in_degree(data).in_degree
     tensor([1, 1, 1])
-
-    :param Data data: with ``edge_index`` ``(2, num_edges)``, of which duplicates and self-loops do
-        not count. Cost: :math:`O(E \log E)`, once.
     """
     hood = Neighborhood(entry(data, "edge_index"), data.num_nodes)
     data = copy.copy(data)
@@ -39,16 +35,14 @@ def with_in_degree(data: Data) -> Data:
 
 def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
     r"""
-    The seed nodes and all nodes within ``num_hops`` edges of them,
+    The seed nodes and all nodes within ``num_hops`` edges of them, as from PyG's ``NeighborLoader``
+    with ``num_neighbors=[-1] * num_hops``:
 
     .. math::
 
         B_0 = \text{seeds}, \qquad B_{h} = B_{h-1} \cup \bigcup_{i \in B_{h-1}} n(i),
 
-    with all edges into :math:`B_{H-1}`: as PyG's ``NeighborLoader`` with
-    ``num_neighbors=[-1] * num_hops``, without pyg-lib and torch-sparse. The labels of the seeds
-    depend on their neighbourhoods and, through a network of ``L`` layers, on ``L`` hops behind
-    these: ``num_hops = L + 1``.
+    with all edges into :math:`B_{H-1}`. A network of ``L`` layers needs ``num_hops = L + 1``.
 
     >>> chain = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
     >>> data = Data(x=torch.arange(5.0)[:, None], edge_index=chain, y=torch.arange(5))
@@ -56,15 +50,10 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
     >>> batch.n_id, batch.edge_index, batch.batch_size
     (tensor([3, 1, 2]), tensor([[1, 2],
             [2, 0]]), 1)
-    >>> batch.y
-    tensor([3, 1, 2])
 
-    :param Data data: with ``edge_index`` ``(2, num_edges)``. PyG's attributes of nodes and of edges
-        are those of the batch, others are kept.
-    :param Tensor seeds: ``(S,)`` distinct node ids, in any number.
+    :param Tensor seeds: ``(S,)`` distinct node ids.
     :return: the batch, whose first nodes are the seeds. ``batch_size`` is ``S``, ``n_id`` and
         ``e_id`` hold ids in ``data``. Cost: :math:`O(H (N + E))` of the whole graph.
-    :raises ValueError: for ids that repeat or are no nodes, and sparse attributes of nodes.
     """
     edge_index, size = entry(data, "edge_index"), data.num_nodes
     check_edge_index(edge_index, "data.edge_index")
@@ -75,9 +64,8 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
     near, _, place, inside = k_hop_subgraph(
         seeds, num_hops, edge_index, num_nodes=size, directed=True
     )
-    first = torch.zeros(len(near), dtype=torch.bool, device=near.device)
-    first[place] = True
-    nodes, edges = torch.cat([seeds, near[~first]]), inside.nonzero()[:, 0]
+    others = near[~index_to_mask(place, len(near))]
+    nodes, edges = torch.cat([seeds, others]), inside.nonzero()[:, 0]
     number = torch.empty(size, dtype=torch.long, device=near.device)
     number[nodes] = torch.arange(len(nodes), device=near.device)
     batch = copy.copy(data)
@@ -86,10 +74,7 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
             batch.edge_index = number[edge_index[:, edges]]
         elif isinstance(value, Tensor) and data.is_node_attr(name):
             if value.layout != torch.strided:
-                raise ValueError(
-                    f"data.{name} is in {value.layout}, of which no rows can be taken: give "
-                    f"data.{name}.to_dense()"
-                )
+                raise ValueError(f"data.{name} is in {value.layout}: give data.{name}.to_dense()")
             batch[name] = value[nodes]
         elif isinstance(value, Tensor) and data.is_edge_attr(name):
             batch[name] = value[edges]

@@ -32,16 +32,14 @@ def checked(data: Data) -> Data:
         mask = entry(data, name)
         if mask.dtype != torch.bool or mask.shape != (size,) or not mask.any():
             raise ValueError(
-                f"data.{name} must be a boolean mask of shape ({size},) that selects at "
-                f"least one node, got {mask.dtype} of shape {tuple(mask.shape)}; masks of shape "
-                f"(N, splits) go through pyro_nmm.datasets.nodes.select_split"
+                f"data.{name} must be a boolean mask of shape ({size},) that selects a node, got "
+                f"{mask.dtype} of shape {tuple(mask.shape)}: see pyro_nmm.datasets.select_split"
             )
     both = data.train_mask & data.val_mask
     if both.any():
-        raise ValueError(
-            f"data.train_mask and data.val_mask both hold node {both.nonzero()[0].item()}: its "
-            f"label is known, so that it cannot validate; masks must be disjoint"
-        )
+        node = both.nonzero()[0].item()
+        masks = "data.train_mask and data.val_mask"
+        raise ValueError(f"{masks} both hold node {node}: its label is known and cannot validate")
     y = expect("data.y", entry(data, "y"), (size,), kind="labels", note="one label per node")
     data = copy.copy(data)
     data.y = y.long()
@@ -51,10 +49,8 @@ def checked(data: Data) -> Data:
 def check_edge_index(edge_index: Tensor, name: str) -> None:
     """Refuse what is no list of pairs, such as a sparse matrix."""
     if edge_index.layout != torch.strided or edge_index.dim() != 2 or len(edge_index) != 2:
-        raise ValueError(
-            f"{name} must have shape (2, num_edges), got {edge_index.layout} of shape "
-            f"{tuple(edge_index.shape)}: take a sparse matrix apart with PyG's to_edge_index"
-        )
+        got = f"{edge_index.layout} of shape {tuple(edge_index.shape)}"
+        raise ValueError(f"{name} must have shape (2, num_edges), got {got}: see to_edge_index")
 
 
 def extra(module: str, what: str) -> ModuleType:
@@ -62,20 +58,17 @@ def extra(module: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        needed = module.partition(".")[0]
-        raise ImportError(
-            f"{what} need {needed}, which cannot be imported ({error}): pip install "
-            f"pyro-nmm[examples]"
-        ) from error
+        needed, cure = module.partition(".")[0], "pip install pyro-nmm[examples]"
+        raise ImportError(f"{what} need {needed} ({error}): {cure}") from error
 
 
 def entry(data: Data, name: str) -> Tensor:
     """A tensor with values that the data hold under a name."""
     value = data.get(name)
     if value is None:
+        sparse = name == "edge_index" and "adj_t" in data
         hint = ": to_edge_index of torch_geometric.utils makes one of adj_t.t()"
-        found = hint if name == "edge_index" and "adj_t" in data else ""
-        raise ValueError(f"data has no {name}{found}")
+        raise ValueError(f"data has no {name}{hint if sparse else ''}")
     if not isinstance(value, Tensor):
         hint = ": torch.from_numpy makes one" if isinstance(value, np.ndarray) else ""
         raise ValueError(f"data.{name} must be a tensor, got {type(value)}{hint}")
@@ -92,7 +85,6 @@ def labels_in(data: Data, mask: str, num_classes: int) -> Tensor:
         node = data[mask].nonzero()[wrong][0].item()
         raise ValueError(
             f"data.y holds label {data.y[node].item()} at node {node} of data.{mask}, but the "
-            f"network has labels 0..{num_classes - 1}: take the node out of the mask, or give the "
-            f"network more columns"
+            f"network has labels 0..{num_classes - 1}: correct the mask or add columns"
         )
     return y

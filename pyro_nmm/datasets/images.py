@@ -12,12 +12,10 @@ from torch import Tensor
 
 from pyro_nmm.datasets.entries import extra
 
-ENDINGS = (".png", ".jpg", ".jpeg")
-
 
 def photographs() -> dict[str, Tensor]:
     """
-    The two sample photographs that ship inside scikit-learn, 427 x 640 pixels.
+    The two sample photographs of scikit-learn.
 
     >>> {name: tuple(image.shape) for name, image in photographs().items()}
     {'china': (3, 427, 640), 'flower': (3, 427, 640)}
@@ -32,7 +30,8 @@ def photographs() -> dict[str, Tensor]:
 def image_folder(path: str | Path) -> dict[str, Tensor]:
     """All ``.png`` and ``.jpg`` images of a folder, by their names, sorted."""
     image_module = extra("PIL.Image", "image folders")
-    files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in ENDINGS)
+    endings = (".png", ".jpg", ".jpeg")
+    files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in endings)
     if not files:
         raise FileNotFoundError(f"path: {path} has no .png or .jpg files")
     images = {}
@@ -45,19 +44,15 @@ def image_folder(path: str | Path) -> dict[str, Tensor]:
 
 def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Tensor:
     """
-    ``(number, channels, size, size)``: patches of random images at random places, randomly turned
-    by quarters and mirrored.
+    ``(number, channels, size, size)``: patches of random images ``(channels, H, W)`` at random
+    places, randomly turned by quarters and mirrored.
 
     >>> random_patches([torch.zeros(3, 40, 50, dtype=torch.long)], number=4).shape
     torch.Size([4, 3, 32, 32])
-
-    :param images: each ``(channels, H, W)``, ``H`` and ``W`` at least ``size``.
     """
     if min(number, size) < 1 or not images:
-        raise ValueError(
-            f"number and size must be positive and images not empty, got {number} patches of "
-            f"size {size} from {len(images)} images"
-        )
+        got = f"{number}, {size} and {len(images)} images"
+        raise ValueError(f"number and size must be positive and images not empty, got {got}")
     if min(min(image.shape[-2:]) for image in images) < size:
         raise ValueError(f"images must be at least {size} pixels high and wide")
     patches = []
@@ -65,9 +60,8 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
         image = images[int(torch.randint(len(images), ()))]
         top, left = (int(torch.randint(side - size + 1, ())) for side in image.shape[-2:])
         patch = image[:, top : top + size, left : left + size]
-        turns, mirrored = int(torch.randint(4, ())), int(torch.randint(2, ()))
-        patch = patch.rot90(turns, (1, 2))
-        patches.append(patch.flip(2) if mirrored else patch)
+        patch = patch.rot90(int(torch.randint(4, ())), (1, 2))
+        patches.append(patch.flip(2) if int(torch.randint(2, ())) else patch)
     return torch.stack(patches)
 
 
@@ -78,9 +72,9 @@ def letters(text: str, height: int, width: int, margin: float = 0.12) -> Tensor:
     >>> letters("NMM", 10, 30).shape
     torch.Size([10, 30])
     """
-    path_module = extra("matplotlib.textpath", "letters")
-    font = extra("matplotlib.font_manager", "letters").FontProperties
-    path = path_module.TextPath((0, 0), text, 1, font(family="DejaVu Sans", weight="bold"))
+    fonts, paths = (extra(f"matplotlib.{m}", "letters") for m in ("font_manager", "textpath"))
+    font = fonts.FontProperties(family="DejaVu Sans", weight="bold")
+    path = paths.TextPath((0, 0), text, 1, font)
     box = path.get_extents()
     scale = (1 - 2 * margin) * min(width / box.width, height / box.height)
     x = (np.arange(width) + 0.5 - width / 2) / scale + (box.x0 + box.x1) / 2

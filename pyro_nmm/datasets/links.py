@@ -26,8 +26,7 @@ class LinkSplit(NamedTuple):
     Edges ``(2, num_edges)`` to train on, in both directions, and held-out pairs ``(2, P)`` in one
     direction: with an edge, and as many without.
 
-    >>> split = LinkSplit(torch.tensor([[0, 1], [1, 0]]), *torch.arange(8).view(4, 2, 1))
-    >>> split.held_out
+    >>> LinkSplit(torch.tensor([[0, 1], [1, 0]]), *torch.arange(8).view(4, 2, 1)).held_out
     tensor([[0, 2, 4, 6],
             [1, 3, 5, 7]])
     """
@@ -52,12 +51,10 @@ def link_split(
     edge_index: Tensor, num_nodes: int, seed: int, val: float = 0.05, test: float = 0.1
 ) -> LinkSplit:
     """
-    A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, by default into the
-    published 85, 5 and 10 percent, with as many pairs without an edge. Self-loops and duplicates
-    are dropped. The parts lie on the CPU.
+    A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, with as many pairs
+    without an edge, on the CPU. Self-loops and duplicates are dropped.
 
-    >>> edge_index = torch.tensor([range(20), range(1, 21)])
-    >>> split = link_split(edge_index, num_nodes=21, seed=0)
+    >>> split = link_split(torch.tensor([range(20), range(1, 21)]), num_nodes=21, seed=0)
     >>> split.train.shape, split.val.shape, split.test_false.shape
     (torch.Size([2, 34]), torch.Size([2, 1]), torch.Size([2, 2]))
     """
@@ -71,10 +68,8 @@ def link_split(
         sizes = [pairs.shape[1] for pairs in held]
         others = _false_pairs(edge_index, num_nodes, sum(sizes)).split(sizes, 1)
     if min(sizes) < 1:
-        raise ValueError(
-            f"val and test must hold out an edge at least, got {val} and {test} of "
-            f"{edge_index.shape[1] // 2} edges"
-        )
+        got = f"{val} and {test} of {edge_index.shape[1] // 2} edges"
+        raise ValueError(f"val and test must hold out an edge at least, got {got}")
     return LinkSplit(parts[0].edge_index, held[0], others[0], held[1], others[1])
 
 
@@ -83,9 +78,7 @@ def _false_pairs(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
     edges = edge_index[0] * num_nodes + edge_index[1]
     free = num_nodes * (num_nodes - 1) // 2 - edge_index.shape[1] // 2
     if free < count:
-        raise ValueError(
-            f"val and test need {count} pairs without an edge, but the graph has {free}"
-        )
+        raise ValueError(f"val, test need {count} pairs without an edge, but the graph has {free}")
     found = torch.zeros(0, dtype=torch.long)
     while len(found) < count:
         low, high = torch.randint(num_nodes, (2, 2 * count)).sort(0).values
@@ -96,12 +89,9 @@ def _false_pairs(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
 
 
 def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
-    """
-    A published split, from an ``.npz`` file of arrays ``(n, 2)``:
-    ``train_edges``, ``val_edges``, ``val_edges_false``, ``test_edges`` and ``test_edges_false``.
-    """
+    """A split of an ``.npz`` file with ``train_edges``, ``val_edges``, ``val_edges_false``, ..."""
+    names = ("train_edges", "val_edges", "val_edges_false", "test_edges", "test_edges_false")
     with np.load(path) as file:
-        names = ("train_edges", "val_edges", "val_edges_false", "test_edges", "test_edges_false")
         missing = [name for name in names if name not in file]
         if missing:
             raise ValueError(f"path: {path} has no array {missing[0]!r}; it needs {names}")
@@ -114,10 +104,8 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
     A graph without labels: ``edge_index`` and binary features ``x`` in ``torch.sparse_csr``, the
     identity if the graph has none (then set a model's ``num_features`` to 0).
 
-    :param str name: as of :func:`planetoid`; or ``"nips12"`` (co-authors at NIPS 0 to 12) or
-        ``"yeast"`` (interactions of proteins, from Pajek).
-    :param root: as of :func:`planetoid`; or a folder with ``nips12/nips12.mat`` and
-        ``yeast/yeast.mat``.
+    :param str name: as for :func:`planetoid`; or ``"nips12"`` (co-authors at NIPS 0 to 12) or
+        ``"yeast"`` (interactions of proteins, from Pajek), from a file in the folder ``root``.
     """
     if name in PLANETOID:
         data = planetoid(name, root)

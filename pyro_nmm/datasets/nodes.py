@@ -21,10 +21,9 @@ PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
 def planetoid(name: str, root: str | Path | None = None) -> Data:
     """
-    Cora, CiteSeer or PubMed with their public split, through PyG, which downloads missing files.
-    Rows of features sum to one; bags of words come in ``torch.sparse_csr``.
+    ``"cora"``, ``"citeseer"`` or ``"pubmed"`` with the public split, by PyG. Rows of features sum
+    to one; bags of words come in ``torch.sparse_csr``.
 
-    :param str name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
     :param root: folder that holds ``Cora/raw`` and the like; default ``~/.cache/pyro-nmm``.
     """
     if name not in PLANETOID:
@@ -41,8 +40,7 @@ def planetoid(name: str, root: str | Path | None = None) -> Data:
 
 def digits(num_neighbors: int = 8) -> Data:
     """
-    scikit-learn's 1797 images of digits, ``(N, 64)`` in [0, 1], and the graph of their nearest
-    neighbours. Split them by :func:`random_split`.
+    scikit-learn's images of digits, ``(N, 64)`` in [0, 1], and the graph of nearest neighbours.
 
     >>> digits()
     Data(x=[1797, 64], edge_index=[2, 19854], y=[1797])
@@ -57,27 +55,23 @@ def digits(num_neighbors: int = 8) -> Data:
 
 def random_split(data: Data, train: float, val: float, test: float, seed: int) -> Data:
     """
-    A copy of ``data`` with random masks. For one seed, ``train`` does not change the test and the
-    validation nodes, and smaller training sets are parts of larger ones.
+    A copy of ``data`` with random masks of these shares. For one seed, ``train`` does not change
+    the test and the validation nodes, and smaller training sets are parts of larger ones.
 
     >>> data = Data(y=torch.zeros(10), num_nodes=10)
     >>> data = random_split(data, train=0.3, val=0.2, test=0.5, seed=0)
     >>> [int(data[f"{name}_mask"].sum()) for name in ("train", "val", "test")]
     [3, 2, 5]
-
-    :param float train: share of the nodes, as ``val`` and ``test``.
     """
     device, size = entry(data, "y").device, data.num_nodes
     parts = {"test": round(test * size), "val": round(val * size), "train": round(train * size)}
     if min(parts.values()) < 1 or sum(parts.values()) > size:
-        raise ValueError(
-            f"train, val and test must select nodes and sum to at most 1, got {train}, {val}, "
-            f"{test} of {size} nodes"
-        )
+        got = f"{train}, {val}, {test} of {size} nodes"
+        raise ValueError(f"train, val and test must select nodes and sum to at most 1, got {got}")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
     data = data.clone()
-    for name, nodes in zip(parts, order.split([*parts.values(), size - sum(parts.values())]),
-                           strict=False):  # fmt: skip
+    split = order.split([*parts.values(), size - sum(parts.values())])
+    for name, nodes in zip(parts, split, strict=False):
         data[name + "_mask"] = index_to_mask(nodes, size).to(device)
     return data
 

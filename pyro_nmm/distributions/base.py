@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Batch dimensions on the left, flattened to the one that the algorithms see."""
-
 import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Size, Tensor
@@ -20,10 +18,7 @@ def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
 
 
 class GraphDistribution(TorchDistribution):
-    """
-    Distributions whose parameters keep their own batch shape until they are used, so that
-    :meth:`expand` copies nothing and shared work stays shared.
-    """
+    """Distributions whose parameters keep their batch shape: :meth:`expand` copies nothing."""
 
     arg_constraints: dict = {}  # checked in the constructors, with messages that name the fix
     shown: tuple[str, ...] = ()  #: attributes that :func:`repr` states: sizes and settings
@@ -31,9 +26,8 @@ class GraphDistribution(TorchDistribution):
     def __init__(self, batch_shape: Size, event_shape: Size, *, validate_args=None) -> None:
         if torch.jit.is_tracing():
             raise NotImplementedError(
-                f"{type(self).__name__} cannot be traced by torch.jit: draws and counts depend on "
-                f"the data, and a trace would repeat those of its example; use TraceGraph_ELBO "
-                f"instead of JitTraceGraph_ELBO"
+                f"{type(self).__name__} cannot be traced by torch.jit, because draws depend on the "
+                f"data: use TraceGraph_ELBO instead of JitTraceGraph_ELBO"
             )
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
@@ -44,10 +38,8 @@ class GraphDistribution(TorchDistribution):
         return f"{type(self).__name__}({', '.join(stated)})"
 
     def _labels(self, value: Tensor) -> Tensor:
-        """
-        A value of labels as ``torch.long``, as ``Categorical`` takes it: integers of any type, or
-        whole numbers. Small types come first, because their comparisons wrap around.
-        """
+        """Integers of any type, or whole numbers, as ``torch.long``, as ``Categorical`` does."""
+        # Before the comparisons, which wrap around for small types.
         value = value if value.is_floating_point() else value.long()
         if self._validate_args:
             # Of no draws at all torch can check no values; one in their place has their shape.
@@ -58,9 +50,8 @@ class GraphDistribution(TorchDistribution):
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         raise NotImplementedError(
-            f"{type(self).__name__} has too many values to enumerate in Pyro: use "
-            f"TraceGraph_ELBO, which draws them; or NeighborMixture.log_prob and condition, exact "
-            f"sums for small graphs"
+            f"{type(self).__name__} has too many values to enumerate in Pyro: use TraceGraph_ELBO, "
+            f"or NeighborMixture.log_prob and condition for exact sums of small graphs"
         )
 
     def expand(self, batch_shape, _instance=None):

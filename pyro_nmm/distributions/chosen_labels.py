@@ -27,20 +27,17 @@ class ChosenLabels(GraphDistribution):
         p(y \mid c) = \prod_j \frac{\mathrm{B}(\alpha_j + s_j)}{\mathrm{B}(\alpha_j)}, \quad
         s_{jk} = |\{i : c_i = j, y_i = k\}|
 
-    the second factor of the paper's equation (4), computed as a Pólya urn, because the difference
-    of two ``lgamma`` loses all digits at large ``alpha``.
+    the second factor of the paper's equation (4). A Pólya urn computes it, because the difference
+    of two ``lgamma`` loses all digits at large ``alpha``. Cost: :math:`O(n \log n)`.
 
     >>> alpha = torch.ones(1, 2)
     >>> ChosenLabels(alpha, torch.tensor([0, 0])).log_prob(torch.tensor([1, 1])).exp()
     tensor(0.3333)
 
-    Cost: :math:`O(n \log n)` for ``n`` labels.
-
-    :param alpha: ``(..., N, C)`` positive concentrations, or a formula that is never written out,
-        such as :class:`~pyro_nmm.LogisticConcentrations`.
+    :param alpha: ``(..., N, C)`` concentrations, as for :class:`~pyro_nmm.NeighborMixture`.
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
     :param Tensor relabel: ``(..., n, C)`` integers, the permutation of every choice's edge:
-        ``relabel[i, k]`` is the label of entry ``i`` if it takes label ``k``. Default: label ``k``.
+        ``relabel[i, k]`` is the label of entry ``i`` if it takes label ``k``.
     """
 
     shown = "num_labels", "num_sources", "num_classes"
@@ -71,8 +68,7 @@ class ChosenLabels(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(Size(sample_shape))
-        given = self.alpha, self.choices, self.channel
-        (alpha, choices, channel), provenance = untracked(*given)
+        (alpha, choices, channel), provenance = untracked(self.alpha, self.choices, self.channel)
         labels = channel.show(draw_given_choices(alpha, choices.expand(shape)))
         return track_provenance(labels, provenance)
 

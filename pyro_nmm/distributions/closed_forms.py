@@ -42,9 +42,8 @@ class ClosedForms(GraphDistribution):
 
     def node_log_probs(self, y: Tensor) -> Tensor:
         r"""
-        ``(..., N)``: :math:`\log p(y_i)` of every node alone, in nats; no table is made.
-
-        :param Tensor y: ``(..., N)`` labels. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
+        ``(..., N)``: :math:`\log p(y_i)` of every node alone, for labels ``(..., N)``, in nats.
+        Cost: :math:`O(E)` and, for the sums of ``alpha``, :math:`O(N C)`.
         """
         y = check_labels(self.hood, y, self.hood.num_nodes)
         check_label_range(self.hood, y, self.num_classes)
@@ -60,9 +59,9 @@ class ClosedForms(GraphDistribution):
 
     def intervals(self, level: float = 0.9) -> Intervals:
         r"""
-        Every node's mean label and an interval of ordered labels, such as grey levels, from its own
-        distribution; no table is made. With half of ``1 - level`` beyond each end, a label ``k`` is
-        spread over ``k - 0.5`` to ``k + 0.5``: whole numbers would cover more than ``level``.
+        Every node's mean label and an interval of ordered labels, such as grey levels, with half of
+        ``1 - level`` beyond each end. A label ``k`` is spread over ``k - 0.5`` to ``k + 0.5``,
+        because whole numbers would cover more than ``level``.
 
         >>> from pyro_nmm import LogisticConcentrations, NeighborMixture
         >>> hood = Neighborhood.grid(1, 2)
@@ -79,11 +78,9 @@ class ClosedForms(GraphDistribution):
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """
-        Exact joint distributions of pairs of labels, in closed form.
-
-        :param Tensor pairs: ``(2, P)`` node ids, for example an ``edge_index``.
-        :return: ``(..., P, C, C)``, first node's label first. Cost: :math:`O(E C)` for the
-            edges into the pairs' nodes, and :math:`O(C^2)` for each common neighbour of a pair.
+        ``(..., P, C, C)``: exact joint distributions of the labels of pairs of node ids ``(2, P)``,
+        the first node's label first. Cost: :math:`O(E C)` for the edges into these nodes, and
+        :math:`O(C^2)` for each common neighbour of a pair.
         """
         check_pairs(self.hood, pairs)
         tables = pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
@@ -91,6 +88,4 @@ class ClosedForms(GraphDistribution):
 
     def _check_keeps(self, query: str) -> None:
         if not self.channel.keeps:
-            raise ValueError(
-                f"{query} is for edges that keep labels: make the mixture without relabel"
-            )
+            raise ValueError(f"{query} is for edges that keep labels: leave out relabel")

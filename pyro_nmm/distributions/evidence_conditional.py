@@ -9,8 +9,7 @@ from torch_geometric.utils import index_to_mask
 from pyro_nmm.blocks import NUMBERS
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import flatten
-from pyro_nmm.distributions.components import Components
-from pyro_nmm.distributions.conditioning import all_latents
+from pyro_nmm.distributions.components import Components, all_latents
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.neighbor_choice import Neighbors
 from pyro_nmm.distributions.posterior import Posterior
@@ -30,15 +29,14 @@ from pyro_nmm.validation import (
     check_shapes,
 )
 
-#: States of all chains that are kept by default. Means over them have standard errors of .016 at
-#: most if they are independent.
+#: States that all chains keep by default: standard errors of .016 at most if independent.
 MOST_STATES = 1024
 
 
 class EvidenceConditional(InOrder):
     r"""
-    Choices and labels of nodes whose labels are latent, given what is observed of them, node after
-    node in a random order: :math:`q(c, u \mid w)`. It has no parameter of its own.
+    Choices and latent labels of nodes given observations, node after node in a random order:
+    :math:`q(c, u \mid w)`. It has no parameter of its own.
 
     .. math::
 
@@ -67,16 +65,14 @@ class EvidenceConditional(InOrder):
     >>> q.log_prob(torch.tensor([[0, 0], [0, 0]])).exp()
     tensor(0.3289)
 
-    Cost: :math:`O(E C)` a draw and a ``log_prob``, ``E`` the edges into the observed nodes.
-    Parameters and the gradient of the bound are as of :class:`OrderedConditional`, but for
+    Cost: :math:`O(E C)` a draw and a ``log_prob``, ``E`` the edges into the observed nodes. Other
+    parameters and the gradient of the bound are as for :class:`OrderedConditional`.
 
     :param Tensor alpha: ``(..., M, C)``, a table.
     :param Tensor evidence: log-likelihoods in nats, ``(..., N, C)``, or ``(..., num_edges, C)``
         if they depend on the edge that a label comes over; unobserved entries are never read.
-        Leaving out nodes by ``observed`` is exact marginalisation.
     :param bool relabels: whether edges change borrowed labels. :math:`u_i` is then no label of a
         node, and :meth:`posterior` refuses.
-    :raises ValueError: also for a node whose evidence rules out all labels.
     """
 
     def __init__(
@@ -144,12 +140,7 @@ class EvidenceConditional(InOrder):
         question, evaluate = (value, shape, torch.is_grad_enabled()), super()._evaluate
         return self._last_values.get(question, lambda: evaluate(value))
 
-    def log_evidence(self, value: Tensor) -> Tensor:
-        r"""
-        ``(..., n)``: :math:`f_i = \log p(w_i \mid w_{<i}, u_{<i}, c_{<i})` in the order of
-        :attr:`order`. Their sum is :math:`\log p(w, c, u) - \log q(c, u \mid w)`.
-        """
-        return self.log_terms(value)
+    log_evidence = InOrder.log_terms
 
     @torch.no_grad()
     def posterior(
@@ -160,8 +151,7 @@ class EvidenceConditional(InOrder):
         num_states: int | None = None,
     ) -> Posterior:
         r"""
-        The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels: marginals,
-        pairs, joint draws and predictions of all nodes.
+        The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> evidence = torch.tensor([[0.0, -1.0], [0.0, 0.0]])
@@ -174,21 +164,18 @@ class EvidenceConditional(InOrder):
             and labels, exactly, for small sets.
         :param bool weighted: Weigh draws by :math:`\prod_i e^{f_i}`, exact as ``T`` grows.
         :param int num_sweeps: ``S`` sweeps of collapsed Gibbs sampling in chains that start from
-            draws. A draw depends on earlier nodes only, a sweep on all others: exact as ``S``
-            grows. ``chains`` of the posterior has diagnostics.
+            draws, exact as ``S`` grows. ``chains`` of the posterior has diagnostics.
         :param int num_states: Number of states, of all chains together, that the posterior keeps
             from the second half of the sweeps. Default: all up to 1,024, and fewer where they
-            would hold more than 2²⁴ choices. More states reduce errors and cost queries time.
+            would hold more than 2²⁴ choices.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
-        :raises ValueError: for a batch, for a set that is too large for an exact sum, and where
-            edges relabel.
+        :raises ValueError: for a batch, too large an exact sum, and edges that relabel.
         """
         check_plain("posterior", self.batch_shape)
         if self.relabels:
             raise ValueError(
-                "posterior would give distributions of borrowed labels, before relabel changes "
-                "them: use NeighborMixture.condition for labels that are known, or make the "
-                "mixture without relabel"
+                "posterior would be of borrowed labels, before relabel changes them: use "
+                "NeighborMixture.condition for observed labels, or leave out relabel"
             )
         check_integers(0, num_sweeps=num_sweeps)
         if num_samples is not None:
@@ -222,14 +209,11 @@ class EvidenceConditional(InOrder):
 
     @torch.no_grad()
     def log_likelihood(
-        self,
-        num_particles: int = 64,
-        num_stages: int | None = None,
-        given: Tensor | None = None,
+        self, num_particles: int = 64, num_stages: int | None = None, given: Tensor | None = None
     ) -> Tensor:
         r"""
-        Monte Carlo estimate of :math:`\log p(w)` in the order of :attr:`order`, tighter than the
-        bound; see :meth:`NeighborMixture.log_likelihood`.
+        Monte Carlo estimate of :math:`\log p(w)` in nats, in the order of :attr:`order`; see
+        :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E C)`.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> evidence = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])  # labels 0 and 0
@@ -239,8 +223,6 @@ class EvidenceConditional(InOrder):
 
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for
             :math:`\log p(w_\tau \mid w_\rho)` of the others.
-        :return: a number, in nats. Cost: :math:`O(P E C)`.
-        :raises ValueError: for a batch.
         """
         check_plain("log_likelihood", self.batch_shape)
         observed = index_to_mask(self.order, self.hood.num_nodes)

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,11 @@ from pyro_nmm.validation import as_member, check_all_rows, check_values, order_t
 
 class InOrder(GraphDistribution):
     """
-    The observed rows in their order, the last draw, and the gradient of the bound. What a row
-    draws is up to :class:`OrderedConditional` and :class:`EvidenceConditional`.
+    The observed rows in their order, the last draw, and the gradient of the bound.
 
     :param Size given_shape: the batch shape of the labels or the evidence.
     :param arrangement: ``observed``, ``order`` and ``estimator``.
-    :param columns: what a sample has a row for: ``()``, or ``(2,)`` for choices and labels.
+    :param columns: ``()``, or ``(2,)`` for samples of choices and labels.
     """
 
     shown = "observed_rows", "num_classes", "estimator"
@@ -53,6 +52,7 @@ class InOrder(GraphDistribution):
         self._row_of = torch.empty_like(places).scatter_(0, self._position, places)
         #: The observed rows in the order of the draw, which everything else is in.
         self.rows = self.observed_rows.take(self._position)
+        self.order = self.rows.nodes  #: ``(n,)`` observed node ids in the order of the draw
         self.estimator = as_member(ScoreEstimator, estimator=estimator)
         self.alpha, self.logits, self.num_classes = alpha, logits, alpha.shape[-1]
         self._last_draw = LastCall()
@@ -63,34 +63,18 @@ class InOrder(GraphDistribution):
         if self._validate_args:
             check_values(alpha, logits, hood)
 
-    @property
-    def order(self) -> Tensor:
-        """``(n,)`` observed node ids in the order of the draw."""
-        return self.rows.nodes
-
     # Of the subclasses. ``shape`` is a batch shape, and a draw has it as one dimension.
 
     alpha: Any  #: a table where labels are latent
     _given: Tensor  #: labels or evidence
-
-    def _drawn(self, shape: Size, uniforms: Tensor) -> Any:
-        raise NotImplementedError
-
-    def _columns(self, draw: Any) -> Tensor:
-        """What a sample shows of a draw."""
-        raise NotImplementedError
-
-    def _found(self, value: Tensor, shape: Size) -> tuple[Any, Tensor]:
-        """The draw that gives a value ``(B, ..., n)``, and a mask of what no row can draw."""
-        raise NotImplementedError
-
-    def _values(self, draw: Any, shape: Size) -> tuple[Tensor, Tensor]:
-        r"""``(B, n)`` each: :math:`f_i`, and the log-probability of every row's draw."""
-        raise NotImplementedError
-
-    def _credits(self, draw: Any, terms: Tensor, shape: Size) -> Tensor:
-        """``(B, n)``: what a draw changes in later terms ``(B, n)`` at first hand."""
-        raise NotImplementedError
+    _drawn: Callable[[Size, Tensor], Any]  #: a draw from uniforms ``(B, n)``
+    _columns: Callable[[Any], Tensor]  #: a draw as a sample
+    #: The draw that gives a value ``(B, ..., n)``, and a mask of values that no row can draw.
+    _found: Callable[[Tensor, Size], tuple[Any, Tensor]]
+    #: ``(B, n)`` each: :math:`f_i`, and the log-probability of every row's draw.
+    _values: Callable[[Any, Size], tuple[Tensor, Tensor]]
+    #: ``(B, n)``: the direct effect of each draw on later :math:`f_i`, ``(B, n)``.
+    _credits: Callable[[Any, Tensor, Size], Tensor]
 
     def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Any:
         if uniforms is None:
@@ -138,7 +122,10 @@ class InOrder(GraphDistribution):
         return track_provenance(self._evaluate(value)[2].sum(-1), provenance)
 
     def log_terms(self, value: Tensor) -> Tensor:
-        r"""``(..., n)``: :math:`f_i` in the order of :attr:`order`, whose sum is the bound's."""
+        r"""
+        ``(..., n)``: :math:`f_i` in the order of :attr:`order`. Their sum is
+        :math:`\log p(y, c) - \log q(c \mid y)`, with :math:`w` for :math:`y` if labels are latent.
+        """
         value, provenance = self._plain(value)
         return track_provenance(self._evaluate(value)[1], provenance)
 

@@ -29,9 +29,8 @@ class InnerProductGraph(GraphDistribution):
                     + (1 - A_{ij}) \log \sigma(-f_i^\top f_j)
 
     A sample is an ``edge_index`` ``(2, num_edges)`` with both directions of every edge. With
-    :math:`w = 1` the density is exact; sparse graphs are often fitted with the weight of
-    :meth:`balance`, as by Kipf and Welling (2016, "Variational Graph Auto-Encoders"), who also
-    count each node's pair with itself as half an edge, ``loops``.
+    :math:`w = 1` the density is exact. Kipf and Welling (2016, "Variational Graph Auto-Encoders")
+    use the weight of :meth:`balance`, and ``loops``: each node's pair with itself as half an edge.
 
     >>> graph = InnerProductGraph(torch.ones(3, 2))
     >>> edge_index = torch.tensor([[0, 1], [1, 0]])
@@ -44,9 +43,7 @@ class InnerProductGraph(GraphDistribution):
 
     :param Tensor factors: ``(..., N, D)``, :math:`f`.
     :param float weight: :math:`w`, of edges.
-    :param Tensor held_out: ``(2, P)`` pairs that the density leaves out, edges or not, in any
-        direction.
-    :param bool loops: Whether nodes' pairs with themselves count, as edges.
+    :param Tensor held_out: ``(2, P)`` pairs, edges or not, that the density leaves out.
     """
 
     shown = "num_nodes", "num_factors", "weight", "loops"
@@ -94,9 +91,7 @@ class InnerProductGraph(GraphDistribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """One graph; graphs differ in their number of edges, so several are no tensor."""
         if self._extended_shape(Size(sample_shape))[:-2].numel() != 1:
-            raise NotImplementedError(
-                "graphs of a batch differ in their number of edges: sample them one by one"
-            )
+            raise NotImplementedError("graphs differ in their number of edges: sample one by one")
         (factors,), provenance = untracked(self.factors)
         factors = factors.reshape(-1, *factors.shape[-2:])[0]
         found = []
@@ -107,10 +102,7 @@ class InnerProductGraph(GraphDistribution):
         return track_provenance(torch.cat([pairs, pairs.flip(0)], 1), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """
-        :param Tensor value: ``(2, num_edges)``, both directions of every edge. Self-loops and
-            repetitions are ignored.
-        """
+        """Self-loops and repetitions of edges are ignored."""
         (factors, value), provenance = untracked(self.factors, value)
         edges = observed_edges(value, self.num_nodes, self.held_out)
         x = _inner(factors, edges)
@@ -130,17 +122,13 @@ class InnerProductGraph(GraphDistribution):
     def swaps(self, value: Tensor, others: Tensor, num_columns: int | None = None) -> Tensor:
         r"""
         ``(N,)``: the change of ``log_prob(value)`` if node ``i`` alone had the vector :math:`g_i`
-        of ``others`` ``(N, D)`` in the place of :math:`f_i`. Without gradient.
-
-        :param int num_columns: estimates it from that many random nodes' pairs and all edges,
-            without bias, at :math:`O(N D)` each. Default all.
+        of ``others`` ``(N, D)`` in the place of :math:`f_i`. ``num_columns`` gives an unbiased
+        estimate from all edges and the pairs of so many random nodes, at :math:`O(N D)` each.
         """
         (factors, others), _ = untracked(self.factors, others)
         if factors.dim() > 2 or others.shape != factors.shape:
-            raise ValueError(
-                f"others must have the shape (N, D) of factors, without batch, got "
-                f"{tuple(others.shape)} and {tuple(factors.shape)}"
-            )
+            got = f"{tuple(others.shape)} and {tuple(factors.shape)}"
+            raise ValueError(f"others must have the shape (N, D) of factors, got {got}")
         columns, scale = torch.arange(self.num_nodes, device=value.device), 1.0
         if num_columns is not None and num_columns < self.num_nodes:
             columns = torch.randperm(self.num_nodes, device=value.device)[:num_columns]
@@ -178,11 +166,9 @@ def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) 
     """``(2, E)``: as :func:`undirected_pairs`, the edges that are not held out."""
     edges = undirected_pairs(edge_index, num_nodes, "edge_index")
     low, high = edge_index.long()
-    forward = (low * num_nodes + high)[low < high].unique()
-    if 2 * edges.shape[1] != len(forward) + len((high * num_nodes + low)[high < low].unique()):
-        raise ValueError(
-            "edge_index must hold both directions of every edge: use PyG's to_undirected"
-        )
+    both = (low * num_nodes + high)[low != high].unique()
+    if 2 * edges.shape[1] != len(both):
+        raise ValueError("edge_index needs both directions of every edge: use PyG's to_undirected")
     if held_out is None:
         return edges
     hidden = undirected_pairs(held_out, num_nodes, "held_out")
@@ -228,10 +214,8 @@ class _AllPairs(torch.autograd.Function):
 
 
 def _softplus_sum(x: Tensor, p: Tensor) -> Tensor:
-    r"""
-    Sum of :math:`\log(1 + e^x) = \max(x, 0) - \log \max(p, 1 - p)` with :math:`p = \sigma(x)`, with
-    few logarithms: products of 64 factors that are at least a half do not underflow.
-    """
+    r"""Sum of :math:`\log(1 + e^x) = \max(x, 0) - \log \max(p, 1 - p)`, :math:`p = \sigma(x)`."""
     factors = (p - 0.5).abs_().add_(0.5)
+    # Few logarithms: products of 64 factors that are at least a half do not underflow.
     logs = [part.prod(0).log().sum(dtype=torch.double) for part in factors.split(64)]
     return x.relu().sum(1).sum(dtype=torch.double) - torch.stack(logs).sum()

@@ -54,22 +54,19 @@ class MembershipMixture(GraphDistribution):
         s_{ik} \sim \mathrm{Logistic}(\lambda_{c_i k} / \tau, 1 / \tau), \qquad
         b_{ik} = \sigma(s_{ik})
 
-    the concrete relaxation, at temperature :math:`\tau`, of :math:`b_{ik} \sim
-    \mathrm{Bernoulli}(\sigma(\lambda_{c_i k}))`: rounded, :math:`b` has exactly that
-    distribution. Samples are the log-odds :math:`s`, of event shape ``(N, K)``. Given
-    :math:`\lambda`, nodes are independent and the sum over choices is tractable:
+    Rounded, :math:`b_{ik} \sim \mathrm{Bernoulli}(\sigma(\lambda_{c_i k}))` exactly. Samples are
+    log-odds :math:`s`, of event shape ``(N, K)``. Given :math:`\lambda`, nodes are independent:
 
     .. math::
 
         \log p(s) = \sum_i \log \sum_{j \in n(i)} L_{ij}
             \prod_k \mathrm{Logistic}(s_{ik}; \lambda_{jk} / \tau, 1 / \tau)
 
-    **Gradient.** Samples are reparameterised. Derivatives towards :math:`\lambda` are exact.
-    ``estimator`` sets the derivatives towards the attention. ``"pathwise"`` is a flow of
-    probability between components: unbiased, with a variance that grows with every dimension in
-    which neighbours differ. ``"linear"`` takes the loss to be linear between neighbours,
-    :math:`\partial s_i / \partial L_{ij} = \lambda_j / \tau`: biased, of little variance.
-    ``"detached"`` leaves them to the caller.
+    **Gradient.** Samples are reparameterised, exactly towards :math:`\lambda`. ``estimator`` sets
+    the derivatives towards the attention. ``"pathwise"`` is unbiased, with a variance that grows
+    with every dimension in which neighbours differ. ``"linear"`` takes the loss to be linear
+    between neighbours, :math:`\partial s_i / \partial L_{ij} = \lambda_j / \tau`: biased, of little
+    variance. ``"detached"`` leaves them to the caller.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> mixture = MembershipMixture(hood, torch.randn(2, 5), torch.zeros(hood.num_edges))
@@ -79,9 +76,9 @@ class MembershipMixture(GraphDistribution):
 
     Cost: :math:`O(E K)` a sample, a ``log_prob`` and a gradient.
 
-    :param Neighborhood hood: The neighbourhoods.
+    ``hood`` and ``logits`` are as for :class:`~pyro_nmm.NeighborMixture`.
+
     :param Tensor log_odds: ``(..., N, K)``, :math:`\lambda`.
-    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param float temperature: :math:`\tau`.
     """
 

@@ -38,20 +38,16 @@ class NeighborChoice(GraphDistribution):
         c_i \sim \mathrm{Categorical}(L_i), \quad c_i \in n(i), \quad
         L_i = \mathrm{softmax}_{j \in n(i)}(\text{logits}_{ij})
 
-    A sample holds node ids, shape ``batch_shape + (num_rows,)``, one for each row of
-    ``hood`` (see :meth:`~pyro_nmm.Neighborhood.restrict` for the rows of some nodes).
-    This is the second line of the paper's equation (1).
+    This is the second line of the paper's equation (1). A sample holds a node id for each row of
+    ``hood``, shape ``batch_shape + (num_rows,)``. Cost: :math:`O(E)` a sample and a ``log_prob``.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
     >>> choice = NeighborChoice(hood, torch.zeros(hood.num_edges))
     >>> choice.log_prob(torch.tensor([0, 0, 1])).exp()
     tensor(0.2500)
 
-    Cost: :math:`O(E)` a sample and a ``log_prob``.
-
-    :param Neighborhood hood: The neighbourhoods.
-    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``;
-        ``-inf`` switches an edge off.
+    :param Neighborhood hood: the neighbourhoods of all or of some nodes.
+    :param Tensor logits: ``(..., num_edges)`` attention scores; ``-inf`` switches an edge off.
     """
 
     shown = ("hood",)

@@ -7,6 +7,7 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
+from torch_geometric.utils import scatter
 
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
@@ -20,7 +21,6 @@ from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
-from pyro_nmm.ops.graphs import sum_by_graph
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, check_edge_evidence, check_relabel, evidence_of
@@ -55,8 +55,8 @@ class NeighborMixture(ClosedForms):
     the smaller :math:`A_j`.
 
     Samples, :meth:`marginals` and :meth:`pairwise` are exact and linear in the graph.
-    :meth:`log_prob` and :meth:`log_marginal` sum over joint choices, for small graphs and sets;
-    :meth:`elbo` is a lower bound for all others.
+    :meth:`log_prob` and :meth:`log_marginal` are exact sums over joint choices, for small graphs
+    and sets. :meth:`elbo` is a lower bound for all others.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -72,9 +72,9 @@ class NeighborMixture(ClosedForms):
     [1] Linfeng Liu, Michael C. Hughes, Li-Ping Liu (2021) "Modeling Graph Node Correlations
     with Neighbor Mixture Models", AISTATS, https://arxiv.org/abs/2103.15966.
 
-    :param Neighborhood hood: The neighbourhoods of all nodes.
-    :param alpha: ``(..., N, C)`` positive concentrations; or
-        :class:`~pyro_nmm.LogisticConcentrations`; :meth:`elbo` and :meth:`sample` write no table.
+    :param Neighborhood hood: the neighbourhoods of all nodes.
+    :param alpha: ``(..., N, C)`` positive concentrations; or for many ordered labels a formula that
+        is not written out as a table, such as :class:`~pyro_nmm.LogisticConcentrations`.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param Tensor relabel: permutations ``(num_edges, C)`` or stochastic matrices
         ``(..., num_edges, C, C)`` that edges apply to labels; see :mod:`pyro_nmm.relabel`.
@@ -95,16 +95,13 @@ class NeighborMixture(ClosedForms):
         check_all_rows(hood)
         self.hood, self.alpha, self.logits, self.num_classes = hood, alpha, logits, alpha.shape[-1]
         self.channel = check_relabel(hood, relabel, self.num_classes)
+        self.relabel = self.channel.relabel
         batches = alpha.shape[:-2], logits.shape[:-1], self.channel.batch_shape
         shapes = torch.broadcast_shapes(*batches), Size([hood.num_nodes])
         super().__init__(*shapes, validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, logits, hood)
             self.channel.check_values()
-
-    @property
-    def relabel(self) -> Tensor | None:
-        return self.channel.relabel
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
@@ -125,15 +122,13 @@ class NeighborMixture(ClosedForms):
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> OrderedConditional:
         """:math:`q(c \\mid y)`, which the bound is made of; edges may permute labels."""
-        arguments = self.hood, self.alpha, self.logits, y, observed, order
-        return OrderedConditional(
-            *arguments, relabel=self.channel, validate_args=self._validate_args
-        )
+        given = self.hood, self.alpha, self.logits, y, observed, order
+        return OrderedConditional(*given, relabel=self.channel, validate_args=self._validate_args)
 
     def in_order(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> OrderedConditional | EvidenceConditional:
-        """:meth:`choices`; or :meth:`latents`, where edges relabel by chance: matrices."""
+        """:meth:`choices`; or :meth:`latents`, if edges relabel by stochastic matrices."""
         if self.channel.certain:
             return self.choices(y, observed, order)
         evidence = evidence_of(self.hood, self.channel, y, observed)
@@ -143,8 +138,8 @@ class NeighborMixture(ClosedForms):
         self, evidence: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> EvidenceConditional:
         """
-        :math:`q(c, u \\mid w)` of latent labels; its ``posterior`` has the queries. If edges
-        relabel, it has no posterior, and evidence is of borrowed labels: ``(..., num_edges, C)``.
+        :math:`q(c, u \\mid w)` of latent labels. If edges relabel, evidence is of borrowed labels,
+        ``(..., num_edges, C)``, and there is no posterior.
         """
         arguments = self.hood, self.table, self.logits, evidence, observed, order
         relabels = not self.channel.keeps
@@ -154,18 +149,13 @@ class NeighborMixture(ClosedForms):
         return q
 
     def log_prob(self, value: Tensor) -> Tensor:
-        r"""
-        Exact :math:`\log p(y)` of labels ``(..., N)``. Cost: :meth:`log_marginal` of all nodes.
-        """
+        r"""Exact :math:`\log p(y)` of labels ``(..., N)``: :meth:`log_marginal` of all nodes."""
         return self._log_marginal(self.hood, self._labels(value))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""
-        Exact :math:`\log p(y_\tau)` of a small set of nodes, the paper's equation (3).
-
-        :param Tensor nodes: ``(K,)`` distinct node ids :math:`\tau`.
-        :param Tensor labels: ``(..., K)`` their labels.
-        :return: ``(...)``. Cost: :math:`O(K^2 \prod_{i \in \tau} |n(i)|)`.
+        ``(...)``: exact :math:`\log p(y_\tau)` of labels ``(..., K)`` of a few distinct nodes
+        ``(K,)``, the paper's equation (3). Cost: :math:`O(K^2 \prod_{i \in \tau} |n(i)|)`.
         """
         check_nodes(self.hood, nodes)
         rows = self.hood.take(nodes)
@@ -189,8 +179,7 @@ class NeighborMixture(ClosedForms):
         r"""
         Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
         :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
-        order. ``logsumexp - log(num_samples)`` is a tighter bound than their mean. Derivatives lack
-        the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead.
+        order. Derivatives lack the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead.
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
@@ -201,7 +190,7 @@ class NeighborMixture(ClosedForms):
         q = self.in_order(y, observed)
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
         found = q.log_terms(q.sample(Size([num_samples])))
-        return found.sum(-1) if batch is None else sum_by_graph(self.hood, found, q.order, batch)
+        return found.sum(-1) if batch is None else _sum_by_graph(self.hood, found, q.order, batch)
 
     def entropy_bound(
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
@@ -214,8 +203,8 @@ class NeighborMixture(ClosedForms):
 
             H(y) \ge E_{p(y, c)} \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) .
 
-        ``estimator="reward_to_go"`` gives an unbiased gradient. ``"one_step_credit"`` has far less
-        noise and is the better choice for fitting: it counts only the direct effect of a choice on
+        The gradient of ``estimator="reward_to_go"`` is unbiased and needs two samples. The gradient
+        of ``"one_step_credit"`` has far less noise: it counts only the direct effect of a choice on
         later terms, averaged over all choices and labels of a node.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -223,8 +212,6 @@ class NeighborMixture(ClosedForms):
         >>> mix.entropy_bound(num_samples=2)  # of 2 log 2 = 1.3863 at most
         tensor([1.3723, 1.3723])
 
-        :param int num_samples: draws of :math:`(y, c)`; ``"reward_to_go"`` needs two.
-        :param str estimator: of the derivative.
         :param Tensor order: ``(N,)`` node ids; every order gives a bound. Default ascending.
         :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample.
         """
@@ -248,10 +235,9 @@ class NeighborMixture(ClosedForms):
     ) -> Tensor:
         r"""
         Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
-        y_\rho)` for a whole set of nodes given another: tighter than :meth:`elbo`, and the
-        tighter the more particles; see :mod:`pyro_nmm.distributions.smc`.
+        y_\rho)`, in nats. More particles make it tighter; see :mod:`pyro_nmm.distributions.smc`.
         :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
-        average. With ``given`` the estimate is a ratio of two such.
+        average, tighter than :meth:`elbo`. With ``given`` the estimate is a ratio of two such.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -261,11 +247,10 @@ class NeighborMixture(ClosedForms):
 
         :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only: boolean masks
             ``(N,)`` of :math:`\tau`, default all others, and of :math:`\rho`, default none.
-        :param int num_particles: ``P``.
+        :param int num_particles: ``P``. Cost: :math:`O(P E)`, ``E`` the edges into both sets.
         :param int num_stages: default one for every 64 nodes; 1 is plain importance weighting.
         :param Tensor order: ``(N,)`` node ids in an order that both sets follow, default random. A
             mixture that was fitted in one order is estimated best in it.
-        :return: a number, in nats. Cost: :math:`O(P E)`, ``E`` the edges into both sets.
         """
         y = check_labelling("log_likelihood", self.hood, self.batch_shape, y)
 
@@ -286,19 +271,37 @@ class NeighborMixture(ClosedForms):
     ) -> Posterior:
         r"""
         The posterior :math:`p(\cdot \mid y_\tau)` as a mixture over choices :math:`c_\tau`,
-        section 3.6 of the paper.
+        section 3.6 of the paper. ``y`` is ``(N,)``, and ``observed`` as for :meth:`elbo`.
 
-        :param Tensor y: ``(N,)`` labels, read where ``observed`` only.
-        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
         :param int num_samples: Number ``T`` of samples of :math:`q(c_\tau \mid y_\tau)`;
             ``None`` sums over all :math:`c_\tau`, exactly, for small sets.
         :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`:
             exact as ``T`` grows; equal weights, the paper's choice, vary less at small ``T``.
         :return: the posterior. Cost: :math:`O(T E_\tau)`, the edges into the observed nodes.
-        :raises ValueError: for a batch, and for a set that is too large for an exact sum.
+        :raises ValueError: for a batch, and for too large an exact sum.
         """
         y = check_labelling("condition", self.hood, self.batch_shape, y)
         given = self.table.detach(), self.logits.detach(), y, self.channel.detach()
         (alpha, logits, y, channel), _ = untracked(*given)
         prior = Posterior(self.hood, logits, Components.prior(alpha), channel, is_exact=True)
         return prior.condition(y, observed, num_samples, weighted or num_samples is None)
+
+
+def _sum_by_graph(hood: Neighborhood, values: Tensor, nodes: Tensor, batch: Tensor) -> Tensor:
+    """``(..., num_graphs)``: sums of values ``(..., n)`` of nodes over each graph of a batch."""
+    shape = (hood.num_nodes,)
+    if not isinstance(batch, Tensor) or batch.dtype != torch.long or batch.shape != shape:
+        got = (tuple(batch.shape), batch.dtype) if isinstance(batch, Tensor) else type(batch)
+        raise ValueError(f"batch must hold graph numbers (torch.long) of shape {shape}, got {got}")
+    if batch.min() < 0:
+        raise ValueError(f"batch must hold graph numbers from 0 on, got {int(batch.min())}")
+    own, part = batch[hood.nodes], hood.components()
+    ends = (scatter(own, part, dim_size=hood.num_rows, reduce=end) for end in ("min", "max"))
+    least, most = (end[part] for end in ends)
+    if (least != most).any():
+        place = int((least != most).nonzero()[0])
+        raise ValueError(
+            f"batch puts nodes that share sources into graphs {int(least[place])} and "
+            f"{int(most[place])}: labels of different graphs must be independent"
+        )
+    return scatter(values, batch[nodes], dim=-1, dim_size=int(batch.max()) + 1, reduce="sum")

@@ -34,16 +34,15 @@ class OrderedConditional(InOrder):
 
     where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` how many of
     these have label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A sample holds node ids,
-    shape ``batch_shape + (n,)`` for ``n`` observed nodes **in ascending node id**, in any order of
-    the draw.
+    shape ``batch_shape + (n,)``, for ``n`` observed nodes **in ascending node id**.
 
     The bound :math:`E_q[\sum_i f_i] \le \log p(y)`, :math:`f_i = \log p(y_i \mid y_{<i},
     c_{<i})`, is loose by the divergence of :math:`q` from :math:`p(c \mid y)`, because a choice
     depends on the labels of earlier nodes alone; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
 
-    **The gradient of the bound.** :meth:`score_parts` gives Pyro's
-    :class:`~pyro.infer.TraceGraph_ELBO` a control variate that removes from the score of a choice
-    the costs that it cannot have caused. Other sites that depend on ``c`` stay charged to it.
+    **The gradient of the bound.** :meth:`score_parts` gives Pyro's losses a control variate that
+    removes from the score of a choice the costs that it cannot have caused. Other sites that depend
+    on ``c`` stay charged to it.
 
     =====================  ================================================  =========
     ``estimator``          the choice :math:`c_i` is charged with            bias
@@ -56,10 +55,9 @@ class OrderedConditional(InOrder):
     ``"reinforce"``        the whole bound: textbook REINFORCE               none
     =====================  ================================================  =========
 
-    "The other draws" are the rest of the batch: particles that Pyro vectorizes share one order. A
-    batch of one makes one more draw for the baseline alone. ``Trace_ELBO`` gives the same gradient,
-    draw by draw, to programs with no other sites or factors, and has the ``differentiable_loss``
-    that ``ELBOModule`` needs; ``docs/pyro.md`` has a table of all losses.
+    "The other draws" are the rest of the batch. A batch of one makes one more draw for the baseline
+    alone. :class:`~pyro.infer.TraceGraph_ELBO` takes any program. ``Trace_ELBO`` gives the same
+    gradient to programs with no other sites or factors, and has a ``differentiable_loss``.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -68,20 +66,15 @@ class OrderedConditional(InOrder):
     tensor(0.8108)
 
     Cost: :math:`O(E)` a draw and :math:`O(E \log E)` a ``log_prob``, ``E`` the edges into observed
-    nodes.
+    nodes. ``hood``, ``alpha`` and ``logits`` are as for :class:`~pyro_nmm.NeighborMixture`.
 
-    :param Neighborhood hood: The neighbourhoods.
-    :param alpha: ``(..., N, C)`` positive concentrations; or
-        :class:`~pyro_nmm.LogisticConcentrations`, for many ordered labels.
-    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
     :param Tensor y: ``(..., N)`` integer labels; unobserved entries are never read.
     :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
-    :param Tensor order: ``(n,)`` permutation of the observed node ids, default a
-        uniformly random one, which the whole batch shares.
+    :param Tensor order: ``(n,)`` permutation of the observed node ids, which the whole batch
+        shares; default random.
     :param str estimator: see the table.
     :param Tensor relabel: ``(num_edges, C)`` permutations, see :mod:`pyro_nmm.relabel`. In the
         equation :math:`y_i` is then the label that was borrowed, if over this edge.
-    :raises ValueError: for bad shapes, devices, labels, masks and orders.
     """
 
     def __init__(
@@ -107,6 +100,8 @@ class OrderedConditional(InOrder):
             check_label_range(self.rows, labels, self.num_classes)
         #: The labels that choices count for: ``(..., n)`` of rows, or of edges where these relabel.
         self.labels = self._given = channel.of(self.rows.edge).borrowed(self.rows, labels)
+
+    log_labels = InOrder.log_terms
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
@@ -157,10 +152,3 @@ class OrderedConditional(InOrder):
         at_choice = labels.expand(*shape, -1).reshape(len(edges), -1).gather(1, edges)
         found = at_choice.index_select(1, self._row_of).view(*shape, -1)
         return track_provenance(found, provenance)
-
-    def log_labels(self, value: Tensor) -> Tensor:
-        r"""
-        ``(..., n)``: :math:`f_i = \log p(y_i \mid y_{<i}, c_{<i})` in the order of
-        :attr:`order`. Their sum is :math:`\log p(y, c) - \log q(c \mid y)`.
-        """
-        return self.log_terms(value)

@@ -10,8 +10,7 @@ from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
-from pyro_nmm.distributions.components import Components, of_components
-from pyro_nmm.distributions.conditioning import continued, extended
+from pyro_nmm.distributions.components import Components, continued, extended, of_components
 from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.expect import as_mask, check_mask
 from pyro_nmm.neighborhood import Neighborhood
@@ -19,7 +18,7 @@ from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact, sharing
 from pyro_nmm.ops.gibbs import Chains
 from pyro_nmm.ops.label_draws import draw_from_urns
-from pyro_nmm.ops.marginals import PairRows, spread
+from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.relabel import KEEP, Channel
 from pyro_nmm.validation import (
@@ -42,8 +41,8 @@ class Posterior:
         p(y \mid y_\tau) \approx \sum_t w_t \, p(y \mid c_\tau^{(t)}, y_\tau), \qquad
         z_j \mid c_\tau^{(t)}, y_\tau \sim \mathrm{Dirichlet}(\alpha_j + s_j^{(t)})
 
-    Given choices, an NMM stays one, so every query is a weighted mean of closed forms. Observed
-    nodes keep their label with probability one. A posterior is not differentiable.
+    Every query is a weighted mean of closed forms. Observed nodes keep their label with probability
+    one. A posterior is not differentiable.
 
     >>> from pyro_nmm import NeighborMixture
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -53,9 +52,7 @@ class Posterior:
     tensor([[0.0000, 1.0000],
             [0.4167, 0.5833]])
 
-    :param Neighborhood hood: the neighbourhoods of all nodes.
     :param Tensor logits: ``(num_edges,)`` attention scores.
-    :param Channel channel: of all edges.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
     :param Chains chains: diagnostics of Gibbs sweeps, if the components are states of these.
@@ -75,6 +72,7 @@ class Posterior:
         self.hood, self.logits, self.components, self.channel = hood, logits, components, channel
         self.num_classes, self.nodes = components.alpha.shape[-1], components.nodes
         self.is_exact, self.weighted, self.chains = is_exact, weighted, chains
+        self.log_weights = components.log_weights  #: ``(T,)``: :math:`\log w_t`, normalised
         # The place of every node among the observed ones, or -1.
         self._place = torch.full((hood.num_nodes,), -1, device=hood.device)
         self._place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
@@ -87,11 +85,6 @@ class Posterior:
     def __repr__(self) -> str:
         sizes = f"num_observed={len(self.nodes)}, num_components={len(self.components)}"
         return f"{type(self).__name__}(hood={self.hood}, {sizes}, is_exact={self.is_exact})"
-
-    @property
-    def log_weights(self) -> Tensor:
-        """``(T,)``: :math:`\\log w_t`, normalised."""
-        return self.components.log_weights
 
     @torch.no_grad()
     def condition(
@@ -107,20 +100,17 @@ class Posterior:
         .. math::
 
             c_\rho^{(t)} \sim q(c_\rho \mid y_\rho, c_\tau^{(t)}, y_\tau), \qquad
-            w_t \leftarrow w_t \prod_{i \in \rho} p(y_i \mid y_{<i}, c_{<i}^{(t)}) ,
+            w_t \leftarrow w_t \prod_{i \in \rho} p(y_i \mid y_{<i}, c_{<i}^{(t)}) .
 
-        so that the result becomes exact as ``T`` grows. An exact posterior stays exact, by a sum
-        over all choices of both sets.
+        An exact posterior stays exact, by a sum over all choices of both sets.
 
-        :param Tensor y: ``(N,)`` labels, read where ``observed`` only.
-        :param Tensor observed: ``(N,)`` boolean mask, default all nodes. Nodes that are observed
-            already must keep their label.
+        :param Tensor y: ``(N,)`` labels, read where the mask ``observed`` only, as for
+            :meth:`NeighborMixture.condition`.
         :param int num_samples: Draw so many components by their weight, and continue with these:
             the way to add many labels to an exact posterior. Default: every component once.
         :param bool weighted: Whether weights change as above. Default: unless they are equal.
-        :return: a new posterior. Cost: :math:`O(T E_\rho)`, :math:`E_\rho` the edges into the
-            new nodes.
-        :raises ValueError: for a label that contradicts a known one, or too large an exact sum.
+        :return: a new posterior. Cost: :math:`O(T E_\rho)`, the edges into the new nodes.
+        :raises ValueError: for a label that contradicts an observed one, or too large an exact sum.
         """
         y = check_labelling("condition", self.hood, Size(), y)
         if num_samples is not None:
@@ -148,7 +138,7 @@ class Posterior:
         if self.components.latent and both.any():
             raise ValueError(
                 f"observed selects node {int(both.nonzero()[0])}, which has evidence already: give "
-                f"the mixture all evidence at once, 0 and -inf for a known label"
+                f"the mixture all evidence at once, 0 and -inf for an observed label"
             )
         wrong = both & (y != self.labels)
         if wrong.any():
@@ -157,11 +147,6 @@ class Posterior:
                 f"y holds label {y[node].item()} at node {node}, which is known to have label "
                 f"{self.labels[node].item()}: mask that node out with observed"
             )
-
-    def is_known(self, nodes: Tensor) -> Tensor:
-        """Whether the labels of nodes are observed. A node with evidence has no certain label."""
-        known = self.observed[nodes]
-        return torch.zeros_like(known) if self.components.latent else known
 
     def _attention(self, rows: Neighborhood) -> Tensor:
         return rows.softmax(self.logits.index_select(0, rows.edge))
@@ -175,17 +160,13 @@ class Posterior:
         return marginals
 
     def marginals(self) -> Tensor:
-        r"""
-        ``(N, C)``: the distribution of every node's label. Cost:
-        :math:`O(T n \log(T n) + E C)` for ``n`` observed nodes.
-        """
+        r"""``(N, C)``: every node's distribution. Cost: :math:`O(T n \log(T n) + E C)`."""
         return self._marginals(self.hood)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """
-        ``(P, C, C)``: joint distributions of the labels of pairs of node ids ``(2, P)``. Cost, of
-        each component: linear in the edges into the pairs' nodes and in ``n``, and :math:`O(C^2)`
-        for each pair and each common neighbour.
+        ``(P, C, C)``: joint distributions of the labels of pairs of node ids ``(2, P)``. Cost: for
+        each component :meth:`NeighborMixture.pairwise`, and :math:`O(n)`.
         """
         check_pairs(self.hood, pairs)
         size, weights, tables = self.num_classes, self.components.weights, []
@@ -197,7 +178,7 @@ class Posterior:
             attention, channel = self._attention(near.rows), self.channel.of(near.rows.edge)
             for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
                 alpha = self.components.concentrations(near.sources, part)
-                own = near.marginals(alpha, attention, channel)
+                own = node_marginals(near.rows, alpha, attention, channel)
                 shown = of_components(self.components.shown, part)
                 own[:, known] = one_hot(shown[..., self._place[near.nodes[known]]], size).to(own)
                 parts = near.tables(alpha, attention, own, channel)
@@ -208,12 +189,9 @@ class Posterior:
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
         r"""
-        Joint draws of labels; observed nodes keep theirs. A component is drawn by its weight, then
-        every other node's choice, then labels from urns that hold the observed ones.
-
-        :param Tensor nodes: ``(K,)`` distinct node ids, default all ``N``.
-        :return: ``(*sample_shape, K)``. Cost: :math:`O(E + K (C + \log K))` a draw, of the edges
-            into these nodes, and :math:`O(n \log n)` for ``n`` observed ones.
+        ``(*sample_shape, K)``: joint draws of labels of distinct nodes ``(K,)``, default all:
+        components by their weight, then choices, then labels from urns that hold the observed ones.
+        Cost: :math:`O(E + K (C + \log K) + n \log n)` a draw, ``E`` the edges into these nodes.
         """
         if nodes is None:
             nodes = torch.arange(self.hood.num_nodes, device=self.hood.device)
@@ -237,11 +215,8 @@ class Posterior:
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""
-        :math:`\log p(y_\kappa \mid y_\tau)` of a small set of nodes.
-
-        :param Tensor nodes: ``(K,)`` distinct node ids :math:`\kappa`.
-        :param Tensor labels: ``(..., K)`` their labels.
-        :return: ``(...)``, ``-inf`` where an observed node is given another label.
+        ``(...)``: :math:`\log p(y_\kappa \mid y_\tau)` of labels ``(..., K)`` of a few distinct
+        nodes ``(K,)``; ``-inf`` if an observed node has another label.
         """
         check_nodes(self.hood, nodes)
         labels = check_labels(self.hood, labels, len(nodes))
@@ -252,7 +227,7 @@ class Posterior:
         own = self.logits.index_select(0, rows.edge), flat[:, ~known], self.channel.of(rows.edge)
         numbers = max(enumeration.check_size(rows), flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
-            log_prob = self.log_weights[part, None]
+            log_prob = self.components.log_weights[part, None]
             shown = of_components(self.components.shown, part)[..., None, place]
             agrees = (shown == given).all(-1).expand(len(log_prob), -1)
             if rows.num_rows:
@@ -270,26 +245,29 @@ class Posterior:
 
         * ``"marginal"``: the mode of each node's own marginal.
         * ``"joint"``: the joint mode of a small set of nodes, over all :math:`C^K` labellings.
-        * ``"sequential"``: node after node, the most certain first; each prediction is merged into
-          the known labels before the next. Linear in the edges and in the components: condition
-          with some dozens of ``num_samples`` rather than an exact or weighted sum.
+        * ``"sequential"``: node after node, the most certain first, each given all earlier ones.
+          Linear in the edges and in the components: condition with some dozens of ``num_samples``.
 
         :param Tensor nodes: ``(K,)`` distinct node ids, default all; observed labels stay.
         :param torch.Generator generator: the source of randomness of ``"sequential"``.
         :return: ``(K,)`` labels.
         """
-        wanted = torch.arange(self.hood.num_nodes, device=self.hood.device)
-        if nodes is not None:
-            check_nodes(self.hood, nodes)
-            wanted = nodes
+        if nodes is None:
+            nodes = torch.arange(self.hood.num_nodes, device=self.hood.device)
+        check_nodes(self.hood, nodes)
         # Labels that differ between components have a mode too, jointly with others.
         joint = self.components.latent and method == "joint"
-        free = wanted if joint else wanted[~self.observed[wanted]]
+        free = nodes if joint else nodes[~self.observed[nodes]]
         labels = self.labels.clone()
         if method == "marginal":
             labels[free] = self._marginals(self.hood.take(free)).argmax(-1)
         elif method == "joint" and len(free):
-            labels[free] = self._joint_mode(free)
+            size = self.num_classes
+            if size ** len(free) > enumeration.MAX_CHOICES:
+                number = f"{size}^{len(free)} labellings of nodes"
+                raise ValueError(f"method='joint' would compare {number}: use method='sequential'")
+            every = enumeration.enumerate_labels(len(free), size, free.device)
+            labels[free] = every[self.log_marginal(free, every).argmax()]
         elif method == "sequential" and not self.channel.keeps:
             raise ValueError("method='sequential' is for edges that keep labels: use 'marginal'")
         elif method == "sequential" and len(free):
@@ -299,16 +277,7 @@ class Posterior:
             labels[order] = predict_in_turn(*given, order, generator)
         elif method not in ("joint", "sequential"):
             raise ValueError(f"method must be 'marginal', 'joint' or 'sequential', got {method!r}")
-        return labels[wanted]
-
-    def _joint_mode(self, nodes: Tensor) -> Tensor:
-        if self.num_classes ** len(nodes) > enumeration.MAX_CHOICES:
-            raise ValueError(
-                f"method='joint' would compare {self.num_classes}^{len(nodes)} labellings of "
-                f"nodes: use method='sequential', or fewer nodes"
-            )
-        labels = enumeration.enumerate_labels(len(nodes), self.num_classes, nodes.device)
-        return labels[self.log_marginal(nodes, labels).argmax()]
+        return labels[nodes]
 
     @torch.no_grad()
     def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:
@@ -321,9 +290,7 @@ class Posterior:
         if label >= self.num_classes:
             raise ValueError(f"label must lie in 0..{self.num_classes - 1}, got {label}")
         if isinstance(sets, Tensor) and sets.dim() == 1:
-            raise ValueError(
-                "sets must be a sequence of sets of nodes: give [nodes] for a single one"
-            )
+            raise ValueError("sets must be a sequence: give [nodes] for a single set of nodes")
         hood = self.hood
         members = torch.stack([as_mask(nodes, hood.num_nodes, hood.device) for nodes in sets])
         union = members.any(0).nonzero()[:, 0]
@@ -345,14 +312,14 @@ class Posterior:
 
             H(y_i) + \sum_{j \ne i} I(y_i ; y_j)
 
-        over the nodes `j` that share a source with `i`; zero for nodes whose label is known. The
-        sum counts information twice that two of these nodes share. Cost: :meth:`marginals`, and
-        :meth:`pairwise` of all such pairs.
+        over the nodes `j` that share a source with `i`; zero for observed labels. The sum counts
+        information twice that two of these nodes share. Cost: :meth:`pairwise` of all such pairs.
         """
         check_nodes(self.hood, nodes)
         own = torch.special.entr(self.marginals()).sum(-1)
         pairs = sharing(self.hood, nodes)
-        pairs = pairs[:, ~self.is_known(pairs).any(0)]
+        if not self.components.latent:  # a node with evidence has no certain label
+            pairs = pairs[:, ~self.observed[pairs].any(0)]
         mutual = own.new_zeros(pairs.shape[1])
         for part in blocks(pairs.shape[1], self.num_classes**2):
             table = self.pairwise(pairs[:, part])

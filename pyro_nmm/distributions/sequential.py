@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Predictions one by one, each merged into the known labels before the next."""
-
 from typing import NamedTuple
 
 import torch
@@ -17,7 +15,7 @@ from pyro_nmm.ops.sampling import BLOCK, pick
 
 
 class Course(NamedTuple):
-    """What predictions in turn start from; the sources of ``rows`` are numbered ``0..M - 1``."""
+    """What predictions start from; the sources of ``rows`` are numbered ``0..M - 1``."""
 
     rows: Neighborhood  #: in the order of the predictions
     attention: Tensor  #: ``(rows.num_edges,)``
@@ -35,9 +33,7 @@ def predict_in_turn(
     ``(n,)``: labels of unobserved nodes in an order ``(n,)``, by the rule at the end of the paper's
     section 3.6. Node ``i`` takes the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and each of
     the ``T`` components draws a choice for it, which changes the counts of later nodes.
-
-    Cost: :math:`O(T E C)`, ``E`` the edges into ``order``, and memory of :math:`O(T M C)`
-    for ``M`` neighbours; without numba, a few such sweeps over every block of rows.
+    Cost: :math:`O(T E C)`, and memory of :math:`O(T M C)` for ``M`` neighbours.
     """
     rows, sources = compact(hood.take(order))
     attention = rows.softmax(logits.index_select(0, rows.edge))
@@ -51,9 +47,9 @@ def predict_in_turn(
     _count(counts, found.nonzero()[:, 0], place[found], labels)
     course = Course(rows, attention, alpha, components.weights, uniforms, counts)
     if backend.compiled and order.device.type == "cpu":
-        from pyro_nmm.compiled import sequential as compiled_sequential  # needs numba
+        from pyro_nmm.compiled import evidence as compiled_evidence  # needs numba
 
-        return compiled_sequential.predict(*course)
+        return compiled_evidence.predict(*course)
     return predict_by_sweeps(course)
 
 

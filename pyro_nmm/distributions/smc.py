@@ -6,8 +6,8 @@ Importance-weighted and sequential Monte Carlo estimates of :math:`\log p(y)`.
 
 The mean weight :math:`\prod_i e^{f_i}` of ``P`` draws of :math:`q(c \mid y)`, the particles, is an
 unbiased estimate of :math:`p(y)`. Over many nodes a few particles come to hold all the weight.
-Sequential Monte Carlo cuts the order into stages and resamples the particles between them, if
-their weights are uneven, systematically [2]; the estimate stays unbiased [1].
+Sequential Monte Carlo resamples particles of uneven weights between stages of the order,
+systematically [2]; the estimate stays unbiased [1].
 
 [1] Pierre Del Moral, Arnaud Doucet, Ajay Jasra (2006) "Sequential Monte Carlo Samplers", Journal of
 the Royal Statistical Society B 68, https://doi.org/10.1111/j.1467-9868.2006.00553.x.
@@ -38,9 +38,7 @@ def estimate_log_likelihood(
     num_stages: int | None,
     order: Tensor | None,
 ) -> Tensor:
-    """
-    :meth:`NeighborMixture.log_likelihood` in double precision; ``make`` gives the stages of rows.
-    """
+    """:meth:`NeighborMixture.log_likelihood` in double; ``make`` gives the stages of rows."""
     check_integers(1, num_particles=num_particles)
     if num_stages is not None:
         check_integers(1, num_stages=num_stages)
@@ -71,10 +69,7 @@ def estimate_log_likelihood(
 
 @torch.no_grad()
 def sequential_monte_carlo(
-    draws: Stages,
-    sizes: Sequence[int],
-    num_particles: int,
-    threshold: float = 0.5,
+    draws: Stages, sizes: Sequence[int], num_particles: int, threshold: float = 0.5
 ) -> Tensor:
     r"""
     .. math::
@@ -82,18 +77,13 @@ def sequential_monte_carlo(
         \log \hat p(y_t \mid y_{<t}) = \log \sum_p \bar w_{t-1}^{(p)}
             \prod_{i \in t} e^{f_i^{(p)}}
 
-    for stages ``t`` of nodes and normalised weights :math:`\bar w` of the particles ``p``; latent
-    labels have :math:`w_t` for :math:`y_t`. By conjugacy a particle is its counts :math:`s`.
+    for stages ``t`` of ``sizes`` nodes and normalised weights :math:`\bar w` of the particles
+    ``p``, in double. The product of their exponentials over all stages is unbiased for
+    :math:`p(y)`. By conjugacy a particle is its counts :math:`s`. Cost: :math:`O(P E)` time and
+    memory. Resampling exchanges the choices since the common ancestor, about ``P`` stages.
 
-    :param draws: the rows with their labels or evidence, in the order of the draw.
-    :param sizes: the number of rows in each stage.
     :param float threshold: Resample where the effective number of particles
         :math:`1 / \sum_p \bar w_p^2` falls below this share of ``P``; 0 never does.
-    :return: ``(len(sizes),)`` double. The product of their exponentials, over all stages
-        from the first, is unbiased for :math:`p(y)`.
-
-    Cost: :math:`O(P E)` time and memory, ``E`` the edges into the stages' nodes. Resampling
-    exchanges choices back to the stage where all particles have one ancestor, about ``P`` stages.
     """
     counts = draws.no_counts(num_particles)
     even = torch.full((num_particles,), -math.log(num_particles), dtype=torch.double)
@@ -114,10 +104,7 @@ def sequential_monte_carlo(
 
 
 def _exchange(draws: Stages, counts: Counts, edges: Tensor, parents: Tensor) -> Tensor:
-    """
-    Turn every particle into a copy of its parent, by the counts of its recent choices ``(P, n)``:
-    all earlier choices are shared. Gives ``(P, m)``, the choices since particles differ now.
-    """
+    """Copy the parents' recent choices; return them from the first that still differs."""
     copied = edges.index_select(0, parents)
     draws.add(counts, edges, -1)
     draws.add(counts, copied)

@@ -31,14 +31,10 @@ class StickShares(Kumaraswamy):
 
 def stick_logits(v: Tensor) -> Tensor:
     r"""
-    The log-odds of what is left of a stick that is broken again and again,
-    :math:`\log \frac{\pi_k}{1 - \pi_k}` with :math:`\pi_k = \prod_{m \le k} v_m`.
+    ``(..., K)``: finite log-odds of :math:`\pi_k = \prod_{m \le k} v_m` for shares ``(..., K)``.
 
     >>> stick_logits(torch.tensor([0.8, 0.5])).sigmoid()
     tensor([0.8000, 0.4000])
-
-    :param Tensor v: ``(..., K)`` shares in [0, 1].
-    :return: ``(..., K)``, finite also where a share rounds to 0 or 1.
     """
     info = torch.finfo(v.dtype)
     log_pi = v.clamp(info.tiny, 1 - info.eps).log().cumsum(-1)

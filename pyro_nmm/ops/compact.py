@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Some rows of a large graph as a small problem: only what occurs there has a place."""
-
 import torch
 from torch import Tensor
 
@@ -26,10 +24,7 @@ def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:
 
 
 def consecutive(rows: Neighborhood, first: int, last: int) -> tuple[Neighborhood, slice]:
-    """
-    Rows ``first..last - 1``, and their edges. Cost: linear in these edges, which
-    :meth:`Neighborhood.take` is not: it looks at the size of every row.
-    """
+    """Rows ``first..last - 1``, and their edges, without :meth:`Neighborhood.take` of all rows."""
     ptr = rows.ptr[first : last + 1]
     span = slice(*ptr[[0, -1]].tolist())
     own = rows.nodes[first:last], ptr - span.start, rows.source[span], rows.edge[span]

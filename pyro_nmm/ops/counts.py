@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Counts of earlier choices, all at once: every count is a rank within a sorted group."""
-
 import torch
 from torch import Tensor
 
@@ -14,8 +12,8 @@ def ranks(
     choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int
 ) -> tuple[Tensor, Tensor]:
     """
-    ``(B, n)`` twice: how many earlier entries made the same choice with the same label, and at all,
-    for choices ``(B, n)`` and labels ``(b, n)``. Cost: :math:`O(B n \\log n)`.
+    ``(B, n)`` twice: how many earlier entries made the same choice with the same label, and with
+    any label, for choices ``(B, n)`` and labels ``(b, n)``. Cost: :math:`O(B n \\log n)`.
     """
     if backend.compiled and choices.device.type == "cpu":
         return backend.compiled.ranks(choices, labels, num_nodes, num_classes)
@@ -27,7 +25,7 @@ def ranks(
 
 class Groups:
     """
-    Sums over the earlier or the later entries with the same key, for all entries in one pass.
+    Sums over earlier or later entries with the same key: differences of running sums.
 
     :param Tensor key: ``(b, K)`` integers in ``0..num_keys - 1``, for values ``(B, K)``.
     :param Tensor time: ``(K,)`` ascending integers: entries of one time are neither earlier nor
@@ -78,16 +76,9 @@ def earlier_choices(
     rows: Neighborhood, edges: Tensor, labels: Tensor, num_classes: int
 ) -> tuple[Tensor, Tensor]:
     r"""
-    ``(B, num_edges)`` twice: how many earlier rows chose an edge's source with the same label, and
-    at all,
-
-    .. math::
-
-        s_{ij} = |\{i' < i : c_{i'} = j, y_{i'} = y_i\}|, \quad
-        S_{ij} = |\{i' < i : c_{i'} = j\}| ,
-
-    for chosen edges ``(B, num_rows)`` and labels ``(b, num_rows)`` or ``(b, num_edges)``. Cost:
-    :math:`O(E \log E + B E)`.
+    ``(B, num_edges)`` twice: :math:`s_{ij}` and :math:`S_{ij}`, how many earlier rows chose an
+    edge's source with the same and with any label, for chosen edges ``(B, num_rows)`` and labels
+    ``(b, num_rows)`` or ``(b, num_edges)``. Cost: :math:`O(E \log E + B E)`.
     """
     by_source, by_label = choice_groups(rows, on_edges(rows, labels), num_classes)
     chosen = indicator(edges, rows.num_edges)
@@ -102,10 +93,7 @@ def on_edges(rows: Neighborhood, labels: Tensor) -> Tensor:
 def choice_groups(
     rows: Neighborhood, edge_labels: Tensor, num_classes: int, time: Tensor | None = None
 ) -> tuple[Groups, Groups]:
-    """
-    Edges grouped by source, and by source and label ``(b, num_edges)``. ``time`` is ``rows.row`` if
-    a row may have several edges from one source.
-    """
+    """Edges by source, and by source and label; ``time`` is ``rows.row`` if rows repeat sources."""
     by_label = rows.source * num_classes + edge_labels
     by_source = Groups(rows.source[None], rows.num_sources, time)
     return by_source, Groups(by_label, rows.num_sources * num_classes, time)
@@ -118,10 +106,7 @@ def indicator(edges: Tensor, num_edges: int) -> Tensor:
 
 
 def posterior_alpha(alpha: Tensor, choices: Tensor, labels: Tensor) -> Tensor:
-    r"""
-    ``(..., N, C)``: :math:`\alpha + s(c, y)`, the concentrations of :math:`p(z \mid c, y)` for node
-    ids and labels ``(..., n)``.
-    """
+    r"""``(..., N, C)``: :math:`\alpha + s(c, y)` for node ids and labels ``(..., n)``."""
     num_nodes, num_classes = alpha.shape[-2:]
     index = choices * num_classes + labels
     ones = torch.ones_like(index, dtype=alpha.dtype)

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Inner products of the ends of every edge."""
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -39,8 +37,7 @@ class _EdgeProducts(torch.autograd.Function):
 
 def edge_products(v: Tensor, target: Tensor, source: Tensor) -> Tensor:
     r"""
-    ``(E,)``: :math:`v_i^\top v_j` of vectors ``(N, H)`` for every edge, without a table of their
-    ends. Cost: :math:`O(E H)`, memory :math:`O(E)`, forwards and backwards.
+    ``(E,)``: :math:`v_i^\top v_j` of vectors ``(N, H)`` for every edge, in :math:`O(E)` memory.
 
     >>> v = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
     >>> edge_products(v, torch.tensor([0, 1]), torch.tensor([1, 1]))

@@ -4,16 +4,9 @@
 r"""
 A lower bound on the entropy of a Neighbor Mixture Model, and its gradient.
 
-Rows draw label and choice in turn, given the counts of earlier rows. Summing out the label of each
-row at its own step,
-
-.. math::
-
-    H(y) \;\ge\; E_{p(y, c)} \sum_i h_i, \qquad
-    h_i = H\big(p(y_i \mid y_{<i}, c_{<i})\big),
-
-with equality if choices are certain. Row :math:`i` draws choice and label :math:`(j, k)` with
-probability :math:`\pi_i(j, k) = L_{ij} m_{ijk}`, which adds a count at :math:`(j, k)`.
+The bound is :math:`E_{p(y, c)} \sum_i h_i` with :math:`h_i = H(p(y_i \mid y_{<i}, c_{<i}))`. Row
+:math:`i` draws choice and label :math:`(j, k)` with probability
+:math:`\pi_i(j, k) = L_{ij} m_{ijk}`, which adds a count at :math:`(j, k)`.
 """
 
 from enum import StrEnum
@@ -75,11 +68,10 @@ def entropy_samples(
 
         \nabla \, \approx \sum_i \nabla h_i + \sum_i \sum_{j, k} \nabla \pi_i(j, k) \, D_i(j, k) .
 
-    With components ``(num_rows,)``, the second sum is over drawn pairs, with
-    :math:`\nabla \log \pi_i` and, for :math:`D_i`, the sum of :math:`h` over later rows of the
-    component less its mean over the other draws: unbiased. Without, :math:`D_i(j, k)` is the direct
-    effect of one count at :math:`(j, k)` on later :math:`h`, for every pair. Cost:
-    :math:`O(B E C)` with components, else :math:`O(B E C^2)`.
+    Without components, :math:`D_i(j, k)` is the direct effect of one count on later :math:`h`, at
+    :math:`O(B E C^2)`. With components ``(num_rows,)``, the second sum is over drawn pairs, with
+    :math:`\nabla \log \pi_i`, and :math:`D_i` is the sum of :math:`h` over later rows of the
+    component less its mean over the other draws: unbiased, at :math:`O(B E C)`.
     """
     if component is None and backend.compiled and rows.device.type == "cpu":
         return _Compiled.apply(alpha, attention, rows, edges, labels)
@@ -153,5 +145,4 @@ def _added(attention: Tensor, mean: Tensor, below: Tensor, probs: Tensor) -> Ten
 
 
 def _over_edges(sums, values: Tensor) -> Tensor:
-    """Sums over earlier or later edges of the same source, for each class."""
     return sums(values.flatten(end_dim=1)).view_as(values)

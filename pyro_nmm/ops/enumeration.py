@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Exact sums over all choices of a small set of nodes, the paper's equation (3), of
-:math:`\prod_{i \in \tau} |n(i)|` terms.
-"""
+"""Exact sums over all choices of a small set of nodes, the paper's equation (3)."""
 
 from math import prod
 
@@ -42,7 +39,7 @@ def check_size(rows: Neighborhood, numbers_each: int = 1) -> int:
         raise ValueError(
             f"exact enumeration over {rows.num_rows} nodes would need {number} choices{each}, more "
             f"than {MAX_CHOICES} choices or {MAX_NUMBERS} numbers: use log_likelihood or elbo, or "
-            f"condition with num_samples for a conditional"
+            f"condition with num_samples"
         )
     return size
 
@@ -98,9 +95,7 @@ def log_marginals(
     batch_shape: Size,
     channel: Channel,
 ) -> Tensor:
-    """
-    :func:`log_marginal` of labels ``(..., num_rows)``; ``batch_shape`` is that of all parameters.
-    """
+    """:func:`log_marginal` of labels ``(..., num_rows)`` and parameters of a batch shape."""
     shape = torch.broadcast_shapes(labels.shape[:-1], batch_shape)
     if not shape.numel():  # no labels, no gradient
         return (alpha.sum() + logits.sum()).expand(shape)

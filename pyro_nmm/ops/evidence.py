@@ -4,23 +4,19 @@
 r"""
 Choices and borrowed labels given evidence, row after row.
 
-A row borrows the label :math:`u_i \sim z_{c_i}`, of which only the likelihood
-:math:`e_{ijk} = \log p(w_i \mid u_i = k)` of something observed is known. In turn,
+A row draws :math:`(c_i, u_i)` in proportion to the summands of
 
 .. math::
 
-    g_i = \sum_{j \in n(i)} \frac{L_{ij}}{A_j + S_{ij}} \sum_k (\alpha_{jk} + s_{ijk}) e^{e_{ijk}} ,
-    \qquad f_i = \log g_i ,
+    e^{f_i} = \sum_j \frac{L_{ij}}{A_j + S_{ij}} \sum_k (\alpha_{jk} + s_{ijk}) e^{e_{ijk}} ,
 
-where :math:`s_{ijk}` counts the earlier rows that borrowed :math:`k` from :math:`j`. The pair
-:math:`(c_i, u_i)` is drawn in proportion to the summands. An observed label is evidence of zero
-there and :math:`-\infty` elsewhere.
-
-On a CPU compiled loops sum over labels inside of an edge. The tensor code makes an edge of every
-pair of an edge and a label, and calls the kernels of observed labels.
+where :math:`s_{ijk}` counts the earlier rows that borrowed :math:`k` from :math:`j`. On a CPU
+compiled loops sum over labels inside of an edge. The tensor code makes an edge of every pair of an
+edge and a label, and calls the kernels of observed labels.
 """
 
 from functools import cached_property
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -38,15 +34,11 @@ from pyro_nmm.provenance import untracked
 
 
 class LatentTerms(NamedTuple):
-    r"""
-    What the draw needs to know, with a batch dimension of size one or ``B`` each:
-    :math:`\log L_{ij}` as ``(b, num_edges)``, :math:`\alpha` as ``(b, M, C)``, and the evidence
-    :math:`e` as ``(b, num_rows, C)``, or as ``(b, num_edges, C)`` where edges differ in it.
-    """
+    """Terms of draws, with a batch dimension ``b`` of size one or ``B`` each."""
 
-    log_attention: Tensor
-    alpha: Tensor
-    evidence: Tensor
+    log_attention: Tensor  #: ``(b, num_edges)``
+    alpha: Tensor  #: ``(b, M, C)``
+    evidence: Tensor  #: ``(b, num_rows, C)``, or ``(b, num_edges, C)`` if it depends on the edge
 
     @property
     def num_classes(self) -> int:
@@ -61,16 +53,11 @@ class LatentDraw(NamedTuple):
 
 
 def draw_latent(rows: Neighborhood, terms: LatentTerms, uniforms: Tensor) -> LatentDraw:
-    """
-    The sequential draw with uniforms ``(B, num_rows)`` in float64, as a loop or as a fixed point.
-    Cost: :math:`O(B E C)`, a sweep of the fixed point.
-    """
+    """The sequential draw with uniforms ``(B, num_rows)`` in float64, in :math:`O(B E C)`."""
     with torch.no_grad():
         terms, _ = relative(rows, LatentTerms(*untracked(*terms)[0]))
-        if _compiled(rows):
-            from pyro_nmm.compiled import evidence as compiled_evidence  # needs numba
-
-            return LatentDraw(*compiled_evidence.draw(rows, terms, uniforms))
+        if loops := compiled_loops(rows):
+            return LatentDraw(*loops.draw(rows, terms, uniforms))
         wide = Wide(rows, terms)
         inputs = wide.rows, wide.terms, wide.labels, terms.num_classes, uniforms
         return wide.split(draw_by_sweeps(*inputs, parallel=True).edges)
@@ -85,16 +72,20 @@ def latent_predictive(
     """
     plain, provenance = untracked(*terms)
     terms, top = relative(rows, LatentTerms(*plain))
-    if _compiled(rows):
-        predicted, choice = _Compiled.apply(*terms, rows, draw)
+    if loops := compiled_loops(rows):
+        predicted, choice = _Compiled.apply(*terms, rows, draw, loops)
     else:
         predicted, choice = _predictive(rows, terms, draw)
     parts = (track_provenance(part, provenance) for part in (predicted + top, choice))
     return tuple(parts)
 
 
-def _compiled(rows: Neighborhood) -> bool:
-    return backend.compiled is not None and rows.device.type == "cpu"
+def compiled_loops(rows: Neighborhood) -> ModuleType | None:
+    if backend.compiled is None or rows.device.type != "cpu":
+        return None
+    from pyro_nmm.compiled import evidence  # needs numba
+
+    return evidence
 
 
 def relative(rows: Neighborhood, terms: LatentTerms) -> tuple[LatentTerms, Tensor]:
@@ -108,24 +99,20 @@ def relative(rows: Neighborhood, terms: LatentTerms) -> tuple[LatentTerms, Tenso
 
 class _Compiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, log_attention, alpha, evidence, rows, draw):
-        from pyro_nmm.compiled import evidence as compiled_evidence
-
+    def forward(ctx, log_attention, alpha, evidence, rows, draw, loops):
         terms = LatentTerms(log_attention, alpha, evidence)
-        log_evidence, log_choice = compiled_evidence.evaluate(rows, terms, draw)
+        log_evidence, log_choice = loops.evaluate(rows, terms, draw)
         ctx.save_for_backward(*terms, *draw, log_evidence)
-        ctx.rows = rows
+        ctx.rows, ctx.loops = rows, loops
         return log_evidence, log_choice
 
     @staticmethod
     @once_differentiable
     def backward(ctx, to_evidence, to_choice):
-        from pyro_nmm.compiled import evidence as compiled_evidence
-
         *terms, edges, labels, log_evidence = ctx.saved_tensors
         terms, draw = LatentTerms(*terms), LatentDraw(edges, labels)
         given = ctx.rows, terms, draw, log_evidence, to_evidence, to_choice
-        return *compiled_evidence.gradient(*given), None, None
+        return *ctx.loops.gradient(*given), None, None, None
 
 
 class Wide:
@@ -155,12 +142,10 @@ class Wide:
 
 
 def per_edge(rows: Neighborhood, evidence: Tensor) -> bool:
-    """Whether evidence has an entry for every edge, and not for every row alone."""
     return evidence.shape[1] == rows.num_edges
 
 
 def edge_evidence(rows: Neighborhood, evidence: Tensor) -> Tensor:
-    """``(b, num_edges, C)``: the evidence of every edge."""
     return evidence if per_edge(rows, evidence) else evidence.index_select(1, rows.row)
 
 
@@ -177,15 +162,12 @@ def one_step_credits(
     rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, predicted: Tensor
 ) -> Tensor:
     r"""
-    ``(B, num_rows)`` double: the direct effect of each draw on later rows, given :math:`f_i`
-    ``(B, num_rows)``; see :func:`pyro_nmm.ops.score_costs.one_step_credits`. The count that a row
-    takes away is at its source and label. Cost: :math:`O(E \log E + B E C)`.
+    ``(B, num_rows)`` double: the direct effect of each draw on later :math:`f_i`, see
+    :func:`pyro_nmm.ops.score_costs.one_step_credits`. Cost: :math:`O(E \log E + B E C)`.
     """
     terms, top = relative(rows, LatentTerms(*(t.double() for t in terms)))
-    if _compiled(rows):
-        from pyro_nmm.compiled import evidence as compiled_evidence
-
-        return compiled_evidence.credits(rows, terms, draw, predicted - top)
+    if loops := compiled_loops(rows):
+        return loops.credits(rows, terms, draw, predicted - top)
     groups = Groups(rows.source[None], rows.num_sources)
     label = draw.labels.index_select(1, rows.row)[:, None]
     classes = torch.arange(terms.num_classes, device=rows.device)[:, None]

@@ -9,14 +9,10 @@ Row after row is drawn anew, given all others,
 .. math::
 
     p(c_i = j, u_i = k \mid c_{-i}, u_{-i}, w) \propto
-        L_{ij} \frac{\alpha_{jk} + s_{jk}^{-i}}{A_j + S_j^{-i}} \, e^{e_{ijk}} ,
+        L_{ij} \frac{\alpha_{jk} + s_{jk}^{-i}}{A_j + S_j^{-i}} \, e^{e_{ijk}} .
 
-the summands of the sequential draw with the counts of all other rows, not of earlier ones alone. It
-has no parameter, and is exact in the limit.
-
-With its uniform numbers fixed, a sweep is a function of the counts that each row sees: new draws of
-earlier rows and old draws of later rows. The tensor code finds it as a fixed point, as
-:mod:`pyro_nmm.ops.sampling` does, equal to the loop.
+The tensor code finds a sweep as a fixed point, as :mod:`pyro_nmm.ops.sampling` does: with uniform
+numbers fixed it is a function of new draws of earlier rows and old draws of later rows.
 
 [1] Jun S. Liu (1994) "The Collapsed Gibbs Sampler in Bayesian Computations with Applications to a
 Gene Regulation Problem", Journal of the American Statistical Association 89,
@@ -32,11 +28,10 @@ from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import indicator
-from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, Wide, relative
+from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, Wide, compiled_loops, relative
 from pyro_nmm.ops.sampling import pick
 
 
@@ -50,16 +45,10 @@ class Sweeps(NamedTuple):
 
 @torch.no_grad()
 def sweep(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, uniforms: Tensor) -> Sweeps:
-    """
-    Sweeps of ``B`` chains from given states, with uniforms ``(S, B, num_rows)`` in float64.
-
-    Cost: :math:`O(S B E C)`; without compiled loops, times the number of rounds to a fixed point.
-    """
+    """Sweeps of ``B`` chains with uniforms ``(S, B, num_rows)`` in float64, :math:`O(S B E C)`."""
     terms, _ = relative(rows, terms)
-    if backend.compiled is not None and rows.device.type == "cpu":
-        from pyro_nmm.compiled import evidence as compiled_evidence  # needs numba
-
-        edges, labels, visits, totals = compiled_evidence.sweep(rows, terms, draw, uniforms)
+    if loops := compiled_loops(rows):
+        edges, labels, visits, totals = loops.sweep(rows, terms, draw, uniforms)
         return Sweeps(LatentDraw(edges, labels), visits, totals)
     wide = Wide(rows, terms)
     edges, visited = wide.pairs(draw), []
@@ -88,12 +77,7 @@ def _settle(wide: Wide, old: Tensor, uniforms: Tensor) -> Tensor:
 
 @torch.no_grad()
 def left_out(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw) -> Tensor:
-    r"""
-    ``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})` in nats, the observation of a row
-    predicted from the states of all others: the sum of a sweep's summands.
-
-    Cost: :math:`O(B E C)`.
-    """
+    r"""``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})`, in :math:`O(B E C)`."""
     terms, top = relative(rows, terms)
     size, found = terms.num_classes, []
     for b in range(len(draw.edges)):
@@ -129,11 +113,7 @@ class Chains(NamedTuple):
         return effective_sample_size(self.totals, chain_dim=0, sample_dim=1)
 
     def gelman_rubin(self) -> Tensor:
-        """
-        ``(C,)``: near one where chains, and halves of a chain, agree on the totals [2].
-
-        :raises ValueError: for fewer than two chains of four draws each.
-        """
+        """``(C,)``: near one where chains, and halves of a chain, agree on the totals [2]."""
         number, size = self.totals.shape[:2]
         if number < 2 or size < 4:
             raise ValueError(
@@ -148,11 +128,8 @@ def run_chains(
     rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, num_sweeps: int, num_kept: int = 1
 ) -> tuple[Chains, LatentDraw]:
     """
-    Sweeps of ``B`` chains from given states. Cost: :math:`O(S B E C)`.
-
-    :param int num_kept: ``K``, at most the number of sweeps in the second half.
-    :return: the chains, and ``K`` states of each of them, ``(K B, num_rows)``, at even distances in
-        the second half of the sweeps. The last state is one of them.
+    Sweeps of ``B`` chains, and ``num_kept`` states of each, ``(num_kept * B, num_rows)``, at even
+    distances in the second half of the sweeps. The last state is one of them.
     """
     size, first = draw.edges.shape, num_sweeps // 2
     ends = [first + (k + 1) * (num_sweeps - first) // num_kept for k in range(num_kept)]

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Means and intervals of ordered labels, such as grey levels."""
-
 from typing import NamedTuple
 
 import torch
@@ -43,10 +41,7 @@ class Intervals(NamedTuple):
 def label_intervals(
     hood: Neighborhood, alpha: Concentrations, attention: Tensor, level: float
 ) -> Intervals:
-    r"""
-    Intervals with half of ``1 - level`` beyond each end, from every node's
-    :math:`p(y_i = k) = \sum_{j \in n(i)} L_{ij} \alpha_{jk} / A_j`, in strips of rows.
-    """
+    """Intervals with half of ``1 - level`` beyond each end, in strips of rows."""
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
     found, num_classes = [], alpha.shape[-1]

@@ -17,11 +17,7 @@ from pyro_nmm.ops.counts import Groups
 
 @torch.no_grad()
 def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
-    r"""
-    ``(..., n)``: labels of :math:`p(y \mid c)` for node ids ``(..., n)``. Draws every
-    :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j)` of a table, in :math:`O(N C)`; uses urns for a
-    formula.
-    """
+    r"""``(..., n)``: labels of :math:`p(y \mid c)`; from a table's :math:`z`, or from urns."""
     if not isinstance(alpha, Tensor):
         return draw_from_urns(alpha, choices)
     log_z = _log_dirichlet(alpha.expand(*choices.shape[:-1], *alpha.shape[-2:]))
@@ -32,10 +28,7 @@ def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
 
 
 def _log_dirichlet(alpha: Tensor) -> Tensor:
-    r"""
-    Logits of Dirichlet draws. Gamma variates of small shape underflow, but not the logarithm of
-    :math:`G_\alpha = G_{\alpha + 1} U^{1 / \alpha}`.
-    """
+    # Gamma variates of small shape underflow, but not the logarithm of G_(a + 1) U^(1 / a).
     gamma = torch._standard_gamma(alpha + 1).log()
     return gamma + torch.rand_like(gamma).clamp(min=1e-30).log() / alpha
 

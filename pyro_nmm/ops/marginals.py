@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Single and pair marginals of a Neighbor Mixture Model in closed form."""
-
 import torch
 from torch import Tensor
 
@@ -16,10 +14,7 @@ from pyro_nmm.relabel import KEEP, Channel
 def node_marginals(
     hood: Neighborhood, alpha: Tensor, attention: Tensor, channel: Channel = KEEP
 ) -> Tensor:
-    r"""
-    ``(..., num_rows, C)``: :math:`u_i = p(y_i) = \sum_{j \in n(i)} L_{ij} \alpha_j / A_j`, with
-    attention :math:`L_{ij}` and the channel of all edges. Cost: :math:`O(E C)`.
-    """
+    r"""``(..., num_rows, C)``: :math:`u_i = \sum_{j \in n(i)} L_{ij} \alpha_j / A_j`."""
     return spread(hood, alpha / alpha.sum(-1, keepdim=True), attention, channel)
 
 
@@ -40,10 +35,7 @@ def spread(hood: Neighborhood, mean: Tensor, attention: Tensor, channel: Channel
 def node_log_probs(
     hood: Neighborhood, alpha: Concentrations, attention: Tensor, labels: Tensor
 ) -> Tensor:
-    r"""
-    ``(..., num_rows)``: :math:`\log p(y_i) = \log \sum_{j \in n(i)} L_{ij} \alpha_{j y_i} / A_j`,
-    without a table of all labels. Cost: :math:`O(E)`, and :math:`O(N C)` for the sums.
-    """
+    r"""``(..., num_rows)``: :math:`\log p(y_i)`, without a table of all labels."""
     probs = at_labels(alpha, hood.source, labels.index_select(-1, hood.row))
     probs = probs / totals(alpha).index_select(-1, hood.source)
     return hood.sum(attention * probs).log()
@@ -51,8 +43,7 @@ def node_log_probs(
 
 class PairRows:
     r"""
-    The rows, sources and common neighbours of pairs ``(2, P)`` of node ids, from which the pairs'
-    joint distributions follow. Cost: linear in the edges of the rows.
+    The rows, sources and common neighbours of pairs ``(2, P)`` of node ids, which give
 
     .. math::
 
@@ -84,10 +75,6 @@ class PairRows:
         """How many numbers :meth:`tables` holds for each batch entry, without edges."""
         sizes = len(self.nodes) + len(self.sources), self.pairs.shape[1] * num_classes
         return sum(sizes) * num_classes
-
-    def marginals(self, alpha: Tensor, attention: Tensor, channel: Channel = KEEP) -> Tensor:
-        """``(..., R, C)``: marginals of ``nodes``; arguments as :meth:`tables`."""
-        return node_marginals(self.rows, alpha, attention, channel)
 
     def tables(
         self, alpha: Tensor, attention: Tensor, marginals: Tensor, channel: Channel = KEEP
@@ -124,7 +111,7 @@ def pair_marginals(
         own = alpha.index_select(-2, near.sources)
         attention = near.rows.softmax(logits.index_select(-1, near.rows.edge))
         change = channel.of(near.rows.edge)
-        marginals = near.marginals(own, attention, change)
+        marginals = node_marginals(near.rows, own, attention, change)
         tables.append(near.tables(own, attention, marginals, change))
     return torch.cat(tables, -3)
 
@@ -145,8 +132,8 @@ def expected_interaction(
         u_i^\top \phi \, u_j + \sum_{m \in n(i) \cap n(j)} L_{im} L_{jm}
             \frac{\sum_a \phi_{aa} \mu_{ma} - \mu_m^\top \phi \, \mu_m}{A_m + 1} ,
 
-    with marginals :math:`u` and interaction :math:`\phi`, ``(C, C)``. Cost: :math:`O(E C + N C^2)`
-    and, for each pair, the smaller degree.
+    with marginals :math:`u` and interaction :math:`\phi`, ``(C, C)``. Cost: :math:`O(N C^2)` and,
+    for each pair, the smaller degree.
     """
     first, second = (marginals.index_select(-2, nodes) for nodes in pairs)
     total = alpha.sum(-1)

@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""The predictive probabilities of the labels, and of the choices, in one pass."""
-
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor

@@ -4,11 +4,10 @@
 r"""
 Sequential draws of neighbour choices, without a sequential loop over nodes.
 
-Row :math:`i` draws its choice given the choices of all earlier rows. With its uniform number fixed,
-the draw is a function of the counts that the row sees, so a whole sample is the fixed point of
-*draw all rows at once, count, repeat*. Each sweep settles at least one level of the dependency
-graph, so the fixed point is unique, reached, and equal to the sequential draw. One changed count
-seldom changes a draw, so a few sweeps go through hundreds of levels.
+With its uniform number fixed, a row's choice is a function of the counts that it sees, so a whole
+sample is the fixed point of *draw all rows at once, count, repeat*. Each sweep settles at least one
+level of the dependency graph, so the fixed point is unique, reached, and equal to the sequential
+draw. One changed count seldom changes a draw, so a few sweeps go through hundreds of levels.
 """
 
 from typing import NamedTuple
@@ -71,8 +70,7 @@ def draw_by_sweeps(
     parallel: bool = False,
 ) -> Draw:
     """
-    The sequential draw as a fixed point, on any device. Cost: :math:`O(B E)` a sweep; at most one
-    sweep more than a block has levels.
+    The sequential draw as a fixed point, on any device. Cost: :math:`O(B E)` a sweep.
 
     :param Tensor edge_labels: ``(b, num_edges)``, the label for which a choice of the edge counts.
     :param Tensor uniforms: ``(B, num_rows)`` float64.

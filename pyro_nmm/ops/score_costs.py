@@ -4,16 +4,14 @@
 r"""
 Costs that choices are charged with: the score-function half of the bound's gradient.
 
-The bound is :math:`E_q \sum_i f_i` with :math:`f_i = \log p(y_i \mid \text{earlier rows})`, and its
-gradient
+The bound :math:`E_q \sum_i f_i` has the gradient
 
 .. math::
 
     E_q \Big[ \sum_i \nabla f_i + \sum_i \nabla \log q(c_i) \, (D_i - b_i) \Big] .
 
-Each estimator is a choice of :math:`D_i`, the cost that :math:`c_i` can change. The baseline
-:math:`b_i` is the leave-one-out mean of :math:`D_i` over the other draws of the same order [1, 2].
-REINFORCE [3] has the whole bound for :math:`D_i`.
+Each estimator is a choice of :math:`D_i`, the cost that :math:`c_i` can change; for REINFORCE [3]
+the whole bound. The baseline :math:`b_i` is the mean of :math:`D_i` over the other draws [1, 2].
 
 [1] Andriy Mnih, Danilo J. Rezende (2016) "Variational Inference for Monte Carlo Objectives", ICML,
 https://arxiv.org/abs/1602.06725.
@@ -50,13 +48,9 @@ def score_parts(
     estimator: ScoreEstimator, log_choice: Tensor, costs: Tensor, charge: Callable[[], Tensor]
 ) -> ScoreParts:
     r"""
-    Score parts of :math:`q` for Pyro's losses. ``TraceGraph_ELBO`` adds score times the whole
-    bound. The score of a row has mean zero given the past, so the entropy term may subtract any
-    cost that its choice does not change.
-
-    :param Tensor log_choice: ``(..., n)``, :math:`\log q(c_i \mid \text{earlier rows})`.
-    :param Tensor costs: ``(..., n)``, :math:`f_i` without gradient.
-    :param charge: makes ``(..., n)``, :math:`D_i - b_i`.
+    Score parts of :math:`q` for Pyro's losses, which add score times the whole bound. The score of
+    a row has mean zero given the past, so the entropy term may subtract costs that its choice does
+    not change. ``costs`` are :math:`f_i` ``(..., n)``, and ``charge`` makes :math:`D_i - b_i`.
     """
     log_prob = log_choice.sum(-1)
     if estimator is ScoreEstimator.REINFORCE:
@@ -83,15 +77,9 @@ def one_step_credits(
     num_classes: int,
 ) -> Tensor:
     r"""
-    ``(B, n)``: the direct effect of :math:`c_i = j` on later rows with neighbour :math:`j`,
-    :math:`f_{i'}` minus its value without the count of row ``i``,
-
-    .. math::
-
-        D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i} .
-
-    Labels are equal or different, so all differences are two sums over the later edges of
-    :math:`j`. Cost: :math:`O(B E)`.
+    ``(B, n)``: :math:`D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}`, the direct
+    effect of the count of :math:`c_i = j` on later rows with neighbour :math:`j`. Labels are equal
+    or different, so these are two sums over the later edges of :math:`j`, in :math:`O(B E)`.
     """
     if backend.compiled and rows.device.type == "cpu":
         return backend.compiled.one_step_credits(rows, terms, draw, log_label, labels, num_classes)
@@ -111,10 +99,7 @@ def one_step_credits(
 
 
 def less_baseline(costs: Tensor, own: Size, fresh: Callable[[], Tensor]) -> Tensor:
-    """
-    Costs ``(..., n)`` less their mean over other draws, along dimensions of size one of the
-    parameters' batch shape ``own``, or less the ``fresh`` costs of one more draw.
-    """
+    """Costs less their mean over other draws, along sizes of one in ``own``, or ``fresh`` costs."""
     baseline = others_mean(costs, [d for d, size in enumerate(own) if size == 1])
     return costs - (fresh() if baseline is None else baseline)
 

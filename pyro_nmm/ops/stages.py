@@ -4,9 +4,8 @@
 r"""
 Sequential draws in stages, each given the counts of all earlier draws.
 
-Counts are kept for the neighbours that occur and, of observed labels, for a neighbour with the
-label of an edge. The counts of a particle take :math:`O(E)` memory, :math:`O(E C)` where labels are
-latent, and a stage costs its own edges.
+The counts of a particle take :math:`O(E)` memory, :math:`O(E C)` where labels are latent, and a
+stage costs its own edges.
 """
 
 from collections.abc import Callable
@@ -48,12 +47,8 @@ class Stage(NamedTuple):
 
 class Stages:
     """
-    Rows with observed labels, whose choices are drawn stage by stage.
-
-    :param Neighborhood rows: in the order of the draw.
-    :param alpha: ``(M, C)`` concentrations.
-    :param Tensor logits: ``(num_edges,)`` attention scores of the whole graph.
-    :param Tensor labels: ``(rows.num_rows,)``, or ``(rows.num_edges,)`` where edges relabel.
+    Rows in the order of the draw, with observed labels ``(rows.num_rows,)``, or
+    ``(rows.num_edges,)`` where edges relabel. ``logits`` are of the whole graph.
     """
 
     def __init__(
@@ -92,12 +87,7 @@ class Stages:
         return torch.zeros(size, dtype=torch.int32, device=self.sources.device)
 
     def counts(self, choices: Tensor, labels: Tensor) -> Counts:
-        """
-        Counts of draws that other nodes have made.
-
-        :param Tensor choices: ``(P, n)`` node ids.
-        :param Tensor labels: ``(n,)`` or ``(P, n)``.
-        """
+        """Counts of choices ``(P, n)`` of other nodes, with labels ``(n,)`` or ``(P, n)``."""
         by_label = self._by_label.count(choices * self.num_classes + labels)
         return by_label, Places(self.sources).count(choices)
 
@@ -110,10 +100,7 @@ class Stages:
             table.scatter_add_(1, place, torch.full_like(place, times, dtype=table.dtype))
 
     def draw(self, counts: Counts | None, first: int, last: int, num_particles: int) -> Stage:
-        """
-        The draws of rows ``first..last - 1`` given ``counts``, or ``None`` for no earlier ones.
-        Cost: linear in the edges of these rows, times ``C`` where labels are latent.
-        """
+        """The draws of rows ``first..last - 1``; ``counts`` is ``None`` without earlier ones."""
         part, span = consecutive(self.rows, first, last)
         size = num_particles, last - first
         uniforms = torch.rand(size, dtype=torch.double, device=self.sources.device)
@@ -139,10 +126,7 @@ class Stages:
 
 
 class LatentStages(Stages):
-    """
-    Rows with evidence ``(rows.num_rows, C)`` or ``(rows.num_edges, C)`` in the place of labels. A
-    draw of an edge and a label has one number, ``edge * C + label``.
-    """
+    """Rows with evidence ``(..., C)`` for labels. A draw has the number ``edge * C + label``."""
 
     @property
     def numbers(self) -> int:

@@ -9,25 +9,18 @@ import inspect
 import logging
 import pkgutil
 
+import pyro
 import pytest
 import torch
 
 import pyro_nmm
-import pyro_nmm.datasets
 import pyro_nmm.guides
-import pyro_nmm.guides.fitting
-import pyro_nmm.metrics
 import pyro_nmm.models
-import pyro_nmm.ops
-import pyro_nmm.sources
 
-# Named one by one: an editable installation has them in folders of their own.
-PACKAGES = (
-    pyro_nmm, pyro_nmm.datasets, pyro_nmm.distributions, pyro_nmm.ops, pyro_nmm.models,
-    pyro_nmm.guides, pyro_nmm.guides.fitting,
-)  # fmt: skip
-MODULES = [m.name for p in PACKAGES for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")]
-MODULES = [m for m in MODULES if ".compiled" not in m or pyro_nmm.backend.compiled]
+# Three roots: an editable installation has models and guides in folders of their own.
+ROOTS = pyro_nmm, pyro_nmm.models, pyro_nmm.guides
+FOUND = (m.name for p in ROOTS for m in pkgutil.walk_packages(p.__path__, f"{p.__name__}."))
+MODULES = sorted({m for m in FOUND if ".compiled" not in m or pyro_nmm.backend.compiled})
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -35,8 +28,17 @@ def test_examples(name):
     torch.set_default_dtype(torch.float)  # as a reader would have it
     logging.getLogger("pyro").setLevel(logging.WARNING)
     known = {"torch": torch, "Neighborhood": pyro_nmm.Neighborhood}
-    result = doctest.testmod(importlib.import_module(name), extraglobs=known)
-    assert result.failed == 0
+    for example in doctest.DocTestFinder().find(importlib.import_module(name), extraglobs=known):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        assert doctest.DocTestRunner().run(example).failed == 0, example.name
+
+
+def test_examples_reach_every_room():
+    rooms = ("models.stacked", "models.latent", "models.random_fields", "models.links")
+    rooms += ("models.images", "guides.fitting", "ops", "distributions", "datasets")
+    for room in rooms:
+        assert any(name.startswith(f"pyro_nmm.{room}.") for name in MODULES), room
 
 
 #: What stands for a formula that another docstring has, or is but a list of node ids.

@@ -157,7 +157,7 @@ def installed(requirements):
     return found.values()
 
 
-# What the README's first snippet leaves to its reader, a graph and a classifier.
+# What the README's first two snippets leave to their reader: a graph, a classifier and answers.
 GIVEN = """
 import torch
 from torch_geometric.datasets import KarateClub
@@ -165,9 +165,11 @@ from torch_geometric.datasets import KarateClub
 data = KarateClub()[0]
 data.val_mask, data.test_mask = ~data.train_mask, ~data.train_mask
 model = lambda x, edge_index: 3 * torch.randn(34, 4)
+answers = torch.randint(10, (34, 3))
 """
-FIRST, *OTHERS = SNIPPETS["README.md"]
-CODE = {f"README.md, {number}": code for number, code in enumerate([GIVEN + FIRST, *OTHERS])}
+FIRST, SECOND, *OTHERS = SNIPPETS["README.md"]
+STANDING = [GIVEN + FIRST, GIVEN + SECOND, *OTHERS]
+CODE = {f"README.md, {number}": code for number, code in enumerate(STANDING)}
 CODE |= {name: "\n".join(found) for name, found in SNIPPETS.items() if name != "README.md"}
 #: What an extra brings that the snippets of some pages need, made smaller.
 SMALL = {

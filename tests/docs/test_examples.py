@@ -95,9 +95,7 @@ def test_annotators(tmp_path, monkeypatch):
     args = example.parser().parse_args(["--output", str(tmp_path / "annotators.png")])
     result = example.main(args)
     assert args.output.stat().st_size > 50_000
-    majority, plain, consensus = (
-        result[name] for name in ("Majority vote", "Dawid-Skene", "NMM")
-    )
+    majority, plain, consensus = (result[name] for name in ("Majority vote", "Dawid-Skene", "NMM"))
     assert majority["accuracy"] < plain["accuracy"] < consensus["accuracy"] - 0.1
     assert consensus["NLL"] < 0.2 * plain["NLL"]
     assert consensus["ECE"] < 0.02
