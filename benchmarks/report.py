@@ -24,10 +24,11 @@ from benchmarks.on_top import tables as on_top
 from benchmarks.random_fields import tables as fields
 from benchmarks.scale import tables as scale
 from benchmarks.shared.records import RESULTS, Files, read
+from benchmarks.tabular import tables as tabular
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [DOCS / "results.md", *sorted((DOCS / "results").glob("*.md"))]
-ROOMS = nodes, on_top, fields, latent, links, images, scale
+ROOMS = nodes, on_top, tabular, fields, latent, links, images, scale
 
 
 def stored(folder: Path) -> Files:

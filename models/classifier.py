@@ -9,13 +9,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import _safe_indexing
 from sklearn.utils.multiclass import type_of_target
-from sklearn.utils.validation import _num_samples, check_is_fitted
+from sklearn.utils.validation import (
+    _num_samples,
+    check_array,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 from torch import Tensor
 from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
 
@@ -101,6 +108,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         check_integers(1, n_neighbors=self.n_neighbors)
         if not 0 < self.clip < 1:
             raise ValueError(f"clip must lie between 0 and 1, got {self.clip}")
+        X = self._checked(X, reset=True)
         size = _num_samples(X)
         labels, known = self._encoded(y, size)
         self.hood_ = Neighborhood(self._edges(X, graph, size), size)
@@ -134,6 +142,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
                 "predict_proba cannot place new rows in the graph that fit was given: give fit all "
                 "rows, with label -1 where it is unknown, and read label_distributions_"
             )
+        X = self._checked(X, reset=False)
         near = torch.from_numpy(self._nearest.kneighbors(self._places(X), return_distance=False))
         size, new, hood = self.hood_.num_nodes, len(near), self.hood_
         target = torch.arange(size, size + new).repeat_interleave(near.shape[1])
@@ -149,11 +158,21 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each new row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def _checked(self, X: Any, reset: bool) -> Any:
+        """Data frames and sparse matrices as they are, anything else as an array of rows."""
+        if not hasattr(X, "iloc") and not issparse(X):
+            X = check_array(X, dtype=None, ensure_all_finite=False)
+        validate_data(self, X, reset=reset, skip_check_array=True)
+        return X
 
     def _encoded(self, y: Any, size: int) -> tuple[Tensor, Tensor]:
         """Indices of classes, and a mask of the labelled rows; sets ``classes_``."""
-        y = np.asarray(y).ravel() if np.ndim(y) == 2 and np.shape(y)[1] == 1 else np.asarray(y)
+        if y is None:
+            raise ValueError("fit requires y to be passed, but the target y is None")
+        y = column_or_1d(y, warn=True)
         if y.shape != (size,):
             raise ValueError(f"y must have shape ({size},), one label per row of X, got {y.shape}")
         known = np.array([not (v is None or v != v or v == -1) for v in y.tolist()])
@@ -162,9 +181,10 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             raise ValueError(f"y must hold classes, got {type_of_target(given)} values: bin them")
         self.classes_, index, count = np.unique(given, return_inverse=True, return_counts=True)
         if len(self.classes_) < 2 or count.min() < 2:
+            found = dict(zip(self.classes_.tolist(), count.tolist(), strict=True))
             raise ValueError(
-                f"y must have at least two classes and two labelled rows of each, got "
-                f"{dict(zip(self.classes_.tolist(), count.tolist(), strict=True))}"
+                f"y must have at least two classes and two labelled rows of each, got {found} of "
+                f"n_samples={size}"
             )
         labels = torch.zeros(size, dtype=torch.long)
         labels[torch.from_numpy(known)] = torch.from_numpy(index)

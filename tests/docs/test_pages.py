@@ -55,7 +55,14 @@ def test_readme_guide():
 
 
 def test_every_snippet_of_the_docs_is_run_here():
-    run = {"README.md", "index.md", "denoising.md", "links.md", "node-classification.md"}
+    run = {
+        "README.md",
+        "index.md",
+        "denoising.md",
+        "links.md",
+        "node-classification.md",
+        "tabular.md",
+    }
     run |= {"variational-family.md", "latent-labels.md", "annotators.md", "distributed.md"}
     assert SNIPPETS.keys() == run | {"pyro.md"}
     assert len(SNIPPETS["README.md"]) == 3
@@ -105,6 +112,15 @@ def test_docs_node_classification():
     for posterior in (later, found["trained"]):
         assert (posterior.predict() == data.y)[test].float().mean() > 0.9
     assert found["pyro"].param("loc") > 1  # concentrations above the prior's median
+
+
+def test_docs_tabular(capsys):
+    page = run_page("tabular.md")
+    printed = capsys.readouterr().out
+    assert float(re.search(r"accuracy (\S+)", printed)[1]) > 0.95
+    low, high = map(float, re.search(r"(\d+) to (\d+) of the images", printed).groups())
+    assert 150 < low < high < 215
+    assert page["model"].predict_proba(page["rows"][:3]).argmax(1).tolist() == [0, 1, 2]
 
 
 def test_docs_latent_labels(capsys):
