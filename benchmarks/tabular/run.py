@@ -35,7 +35,7 @@ from benchmarks.tabular.data import (
 )
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM, temperature_scaling
-from pyro_nmm.models.classifier import NeighborMixtureClassifier
+from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 FILE = RESULTS / "tabular.jsonl"
 OURS, TEMPERATURE, SCIKIT = "NeighborMixtureClassifier", "temperature, five folds", "temperature"

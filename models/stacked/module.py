@@ -143,7 +143,7 @@ class StackedNMM(nn.Module):
     community: Tensor  #: :math:`\delta`, if there are any
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
-    share: Tensor  #: :math:`w`, 1 unless folds were fitted
+    share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool
 
     def __init__(
         self, num_classes: int | None = None, *, pool: bool = True, communities: bool = False,
@@ -162,7 +162,8 @@ class StackedNMM(nn.Module):
         self.pool = PooledScores(num_classes) if pool and num_classes is not None else None
         self.communities = communities
         self.register_buffer("compatibility", compatibility)
-        self.register_buffer("share", torch.ones(()))
+        if self.pool is not None:
+            self.register_buffer("share", torch.ones(()))
         #: Mean and standard deviation of each parameter's prior, by name.
         self.prior = prior_of(self._declared, prior or {})
         ParameterPriors(self, self._declared, self.prior).start()
@@ -275,8 +276,8 @@ class StackedNMM(nn.Module):
         fitted = ParameterPriors(changed, self._declared, self.prior, temperature)
         if afresh:
             fitted.start()
-            changed.share.fill_(1.0)
             if changed.pool is not None:
+                changed.share.fill_(1.0)
                 changed.pool.temperature.fill_(temperature)
         formula, (data, held_out) = changed.formula, copies[0]
         if len(copies) == 1:

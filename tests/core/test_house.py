@@ -22,6 +22,7 @@ LAYERS = (
     "pyro_nmm.models.random_fields",
     "pyro_nmm.models.links",
     "pyro_nmm.models.stacked",
+    "pyro_nmm.models.tabular",
     "pyro_nmm.models.latent",
     "pyro_nmm.models.images",
     "pyro_nmm.guides",

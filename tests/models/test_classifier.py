@@ -26,7 +26,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM
-from pyro_nmm.models.classifier import TABLES, NeighborMixtureClassifier
+from pyro_nmm.models.tabular import NeighborMixtureClassifier
+from pyro_nmm.models.tabular.classifier import TABLES
 
 #: Checks of scikit-learn that it does not pass, and why.
 EXPECTED = {"check_classifiers_classes": "-1 is a row without a label"}

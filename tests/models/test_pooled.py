@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked.fit import folds_of, surrogate
-from pyro_nmm.models.stacked.formula import with_known_labels
+from pyro_nmm.models.stacked.formula import with_own_sources
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.pooled import DAMPING, SHRINKAGE, STEPS
 from pyro_nmm.sources import communities
@@ -155,7 +155,8 @@ def test_what_is_set_apart_changes_nothing_else(seed):
     labels = torch.tensor(list(itertools.product(range(2), repeat=len(others))))
     for more in ((), (relabel,)):
         before = NeighborMixture(hood, alpha, logits, *more)
-        after = with_known_labels(hood, y, known, alpha, logits, *more)
+        data = GraphScores(hood, alpha[: hood.num_nodes], y, known)
+        after = with_own_sources(data, data.scores, 1.0, alpha, logits, *more)
         torch.testing.assert_close(
             after.log_marginal(others, labels), before.log_marginal(others, labels)
         )
