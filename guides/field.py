@@ -37,7 +37,7 @@ class FieldGuide(SharedForward):
     >>> bool(loss + target.log_normalizer() > 0)  # a bound on the KL divergence
     True
 
-    Cost: :math:`O(E C^2)` a sample. The parameters are those of :class:`MixtureGuide`, and
+    Cost: :math:`O(E C^2)` a sample. Parameters as for :class:`MixtureGuide`, and
 
     :param target: a ``PairwiseMRF`` or :class:`~pyro_nmm.models.MarginalField`, or a Pyro program
         that returns one.

@@ -37,7 +37,7 @@ class MarginalGuide(SharedForward):
     >>> Trace_ELBO(num_particles=64).loss(pair.model, pair.guide) > 0  # KL of 8 log-odds ``(N, K)``
     True
 
-    The parameters are those of :class:`MixtureGuide`, and
+    Parameters as for :class:`MixtureGuide`, and
 
     :param credit: ``(family, values, *inputs)``, with the values of the target's sites, to zero
         with a derivative that is added to the bound's; for families whose samples lack theirs.

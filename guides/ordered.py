@@ -51,7 +51,7 @@ def ordered_guide(
     >>> elbo.loss(nmm, ordered_guide, hood, alpha, logits, torch.tensor([0, 0, 1])) > 0
     True
 
-    The parameters are those of :func:`~pyro_nmm.models.nmm`, with ``y`` ``(..., N)`` required, and
+    Parameters as for :func:`~pyro_nmm.models.nmm`, with ``y`` ``(..., N)`` required, and
     ``estimator`` of :class:`~pyro_nmm.OrderedConditional`.
     """
     if y is None:
@@ -104,7 +104,7 @@ def evidence_guide(
     True
 
     It has the sites of the model, and an auxiliary site ``c and y``, at which choices and labels
-    are drawn together. The parameters are those of :class:`~pyro_nmm.EvidenceConditional`.
+    are drawn together. Parameters as for :class:`~pyro_nmm.EvidenceConditional`.
 
     :return: ``(..., n)`` the labels.
     """

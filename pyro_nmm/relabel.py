@@ -26,7 +26,7 @@ from pyro_nmm.validation import check_label_range, check_labels
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """What each of ``E`` edges, those of ``rows``, makes of a label. This class keeps labels."""
+    """What each of the ``E`` edges of ``rows`` makes of a label. This class keeps labels."""
 
     relabel: Any = None  #: as users give it
     keeps = True  #: whether no edge changes a label

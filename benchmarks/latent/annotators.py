@@ -69,7 +69,7 @@ def places(data: Data) -> dict[str, list[tuple]]:
 
 
 def noisy(y: Tensor, accuracies: Tensor, num_labels: int, copying: bool = False) -> Tensor:
-    """``(N, M)`` answers, of which a third is missing; errors go to all other labels alike."""
+    """``(N, M)`` answers, a third of them missing; errors are uniform over the other labels."""
     size = len(y), len(accuracies)
     shift = torch.randint(1, num_labels, size)
     answers = (y[:, None] + shift * (torch.rand(size) >= accuracies)) % num_labels
@@ -229,7 +229,7 @@ def model(args, results: Records) -> None:
 
 
 def coverage(args, results: Records) -> None:
-    """Intervals of the accuracies of five annotators; labels are those of an NMM on a grid."""
+    """Intervals of the accuracies of five annotators; labels are drawn from an NMM on a grid."""
     mixture = grid_mixture(SIDE, 3)
     for key in results.missing(task="coverage", seed=range(SIMULATIONS)):
         pyro.set_rng_seed(key["seed"])

@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 def timed(fit: Callable[..., Found], *args) -> Found:
-    """With seconds of this process, as others share the machine, after those of its start."""
+    """With the processor seconds of this process after its start, as others share the machine."""
     found, seconds = timed_by(fit, *args, clock=time.process_time)
     return found._replace(row=found.row | {"seconds": found.row.get("seconds", 0.0) + seconds})
 

@@ -120,7 +120,7 @@ def simulated_graphs(files: Files) -> str:
 
 
 def simulations(files: Files) -> DataFrame:
-    """Fits to simulated annotators, and again as "chosen" those of the highest log p(left out)."""
+    """Fits to simulated annotators, and as "chosen" the fits with the highest log p(left out)."""
     known = [row for row in files["annotators"] if row["task"] in ("simulated", "model")]
     rows = frame({"annotators": row["cell"], "mean accuracy": row["level"]} | row for row in known)
     names = rows["method"].str.extract(f"^({'|'.join(METHODS)}|.*?)(?:, (.*))?$").fillna("")

@@ -17,7 +17,7 @@ from pyro_nmm.datasets import LinkSplit, link_graph, link_split
 
 #: Graphs that settings are searched on. PubMed is too large: a fit takes 15 minutes.
 DATASETS = ["nips12", "yeast", "cora", "citeseer"]
-#: By DGLFRM's authors (nikhil-dce/SBM-meet-GNN, run_expr.sh). Yeast takes those of NIPS12.
+#: By DGLFRM's authors (nikhil-dce/SBM-meet-GNN, run_expr.sh). Yeast takes the figures of NIPS12.
 CITATIONS = {"hidden": 32, "decoder": [32, 16], "num_communities": 50, "concentration": 10.0}
 NETWORKS = {"hidden": 128, "decoder": [64, 32], "num_communities": 100, "concentration": 40.0}
 #: By Li et al. (2023, "Evaluating graph neural networks for link prediction", NeurIPS) for Cora.

@@ -18,7 +18,7 @@ OURS, THEIRS = "NMM-DGLFRM", "DGLFRM"
 METHODS = {"katz": "Katz", "vgae": "VGAE", "sage": "GraphSAGE", "original": THEIRS, "nmm": OURS}
 MEASURES = ("AP", "AUC")
 GUIDE = {"katz": "katz", "anchor": "vgae", "reproduce": "original"}  #: of tasks that name none
-#: The NMM's attention, and that of the paper's appendix by ``own_attention``.
+#: The NMM's attention, and the attention of the paper's appendix by ``own_attention``.
 ATTENTION = {
     None: "first layer shared, 16 outputs",
     True: "a network of its own, as wide as the communities",

@@ -77,7 +77,7 @@ def draw(args, results: Records) -> None:
 
 
 def step_of(model: Callable, guide: Callable, given: tuple, particles: int, estimator: str) -> None:
-    """Adds the gradients of the loss to those of ``given`` that need them."""
+    """Adds the gradients of the loss to the tensors of ``given`` that need them."""
     elbo = TraceGraph_ELBO(particles, max_plate_nesting=0, vectorize_particles=True)
     guide = partial(guide, collapsed=True, estimator=estimator)
     elbo.loss_and_grads(partial(model, collapsed=True), guide, *given)

@@ -24,7 +24,7 @@ def timed(function: Callable, *args, clock: Callable[[], float] = time.perf_coun
 
 
 def in_turn(functions: dict[str, Callable[[], float]], repeats: int) -> dict[str, tuple]:
-    """What functions return that take turns, so that a busy machine slows all of them alike."""
+    """What functions return that take turns, so that a busy machine slows all of them equally."""
     turns = [[function() for function in functions.values()] for _ in range(repeats)]
     return dict(zip(functions, zip(*turns, strict=True), strict=True))
 

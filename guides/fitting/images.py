@@ -27,7 +27,7 @@ LOSSES = ("squared", "log")
 @dataclass(frozen=True)
 class PatchRun(Steps):
     """
-    Options of :func:`fit_unet` and :func:`fit_images`, besides those of
+    Options of :func:`fit_unet` and :func:`fit_images`, besides the options of
     :class:`~pyro_nmm.guides.fitting.Steps`.
 
     :param float last_rate: the share of ``lr`` to which the rate falls linearly: zero, or more for

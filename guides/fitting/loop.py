@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Steps(Run):
-    """Options of a fit by ``num_steps`` of Adam at rate ``lr``, besides those of :class:`Run`."""
+    """Options of :class:`Run`, and of a fit by ``num_steps`` of Adam at rate ``lr``."""
 
     num_steps: int = 1000
     lr: float = 0.05

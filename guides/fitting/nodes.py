@@ -29,7 +29,7 @@ Scores = list[tuple[float, ...]]
 @dataclass(frozen=True)
 class NodeRun(Run):
     """
-    Options of :func:`fit_classifier` and :func:`fit_nmm`, besides those of
+    Options of :func:`fit_classifier` and :func:`fit_nmm`, besides the options of
     :class:`~pyro_nmm.guides.fitting.loop.Run`.
 
     :param float lr: Adam's learning rate.

@@ -184,7 +184,7 @@ class PoissonEmission(_Columns):
         \lambda_{kd} \sim \mathrm{Gamma}(a, a / m_d)
 
     where :math:`m_d` is the data's mean. Data are ``(N, D)`` integers, in which -1 is missing.
-    Parameters are those of :class:`NormalEmission`.
+    Parameters as for :class:`NormalEmission`.
 
     >>> emission = PoissonEmission(num_labels=2)
     >>> values = {"rate": torch.tensor([[1.0], [9.0]])}

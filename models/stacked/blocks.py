@@ -42,7 +42,7 @@ def marginals_in_blocks(
     Cost: :math:`O(E C)` time, 22 times; memory for ``hood``, for five tables ``(N, C)``, the scores
     among them, and for one block of :math:`2^{24}` numbers.
 
-    :param StackedNMM stacked: with a pool. The parameters that follow are those of
+    :param StackedNMM stacked: with a pool. Other parameters as for
         :meth:`~pyro_nmm.models.StackedNMM.forward`.
     :param progress: wraps the list of blocks, for example ``tqdm``.
     :return: slices of nodes, and their marginals, ``(size of the slice, C)``.

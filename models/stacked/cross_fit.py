@@ -85,7 +85,7 @@ def mean_weight(first: Tensor, second: Tensor) -> float:
 
 
 def refitted(stacked: nn.Module, parameters: ParameterPriors, fold: Fold, rows: Tensor) -> Tensor:
-    """``(N, C)``: marginals of an NMM whose parameters maximise those of some labels."""
+    """``(N, C)``: marginals of an NMM that is refitted to the marginals of some labels."""
     again, y = copy.deepcopy(stacked), fold.y[rows, None]
     own = parameters.of(again)
     optimizer = torch.optim.LBFGS(own.values, max_iter=REFIT_STEPS, line_search_fn="strong_wolfe")

@@ -91,8 +91,8 @@ def warn_of_probabilities(scores: Tensor) -> None:
     """The warning names the caller of the caller's caller."""
     if (scores >= 0).all() and ((scores.sum(-1) - 1).abs() < 1e-3).all():
         warnings.warn(
-            "scores look like probabilities: each row sums to one. Give logits; those of "
-            "probabilities are their logarithms, scores.clamp(min=1e-6).log()",
+            "scores look like probabilities: each row sums to one. Give logits, "
+            "for example scores.clamp(min=1e-6).log()",
             stacklevel=4,
         )
 

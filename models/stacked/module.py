@@ -129,7 +129,7 @@ class StackedNMM(nn.Module):
     :param bool communities: whether ``hood`` is of :func:`pyro_nmm.sources.communities`, with one
         partition or several.
     :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
-    :param dict prior: means and standard deviations of normal priors that replace those of
+    :param dict prior: means and standard deviations of normal priors that replace the priors in
         :attr:`prior`, for example ``{"gamma": (1.0, 0.5)}``. A fit begins at the means.
     """
 
@@ -217,8 +217,8 @@ class StackedNMM(nn.Module):
         :param Tensor held_out: ``(N,)`` boolean mask of nodes that it did not learn from, for
             example the validation nodes.
         :param Tensor folds: ``(N,)`` fold ``0..K - 1`` of each labelled node, negative for others,
-            in the place of ``train`` and ``held_out``. ``scores`` is ``(K, N, C)``: those of fold
-            ``k`` come from a classifier that learned from the labels of all other folds.
+            in the place of ``train`` and ``held_out``. ``scores`` is ``(K, N, C)``: the scores of
+            fold ``k`` come from a classifier that learned from the labels of all other folds.
         :param int num_steps: default 150.
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2, default 8.
         :param int num_folds: folds of the held-out nodes, default 1. A step is on one fold, given

@@ -22,7 +22,7 @@ from pyro_nmm.validation import check_all_rows, check_integers
 DAMPING, STEPS = 0.9, 20
 #: Weight of the labels' shares beside the known labels that a walk reaches.
 SHRINKAGE = 0.01
-#: Agreement at which the scores' weight is that of ``log_scale``.
+#: Agreement at which the scores have the weight ``exp(log_scale)``.
 USUAL_AGREEMENT = 0.75
 
 

@@ -52,7 +52,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     The classifier is fitted once to all labels and once without each of ``cv`` folds of them. The
     parameters of the NMM are fitted to labels that the classifier has not seen, as is the share of
     the NMM beside temperature scaling (:meth:`~pyro_nmm.models.StackedNMM.fit` with ``folds``). The
-    scores of unlabelled rows are, in equal parts, those of the whole fit and the mean over folds.
+    scores of unlabelled rows are the mean of the whole fit's scores and the folds' mean.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.linear_model import LogisticRegression
@@ -220,7 +220,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return torch.from_numpy(probs).clamp(min=self.clip).log().float()
 
     def _pooled(self, whole: Tensor, *parts: Tensor) -> Tensor:
-        """Scores whose tempered probabilities are those of the whole fit and of the folds' mean."""
+        """Scores whose tempered probabilities are half the whole fit's and half the folds' mean."""
         temperature = self.stacked_.pool.temperature
         folds = torch.stack([(each / temperature).softmax(1) for each in parts]).mean(0)
         return ((whole / temperature).softmax(1) + folds).div(2).log() * temperature
