@@ -30,7 +30,7 @@ def frame(rows: Iterable[dict], **key) -> DataFrame:
 
 
 def ordered(values: Series, names: Mapping | Sequence | None = ()) -> Series:
-    """Values as a categorical: the keys of ``names`` first, under its names; by size for ``None``."""
+    """Values as a categorical: keys of ``names`` first, under their names; by size for ``None``."""
     known = sorted(values.dropna().unique()) if names is None else list(names)
     order = list(dict.fromkeys([*known, *values.dropna()]))
     shown = {value: names.get(value, value) if isinstance(names, Mapping) else value
