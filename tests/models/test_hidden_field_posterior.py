@@ -19,6 +19,7 @@ from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import (
     Annotators,
     FieldPrior,
+    NormalEmission,
     PoissonEmission,
     fit_field,
     leave_one_out,
@@ -145,6 +146,7 @@ def of_answers(emission, data, labels):
 def of_columns(emission, data, labels):
     """``(Q,)``: of all counts or features, given labels ``(Q, N, C)`` as indicators."""
     poisson, a = isinstance(emission, PoissonEmission), emission.strength
+    assert poisson or isinstance(emission, NormalEmission), "a new emission needs its evidence here"
     table = data.double().masked_fill(data < 0, math.nan) if poisson else data.double()
     centre, spread = table.nanmean(0), (table - table.nanmean(0)).square().nanmean(0)
     off = (table if poisson else table - centre).nan_to_num()
