@@ -179,7 +179,7 @@ def test_batch_of_matrices():
 
 
 def test_posterior_has_no_gradient():
-    """Of any parameter; those of edges among them."""
+    """Neither to parameters of sources and attention, nor to matrices of edges."""
     hood, observed = GRAPHS["path"](), torch.tensor([True, False, True, False])
     parts = *parameters(hood, 2), matrices(hood, 2)
     mix = NeighborMixture(hood, *(part.requires_grad_() for part in parts))
