@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clo
 from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import _safe_indexing
+from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import (
     _num_samples,
@@ -77,12 +78,12 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         for Euclidean distance, the rows themselves for other metrics.
     :param float clip: least probability of a label under the classifier, because a forest's zero
         has no logarithm.
-    :param int random_state: of folds and fit.
+    :param random_state: of folds and fit: an integer, a ``RandomState``, or None for new draws.
     """
 
     def __init__(
         self, estimator: Any, *, n_neighbors: int = 10, cv: int = 5, metric: str = "euclidean",
-        transformer: Any = None, clip: float = 1e-3, random_state: int | None = None,
+        transformer: Any = None, clip: float = 1e-3, random_state: Any = None,
     ) -> None:  # fmt: skip
         self.estimator = estimator
         self.n_neighbors = n_neighbors
@@ -119,8 +120,11 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             parts.append(self._trained(X, labels, rows[rest]))
         self.estimator_, self._parts = self._trained(X, labels, rows), parts
         whole, *scores = (self._log_probs(each, X) for each in (self.estimator_, *parts))
+        seed = self.random_state
+        if not isinstance(seed, Integral):
+            seed = check_random_state(seed).randint(2**31)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0 if self.random_state is None else self.random_state)
+            torch.manual_seed(seed)
             self.stacked_ = StackedNMM(len(self.classes_), prior=TABLES)
             self.stacked_.fit(self.hood_, torch.stack(scores), labels, folds=folds)
             self._fitted = self._pooled(whole, *scores), labels, known

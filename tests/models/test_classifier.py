@@ -170,6 +170,17 @@ def test_habits_of_scikit_learn(fitted, blobs):
     assert clone(fitted).set_params(transformer=only, metric="manhattan").fit(rows, _y).hood_
 
 
+def test_random_states(blobs):
+    """An integer repeats a fit, a generator continues."""
+    rows, _, y = blobs
+    state = np.random.RandomState(3)
+    model = NeighborMixtureClassifier(LogisticRegression(), random_state=state)
+    first = model.fit(rows, y).label_distributions_
+    assert np.abs(first - model.fit(rows, y).label_distributions_).max() > 0
+    again = model.set_params(random_state=np.random.RandomState(3)).fit(rows, y)
+    np.testing.assert_array_equal(again.label_distributions_, first)
+
+
 def test_zero_probabilities_are_clipped(blobs):
     rows, _, y = blobs
     forest = RandomForestClassifier(5, random_state=0)
