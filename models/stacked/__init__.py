@@ -10,7 +10,7 @@ picks the cases.
 """
 
 from pyro_nmm.models.stacked.blocks import marginals_in_blocks
-from pyro_nmm.models.stacked.fit import temperature_scaling
+from pyro_nmm.models.stacked.fit import bounded_temperature, temperature_scaling
 from pyro_nmm.models.stacked.inputs import edge_weights
 from pyro_nmm.models.stacked.module import StackedNMM
 from pyro_nmm.models.stacked.pooled import PooledScores
@@ -18,6 +18,7 @@ from pyro_nmm.models.stacked.pooled import PooledScores
 __all__ = [
     "PooledScores",
     "StackedNMM",
+    "bounded_temperature",
     "edge_weights",
     "marginals_in_blocks",
     "temperature_scaling",

@@ -5,6 +5,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from pyro_nmm.models.stacked.fit import Fold, bounded_temperature
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.parameters import ParameterPriors
 
+#: Candidates of the labels' probabilities.
+TEMPERED, NMM = "temperature scaling", "NMM"
 #: Steps of LBFGS in a refit, which begins at the parameters of the whole fit.
 REFIT_STEPS = 20
 
@@ -46,42 +49,52 @@ def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
     return Fold(union, inputs, torch.cat(weights) if weights else None, y, given, out), part
 
 
-def share_of_nmm(
-    stacked: nn.Module, parameters: ParameterPriors, fold: Fold, part: Tensor
-) -> float:
-    r"""
-    Posterior mean, under a uniform prior, of the weight :math:`w` in
-
-    .. math::
-
-        \prod_i \left( w \, p_{-k(i)}(y_i) + (1 - w) \, t_{-k(i)}(y_i) \right)
-
-    over the held-out labels. :math:`p_{-k}` are the marginals of an NMM and :math:`t_{-k}`
-    temperature scaling, both refitted without the fold :math:`k` of the label: a linear pool with
-    cross-validated weights [1]. The mean shrinks towards equal weights if labels are few.
-
-    [1] Yuling Yao et al. (2018) "Using Stacking to Average Bayesian Predictive Distributions",
-    Bayesian Analysis 13, https://doi.org/10.1214/17-BA1091.
+def held_out_log_probs(
+    stacked: Any, parameters: ParameterPriors, fold: Fold, part: Tensor
+) -> dict[str, Tensor]:
+    """
+    Log-probability ``(n,)`` of each held-out label by the classifier's own scores, by temperature
+    scaling and by the NMM. The last two are refitted without the label's fold. A refit that
+    diverges gives its labels no probability.
 
     :param Tensor part: ``(N,)`` fold of each node of ``fold``.
     """
     scaled, truth = fold.inputs[0], fold.y[:, None].clamp(min=0)
-    nmm, alone = torch.zeros_like(fold.y, dtype=scaled.dtype), torch.zeros_like(scaled[:, 0])
+    raw = scaled * stacked.pool.temperature
+    found = {"classifier": raw.log_softmax(-1).gather(1, truth)[:, 0]}
+    nmm, tempered = torch.zeros_like(scaled[:, 0]), torch.zeros_like(scaled[:, 0])
     for k in part.unique().tolist():
         out, rest = fold.held_out & (part == k), fold.held_out & (part != k)
         temperature = bounded_temperature(scaled, fold.y, rest)
         probs = refitted(stacked, parameters, fold, rest)
-        nmm[out] = probs.gather(1, truth)[out, 0].log()
-        alone[out] = (scaled / temperature).log_softmax(-1).gather(1, truth)[out, 0]
-    return mean_weight(nmm[fold.held_out], alone[fold.held_out])
+        nmm[out] = probs.gather(1, truth)[out, 0].log().nan_to_num(nan=-torch.inf)
+        tempered[out] = (scaled / temperature).log_softmax(-1).gather(1, truth)[out, 0]
+    found |= {TEMPERED: tempered, NMM: nmm}
+    return {name: values[fold.held_out] for name, values in found.items()}
 
 
-def mean_weight(first: Tensor, second: Tensor) -> float:
-    """Posterior mean of the first weight of two log-densities ``(n,)`` of the same labels."""
-    weight = torch.linspace(0, 1, 101, dtype=torch.double)
-    pair = torch.stack([first, second]).double().cpu()[..., None]
-    pair = pair + torch.stack([weight, 1 - weight])[:, None].log()
-    return float((pair.logsumexp(0).sum(0).softmax(0) * weight).sum())
+def expected_share(nmm: Tensor, tempered: Tensor) -> float:
+    r"""
+    Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights [1],
+
+    .. math::
+
+        p(w) \propto (1 - w) \prod_i \left( w \, p_{-k(i)}(y_i) + (1 - w) \, t_{-k(i)}(y_i) \right)
+
+    over the held-out labels. :math:`p_{-k}` are the marginals of an NMM and :math:`t_{-k}`
+    temperature scaling, both refitted without the fold :math:`k` of the label. The prior counts
+    as one label that only temperature scaling explains, so few labels leave the share small.
+
+    [1] Yuling Yao et al. (2018) "Using Stacking to Average Bayesian Predictive Distributions",
+    Bayesian Analysis 13, https://doi.org/10.1214/17-BA1091.
+
+    :param Tensor nmm: ``(n,)`` log-probabilities of the labels, as ``tempered``.
+    """
+    share = (torch.arange(200).double() + 0.5) / 200
+    pair = torch.stack([nmm, tempered]).double().cpu()[..., None]
+    pair = pair + torch.stack([share, 1 - share])[:, None].log()
+    log_density = pair.logsumexp(0).sum(0) + (1 - share).log()
+    return float((log_density.softmax(0) * share).sum())
 
 
 def refitted(stacked: nn.Module, parameters: ParameterPriors, fold: Fold, rows: Tensor) -> Tensor:

@@ -72,8 +72,10 @@ class Pooled:
         return log_kappa.exp() * probs + floor
 
     def mixture(self, data: GraphScores, *parameters: Tensor) -> NeighborMixture:
-        scaled = (data.scores / self.pool.temperature).softmax(-1)
-        return with_own_sources(data, scaled, self.share, *parameters)
+        beside = data.beside
+        if beside is None:
+            beside = (data.scores / self.pool.temperature).softmax(-1)
+        return with_own_sources(data, beside, self.share, *parameters)
 
 
 def with_own_sources(

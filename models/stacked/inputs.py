@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class GraphScores:
     y: Tensor  #: ``(N,)`` labels, read where known
     known: Tensor  #: ``(N,)`` boolean mask
     edge_weight: Tensor | None = None  #: ``(num_edges,)`` positive, in the order of ``hood``
+    beside: Tensor | None = None  #: ``(N, C)`` probabilities, default temperature scaling
 
     @classmethod
     def of(
@@ -52,6 +53,16 @@ class GraphScores:
             rows = hood.restrict(known)
             check_label_range(rows, y[rows.nodes], scores.shape[1])
         return cls(hood, scores, y, known, weight)
+
+    def with_beside(self, beside: Any) -> GraphScores:
+        """The same, with label probabilities beside the NMM."""
+        beside = _tensor(beside, self.hood)
+        if beside is None:
+            return self
+        expect("beside", beside, tuple(self.scores.shape), note="one row of probabilities per node")
+        if not (beside >= 0).all() or not ((beside.sum(-1) - 1).abs() < 1e-3).all():
+            raise ValueError("beside must hold probabilities: each row must sum to one")
+        return replace(self, beside=beside.to(self.scores))
 
 
 def as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tensor:

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.expect import check_mask
-from pyro_nmm.models.stacked.cross_fit import share_of_nmm, side_by_side
+from pyro_nmm.models.stacked.cross_fit import (
+    NMM,
+    TEMPERED,
+    expected_share,
+    held_out_log_probs,
+    side_by_side,
+)
 from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature, fold_of, folds_of, maximise
 from pyro_nmm.models.stacked.formula import (
     CommunityFormula,
@@ -144,6 +150,8 @@ class StackedNMM(nn.Module):
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
     share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool
+    #: Mean negative log-likelihood of the held-out labels of folds, by candidate; with a pool.
+    held_out_nll: dict[str, float]
 
     def __init__(
         self, num_classes: int | None = None, *, pool: bool = True, communities: bool = False,
@@ -164,6 +172,7 @@ class StackedNMM(nn.Module):
         self.register_buffer("compatibility", compatibility)
         if self.pool is not None:
             self.register_buffer("share", torch.ones(()))
+        self.held_out_nll = {}
         #: Mean and standard deviation of each parameter's prior, by name.
         self.prior = prior_of(self._declared, prior or {})
         ParameterPriors(self, self._declared, self.prior).start()
@@ -280,14 +289,18 @@ class StackedNMM(nn.Module):
                 changed.share.fill_(1.0)
                 changed.pool.temperature.fill_(temperature)
         formula, (data, held_out) = changed.formula, copies[0]
+        held_out_nll: dict[str, float] = {}
         if len(copies) == 1:
             maximise(formula, fitted, folds_of(formula, data, held_out, options.num_folds), options)
         else:
             union, part = side_by_side([fold_of(formula, *each) for each in copies])
             maximise(formula, fitted, [union], options)
             if changed.pool is not None:
-                changed.share.fill_(share_of_nmm(changed, fitted, union, part))
+                found = held_out_log_probs(changed, fitted, union, part)
+                changed.share.fill_(expected_share(found[NMM], found[TEMPERED]))
+                held_out_nll = {name: -values.mean().item() for name, values in found.items()}
         self.to(scores).load_state_dict(changed.state_dict())
+        self.held_out_nll = held_out_nll
         return self
 
     def mixture(
@@ -307,16 +320,33 @@ class StackedNMM(nn.Module):
 
     def posterior(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, num_samples: int = 64,
-        *, edge_weight: Tensor | None = None,
+        *, edge_weight: Tensor | None = None, beside: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
         """
         The fitted distribution of all labels given the known ones, at least one.
+
+        :param Tensor beside: ``(N, C)`` label probabilities with the share :math:`1 - w` after a
+            fit by folds, default temperature scaling of the scores.
 
         :param int num_samples: see :meth:`~pyro_nmm.NeighborMixture.condition`.
         """
         data = self.formula.graph_scores(hood, scores, y, known, edge_weight)
         check_mask(data.known, hood.num_nodes, hood.device, "known")
-        return self._mixture(data).condition(data.y, data.known, num_samples)
+        if self.pool is None and beside is not None:
+            raise ValueError("beside needs a pool: with pool=False the NMM has no share")
+        return self._mixture(data.with_beside(beside)).condition(data.y, data.known, num_samples)
+
+    def summary(self) -> str:
+        """
+        NLL of the held-out labels by the classifier, by temperature scaling and by the NMM, each
+        fitted to the other folds, and the share of the NMM. Of a fit by ``folds``.
+
+        :raises ValueError: without such a fit, or with ``pool=False``.
+        """
+        if not self.held_out_nll:
+            raise ValueError("summary needs a fit by folds, with a pool: call fit(..., folds=...)")
+        lines = [f"{name:24}{value:8.3f}" for name, value in self.held_out_nll.items()]
+        return "\n".join(["held-out NLL", *lines, f"{'share of the NMM':24}{self.share:8.3f}"])
 
     def extra_repr(self) -> str:
         found = {name: value.item() for name, value in self.named_parameters(recurse=False)}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.model_selection import StratifiedKFold
-from sklearn.neighbors import NearestNeighbors
+from sklearn.neighbors import KNeighborsTransformer
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils import _safe_indexing, check_random_state, get_tags
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import (
     _num_samples,
@@ -25,10 +27,11 @@ from sklearn.utils.validation import (
     validate_data,
 )
 from torch import Tensor
-from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
+from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph, to_undirected
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.stacked import StackedNMM
+from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
+from pyro_nmm.models.tabular.temperature import averaged_temperature
 from pyro_nmm.validation import check_integers
 
 #: Priors of the parameters on neighbour graphs of tables, chosen on 74 tables that are not reported
@@ -74,8 +77,10 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     :param int n_neighbors: neighbours of each row in the graph.
     :param int cv: folds of the labelled rows. Each class needs at least two labelled rows.
     :param str metric: distance of the neighbours, any of scikit-learn's ``NearestNeighbors``.
-    :param transformer: makes the numeric rows whose distances count. Default: ``StandardScaler``
-        for Euclidean distance, the rows themselves for other metrics.
+    :param neighbors: a transformer like ``KNeighborsTransformer``, or a pipeline that ends in one,
+        in the place of ``n_neighbors`` and ``metric``: for columns of several kinds, or approximate
+        neighbours of a million rows. Default: exact neighbours, for Euclidean distance of rows that
+        ``StandardScaler`` has scaled.
     :param float clip: least probability of a label under the classifier, because a forest's zero
         has no logarithm.
     :param random_state: of folds and fit: an integer, a ``RandomState``, or None for new draws.
@@ -83,13 +88,13 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     def __init__(
         self, estimator: Any, *, n_neighbors: int = 10, cv: int = 5, metric: str = "euclidean",
-        transformer: Any = None, clip: float = 1e-3, random_state: Any = None,
+        neighbors: Any = None, clip: float = 1e-3, random_state: Any = None,
     ) -> None:  # fmt: skip
         self.estimator = estimator
         self.n_neighbors = n_neighbors
         self.cv = cv
         self.metric = metric
-        self.transformer = transformer
+        self.neighbors = neighbors
         self.clip = clip
         self.random_state = random_state
 
@@ -120,6 +125,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             parts.append(self._trained(X, labels, rows[rest]))
         self.estimator_, self._parts = self._trained(X, labels, rows), parts
         whole, *scores = (self._log_probs(each, X) for each in (self.estimator_, *parts))
+        self._held_out = torch.stack(scores)[folds[rows], rows], labels[rows], folds[rows]
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31)
@@ -127,8 +133,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             torch.manual_seed(seed)
             self.stacked_ = StackedNMM(len(self.classes_), prior=TABLES)
             self.stacked_.fit(self.hood_, torch.stack(scores), labels, folds=folds)
-            self._fitted = self._pooled(whole, *scores), labels, known
-            self.posterior_ = self.stacked_.posterior(self.hood_, *self._fitted)
+            pooled, beside = self._pooled(whole, *scores)
+            self._fitted = pooled, labels, known
+            self.posterior_ = self.stacked_.posterior(self.hood_, *self._fitted, beside=beside)
         self.label_distributions_ = self.posterior_.marginals().numpy()
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         return self
@@ -141,22 +148,22 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         Cost: ``cv + 1`` predictions of the classifier, and a pass over the graph of :meth:`fit`.
         """
         check_is_fitted(self, "stacked_")
-        if self._nearest is None:
+        if self._neighbors is None:
             raise ValueError(
                 "predict_proba cannot place new rows in the graph that fit was given: give fit all "
                 "rows, with label -1 where it is unknown, and read label_distributions_"
             )
         X = self._checked(X, reset=False)
-        near = torch.from_numpy(self._nearest.kneighbors(self._places(X), return_distance=False))
-        size, new, hood = self.hood_.num_nodes, len(near), self.hood_
-        target = torch.arange(size, size + new).repeat_interleave(near.shape[1])
+        size, new, hood = self.hood_.num_nodes, _num_samples(X), self.hood_
+        row, near = from_scipy_sparse_matrix(self._neighbors.transform(X))[0].long()
         edges = torch.stack([hood.source, hood.target])
-        edges = torch.cat([edges, torch.stack([near.reshape(-1), target])], 1)
-        scores = self._pooled(*(self._log_probs(e, X) for e in (self.estimator_, *self._parts)))
-        fitted, labels, known = self._fitted
+        edges = torch.cat([edges, torch.stack([near, row + size])], 1)
+        each = (self._log_probs(part, X) for part in (self.estimator_, *self._parts))
+        (scores, beside), (fitted, labels, known) = self._pooled(*each), self._fitted
         found = self.stacked_.posterior(
             Neighborhood(edges, size + new), torch.cat([fitted, scores]),
             torch.cat([labels, labels.new_zeros(new)]), torch.cat([known, known.new_zeros(new)]),
+            beside=torch.cat([fitted.softmax(1), beside]),
         )  # fmt: skip
         return found.marginals()[size:].numpy()
 
@@ -165,10 +172,32 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
+    def summary(self) -> str:
+        """
+        How often neighbours with labels agree, the NLL of the held-out labels by candidate, and
+        the share of the NMM beside temperature scaling.
+        """
+        check_is_fitted(self, "stacked_")
+        _, labels, known = self._fitted
+        edges = torch.stack([self.hood_.source, self.hood_.target])
+        edges = subgraph(known, edges[:, edges[0] != edges[1]])[0]
+        chance = labels[known].bincount().div(known.sum()).square().sum().item()
+        agree = homophily(edges, labels) if edges.numel() else math.nan
+        return (
+            f"{len(known)} rows, {int(known.sum())} labels of {len(self.classes_)} classes\n"
+            f"neighbours agree in {agree:.0%} of {edges.shape[1] // 2} pairs with labels "
+            f"({chance:.0%} by chance)\n{self.stacked_.summary()}"
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = get_tags(self.estimator).input_tags.sparse
+        return tags
+
     def _checked(self, X: Any, reset: bool) -> Any:
-        """Data frames and sparse matrices as they are, anything else as an array of rows."""
-        if not hasattr(X, "iloc") and not issparse(X):
-            X = check_array(X, dtype=None, ensure_all_finite=False)
+        """Data frames as they are, anything else as an array or a sparse matrix of rows."""
+        if not hasattr(X, "iloc"):
+            X = check_array(X, accept_sparse="csr", dtype=None, ensure_all_finite=False)
         validate_data(self, X, reset=reset, skip_check_array=True)
         return X
 
@@ -196,22 +225,21 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     def _edges(self, X: Any, graph: Any, size: int) -> Tensor:
         """Pairs of neighbouring rows, both ways round."""
-        self._nearest = None
+        self._neighbors = None
         if graph is None:
-            self._scaler = self.transformer
-            if self.transformer is None and self.metric == "euclidean":
-                self._scaler = StandardScaler()
-            if self._scaler is not None:
-                self._scaler = clone(self._scaler).fit(X)
-            places, number = self._places(X), min(self.n_neighbors, size - 1)
-            self._nearest = NearestNeighbors(n_neighbors=number, metric=self.metric).fit(places)
-            graph = self._nearest.kneighbors_graph()
+            self._neighbors = self._finder(min(self.n_neighbors, size - 1), not issparse(X))
+            graph = self._neighbors.fit_transform(X)
         elif not hasattr(graph, "tocoo"):
             return torch.as_tensor(graph)
         return to_undirected(from_scipy_sparse_matrix(graph)[0].long())
 
-    def _places(self, X: Any) -> Any:
-        return X if self._scaler is None else self._scaler.transform(X)
+    def _finder(self, number: int, dense: bool) -> Any:
+        """A transformer of rows into a sparse matrix of their neighbours among the fitted rows."""
+        if self.neighbors is not None:
+            return clone(self.neighbors)
+        finder = KNeighborsTransformer(n_neighbors=number, metric=self.metric)
+        scaled = self.metric == "euclidean"
+        return make_pipeline(StandardScaler(with_mean=dense), finder) if scaled else finder
 
     def _trained(self, X: Any, labels: Tensor, rows: np.ndarray) -> Any:
         return clone(self.estimator).fit(_safe_indexing(X, rows), self.classes_[labels[rows]])
@@ -223,8 +251,16 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         probs[:, columns] = estimator.predict_proba(X)
         return torch.from_numpy(probs).clamp(min=self.clip).log().float()
 
-    def _pooled(self, whole: Tensor, *parts: Tensor) -> Tensor:
-        """Scores whose tempered probabilities are half the whole fit's and half the folds' mean."""
-        temperature = self.stacked_.pool.temperature
-        folds = torch.stack([(each / temperature).softmax(1) for each in parts]).mean(0)
-        return ((whole / temperature).softmax(1) + folds).div(2).log() * temperature
+    def _pooled(self, whole: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        Scores of some rows for the NMM: half the whole fit's probabilities and half the folds'
+        mean. And the probabilities beside the NMM: these, and in equal parts the folds' mean where
+        each fold has a temperature of its own, as ``CalibratedClassifierCV`` does it.
+        """
+        held_out, y, fold = self._held_out
+        mean, own = torch.zeros_like(whole), torch.zeros_like(whole)
+        for k, part in enumerate(parts):
+            mean += averaged_temperature(part, held_out, y) / len(parts)
+            own += (part / bounded_temperature(held_out, y, fold == k)).softmax(1) / len(parts)
+        mean = (averaged_temperature(whole, held_out, y) + mean) / 2
+        return mean.log() * self.stacked_.pool.temperature, (mean + own) / 2

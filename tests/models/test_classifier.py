@@ -19,15 +19,17 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
-from sklearn.neighbors import kneighbors_graph
+from sklearn.neighbors import KNeighborsTransformer, kneighbors_graph
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM
+from pyro_nmm.models.stacked import bounded_temperature
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 from pyro_nmm.models.tabular.classifier import TABLES
+from pyro_nmm.models.tabular.temperature import averaged_temperature
 
 #: Checks of scikit-learn that it does not pass, and why.
 EXPECTED = {"check_classifiers_classes": "-1 is a row without a label"}
@@ -88,9 +90,16 @@ def test_it_is_a_fit_of_folds(blobs):
         )
     torch.testing.assert_close(stacked.state_dict(), model.stacked_.state_dict())
     whole = torch.from_numpy(model.estimator_.predict_proba(rows)).clamp(min=1e-3).log().float()
-    t = stacked.pool.temperature
-    mean = ((whole / t).softmax(1) + (scores / t).softmax(2).mean(0)) / 2
-    posterior = stacked.posterior(hood, mean.log() * t, torch.from_numpy(labels), known)
+    truth = torch.from_numpy(labels)[known]
+    held_out = scores[folds[known], known.nonzero()[:, 0]]
+    mean = [averaged_temperature(each, held_out, truth) for each in (whole, *scores)]
+    mean = (mean[0] + torch.stack(mean[1:]).mean(0)) / 2
+    own = [bounded_temperature(held_out, truth, folds[known] == k) for k in range(3)]
+    own = torch.stack([(part / t).softmax(1) for part, t in zip(scores, own, strict=True)]).mean(0)
+    pooled = mean.log() * stacked.pool.temperature
+    posterior = stacked.posterior(
+        hood, pooled, torch.from_numpy(labels), known, beside=(mean + own) / 2
+    )
     np.testing.assert_allclose(posterior.marginals(), model.label_distributions_, atol=1e-5)
 
 
@@ -166,8 +175,41 @@ def test_habits_of_scikit_learn(fitted, blobs):
     framed = clone(fitted).fit(frame, _y)
     np.testing.assert_allclose(framed.label_distributions_, fitted.label_distributions_)
     assert framed.predict_proba(frame[:2]).shape == (2, 3)
-    only = FunctionTransformer(lambda X: X[:, :1])
-    assert clone(fitted).set_params(transformer=only, metric="manhattan").fit(rows, _y).hood_
+
+
+def test_neighbors_of_any_transformer(fitted, blobs):
+    """The default written out; other columns and metrics; one that finds its own number."""
+    rows, _, y = blobs
+    near = make_pipeline(StandardScaler(), KNeighborsTransformer(n_neighbors=10))
+    model = clone(fitted).set_params(neighbors=near).fit(rows, y)
+    np.testing.assert_array_equal(model.label_distributions_, fitted.label_distributions_)
+    only = make_pipeline(FunctionTransformer(lambda X: X[:, :1]), KNeighborsTransformer())
+    first = clone(fitted).set_params(neighbors=only).fit(rows, y)
+    assert first.hood_.num_edges < model.hood_.num_edges
+    np.testing.assert_allclose(first.predict_proba(rows[:3]).sum(1), 1, atol=1e-5)
+    other = clone(fitted).set_params(metric="manhattan").fit(rows, y)
+    assert not torch.equal(other.hood_.source, model.hood_.source)
+    sparse = clone(fitted).fit(csr_matrix(rows), y)
+    assert torch.equal(sparse.hood_.source, model.hood_.source)
+
+
+def test_summary(fitted, blobs):
+    rows, labels, y = blobs
+    text = fitted.summary()
+    assert text.startswith("300 rows, 75 labels of 3 classes\nneighbours agree in ")
+    known = np.flatnonzero(y >= 0)
+    near = fitted.hood_
+    edges = {(int(a), int(b)) for a, b in zip(near.source, near.target, strict=True) if a < b}
+    pairs = [(a, b) for a, b in edges if a in set(known) and b in set(known)]
+    agree = np.mean([labels[a] == labels[b] for a, b in pairs])
+    assert f"agree in {agree:.0%} of {len(pairs)} pairs" in text
+    assert list(fitted.stacked_.held_out_nll) == ["classifier", "temperature scaling", "NMM"]
+    assert f"{float(fitted.stacked_.share):.3f}" in text
+    unseen = [part.predict_proba(rows) for part in fitted._parts]
+    folds = fitted._held_out[2].tolist()
+    probs = np.clip([unseen[k][row] for k, row in zip(folds, known, strict=True)], 1e-3, 1)
+    loss = log_loss(labels[known], probs / probs.sum(1, keepdims=True))
+    assert fitted.stacked_.held_out_nll["classifier"] == pytest.approx(loss, rel=1e-4)
 
 
 def test_random_states(blobs):

@@ -10,8 +10,8 @@ from graphs import to_hood
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM, edge_weights, marginals_in_blocks
-from pyro_nmm.models.stacked import pooled
-from pyro_nmm.models.stacked.cross_fit import mean_weight
+from pyro_nmm.models.stacked import cross_fit, pooled
+from pyro_nmm.models.stacked.cross_fit import expected_share
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.sources import communities
 
@@ -116,17 +116,61 @@ def test_marginals_are_a_linear_pool(problem):
 
 
 def test_share_is_the_posterior_mean_of_a_weight():
-    """By quadrature; few labels leave it near one half, many decide."""
+    """By quadrature; few labels leave it near the prior's third, many decide."""
     first, second = torch.randn(2, 7)
     grid = torch.linspace(0, 1, 20001).double()
     terms = grid[:, None] * first.exp() + (1 - grid[:, None]) * second.exp()
-    density = terms.prod(1)
-    assert mean_weight(first, second) == pytest.approx(
+    density = (1 - grid) * terms.prod(1)
+    assert expected_share(first, second) == pytest.approx(
         float((grid * density).sum() / density.sum()), abs=2e-3
     )
     better = torch.full((300,), -0.1)
-    assert mean_weight(better, better - 2) > 0.98
-    assert mean_weight(better[:1], better[:1]) == pytest.approx(0.5)
+    assert expected_share(better, better - 2) > 0.98
+    assert expected_share(better[:1], better[:1]) == pytest.approx(1 / 3, abs=2e-3)
+    assert expected_share(torch.full((9,), -torch.inf), better[:9]) < 0.1
+
+
+def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
+    hood, scores, y, folds = problem
+    nan = lambda stacked, parameters, fold, rows: torch.full_like(fold.inputs[0], torch.nan)  # noqa: E731
+    monkeypatch.setattr(cross_fit, "refitted", nan)
+    stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=5)
+    assert 0 < float(stacked.share) < 0.05
+    assert stacked.held_out_nll["NMM"] == torch.inf
+
+
+def test_summary(problem):
+    hood, scores, y, folds = problem
+    stacked = StackedNMM(3)
+    with pytest.raises(ValueError, match="summary needs a fit by folds"):
+        stacked.summary()
+    stacked.fit(hood, scores, y, folds=folds, num_steps=20)
+    lines = stacked.summary().splitlines()
+    assert [line[:20].strip() for line in lines[1:]] == [*stacked.held_out_nll, "share of the NMM"]
+    rows = (folds >= 0).nonzero()[:, 0]
+    loss = torch.nn.functional.cross_entropy(scores[folds[rows], rows], y[rows])
+    assert stacked.held_out_nll["classifier"] == pytest.approx(loss.item(), rel=1e-5)
+    assert stacked.held_out_nll["temperature scaling"] < stacked.held_out_nll["classifier"] + 0.1
+    stacked.fit(hood, scores[0], y, folds == 0, folds == 1, num_steps=5)
+    assert stacked.held_out_nll == {}
+
+
+def test_probabilities_beside_the_nmm(problem):
+    hood, scores, y, folds = problem
+    stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=20)
+    known, share = folds >= 0, float(stacked.share)
+    beside = torch.rand(60, 3) + 0.1
+    beside = beside / beside.sum(-1, keepdim=True)
+    usual = stacked.posterior(hood, scores[0], y, known).marginals()
+    alone = (scores[0] / stacked.pool.temperature).softmax(-1)
+    found = stacked.posterior(hood, scores[0], y, known, beside=beside.numpy()).marginals()
+    expected = usual + (1 - share) * (beside - alone) * ~known[:, None]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for wrong, message in ((beside[:5], "beside must have shape"), (2 * beside, "sum to one")):
+        with pytest.raises(ValueError, match=message):
+            stacked.posterior(hood, scores[0], y, known, beside=wrong)
+    with pytest.raises(ValueError, match="beside needs a pool"):
+        StackedNMM(pool=False).posterior(hood, scores[0], y, known, beside=beside)
 
 
 def test_share_follows_the_graph():
