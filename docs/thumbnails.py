@@ -22,6 +22,7 @@ PICTURES = {
     "tutorials/exact-and-bound": 1,
     "tutorials/gradients": 1,
     "tutorials/your-graph": 0,
+    "tutorials/few-labels": 0,
     "tutorials/noisy-labels": 1,
     "tutorials/variational-family": 1,
     "tutorials/larger-program": 1,

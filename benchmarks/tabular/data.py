@@ -16,7 +16,9 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import kneighbors_graph
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
+from torch.nn import functional as F
 from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
+from torchmetrics.functional.classification import multiclass_calibration_error
 
 FOLDS, ROWS, NEIGHBORS, CLIP = 5, 4000, 10, 1e-3
 SPLIT = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
@@ -83,6 +85,16 @@ class Table:
 
 def log_probs(probs: np.ndarray) -> Tensor:
     return torch.as_tensor(probs).clamp(min=CLIP).log().float()
+
+
+def scores_of(probs: Tensor, labels: np.ndarray) -> dict[str, float]:
+    """NLL, accuracy and calibration error of label probabilities ``(n, C)``."""
+    probs, y = probs.double().clamp(min=1e-6), torch.from_numpy(labels)
+    probs = probs / probs.sum(1, keepdim=True)
+    error = multiclass_calibration_error(probs, y, probs.shape[1], n_bins=15)
+    hit = (probs.argmax(1) == y).double().mean()
+    scores = {"nll": F.nll_loss(probs.log(), y), "accuracy": hit, "ece": error}
+    return {name: round(value.item(), 5) for name, value in scores.items()}
 
 
 def keel(seed: int) -> Iterator[tuple[str, tuple]]:

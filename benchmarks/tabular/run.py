@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.ensemble import StackingClassifier
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.ensemble import RandomTreesEmbedding, StackingClassifier
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer, kneighbors_graph
+from sklearn.pipeline import make_pipeline
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn import GCN
 from torch_geometric.nn.models import CorrectAndSmooth
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
@@ -32,7 +32,9 @@ from benchmarks.tabular.data import (
     embeddings,
     keel,
     log_probs,
+    scores_of,
 )
+from benchmarks.tabular.scale import new_rows, size
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
@@ -137,9 +139,21 @@ def scores_alone(table: Table) -> Tensor:
     return stacked.posterior(hood, log_probs(table.whole), y, folds >= 0).marginals()
 
 
-def ours(table: Table) -> np.ndarray:
-    model = NeighborMixtureClassifier(table.make(), metric=table.metric, random_state=0)
-    return model.fit(table.rows, table.partly).label_distributions_
+def ours(table: Table, graph: object = None, **options) -> np.ndarray:
+    options = {"metric": table.metric, "random_state": 0} | options
+    model = NeighborMixtureClassifier(table.make(), **options)
+    return model.fit(table.rows, table.partly, graph).label_distributions_
+
+
+def mutual(table: Table) -> np.ndarray:
+    near = kneighbors_graph(table.rows, NEIGHBORS)
+    return ours(table, near.multiply(near.T))
+
+
+def leaves(table: Table) -> np.ndarray:
+    """Neighbours that share the most leaves of random trees, which read no labels."""
+    finder = KNeighborsTransformer(n_neighbors=NEIGHBORS, metric="cosine")
+    return ours(table, neighbors=make_pipeline(RandomTreesEmbedding(random_state=0), finder))
 
 
 METHODS: dict[str, Callable[[Table], Tensor | np.ndarray]] = {
@@ -156,6 +170,14 @@ METHODS: dict[str, Callable[[Table], Tensor | np.ndarray]] = {
     "label spreading": label_spreading,
     "GCN, temperature from five folds": gcn,
 }
+#: The NMM on other graphs of the rows.
+GRAPHS: dict[str, Callable[[Table], Tensor | np.ndarray]] = {
+    "5 neighbours": partial(ours, n_neighbors=5),
+    "20 neighbours": partial(ours, n_neighbors=20),
+    "Manhattan distance": partial(ours, metric="manhattan"),
+    "mutual neighbours": mutual,
+    "leaves of random trees": leaves,
+}
 
 
 def judge(table: Table, method: str) -> dict:
@@ -163,14 +185,9 @@ def judge(table: Table, method: str) -> dict:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of solvers that stop early
-        found, seconds = timed(METHODS[method], table)
-    probs = torch.as_tensor(found).double()[table.judged].clamp(min=1e-6)
-    probs, y = probs / probs.sum(1, keepdim=True), torch.from_numpy(table.labels)[table.judged]
-    error = multiclass_calibration_error(probs, y, table.num_classes, n_bins=15)
-    hit = (probs.argmax(1) == y).double().mean()
-    nll = F.nll_loss(probs.log(), y)
-    scores = {"nll": nll, "accuracy": hit, "ece": error, "seconds": torch.tensor(seconds)}
-    return {name: round(value.item(), 5) for name, value in scores.items()}
+        found, seconds = timed((METHODS | GRAPHS)[method], table)
+    probs = torch.as_tensor(found)[table.judged]
+    return scores_of(probs, table.labels[table.judged]) | {"seconds": round(seconds, 5)}
 
 
 def agreement(table: Table) -> float:
@@ -202,8 +219,8 @@ def images(args, results: Records) -> None:
 
 
 main = command(
-    __doc__, (tables, images), seeds=[0, 1, 2], methods=list(METHODS), data_root=Path,
-    results=FILE,
+    __doc__, (tables, images, new_rows, size), seeds=[0, 1, 2], methods=list(METHODS),
+    sizes=[10_000, 100_000, 1_000_000], data_root=Path, results=FILE,
 )  # fmt: skip
 
 if __name__ == "__main__":

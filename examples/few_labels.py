@@ -1,0 +1,127 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Few labels and any scikit-learn classifier: 400 of scikit-learn's 1,797 images of digits have a
+label. The classifier alone, calibrated, label spreading, and an NMM on top of the classifier.
+
+    python examples/few_labels.py --output output/few_labels.png
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from plotting import COLORS, progress_bar, reliability, save
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_digits
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.neighbors import KNeighborsTransformer
+from sklearn.semi_supervised import LabelSpreading
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from pyro_nmm.models.tabular import NeighborMixtureClassifier
+
+BOOSTING, TEMPERATURE, SPREADING = "boosting", "boosting + temperature", "label spreading"
+NMM = "boosting + NMM"
+
+
+def scores(probs: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Of probabilities ``(n, 10)`` of images without a label."""
+    p, truth = torch.as_tensor(probs).double(), torch.as_tensor(y)
+    p = p.clamp(min=1e-6)
+    p = p / p.sum(1, keepdim=True)
+    return {
+        "accuracy": (p.argmax(1) == truth).double().mean().item(),
+        "NLL": -p.gather(1, truth[:, None]).log().mean().item(),
+        "ECE": multiclass_calibration_error(p, truth, 10, n_bins=15).item(),
+    }
+
+
+def main(args) -> dict:
+    torch.set_num_threads(args.num_threads)
+    rows, digits = load_digits(return_X_y=True)
+    boosting = HistGradientBoostingClassifier(max_iter=args.max_iter, random_state=0)
+    calibrated = CalibratedClassifierCV(boosting, method="temperature", cv=5)
+    spreading = LabelSpreading(kernel="knn", n_neighbors=10)
+    near = KNeighborsTransformer(n_neighbors=10)  # of the pixels as they are, in the same unit
+    found: dict[str, list[dict]] = {name: [] for name in (BOOSTING, TEMPERATURE, SPREADING, NMM)}
+    for seed in progress_bar(range(args.num_seeds), desc="few labels", unit="draw"):
+        known = np.random.default_rng(seed).permutation(len(rows)) < args.num_labels
+        y = np.where(known, digits, -1)
+        model = NeighborMixtureClassifier(boosting, neighbors=near, random_state=0).fit(rows, y)
+        labelled = rows[known], digits[known]
+        probs = {
+            BOOSTING: model.estimator_.predict_proba(rows),
+            TEMPERATURE: calibrated.fit(*labelled).predict_proba(rows),
+            SPREADING: np.nan_to_num(spreading.fit(rows, y).label_distributions_),
+            NMM: model.label_distributions_,
+        }
+        for name, each in probs.items():
+            found[name].append(scores(each[~known], digits[~known]))
+    print(model.summary())
+    print(f"{len(rows) - args.num_labels} images without a label, mean of {args.num_seeds} draws")
+    print(f"{'':24}", *(f"{name:>9}" for name in ("accuracy", "NLL", "ECE")))
+    means = {name: {k: np.mean([each[k] for each in runs]) for k in runs[0]}
+             for name, runs in found.items()}  # fmt: skip
+    for name, row in means.items():
+        print(f"{name:24}", *(f"{value:9.4f}" for value in row.values()))
+    if args.output:
+        draw(args, rows, digits, known, model, probs)
+    return means
+
+
+def draw(args, rows, digits, known, model, probs) -> None:
+    """Images that only the NMM gets right; reliability; counts of each digit."""
+    matplotlib.use("Agg")
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure = plt.figure(figsize=(14, 4.6), layout="constrained")
+    left, middle, right = figure.subfigures(1, 3, width_ratios=[1.1, 1, 1])
+    alone, ours = (probs[name].argmax(1) for name in (BOOSTING, NMM))
+    mended = np.flatnonzero(~known & (alone != digits) & (ours == digits))
+    spoiled = (~known & (alone == digits) & (ours != digits)).sum()
+    left.suptitle(f"The NMM mends {len(mended)} labels and spoils {spoiled}")
+    for axis, row in zip(left.subplots(3, 5).flat, mended, strict=False):
+        axis.imshow(rows[row].reshape(8, 8), cmap="gray_r")
+        axis.set_title(f"{alone[row]} → {ours[row]}", fontsize=10)
+    for axis in left.axes:
+        axis.axis("off")
+    axis = middle.subplots()
+    for name, color in zip((TEMPERATURE, NMM), COLORS, strict=True):
+        p, y = torch.as_tensor(probs[name][~known]), torch.as_tensor(digits[~known])
+        reliability(axis, p.double(), y, color, name)
+    low = min(*axis.get_xlim(), *axis.get_ylim())
+    axis.plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
+    axis.set(xlabel="confidence", ylabel="accuracy", title="Reliability, ± one standard error")
+    axis.legend(frameon=False, loc="lower right")
+    axis, nodes = right.subplots(), torch.from_numpy(np.flatnonzero(~known))
+    draws = model.posterior_.sample((500,), nodes)
+    counts = torch.nn.functional.one_hot(draws, 10).sum(1).numpy()
+    low, middle_, high = np.quantile(counts, [0.05, 0.5, 0.95], axis=0)
+    axis.errorbar(range(10), middle_, [middle_ - low, high - middle_], fmt="none", capsize=4,
+                  color=COLORS[1], label="90 % interval of joint samples")  # fmt: skip
+    axis.plot(range(10), np.bincount(digits[~known]), "o", ms=4, color="black", label="truth")
+    axis.set(xlabel="digit", ylabel="images", xticks=range(10), title="How many are there?")
+    axis.legend(frameon=False)
+    save(figure, args.output)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-labels", type=int, default=400)
+    parser.add_argument("--num-seeds", type=int, default=2, help="draws of the labelled images")
+    parser.add_argument("--max-iter", type=int, default=60, help="of boosting")
+    parser.add_argument("--num-threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=Path("output/few_labels.png"))
+    return parser
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())
