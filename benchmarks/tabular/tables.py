@@ -3,13 +3,15 @@
 
 """Tables of docs/results/tabular.md, from the rows of tabular.jsonl."""
 
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files
-from benchmarks.shared.tables import Cell, Paired, average, count, ordered, table
+from benchmarks.shared.tables import Cell, Paired, against, average, count, ordered, table
 from benchmarks.tabular.data import KINDS
-from benchmarks.tabular.run import METHODS, OURS, SCIKIT, TEMPERATURE
+from benchmarks.tabular.run import GRAPHS, METHODS, OURS, SCIKIT, TEMPERATURE
 
 CELL = ["table", "seed", "classifier"]
 
@@ -42,6 +44,7 @@ SCORES |= {"ECE": average("ece", ".3f")}
 
 def methods_on_tables(files: Files) -> str:
     rows = rows_of(files, "tables").assign(data="KEEL")
+    rows = rows[~rows["method"].isin(GRAPHS)]
     cells = {"cells": count} | SCORES | {"NMM below it, share of cells": below}
     seconds = {"s": average("seconds", ".1f")}
     return table(rows, ["data", "method"], cells | seconds)
@@ -71,4 +74,45 @@ def methods_on_images(files: Files) -> str:
     return table(rows, ["number", "method"], {"seeds": count} | SCORES)
 
 
-TABLES = methods_on_tables, classifiers_on_tables, each_table, methods_on_images
+def graphs_of_rows(files: Files) -> str:
+    rows = rows_of(files, "tables")
+    seeds = rows[rows["method"].isin(GRAPHS)]["seed"].unique()
+    rows = rows[rows["method"].isin([OURS, *GRAPHS]) & rows["seed"].isin(seeds)]
+    rows = rows.assign(graph=rows["method"].astype(str).replace(OURS, "default: 10 neighbours"))
+    change = against(OURS, "nll", 3, by=CELL, form=Paired.spread)
+    return table(rows, ["graph"], {"cells": count} | SCORES | {"NLL minus default": change})
+
+
+def rows_after_the_fit(files: Files) -> str:
+    rows = shown.frame(files["tabular"], task="new_rows").assign(method=lambda r: r["rows"])
+    rows = rows.assign(classifier=ordered(rows["classifier"], list(KINDS)))
+    change = against("fitted", "nll", 3, by=CELL, form=Paired.spread)
+    return table(rows, ["classifier", "rows"], {"cells": count} | SCORES | {"NLL, lost": change})
+
+
+def cost_by_rows(files: Files) -> str:
+    rows = shown.frame(files["tabular"], task="size").assign(rows=lambda r: r["number"])
+    names = "neighbours", "classifier", "fit", "1 new", "10000 new"
+    cells = {f"{name}, s": average(f"seconds.{name}", ".2f") for name in names}
+    cells = {"accuracy": average("accuracy", ".3f")} | cells | {"MiB": average("MiB", ".0f")}
+    return table(rows, ["neighbors", "rows"], cells)
+
+
+def agreement_figure(files: Files) -> Figure:
+    """The gain in NLL over temperature scaling by the agreement of neighbours, a dot a table."""
+    rows, figure = rows_of(files, "tables"), plt.figure(figsize=(7, 4), layout="constrained")
+    axis = figure.subplots()
+    for name, part in rows.groupby("table"):
+        gain, agree = -gap(part, TEMPERATURE, CELL).mean, part["agreement"].mean()
+        axis.plot(agree, gain, "o", ms=5, color="#0072B2")
+        if gain > 0.1 or gain < 0.003:
+            axis.annotate(str(name), (agree, gain), (4, 4), textcoords="offset points", fontsize=8)
+    axis.axhline(0, color="0.7", lw=1, zorder=0)
+    axis.set(xlabel="agreement of neighbours: 0 chance, 1 always",
+             ylabel="NLL of temperature scaling minus the NMM's, nats")  # fmt: skip
+    return figure
+
+
+TABLES = (methods_on_tables, classifiers_on_tables, each_table, methods_on_images)
+TABLES += (graphs_of_rows, rows_after_the_fit, cost_by_rows)
+FIGURES = {"agreement.png": agreement_figure}

@@ -20,6 +20,7 @@ from pyro_nmm.expect import check_mask
 from pyro_nmm.models.stacked.cross_fit import (
     NMM,
     TEMPERED,
+    agreement,
     expected_share,
     held_out_log_probs,
     side_by_side,
@@ -297,7 +298,8 @@ class StackedNMM(nn.Module):
             maximise(formula, fitted, [union], options)
             if changed.pool is not None:
                 found = held_out_log_probs(changed, fitted, union, part)
-                changed.share.fill_(expected_share(found[NMM], found[TEMPERED]))
+                share = expected_share(found[NMM], found[TEMPERED], agreement(data))
+                changed.share.fill_(share)
                 held_out_nll = {name: -values.mean().item() for name, values in found.items()}
         self.to(scores).load_state_dict(changed.state_dict())
         self.held_out_nll = held_out_nll

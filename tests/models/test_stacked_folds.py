@@ -115,19 +115,38 @@ def test_marginals_are_a_linear_pool(problem):
     assert (share_of_two - mixed[:, 2]).abs().max() < 4 * 0.5 / 4000**0.5
 
 
-def test_share_is_the_posterior_mean_of_a_weight():
-    """By quadrature; few labels leave it near the prior's third, many decide."""
+@pytest.mark.parametrize("agree", [0.0, 0.4, 1.0])
+def test_share_is_the_posterior_mean_of_a_weight(agree):
+    """By quadrature; few labels leave it near the prior's mean, many decide."""
     first, second = torch.randn(2, 7)
     grid = torch.linspace(0, 1, 20001).double()
     terms = grid[:, None] * first.exp() + (1 - grid[:, None]) * second.exp()
-    density = (1 - grid) * terms.prod(1)
-    assert expected_share(first, second) == pytest.approx(
-        float((grid * density).sum() / density.sum()), abs=2e-3
+    density = grid ** (5 * agree) * (1 - grid) ** (5 * (1 - agree)) * terms.prod(1)
+    assert expected_share(first, second, agree) == pytest.approx(
+        float((grid * density).sum() / density.sum()), abs=1e-3
     )
     better = torch.full((300,), -0.1)
-    assert expected_share(better, better - 2) > 0.98
-    assert expected_share(better[:1], better[:1]) == pytest.approx(1 / 3, abs=2e-3)
-    assert expected_share(torch.full((9,), -torch.inf), better[:9]) < 0.1
+    assert expected_share(better, better - 2, agree) > 0.97
+    prior = (1 + 5 * agree) / 7
+    assert expected_share(better[:1], better[:1], agree) == pytest.approx(prior, abs=1e-3)
+    assert expected_share(torch.full((90,), -torch.inf), better[:90], agree) < 0.08
+
+
+def test_agreement_of_labelled_neighbours():
+    """Between chance and always, of pairs that are both observed; few pairs count less."""
+    pairs = torch.tensor([[0, 1, 2, 4, 5], [1, 2, 3, 5, 6]])
+    hood = Neighborhood(torch.cat([pairs, pairs.flip(0)], 1), 7)
+    y, known = torch.tensor([0, 0, 1, 1, 0, 1, 0]), torch.tensor([True] * 6 + [False])
+    data = GraphScores(hood, torch.zeros(7, 2), y, known)
+    # Pairs 0-1 and 2-3 of four agree, and three of six labels are alike: as often as by chance.
+    assert cross_fit.agreement(data) == 0
+    y[5] = 0
+    data = GraphScores(hood, torch.zeros(7, 2), y, known & (torch.arange(7) != 2))
+    assert cross_fit.agreement(data) == pytest.approx(2 / 12)  # 0-1 and 4-5
+    whole = to_hood(nx.disjoint_union(nx.complete_graph(10), nx.complete_graph(10)))
+    y = torch.arange(20) // 10
+    data = GraphScores(whole, torch.zeros(20, 2), y, torch.ones(20, dtype=torch.bool))
+    assert cross_fit.agreement(data) == pytest.approx(90 / 100)
 
 
 def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
