@@ -154,7 +154,7 @@ def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
     nan = lambda stacked, parameters, fold, rows: torch.full_like(fold.inputs[0], torch.nan)  # noqa: E731
     monkeypatch.setattr(cross_fit, "refitted", nan)
     stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=5)
-    assert 0 < float(stacked.share) < 0.05
+    assert 0 < float(stacked.share) < 0.2
     assert stacked.held_out_nll["NMM"] == torch.inf
 
 
