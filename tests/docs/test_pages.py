@@ -5,10 +5,12 @@
 
 import re
 
+import numpy as np
 import pyro
 import pytest
 import torch
 from documents import DOCUMENTS, RESULTS, SNIPPETS, TUTORIALS, anchors, links, run_page
+from sklearn.datasets import load_digits
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, random_split
@@ -21,12 +23,24 @@ def as_a_user():
     torch.set_default_dtype(torch.float)
 
 
+def test_readme_few_labels(capsys):
+    images, y = load_digits(return_X_y=True)
+    known = np.random.default_rng(0).random(1797) < 0.1
+    names = np.array(list("abcdefghij"), dtype=object)[y]
+    found = {"rows": images[:1700], "y": np.where(known, names, -1)[:1700]}
+    found["new_rows"] = images[1700:]
+    exec(compile(SNIPPETS["README.md"][0], "README.md", "exec"), found)
+    assert (found["model"].transduction_ == names[:1700])[~known[:1700]].mean() > 0.93
+    assert (found["model"].predict(images[1700:]) == names[1700:]).mean() > 0.85
+    assert "share of the NMM" in capsys.readouterr().out
+
+
 def test_readme_on_top_of_a_classifier(capsys):
-    """The first snippet, with a classifier that is too sure of itself."""
+    """The second snippet, with a classifier that is too sure of itself."""
     data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
     truth = torch.nn.functional.one_hot(data.y).float() + 0.6 * torch.randn(1797, 10)
     namespace = {"data": data, "model": lambda x, edge_index: 20 * truth}
-    exec(compile(SNIPPETS["README.md"][0], "README.md", "exec"), namespace)
+    exec(compile(SNIPPETS["README.md"][1], "README.md", "exec"), namespace)
     test = data.test_mask
     probs = {"alone": (20 * truth).softmax(-1), "NMM": namespace["posterior"].marginals()}
     likelihood = {
@@ -40,7 +54,7 @@ def test_readme_annotators():
     data = digits()
     answers = torch.where(torch.rand(1797, 5) < 0.6, data.y[:, None], torch.randint(10, (1797, 5)))
     found = {"data": data, "answers": answers}
-    exec(compile(SNIPPETS["README.md"][1], "README.md", "exec"), found)
+    exec(compile(SNIPPETS["README.md"][2], "README.md", "exec"), found)
     assert (found["field"].predict() == data.y).float().mean() > 0.97
     assert (found["accuracy"](found["field"]).mean - 0.64).abs().max() < 0.05
 
@@ -48,7 +62,7 @@ def test_readme_annotators():
 def test_readme_guide():
     pyro.set_rng_seed(0)
     found = {}
-    exec(compile(SNIPPETS["README.md"][2], "README.md", "exec"), found)
+    exec(compile(SNIPPETS["README.md"][3], "README.md", "exec"), found)
     log_z = found["field"].log_normalizer()
     last = sum(found["losses"][-50:]) / 50 + log_z
     assert 0 < last < 0.7 * (mean_field(found["field"]).losses[0] + log_z)
@@ -65,7 +79,7 @@ def test_every_snippet_of_the_docs_is_run_here():
     }
     run |= {"variational-family.md", "latent-labels.md", "annotators.md", "distributed.md"}
     assert SNIPPETS.keys() == run | {"pyro.md"}
-    assert len(SNIPPETS["README.md"]) == 3
+    assert len(SNIPPETS["README.md"]) == 4
 
 
 @pytest.mark.slow
@@ -102,6 +116,10 @@ def test_docs_node_classification():
     assert found["joint"] / test.sum() > mean_log_prob(found["marginals"][test], data.y[test])
     assert found["more"] > found["joint"] - 0.02 * test.sum()  # with communities as sources
     assert torch.equal(later.predict()[val], data.y[val])
+    crossed = found["by_folds"].marginals()[test]
+    probe = found["log_probs"](found["labelled"])[test]
+    assert mean_log_prob(crossed, data.y[test]) > mean_log_prob(probe.exp(), data.y[test]) + 0.2
+    assert 0.3 < float(found["crossed"].share) < 1
     sharper = found["sharper"].marginals()[test]
     assert mean_log_prob(sharper, data.y[test]) > mean_log_prob(
         scores.softmax(-1)[test], data.y[test]
