@@ -3,6 +3,6 @@
 
 """StackedNMM on top of trained classifiers, beside other ways to calibrate them."""
 
-from benchmarks.on_top.data import MOST_PAIRS, load, network, shuffled, some_pairs
+from benchmarks.on_top.data import MOST_PAIRS, epochs, load, network, shuffled, some_pairs, trained
 
-__all__ = ["MOST_PAIRS", "load", "network", "shuffled", "some_pairs"]
+__all__ = ["MOST_PAIRS", "epochs", "load", "network", "shuffled", "some_pairs", "trained"]

@@ -157,27 +157,6 @@ def trained(kind: str, data: Data, seed: int) -> Tensor:
     return stopped_early(outputs, lambda out: held_out_losses(out, data))
 
 
-def retrained(data: Data, seed: int, num_folds: int = 5) -> tuple[Tensor, Tensor, Tensor]:
-    """
-    ``(K, N, C)``: logits of networks that have not seen a fold of the observed labels, ``(N, C)``
-    those of a network that has seen all, each after 200 epochs, and ``(N,)`` the folds.
-    """
-    known, folds = data.train_mask | data.val_mask, torch.full_like(data.y, -1)
-    order = shuffled(known, torch.Generator().manual_seed(seed))
-    folds[order] = torch.arange(len(order)) % num_folds
-
-    def logits(nodes: Tensor) -> Tensor:
-        pyro.set_rng_seed(seed)
-        module = network(data.backbone, data.num_features, int(data.y.max()) + 1)
-        optimizer = Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
-        taught = (data.x, data.edge_index), data.y, nodes
-        *_, last = epochs(module, optimizer, taught, 200)
-        return last
-
-    parts = [logits(known & (folds != fold)) for fold in range(num_folds)]
-    return torch.stack(parts), logits(known), folds
-
-
 def epochs(module: nn.Module, optimizer: Optimizer, taught: tuple, num: int) -> Iterator[Tensor]:
     """Train on inputs, and targets of some nodes; outputs in evaluation mode after each epoch."""
     inputs, targets, nodes = taught

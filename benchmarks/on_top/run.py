@@ -19,22 +19,12 @@ from torch_geometric.utils import index_to_mask
 
 from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals
-from benchmarks.on_top.data import (
-    cases,
-    few,
-    given,
-    graph,
-    grown,
-    retrained,
-    shuffled,
-    some_pairs,
-    trained,
-)
+from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
 from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
 from benchmarks.shared.timing import timed
 from pyro_nmm import NeighborMixture, Posterior
-from pyro_nmm.models import StackedNMM, edge_weights, temperature_scaling
+from pyro_nmm.models import StackedNMM, edge_weights
 from pyro_nmm.sources import communities
 
 FILE = RESULTS / "calibration.jsonl"
@@ -144,29 +134,6 @@ def priors(args, results: Records) -> None:
         results.add(**key, numbers=numbers)
 
 
-def folds(args, results: Records) -> None:
-    """The public split's 500 validation labels held out, or all its labels in five folds."""
-    each = {"dataset": args.graphs, "backbone": args.backbones, "split": args.splits}
-    for key in results.missing(task="folds", **each, method=OURS + ", five folds"):
-        whole, hood = graph(key["dataset"], args.data_root)
-        data, known = whole.clone(), whole.train_mask | whole.val_mask
-        data.hood, data.backbone, test = hood, key["backbone"], data.test_mask
-        data.logits = trained(data.backbone, data, key["split"])
-        module = StackedNMM(data.logits.shape[1]).fit(*given(data), data.val_mask)
-        found = {"temperature": rivals.temperature(data)}
-        found[OURS] = module.posterior(*given(data)[:3], known).marginals()
-        parts, scores, fold = retrained(data, key["split"])
-        rows = known.nonzero()[:, 0]
-        truth, held_out = data.y[rows], parts[fold[rows], rows]
-        t = temperature_scaling(held_out, truth, torch.ones_like(truth, dtype=torch.bool))
-        found["temperature, five folds"] = (scores / t).softmax(-1)
-        module = StackedNMM(scores.shape[1]).fit(hood, parts, data.y, folds=fold)
-        posterior = module.posterior(hood, scores, data.y, known)
-        found[OURS + ", five folds"] = posterior.marginals()
-        for name, probs in found.items():
-            results.add(**key | {"method": name}, test=node_scores(probs[test], data.y[test]))
-
-
 def weights(args, results: Records) -> None:
     """StackedNMM on the digits with edge weights and without, on a GCN that has none."""
     each = {"split": [200 + split for split in args.splits], "method": ["none", "by distance"]}
@@ -266,7 +233,7 @@ def questions(args, results: Records) -> None:
         results.add(**key, curve=curve, alike=mean(alike))
 
 
-TASKS = priors, splits, folds, bootstrap, labels, counts, questions, weights
+TASKS = priors, splits, bootstrap, labels, counts, questions, weights
 OPTIONS: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
 OPTIONS |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
 OPTIONS |= {"data_root": Path, "losses": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}

@@ -168,12 +168,6 @@ def twenty_questions(files: Files) -> str:
     return table(rows, ["communities", "asked by"], cells)
 
 
-def folds_or_held_out(files: Files) -> str:
-    """Do five retrainings use the labels better than held-out nodes?"""
-    cells = {"runs": count, "accuracy": average("accuracy", ".1f", 100), "NLL": spread("nll", 3)}
-    return table(rows_of(files, "folds"), [*CELL, "method"], cells | {"ECE": average("ece", ".3f")})
-
-
 def weights_of_edges(files: Files) -> str:
     """Do edge weights improve StackedNMM?"""
     rows, cells = rows_of(files, "weights"), {"runs": count}
@@ -191,4 +185,4 @@ def calibration_priors(files: Files) -> str:
 
 
 TABLES = (calibration, missed_cells, contributions, over_nodes, new_labels, counts_in_sets)
-TABLES += (twenty_questions, folds_or_held_out, weights_of_edges, calibration_priors)
+TABLES += (twenty_questions, weights_of_edges, calibration_priors)

@@ -22,6 +22,7 @@ from torch_geometric.nn.models import CorrectAndSmooth
 
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
+from benchmarks.tabular.citation import folds
 from benchmarks.tabular.data import (
     CLIP,
     FOLDS,
@@ -219,8 +220,9 @@ def images(args, results: Records) -> None:
 
 
 main = command(
-    __doc__, (tables, images, new_rows, size), seeds=[0, 1, 2], methods=list(METHODS),
-    sizes=[10_000, 100_000, 1_000_000], data_root=Path, results=FILE,
+    __doc__, (tables, images, new_rows, size, folds), seeds=[0, 1, 2], methods=list(METHODS),
+    sizes=[4_000, 10_000, 100_000, 1_000_000], graphs=["cora", "citeseer", "pubmed"],
+    backbones=["mlp", "gcn"], splits=[0, 1, 2, 3, 4], data_root=Path, results=FILE,
 )  # fmt: skip
 
 if __name__ == "__main__":

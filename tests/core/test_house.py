@@ -136,6 +136,6 @@ def lines(*folders):
 
 def test_benchmarks_are_small():
     """The rooms of version 0.1, and a room of tables without a graph."""
-    assert lines("benchmarks/tabular") <= 580
+    assert lines("benchmarks/tabular") <= 640
     rest = lines("benchmarks") - lines("benchmarks/tabular")
     assert rest <= 6500 < lines("pyro_nmm", "models", "guides")
