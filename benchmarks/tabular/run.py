@@ -202,9 +202,9 @@ def tables(args, results: Records) -> None:
     """Every method on tables of KEEL."""
     for seed in args.seeds:
         for name, fields in keel(seed):
-            for kind, make in KINDS.items():
+            for kind in args.classifiers:
                 names = [m for m in args.methods if m not in ALONE or kind == "forest"]
-                table = Table(*fields, partial(make, seed))
+                table = Table(*fields, partial(KINDS[kind], seed))
                 key = {"task": "tables", "table": name, "seed": seed, "classifier": kind}
                 for each in results.missing(**key, method=names):
                     row = judge(table, each["method"])
@@ -221,6 +221,7 @@ def images(args, results: Records) -> None:
 
 main = command(
     __doc__, (tables, images, new_rows, size, folds), seeds=[0, 1, 2], methods=list(METHODS),
+    classifiers=list(KINDS),
     sizes=[4_000, 10_000, 100_000, 1_000_000], graphs=["cora", "citeseer", "pubmed"],
     backbones=["mlp", "gcn"], splits=[0, 1, 2, 3, 4], data_root=Path, results=FILE,
 )  # fmt: skip

@@ -5,13 +5,21 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.models.stacked.fit import Fold, bounded_temperature
+from pyro_nmm.models.stacked.fit import (
+    FitOptions,
+    Fold,
+    bounded_temperature,
+    fold_of,
+    folds_of,
+    maximise,
+)
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import ParameterPriors
@@ -22,6 +30,39 @@ TEMPERED, NMM = "temperature scaling", "NMM"
 PAIRS, LABELS = 10, 5
 #: Steps of LBFGS in a refit, which begins at the parameters of the whole fit.
 REFIT_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How probable each candidate finds held-out labels, and the share of the NMM that follows."""
+
+    nll: dict[str, float]  #: mean negative log-likelihood of the labels, by candidate
+    share: float
+
+    def __str__(self) -> str:
+        lines = [f"{name:24}{value:8.3f}" for name, value in self.nll.items()]
+        return "\n".join(["held-out NLL", *lines, f"{'share of the NMM':24}{self.share:8.3f}"])
+
+
+def fit_copies(
+    stacked: Any, parameters: ParameterPriors, copies: list[tuple[GraphScores, Tensor]],
+    options: FitOptions,
+) -> Evidence | None:  # fmt: skip
+    """
+    Fit the parameters to a graph's held-out nodes, or to one copy of the graph for each fold of the
+    labels. With folds and a pool, set the share of the NMM and return the evidence for it.
+    """
+    formula, (data, held_out) = stacked.formula, copies[0]
+    if len(copies) == 1:
+        maximise(formula, parameters, folds_of(formula, data, held_out, options.num_folds), options)
+        return None
+    union, part = side_by_side([fold_of(formula, *each) for each in copies])
+    maximise(formula, parameters, [union], options)
+    if stacked.pool is None:
+        return None
+    evidence = evidence_of_folds(stacked, parameters, union, part, agreement(data))
+    stacked.share.fill_(evidence.share)
+    return evidence
 
 
 def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
@@ -52,6 +93,20 @@ def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
     return Fold(union, inputs, torch.cat(weights) if weights else None, y, given, out), part
 
 
+def evidence_of_folds(
+    stacked: Any, parameters: ParameterPriors, fold: Fold, part: Tensor, agree: float
+) -> Evidence:
+    """
+    Evidence of labels that a candidate has not seen.
+
+    :param Tensor part: ``(N,)`` fold of each node of ``fold``.
+    :param float agree: the :func:`agreement` of neighbours.
+    """
+    found = held_out_log_probs(stacked, parameters, fold, part)
+    nll = {name: -values.mean().item() for name, values in found.items()}
+    return Evidence(nll, expected_share(found[NMM], found[TEMPERED], agree))
+
+
 def held_out_log_probs(
     stacked: Any, parameters: ParameterPriors, fold: Fold, part: Tensor
 ) -> dict[str, Tensor]:
@@ -59,8 +114,6 @@ def held_out_log_probs(
     Log-probability ``(n,)`` of each held-out label by the classifier's own scores, by temperature
     scaling and by the NMM. The last two are refitted without the label's fold. A refit that
     diverges gives its labels no probability.
-
-    :param Tensor part: ``(N,)`` fold of each node of ``fold``.
     """
     scaled, truth = fold.inputs[0], fold.y[:, None].clamp(min=0)
     raw = scaled * stacked.pool.temperature

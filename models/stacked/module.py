@@ -17,15 +17,8 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.expect import check_mask
-from pyro_nmm.models.stacked.cross_fit import (
-    NMM,
-    TEMPERED,
-    agreement,
-    expected_share,
-    held_out_log_probs,
-    side_by_side,
-)
-from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature, fold_of, folds_of, maximise
+from pyro_nmm.models.stacked.cross_fit import Evidence, fit_copies
+from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature
 from pyro_nmm.models.stacked.formula import (
     CommunityFormula,
     Formula,
@@ -103,17 +96,9 @@ class StackedNMM(nn.Module):
     True
 
     **Communities.** With ``communities=True`` communities are sources of all their members, so a
-    known label informs about nodes at any distance. A community :math:`g` of node `i` has
-
-    .. math::
-
-        P_g &= \frac{1}{|g|} \sum_{j \in g} P_j, \qquad
-        \alpha_g = \kappa_\text{community} \left( P_g + \frac{\epsilon}{C} \right), \\
-        \text{logits}_{ig} &= \delta + \beta \frac{P_i^\top P_g}{\|P_i\| \|P_g\|}
-            + \log \sum_{j \le N} e^{\text{logits}_{ij}}, \qquad j \text{ in } n(i),
-
-    so the first two terms are the log odds of choosing the community over any node of
-    :math:`n(i)`.
+    known label informs about nodes at any distance. A community :math:`g` has the mean :math:`P` of
+    its members and a concentration of its own, and :math:`\delta` is the log odds of choosing it
+    over any node of :math:`n(i)`.
 
     >>> from pyro_nmm.sources import communities
     >>> hood = communities(torch.tensor([[0, 1], [1, 2]]), 4, membership=torch.tensor([0, 0, 1, 1]))
@@ -151,8 +136,7 @@ class StackedNMM(nn.Module):
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
     share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool
-    #: Mean negative log-likelihood of the held-out labels of folds, by candidate; with a pool.
-    held_out_nll: dict[str, float]
+    evidence: Evidence | None  #: of a fit by folds, with a pool: what :meth:`summary` prints
 
     def __init__(
         self, num_classes: int | None = None, *, pool: bool = True, communities: bool = False,
@@ -173,7 +157,7 @@ class StackedNMM(nn.Module):
         self.register_buffer("compatibility", compatibility)
         if self.pool is not None:
             self.register_buffer("share", torch.ones(()))
-        self.held_out_nll = {}
+        self.evidence = None
         #: Mean and standard deviation of each parameter's prior, by name.
         self.prior = prior_of(self._declared, prior or {})
         ParameterPriors(self, self._declared, self.prior).start()
@@ -289,20 +273,9 @@ class StackedNMM(nn.Module):
             if changed.pool is not None:
                 changed.share.fill_(1.0)
                 changed.pool.temperature.fill_(temperature)
-        formula, (data, held_out) = changed.formula, copies[0]
-        held_out_nll: dict[str, float] = {}
-        if len(copies) == 1:
-            maximise(formula, fitted, folds_of(formula, data, held_out, options.num_folds), options)
-        else:
-            union, part = side_by_side([fold_of(formula, *each) for each in copies])
-            maximise(formula, fitted, [union], options)
-            if changed.pool is not None:
-                found = held_out_log_probs(changed, fitted, union, part)
-                share = expected_share(found[NMM], found[TEMPERED], agreement(data))
-                changed.share.fill_(share)
-                held_out_nll = {name: -values.mean().item() for name, values in found.items()}
+        evidence = fit_copies(changed, fitted, copies, options)
         self.to(scores).load_state_dict(changed.state_dict())
-        self.held_out_nll = held_out_nll
+        self.evidence = evidence
         return self
 
     def mixture(
@@ -345,10 +318,9 @@ class StackedNMM(nn.Module):
 
         :raises ValueError: without such a fit, or with ``pool=False``.
         """
-        if not self.held_out_nll:
+        if self.evidence is None:
             raise ValueError("summary needs a fit by folds, with a pool: call fit(..., folds=...)")
-        lines = [f"{name:24}{value:8.3f}" for name, value in self.held_out_nll.items()]
-        return "\n".join(["held-out NLL", *lines, f"{'share of the NMM':24}{self.share:8.3f}"])
+        return str(self.evidence)
 
     def extra_repr(self) -> str:
         found = {name: value.item() for name, value in self.named_parameters(recurse=False)}

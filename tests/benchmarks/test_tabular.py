@@ -8,7 +8,8 @@ import pytest
 import torch
 from sklearn.datasets import make_blobs
 
-from benchmarks.tabular import data, run, tables
+from benchmarks.tabular import citation, data, run, scale, tables
+from pyro_nmm.datasets import digits, random_split
 
 
 @pytest.fixture
@@ -26,7 +27,16 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "KINDS", kinds)
     monkeypatch.setattr(run, "ALONE", ())
     return lambda *more: run.main(
-        ["tables", "--seeds", "0", *more, "--results", str(tmp_path / "rows.jsonl")]
+        [
+            "tables",
+            "--seeds",
+            "0",
+            "--classifiers",
+            *kinds,
+            *more,
+            "--results",
+            str(tmp_path / "rows.jsonl"),
+        ]
     )
 
 
@@ -44,6 +54,64 @@ def test_all_methods_on_small_tables(small):
     shown = tables.methods_on_tables({"tabular": rows})
     assert shown.count("\n") == len(run.METHODS) + 1
     assert "| far | " in tables.each_table({"tabular": rows})
+
+
+@pytest.mark.slow
+def test_new_rows_lose_little(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(scale, "keel", run.keel)
+    monkeypatch.setattr(scale, "KINDS", run.KINDS)
+    path = str(tmp_path / "new.jsonl")
+    rows = run.main(["new_rows", "--seeds", "0", "--results", path]).rows
+    assert [row["rows"] for row in rows] == ["fitted", "new"] * 2
+    near = [row["accuracy"] for row in rows if row["table"] == "near"]
+    assert min(near) > 0.9
+    assert abs(near[0] - near[1]) < 0.05
+    assert "| new | 2 | " in tables.rows_after_the_fit({"tabular": rows})
+
+
+@pytest.mark.slow
+def test_cost_of_a_small_table():
+    row = scale.one_size(2000, "exact")
+    assert row["accuracy"] > 0.5
+    assert row["seconds"]["neighbours"] + row["seconds"]["classifier"] > 0
+    assert row["seconds"]["fit"] > row["seconds"]["neighbours"]
+    shown = tables.cost_by_rows({"tabular": [row | {"task": "size", "number": 2000,
+                                                    "neighbors": "exact"}]})  # fmt: skip
+    assert "| exact | 2000 | " in shown
+
+
+@pytest.mark.slow
+def test_folds_on_a_graph(tmp_path, monkeypatch):
+    """On the digits, where the network of all labels is better than the one of half of them."""
+    torch.set_default_dtype(torch.float)
+    split = random_split(digits(), train=0.03, val=0.1, test=0.5, seed=0)
+    monkeypatch.setattr(citation, "planetoid", lambda name, root: split)
+    options = ["--graphs", "cora", "--backbones", "gcn", "--splits", "0", "--results"]
+    rows = run.main(["folds", *options, str(tmp_path / "rows.jsonl")]).rows
+    nll = {row["method"]: row["nll"] for row in rows}
+    assert nll["StackedNMM, five folds"] < nll["temperature, five folds"] < nll["temperature"]
+    assert nll["StackedNMM, five folds"] < nll["StackedNMM"]
+    assert "| Cora | gcn | StackedNMM, five folds | 1 | " in tables.folds_or_held_out(
+        {"tabular": rows}
+    )
+
+
+def test_retrained_networks_have_not_seen_their_fold(monkeypatch):
+    split = random_split(digits(), train=0.03, val=0.1, test=0.5, seed=0)
+    seen = []
+
+    def taught(module, optimizer, inputs, num):
+        seen.append(inputs[2])
+        yield torch.zeros(1797, 10)
+
+    monkeypatch.setattr(citation, "epochs", taught)
+    parts, _, folds = citation.retrained("gcn", split, 0)
+    known = split.train_mask | split.val_mask
+    assert parts.shape == (5, 1797, 10)
+    assert torch.equal(folds >= 0, known)
+    for fold, mask in enumerate(seen[:5]):
+        assert torch.equal(mask, known & (folds != fold))
+    assert torch.equal(seen[5], known)
 
 
 def test_folds_hold_out_every_label_once():

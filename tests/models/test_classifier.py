@@ -203,13 +203,13 @@ def test_summary(fitted, blobs):
     pairs = [(a, b) for a, b in edges if a in set(known) and b in set(known)]
     agree = np.mean([labels[a] == labels[b] for a, b in pairs])
     assert f"agree in {agree:.0%} of {len(pairs)} pairs" in text
-    assert list(fitted.stacked_.held_out_nll) == ["classifier", "temperature scaling", "NMM"]
+    assert list(fitted.stacked_.evidence.nll) == ["classifier", "temperature scaling", "NMM"]
     assert f"{float(fitted.stacked_.share):.3f}" in text
     unseen = [part.predict_proba(rows) for part in fitted._parts]
     folds = fitted._held_out[2].tolist()
     probs = np.clip([unseen[k][row] for k, row in zip(folds, known, strict=True)], 1e-3, 1)
     loss = log_loss(labels[known], probs / probs.sum(1, keepdims=True))
-    assert fitted.stacked_.held_out_nll["classifier"] == pytest.approx(loss, rel=1e-4)
+    assert fitted.stacked_.evidence.nll["classifier"] == pytest.approx(loss, rel=1e-4)
 
 
 def test_random_states(blobs):

@@ -155,7 +155,7 @@ def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
     monkeypatch.setattr(cross_fit, "refitted", nan)
     stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=5)
     assert 0 < float(stacked.share) < 0.2
-    assert stacked.held_out_nll["NMM"] == torch.inf
+    assert stacked.evidence.nll["NMM"] == torch.inf
 
 
 def test_summary(problem):
@@ -165,13 +165,13 @@ def test_summary(problem):
         stacked.summary()
     stacked.fit(hood, scores, y, folds=folds, num_steps=20)
     lines = stacked.summary().splitlines()
-    assert [line[:20].strip() for line in lines[1:]] == [*stacked.held_out_nll, "share of the NMM"]
+    assert [line[:20].strip() for line in lines[1:]] == [*stacked.evidence.nll, "share of the NMM"]
     rows = (folds >= 0).nonzero()[:, 0]
     loss = torch.nn.functional.cross_entropy(scores[folds[rows], rows], y[rows])
-    assert stacked.held_out_nll["classifier"] == pytest.approx(loss.item(), rel=1e-5)
-    assert stacked.held_out_nll["temperature scaling"] < stacked.held_out_nll["classifier"] + 0.1
+    assert stacked.evidence.nll["classifier"] == pytest.approx(loss.item(), rel=1e-5)
+    assert stacked.evidence.nll["temperature scaling"] < stacked.evidence.nll["classifier"] + 0.1
     stacked.fit(hood, scores[0], y, folds == 0, folds == 1, num_steps=5)
-    assert stacked.held_out_nll == {}
+    assert stacked.evidence is None
 
 
 def test_probabilities_beside_the_nmm(problem):
