@@ -76,8 +76,9 @@ def methods_on_images(files: Files) -> str:
 
 def graphs_of_rows(files: Files) -> str:
     rows = rows_of(files, "tables")
-    seeds = rows[rows["method"].isin(GRAPHS)]["seed"].unique()
-    rows = rows[rows["method"].isin([OURS, *GRAPHS]) & rows["seed"].isin(seeds)]
+    cells = rows.set_index(CELL).index
+    tried = cells.isin(cells[rows["method"].isin(GRAPHS)])
+    rows = rows[tried & rows["method"].isin([OURS, *GRAPHS])]
     rows = rows.assign(graph=rows["method"].astype(str).replace(OURS, "default: 10 neighbours"))
     change = against(OURS, "nll", 3, by=CELL, form=Paired.spread)
     return table(rows, ["graph"], {"cells": count} | SCORES | {"NLL minus default": change})
@@ -91,7 +92,7 @@ def rows_after_the_fit(files: Files) -> str:
 
 
 def cost_by_rows(files: Files) -> str:
-    rows = shown.frame(files["tabular"], task="size").assign(rows=lambda r: r["number"])
+    rows = shown.frame(files["tabular"], task="size").rename(columns={"number": "rows"})
     names = "neighbours", "classifier", "fit", "1 new", "10000 new"
     cells = {f"{name}, s": average(f"seconds.{name}", ".2f") for name in names}
     cells = {"accuracy": average("accuracy", ".3f")} | cells | {"MiB": average("MiB", ".0f")}
