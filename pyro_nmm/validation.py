@@ -200,6 +200,14 @@ def check_nodes(hood: Neighborhood, nodes: Tensor) -> None:
         raise ValueError("nodes must be distinct: a node has one label only")
 
 
+def as_nodes(hood: Neighborhood, nodes: Tensor | None) -> Tensor:
+    """Node ids ``(K,)`` that :func:`check_nodes` accepts, default all."""
+    if nodes is None:
+        return torch.arange(hood.num_nodes, device=hood.device)
+    check_nodes(hood, nodes)
+    return nodes
+
+
 def check_pairs(hood: Neighborhood, pairs: Tensor) -> None:
     """Refuse pairs of node ids ``(2, P)`` that are none or out of range."""
     check_ids("pairs", pairs, (2, ("P", 1)), hood.num_nodes, like=hood, note="at least one")

@@ -15,13 +15,15 @@ from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.expect import as_mask, check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
-from pyro_nmm.ops.compact import compact, sharing
+from pyro_nmm.ops.compact import compact
 from pyro_nmm.ops.gibbs import Chains
 from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
+from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.relabel import KEEP, Channel
 from pyro_nmm.validation import (
+    as_nodes,
     check_integers,
     check_label_range,
     check_labelling,
@@ -193,9 +195,7 @@ class Posterior:
         components by their weight, then choices, then labels from urns that hold the observed ones.
         Cost: :math:`O(E + K (C + \log K) + n \log n)` a draw, ``E`` the edges into these nodes.
         """
-        if nodes is None:
-            nodes = torch.arange(self.hood.num_nodes, device=self.hood.device)
-        check_nodes(self.hood, nodes)
+        nodes = as_nodes(self.hood, nodes)
         shape, parts, seen = Size(sample_shape), self.components, self.observed[nodes]
         number, component = shape.numel(), parts.drawn(shape.numel())
         rows, known = self.hood.take(nodes[~seen]), of_components(parts.labels, component)
@@ -252,9 +252,7 @@ class Posterior:
         :param torch.Generator generator: the source of randomness of ``"sequential"``.
         :return: ``(K,)`` labels.
         """
-        if nodes is None:
-            nodes = torch.arange(self.hood.num_nodes, device=self.hood.device)
-        check_nodes(self.hood, nodes)
+        nodes = as_nodes(self.hood, nodes)
         # Labels that differ between components have a mode too, jointly with others.
         joint = self.components.latent and method == "joint"
         free = nodes if joint else nodes[~self.observed[nodes]]
@@ -303,27 +301,29 @@ class Posterior:
         return torch.cat(found)
 
     @torch.no_grad()
-    def information_gain(self, nodes: Tensor) -> Tensor:
+    def information_gain(
+        self, nodes: Tensor | None = None, num_partners: int | None = None
+    ) -> Tensor:
         r"""
-        ``(K,)``: the expected information, in nats, that the label of each of ``(K,)`` distinct
-        nodes gives about all labels, for active learning:
+        ``(K,)``: the expected information, in nats, that each node's label gives about all labels,
+        for active learning: :math:`H(y_i) + \sum_{j \ne i} I(y_i ; y_j)` over the nodes `j` that
+        share a source with `i`; zero for observed labels. The sum counts information twice that two
+        of these nodes share. The entropy :math:`H(y_i)` alone ranks nodes almost equally, unless
+        few sources are shared by many nodes.
 
-        .. math::
-
-            H(y_i) + \sum_{j \ne i} I(y_i ; y_j)
-
-        over the nodes `j` that share a source with `i`; zero for observed labels. The sum counts
-        information twice that two of these nodes share. Cost: :meth:`pairwise` of all such pairs.
+        :param Tensor nodes: ``(K,)`` distinct node ids, default all.
+        :param int num_partners: Estimate the sum without bias from so many random `j` for each `i`,
+            in time linear in the edges. Default: all `j`, at the cost of :meth:`pairwise`.
         """
-        check_nodes(self.hood, nodes)
-        own = torch.special.entr(self.marginals()).sum(-1)
-        pairs = sharing(self.hood, nodes)
-        if not self.components.latent:  # a node with evidence has no certain label
-            pairs = pairs[:, ~self.observed[pairs].any(0)]
-        mutual = own.new_zeros(pairs.shape[1])
+        nodes, free = as_nodes(self.hood, nodes), ~self.observed | self.components.latent
+        if num_partners is None:
+            pairs, scale = all_partners(self.hood, nodes, free)
+        else:
+            check_integers(1, num_partners=num_partners)
+            given = self.hood.softmax(self.logits.double()), self.components.alpha.sum(-1), free
+            pairs, scale = draw_partners(self.hood, nodes[free[nodes]], *given, num_partners)
+        gain = torch.special.entr(self.marginals()).sum(-1)
         for part in blocks(pairs.shape[1], self.num_classes**2):
-            table = self.pairwise(pairs[:, part])
-            joint = torch.special.entr(table).sum((-1, -2))
-            alone = torch.special.entr(table.sum(-1)) + torch.special.entr(table.sum(-2))
-            mutual[part] = (alone.sum(-1) - joint).clamp(min=0)
-        return own.scatter_add(0, pairs[0], mutual)[nodes]
+            mutual = mutual_information(self.pairwise(pairs[:, part])) * scale[part].to(gain)
+            gain.index_add_(0, pairs[0, part], mutual)
+        return gain[nodes]
