@@ -157,7 +157,7 @@ def installed(requirements):
     return found.values()
 
 
-# What the README's first two snippets leave to their reader: a graph, a classifier and answers.
+# What the README's snippets leave to their reader: rows, a graph, a classifier and answers.
 GIVEN = """
 import torch
 from torch_geometric.datasets import KarateClub
@@ -166,9 +166,10 @@ data = KarateClub()[0]
 data.val_mask, data.test_mask = ~data.train_mask, ~data.train_mask
 model = lambda x, edge_index: 3 * torch.randn(34, 4)
 answers = torch.randint(10, (34, 3))
+rows = new_rows = torch.randn(60, 3).numpy()
+y = torch.tensor([0, 1, 2, -1, -1, -1]).repeat(10).numpy()
 """
-FIRST, SECOND, *OTHERS = SNIPPETS["README.md"]
-STANDING = [GIVEN + FIRST, GIVEN + SECOND, *OTHERS]
+STANDING = [GIVEN + code for code in SNIPPETS["README.md"]]
 CODE = {f"README.md, {number}": code for number, code in enumerate(STANDING)}
 CODE |= {name: "\n".join(found) for name, found in SNIPPETS.items() if name != "README.md"}
 #: What an extra brings that the snippets of some pages need, made smaller.
