@@ -3,6 +3,7 @@
 
 """What a tensor must be: errors that name the argument, what it got and what would be right."""
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,18 @@ KINDS = {
     "ids": "hold node ids (torch.long)",
     "mask": "be a boolean mask (torch.bool)",
 }
+
+
+def as_tensor(name: str, value: Any, device: torch.device | None = None) -> Tensor:
+    """A tensor as it is, or an array or a nested list as a tensor on a device."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        array = value if isinstance(value, list | tuple) else np.ascontiguousarray(value)
+        return torch.as_tensor(array, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        of = "a tensor, an array or a nested list of numbers"
+        raise ValueError(f"{name} must be {of}, got {type(value)}") from None
 
 
 def expect(
@@ -99,7 +112,7 @@ def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None
     nodes = "node", num_nodes
     ends = nodes if num_sources is None else ("source", num_sources), nodes
     for what, size in ends:
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, Integral) or size < 1:
             raise ValueError(f"num_{what}s must be a positive integer, got {size!r}")
     if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
         cure = "take PyG's to_edge_index(adj)[0], whose rows are sources"
@@ -145,3 +158,25 @@ def as_mask(
         nodes = index_to_mask(nodes.long(), num_nodes)
     check_mask(nodes, num_nodes, device, name, empty=empty)
     return nodes
+
+
+def as_set(
+    nodes: Any, num_nodes: int, device: torch.device, name: str, *, empty: bool = False
+) -> Tensor:
+    """
+    :func:`as_mask` of arrays and lists too. ``N`` zeros and ones that repeat are a mask, and node
+    ids are distinct.
+    """
+    nodes = as_tensor(name, nodes, device)
+    ids = nodes.dim() == 1 and (_is_kind(nodes, "integers") or not len(nodes))
+    repeats = ids and len(values := nodes.unique()) < len(nodes)
+    if repeats and len(nodes) == num_nodes and 0 <= values[0] <= values[-1] <= 1:
+        nodes = nodes.bool()
+    elif ids and not repeats:
+        nodes = nodes.long()
+    elif nodes.dtype != torch.bool or nodes.shape != (num_nodes,):
+        raise ValueError(
+            f"{name} must be a boolean mask (N,) or node ids (K,), N = {num_nodes}, got "
+            f"{nodes.dtype} of shape {tuple(nodes.shape)}{' that repeat' * repeats}"
+        )
+    return as_mask(nodes, num_nodes, device, name, empty=empty)

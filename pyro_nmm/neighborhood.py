@@ -11,7 +11,7 @@ from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.expect import as_mask, check_edge_index, check_grid, check_mask
+from pyro_nmm.expect import as_mask, as_tensor, check_edge_index, check_grid, check_mask
 
 
 class Neighborhood:
@@ -37,7 +37,7 @@ class Neighborhood:
     Cost: :math:`O(E \log E)` to build, :math:`O(E)` to store.
 
     :param Tensor edge_index: ``(2, num_edges)`` integers as in PyG: sources :math:`j`, then targets
-        :math:`i`. An undirected graph lists both directions.
+        :math:`i`. An undirected graph lists both directions. An array or a nested list will do.
     :param int num_nodes: ``N``.
     :param int num_sources: ``M``; every node needs an edge from one. Default: nodes are sources.
     """
@@ -51,7 +51,9 @@ class Neighborhood:
     # Neighbourhoods are kept and shared: made inside of inference mode, they serve training too.
     @torch.inference_mode(False)
     def __init__(self, edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
+        edge_index = as_tensor("edge_index", edge_index)
         check_edge_index(edge_index, num_nodes, num_sources)
+        num_nodes, num_sources = int(num_nodes), num_sources and int(num_sources)
         nodes, edges = torch.arange(num_nodes, device=edge_index.device), edge_index.long()
         if num_sources is None:
             edges = torch.cat([edges, nodes.expand(2, -1)], dim=1)

@@ -4,7 +4,7 @@
 """Checks of arguments: errors name the argument, what it got and what would be right."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from enum import StrEnum
 from numbers import Integral
@@ -82,8 +82,15 @@ def check_positive(**values: float) -> None:
             raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
+def check_hood(hood: Any) -> None:
+    """Refuse what is no neighborhood, as where two arguments are swapped."""
+    if not isinstance(hood, Neighborhood):
+        raise ValueError(f"hood must be a Neighborhood, got {type(hood)}")
+
+
 def check_all_rows(hood: Neighborhood) -> None:
     """Refuse a part of a graph."""
+    check_hood(hood)
     if hood.num_rows != hood.num_nodes:
         got = f"{hood.num_nodes} nodes, got {hood.num_rows} rows"
         raise ValueError(f"hood must hold all {got}: pass the whole neighborhood and observed")
@@ -151,6 +158,15 @@ def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
     """Labels of the right shape and device, as ``torch.long``."""
     shape, note = ("...", num_nodes), "one label per node"
     return expect("y", y, shape, kind="labels", like=hood, note=note).long()
+
+
+def as_shape(sample_shape: Any) -> Size:
+    """A shape of draws."""
+    if not isinstance(sample_shape, Iterable) or not all(
+        isinstance(size, Integral) and int(size) >= 0 for size in sample_shape
+    ):
+        raise ValueError(f"sample_shape must hold integers of at least 0, got {sample_shape!r}")
+    return Size(map(int, sample_shape))
 
 
 def check_plain(method: str, batch_shape: Size) -> None:

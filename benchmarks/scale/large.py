@@ -65,7 +65,8 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
         return *latent(query, hood, num_classes), hood.num_edges
     scores = 2 * torch.randn(num_nodes, num_classes)
     # Where a fit starts: queries cost the same at all values.
-    mix = StackedNMM(pool=False).mixture(hood, scores)
+    with torch.no_grad():
+        mix = NeighborMixture(hood, *StackedNMM(pool=False)(hood, scores))
     # Labels of the model itself: particles then differ in weight, and are drawn anew.
     y, part = mix.sample(), torch.rand(num_nodes)
     train, held_out, test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01

@@ -33,7 +33,9 @@ def marginals_in_blocks(
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
     >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
     >>> y, known = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, True])
-    >>> stacked, probs = StackedNMM(num_classes=2), torch.zeros(4, 2)
+    >>> stacked, train = StackedNMM(num_classes=2), torch.tensor([0])
+    >>> stacked = stacked.fit(hood, scores, y, train, held_out=torch.tensor([1, 2]), num_steps=20)
+    >>> probs = torch.zeros(4, 2)
     >>> for nodes, block in marginals_in_blocks(stacked, hood, scores, y, known):
     ...     probs[nodes] = block
     >>> probs.argmax(-1)
@@ -52,6 +54,7 @@ def marginals_in_blocks(
     data = stacked.formula.graph_scores(hood, scores, y, known, edge_weight)
     if stacked.pool is None:
         raise ValueError("stacked has pool=False, whose posterior needs draws: use posterior()")
+    stacked.check_fitted()
     probs, temperature = torch.empty_like(data.scores), stacked.pool.temperature
     for rows, terms in terms_in_blocks(data, temperature, probs.shape[1]):
         probs[rows] = stacked.pool(terms)

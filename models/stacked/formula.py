@@ -17,6 +17,7 @@ from pyro_nmm.models.compatibility import between_nodes
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.pooled import PooledScores, all_terms
+from pyro_nmm.validation import check_hood
 
 #: Concentrations of a known node's label, and of the others: certain in single precision.
 CERTAIN, EXCLUDED = 1e6, 1e-6
@@ -127,6 +128,7 @@ class Formula:
         self, hood: Neighborhood, scores: Any, y: Any, known: Any, weight: Any
     ) -> GraphScores:
         """:meth:`GraphScores.of`, of this formula's sources and the predictor's labels."""
+        check_hood(hood)
         self.check(hood)
         num_classes = self.predictor.num_classes
         if num_classes and (y is None or known is None):
@@ -204,3 +206,18 @@ class CommunityFormula(Formula):
         inside = rows.source >= rows.num_nodes
         nodes = rows.logsumexp(logits.masked_fill(inside, -torch.inf))
         return (logits + inside * (self.community + nodes.index_select(0, rows.row)),)
+
+
+def formula_of(stacked: Any) -> Formula:
+    """The formula of a module's options and parameters."""
+    predictor: ScoresAlone | Pooled
+    if stacked.pool is None:
+        predictor = ScoresAlone(stacked.log_scale, stacked.log_floor)
+    else:
+        predictor = Pooled(stacked.pool, stacked.log_floor, float(stacked.share))
+    shared = predictor, stacked.log_kappa, stacked.gamma, stacked.similarity
+    if stacked.communities:
+        return CommunityFormula(*shared, stacked.log_kappa_community, stacked.community)
+    if stacked.compatibility is not None:
+        return RelabelFormula(*shared, stacked.odds, stacked.compatibility)
+    return Formula(*shared)

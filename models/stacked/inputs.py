@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
-from pyro_nmm.expect import as_mask, check_edge_index, check_mask, expect
-from pyro_nmm.validation import check_all_rows, check_label_range, check_labels
+from pyro_nmm.expect import as_set, as_tensor, check_edge_index, expect
+from pyro_nmm.validation import check_all_rows, check_hood, check_label_range
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class GraphScores:
         y = _tensor(y, hood)
         if isinstance(y, Tensor) and y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
             y = y[:, 0]
-        y, known = check_labels(hood, y, hood.num_nodes), as_nodes(hood, known, "known")
+        size, note = (hood.num_nodes,), "one label per node"
+        y = expect("y", y, size, kind="labels", like=hood, note=note).long()
+        known = as_nodes(hood, known, "known")
         if known.any():
             rows = hood.restrict(known)
             check_label_range(rows, y[rows.nodes], scores.shape[1])
@@ -85,6 +87,7 @@ def scores_of_folds(
     hood: Neighborhood, scores: Any, folds: Any
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Scores ``(N, C)`` of each fold, mask of the labelled nodes, mask of the fold's nodes."""
+    check_hood(hood)
     scores, folds = _tensor(scores, hood), _tensor(folds, hood)
     expect("scores", scores, (("K", 2), hood.num_nodes, "C"), note="where folds are given")
     expect("folds", folds, (hood.num_nodes,), kind="labels", like=hood, note="one fold per node")
@@ -110,11 +113,8 @@ def warn_of_probabilities(scores: Tensor) -> None:
 
 def as_nodes(hood: Neighborhood, nodes: Any, name: str, empty: bool = True) -> Tensor:
     """``(N,)`` boolean mask, also of node ids."""
-    nodes = _tensor(nodes, hood)
-    ids = isinstance(nodes, Tensor) and nodes.dtype != torch.bool
-    if ids and len(nodes.unique()) < nodes.numel():  # zeros and ones are no set of node ids
-        check_mask(nodes, hood.num_nodes, hood.device, name)
-    return as_mask(nodes, hood.num_nodes, hood.device, name, empty=empty)
+    check_hood(hood)
+    return as_set(nodes, hood.num_nodes, hood.device, name, empty=empty)
 
 
 def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ def positive_weights(edge_weight: Any, number: int, note: str) -> Tensor:
     return edge_weight
 
 
-def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
     r"""
     Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them.
     Weights of an edge that is listed twice are added. A self-loop without a weight gets the mean
@@ -153,12 +153,15 @@ def edge_weights(hood: Neighborhood, edge_index: Tensor, edge_weight: Tensor) ->
     tensor([4., 4., 4., 3., 2., 2., 2.])
 
     :param Neighborhood hood: all rows.
-    :param Tensor edge_index: ``(2, E)`` the edges that ``hood`` is made of.
-    :param Tensor edge_weight: ``(E,)`` positive numbers.
+    :param Tensor edge_index: ``(2, E)`` the edges that ``hood`` is made of, also as an array or a
+        nested list.
+    :param Tensor edge_weight: ``(E,)`` positive numbers, likewise.
     :return: ``(num_edges,)``. Cost: :math:`O(E \log E)`.
     :raises ValueError: for other shapes or numbers, and if the two are not the same edges.
     """
     check_all_rows(hood)
+    edge_index = as_tensor("edge_index", edge_index, hood.device)
+    edge_weight = as_tensor("edge_weight", edge_weight, hood.device)
     check_edge_index(edge_index, hood.num_nodes)
     positive_weights(edge_weight, edge_index.shape[1], "one for each edge of edge_index")
     source, target = edge_index.long()

@@ -16,16 +16,9 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.expect import check_mask
 from pyro_nmm.models.stacked.cross_fit import Evidence, fit_copies
 from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature
-from pyro_nmm.models.stacked.formula import (
-    CommunityFormula,
-    Formula,
-    Pooled,
-    RelabelFormula,
-    ScoresAlone,
-)
+from pyro_nmm.models.stacked.formula import Formula, formula_of
 from pyro_nmm.models.stacked.inputs import (
     GraphScores,
     disjoint_masks,
@@ -165,17 +158,7 @@ class StackedNMM(nn.Module):
     @property
     def formula(self) -> Formula:
         """``alpha`` and ``logits`` as functions of the parameters."""
-        predictor: ScoresAlone | Pooled
-        if self.pool is None:
-            predictor = ScoresAlone(self.log_scale, self.log_floor)
-        else:
-            predictor = Pooled(self.pool, self.log_floor, float(self.share))
-        shared = predictor, self.log_kappa, self.gamma, self.similarity
-        if self.communities:
-            return CommunityFormula(*shared, self.log_kappa_community, self.community)
-        if self.compatibility is not None:
-            return RelabelFormula(*shared, self.odds, self.compatibility)
-        return Formula(*shared)
+        return formula_of(self)
 
     def forward(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
@@ -184,7 +167,8 @@ class StackedNMM(nn.Module):
         """
         ``alpha`` ``(N, C)``, with communities ``(M, C)``, and ``logits`` ``(num_edges,)``, at least
         in single precision; with a compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
-        All methods take tensors or NumPy arrays, and sets of nodes as masks or as node ids.
+        All methods take tensors or NumPy arrays, and sets of nodes as masks ``(N,)`` or as node ids
+        ``(K,)``, in lists too. A set of ``N`` zeros and ones that repeat is a mask.
 
         :param Tensor scores: ``(N, C)`` finite logits of the classifier, in evaluation mode.
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read where known.
@@ -285,11 +269,23 @@ class StackedNMM(nn.Module):
         """
         The fitted distribution of all labels, with a pool given the known ones: a known node keeps
         its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
+
+        :raises ValueError: also if all parameters are as they were made, which neither
+            :meth:`fit`, nor ``load_state_dict`` of a fit, nor an optimiser's step leaves so.
         """
         return self._mixture(self.formula.graph_scores(hood, scores, y, known, edge_weight))
 
+    def check_fitted(self) -> None:
+        """Refuse parameters that are all as they were made."""
+        if ParameterPriors(self, self._declared, self.prior).at_start():
+            raise ValueError(
+                "stacked has the parameters that it was made with: call fit(...) or "
+                "load_state_dict(...) first"
+            )
+
     @torch.no_grad()
     def _mixture(self, data: GraphScores) -> NeighborMixture:
+        self.check_fitted()
         formula = self.formula
         return formula.predictor.mixture(data, *formula.of(data))
 
@@ -298,7 +294,8 @@ class StackedNMM(nn.Module):
         *, edge_weight: Tensor | None = None, beside: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
         """
-        The fitted distribution of all labels given the known ones, at least one.
+        The fitted distribution of all labels given the known ones. If none is known, it is
+        :meth:`mixture`.
 
         :param Tensor beside: ``(N, C)`` label probabilities with the share :math:`1 - w` after a
             fit by folds, default temperature scaling of the scores.
@@ -306,10 +303,12 @@ class StackedNMM(nn.Module):
         :param int num_samples: see :meth:`~pyro_nmm.NeighborMixture.condition`.
         """
         data = self.formula.graph_scores(hood, scores, y, known, edge_weight)
-        check_mask(data.known, hood.num_nodes, hood.device, "known")
         if self.pool is None and beside is not None:
             raise ValueError("beside needs a pool: with pool=False the NMM has no share")
-        return self._mixture(data.with_beside(beside)).condition(data.y, data.known, num_samples)
+        mix = self._mixture(data.with_beside(beside))
+        if not data.known.any():
+            return mix.prior(num_samples)
+        return mix.condition(data.y, data.known, num_samples)
 
     def summary(self) -> str:
         """

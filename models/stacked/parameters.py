@@ -24,8 +24,13 @@ class Parameter:
     mean: float  #: of the prior
     sd: float  #: of the prior
     log: bool = False  #: whether the parameter is the logarithm of a positive number
-    start: float | None = None  #: value before the first step of a fit, default the prior's mean
+    start: float | None = None  #: of a fit, default the prior's mean
     tempered: bool = False  #: whether the mean is relative to temperature scaling
+
+    @property
+    def first(self) -> float:
+        """The value before the first step of a fit."""
+        return self.mean if self.start is None else self.start
 
 
 #: Of an NMM on scores alone. The means did best on five random splits of Cora and of CiteSeer,
@@ -103,7 +108,12 @@ class ParameterPriors:
 
     def start(self) -> None:
         for each, value in self.pairs:
-            value.data.fill_(each.mean if each.start is None else each.start)
+            value.data.fill_(each.first)
+
+    @torch.no_grad()
+    def at_start(self) -> bool:
+        """Whether all are where :meth:`start` puts them, in single precision."""
+        return all(bool((value.float() == each.first).all()) for each, value in self.pairs)
 
     def log_prior(self) -> Tensor:
         squares = [((value - each.mean) / each.sd).square().sum() for each, value in self.pairs]

@@ -26,6 +26,7 @@ from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, check_edge_evidence, check_relabel, evidence_of
 from pyro_nmm.validation import (
     as_member,
+    as_shape,
     check_all_rows,
     check_integers,
     check_label_range,
@@ -109,7 +110,7 @@ class NeighborMixture(ClosedForms):
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        shape = self._extended_shape(Size(sample_shape))
+        shape = self._extended_shape(as_shape(sample_shape))
         c = NeighborChoice(self.hood, self.logits).expand(shape[:-1]).sample()
         return self.channel.draw(self.hood, c, ChosenLabels(self.alpha, c).sample())
 
@@ -281,10 +282,22 @@ class NeighborMixture(ClosedForms):
         :raises ValueError: for a batch, and for too large an exact sum.
         """
         y = check_labelling("condition", self.hood, self.batch_shape, y)
-        given = self.table.detach(), self.logits.detach(), y, self.channel.detach()
-        (alpha, logits, y, channel), _ = untracked(*given)
-        prior = Posterior(self.hood, logits, Components.prior(alpha), channel, is_exact=True)
-        return prior.condition(y, observed, num_samples, weighted or num_samples is None)
+        (y,), _ = untracked(y)
+        return self.prior().condition(y, observed, num_samples, weighted or num_samples is None)
+
+    def prior(self, num_samples: int | None = None) -> Posterior:
+        """
+        This distribution as a posterior without observed labels: exact, or ``num_samples`` equal
+        components, each of which draws its own choices under :meth:`Posterior.condition`.
+        """
+        check_plain("prior", self.batch_shape)
+        given = self.table.detach(), self.logits.detach(), self.channel.detach()
+        (alpha, logits, channel), _ = untracked(*given)
+        parts, exact = Components.prior(alpha), num_samples is None
+        if num_samples is not None:
+            check_integers(1, num_samples=num_samples)
+            parts = parts.resampled(num_samples)
+        return Posterior(self.hood, logits, parts, channel, is_exact=exact, weighted=exact)
 
 
 def _sum_by_graph(hood: Neighborhood, values: Tensor, nodes: Tensor, batch: Tensor) -> Tensor:

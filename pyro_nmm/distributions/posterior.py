@@ -24,6 +24,7 @@ from pyro_nmm.ops.sampling import pick
 from pyro_nmm.relabel import KEEP, Channel
 from pyro_nmm.validation import (
     as_nodes,
+    as_shape,
     check_integers,
     check_label_range,
     check_labelling,
@@ -196,7 +197,7 @@ class Posterior:
         Cost: :math:`O(E + K (C + \log K) + n \log n)` a draw, ``E`` the edges into these nodes.
         """
         nodes = as_nodes(self.hood, nodes)
-        shape, parts, seen = Size(sample_shape), self.components, self.observed[nodes]
+        shape, parts, seen = as_shape(sample_shape), self.components, self.observed[nodes]
         number, component = shape.numel(), parts.drawn(shape.numel())
         rows, known = self.hood.take(nodes[~seen]), of_components(parts.labels, component)
         known, channel = known.expand(number, -1), self.channel.of(rows.edge)

@@ -124,6 +124,10 @@ def test_docs_node_classification():
     assert mean_log_prob(sharper, data.y[test]) > mean_log_prob(
         scores.softmax(-1)[test], data.y[test]
     )
+    assert not found["elsewhere"].observed.any()
+    assert found["draws"].shape == (5, 1797)
+    assert torch.equal(found["of_papers"].argmax(-1), torch.tensor([0, 1, 1]))
+    assert found["padded"][:2].eq(0).all()
     inside = found["sets"][range(int(test.sum())), data.y[test]].mean()
     assert inside == pytest.approx(0.95, abs=0.03)  # of 898 sets, calibrated on 630 nodes
     assert found["sets"].sum(1).mean() < 1.5

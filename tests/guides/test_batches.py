@@ -5,6 +5,7 @@
 
 import copy
 import warnings
+from collections import Counter
 
 import networkx as nx
 import pyro
@@ -13,11 +14,13 @@ import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 from pyro.nn import PyroModule, PyroSample
+from scipy.stats import chisquare
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import GCN, GraphSAGE
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+from torch_geometric.utils import k_hop_subgraph
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets import seed_batch, with_in_degree
@@ -95,6 +98,74 @@ def test_nodes_and_edges_of_a_batch():
     assert torch.equal(batch.edge_attr, batch.e_id)
     assert batch.name == "kept"
     assert data.num_nodes == 60  # what was given is as it was
+
+
+@pytest.mark.parametrize("num_hops", [1, 2, 3, 5])
+def test_whole_hops_are_those_of_pyg(num_hops):
+    """Nodes and edges in their order, without draws."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        data = Data(edge_index=torch.randint(40, (2, 50)), num_nodes=40)
+        seeds, state = torch.randperm(40)[:5], torch.get_rng_state()
+        near, _, place, inside = k_hop_subgraph(
+            seeds, num_hops, data.edge_index, num_nodes=40, directed=True
+        )
+        others = near[~torch.zeros(len(near)).bool().index_fill(0, place, True)]
+        batch = seed_batch(data, seeds, num_hops)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(batch.n_id, torch.cat([seeds, others]))
+        assert torch.equal(batch.e_id, inside.nonzero()[:, 0])
+        more = seed_batch(data, seeds, num_hops, num_neighbors=50)  # more than there are
+        assert torch.equal(more.n_id, batch.n_id)
+        assert torch.equal(more.e_id, batch.e_id)
+
+
+def test_sampled_hops():
+    """All edges into seeds, few into others, and the loss is that of a graph with these alone."""
+    data, network = graph(), sage()
+    degree = torch.bincount(data.edge_index[1], minlength=60)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        batch = seed_batch(data, SEEDS, 3, num_neighbors=2)
+        torch.manual_seed(seed)
+        again = seed_batch(data, SEEDS, 3, num_neighbors=2)
+        assert torch.equal(again.e_id, batch.e_id)
+        assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+        found = torch.bincount(batch.edge_index[1], minlength=batch.num_nodes)
+        whole = degree[batch.n_id]
+        assert torch.equal(found[:4], whole[:4])
+        assert (found[4:] <= 2).all()
+        near = seed_batch(batch, torch.arange(4), 2).n_id  # whose edges were drawn
+        near = near[near >= 4]
+        assert torch.equal(found[near], whole[near].clamp(max=2))
+        hood = Neighborhood(batch.edge_index, batch.num_nodes)
+        assert torch.equal(hood.ptr.diff()[:4] - 1, data.in_degree[SEEDS])
+    assert SeedLoss(network)(batch).isfinite()  # in-degrees of the seeds are whole
+    wide = seed_batch(data, SEEDS, 3).num_edges
+    assert batch.num_edges < wide - 10
+    with pytest.raises(ValueError, match="num_neighbors must be an integer of at least 1, got 0"):
+        seed_batch(data, SEEDS, 3, num_neighbors=0)
+    with pytest.raises(ValueError, match=r"num_neighbors must be .* at least 1, got 2\.0"):
+        seed_batch(data, SEEDS, 3, num_neighbors=2.0)
+
+
+def test_samples_are_uniform():
+    """Every set of three of the six edges into a node is as likely, for two nodes at once."""
+    torch.manual_seed(0)
+    star = torch.stack([torch.arange(3, 9), torch.full((6,), 1)])
+    other = torch.stack([torch.arange(3, 9), torch.full((6,), 2)])
+    edges = torch.cat([star, other, torch.tensor([[1, 2], [0, 0]])], 1)[:, torch.randperm(14)]
+    data = Data(edge_index=edges, num_nodes=9)
+    seen = [Counter(), Counter()]
+    for _ in range(4000):
+        batch = seed_batch(data, torch.tensor([0]), 2, num_neighbors=3)
+        source, target = edges[:, batch.e_id]
+        for node, counter in zip((1, 2), seen, strict=True):
+            counter[tuple(sorted(source[target == node].tolist()))] += 1
+    for counter in seen:
+        assert len(counter) == 20
+        assert set(map(len, counter)) == {3}
+        assert chisquare(list(counter.values())).pvalue > 1e-3
 
 
 @pytest.mark.skipif(not (WITH_PYG_LIB or WITH_TORCH_SPARSE), reason="needs pyg-lib")

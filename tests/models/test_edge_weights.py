@@ -153,6 +153,7 @@ def test_several_graphs_are_one():
     both = Batch.from_data_list(data)
     scores, y = torch.randn(9, 3), torch.full((9,), -1)
     stacked = StackedNMM(3)
+    stacked.gamma.data.fill_(0.4)
     hood = Neighborhood(both.edge_index, both.num_nodes)
     found = stacked.mixture(hood, scores, y, none(9)).marginals().split([5, 4])
     for graph, own, marginals in zip(graphs, scores.split([5, 4]), found, strict=True):
@@ -179,7 +180,7 @@ def test_bad_input():
             StackedNMM(3).mixture(hood, scores, y, known, bad)
         with pytest.raises(ValueError, match=message):
             StackedNMM(3).fit(hood, scores, y, known, ~known, edge_weight=bad)
-    as_array = StackedNMM(3).mixture(hood, scores, y, known, right.numpy())
-    expected = StackedNMM(3).mixture(hood, scores, y, known, right)
-    torch.testing.assert_close(as_array.logits, expected.logits)
+    stacked = StackedNMM(3)
+    as_array, expected = (stacked(hood, scores, y, known, w) for w in (right.numpy(), right))
+    torch.testing.assert_close(as_array, expected)
     assert PooledScores(3).terms(hood, scores, y, known, right).isfinite().all()

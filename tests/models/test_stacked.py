@@ -299,7 +299,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match="both hold node 0"):
         fit(held_out=train)
     with pytest.raises(ValueError, match="held_out must be a boolean mask"):
-        fit(held_out=held_out.long())
+        fit(held_out=2 * held_out.long())
     with pytest.raises(ValueError, match="held_out selects no node"):
         fit(held_out=torch.zeros(5, dtype=torch.bool))
     with pytest.raises(ValueError, match="num_samples must be an integer of at least 2"):

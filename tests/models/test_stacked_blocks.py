@@ -105,7 +105,7 @@ def test_files(tmp_path):
 
 def test_no_known_label_and_bad_input():
     edges, scores, y, known = problem(1)
-    hood, stacked = Neighborhood(edges, 30), StackedNMM(3)
+    hood, stacked = Neighborhood(edges, 30), random_numbers(StackedNMM(3))
     found, _ = in_small_blocks(stacked, hood, scores, y, torch.zeros_like(known))
     expected = stacked.mixture(hood, scores, y, torch.zeros_like(known)).marginals()
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -209,7 +209,7 @@ def test_is_a_network_for_svi():
 def test_community_ids_without_members():
     """Numbers of communities may have gaps; nobody reaches what is in them."""
     scores, y = torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
-    stacked = StackedNMM(pool=False, communities=True)
+    stacked = numbers(StackedNMM(pool=False, communities=True), log_kappa=-0.5)
     tight, wide = (stacked.mixture(path(m), scores) for m in (MEMBERS[0], 3 * MEMBERS[0]))
     assert isinstance(wide, NeighborMixture)
     torch.testing.assert_close(wide.log_prob(y), tight.log_prob(y))
