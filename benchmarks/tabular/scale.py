@@ -16,7 +16,7 @@ from benchmarks.tabular.data import FOLDS, KINDS, NEIGHBORS, keel, scores_of
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 #: Rows with labels, columns and classes of a table of any size.
-LABELLED, COLUMNS, CLASSES = 1000, 8, 10
+LABELLED, COLUMNS, CLASSES = 200, 8, 10
 
 
 def new_rows(args, results: Records) -> None:

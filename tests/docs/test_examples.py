@@ -31,6 +31,21 @@ def test_karate(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_few_labels(tmp_path, capsys):
+    few_labels = load("examples/few_labels.py")
+
+    output = ["--output", str(tmp_path / "few.png"), "--num-seeds", "1", "--max-iter", "10"]
+    args = few_labels.parser().parse_args(output)
+    result = few_labels.main(args)
+    assert args.output.stat().st_size > 50_000
+    ours, others = result["boosting + NMM"], [v for k, v in result.items() if k != "boosting + NMM"]
+    assert ours["accuracy"] > max(row["accuracy"] for row in others)
+    assert ours["NLL"] < min(row["NLL"] for row in others)
+    assert "share of the NMM" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_node_classification(tmp_path):
     node_classification = load("examples/node_classification.py")
 
