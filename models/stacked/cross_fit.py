@@ -40,7 +40,9 @@ class Evidence:
     share: float
 
     def __str__(self) -> str:
-        lines = [f"{name:24}{value:8.3f}" for name, value in self.nll.items()]
+        lowest = min(self.nll, key=lambda name: self.nll[name])
+        lines = [f"{name:24}{value:8.3f}{'  lowest' * (name == lowest)}"
+                 for name, value in self.nll.items()]  # fmt: skip
         return "\n".join(["held-out NLL", *lines, f"{'share of the NMM':24}{self.share:8.3f}"])
 
 

@@ -47,6 +47,14 @@ TABLES = {
 }
 
 
+def is_missing(label: Any) -> bool:
+    """Whether a label is -1, NaN, None or a missing value of pandas."""
+    try:
+        return label is None or bool(label != label or label == -1)
+    except TypeError:  # pandas.NA is neither equal nor different
+        return True
+
+
 class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     r"""
     Any scikit-learn classifier with a :class:`~pyro_nmm.models.StackedNMM` on top, on a graph of
@@ -112,6 +120,15 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         """
         check_integers(2, cv=self.cv)
         check_integers(1, n_neighbors=self.n_neighbors)
+        if self.neighbors is not None and (self.n_neighbors, self.metric) != (10, "euclidean"):
+            raise ValueError(
+                "n_neighbors and metric have no effect beside neighbors: set them there"
+            )
+        if not hasattr(self.estimator, "predict_proba"):
+            raise ValueError(
+                f"estimator must have predict_proba, got {type(self.estimator).__name__}: wrap it "
+                f"in CalibratedClassifierCV"
+            )
         if not 0 < self.clip < 1:
             raise ValueError(f"clip must lie between 0 and 1, got {self.clip}")
         X = self._checked(X, reset=True)
@@ -208,7 +225,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         y = column_or_1d(y, warn=True)
         if y.shape != (size,):
             raise ValueError(f"y must have shape ({size},), one label per row of X, got {y.shape}")
-        known = np.array([not (v is None or v != v or v == -1) for v in y.tolist()])
+        known = np.array([not is_missing(value) for value in y.tolist()])
+        if (y[known].astype(str) == "-1").any():
+            raise ValueError("y holds the text '-1': for no label use the number -1, NaN or None")
         given = np.asarray(y[known].tolist() if y.dtype == object else y[known])
         if known.any() and type_of_target(given) not in ("binary", "multiclass"):
             raise ValueError(f"y must hold classes, got {type_of_target(given)} values: bin them")
@@ -228,10 +247,29 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         self._neighbors = None
         if graph is None:
             self._neighbors = self._finder(min(self.n_neighbors, size - 1), not issparse(X))
-            graph = self._neighbors.fit_transform(X)
+            graph = self._found(self._neighbors, X)
         elif not hasattr(graph, "tocoo"):
             return torch.as_tensor(graph)
         return to_undirected(from_scipy_sparse_matrix(graph)[0].long())
+
+    def _found(self, finder: Any, X: Any) -> Any:
+        """The sparse matrix of neighbours, or an error that says how to prepare the rows."""
+        example = "make_pipeline(preparation, KNeighborsTransformer(n_neighbors=10))"
+        try:
+            graph = finder.fit_transform(X)
+        except ValueError as error:
+            if self.neighbors is not None:
+                raise
+            raise ValueError(
+                f"the default neighbours need numeric rows without missing values: pass "
+                f"neighbors={example}. The error was: {error}"
+            ) from error
+        if not hasattr(graph, "tocoo"):
+            raise ValueError(
+                f"neighbors must turn rows into a sparse matrix of their neighbours, got "
+                f"{type(graph).__name__}: end it in a KNeighborsTransformer, as in {example}"
+            )
+        return graph
 
     def _finder(self, number: int, dense: bool) -> Any:
         """A transformer of rows into a sparse matrix of their neighbours among the fitted rows."""

@@ -22,6 +22,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.neighbors import KNeighborsTransformer, kneighbors_graph
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from pyro_nmm import Neighborhood
@@ -134,7 +135,7 @@ def test_joint_queries(fitted):
     np.testing.assert_allclose(pair.sum((1, 2)), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["strings", "nan", "none", "column"])
+@pytest.mark.parametrize("kind", ["strings", "nan", "none", "column", "series", "NA"])
 def test_labels_of_any_type(fitted, blobs, kind):
     rows, _, y = blobs
     names = np.array(["ash", "birch", "cedar"], dtype=object)[np.maximum(y, 0)]
@@ -143,6 +144,8 @@ def test_labels_of_any_type(fitted, blobs, kind):
         "nan": np.where(y < 0, np.nan, y),
         "none": np.where(y < 0, None, names),
         "column": y[:, None],
+        "series": pd.Series(names).where(y >= 0),
+        "NA": pd.Series(names, dtype="string").where(y >= 0),
     }[kind]
     column = pytest.warns(DataConversionWarning) if kind == "column" else nullcontext()
     with column:
@@ -240,6 +243,13 @@ def test_zero_probabilities_are_clipped(blobs):
         ({"y": np.full(300, -1)}, "two classes"),
         ({"y": np.r_[0, np.ones(299)]}, "two labelled rows"),
         ({"y": np.linspace(0, 1, 300)}, "bin them"),
+        ({"y": np.where(np.arange(300) % 2, "-1", "oak")}, "the text '-1'"),
+        (
+            {"neighbors": KNeighborsTransformer(), "n_neighbors": 5},
+            "have no effect beside neighbors",
+        ),
+        ({"neighbors": StandardScaler()}, "end it in a KNeighborsTransformer"),
+        ({"estimator": LinearSVC()}, "must have predict_proba, got LinearSVC"),
     ],
 )
 def test_errors(blobs, change, message):
@@ -248,6 +258,15 @@ def test_errors(blobs, change, message):
     options = {name: value for name, value in change.items() if name != "y"}
     with pytest.raises(ValueError, match=message):
         model.set_params(**options).fit(rows, change.get("y", y))
+
+
+@pytest.mark.parametrize("bad", ["text", np.nan])
+def test_default_neighbours_need_numbers(blobs, bad):
+    rows, _, y = blobs
+    frame = pd.DataFrame(rows).astype(object)
+    frame.iloc[3, 1] = bad
+    with pytest.raises(ValueError, match="default neighbours need numeric rows without missing"):
+        NeighborMixtureClassifier(LogisticRegression()).fit(frame, y)
 
 
 @pytest.mark.slow
