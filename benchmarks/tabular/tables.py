@@ -110,11 +110,13 @@ def agreement_figure(files: Files) -> Figure:
     """The gain in NLL over temperature scaling by the agreement of neighbours, a dot a table."""
     rows, figure = rows_of(files, "tables"), plt.figure(figsize=(7, 4), layout="constrained")
     axis = figure.subplots()
-    for name, part in rows.groupby("table"):
-        gain, agree = -gap(part, TEMPERATURE, CELL).mean, part["agreement"].mean()
+    points = [(-gap(part, TEMPERATURE, CELL).mean, part["agreement"].mean(), str(name))
+              for name, part in rows.groupby("table")]  # fmt: skip
+    for place, (gain, agree, name) in enumerate(sorted(points)):
         axis.plot(agree, gain, "o", ms=5, color="#0072B2")
-        if gain > 0.11:
-            axis.annotate(f"{name} ", (agree, gain), ha="right", va="center", fontsize=8)
+        if gain > 0.11:  # in turn above and below, because some points nearly coincide
+            side = ("bottom", "top")[place % 2]
+            axis.annotate(f"{name} ", (agree, gain), ha="right", va=side, fontsize=8)
     axis.axhline(0, color="0.7", lw=1, zorder=0)
     axis.set(xlabel="agreement of neighbours: 0 chance, 1 always",
              ylabel="gain in NLL over temperature scaling, nats")  # fmt: skip
