@@ -27,7 +27,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM
-from pyro_nmm.models.stacked import bounded_temperature
+from pyro_nmm.models.stacked import bounded_temperature, cross_fit
+from pyro_nmm.models.stacked.fit import FitOptions
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 from pyro_nmm.models.tabular.classifier import TABLES
 from pyro_nmm.models.tabular.temperature import averaged_temperature
@@ -271,7 +272,11 @@ def test_default_neighbours_need_numbers(blobs, bad):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_checks_of_scikit_learn():
+def test_checks_of_scikit_learn(monkeypatch):
+    """Of the interface, so few steps will do."""
+    defaults = FitOptions.__init__.__defaults__
+    monkeypatch.setattr(FitOptions.__init__, "__defaults__", (5, *defaults[1:]))
+    monkeypatch.setattr(cross_fit, "REFIT_STEPS", 2)
     model = NeighborMixtureClassifier(LogisticRegression(), cv=2, random_state=0)
     failed = {}
     for estimator, check in estimator_checks_generator(model):
