@@ -20,8 +20,8 @@ from pyro_nmm.models import StackedNMM, temperature_scaling
 
 def retrained(kind: str, data: Data, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """
-    ``(K, N, C)``: logits of networks that have not seen a fold of the observed labels, ``(N, C)``
-    those of a network that has seen all, each after 200 epochs, and ``(N,)`` the folds.
+    Logits ``(K, N, C)`` of networks that have not seen a fold of the observed labels, logits
+    ``(N, C)`` of a network that has seen all, each after 200 epochs, and the folds ``(N,)``.
     """
     known, folds = data.train_mask | data.val_mask, torch.full_like(data.y, -1)
     order = shuffled(known, torch.Generator().manual_seed(seed))

@@ -142,7 +142,7 @@ def agreement(data: GraphScores) -> float:
     inside = data.known[source]
     same = data.y[source[inside]] == data.y[target[inside]]
     chance = labels.bincount().div(len(labels)).square().sum().item()
-    excess = (same.double() - chance).sum().item() / 2  # each pair is in both directions
+    excess = (same.double() - chance).sum().item() / 2  # an undirected pair counts once
     return max(excess, 0.0) / (len(same) / 2 + PAIRS) / (1 - chance) if chance < 1 else 0.0
 
 

@@ -31,7 +31,7 @@ from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph,
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
-from pyro_nmm.models.tabular.temperature import averaged_temperature
+from pyro_nmm.models.tabular.temperature import averaged_temperature, temperature_posterior
 from pyro_nmm.validation import check_integers
 
 #: Priors of the parameters on neighbour graphs of tables, chosen on 74 tables that are not reported
@@ -142,7 +142,11 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             parts.append(self._trained(X, labels, rows[rest]))
         self.estimator_, self._parts = self._trained(X, labels, rows), parts
         whole, *scores = (self._log_probs(each, X) for each in (self.estimator_, *parts))
-        self._held_out = torch.stack(scores)[folds[rows], rows], labels[rows], folds[rows]
+        held_out = torch.stack(scores)[folds[rows], rows], labels[rows]
+        self._temperatures = temperature_posterior(*held_out)
+        self._fold_temperatures = [
+            bounded_temperature(*held_out, folds[rows] == fold) for fold in range(self.cv)
+        ]
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31)
@@ -180,7 +184,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         found = self.stacked_.posterior(
             Neighborhood(edges, size + new), torch.cat([fitted, scores]),
             torch.cat([labels, labels.new_zeros(new)]), torch.cat([known, known.new_zeros(new)]),
-            beside=torch.cat([fitted.softmax(1), beside]),
+            beside=torch.cat([fitted.softmax(1), beside]),  # read for new rows only
         )  # fmt: skip
         return found.marginals()[size:].numpy()
 
@@ -295,10 +299,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         mean. And the probabilities beside the NMM: these, and in equal parts the folds' mean where
         each fold has a temperature of its own, as ``CalibratedClassifierCV`` does it.
         """
-        held_out, y, fold = self._held_out
         mean, own = torch.zeros_like(whole), torch.zeros_like(whole)
-        for k, part in enumerate(parts):
-            mean += averaged_temperature(part, held_out, y) / len(parts)
-            own += (part / bounded_temperature(held_out, y, fold == k)).softmax(1) / len(parts)
-        mean = (averaged_temperature(whole, held_out, y) + mean) / 2
+        for part, temperature in zip(parts, self._fold_temperatures, strict=True):
+            mean += averaged_temperature(part, self._temperatures) / len(parts)
+            own += (part / temperature).softmax(1) / len(parts)
+        mean = (averaged_temperature(whole, self._temperatures) + mean) / 2
         return mean.log() * self.stacked_.pool.temperature, (mean + own) / 2

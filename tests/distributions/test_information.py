@@ -14,7 +14,7 @@ from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_informatio
 
 
 def lone_nodes():
-    """Node 0 shares a source with 1, node 2 with nobody; an attention of zero is among them."""
+    """Node 0 shares a source with 1, node 2 with no node; an attention of zero is among them."""
     return Neighborhood(torch.tensor([[0, 1, 0, 2, 3], [0, 0, 1, 2, 3]]), 4, 4)
 
 

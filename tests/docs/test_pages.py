@@ -36,7 +36,7 @@ def test_readme_few_labels():
 
 
 def test_readme_on_top_of_a_classifier(capsys):
-    """The second snippet, with a classifier that is too sure of itself."""
+    """The second snippet, with an overconfident classifier."""
     data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
     truth = torch.nn.functional.one_hot(data.y).float() + 0.6 * torch.randn(1797, 10)
     namespace = {"data": data, "model": lambda x, edge_index: 20 * truth}

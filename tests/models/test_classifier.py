@@ -18,7 +18,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import DataConversionWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.neighbors import KNeighborsTransformer, kneighbors_graph
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -31,7 +31,7 @@ from pyro_nmm.models.stacked import bounded_temperature, cross_fit
 from pyro_nmm.models.stacked.fit import FitOptions
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 from pyro_nmm.models.tabular.classifier import TABLES
-from pyro_nmm.models.tabular.temperature import averaged_temperature
+from pyro_nmm.models.tabular.temperature import averaged_temperature, temperature_posterior
 
 #: Checks of scikit-learn that it does not pass, and why.
 EXPECTED = {"check_classifiers_classes": "-1 is a row without a label"}
@@ -94,7 +94,8 @@ def test_it_is_a_fit_of_folds(blobs):
     whole = torch.from_numpy(model.estimator_.predict_proba(rows)).clamp(min=1e-3).log().float()
     truth = torch.from_numpy(labels)[known]
     held_out = scores[folds[known], known.nonzero()[:, 0]]
-    mean = [averaged_temperature(each, held_out, truth) for each in (whole, *scores)]
+    given = temperature_posterior(held_out, truth)
+    mean = [averaged_temperature(each, given) for each in (whole, *scores)]
     mean = (mean[0] + torch.stack(mean[1:]).mean(0)) / 2
     own = [bounded_temperature(held_out, truth, folds[known] == k) for k in range(3)]
     own = torch.stack([(part / t).softmax(1) for part, t in zip(scores, own, strict=True)]).mean(0)
@@ -210,7 +211,11 @@ def test_summary(fitted, blobs):
     assert list(fitted.stacked_.evidence.nll) == ["classifier", "temperature scaling", "NMM"]
     assert f"{float(fitted.stacked_.share):.3f}" in text
     unseen = [part.predict_proba(rows) for part in fitted._parts]
-    folds = fitted._held_out[2].tolist()
+    folds = np.full(len(known), -1)
+    for fold, (_, out) in enumerate(
+        StratifiedKFold(5, shuffle=True, random_state=0).split(rows[known], labels[known])
+    ):
+        folds[out] = fold
     probs = np.clip([unseen[k][row] for k, row in zip(folds, known, strict=True)], 1e-3, 1)
     loss = log_loss(labels[known], probs / probs.sum(1, keepdims=True))
     assert fitted.stacked_.evidence.nll["classifier"] == pytest.approx(loss, rel=1e-4)

@@ -138,7 +138,7 @@ def test_agreement_of_labelled_neighbours():
     hood = Neighborhood(torch.cat([pairs, pairs.flip(0)], 1), 7)
     y, known = torch.tensor([0, 0, 1, 1, 0, 1, 0]), torch.tensor([True] * 6 + [False])
     data = GraphScores(hood, torch.zeros(7, 2), y, known)
-    # Pairs 0-1 and 2-3 of four agree, and three of six labels are alike: as often as by chance.
+    # Pairs 0-1 and 2-3 of four agree, and three of six labels are equal: as often as by chance.
     assert cross_fit.agreement(data) == 0
     y[5] = 0
     data = GraphScores(hood, torch.zeros(7, 2), y, known & (torch.arange(7) != 2))
