@@ -13,6 +13,7 @@ from pyro_nmm.distributions import (
     NeighborMixture,
     OrderedConditional,
 )
+from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.intervals import Intervals
@@ -20,6 +21,7 @@ from pyro_nmm.ops.intervals import Intervals
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "AveragedPosterior",
     "ChosenLabels",
     "EvidenceConditional",
     "GaussianConcentrations",

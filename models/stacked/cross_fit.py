@@ -1,11 +1,11 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Folds side by side, and the share of the NMM beside temperature scaling that they support."""
+"""Folds side by side, the evidence of their labels, and the share of the NMM that it supports."""
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,16 @@ from pyro_nmm.models.stacked.fit import (
     fold_of,
     folds_of,
     maximise,
+    shuffled,
 )
-from pyro_nmm.models.stacked.formula import Formula
-from pyro_nmm.models.stacked.inputs import GraphScores
+from pyro_nmm.models.stacked.inputs import GraphScores, warn_of_probabilities
 from pyro_nmm.models.stacked.parameters import ParameterPriors
+from pyro_nmm.models.stacked.uncertainty import deviations
 
 #: Candidates of the labels' probabilities.
-TEMPERED, NMM = "temperature scaling", "NMM"
+TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
+#: Folds of held-out nodes for the evidence of a fit without folds of its own.
+FOLDS = 5
 #: Pairs of neighbours that shrink their agreement, and labels that the prior of a share counts as.
 PAIRS, LABELS = 10, 5
 #: Steps of LBFGS in a refit, which begins at the parameters of the whole fit.
@@ -43,28 +46,59 @@ class Evidence:
         lowest = min(self.nll, key=lambda name: self.nll[name])
         lines = [f"{name:24}{value:8.3f}{'  lowest' * (name == lowest)}"
                  for name, value in self.nll.items()]  # fmt: skip
-        return "\n".join(["held-out NLL", *lines, f"{'share of the NMM':24}{self.share:8.3f}"])
+        shares = [f"{'share of the NMM':24}{self.share:8.3f}"] if self.share < 1 else []
+        return "\n".join(["held-out NLL", *lines, *shares])
 
 
 def fit_copies(
-    stacked: Any, parameters: ParameterPriors, copies: list[tuple[GraphScores, Tensor]],
-    options: FitOptions,
+    stacked: Any, copies: Sequence[tuple[GraphScores, Tensor]], options: FitOptions,
+    afresh: bool = True,
+) -> Any:  # fmt: skip
+    """
+    Fit a module to a graph's held-out nodes, or to one copy of the graph for each fold of the
+    labels, and return it, with the deviations of its parameters, and with a pool the evidence of
+    labels that no fit has seen. An error leaves it as it was.
+    """
+    copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
+    scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
+    warn_of_probabilities(scores)
+    temperature = bounded_temperature(scores, y, torch.cat([out for _, out in copies]))
+    changed, agree = copy.deepcopy(stacked).to(scores), agreement(copies[0][0])
+    parameters = ParameterPriors(changed, stacked.declared, stacked.prior, temperature, agree)
+    if afresh:
+        parameters.start()
+        if changed.pool is not None:
+            changed.share.fill_(1.0)
+            changed.pool.temperature.fill_(temperature)
+    evidence = fit_folds(changed, parameters, copies, options, agree)
+    stacked.to(scores).load_state_dict(changed.state_dict())
+    stacked.evidence = evidence
+    return stacked
+
+
+def fit_folds(
+    stacked: Any, parameters: ParameterPriors, copies: Sequence[tuple[GraphScores, Tensor]],
+    options: FitOptions, agree: float,
 ) -> Evidence | None:  # fmt: skip
-    """
-    Fit the parameters to a graph's held-out nodes, or to one copy of the graph for each fold of the
-    labels. With folds and a pool, set the share of the NMM and return the evidence for it.
-    """
-    formula, (data, held_out) = stacked.formula, copies[0]
+    """Fit parameters, their deviations and, to several copies, the share of the NMM."""
     if len(copies) == 1:
-        maximise(formula, parameters, folds_of(formula, data, held_out, options.num_folds), options)
+        folds = folds_of(stacked.formula, *copies[0], options.num_folds)
+    else:
+        union, part = side_by_side([fold_of(stacked.formula, *each) for each in copies])
+        folds = [union]
+    maximise(stacked.formula, parameters, folds, options)
+    stacked.deviations.copy_(deviations(stacked, parameters, folds))
+    if stacked.pool is None or len(folds) > 1 or int(folds[0].held_out.sum()) == 1:
         return None
-    union, part = side_by_side([fold_of(formula, *each) for each in copies])
-    maximise(formula, parameters, [union], options)
-    if stacked.pool is None:
-        return None
-    evidence = evidence_of_folds(stacked, parameters, union, part, agreement(data))
-    stacked.share.fill_(evidence.share)
-    return evidence
+    if len(copies) == 1:
+        nodes = shuffled(folds[0].held_out.nonzero()[:, 0])
+        part = torch.full_like(folds[0].y, -1)
+        part[nodes] = torch.arange(len(nodes), device=part.device) % FOLDS
+    found = held_out_log_probs(stacked, parameters, folds[0], part)
+    if len(copies) > 1:
+        stacked.share.fill_(expected_share(found[NMM], found[TEMPERED], agree))
+    nll = {name: -values.mean().item() for name, values in found.items()}
+    return Evidence(nll, stacked.share.item())
 
 
 def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
@@ -95,40 +129,25 @@ def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
     return Fold(union, inputs, torch.cat(weights) if weights else None, y, given, out), part
 
 
-def evidence_of_folds(
-    stacked: Any, parameters: ParameterPriors, fold: Fold, part: Tensor, agree: float
-) -> Evidence:
-    """
-    Evidence of labels that a candidate has not seen.
-
-    :param Tensor part: ``(N,)`` fold of each node of ``fold``.
-    :param float agree: the :func:`agreement` of neighbours.
-    """
-    found = held_out_log_probs(stacked, parameters, fold, part)
-    nll = {name: -values.mean().item() for name, values in found.items()}
-    return Evidence(nll, expected_share(found[NMM], found[TEMPERED], agree))
-
-
 def held_out_log_probs(
     stacked: Any, parameters: ParameterPriors, fold: Fold, part: Tensor
 ) -> dict[str, Tensor]:
     """
     Log-probability ``(n,)`` of each held-out label by the classifier's own scores, by temperature
-    scaling and by the NMM. The last two are refitted without the label's fold. A refit that
-    diverges gives its labels no probability.
+    scaling, by the pool and by the NMM. The last three are refitted without the label's part
+    ``(N,)`` of the fold. A refit that diverges gives its labels no probability.
     """
     scaled, truth = fold.inputs[0], fold.y[:, None].clamp(min=0)
     raw = scaled * stacked.pool.temperature
-    found = {"classifier": raw.log_softmax(-1).gather(1, truth)[:, 0]}
-    nmm, tempered = torch.zeros_like(scaled[:, 0]), torch.zeros_like(scaled[:, 0])
-    for k in part.unique().tolist():
+    tables = {"classifier": raw.softmax(-1)}
+    tables |= {name: torch.zeros_like(scaled) for name in (TEMPERED, POOL, NMM)}
+    for k in part[fold.held_out].unique().tolist():
         out, rest = fold.held_out & (part == k), fold.held_out & (part != k)
         temperature = bounded_temperature(scaled, fold.y, rest)
-        probs = refitted(stacked, parameters, fold, rest)
-        nmm[out] = probs.gather(1, truth)[out, 0].log().nan_to_num(nan=-torch.inf)
-        tempered[out] = (scaled / temperature).log_softmax(-1).gather(1, truth)[out, 0]
-    found |= {TEMPERED: tempered, NMM: nmm}
-    return {name: values[fold.held_out] for name, values in found.items()}
+        tables[TEMPERED][out] = (scaled / temperature).softmax(-1)[out]
+        for name, probs in ((POOL, pooled), (NMM, marginals)):
+            tables[name][out] = refitted(stacked, parameters, fold, rest, probs)[out].nan_to_num()
+    return {name: each.gather(1, truth)[fold.held_out, 0].log() for name, each in tables.items()}
 
 
 def agreement(data: GraphScores) -> float:
@@ -172,24 +191,33 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
     return float(((pair.logsumexp(0).sum(0) + prior).softmax(0) * share).sum())
 
 
-def refitted(stacked: nn.Module, parameters: ParameterPriors, fold: Fold, rows: Tensor) -> Tensor:
-    """``(N, C)``: marginals of an NMM that is refitted to the marginals of some labels."""
+def marginals(stacked: Any, fold: Fold) -> Tensor:
+    """``(N, C)``: of the NMM, without labels that are held out or given."""
+    found = stacked.formula(fold.hood, fold.inputs, fold.edge_weight)
+    return NeighborMixture(fold.hood, *found, validate_args=False).marginals()
+
+
+def pooled(stacked: Any, fold: Fold) -> Tensor:
+    """``(N, C)``: of the pool alone."""
+    return stacked.pool(fold.inputs)
+
+
+def refitted(
+    stacked: nn.Module, parameters: ParameterPriors, fold: Fold, rows: Tensor,
+    probs: Callable[[Any, Fold], Tensor],
+) -> Tensor:  # fmt: skip
+    """``(N, C)``: probabilities of a copy that is refitted to the probabilities of some labels."""
     again, y = copy.deepcopy(stacked), fold.y[rows, None]
     own = parameters.of(again)
     optimizer = torch.optim.LBFGS(own.values, max_iter=REFIT_STEPS, line_search_fn="strong_wolfe")
 
-    def marginals() -> Tensor:
-        formula: Formula = again.formula
-        found = formula(fold.hood, fold.inputs, fold.edge_weight)
-        return NeighborMixture(fold.hood, *found, validate_args=False).marginals()
-
     def closure():
         optimizer.zero_grad()
-        likelihood = marginals()[rows].gather(1, y).log().sum()
+        likelihood = probs(again, fold)[rows].gather(1, y).log().sum()
         loss = -(likelihood + own.log_prior()) / len(y)
         loss.backward()
         return loss
 
     optimizer.step(closure)
     with torch.no_grad():
-        return marginals()
+        return probs(again, fold)

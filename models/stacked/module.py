@@ -5,29 +5,28 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.models.stacked.cross_fit import Evidence, fit_copies
-from pyro_nmm.models.stacked.fit import FitOptions, bounded_temperature
+from pyro_nmm.models.stacked.fit import FitOptions
 from pyro_nmm.models.stacked.formula import Formula, formula_of
 from pyro_nmm.models.stacked.inputs import (
     GraphScores,
     disjoint_masks,
     scores_of_folds,
-    warn_of_probabilities,
 )
 from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
-from pyro_nmm.validation import options_of
+from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS, drawn
+from pyro_nmm.validation import check_integers, options_of
 
 
 class StackedNMM(nn.Module):
@@ -129,7 +128,8 @@ class StackedNMM(nn.Module):
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
     share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool
-    evidence: Evidence | None  #: of a fit by folds, with a pool: what :meth:`summary` prints
+    evidence: Evidence | None  #: of a fit with a pool: what :meth:`summary` prints
+    deviations: Tensor  #: ``(16, d)``: draws of all parameters, minus the fitted ones
 
     def __init__(
         self, num_classes: int | None = None, *, pool: bool = True, communities: bool = False,
@@ -141,8 +141,8 @@ class StackedNMM(nn.Module):
             raise ValueError("compatibility is one of neighbouring nodes: use communities=False")
         if pool and num_classes is None:
             raise ValueError("num_classes is needed: the number of columns of the scores")
-        self._declared = declarations(pool, communities, compatibility is not None)
-        for each in self._declared:
+        self.declared = declarations(pool, communities, compatibility is not None)
+        for each in self.declared:
             if "." not in each.name:  # the others are the pool's
                 self.register_parameter(each.name, nn.Parameter(torch.zeros(())))
         self.pool = PooledScores(num_classes) if pool and num_classes is not None else None
@@ -151,9 +151,11 @@ class StackedNMM(nn.Module):
         if self.pool is not None:
             self.register_buffer("share", torch.ones(()))
         self.evidence = None
+        size = sum(value.numel() for value in self.parameters())
+        self.register_buffer("deviations", torch.zeros(NUM_DRAWS, size))
         #: Mean and standard deviation of each parameter's prior, by name.
-        self.prior = prior_of(self._declared, prior or {})
-        ParameterPriors(self, self._declared, self.prior).start()
+        self.prior = prior_of(self.declared, prior or {})
+        ParameterPriors(self, self.declared, self.prior).start()
 
     @property
     def formula(self) -> Formula:
@@ -218,12 +220,12 @@ class StackedNMM(nn.Module):
             for own, known, out in scores_of_folds(hood, scores, folds):
                 data = self.formula.graph_scores(hood, own, y, known, edge_weight)
                 copies.append((data, out))
-            return self._fit(copies, how, afresh=True)
+            return fit_copies(self, copies, how)
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
         data = self.formula.graph_scores(hood, scores, y, train | held_out, edge_weight)
-        return self._fit([(data, held_out)], how, afresh=True)
+        return fit_copies(self, [(data, held_out)], how)
 
     def update(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, known: Tensor, *,
@@ -240,28 +242,9 @@ class StackedNMM(nn.Module):
         how = options_of(self.update, FitOptions, {"num_folds": 5, "num_steps": 60} | options)
         train, known = disjoint_masks(hood, train=train, known=known)
         data = self.formula.graph_scores(hood, scores, y, train | known, edge_weight)
-        return self._fit([(data, known)], how, afresh=False)
+        return fit_copies(self, [(data, known)], how, afresh=False)
 
-    def _fit(
-        self, copies: list[tuple[GraphScores, Tensor]], options: FitOptions, afresh: bool
-    ) -> StackedNMM:
-        """Fits graphs and their held-out nodes: one, or one for each fold of the labels."""
-        copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
-        scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
-        warn_of_probabilities(scores)
-        temperature = bounded_temperature(scores, y, torch.cat([out for _, out in copies]))
-        changed = copy.deepcopy(self).to(scores)  # an error leaves this module as it is
-        fitted = ParameterPriors(changed, self._declared, self.prior, temperature)
-        if afresh:
-            fitted.start()
-            if changed.pool is not None:
-                changed.share.fill_(1.0)
-                changed.pool.temperature.fill_(temperature)
-        evidence = fit_copies(changed, fitted, copies, options)
-        self.to(scores).load_state_dict(changed.state_dict())
-        self.evidence = evidence
-        return self
-
+    @torch.no_grad()
     def mixture(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
         known: Tensor | None = None, edge_weight: Tensor | None = None,
@@ -273,57 +256,73 @@ class StackedNMM(nn.Module):
         :raises ValueError: also if all parameters are as they were made, which neither
             :meth:`fit`, nor ``load_state_dict`` of a fit, nor an optimiser's step leaves so.
         """
-        return self._mixture(self.formula.graph_scores(hood, scores, y, known, edge_weight))
+        data = self.formula.graph_scores(hood, scores, y, known, edge_weight)
+        return self._mixtures(data)[0]
 
     def check_fitted(self) -> None:
         """Refuse parameters that are all as they were made."""
-        if ParameterPriors(self, self._declared, self.prior).at_start():
+        if ParameterPriors(self, self.declared, self.prior).at_start():
             raise ValueError(
                 "stacked has the parameters that it was made with: call fit(...) or "
                 "load_state_dict(...) first"
             )
 
     @torch.no_grad()
-    def _mixture(self, data: GraphScores) -> NeighborMixture:
-        self.check_fitted()
-        formula = self.formula
-        return formula.predictor.mixture(data, *formula.of(data))
-
     def posterior(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, num_samples: int = 64,
-        *, edge_weight: Tensor | None = None, beside: Tensor | None = None,
+        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
+        num_samples: int | None = 64, num_draws: int = NUM_DRAWS, *,
+        edge_weight: Tensor | None = None, beside: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
         """
-        The fitted distribution of all labels given the known ones. If none is known, it is
-        :meth:`mixture`.
+        The distribution of all labels given the known ones, averaged over draws of the parameters
+        around the fit: a few hundred held-out labels leave them uncertain, and intervals of counts
+        would be too narrow without the draws. ``known`` may select no node.
 
+        :param int num_samples: see :meth:`~pyro_nmm.NeighborMixture.condition`; shared among the
+            draws, which cost as much as a posterior each.
+        :param int num_draws: at most 16. 0 takes the fitted parameters.
         :param Tensor beside: ``(N, C)`` label probabilities with the share :math:`1 - w` after a
             fit by folds, default temperature scaling of the scores.
-
-        :param int num_samples: see :meth:`~pyro_nmm.NeighborMixture.condition`.
         """
+        check_integers(0, num_draws=num_draws)
+        if num_draws > NUM_DRAWS:
+            raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
+        if num_samples is not None:
+            check_integers(1, num_samples=num_samples)
+            num_draws = min(num_draws, num_samples)
         data = self.formula.graph_scores(hood, scores, y, known, edge_weight)
         if self.pool is None and beside is not None:
             raise ValueError("beside needs a pool: with pool=False the NMM has no share")
-        mix = self._mixture(data.with_beside(beside))
-        if not data.known.any():
-            return mix.prior(num_samples)
-        return mix.condition(data.y, data.known, num_samples)
+        mixes = self._mixtures(data.with_beside(beside), num_draws)
+        each = num_samples and num_samples // len(mixes)
+        if data.known.any():
+            members = [mix.condition(data.y, data.known, each) for mix in mixes]
+        else:
+            members = [mix.prior(each) for mix in mixes]
+        return AveragedPosterior(members) if len(members) > 1 else members[0]
+
+    def _mixtures(self, data: GraphScores, num_draws: int = 0) -> list[NeighborMixture]:
+        self.check_fitted()
+        inputs, found = self.formula.predictor.read(data)[0], []
+        for formula in (each.formula for each in drawn(self, num_draws)):
+            parameters = formula(data.hood, inputs, data.edge_weight)
+            found.append(formula.predictor.mixture(data, *parameters))
+        return found
 
     def summary(self) -> str:
         """
-        NLL of the held-out labels by the classifier, by temperature scaling and by the NMM, each
-        fitted to the other folds, and the share of the NMM. Of a fit by ``folds``.
+        NLL of held-out labels by the classifier, by temperature scaling, by the pool and by the
+        NMM, the last three fitted to other held-out labels; with folds the share of the NMM too.
 
-        :raises ValueError: without such a fit, or with ``pool=False``.
+        :raises ValueError: without a fit, after :meth:`update`, with ``pool=False``, or one label.
         """
         if self.evidence is None:
-            raise ValueError("summary needs a fit by folds, with a pool: call fit(..., folds=...)")
+            raise ValueError("summary needs a fit with a pool: call fit(...) first")
         return str(self.evidence)
 
     def extra_repr(self) -> str:
         found = {name: value.item() for name, value in self.named_parameters(recurse=False)}
         shown = {} if self.pool else {"temperature": math.exp(-found.pop("log_scale"))}
-        logs = [each.name for each in self._declared if each.log and each.name in found]
+        logs = [each.name for each in self.declared if each.log and each.name in found]
         shown |= {name.removeprefix("log_"): math.exp(found.pop(name)) for name in logs}
         return ", ".join(f"{name}={value:.4g}" for name, value in (shown | found).items())

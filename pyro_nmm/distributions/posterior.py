@@ -11,7 +11,8 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, continued, extended, of_components
-from pyro_nmm.distributions.sequential import predict_in_turn
+from pyro_nmm.distributions.predictions import predicted
+from pyro_nmm.distributions.smc import STAGE, sequential_monte_carlo
 from pyro_nmm.expect import as_mask, check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
@@ -21,6 +22,7 @@ from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
 from pyro_nmm.ops.sampling import pick
+from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.relabel import KEEP, Channel
 from pyro_nmm.validation import (
     as_nodes,
@@ -62,16 +64,9 @@ class Posterior:
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        logits: Tensor,
-        components: Components,
-        channel: Channel = KEEP,
-        *,
-        is_exact: bool = False,
-        weighted: bool = True,
-        chains: Chains | None = None,
-    ) -> None:
+        self, hood: Neighborhood, logits: Tensor, components: Components, channel: Channel = KEEP,
+        *, is_exact: bool = False, weighted: bool = True, chains: Chains | None = None,
+    ) -> None:  # fmt: skip
         self.hood, self.logits, self.components, self.channel = hood, logits, components, channel
         self.num_classes, self.nodes = components.alpha.shape[-1], components.nodes
         self.is_exact, self.weighted, self.chains = is_exact, weighted, chains
@@ -91,12 +86,9 @@ class Posterior:
 
     @torch.no_grad()
     def condition(
-        self,
-        y: Tensor,
-        observed: Tensor | None = None,
-        num_samples: int | None = None,
+        self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,
         weighted: bool | None = None,
-    ) -> Posterior:
+    ) -> Posterior:  # fmt: skip
         r"""
         The posterior given labels :math:`y_\rho` too: every component draws the new choices,
 
@@ -115,15 +107,9 @@ class Posterior:
         :return: a new posterior. Cost: :math:`O(T E_\rho)`, the edges into the new nodes.
         :raises ValueError: for a label that contradicts an observed one, or too large an exact sum.
         """
-        y = check_labelling("condition", self.hood, Size(), y)
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)
-        observed = torch.ones_like(self.observed) if observed is None else observed
-        check_mask(observed, self.hood.num_nodes, self.hood.device)
-        self._check_agreement(y, observed)
-        nodes = (observed & ~self.observed).nonzero()[:, 0]
-        labels = y[nodes]
-        check_label_range(self.hood.take(nodes), labels, self.num_classes)
+        nodes, labels = self._new("condition", y, observed)
         if len(nodes) == 0 and num_samples is None:
             return self
         exact, old = self.is_exact and num_samples is None, self.components
@@ -136,7 +122,11 @@ class Posterior:
             new = continued(*graph, old, nodes, labels, weighted)
         return Posterior(*graph[:2], new, self.channel, is_exact=exact, weighted=weighted)
 
-    def _check_agreement(self, y: Tensor, observed: Tensor) -> None:
+    def _new(self, query: str, y: Tensor, observed: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Nodes that become observed, and their labels."""
+        y = check_labelling(query, self.hood, Size(), y)
+        observed = torch.ones_like(self.observed) if observed is None else observed
+        check_mask(observed, self.hood.num_nodes, self.hood.device)
         both = observed & self.observed
         if self.components.latent and both.any():
             raise ValueError(
@@ -150,6 +140,29 @@ class Posterior:
                 f"y holds label {y[node].item()} at node {node}, which is known to have label "
                 f"{self.labels[node].item()}: mask that node out with observed"
             )
+        nodes = (observed & ~self.observed).nonzero()[:, 0]
+        check_label_range(self.hood.take(nodes), y[nodes], self.num_classes)
+        return nodes, y[nodes]
+
+    @torch.no_grad()
+    def log_likelihood(
+        self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
+    ) -> Tensor:
+        r"""
+        Monte Carlo estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)`` that
+        the mask ``observed`` selects, default all others: each of the particles continues a
+        component, see :meth:`NeighborMixture.log_likelihood`. Cost: linear in the edges into
+        :math:`\rho`, times the particles.
+        """
+        check_integers(1, num_particles=num_particles)
+        nodes, labels = self._new("log_likelihood", y, observed)
+        order, old = torch.randperm(len(nodes), device=nodes.device), self.components
+        given = old.alpha, self.logits, labels[order], self.channel
+        stages, old = stages_of(self.hood.take(nodes[order]), *given), old.resampled(num_particles)
+        counts = stages.counts(old.choices, old.labels) if len(self.nodes) else None
+        sizes = [len(part) for part in order.split(STAGE)]
+        found = sequential_monte_carlo(stages, sizes, num_particles, counts=counts)
+        return found.sum().to(self.logits)
 
     def _attention(self, rows: Neighborhood) -> Tensor:
         return rows.softmax(self.logits.index_select(0, rows.edge))
@@ -253,30 +266,7 @@ class Posterior:
         :param torch.Generator generator: the source of randomness of ``"sequential"``.
         :return: ``(K,)`` labels.
         """
-        nodes = as_nodes(self.hood, nodes)
-        # Labels that differ between components have a mode too, jointly with others.
-        joint = self.components.latent and method == "joint"
-        free = nodes if joint else nodes[~self.observed[nodes]]
-        labels = self.labels.clone()
-        if method == "marginal":
-            labels[free] = self._marginals(self.hood.take(free)).argmax(-1)
-        elif method == "joint" and len(free):
-            size = self.num_classes
-            if size ** len(free) > enumeration.MAX_CHOICES:
-                number = f"{size}^{len(free)} labellings of nodes"
-                raise ValueError(f"method='joint' would compare {number}: use method='sequential'")
-            every = enumeration.enumerate_labels(len(free), size, free.device)
-            labels[free] = every[self.log_marginal(free, every).argmax()]
-        elif method == "sequential" and not self.channel.keeps:
-            raise ValueError("method='sequential' is for edges that keep labels: use 'marginal'")
-        elif method == "sequential" and len(free):
-            certainty = self._marginals(self.hood.take(free)).max(-1).values
-            order = free[certainty.argsort(descending=True, stable=True)]
-            given = self.hood, self.logits, self.components
-            labels[order] = predict_in_turn(*given, order, generator)
-        elif method not in ("joint", "sequential"):
-            raise ValueError(f"method must be 'marginal', 'joint' or 'sequential', got {method!r}")
-        return labels[nodes]
+        return predicted(self, as_nodes(self.hood, nodes), method, generator)
 
     @torch.no_grad()
     def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:

@@ -28,6 +28,9 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.stages import Counts, Stages
 from pyro_nmm.validation import check_integers, order_to_rows
 
+#: Nodes of a stage.
+STAGE = 64
+
 
 def estimate_log_likelihood(
     hood: Neighborhood,
@@ -58,9 +61,9 @@ def estimate_log_likelihood(
         nodes = torch.randperm(hood.num_nodes, device=mask.device) if order is None else order
         return nodes[mask[nodes]]
 
-    first = [] if given is None else list(arranged(given).split(64))
+    first = [] if given is None else list(arranged(given).split(STAGE))
     after = arranged(observed)
-    size = min(num_stages or math.ceil(len(after) / 64), len(after))
+    size = min(num_stages or math.ceil(len(after) / STAGE), len(after))
     stages = [*first, *after.tensor_split(size)]
     draws = make(hood.take(torch.cat(stages)))
     increments = sequential_monte_carlo(draws, [len(nodes) for nodes in stages], num_particles)
@@ -69,8 +72,9 @@ def estimate_log_likelihood(
 
 @torch.no_grad()
 def sequential_monte_carlo(
-    draws: Stages, sizes: Sequence[int], num_particles: int, threshold: float = 0.5
-) -> Tensor:
+    draws: Stages, sizes: Sequence[int], num_particles: int, threshold: float = 0.5,
+    counts: Counts | None = None,
+) -> Tensor:  # fmt: skip
     r"""
     .. math::
 
@@ -80,12 +84,14 @@ def sequential_monte_carlo(
     for stages ``t`` of ``sizes`` nodes and normalised weights :math:`\bar w` of the particles
     ``p``, in double. The product of their exponentials over all stages is unbiased for
     :math:`p(y)`. By conjugacy a particle is its counts :math:`s`. Cost: :math:`O(P E)` time and
-    memory. Resampling exchanges the choices since the common ancestor, about ``P`` stages.
+    memory. Resampling exchanges the choices since the common ancestor, about ``P`` stages, or all
+    counts if some were given.
 
     :param float threshold: Resample where the effective number of particles
         :math:`1 / \sum_p \bar w_p^2` falls below this share of ``P``; 0 never does.
+    :param tuple counts: the particles' choices of other nodes, default none.
     """
-    counts = draws.no_counts(num_particles)
+    given, counts = counts is not None, counts or draws.no_counts(num_particles)
     even = torch.full((num_particles,), -math.log(num_particles), dtype=torch.double)
     log_weights = even = even.to(draws.rows.device)
     increments, recent, last = [], [], 0
@@ -98,7 +104,11 @@ def sequential_monte_carlo(
         draws.add(counts, stage.edges)
         recent.append(stage.edges)
         if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * num_particles, 1)):
-            recent = [_exchange(draws, counts, torch.cat(recent, 1), _systematic(log_weights))]
+            parents = _systematic(log_weights)
+            if given:  # these differ too
+                counts = tuple(table[parents] for table in counts)
+            else:
+                recent = [_exchange(draws, counts, torch.cat(recent, 1), parents)]
             log_weights = even
     return track_provenance(torch.stack(increments), draws.provenance)
 

@@ -208,7 +208,12 @@ def test_summary(fitted, blobs):
     pairs = [(a, b) for a, b in edges if a in set(known) and b in set(known)]
     agree = np.mean([labels[a] == labels[b] for a, b in pairs])
     assert f"agree in {agree:.0%} of {len(pairs)} pairs" in text
-    assert list(fitted.stacked_.evidence.nll) == ["classifier", "temperature scaling", "NMM"]
+    assert list(fitted.stacked_.evidence.nll) == [
+        "classifier",
+        "temperature scaling",
+        "pool",
+        "NMM",
+    ]
     assert f"{float(fitted.stacked_.share):.3f}" in text
     unseen = [part.predict_proba(rows) for part in fitted._parts]
     folds = np.full(len(known), -1)

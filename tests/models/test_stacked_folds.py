@@ -65,7 +65,8 @@ def test_folds_are_copies_of_the_graph(problem, labels_by_copy, weighted):
     options = {"folds": folds, "edge_weight": weight}, {"edge_weight": wide}
     for arguments, more in zip((problem[:3], copies(*problem)), options, strict=True):
         torch.manual_seed(0)
-        fits.append(StackedNMM(3).fit(*arguments, **more, num_steps=30).state_dict())
+        module = StackedNMM(3, prior={"gamma": (0.6, 0.5)})  # others follow the agreement of copies
+        fits.append(module.fit(*arguments, **more, num_steps=30).state_dict())
     assert 0 < fits[0].pop("share") < fits[1].pop("share") == 1
     for name, value in fits[0].items():
         torch.testing.assert_close(value, fits[1][name], rtol=1e-6, atol=1e-8)
@@ -99,13 +100,13 @@ def test_marginals_are_a_linear_pool(problem):
     hood, scores, y, folds = problem
     stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=20)
     known, share = folds >= 0, float(stacked.share)
-    pooled = stacked.posterior(hood, scores[0], y, known)
+    pooled = stacked.posterior(hood, scores[0], y, known, num_draws=0)
     mixed = pooled.marginals()
     blocks = torch.zeros(60, 3)
     for rows, block in marginals_in_blocks(stacked, hood, scores[0], y, known):
         blocks[rows] = block
     stacked.share.fill_(1.0)
-    nmm = stacked.posterior(hood, scores[0], y, known).marginals()
+    nmm = stacked.posterior(hood, scores[0], y, known, num_draws=0).marginals()
     alone = (scores[0] / stacked.pool.temperature).softmax(-1)
     expected = torch.where(known[:, None], nmm, share * nmm + (1 - share) * alone)
     torch.testing.assert_close(mixed, expected, rtol=1e-5, atol=1e-5)
@@ -151,7 +152,7 @@ def test_agreement_of_labelled_neighbours():
 
 def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
     hood, scores, y, folds = problem
-    nan = lambda stacked, parameters, fold, rows: torch.full_like(fold.inputs[0], torch.nan)  # noqa: E731
+    nan = lambda stacked, parameters, fold, rows, probs: torch.full_like(fold.inputs[0], torch.nan)  # noqa: E731
     monkeypatch.setattr(cross_fit, "refitted", nan)
     stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=5)
     assert 0 < float(stacked.share) < 0.2
@@ -161,7 +162,7 @@ def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
 def test_summary(problem):
     hood, scores, y, folds = problem
     stacked = StackedNMM(3)
-    with pytest.raises(ValueError, match="summary needs a fit by folds"):
+    with pytest.raises(ValueError, match="summary needs a fit with a pool"):
         stacked.summary()
     stacked.fit(hood, scores, y, folds=folds, num_steps=20)
     lines = stacked.summary().splitlines()
@@ -171,6 +172,12 @@ def test_summary(problem):
     assert stacked.evidence.nll["classifier"] == pytest.approx(loss.item(), rel=1e-5)
     assert stacked.evidence.nll["temperature scaling"] < stacked.evidence.nll["classifier"] + 0.1
     stacked.fit(hood, scores[0], y, folds == 0, folds == 1, num_steps=5)
+    names = "classifier", "temperature scaling", "pool", "NMM"
+    assert tuple(stacked.evidence.nll) == names
+    assert "share" not in stacked.summary()
+    loss = torch.nn.functional.cross_entropy(scores[0][folds == 1], y[folds == 1])
+    assert stacked.evidence.nll["classifier"] == pytest.approx(loss.item(), rel=1e-5)
+    stacked.update(hood, scores[0], y, folds == 0, folds > 0, num_steps=5)
     assert stacked.evidence is None
 
 

@@ -1,0 +1,85 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""How uncertain fitted parameters are: a weighted likelihood bootstrap, in one step."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_nmm import NeighborMixture
+from pyro_nmm.models.stacked.fit import Fold
+from pyro_nmm.models.stacked.parameters import ParameterPriors
+
+#: Draws of the parameters, in pairs of opposite deviations from the fit.
+NUM_DRAWS = 16
+#: Change of a parameter in a difference quotient, in double precision.
+CHANGE = 1e-3
+
+
+def deviations(stacked: Any, parameters: ParameterPriors, folds: list[Fold]) -> Tensor:
+    r"""
+    ``(NUM_DRAWS, d)``: draws of the parameters minus the fitted ones. The weighted likelihood
+    bootstrap [1] refits the parameters to labels with random weights :math:`1 + \xi_{bi}`. Its
+    first step is
+
+    .. math::
+
+        \theta_b - \hat\theta = H^{-1} \sum_i \xi_{bi} \, g_i, \qquad
+        H = \Lambda + \sum_i g_i g_i^\top, \qquad \xi_{bi} \sim \mathcal{N}(0, 1)
+
+    where :math:`g_i` is the gradient of the log-probability of held-out label ``i``, and
+    :math:`\Lambda` the precision of the prior. Every second draw has the opposite deviation, so
+    that the mean of the draws is the fit. Cost: ``2 d`` times the marginals of the folds.
+
+    [1] Michael A. Newton, Adrian E. Raftery (1994) "Approximate Bayesian Inference with the
+    Weighted Likelihood Bootstrap", Journal of the Royal Statistical Society B 56,
+    https://doi.org/10.1111/j.2517-6161.1994.tb01956.x.
+    """
+    gradients = torch.cat([label_gradients(stacked, fold) for fold in folds])
+    hessian = gradients.T @ gradients + parameters.precision().double().diag()
+    scores = torch.randn(NUM_DRAWS // 2, len(gradients)).to(gradients) @ gradients
+    half = torch.linalg.solve(hessian, scores.T).T
+    return torch.stack([half, -half], 1).flatten(0, 1).to(folds[0].inputs)
+
+
+@torch.no_grad()
+def label_gradients(stacked: nn.Module, fold: Fold) -> Tensor:
+    """``(n, d)``: of log-probabilities of held-out labels towards the parameters, in double."""
+    inputs, truth = fold.inputs.double(), fold.y[fold.held_out, None]
+
+    def log_probs(module: Any) -> Tensor:
+        found = module.formula(fold.hood, inputs, fold.edge_weight)
+        marginals = NeighborMixture(fold.hood, *found, validate_args=False).marginals()
+        return marginals[fold.held_out].gather(1, truth)[:, 0].log()
+
+    exact, columns = copy.deepcopy(stacked).double(), []
+    for change in CHANGE * torch.eye(len(flat(stacked)), dtype=torch.double).to(inputs):
+        ends = [log_probs(moved(exact, step)) for step in (change, -change)]
+        columns.append((ends[0] - ends[1]) / (2 * CHANGE))
+    return torch.stack(columns, 1)
+
+
+def flat(module: nn.Module) -> Tensor:
+    """``(d,)``: all parameters."""
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+@torch.no_grad()
+def moved(module: Any, change: Tensor) -> Any:
+    """A copy whose parameters are changed."""
+    found = copy.deepcopy(module)
+    nn.utils.vector_to_parameters(flat(module) + change, found.parameters())
+    return found
+
+
+def drawn(stacked: Any, number: int) -> Iterator[Any]:
+    """The module with some draws of its parameters; itself, if they are not uncertain."""
+    if number == 0 or not stacked.deviations.any():
+        yield stacked
+        return
+    for change in stacked.deviations[:number]:
+        yield moved(stacked, change)

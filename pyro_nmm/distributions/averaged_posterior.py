@@ -1,0 +1,117 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.distributions.posterior import Posterior
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.validation import as_nodes, as_shape
+
+
+class AveragedPosterior(Posterior):
+    r"""
+    Posteriors of one graph's labels under draws :math:`\theta_b` of the parameters, averaged.
+
+    .. math::
+
+        p(y \mid y_\tau) \approx \frac{1}{B} \sum_{b=1}^B p(y \mid y_\tau, \theta_b)
+
+    Labels of nodes that share no source depend on each other too, through the parameters. So counts
+    in large sets vary more than under one of the members. It has the queries of a
+    :class:`~pyro_nmm.Posterior`, at ``B`` times their cost, but for draws.
+
+    >>> from pyro_nmm import Neighborhood, NeighborMixture
+    >>> hood, y = Neighborhood(torch.tensor([[0], [1]]), num_nodes=2), torch.tensor([1, -1])
+    >>> each = [torch.tensor([[4.0, 1.0], [1.0, 1.0]]), torch.tensor([[1.0, 4.0], [1.0, 1.0]])]
+    >>> mixes = [NeighborMixture(hood, alpha, torch.zeros(3)) for alpha in each]
+    >>> members = [mix.condition(y, torch.tensor([True, False])) for mix in mixes]
+    >>> AveragedPosterior(members).marginals()
+    tensor([[0.0000, 1.0000],
+            [0.4583, 0.5417]])
+
+    :meth:`condition` observes labels in every member. Members keep equal weights, as components do
+    by default: new labels change what is known about choices, not about the parameters.
+
+    :param Sequence members: posteriors ``(B,)`` of the same nodes, given the same labels.
+    """
+
+    def __init__(self, members: Sequence[Posterior]) -> None:
+        self.members = tuple(members)
+        if not self.members:
+            raise ValueError("members must hold a posterior at least")
+        first = self.members[0]
+        given = first.hood, first.logits, first.components, first.channel
+        super().__init__(*given, is_exact=False, weighted=False)
+        for each in self.members:
+            sizes = [(p.hood.num_nodes, p.hood.num_edges, p.num_classes) for p in (each, first)]
+            if sizes[0] != sizes[1]:
+                raise ValueError(
+                    f"members must be of one graph and one set of labels, got (nodes, edges, "
+                    f"labels) {sizes[1]} and {sizes[0]}"
+                )
+            pairs = (each.observed, first.observed), (each.labels, first.labels)
+            if each.components.latent or not all(torch.equal(*pair) for pair in pairs):
+                raise ValueError("members must be given the same labels of the same nodes")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_members={len(self.members)}, {self.members[0]})"
+
+    def condition(self, *args, **options) -> AveragedPosterior:
+        """Every member given more labels: :meth:`Posterior.condition`, with its arguments."""
+        return AveragedPosterior([each.condition(*args, **options) for each in self.members])
+
+    def _marginals(self, rows: Neighborhood) -> Tensor:
+        return self._mean(each._marginals(rows) for each in self.members)
+
+    def pairwise(self, pairs: Tensor) -> Tensor:
+        """``(P, C, C)``: the mean of the members' tables, see :meth:`Posterior.pairwise`."""
+        return self._mean(each.pairwise(pairs) for each in self.members)
+
+    def _mean(self, tables: Iterable[Tensor]) -> Tensor:
+        total, *others = tables
+        return sum(others, total) / len(self.members)
+
+    def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
+        """``(...)``: of labels ``(..., K)`` of a few nodes, see :meth:`Posterior.log_marginal`."""
+        found = torch.stack([each.log_marginal(nodes, labels) for each in self.members])
+        return found.logsumexp(0) - math.log(len(found))
+
+    def log_likelihood(
+        self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
+    ) -> Tensor:
+        """Of labels ``(N,)``, with so many particles a member: :meth:`Posterior.log_likelihood`."""
+        found = [each.log_likelihood(y, observed, num_particles) for each in self.members]
+        return torch.stack(found).logsumexp(0) - math.log(len(found))
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
+        """``(*sample_shape, K)``: joint draws, each of a random member."""
+        nodes, shape = as_nodes(self.hood, nodes), as_shape(sample_shape)
+        member = torch.randint(len(self.members), (shape.numel(),), device=nodes.device)
+        found = nodes.new_empty(shape.numel(), len(nodes))
+        for number, each in enumerate(self.members):
+            own = (member == number).nonzero()[:, 0]
+            if len(own):
+                found[own] = each.sample((len(own),), nodes)
+        return found.view(*shape, len(nodes))
+
+    def predict(
+        self, nodes: Tensor | None = None, method: str = "marginal", generator=None
+    ) -> Tensor:
+        """
+        Predicted labels by ``"marginal"`` or ``"joint"``, see :meth:`Posterior.predict`.
+
+        :raises ValueError: for ``"sequential"``, which continues the components of one member.
+        """
+        if method == "sequential":
+            raise ValueError(
+                "method='sequential' needs one draw of the parameters: take posterior.members[0], "
+                "or ask for the fitted parameters, num_draws=0"
+            )
+        return super().predict(nodes, method, generator)

@@ -1,0 +1,164 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Likelihoods of more labels, and averages over parameters, against enumeration."""
+
+import math
+
+import pytest
+import torch
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.distributions import posterior as posteriors
+from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
+
+SIZE, LABELS = 6, 3
+KNOWN = torch.tensor([True, True, False, False, False, False])
+
+
+def random_hood(num_nodes, num_edges):
+    return Neighborhood(torch.randint(num_nodes, (2, num_edges)), num_nodes)
+
+
+@pytest.fixture
+def problem():
+    """Two mixtures on one graph, labels, and what is known of them."""
+    hood = random_hood(SIZE, 9)
+    mixes = [
+        NeighborMixture(hood, torch.rand(SIZE, LABELS) + 0.1, torch.randn(hood.num_edges))
+        for _ in range(2)
+    ]
+    return mixes, torch.randint(LABELS, (SIZE,))
+
+
+@pytest.fixture
+def pair(problem):
+    mixes, y = problem
+    members = [mix.condition(y, KNOWN) for mix in mixes]
+    return AveragedPosterior(members), mixes, y
+
+
+def joint(mixes, y):
+    """``(3,) * 4``: the average of exact conditionals of the unknown labels."""
+    every = torch.cartesian_prod(*[torch.arange(LABELS)] * 4)
+    whole = torch.cat([y[:2].expand(len(every), -1), every], 1)
+    found = [mix.log_prob(whole).log_softmax(0).exp() for mix in mixes]
+    return (sum(found) / len(found)).view([LABELS] * 4)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 64])
+@pytest.mark.parametrize("exact", [False, True])
+def test_likelihood_is_unbiased(problem, stage, exact, monkeypatch):
+    monkeypatch.setattr(posteriors, "STAGE", stage)
+    (mix, _), y = problem
+    posterior = mix.condition(y, KNOWN, None if exact else 40, weighted=True)
+    new = ~KNOWN & (torch.arange(SIZE) < 5)
+    truth = posterior.log_marginal(new.nonzero()[:, 0], y[new]).exp()
+    found = torch.stack([posterior.log_likelihood(y, new, 4).exp() for _ in range(4000)]).double()
+    assert (found.mean() - truth).abs() < 4 * found.std() / len(found) ** 0.5
+
+
+def test_likelihood_of_all_others(problem):
+    (mix, _), y = problem
+    posterior, new = mix.condition(y, KNOWN), (~KNOWN).nonzero()[:, 0]
+    truth = posterior.log_marginal(new, y[new])
+    torch.testing.assert_close(posterior.log_likelihood(y, None, 20_000), truth, atol=0.05, rtol=0)
+    prior = mix.prior().log_likelihood(y, num_particles=20_000)
+    torch.testing.assert_close(prior, mix.log_prob(y), atol=0.08, rtol=0)
+
+
+def test_likelihood_refuses_another_label(problem):
+    (mix, _), y = problem
+    posterior = mix.condition(y, KNOWN)
+    with pytest.raises(ValueError, match=r"y holds label .* at node 0"):
+        posterior.log_likelihood((y + 1) % LABELS)
+    with pytest.raises(ValueError, match="num_particles"):
+        posterior.log_likelihood(y, num_particles=0)
+
+
+def test_tables_are_averages(pair):
+    posterior, mixes, y = pair
+    table = joint(mixes, y)
+    for node in range(4):
+        others = [k for k in range(4) if k != node]
+        torch.testing.assert_close(posterior.marginals()[2 + node], table.sum(others))
+    torch.testing.assert_close(
+        posterior.marginals()[:2], torch.nn.functional.one_hot(y[:2], LABELS).to(table)
+    )
+    both = posterior.pairwise(torch.tensor([[2, 3], [5, 0]]))
+    torch.testing.assert_close(both[0], table.sum((1, 2)))
+    expected = torch.zeros(LABELS, LABELS)
+    expected[:, y[0]] = table.sum((0, 2, 3))
+    torch.testing.assert_close(both[1], expected)
+
+
+def test_joint_queries(pair):
+    posterior, mixes, y = pair
+    table, nodes = joint(mixes, y), torch.arange(2, 6)
+    truth = table[tuple(y[2:])].log()
+    torch.testing.assert_close(posterior.log_marginal(nodes, y[2:]), truth)
+    found = posterior.log_likelihood(y, num_particles=20_000)
+    torch.testing.assert_close(found, truth, atol=0.05, rtol=0)
+    best = torch.stack(torch.unravel_index(table.argmax(), table.shape))
+    assert posterior.predict(nodes, method="joint").tolist() == best.tolist()
+    assert torch.equal(posterior.predict(), posterior.marginals().argmax(-1))
+
+
+def test_draws_follow_the_average(pair):
+    posterior, mixes, y = pair
+    draws = posterior.sample((3, 20_000), torch.arange(5, 1, -1))
+    assert draws.shape == (3, 20_000, 4)
+    powers = LABELS ** torch.arange(4)  # node 5 is the last place
+    rates = (draws * powers).sum(-1).flatten().bincount(minlength=LABELS**4) / 60_000
+    expected = joint(mixes, y).flatten()
+    assert ((rates - expected).abs() < 5 * (expected / 60_000).sqrt() + 1e-4).all()
+    assert torch.equal(posterior.sample((2,))[:, :2], y[:2].expand(2, -1))
+
+
+def test_counts_vary_with_the_parameters():
+    """Labels of far nodes depend on each other through the parameters."""
+    hood = random_hood(40, 0)
+    tilted = [torch.tensor([9.0, 1.0]), torch.tensor([1.0, 9.0])]
+    mixes = [NeighborMixture(hood, each.expand(40, -1), torch.zeros(40)) for each in tilted]
+    posterior = AveragedPosterior([mix.prior() for mix in mixes])
+    counts = posterior.counts([torch.arange(40)], label=0, num_samples=4000).double()
+    within, between = 40 * 0.9 * 0.1, (40 * 0.4) ** 2
+    assert counts.var().item() == pytest.approx(within + between, rel=0.05)
+
+
+def test_condition_goes_into_every_member(pair):
+    posterior, mixes, y = pair
+    more = torch.arange(SIZE) < 4
+    later = posterior.condition(y, more)
+    expected = [mix.condition(y, more).marginals() for mix in mixes]
+    torch.testing.assert_close(later.marginals(), sum(expected) / 2)
+    assert isinstance(later, AveragedPosterior)
+    assert torch.equal(later.observed, more)
+
+
+def test_information_gain_of_averaged_tables(pair):
+    posterior, _, _ = pair
+    exact = posterior.information_gain()
+    assert (exact[:2] == 0).all()
+    assert (exact[2:] > 0).all()
+    own = torch.special.entr(posterior.marginals()).sum(-1)
+    assert (exact >= own - 1e-6).all()
+    many = torch.stack([posterior.information_gain(num_partners=64) for _ in range(20)]).mean(0)
+    torch.testing.assert_close(many, exact, atol=0.02, rtol=0.05)
+
+
+def test_bad_members(pair):
+    posterior, mixes, y = pair
+    with pytest.raises(ValueError, match="members must hold a posterior"):
+        AveragedPosterior([])
+    other = NeighborMixture(
+        random_hood(5, 0), torch.ones(5, 2), torch.zeros(random_hood(5, 0).num_edges)
+    ).prior()
+    with pytest.raises(ValueError, match=r"members must be of one graph.*\(6, "):
+        AveragedPosterior([posterior.members[0], other])
+    with pytest.raises(ValueError, match="members must be given the same labels"):
+        AveragedPosterior([posterior.members[0], mixes[1].prior()])
+    with pytest.raises(ValueError, match="num_draws=0"):
+        posterior.predict(method="sequential")
+    assert repr(posterior).startswith("AveragedPosterior(num_members=2, Posterior(")
+    assert math.isclose(posterior.log_marginal(torch.tensor([0]), y[:1]).item(), 0, abs_tol=1e-6)
