@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from benchmarks.shared import records
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import Neighborhood, NeighborMixture, Posterior
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
 from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
 from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob
@@ -26,6 +26,7 @@ BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp, "mlp": mlp}
 DEFAULT = {"lr": 0.02, "weight_decay": 5e-4, "dropout": 0.5, "floor": 0.1, "gamma": 2.0}
 DEFAULT |= {"weight": 0.5, "temperature": 0.5, "memory": 0.9}
 NUM_EPOCHS, NUM_DRAWS = 400, 64  # draws of posteriors, and particles of likelihoods
+NUM_EACH = 16  # particles under each draw of the parameters
 
 
 @cache
@@ -130,28 +131,35 @@ def pair_log_probs(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
 def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
     """Scores; ``joint`` and ``pairs`` add log-likelihoods, ``temperature`` gains of the latter."""
     y, train, test = data.y, data.train_mask, data.test_mask
-    mixes = isinstance(model, NeighborMixture)
-    post = model.condition(y, train, num_samples=NUM_DRAWS) if mixes else None
-    probs = post.marginals() if mixes else model
+    mixes, post = isinstance(model, NeighborMixture), model
+    if mixes:
+        post = model.condition(y, train, num_samples=NUM_DRAWS)
+    joint_model = isinstance(post, Posterior)
+    probs = post.marginals() if joint_model else model
     parts = {"val": data.val_mask, "test": test}
     result = {part: node_scores(probs[mask], y[mask]) for part, mask in parts.items()}
     if joint:
         result["joint"] = -result["test"]["nll"]
         if mixes:
-            nats = model.log_likelihood(y, test, train, NUM_DRAWS).item()
-            result["joint"] = nats / int(test.sum())
+            result["joint"] = model.log_likelihood(y, test, train, NUM_DRAWS).item() / int(
+                test.sum()
+            )
+        elif joint_model:
+            result["joint"] = model.log_likelihood(y, test, NUM_EACH).item() / int(test.sum())
     if pairs is None:
         return result
     tables = {"own product": independent_pairs(probs, pairs)}
+    if joint_model:
+        tables["conditional"] = post.pairwise(pairs)
     if mixes:
-        tables |= {"conditional": post.pairwise(pairs), "prior": model.pairwise(pairs)}
+        tables["prior"] = model.pairwise(pairs)
     known = {name: pair_log_probs(table, y, pairs) for name, table in tables.items()}
     result |= {name: values.mean().item() for name, values in known.items()}
     if temperature is not None:
         base = pair_log_probs(independent_pairs(temperature, pairs), y, pairs)
         own = known["own product"]
         result["on temperature"] = summary(known.get("conditional", own) - base, pairs, test)
-        if mixes:
+        if joint_model:
             result["on own product"] = summary(known["conditional"] - own, pairs, test)
     return result
 

@@ -4,19 +4,17 @@
 """Edges that relabel beside plain edges, on heterophilous graphs and on labels from an NMM."""
 
 from itertools import groupby, product
-from pathlib import Path
 from statistics import mean
 
-import numpy as np
 import pyro
 import torch
 from pyro.infer import SVI, Trace_ELBO
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import barabasi_albert_graph, to_torch_csr_tensor, to_undirected
+from torch_geometric.utils import barabasi_albert_graph, to_torch_csr_tensor
 
 from benchmarks.nodes.fits import DEFAULT, calibrated, evaluate, fit, stack
-from benchmarks.on_top import some_pairs
+from benchmarks.on_top import heterophilous, some_pairs
 from benchmarks.shared.records import Records
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import AmortizedNMM
@@ -25,17 +23,6 @@ from pyro_nmm.models import Compatibility, compatibility
 METHODS = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
 SETTINGS = DEFAULT | {"num_epochs": 200, "criterion": "likelihood", "patience": 50}
 NUM_NODES, MANY_EDGES = 300, 10**6  # of a tree; with more a GCN multiplies by a sparse matrix
-
-
-def load(name: str, split: int, root: Path) -> tuple[Data, Neighborhood]:
-    with np.load(root / "heterophilous" / f"{name}.npz") as file:
-        parts = {key: torch.from_numpy(file[key]) for key in file.files}
-    x = parts["node_features"].float()
-    x = (x - x.mean(0)) / x.std(0).clamp(min=1e-6) if x.shape[1] < 50 else x
-    edges = to_undirected(parts["edges"].long().T, num_nodes=len(x))
-    masks = {f"{k}_mask": parts[f"{k}_masks"][split].bool() for k in ("train", "val", "test")}
-    data = Data(x=x, edge_index=edges, y=parts["node_labels"].long(), **masks)
-    return data, Neighborhood(edges, len(x))
 
 
 def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor):
@@ -60,7 +47,7 @@ def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor):
 
 def graphs(args, results: Records) -> None:
     for name, split in product(args.datasets, range(args.num_splits)):
-        data, hood = load(name, split, args.data_root)
+        data, hood = heterophilous(name, split, args.data_root)
         each = {"dataset": name, "split": split, "backbone": args.backbones, "method": METHODS}
         every, pairs = results.missing(task="graphs", **each), some_pairs(data, split)
         for kind, keys in groupby(every, lambda key: key["backbone"]):

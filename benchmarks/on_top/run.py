@@ -19,21 +19,34 @@ from torch_geometric.utils import index_to_mask
 
 from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals
-from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
+from benchmarks.on_top.data import (
+    HETEROPHILOUS,
+    cases,
+    few,
+    given,
+    graph,
+    grown,
+    shuffled,
+    some_pairs,
+    trained,
+)
 from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
 from benchmarks.shared.timing import timed
 from pyro_nmm import NeighborMixture, Posterior
+from pyro_nmm.metrics import independent_pairs
 from pyro_nmm.models import StackedNMM, edge_weights
+from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS
 from pyro_nmm.sources import communities
 
 FILE = RESULTS / "calibration.jsonl"
 #: Each reported graph that the priors are from, and the other one.
 OTHER = {"cora": "citeseer", "citeseer": "cora"}
 OURS, POOL, SCORES = "StackedNMM", "the pool alone", "StackedNMM, scores alone"
-ELSEWHERE, UPDATED = "StackedNMM, the other graph's priors", "StackedNMM, updated"
+FITTED, UPDATED = "StackedNMM, fitted parameters", "StackedNMM, updated"
+ELSEWHERE = "StackedNMM, the other graph's priors"
 #: Sizes of sets, shares of labels, and numbers of answers, of all that are asked for.
-SIZES, SHARES, SHOWN, QUESTIONS = [10, 30, 100], [0.0, 0.1, 0.3, 0.5], [0, 5, 10, 20], 20
+SIZES, SHARES, SHOWN, QUESTIONS = [10, 30, 100, None], [0.0, 0.1, 0.3, 0.5], [0, 5, 10, 20], 20
 #: Scores that are stored, by their name in other benchmarks.
 FIELDS = {"test": "test", "joint": "joint", "own product": "own product", "conditional": "pairs"}
 LOSSES = "{dataset}_{backbone}_{split}_{fold}_{method}.pt"
@@ -51,7 +64,13 @@ def stacked(data: Data, pool: bool = True, elsewhere: bool = False) -> NeighborM
     return module.fit(*given(data), data.val_mask).mixture(*given(data))
 
 
-METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture]] = {
+def averaged(data: Data) -> Posterior:
+    """Over draws of the parameters, as users have it."""
+    module = StackedNMM(data.logits.shape[1]).fit(*given(data), data.val_mask)
+    return module.posterior(*given(data))
+
+
+METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture | Posterior]] = {
     "raw": lambda data: data.logits.softmax(-1),
     "temperature": rivals.temperature,
     "vector scaling": rivals.vector,
@@ -65,16 +84,18 @@ METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture]] = {
     "GMNN": rivals.gmnn,
     POOL: rivals.pool_alone,
     SCORES: partial(stacked, pool=False),
-    OURS: stacked,
+    FITTED: stacked,
+    OURS: averaged,
     ELSEWHERE: partial(stacked, elsewhere=True),
 }
 
 
-def node_losses(found: Tensor | NeighborMixture, data: Data) -> Tensor:
+def node_losses(found: Tensor | NeighborMixture | Posterior, data: Data) -> Tensor:
     """``(3, N)``: one for every test node, its negative log-likelihood and its Brier score."""
     with torch.random.fork_rng(devices=[]):  # a posterior of the draws that `evaluate` will make
-        mixes = isinstance(found, NeighborMixture)
-        probs = found.condition(data.y, data.train_mask, 64).marginals() if mixes else found
+        if isinstance(found, NeighborMixture):
+            found = found.condition(data.y, data.train_mask, 64)
+        probs = found.marginals() if isinstance(found, Posterior) else found
     nll = -probs.gather(1, data.y[:, None])[:, 0].clamp(min=1e-12).log()
     brier = (probs - F.one_hot(data.y, probs.shape[1])).square().sum(-1)
     return torch.stack([torch.ones_like(nll), nll, brier]).double() * data.test_mask
@@ -84,7 +105,9 @@ def splits(args, results: Records) -> None:
     """Every method on every classifier of the published splits."""
     for name in args.graphs:
         methods = [each for each in args.methods if each != ELSEWHERE or name in OTHER]
-        for key, data in cases(args, results, "splits", dataset=name, method=methods):
+        num_folds = [0] if name in HETEROPHILOUS else range(args.num_folds)
+        each = {"dataset": name, "fold": num_folds, "method": methods}
+        for key, data in cases(args, results, "splits", **each):
             found, seconds = timed(METHODS[key["method"]], data)
             if args.losses:
                 args.losses.mkdir(parents=True, exist_ok=True)
@@ -160,17 +183,39 @@ def summary(draws: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def counts(args, results: Records) -> None:
-    """Counts of all labels in sets of test nodes that grow around a random one."""
+    """Counts of all labels in sets that grow around a random test node, and in all test nodes."""
     for key, data in cases(args, results, "counts", fold=0, size=SIZES):
-        sets = grown(data.hood, data.test_mask, key["size"], key["split"])
+        sets = data.test_mask.nonzero().T
+        if "size" in key:
+            sets = grown(data.hood, data.test_mask, key["size"], key["split"])
         (nodes, place), size = sets.unique(return_inverse=True), data.logits.shape[1]
-        posterior = StackedNMM(size).fit(*given(data), data.val_mask).posterior(*given(data))
-        found = {"joint": posterior.sample((400,), nodes)}
-        alone = {"own product": posterior.marginals(), "temperature": rivals.temperature(data)}
+        module = StackedNMM(size).fit(*given(data), data.val_mask)
+        posterior, fitted = (module.posterior(*given(data), num_draws=n) for n in (NUM_DRAWS, 0))
+        found = {"joint": posterior.sample((400,), nodes), "fitted": fitted.sample((400,), nodes)}
+        alone = {"own product": fitted.marginals(), "temperature": rivals.temperature(data)}
         found |= {name: Categorical(p[nodes]).sample((400,)) for name, p in alone.items()}
         truth = F.one_hot(data.y[sets], size).sum(-2)
         tallies = {name: F.one_hot(draws[:, place], size).sum(-2) for name, draws in found.items()}
         results.add(**key, **{name: summary(tally, truth) for name, tally in tallies.items()})
+
+
+def edges(args, results: Records) -> None:
+    """Both labels of adjacent test nodes (Hsu et al. 2022), from joint tables if there are any."""
+    methods = [each for each in args.methods if each not in (ELSEWHERE, "GMNN")]
+    for key, data in cases(args, results, "edges", fold=0, method=methods):
+        found, pairs = METHODS[key["method"]](data), some_pairs(data, key["split"])
+        if isinstance(found, NeighborMixture):
+            found = found.condition(data.y, data.train_mask, 64)
+        joint = isinstance(found, Posterior)
+        table = found.pairwise(pairs) if joint else independent_pairs(found, pairs)
+        (one, other), size = data.y[pairs], table.shape[-1]
+        scores = partial(pair_scores, table.flatten(1), one * size + other)
+        agree = {"all": one == one, "agreeing": one == other, "disagreeing": one != other}
+        results.add(**key, **{name: scores(which) for name, which in agree.items()})
+
+
+def pair_scores(probs: Tensor, pair: Tensor, which: Tensor) -> dict | None:
+    return node_scores(probs[which], pair[which]) if which.any() else None
 
 
 OTHERS: dict[str, Callable[[Data], Tensor]] = {
@@ -181,8 +226,7 @@ OTHERS: dict[str, Callable[[Data], Tensor]] = {
 
 
 def updated(module: StackedNMM, data: Data, new: Tensor) -> Tensor:
-    known = data.train_mask | new
-    return module.update(*given(data), new).posterior(*given(data)[:3], known).marginals()
+    return module.update(*given(data), new).posterior(*given(data), new=new).marginals()
 
 
 def labels(args, results: Records) -> None:
@@ -233,7 +277,7 @@ def questions(args, results: Records) -> None:
         results.add(**key, curve=curve, alike=mean(alike))
 
 
-TASKS = priors, splits, bootstrap, labels, counts, questions, weights
+TASKS = priors, splits, bootstrap, edges, labels, counts, questions, weights
 OPTIONS: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
 OPTIONS |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
 OPTIONS |= {"data_root": Path, "losses": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}

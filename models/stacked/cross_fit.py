@@ -70,6 +70,7 @@ def fit_copies(
         if changed.pool is not None:
             changed.share.fill_(1.0)
             changed.pool.temperature.fill_(temperature)
+    changed.updated.fill_(not afresh)
     evidence = fit_folds(changed, parameters, copies, options, agree)
     stacked.to(scores).load_state_dict(changed.state_dict())
     stacked.evidence = evidence
@@ -137,7 +138,7 @@ def held_out_log_probs(
     scaling, by the pool and by the NMM. The last three are refitted without the label's part
     ``(N,)`` of the fold. A refit that diverges gives its labels no probability.
     """
-    scaled, truth = fold.inputs[0], fold.y[:, None].clamp(min=0)
+    scaled, truth = fold.inputs[0], fold.y.where(fold.held_out, 0)[:, None]
     raw = scaled * stacked.pool.temperature
     tables = {"classifier": raw.softmax(-1)}
     tables |= {name: torch.zeros_like(scaled) for name in (TEMPERED, POOL, NMM)}

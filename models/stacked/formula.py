@@ -63,7 +63,7 @@ class Pooled:
         return len(self.pool.offsets)
 
     def read(self, data: GraphScores) -> tuple[Tensor, Tensor]:
-        return all_terms(data, self.pool.temperature), torch.zeros_like(data.known)
+        return all_terms(data, self.pool.temperature), data.known & ~data.certain
 
     def probs(self, inputs: Tensor) -> Tensor:
         return self.pool(inputs)
@@ -83,11 +83,11 @@ def with_own_sources(
     data: GraphScores, table: Tensor, share: float, alpha: Tensor, logits: Tensor, *relabel: Tensor
 ) -> NeighborMixture:
     """
-    A mixture in which nodes have one more source each, which no other node may choose. A known node
-    has it alone: its label is certain, and no further evidence about other labels. The others
+    A mixture in which nodes have one more source each, which no other node may choose. A node
+    with a certain label has it alone: the label is no further evidence about others. Other nodes
     choose it with probability ``1 - share``, and its label probabilities are the ``table``'s.
     """
-    hood, known = data.hood, data.known
+    hood, known = data.hood, data.certain
     own = known if share == 1 else torch.ones_like(known)
     if not own.any():
         return NeighborMixture(hood, alpha, logits, *relabel)
@@ -125,7 +125,7 @@ class Formula:
     similarity: Tensor
 
     def graph_scores(
-        self, hood: Neighborhood, scores: Any, y: Any, known: Any, weight: Any
+        self, hood: Neighborhood, scores: Any, y: Any, known: Any, weight: Any, new: Any = None
     ) -> GraphScores:
         """:meth:`GraphScores.of`, of this formula's sources and the predictor's labels."""
         check_hood(hood)
@@ -136,7 +136,7 @@ class Formula:
                 "y and known are needed: the labels that are known, and where, are a part of what "
                 "is pooled; on a graph without any, give a mask that selects no node"
             )
-        return GraphScores.of(hood, scores, y, known, weight, num_classes)
+        return GraphScores.of(hood, scores, y, known, weight, num_classes, new)
 
     def check(self, hood: Neighborhood) -> None:
         if hood.bipartite:

@@ -30,11 +30,12 @@ class GraphScores:
     known: Tensor  #: ``(N,)`` boolean mask
     edge_weight: Tensor | None = None  #: ``(num_edges,)`` positive, in the order of ``hood``
     beside: Tensor | None = None  #: ``(N, C)`` probabilities, default temperature scaling
+    new: Tensor | None = None  #: ``(N,)`` mask of known labels that are evidence about choices too
 
     @classmethod
     def of(
         cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None,
-        num_classes: int | None = None,
+        num_classes: int | None = None, new: Any = None,
     ) -> GraphScores:  # fmt: skip
         """Of tensors or arrays, as users have them. Without ``y`` no label is known."""
         scores = as_scores(hood, scores, num_classes)
@@ -51,10 +52,18 @@ class GraphScores:
         size, note = (hood.num_nodes,), "one label per node"
         y = expect("y", y, size, kind="labels", like=hood, note=note).long()
         known = as_nodes(hood, known, "known")
+        if new is not None:
+            known, new = disjoint_masks(hood, known=known, new=new)
+            known = known | new
         if known.any():
             rows = hood.restrict(known)
             check_label_range(rows, y[rows.nodes], scores.shape[1])
-        return cls(hood, scores, y, known, weight)
+        return cls(hood, scores, y, known, weight, new=new)
+
+    @property
+    def certain(self) -> Tensor:
+        """``(N,)`` mask of labels that are known and no evidence: the pool alone has them."""
+        return self.known if self.new is None else self.known & ~self.new
 
     def with_beside(self, beside: Any) -> GraphScores:
         """The same, with label probabilities beside the NMM."""

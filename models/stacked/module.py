@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from pyro_nmm.models.stacked.inputs import (
 )
 from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
-from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS, drawn
+from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS, drawn, number_of_draws
 from pyro_nmm.validation import check_integers, options_of
 
 
@@ -65,11 +66,11 @@ class StackedNMM(nn.Module):
     >>> stacked.posterior(hood, scores, y, train).marginals().argmax(-1)
     tensor([0, 0, 1, 1])
 
-    **New labels.** A posterior takes them at once, ``posterior.condition(y, new)``. :meth:`update`
-    refits the parameters to them in about a second, and later posteriors have them in :math:`P`:
+    **New labels** of nodes that the classifier did not learn from: :meth:`update` refits the
+    parameters to them, and a posterior has them in :math:`P` and as evidence about choices.
 
     >>> later = stacked.update(hood, scores, y, train, held_out, num_steps=20)
-    >>> later.posterior(hood, scores, y, train | held_out).marginals().argmax(-1)
+    >>> later.posterior(hood, scores, y, train, new=held_out).marginals().argmax(-1)
     tensor([0, 0, 1, 1])
 
     **In Pyro** it is a :class:`~pyro_nmm.models.ParameterNetwork` for
@@ -129,6 +130,7 @@ class StackedNMM(nn.Module):
     compatibility: Tensor | None
     share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool
     evidence: Evidence | None  #: of a fit with a pool: what :meth:`summary` prints
+    updated: Tensor  #: whether :meth:`update` was the last fit
     deviations: Tensor  #: ``(16, d)``: draws of all parameters, minus the fitted ones
 
     def __init__(
@@ -151,6 +153,7 @@ class StackedNMM(nn.Module):
         if self.pool is not None:
             self.register_buffer("share", torch.ones(()))
         self.evidence = None
+        self.register_buffer("updated", torch.zeros((), dtype=torch.bool))
         size = sum(value.numel() for value in self.parameters())
         self.register_buffer("deviations", torch.zeros(NUM_DRAWS, size))
         #: Mean and standard deviation of each parameter's prior, by name.
@@ -228,21 +231,21 @@ class StackedNMM(nn.Module):
         return fit_copies(self, [(data, held_out)], how)
 
     def update(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, known: Tensor, *,
+        self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
         edge_weight: Tensor | None = None, **options: Any,
     ) -> StackedNMM:  # fmt: skip
         """
         Refit the parameters, from their present values, to all labels known by now. Each fold of
-        them is held out in turn, so the parameters suit a graph with about as many known labels.
+        them is held out in turn, given the others, which :meth:`posterior` takes as ``new``.
 
-        :param Tensor known: ``(N,)`` boolean mask of *all* nodes whose labels are known and from
-            which the classifier did not learn: the held-out nodes of :meth:`fit`, and new ones.
-        :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=60``.
+        :param Tensor new: ``(N,)`` boolean mask of *all* nodes whose labels are known and from
+            which the classifier did not learn: the held-out nodes of :meth:`fit`, and later ones.
+        :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=100``.
         """
-        how = options_of(self.update, FitOptions, {"num_folds": 5, "num_steps": 60} | options)
-        train, known = disjoint_masks(hood, train=train, known=known)
-        data = self.formula.graph_scores(hood, scores, y, train | known, edge_weight)
-        return fit_copies(self, [(data, known)], how, afresh=False)
+        how = options_of(self.update, FitOptions, {"num_folds": 5, "num_steps": 100} | options)
+        train, new = disjoint_masks(hood, train=train, new=new)
+        data = self.formula.graph_scores(hood, scores, y, train, edge_weight, new)
+        return fit_copies(self, [(data, new)], how, afresh=False)
 
     @torch.no_grad()
     def mixture(
@@ -270,7 +273,7 @@ class StackedNMM(nn.Module):
     @torch.no_grad()
     def posterior(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
-        num_samples: int | None = 64, num_draws: int = NUM_DRAWS, *,
+        num_samples: int | None = 64, num_draws: int = NUM_DRAWS, *, new: Tensor | None = None,
         edge_weight: Tensor | None = None, beside: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
         """
@@ -281,22 +284,24 @@ class StackedNMM(nn.Module):
         :param int num_samples: see :meth:`~pyro_nmm.NeighborMixture.condition`; shared among the
             draws, which cost as much as a posterior each.
         :param int num_draws: at most 16. 0 takes the fitted parameters.
+        :param Tensor new: ``(N,)`` boolean mask of known labels from which the classifier did not
+            learn, none of them in ``known``. After :meth:`update` they belong to :math:`P` too.
         :param Tensor beside: ``(N, C)`` label probabilities with the share :math:`1 - w` after a
             fit by folds, default temperature scaling of the scores.
         """
-        check_integers(0, num_draws=num_draws)
-        if num_draws > NUM_DRAWS:
-            raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)
-            num_draws = min(num_draws, num_samples)
-        data = self.formula.graph_scores(hood, scores, y, known, edge_weight)
+        number = number_of_draws(num_draws, num_samples)
         if self.pool is None and beside is not None:
             raise ValueError("beside needs a pool: with pool=False the NMM has no share")
-        mixes = self._mixtures(data.with_beside(beside), num_draws)
+        data = self.formula.graph_scores(hood, scores, y, known, edge_weight, new)
+        data, observed = data.with_beside(beside), data.known
+        if not self.updated:
+            data = replace(data, known=data.certain)
+        mixes = self._mixtures(data, number)
         each = num_samples and num_samples // len(mixes)
-        if data.known.any():
-            members = [mix.condition(data.y, data.known, each) for mix in mixes]
+        if observed.any():
+            members = [mix.condition(data.y, observed, each) for mix in mixes]
         else:
             members = [mix.prior(each) for mix in mixes]
         return AveragedPosterior(members) if len(members) > 1 else members[0]

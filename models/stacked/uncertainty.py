@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pyro_nmm import NeighborMixture
 from pyro_nmm.models.stacked.fit import Fold
 from pyro_nmm.models.stacked.parameters import ParameterPriors
+from pyro_nmm.validation import check_integers
 
 #: Draws of the parameters, in pairs of opposite deviations from the fit.
 NUM_DRAWS = 16
@@ -83,3 +84,11 @@ def drawn(stacked: Any, number: int) -> Iterator[Any]:
         return
     for change in stacked.deviations[:number]:
         yield moved(stacked, change)
+
+
+def number_of_draws(num_draws: int, num_samples: int | None) -> int:
+    """At most so many draws as there are samples, which the draws share."""
+    check_integers(0, num_draws=num_draws)
+    if num_draws > NUM_DRAWS:
+        raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
+    return num_draws if num_samples is None else min(num_draws, num_samples)

@@ -139,7 +139,7 @@ def test_fit_and_update_use_weights():
         more = {"edge_weight": given_weight}
         stacked = StackedNMM(3).fit(hood, scores, y, train, held_out, num_steps=60, **more)
         stacked.update(hood, scores, y, train, held_out, num_steps=20, **more)
-        posterior = stacked.posterior(hood, scores, y, train, **more)
+        posterior = stacked.posterior(hood, scores, y, train, new=held_out, **more)
         found[name] = posterior.marginals()[test, y[test]].log().mean().item()
     assert found["equal"] == pytest.approx(found["none"], abs=1e-6)
     assert found["told"] > found["none"] + 0.05

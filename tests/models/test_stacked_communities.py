@@ -219,7 +219,7 @@ def test_repr_states_the_fit():
     text = repr(StackedNMM(pool=False, communities=True))
     assert "kappa_community=0.3679, gamma=2, similarity=1, community=-1" in text
     assert "communit" not in repr(StackedNMM(pool=False))
-    assert list(StackedNMM(pool=False).state_dict()) == [*NAMES[:5], "deviations"]
+    assert list(StackedNMM(pool=False).state_dict()) == [*NAMES[:5], "updated", "deviations"]
 
 
 def test_bad_input():

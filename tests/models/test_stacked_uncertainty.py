@@ -132,3 +132,32 @@ def test_attention_to_oneself_follows_the_agreement_of_neighbours(problem):
     own = StackedNMM(3, prior={"gamma": (1.5, 0.4)})
     own.fit(hood, scores, strange, train, held_out, num_steps=1, lr=1e-9)
     assert own.gamma.item() == pytest.approx(1.5, abs=1e-6)
+
+
+def test_new_labels_are_evidence_and_in_the_pool(problem):
+    """Before an update they are evidence alone, as in ``condition``; after it, both."""
+    hood, scores, y, train, new = problem
+    stacked = StackedNMM(3).fit(*problem, num_steps=20)
+    exact = {"num_samples": None, "num_draws": 0}
+    some = new & (torch.arange(60) < 8)
+    found = stacked.posterior(hood, scores, y, train, new=some, **exact)
+    expected = stacked.posterior(hood, scores, y, train, **exact).condition(y, some)
+    torch.testing.assert_close(found.marginals(), expected.marginals())
+    stacked.update(hood, scores, y, train, new, num_steps=5)
+    assert stacked.updated
+    found = stacked.posterior(hood, scores, y, train, new=some, **exact)
+    data = stacked.formula.graph_scores(hood, scores, y, train | some, None)
+    alpha, logits = stacked.formula.of(data)
+    plain = NeighborMixture(hood, alpha.detach(), logits.detach()).condition(y, some)
+    torch.testing.assert_close(found.marginals()[~train], plain.marginals()[~train])
+    assert found.observed.equal(train | some)
+    assert not stacked.fit(*problem, num_steps=2).updated
+
+
+def test_new_labels_that_overlap_or_contradict(problem):
+    hood, scores, y, train, new = problem
+    stacked = StackedNMM(3).fit(*problem, num_steps=2)
+    with pytest.raises(ValueError, match="known and new must be disjoint"):
+        stacked.posterior(hood, scores, y, train, new=train)
+    with pytest.raises(ValueError, match="y holds label 3"):
+        stacked.posterior(hood, scores, torch.full_like(y, 3), train, new=new)
