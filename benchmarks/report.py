@@ -27,7 +27,11 @@ from benchmarks.shared.records import RESULTS, Files, read
 from benchmarks.tabular import tables as tabular
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [DOCS / "results.md", *sorted((DOCS / "results").glob("*.md"))]
+PAGES = [
+    DOCS / "results.md",
+    DOCS / "node-classification.md",
+    *sorted((DOCS / "results").glob("*.md")),
+]
 ROOMS = nodes, on_top, tabular, fields, latent, links, images, scale
 
 

@@ -8,7 +8,8 @@ from statistics import median
 
 from pandas import DataFrame
 
-from benchmarks.on_top.run import ELSEWHERE, METHODS, OURS, POOL, SCORES, SHOWN, UPDATED
+from benchmarks.on_top.data import HETEROPHILOUS
+from benchmarks.on_top.run import ELSEWHERE, FITTED, METHODS, OURS, POOL, SCORES, SHOWN, UPDATED
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, against, average, count, ordered, spread, table
@@ -19,7 +20,7 @@ JOINT = "log p(test \\| train)"
 PARAMETERS = {"pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "λ"}
 PARAMETERS |= {"pool.agreement": "η", "pool.offsets": "sd of b", "log_kappa": "log κ"}
 PARAMETERS |= {"log_floor": "log ε", "gamma": "γ", "similarity": "β"}
-OWN = {OURS, POOL, SCORES, ELSEWHERE}
+OWN = {OURS, FITTED, POOL, SCORES, ELSEWHERE}
 #: Columns that exist without rows, too.
 FIELDS = ("dataset", "backbone", "method", "pairs", "own product", "joint", "nll", "brier", "share")
 FIELDS += ("size", "communities", "joint.CRPS", "own product.CRPS", "temperature.CRPS")
@@ -77,9 +78,22 @@ def from_rivals(rows: DataFrame, field: str, ours: str = OURS) -> list[tuple[str
     return sorted(found.items(), key=lambda item: -item[1].mean)
 
 
+def of_splits(files: Files, heterophilous: bool = False) -> DataFrame:
+    rows = rows_of(files, "splits").assign(PLL=lambda r: r["pairs"].fillna(r["own product"]))
+    return rows[rows["dataset"].isin(HETEROPHILOUS) == heterophilous]
+
+
 def calibration(files: Files) -> str:
     """How good are the probabilities of each method?"""
-    rows = rows_of(files, "splits").assign(PLL=lambda r: r["pairs"].fillna(r["own product"]))
+    return all_methods(of_splits(files))
+
+
+def heterophilous_methods(files: Files) -> str:
+    """And where neighbours have different labels?"""
+    return all_methods(of_splits(files, heterophilous=True))
+
+
+def all_methods(rows: DataFrame) -> str:
     cells: dict = {"runs": count, "accuracy": average("accuracy", ".1f", 100)}
     for name in ("NLL", "Brier"):
         cells[name] = shown.centre(SCORED[name], 3)
@@ -92,7 +106,7 @@ def calibration(files: Files) -> str:
 def missed_cells(files: Files) -> str:
     """Is StackedNMM better than the best of its rivals?"""
     rows, lines = rows_of(files, "splits"), []
-    for (graph, backbone), part in shown.groups(rows[rows["backbone"] != "MLP"], CELL):
+    for (graph, backbone), part in shown.groups(rows, CELL):
         line, missed = {"graph": graph, "backbone": backbone}, []
         line["runs"] = f"{(part['method'] == OURS).sum()}"
         for name, digits in (("NLL", 4), ("Brier", 4), ("ECE", 3)):
@@ -101,9 +115,40 @@ def missed_cells(files: Files) -> str:
             sure = " †" * all(mark(each, len(found)) == " †" for _, each in found)
             line[f"{name} minus the best rival's"] = f"{change.mean:+.{digits}f} ({rival}){sure}"
             missed += [name] * (change.mean >= 0)
-        line["ECE minus GATS's"] = gap(part, OURS, "GATS", "ece").spread(3)
+        own = {name: gap(part, OURS, name, "nll").mean for name in OWN & {*part["method"]} - {OURS}}
+        own["temperature"] = gap(part, OURS, "temperature", "nll").mean
+        best = max(own, key=lambda name: own[name])
+        line["NLL minus the best own variant's"] = f"{own[best]:+.4f} ({best})"
         lines.append(line | {"missed": ", ".join(missed) or "none"})
     return shown.markdown(lines, 2)
+
+
+def without_a_graph_network(files: Files) -> str:
+    """What does a graph add to a classifier that has not seen it?"""
+    rows = rows_of(files, "splits")
+    rows = rows[rows["dataset"].isin(shown.GRAPHS)]
+    cells = {}
+    for backbone, method in [("MLP", m) for m in ("temperature", "C&S", OURS)] + [
+        ("GCN", m) for m in ("temperature", OURS)
+    ]:
+        both = bracketed(average("accuracy", ".1f", 100), average("nll", ".3f"))
+        cells[f"{backbone}, {method}"] = among({"backbone": backbone, "method": method}, both)
+    return table(rows, ["graph"], cells)
+
+
+def among(key: dict, cell: Cell) -> Cell:
+    """Cell of the rows with these values."""
+    return lambda part, peers: cell(part[(part[[*key]] == [*key.values()]).all(axis=1)], peers)
+
+
+def edge_scores(files: Files) -> str:
+    """How good are the joint probabilities of both labels of an edge?"""
+    rows, cells = rows_of(files, "edges"), {"runs": count}
+    cells |= {"accuracy": average("all.accuracy", ".1f", 100), "NLL": average("all.nll", ".3f")}
+    cells |= {"Brier": average("all.brier", ".3f")}
+    for which in ("all", "agreeing", "disagreeing"):
+        cells["ECE" if which == "all" else f"ECE, {which}"] = average(f"{which}.ece", ".3f")
+    return table(rows, [*CELL, "method"], cells)
 
 
 def contributions(files: Files) -> str:
@@ -136,6 +181,10 @@ def new_labels(files: Files) -> str:
     cells = {name: only(name, scores) for name in rows["method"].unique()}
     for rival in ("C&S", "vector scaling, shrunk"):
         cells[f"NLL, updated minus {rival}"] = minus(UPDATED, rival, "nll")
+        cells[f"Brier, updated minus {rival}"] = minus(UPDATED, rival, "brier")
+    conditioned = "StackedNMM, conditioned"
+    cells["NLL, updated minus conditioned"] = minus(UPDATED, conditioned, "nll")
+    cells["Brier, updated minus conditioned"] = minus(UPDATED, conditioned, "brier")
     cells["update, s"] = only(UPDATED, average("seconds", ".1f", of=median))
     return table(rows, [*CELL, "known"], cells | {"splits": only(UPDATED, count)})
 
@@ -143,12 +192,15 @@ def new_labels(files: Files) -> str:
 def counts_in_sets(files: Files) -> str:
     """How well does each model predict how many nodes of a set have a label?"""
     cells: dict = {"splits": count}
-    for model in ("joint", "own product", "temperature"):
+    for model in ("joint", "fitted", "own product", "temperature"):
         cells[model, f"{model}: coverage"] = percent(f"{model}.coverage")
         cells[model, "width"] = average(f"{model}.width", ".2f")
         cells[model, "CRPS"] = average(f"{model}.CRPS", ".4f")
-    rows = rows_of(files, "counts").assign(nodes=lambda r: ordered(r["size"], None))
-    for model in ("own product", "temperature"):
+    rows = rows_of(files, "counts")
+    rows["nodes"] = ordered(
+        rows["size"].map("{:.0f}".format), {"10": "10", "30": "30", "100": "100", "nan": "all"}
+    )
+    for model in ("fitted", "own product", "temperature"):
         rows[model] = rows["joint.CRPS"] / rows[f"{model}.CRPS"] - 1
         cells[f"CRPS, joint against {model}, %"] = spread(model, 1, 100)
     return table(rows, [*CELL, "nodes"], cells)
@@ -185,4 +237,5 @@ def calibration_priors(files: Files) -> str:
 
 
 TABLES = (calibration, missed_cells, contributions, over_nodes, new_labels, counts_in_sets)
+TABLES += (without_a_graph_network, heterophilous_methods, edge_scores)
 TABLES += (twenty_questions, weights_of_edges, calibration_priors)

@@ -29,7 +29,7 @@ from sklearn.utils.validation import (
 from torch import Tensor
 from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph, to_undirected
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import Neighborhood, Posterior
 from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
 from pyro_nmm.models.tabular.temperature import averaged_temperature, temperature_posterior
 from pyro_nmm.validation import check_integers
@@ -78,8 +78,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     Attributes after :meth:`fit`: ``classes_``; ``transduction_`` and ``label_distributions_``, the
     label and the ``(n, C)`` probabilities of every row; ``posterior_``, the joint
-    :class:`~pyro_nmm.Posterior` of the rows, with ``sample``, ``pairwise`` and ``counts``, whose
-    labels are indices of ``classes_``; ``stacked_``, ``hood_`` and ``estimator_``.
+    :class:`~pyro_nmm.Posterior` of the rows, averaged over draws of the parameters, with
+    ``sample``, ``pairwise`` and ``counts``, whose labels are indices of ``classes_``; ``stacked_``,
+    ``hood_`` and ``estimator_``.
 
     :param estimator: a classifier with ``predict_proba``.
     :param int n_neighbors: neighbours of each row in the graph.
@@ -156,8 +157,11 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             self.stacked_.fit(self.hood_, torch.stack(scores), labels, folds=folds)
             pooled, beside = self._pooled(whole, *scores)
             self._fitted = pooled, labels, known
-            self.posterior_ = self.stacked_.posterior(self.hood_, *self._fitted, beside=beside)
-        self.label_distributions_ = self.posterior_.marginals().numpy()
+            self._beside = beside
+            found = self.stacked_.posterior(
+                self.hood_, *self._fitted, num_draws=0, beside=beside
+            ).marginals()
+        self.label_distributions_ = found.numpy()
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         return self
 
@@ -184,9 +188,15 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         found = self.stacked_.posterior(
             Neighborhood(edges, size + new), torch.cat([fitted, scores]),
             torch.cat([labels, labels.new_zeros(new)]), torch.cat([known, known.new_zeros(new)]),
-            beside=torch.cat([fitted.softmax(1), beside]),  # read for new rows only
+            num_draws=0, beside=torch.cat([fitted.softmax(1), beside]),  # read for new rows only
         )  # fmt: skip
         return found.marginals()[size:].numpy()
+
+    @property
+    def posterior_(self) -> Posterior:
+        """The joint distribution of the rows' labels. It is made anew, from a few passes."""
+        check_is_fitted(self, "stacked_")
+        return self.stacked_.posterior(self.hood_, *self._fitted, beside=self._beside)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each new row."""
