@@ -4,6 +4,7 @@
 """Label probabilities, concentrations and attention of a StackedNMM, of its parameters."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +46,9 @@ class ScoresAlone:
         """Concentrations of sources with these probabilities."""
         return log_kappa.exp() * probs + self.log_floor.exp()
 
-    def mixture(self, data: GraphScores, *parameters: Tensor) -> NeighborMixture:
-        """The mixture with these ``alpha`` and ``logits``, given the known labels in :math:`P`."""
-        return NeighborMixture(data.hood, *parameters)
+    def mixtures(self, data: GraphScores, every: Iterable[Tensors]) -> Iterator[NeighborMixture]:
+        """Mixtures with ``alpha`` and ``logits``, given the known labels in :math:`P`."""
+        return (NeighborMixture(data.hood, *parameters) for parameters in every)
 
 
 @dataclass(frozen=True)
@@ -72,25 +73,27 @@ class Pooled:
         floor = (log_kappa + self.log_floor).exp() / probs.shape[1]
         return log_kappa.exp() * probs + floor
 
-    def mixture(self, data: GraphScores, *parameters: Tensor) -> NeighborMixture:
+    def mixtures(self, data: GraphScores, every: Iterable[Tensors]) -> Iterator[NeighborMixture]:
         beside = data.beside
         if beside is None:
             beside = (data.scores / self.pool.temperature).softmax(-1)
-        return with_own_sources(data, beside, self.share, *parameters)
+        return with_own_sources(data, beside, self.share, every)
 
 
 def with_own_sources(
-    data: GraphScores, table: Tensor, share: float, alpha: Tensor, logits: Tensor, *relabel: Tensor
-) -> NeighborMixture:
+    data: GraphScores, table: Tensor, share: float, every: Iterable[Tensors]
+) -> Iterator[NeighborMixture]:
     """
-    A mixture in which nodes have one more source each, which no other node may choose. A node
-    with a certain label has it alone: the label is no further evidence about others. Other nodes
-    choose it with probability ``1 - share``, and its label probabilities are the ``table``'s.
+    Mixtures in which nodes have one more source each, which no other node may choose. A node with a
+    certain label has it alone: the label is no further evidence about others. Other nodes choose it
+    with probability ``1 - share``, and its label probabilities are the ``table``'s. The mixtures
+    share one graph.
     """
     hood, known = data.hood, data.certain
     own = known if share == 1 else torch.ones_like(known)
     if not own.any():
-        return NeighborMixture(hood, alpha, logits, *relabel)
+        yield from (NeighborMixture(hood, *parameters) for parameters in every)
+        return
     kept, nodes = ~known[hood.row], own.nonzero()[:, 0]
     degree = hood.ptr.diff().where(~known, 0) + own.long()
     ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
@@ -105,14 +108,15 @@ def with_own_sources(
 
     source = with_added(hood.source, torch.arange(hood.num_sources, number, device=nodes.device))
     wider = Neighborhood.of_rows(hood.num_nodes, hood.nodes, ptr, source, num_sources=number)
-    labels = one_hot(data.y.where(known, 0), alpha.shape[1]).to(alpha)
-    rows = torch.where(known[:, None], CERTAIN * labels, table) + EXCLUDED
-    odds = hood.logsumexp(logits) + math.log((1 - share) / share) if share < 1 else 0.0
-    added_logits = torch.zeros_like(table[:, 0]).where(known, odds)[nodes]
-    same = torch.eye(alpha.shape[1]).to(alpha)
-    matrices = [with_added(each, same) for each in relabel]
-    concentrations = torch.cat([alpha, rows[nodes]])
-    return NeighborMixture(wider, concentrations, with_added(logits, added_logits), *matrices)
+    labels = one_hot(data.y.where(known, 0), table.shape[1]).to(table)
+    rows = (torch.where(known[:, None], CERTAIN * labels, table) + EXCLUDED)[nodes]
+    same = torch.eye(table.shape[1]).to(table)
+    for alpha, logits, *relabel in every:
+        odds = hood.logsumexp(logits) + math.log((1 - share) / share) if share < 1 else 0.0
+        added_logits = torch.zeros_like(table[:, 0]).where(known, odds)[nodes]
+        matrices = [with_added(each, same) for each in relabel]
+        parameters = torch.cat([alpha, rows]), with_added(logits, added_logits), *matrices
+        yield NeighborMixture(wider, *parameters)
 
 
 @dataclass(frozen=True)

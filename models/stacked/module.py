@@ -27,7 +27,7 @@ from pyro_nmm.models.stacked.inputs import (
 from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
 from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS, drawn, number_of_draws
-from pyro_nmm.validation import check_integers, options_of
+from pyro_nmm.validation import options_of
 
 
 class StackedNMM(nn.Module):
@@ -289,8 +289,6 @@ class StackedNMM(nn.Module):
         :param Tensor beside: ``(N, C)`` label probabilities with the share :math:`1 - w` after a
             fit by folds, default temperature scaling of the scores.
         """
-        if num_samples is not None:
-            check_integers(1, num_samples=num_samples)
         number = number_of_draws(num_draws, num_samples)
         if self.pool is None and beside is not None:
             raise ValueError("beside needs a pool: with pool=False the NMM has no share")
@@ -308,18 +306,17 @@ class StackedNMM(nn.Module):
 
     def _mixtures(self, data: GraphScores, num_draws: int = 0) -> list[NeighborMixture]:
         self.check_fitted()
-        inputs, found = self.formula.predictor.read(data)[0], []
-        for formula in (each.formula for each in drawn(self, num_draws)):
-            parameters = formula(data.hood, inputs, data.edge_weight)
-            found.append(formula.predictor.mixture(data, *parameters))
-        return found
+        predictor = self.formula.predictor
+        inputs, formulas = predictor.read(data)[0], (m.formula for m in drawn(self, num_draws))
+        every = (formula(data.hood, inputs, data.edge_weight) for formula in formulas)
+        return list(predictor.mixtures(data, every))
 
     def summary(self) -> str:
         """
-        NLL of held-out labels by the classifier, by temperature scaling, by the pool and by the
-        NMM, the last three fitted to other held-out labels; with folds the share of the NMM too.
+        NLL of held-out labels by classifier, temperature scaling, pool and NMM, the last three
+        fitted to other held-out labels; with folds the share of the NMM too.
 
-        :raises ValueError: without a fit, after :meth:`update`, with ``pool=False``, or one label.
+        :raises ValueError: without a fit, after an update, with ``pool=False``, or of one label.
         """
         if self.evidence is None:
             raise ValueError("summary needs a fit with a pool: call fit(...) first")

@@ -89,6 +89,8 @@ def drawn(stacked: Any, number: int) -> Iterator[Any]:
 def number_of_draws(num_draws: int, num_samples: int | None) -> int:
     """At most so many draws as there are samples, which the draws share."""
     check_integers(0, num_draws=num_draws)
+    if num_samples is not None:
+        check_integers(1, num_samples=num_samples)
     if num_draws > NUM_DRAWS:
         raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
     return num_draws if num_samples is None else min(num_draws, num_samples)

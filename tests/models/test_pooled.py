@@ -157,7 +157,7 @@ def test_what_is_set_apart_changes_nothing_else(seed):
     for more in ((), (relabel,)):
         before = NeighborMixture(hood, alpha, logits, *more)
         data = GraphScores(hood, alpha[: hood.num_nodes], y, known)
-        after = with_own_sources(data, data.scores, 1.0, alpha, logits, *more)
+        (after,) = with_own_sources(data, data.scores, 1.0, [(alpha, logits, *more)])
         torch.testing.assert_close(
             after.log_marginal(others, labels), before.log_marginal(others, labels)
         )
