@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import Neighborhood
 from pyro_nmm.models.stacked.fit import (
     FitOptions,
     Fold,
     bounded_temperature,
     fold_of,
     folds_of,
+    marginals,
     maximise,
     shuffled,
 )
@@ -190,12 +191,6 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
     pair = pair + torch.stack([share, 1 - share])[:, None].log()
     prior = LABELS * (agree * share.log() + (1 - agree) * (1 - share).log())
     return float(((pair.logsumexp(0).sum(0) + prior).softmax(0) * share).sum())
-
-
-def marginals(stacked: Any, fold: Fold) -> Tensor:
-    """``(N, C)``: of the NMM, without labels that are held out or given."""
-    found = stacked.formula(fold.hood, fold.inputs, fold.edge_weight)
-    return NeighborMixture(fold.hood, *found, validate_args=False).marginals()
 
 
 def pooled(stacked: Any, fold: Fold) -> Tensor:

@@ -159,6 +159,12 @@ def maximise(
             raise ValueError(f"lr={options.lr} is too large: the parameters are no longer finite")
 
 
+def marginals(stacked: Any, fold: Fold) -> Tensor:
+    """``(N, C)``: of the NMM, without labels that are held out or given."""
+    found = stacked.formula(fold.hood, fold.inputs, fold.edge_weight)
+    return NeighborMixture(fold.hood, *found, validate_args=False).marginals()
+
+
 def surrogate(q: Any, num_given: int, num_samples: int) -> Tensor:
     """
     A number with the gradient of :math:`E_q \\sum_i f_i` over the nodes after ``num_given``. The

@@ -5,13 +5,13 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyro_nmm import NeighborMixture
-from pyro_nmm.models.stacked.fit import Fold
+from pyro_nmm.models.stacked.fit import Fold, marginals
 from pyro_nmm.models.stacked.parameters import ParameterPriors
 from pyro_nmm.validation import check_integers
 
@@ -50,18 +50,16 @@ def deviations(stacked: Any, parameters: ParameterPriors, folds: list[Fold]) -> 
 @torch.no_grad()
 def label_gradients(stacked: nn.Module, fold: Fold) -> Tensor:
     """``(n, d)``: of log-probabilities of held-out labels towards the parameters, in double."""
-    inputs, truth = fold.inputs.double(), fold.y[fold.held_out, None]
+    fold, truth = replace(fold, inputs=fold.inputs.double()), fold.y[fold.held_out, None]
 
     def log_probs(module: Any) -> Tensor:
-        found = module.formula(fold.hood, inputs, fold.edge_weight)
-        marginals = NeighborMixture(fold.hood, *found, validate_args=False).marginals()
-        return marginals[fold.held_out].gather(1, truth)[:, 0].log()
+        return marginals(module, fold)[fold.held_out].gather(1, truth)[:, 0].log()
 
     exact, columns = copy.deepcopy(stacked).double(), []
-    for change in CHANGE * torch.eye(len(flat(stacked)), dtype=torch.double).to(inputs):
+    for change in CHANGE * torch.eye(len(flat(stacked)), dtype=torch.double).to(fold.inputs):
         ends = [log_probs(moved(exact, step)) for step in (change, -change)]
         columns.append((ends[0] - ends[1]) / (2 * CHANGE))
-    return torch.stack(columns, 1)
+    return torch.stack(columns, 1).nan_to_num(0.0, 0.0, 0.0)  # of a label without a probability
 
 
 def flat(module: nn.Module) -> Tensor:
