@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Dirichlet, constraints
@@ -31,7 +32,7 @@ class Annotators:
         P_{mk} \sim \mathrm{Dirichlet}
 
     Every annotator :math:`m` has a confusion matrix :math:`P_m`. Answers are ``(N, M)`` integers,
-    in which -1 is missing.
+    in which -1 is missing: a tensor, an array, or a data frame with NaN for missing ones.
 
     >>> from pyro_nmm import sources
     >>> hood = sources.grid(12, 12, stride=3)
@@ -85,22 +86,17 @@ class Annotators:
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Answers ``(N, M)`` as ``torch.long``, or an error that names what is wrong."""
-        good = isinstance(data, Tensor) and data.dim() == 2 and len(data) == hood.num_nodes
-        if not good or data.is_floating_point() or data.dtype == torch.bool:
-            got = f"{data.dtype} of {tuple(data.shape)}" if isinstance(data, Tensor) else type(data)
-            must = f"integers of shape ({hood.num_nodes}, M), -1 if missing"
-            raise ValueError(f"answers must be {must}, got {got}")
-        expect_device("answers", data, hood.device)
-        answers = data.long()
-        silent = (answers < 0).all(0)
-        if not answers.numel() or silent.any():
-            name = int(silent.nonzero()[0]) if answers.numel() else 0
-            raise ValueError(f"answers has none of annotator {name}: leave that column out")
+        answers = whole_answers(data, hood.num_nodes, hood.device)
+        if not answers.numel():
+            raise ValueError(f"answers is empty, of shape {tuple(answers.shape)}")
         low, top, number = int(answers.min()), int(answers.max()), self._num_answers(answers)
         if low < -1 or top >= number:
-            wrong = top if top >= number else low
+            wrong = low if low < -1 else top
             must = f"lie in 0..{number - 1}, or be -1 for a missing one"
             raise ValueError(f"answers holds {wrong}, but must {must}: see num_answers")
+        if (silent := (answers < 0).all(0)).any():
+            name = int(silent.nonzero()[0])
+            raise ValueError(f"answers has none of annotator {name}: leave that column out")
         return answers
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
@@ -235,6 +231,25 @@ class _Counts:
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
         return {"types": shares(probs.mT @ data + 1 / data.shape[1])}
+
+
+def whole_answers(data: Any, num_nodes: int, device: torch.device) -> Tensor:
+    """Answers of a tensor, an array or a data frame as ``torch.long``; NaN is -1."""
+    found = data.to_numpy() if hasattr(data, "to_numpy") else data
+    if isinstance(found, np.ndarray) and found.dtype.kind in "iuf":
+        found = torch.from_numpy(np.ascontiguousarray(found)).to(device)
+    must = f"answers must be integers of shape ({num_nodes}, M), -1 or NaN if missing"
+    if not isinstance(found, Tensor) or found.dtype == torch.bool or found.is_complex():
+        kind = found.dtype if isinstance(found, Tensor | np.ndarray) else type(data)
+        raise ValueError(f"{must}, got {kind}")
+    if found.dim() != 2 or len(found) != num_nodes:
+        raise ValueError(f"{must}, got {tuple(found.shape)}")
+    expect_device("answers", found, device)
+    if found.is_floating_point():
+        found = found.masked_fill(found.isnan(), -1)
+        if (part := found != found.round()).any() or found.isinf().any():
+            raise ValueError(f"{must}, got {found[part | found.isinf()][0].item()}")
+    return found.long()
 
 
 class Quality(NamedTuple):
