@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from pyro_nmm import backend
+from pyro_nmm.models.stacked import cross_fit
 from pyro_nmm.ops import sampling
 
 COMPILED = backend.compiled
+
+
+cross_fit.REFIT_STEPS = 4  # the evidence of small graphs needs no more
 
 
 def pytest_addoption(parser):

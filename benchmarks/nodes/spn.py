@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask, scatter
 
 from benchmarks.nodes import fits
-from benchmarks.on_top import MOST_PAIRS, shuffled
+from benchmarks.on_top import shuffled
 from benchmarks.shared.records import Records
 from pyro_nmm.metrics import independent_pairs
 
@@ -227,7 +227,7 @@ def measure(results: Records, key: dict, make: Callable, data: Data, seed: int) 
     """Add scores of single test nodes, of adjacent pairs and of all test nodes jointly."""
     field, settings = best(make, data)
     y, test, generator = data.y, data.test_mask, torch.Generator().manual_seed(seed)
-    inner = shuffled(test[field.edges].all(0), generator)[:MOST_PAIRS]
+    inner = shuffled(test[field.edges].all(0), generator)[:5000]
     nodes = shuffled(test, generator)
     state, pairs = Messages(field), field.edges[:, inner]
     probs, likely = state.marginals(), Messages(field, maximum=True).logits().argmax(-1)

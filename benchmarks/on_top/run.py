@@ -19,24 +19,13 @@ from torch_geometric.utils import index_to_mask
 
 from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals
-from benchmarks.on_top.data import (
-    HETEROPHILOUS,
-    cases,
-    few,
-    given,
-    graph,
-    grown,
-    shuffled,
-    some_pairs,
-    trained,
-)
+from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
 from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
 from benchmarks.shared.timing import timed
 from pyro_nmm import NeighborMixture, Posterior
 from pyro_nmm.metrics import independent_pairs
 from pyro_nmm.models import StackedNMM, edge_weights
-from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS
 from pyro_nmm.sources import communities
 
 FILE = RESULTS / "calibration.jsonl"
@@ -49,7 +38,6 @@ ELSEWHERE = "StackedNMM, the other graph's priors"
 SIZES, SHARES, SHOWN, QUESTIONS = [10, 30, 100, None], [0.0, 0.1, 0.3, 0.5], [0, 5, 10, 20], 20
 #: Scores that are stored, by their name in other benchmarks.
 FIELDS = {"test": "test", "joint": "joint", "own product": "own product", "conditional": "pairs"}
-LOSSES = "{dataset}_{backbone}_{split}_{fold}_{method}.pt"
 
 
 def stacked(data: Data, pool: bool = True, elsewhere: bool = False) -> NeighborMixture:
@@ -90,60 +78,15 @@ METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture | Posterior]] = {
 }
 
 
-def node_losses(found: Tensor | NeighborMixture | Posterior, data: Data) -> Tensor:
-    """``(3, N)``: one for every test node, its negative log-likelihood and its Brier score."""
-    with torch.random.fork_rng(devices=[]):  # a posterior of the draws that `evaluate` will make
-        if isinstance(found, NeighborMixture):
-            found = found.condition(data.y, data.train_mask, 64)
-        probs = found.marginals() if isinstance(found, Posterior) else found
-    nll = -probs.gather(1, data.y[:, None])[:, 0].clamp(min=1e-12).log()
-    brier = (probs - F.one_hot(data.y, probs.shape[1])).square().sum(-1)
-    return torch.stack([torch.ones_like(nll), nll, brier]).double() * data.test_mask
-
-
 def splits(args, results: Records) -> None:
     """Every method on every classifier of the published splits."""
     for name in args.graphs:
         methods = [each for each in args.methods if each != ELSEWHERE or name in OTHER]
-        num_folds = [0] if name in HETEROPHILOUS else range(args.num_folds)
-        each = {"dataset": name, "fold": num_folds, "method": methods}
-        for key, data in cases(args, results, "splits", **each):
+        for key, data in cases(args, results, "splits", dataset=name, method=methods):
             found, seconds = timed(METHODS[key["method"]], data)
-            if args.losses:
-                args.losses.mkdir(parents=True, exist_ok=True)
-                torch.save(node_losses(found, data), args.losses / LOSSES.format(**key))
             row = evaluate(found, data, some_pairs(data, key["split"]), joint=True)
             row = {FIELDS[name]: value for name, value in row.items() if name in FIELDS}
             results.add(**key, **row, **{"fit seconds": seconds})
-
-
-def bootstrap(args, results: Records) -> None:
-    """Differences from StackedNMM over all runs, with 95 % intervals over nodes."""
-    if args.losses is None:
-        raise ValueError("bootstrap reads the losses that splits keeps: give --losses to both")
-    runs = [{"split": s, "fold": f} for s in args.splits for f in range(args.num_folds)]
-    each = {"dataset": args.graphs, "backbone": args.backbones}
-    each["method"] = [name for name in args.methods if name != OURS]
-    for key in results.missing(task="bootstrap", **each):
-        both = [
-            [args.losses / LOSSES.format(**key | run | {"method": name}) for run in runs]
-            for name in (OURS, key["method"])
-        ]
-        if all(path.exists() for path in both[0] + both[1]):
-            sums = (sum(torch.load(path, weights_only=True) for path in paths) for paths in both)
-            nll, brier = over_nodes(*sums)
-            results.add(**key, nll=nll, brier=brier)
-
-
-def over_nodes(ours: Tensor, theirs: Tensor) -> list[list[float]]:
-    """Mean difference and its 95 % bootstrap interval, from sums of ``node_losses`` over runs."""
-    changes, size = torch.stack([ours[0], *(ours - theirs)[1:]]), ours.shape[1]
-    generator = torch.Generator().manual_seed(0)
-    draws = (torch.randint(size, (size,), generator=generator) for _ in range(2000))
-    sums = torch.stack([changes.sum(1), *(changes[:, nodes].sum(1) for nodes in draws)])
-    means = sums[:, 1:] / sums[:, :1]
-    interval = means[1:].quantile(torch.tensor([0.025, 0.975]).to(means), 0)
-    return torch.stack([means[0], *interval], 1).tolist()
 
 
 def priors(args, results: Records) -> None:
@@ -190,7 +133,8 @@ def counts(args, results: Records) -> None:
             sets = grown(data.hood, data.test_mask, key["size"], key["split"])
         (nodes, place), size = sets.unique(return_inverse=True), data.logits.shape[1]
         module = StackedNMM(size).fit(*given(data), data.val_mask)
-        posterior, fitted = (module.posterior(*given(data), num_draws=n) for n in (NUM_DRAWS, 0))
+        posterior = module.posterior(*given(data))
+        fitted = module.posterior(*given(data), num_draws=0)
         found = {"joint": posterior.sample((400,), nodes), "fitted": fitted.sample((400,), nodes)}
         alone = {"own product": fitted.marginals(), "temperature": rivals.temperature(data)}
         found |= {name: Categorical(p[nodes]).sample((400,)) for name, p in alone.items()}
@@ -209,13 +153,10 @@ def edges(args, results: Records) -> None:
         joint = isinstance(found, Posterior)
         table = found.pairwise(pairs) if joint else independent_pairs(found, pairs)
         (one, other), size = data.y[pairs], table.shape[-1]
-        scores = partial(pair_scores, table.flatten(1), one * size + other)
+        table, pair = table.flatten(1), one * size + other
         agree = {"all": one == one, "agreeing": one == other, "disagreeing": one != other}
-        results.add(**key, **{name: scores(which) for name, which in agree.items()})
-
-
-def pair_scores(probs: Tensor, pair: Tensor, which: Tensor) -> dict | None:
-    return node_scores(probs[which], pair[which]) if which.any() else None
+        row = {k: node_scores(table[w], pair[w]) for k, w in agree.items() if w.any()}
+        results.add(**key, **row)
 
 
 OTHERS: dict[str, Callable[[Data], Tensor]] = {
@@ -277,10 +218,10 @@ def questions(args, results: Records) -> None:
         results.add(**key, curve=curve, alike=mean(alike))
 
 
-TASKS = priors, splits, bootstrap, edges, labels, counts, questions, weights
+TASKS = priors, splits, edges, labels, counts, questions, weights
 OPTIONS: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
 OPTIONS |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
-OPTIONS |= {"data_root": Path, "losses": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}
+OPTIONS |= {"data_root": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}
 main = command(__doc__, TASKS, **OPTIONS, results=FILE)
 
 if __name__ == "__main__":

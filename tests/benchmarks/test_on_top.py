@@ -39,21 +39,18 @@ def small(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_methods_on_splits(small, tmp_path):
     methods = ["raw", "GATS", "CaGCN", "C&S", "Potts on C&S", "the pool alone", "StackedNMM"]
-    tasks = ["splits", "bootstrap", "--methods", *methods, "--splits", "100"]
-    rows = small(*tasks, "--losses", str(tmp_path)).rows
-    assert len(rows) == len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2 * 7 - 1
-    assert len(small(*tasks, "--losses", str(tmp_path)).rows) == len(rows)
+    tasks = ["splits", "edges", "--methods", *methods, "--splits", "100"]
+    rows = small(*tasks).rows
+    assert len(rows) == len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2 * 7
+    assert len(small(*tasks).rows) == len(rows)
     by_name = {row["method"]: row for row in rows if row["task"] == "splits"}
     assert by_name.keys() == set(methods)
     for name in methods[1:]:
         assert by_name[name]["test"]["nll"] < by_name["raw"]["test"]["nll"]
     assert by_name["StackedNMM"]["joint"] > -by_name["StackedNMM"]["test"]["nll"]
-    for row in (row for row in rows if row["task"] == "bootstrap"):
-        for field in ("nll", "brier"):
-            change = by_name["StackedNMM"]["test"][field] - by_name[row["method"]]["test"][field]
-            assert row[field][0] == pytest.approx(change, abs=1e-4)
-    with pytest.raises(ValueError, match="give --losses"):
-        small("bootstrap")
+    pairs = {row["method"]: row["all"] for row in rows if row["task"] == "edges"}
+    assert pairs["StackedNMM"]["nll"] < pairs["raw"]["nll"]
+    assert pairs["raw"]["nll"] == pytest.approx(-by_name["raw"]["own product"], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -167,23 +164,9 @@ def test_summary_of_counts():
     assert found["CRPS"] == pytest.approx(expected.mean().item())
 
 
-def test_bootstrap_over_nodes():
-    """A difference of all nodes is certain; a difference of a single node is not."""
-    ours = torch.zeros(3, 400, dtype=torch.double)
-    ours[0, :300] = 1
-    theirs = ours.clone()
-    theirs[1, :300] = 0.1
-    theirs[2, 0] = -3.0
-    (same, low, high), (hub, least, most) = run.over_nodes(ours, theirs)
-    assert [same, low, high] == pytest.approx([-0.1, -0.1, -0.1])
-    assert hub == pytest.approx(3 / 300)
-    assert least == 0
-    assert most > 0.02
-
-
 SHOWN = {
-    "splits": tables.calibration,
-    "bootstrap": tables.over_nodes,
+    "splits": lambda files: tables.calibration(files) + tables.heterophilous_methods(files),
+    "edges": tables.edge_scores,
     "labels": tables.new_labels,
     "counts": tables.counts_in_sets,
     "questions": tables.twenty_questions,
