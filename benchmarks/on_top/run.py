@@ -54,8 +54,8 @@ def stacked(data: Data, pool: bool = True, elsewhere: bool = False) -> NeighborM
 
 def averaged(data: Data) -> Posterior:
     """Over draws of the parameters, as users have it."""
-    module = StackedNMM(data.logits.shape[1]).fit(*given(data), data.val_mask)
-    return module.posterior(*given(data))
+    own = given(data)
+    return StackedNMM(data.logits.shape[1]).fit(*own, data.val_mask).posterior(*own)
 
 
 METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture | Posterior]] = {
@@ -150,13 +150,12 @@ def edges(args, results: Records) -> None:
         found, pairs = METHODS[key["method"]](data), some_pairs(data, key["split"])
         if isinstance(found, NeighborMixture):
             found = found.condition(data.y, data.train_mask, 64)
-        joint = isinstance(found, Posterior)
-        table = found.pairwise(pairs) if joint else independent_pairs(found, pairs)
-        (one, other), size = data.y[pairs], table.shape[-1]
-        table, pair = table.flatten(1), one * size + other
+        own = independent_pairs if isinstance(found, Tensor) else type(found).pairwise
+        (one, other), table = data.y[pairs], own(found, pairs).flatten(1)
+        pair = one * data.logits.shape[1] + other
         agree = {"all": one == one, "agreeing": one == other, "disagreeing": one != other}
         row = {k: node_scores(table[w], pair[w]) for k, w in agree.items() if w.any()}
-        results.add(**key, **row)
+        results.add(**key | row)
 
 
 OTHERS: dict[str, Callable[[Data], Tensor]] = {

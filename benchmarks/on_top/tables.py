@@ -141,12 +141,11 @@ def without_a_graph_network(files: Files) -> str:
 
 def edge_scores(files: Files) -> str:
     """How good are the joint probabilities of both labels of an edge?"""
-    rows, cells = rows_of(files, "edges"), {"runs": count}
-    cells |= {"accuracy": average("all.accuracy", ".1f", 100), "NLL": average("all.nll", ".3f")}
-    cells |= {"Brier": average("all.brier", ".3f")}
-    for which in ("all", "agreeing", "disagreeing"):
-        cells["ECE" if which == "all" else f"ECE, {which}"] = average(f"{which}.ece", ".3f")
-    return table(rows, [*CELL, "method"], cells)
+    cells = {"runs": count, "accuracy": average("all.accuracy", ".1f", 100)}
+    cells |= {name: average(f"all.{field}", ".3f") for name, field in SCORED.items()}
+    for which in ("agreeing", "disagreeing"):
+        cells[f"ECE, {which}"] = average(f"{which}.ece", ".3f")
+    return table(rows_of(files, "edges"), [*CELL, "method"], cells)
 
 
 def contributions(files: Files) -> str:
