@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import barabasi_albert_graph, to_torch_csr_tensor
 
 from benchmarks.nodes.fits import DEFAULT, calibrated, evaluate, fit, stack
-from benchmarks.on_top import heterophilous, some_pairs
+from benchmarks.on_top import load, some_pairs
 from benchmarks.shared.records import Records
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import AmortizedNMM
@@ -47,7 +47,7 @@ def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor):
 
 def graphs(args, results: Records) -> None:
     for name, split in product(args.datasets, range(args.num_splits)):
-        data, hood = heterophilous(name, split, args.data_root)
+        data, hood = load(name, split, 0, args.data_root)
         each = {"dataset": name, "split": split, "backbone": args.backbones, "method": METHODS}
         every, pairs = results.missing(task="graphs", **each), some_pairs(data, split)
         for kind, keys in groupby(every, lambda key: key["backbone"]):
