@@ -156,6 +156,8 @@ class Posterior:
         """
         check_integers(1, num_particles=num_particles)
         nodes, labels = self._new("log_likelihood", y, observed)
+        if not len(nodes):
+            return self.logits.new_zeros(())
         order, old = torch.randperm(len(nodes), device=nodes.device), self.components
         given = old.alpha, self.logits, labels[order], self.channel
         stages, old = stages_of(self.hood.take(nodes[order]), *given), old.resampled(num_particles)

@@ -84,14 +84,15 @@ def sequential_monte_carlo(
     for stages ``t`` of ``sizes`` nodes and normalised weights :math:`\bar w` of the particles
     ``p``, in double. The product of their exponentials over all stages is unbiased for
     :math:`p(y)`. By conjugacy a particle is its counts :math:`s`. Cost: :math:`O(P E)` time and
-    memory. Resampling exchanges the choices since the common ancestor, about ``P`` stages, or all
-    counts if some were given.
+    memory. Resampling exchanges the choices since the common ancestor, about ``P`` stages. It
+    copies all counts until particles with given counts have a common ancestor, about as long.
 
     :param float threshold: Resample where the effective number of particles
         :math:`1 / \sum_p \bar w_p^2` falls below this share of ``P``; 0 never does.
     :param tuple counts: the particles' choices of other nodes, default none.
     """
-    given, counts = counts is not None, counts or draws.no_counts(num_particles)
+    line = torch.arange(num_particles if counts else 1, device=draws.rows.device)
+    counts = counts or draws.no_counts(num_particles)
     even = torch.full((num_particles,), -math.log(num_particles), dtype=torch.double)
     log_weights = even = even.to(draws.rows.device)
     increments, recent, last = [], [], 0
@@ -105,8 +106,9 @@ def sequential_monte_carlo(
         recent.append(stage.edges)
         if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * num_particles, 1)):
             parents = _systematic(log_weights)
-            if given:  # these differ too
-                counts = tuple(table[parents] for table in counts)
+            if len(line.unique()) > 1:  # particles differ in the given counts too
+                counts, line = tuple(table[parents] for table in counts), line[parents]
+                recent = [torch.cat(recent, 1)[parents]]
             else:
                 recent = [_exchange(draws, counts, torch.cat(recent, 1), parents)]
             log_weights = even

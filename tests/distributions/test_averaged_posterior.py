@@ -4,15 +4,19 @@
 """Likelihoods of more labels, and averages over parameters, against enumeration."""
 
 import math
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions import posterior as posteriors
+from pyro_nmm.distributions import smc
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 
 SIZE, LABELS = 6, 3
+original = SimpleNamespace(_systematic=smc._systematic, _exchange=smc._exchange)
 KNOWN = torch.tensor([True, True, False, False, False, False])
 
 
@@ -65,6 +69,38 @@ def test_likelihood_of_all_others(problem):
     torch.testing.assert_close(posterior.log_likelihood(y, None, 20_000), truth, atol=0.05, rtol=0)
     prior = mix.prior().log_likelihood(y, num_particles=20_000)
     torch.testing.assert_close(prior, mix.log_prob(y), atol=0.08, rtol=0)
+
+
+def test_particles_soon_share_what_was_given(monkeypatch):
+    """Whole counts are copied a few times, however many labels follow: the cost is linear."""
+    monkeypatch.setattr(posteriors, "STAGE", 1)
+    often = partial(smc.sequential_monte_carlo, threshold=0.99)
+    monkeypatch.setattr(posteriors, "sequential_monte_carlo", often)
+    copies = {}
+    for size in (200, 800):
+        calls = {"_systematic": 0, "_exchange": 0}
+        for name in calls:
+            monkeypatch.setattr(smc, name, counted(calls, name, getattr(original, name)))
+        hood, y = random_hood(size, 10 * size), torch.randint(2, (size,))
+        mix = NeighborMixture(hood, torch.full((size, 2), 0.05), torch.zeros(hood.num_edges))
+        posterior = mix.condition(y, torch.arange(size) % 5 == 0, num_samples=16)
+        posterior.log_likelihood(y, num_particles=16)
+        assert calls["_systematic"] > size / 4
+        copies[size] = calls["_systematic"] - calls["_exchange"]
+    assert 0 < copies[800] < 160 < calls["_systematic"]
+
+
+def counted(calls, name, function):
+    def call(*args):
+        calls[name] += 1
+        return function(*args)
+
+    return call
+
+
+def test_likelihood_of_no_label_is_certain(problem):
+    (mix, _), y = problem
+    assert mix.condition(y, KNOWN).log_likelihood(y, KNOWN) == 0
 
 
 def test_likelihood_refuses_another_label(problem):
