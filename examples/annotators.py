@@ -20,20 +20,18 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
-import networkx as nx
 import pyro
 import torch
 from plotting import PALETTE, save
 from scipy.optimize import linear_sum_assignment
 from sklearn.manifold import TSNE
 from sklearn.metrics import adjusted_rand_score, confusion_matrix, mutual_info_score
-from torch_geometric.utils import to_networkx
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from pyro_nmm import Neighborhood, sources
+from pyro_nmm import sources
 from pyro_nmm.datasets.nodes import digits
 from pyro_nmm.metrics import mean_log_prob
-from pyro_nmm.models import Annotators, accuracy, information, leave_one_out
+from pyro_nmm.models import Annotators, accuracy, information
 from pyro_nmm.models.latent import mixture_em
 
 #: Accuracies; the third annotator exchanges the digits of a pair.
@@ -74,52 +72,24 @@ def dawid_skene(emission, hood, answers, num_starts: int = 1):
     return max((fit() for _ in range(num_starts)), key=lambda found: found[0])[1]
 
 
-def neighborhoods(data) -> dict:
-    """Candidate neighbourhoods, and the number of hops of each edge."""
-    every = Neighborhood(data.edge_index, data.num_nodes)
-    return {
-        "every node, one hop": (every, every.source != every.target),
-        "spread out, one hop": sources.hops(data.edge_index, data.num_nodes, radius=1),
-        "spread out, two hops": sources.hops(data.edge_index, data.num_nodes, radius=2),
-        "communities, one step": sources.walks(data.edge_index, data.num_nodes, communities(data)),
-    }
-
-
-def communities(data):
-    """``(N,)``: the community of every node."""
-    graph = to_networkx(data, to_undirected=True)
-    found = nx.community.louvain_communities(graph, resolution=16, seed=0)
-    membership = torch.empty(data.num_nodes, dtype=torch.long)
-    for number, members in enumerate(found):
-        membership[list(members)] = number
-    return membership
-
-
 def digits_by_annotators(args) -> dict:
     data = digits()
     y = data.y
     answers, rates = simulate(y)
     emission = Annotators(num_labels=10)
 
-    # Compare sources by the log-likelihood of a node's answers given all other answers.
-    fields, found = {}, {}
-    print(f"{'sources':24}{'number':>9}{'score':>9}")
-    for name, (hood, hops) in neighborhoods(data).items():
-        fields[name] = emission.fit(hood, answers, hops, num_starts=2)
-        found[name] = leave_one_out(fields[name], answers).mean().item()
-        print(f"{name:24}{hood.num_sources:9}{found[name]:9.3f}")
-    field = fields[max(found, key=lambda name: found[name])]
-
+    consensus = emission.fit(data.edge_index, answers)
+    print(consensus.summary())
     probs = {
         "Majority vote": majority(answers, 10),
-        "Dawid-Skene": dawid_skene(emission, field.hood, answers),
-        "NMM": field.probs,
+        "Dawid-Skene": dawid_skene(emission, consensus.field.hood, answers),
+        "NMM": consensus.probs,
     }
     results = {name: scores(p, y) for name, p in probs.items()}
     print(f"\n{'':24}{'accuracy':>9}{'NLL':>9}{'ECE':>9}")
     for name, row in results.items():
         print(f"{name:24}", *(f"{value:8.4f}" for value in row.values()))
-    quality = accuracy(field, level=0.9)
+    quality = accuracy(consensus, level=0.9)
     print(f"\n{'annotator':24}{'accuracy':>9}{'estimate':>9}   90 % interval")
     for name, rate, mean, low, high in zip(ANNOTATORS, rates, *quality, strict=True):
         print(f"{name:24}{rate:9.3f}{mean:9.3f}   {low:.3f} to {high:.3f}")
@@ -130,7 +100,7 @@ def digits_by_annotators(args) -> dict:
             wrong = p.argmax(1) != y
             labels[f"{name}: {int(wrong.sum())} wrong (ringed)"] = p.argmax(1)
         figure, axes = panels(places, labels, [str(k) for k in range(10)], y, size=7)
-        uncertainty(figure, axes[4], places, field.entropy(), size=7, wrong=wrong)
+        uncertainty(figure, axes[4], places, consensus.entropy(), size=7, wrong=wrong)
         intervals(axes[5], list(ANNOTATORS), quality, "estimate, 90 % interval")
         truths(axes[5], rates, "simulated")
         axes[5].set(xlabel="accuracy", title="How good annotators are")
@@ -168,15 +138,15 @@ def cortex_by_clusterings(args) -> dict:
     distance = (lattice[hood.source] - places[hood.target]).square().sum(1)
     # Clusterings of one measurement have shared errors: they depend on types of spots.
     emission = Annotators(args.num_labels, num_types=16)
-    field = emission.fit(hood, answers, -0.5 * distance)
+    consensus = emission.fit(hood, answers, -0.5 * distance)
     plain = Annotators(args.num_labels, aligned=False)
     labels = {
         names[0]: answers[:, 0],
         "Dawid-Skene": dawid_skene(plain, hood, answers, num_starts=10).argmax(1),
-        "NMM": field.predict(),
+        "NMM": consensus.predict(),
     }
-    quality = information(field, level=0.9)
-    print(f"{field}\n\n{'annotator':24}{'nats':>9}   90 % interval")
+    quality = information(consensus, level=0.9)
+    print(f"{consensus.summary()}\n\n{'annotator':24}{'nats':>9}   90 % interval")
     for name, mean, low, high in zip(names, *quality, strict=True):
         print(f"{name:24}{mean:9.3f}   {low:.3f} to {high:.3f}")
     known = truth >= 0
@@ -191,7 +161,7 @@ def cortex_by_clusterings(args) -> dict:
             seen[f"{name}: adjusted Rand index {value:.2f}"] = colored_as(labels[name], truth)
         flipped = places * torch.tensor([1.0, -1.0])
         figure, axes = panels(flipped, seen, layers, size=9)
-        uncertainty(figure, axes[4], flipped, field.entropy(), size=9)
+        uncertainty(figure, axes[4], flipped, consensus.entropy(), size=9)
         intervals(axes[5], names, quality, "on the NMM's labels, 90 % interval")
         about = [mutual_info_score(truth[known], column[known]) for column in answers.T]
         truths(axes[5], about, "on the layers by hand")

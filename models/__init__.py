@@ -7,6 +7,7 @@ from pyro_nmm.models.compatibility import Compatibility, compatibility
 from pyro_nmm.models.images import ConvolutionalNMM, Denoiser, UNet
 from pyro_nmm.models.latent import (
     Annotators,
+    Consensus,
     CopyingAnnotators,
     Emission,
     FieldPrior,
@@ -45,6 +46,7 @@ __all__ = [
     "DGLFRM",
     "Annotators",
     "Compatibility",
+    "Consensus",
     "ConvolutionalNMM",
     "CopyingAnnotators",
     "Denoiser",

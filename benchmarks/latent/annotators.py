@@ -22,7 +22,8 @@ from benchmarks.nodes import load, node_scores
 from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick
 from pyro_nmm import Neighborhood, NeighborMixture, sources
-from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, grid_edges, leave_one_out
+from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field, grid_edges
+from pyro_nmm.models.latent import leave_one_out
 
 SECTIONS = ["151507", "151509", "151670", "151672", "151673", "151675"]
 #: Numbers of labels, and halves of the clusterings: two random ones, and PCA against UMAP.
@@ -81,7 +82,7 @@ def noisy(y: Tensor, accuracies: Tensor, num_labels: int, copying: bool = False)
 def fitted(emission: Annotators, answers: Tensor, choice: list[tuple], num_starts=1) -> Found:
     """Our fits, one for each draw of the sources: mean probabilities and mean numbers."""
     options = {"num_starts": num_starts, "num_steps": NUM_STEPS}
-    fields = [emission.fit(hood, answers, edge_attr, **options) for hood, edge_attr in choice]
+    fields = [fit_field(emission, hood, answers, x, **options) for hood, x in choice]
     row = {
         "score": mean(field.score for field in fields),
         "left out": mean(leave_one_out(field, answers).mean().item() for field in fields),
@@ -123,7 +124,8 @@ def halves(args, results: Records) -> None:
         pyro.set_rng_seed(0)
         emission, (hood, edge_attr) = Annotators(key["labels"], num_types=NUM_TYPES), data.place
         options = {"edge_attr": edge_attr, "num_starts": 1, "num_steps": NUM_STEPS}
-        fits = [emission.fit(hood, data.answers[:, half], **options) for half in order.split(5)]
+        parts = (data.answers[:, half] for half in order.split(5))
+        fits = [fit_field(emission, hood, answers, **options) for answers in parts]
         results.add(**key, agreement=adjusted_mutual_info_score(*(fit.predict() for fit in fits)))
 
 
@@ -234,7 +236,7 @@ def coverage(args, results: Records) -> None:
     for key in results.missing(task="coverage", seed=range(SIMULATIONS)):
         pyro.set_rng_seed(key["seed"])
         y, truth = mixture.sample(), 0.4 + 0.55 * torch.rand(5)
-        found = accuracy(Annotators(3).fit(mixture.hood, noisy(y, truth, 3), num_starts=1))
+        found = accuracy(Annotators(3).fit(mixture.hood, noisy(y, truth, 3)))
         row = {name: value.tolist() for name, value in found._asdict().items()}
         results.add(**key, **row, truth=truth.tolist())
 

@@ -19,7 +19,7 @@ from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets import planetoid
-from pyro_nmm.models import Annotators, FieldPrior, StackedNMM, marginals_in_blocks
+from pyro_nmm.models import Annotators, FieldPrior, StackedNMM, fit_field, marginals_in_blocks
 from pyro_nmm.ops.evidence import LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import sweep
 
@@ -97,7 +97,7 @@ def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Calla
     if query == "annotators":
         options = {"num_starts": 1, "num_steps": 20, "num_draws": 5, "num_chains": 2}
         name = "Annotators.fit, 10 annotators, 2 chains of 50 sweeps"
-        return name, partial(emission.fit, hood, answers, **options)
+        return name, partial(fit_field, emission, hood, answers, **options)
     evidence = emission.log_prob(emission.start(answers, hood), answers)[None]
     parts = hood.log_softmax(mix.logits)[None], mix.table[None], evidence
     terms = LatentTerms(*(part.detach() for part in parts))

@@ -3,7 +3,8 @@
 
 """Hidden fields: latent labels on a graph, observed through emissions."""
 
-from pyro_nmm.models.latent.annotators import Annotators, accuracy, information
+from pyro_nmm.models.latent.annotators import Annotators
+from pyro_nmm.models.latent.consensus import Consensus
 from pyro_nmm.models.latent.copying import CopyingAnnotators
 from pyro_nmm.models.latent.emissions import (
     Emission,
@@ -20,9 +21,11 @@ from pyro_nmm.models.latent.fit import (
     leave_one_out,
     sample_field,
 )
+from pyro_nmm.models.latent.quality import accuracy, information
 
 __all__ = [
     "Annotators",
+    "Consensus",
     "CopyingAnnotators",
     "Emission",
     "FieldPrior",

@@ -3,19 +3,22 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Dirichlet, constraints
 from torch.nn.functional import one_hot
+from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.expect import expect_device
+from pyro_nmm.expect import check_edge_index
+from pyro_nmm.models.latent.answers import LONG, known_labels, read_answers
+from pyro_nmm.models.latent.consensus import Consensus, consensus_of
 from pyro_nmm.models.latent.emissions import Values, mixture_em
-from pyro_nmm.models.latent.field import HiddenField
 from pyro_nmm.models.latent.fit import fit_field
+from pyro_nmm.models.latent.walks import Walk, walk_of
+from pyro_nmm.sources import hops
 from pyro_nmm.validation import check_integers, check_positive
 
 
@@ -34,13 +37,13 @@ class Annotators:
     Every annotator :math:`m` has a confusion matrix :math:`P_m`. Answers are ``(N, M)`` integers,
     in which -1 is missing: a tensor, an array, or a data frame with NaN for missing ones.
 
-    >>> from pyro_nmm import sources
-    >>> hood = sources.grid(12, 12, stride=3)
-    >>> truth = (torch.arange(144) % 12 >= 6).long()
-    >>> answers = truth[:, None] ^ (torch.rand(144, 3) < 0.25).long()
-    >>> field = Annotators(num_labels=2).fit(hood, answers)
+    >>> from torch_geometric.utils import grid
+    >>> edge_index, places = grid(20, 20)
+    >>> truth = (places[:, 0] >= 10).long()
+    >>> answers = truth[:, None] ^ (torch.rand(400, 3) < 0.25).long()
+    >>> consensus = Annotators(num_labels=2).fit(edge_index, answers)
     >>> majority = answers.sum(1) > 1
-    >>> bool((field.predict() == truth).sum() > (majority == truth).sum())
+    >>> bool((consensus.predict() == truth).sum() > (majority == truth).sum())
     True
 
     With ``num_types=H``, for **annotators whose errors depend on each other**, they see the node's
@@ -79,14 +82,46 @@ class Annotators:
             check_positive(strength=self.strength)
 
     def fit(
-        self, hood: Neighborhood, answers: Tensor, edge_attr: Tensor | None = None, **options
-    ) -> HiddenField:
-        """:func:`~pyro_nmm.models.fit_field`, whose ``options`` these are."""
-        return fit_field(self, hood, answers, edge_attr, **options)
+        self, graph: Neighborhood | Data | Tensor, answers: Any, edge_attr: Tensor | None = None, *,
+        known: Any = None, **options,
+    ) -> Consensus:  # fmt: skip
+        """
+        Fit the model, and pool the answers about each node with its neighbours.
+
+        :param graph: PyG's ``Data``, an ``edge_index``, whose sources are then nodes within two
+            hops, or a neighborhood of your choice.
+        :param answers: ``(N, M)`` integers or text, -1 or NaN if missing: a tensor, an array, or a
+            data frame with a column for each annotator. A data frame with the columns ``task``,
+            ``worker`` and ``label`` has a row for each answer, and node ids as tasks.
+        :param Tensor edge_attr: features of the edges of a neighborhood, such as hops.
+        :param known: ``(N,)`` true labels of some nodes, -1 or NaN elsewhere.
+        :param options: of :func:`~pyro_nmm.models.fit_field`; one start if answers name labels.
+        :return: the consensus. Cost: as for ``fit_field``, and :math:`O(E C)` for the pool.
+        """
+        ends = _edge_index(graph)
+        num_nodes = _num_nodes(graph, answers)
+        device = graph.device if ends is None else ends.device
+        data = read_answers(answers, num_nodes, device)
+        if ends is not None:
+            if edge_attr is not None:
+                raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
+            check_edge_index(ends, num_nodes)
+            graph, edge_attr = hops(ends, num_nodes)
+        if known is not None:
+            known = known_labels(known, num_nodes, data.labels or self.num_labels, device)
+        options = {"num_starts": 1 if self.named else 5} | options
+        field = fit_field(self, graph, data.table, edge_attr, known, **options)
+        walk = Walk.on_graph(ends, num_nodes) if ends is not None else walk_of(field)
+        names = {"labels": data.labels, "annotators": data.annotators}
+        return consensus_of(field, data.table, walk, **names)
+
+    def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:
+        """Labels ``(N,)``: :meth:`Consensus.predict` of a :meth:`fit`."""
+        return self.fit(graph, answers, **options).predict()
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Answers ``(N, M)`` as ``torch.long``, or an error that names what is wrong."""
-        answers = whole_answers(data, hood.num_nodes, hood.device)
+        answers = read_answers(data, hood.num_nodes, hood.device).table
         if not answers.numel():
             raise ValueError(f"answers is empty, of shape {tuple(answers.shape)}")
         low, top, number = int(answers.min()), int(answers.max()), self._num_answers(answers)
@@ -213,6 +248,28 @@ def _draw_places(number: int, size: int, device: torch.device) -> Tensor:
     return torch.cat([place, torch.randint(number, (size - len(place),), device=device)])
 
 
+def _edge_index(graph: Any) -> Tensor | None:
+    """Of a graph that is no neighborhood."""
+    if isinstance(graph, Data):
+        if graph.edge_index is None:
+            raise ValueError("graph has no edge_index")
+        return graph.edge_index
+    return graph if isinstance(graph, Tensor) else None
+
+
+def _num_nodes(graph: Any, answers: Any) -> int:
+    if isinstance(graph, Tensor):  # nodes without edges have answers
+        columns = getattr(answers, "columns", ())
+        if set(columns) >= LONG:
+            return max(int(graph.max()), int(answers["task"].max())) + 1
+        return len(answers)
+    if isinstance(graph, Data | Neighborhood):
+        return int(graph.num_nodes)
+    cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
+    must = "PyG's Data, an edge_index or a Neighborhood"
+    raise ValueError(f"graph must be {must}, got {type(graph)}: {cure}")
+
+
 def source_counts(hood: Neighborhood, probs: Tensor) -> Tensor:
     """``(M, H)``: probabilities of nodes, ``(N, H)``, counted at their sources in equal shares."""
     share = 1 / hood.ptr.diff().to(probs)
@@ -231,98 +288,3 @@ class _Counts:
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
         return {"types": shares(probs.mT @ data + 1 / data.shape[1])}
-
-
-def whole_answers(data: Any, num_nodes: int, device: torch.device) -> Tensor:
-    """Answers of a tensor, an array or a data frame as ``torch.long``; NaN is -1."""
-    found = data.to_numpy() if hasattr(data, "to_numpy") else data
-    if isinstance(found, np.ndarray) and found.dtype.kind in "iuf":
-        found = torch.from_numpy(np.ascontiguousarray(found)).to(device)
-    must = f"answers must be integers of shape ({num_nodes}, M), -1 or NaN if missing"
-    if not isinstance(found, Tensor) or found.dtype == torch.bool or found.is_complex():
-        kind = found.dtype if isinstance(found, Tensor | np.ndarray) else type(data)
-        raise ValueError(f"{must}, got {kind}")
-    if found.dim() != 2 or len(found) != num_nodes:
-        raise ValueError(f"{must}, got {tuple(found.shape)}")
-    expect_device("answers", found, device)
-    if found.is_floating_point():
-        found = found.masked_fill(found.isnan(), -1)
-        if (part := found != found.round()).any() or found.isinf().any():
-            raise ValueError(f"{must}, got {found[part | found.isinf()][0].item()}")
-    return found.long()
-
-
-class Quality(NamedTuple):
-    """Posterior means and ends of intervals, ``(M,)`` each."""
-
-    mean: Tensor
-    low: Tensor
-    high: Tensor
-
-
-def accuracy(field: HiddenField, level: float = 0.9) -> Quality:
-    r"""
-    Accuracy of every annotator, :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels' shares
-    among the nodes.
-
-    >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
-    >>> truth = torch.arange(200) % 2
-    >>> wrong = torch.rand(200, 3) < torch.tensor([0.05, 0.1, 0.4])
-    >>> field = Annotators(2).fit(hood, truth[:, None] ^ wrong.long())
-    >>> accuracy(field).mean.argmin()
-    tensor(2)
-
-    :param HiddenField field: fitted to :class:`Annotators` whose answers name labels.
-    :param float level: the probability with which intervals hold the accuracy.
-    :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws.
-    """
-    emission = field.emission
-    if not isinstance(emission, Annotators) or not emission.named:
-        must = "annotators whose answers name labels, aligned and without num_types"
-        raise ValueError(f"accuracy needs {must}: see information")
-    confusion, share = _by_label(field)
-    right = confusion.diagonal(dim1=-2, dim2=-1)
-    return _quality((right * share[:, None, : right.shape[-1]]).sum(-1), level)
-
-
-def information(field: HiddenField, level: float = 0.9) -> Quality:
-    r"""
-    The mutual information of an answer and the label, in nats. Answers need not name labels.
-
-    .. math::
-
-        I(a_m; u) = \sum_{k, a} \pi_k P_{mka} \log \frac{P_{mka}}{\sum_l \pi_l P_{mla}}
-
-    >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
-    >>> truth = torch.arange(200) % 2
-    >>> noise = torch.randint(2, (200,))
-    >>> field = Annotators(2, aligned=False).fit(hood, torch.stack([truth, 1 - truth, noise], 1))
-    >>> information(field).mean > 0.5  # of log 2 = 0.69 nats
-    tensor([ True,  True, False])
-
-    :param HiddenField field: fitted to :class:`Annotators`.
-    :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
-    """
-    if not isinstance(field.emission, Annotators):
-        raise ValueError("information needs a field fitted to Annotators")
-    confusion, share = _by_label(field)
-    joint = confusion * share[:, None, :, None]
-    parts = joint, joint.sum(-1), joint.sum(-2)
-    whole, labels, answers = (torch.special.entr(part).flatten(2).sum(-1) for part in parts)
-    return _quality(labels + answers - whole, level)
-
-
-def _by_label(field: HiddenField) -> tuple[Tensor, Tensor]:
-    """``(T, M, C, K)`` confusion matrices as drawn, and ``(T, C)`` the labels' shares."""
-    confusion, size = field.draws["confusion"], field.emission.num_labels
-    if "types" in field.draws:
-        confusion = field.draws["types"][:, None] @ confusion
-    parts = [(field.samples == k).sum(-1) / field.hood.num_nodes for k in range(size)]
-    return confusion, torch.stack(parts, -1).to(confusion)
-
-
-def _quality(draws: Tensor, level: float) -> Quality:
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
-    ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
-    return Quality(draws.mean(0), *draws.quantile(ends, dim=0))

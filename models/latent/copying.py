@@ -35,8 +35,8 @@ class CopyingAnnotators(Annotators):
     >>> truth = (torch.arange(400) % 20 >= 10).long()
     >>> answers = truth[:, None] ^ (torch.rand(400, 4) < 0.3).long()
     >>> answers[:, 3] = answers[:, 2]
-    >>> field = CopyingAnnotators(num_labels=2).fit(hood, answers)
-    >>> bool(field.values["copies"][3, 2] > 0.7)
+    >>> consensus = CopyingAnnotators(num_labels=2).fit(hood, answers)
+    >>> bool(consensus.field.values["copies"][3, 2] > 0.7)
     True
     """
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
-from pyro_nmm.expect import expect_device
+from pyro_nmm.expect import expect, expect_all, expect_device
 from pyro_nmm.models.latent.emissions import Emission, Values
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.gibbs import Chains
@@ -142,6 +142,7 @@ class HiddenField:
     score: float
     chains: Chains
     edge_attr: Tensor | None = None
+    known: Tensor | None = None
 
     def predict(self) -> Tensor:
         """``(N,)``: every node's most probable label."""
@@ -160,11 +161,26 @@ class HiddenField:
     def latents(self, data: Any) -> EvidenceConditional:
         """:math:`q(c, u \\mid w)` at the fitted parameters, for all other queries."""
         data = self.emission.check(self.hood, data)
-        return self.mixture().latents(self.emission.log_prob(self.values, data))
+        evidence = self.emission.log_prob(self.values, data)
+        allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)
+        return self.mixture().latents(evidence + allowed.to(evidence))
 
     def __repr__(self) -> str:
         found = f"score={self.score:.4g}, {self.prior.extra_repr()}"
         return f"HiddenField(hood={self.hood}, emission={self.emission}, {found})"
+
+
+def allowed_labels(known: Tensor | None, hood: Neighborhood, num_labels: int) -> Tensor:
+    """``(N, C)`` evidence of labels ``(N,)``: zero where unknown (-1) and for the known label, else
+    minus infinity."""
+    found = torch.zeros(hood.num_nodes, num_labels, device=hood.device)
+    if known is not None:
+        known = expect("known", known, (hood.num_nodes,), kind="labels", like=hood)
+        good = (known >= -1) & (known < num_labels)
+        expect_all("known", known, good, f"lie in 0..{num_labels - 1}, or be -1 where unknown")
+        other = known[:, None] != torch.arange(num_labels, device=hood.device)
+        found = found.masked_fill(other & (known >= 0)[:, None], -torch.inf)
+    return found
 
 
 def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +12,12 @@ from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.models.latent.emissions import Emission, Values
-from pyro_nmm.models.latent.field import FieldPrior, HiddenField, check_edge_attr
+from pyro_nmm.models.latent.field import (
+    FieldPrior,
+    HiddenField,
+    allowed_labels,
+    check_edge_attr,
+)
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
 from pyro_nmm.validation import check_all_rows, check_integers, check_positive, options_of
@@ -28,6 +34,7 @@ class FieldRun:
         disagree.
     :param int num_draws: of every chain of Gibbs sweeps, after the fit.
     :param float lr: of the prior's parameters.
+    :param progress: wraps the range of steps, for example ``tqdm``.
     """
 
     num_starts: int = 5
@@ -35,9 +42,11 @@ class FieldRun:
     num_chains: int = 4
     num_draws: int = 50
     lr: float = 0.1
+    progress: Callable[[range], Iterable[int]] = iter
 
     def __post_init__(self) -> None:
         numbers = vars(self).copy()
+        del numbers["progress"]
         check_positive(lr=numbers.pop("lr"))
         check_integers(1, **numbers)
 
@@ -55,8 +64,9 @@ class FieldSampling:
 
 
 def fit_field(
-    emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None, **options
-) -> HiddenField:
+    emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None,
+    known: Tensor | None = None, **options,
+) -> HiddenField:  # fmt: skip
     r"""
     Fit a field of latent labels, with all parameters, to observations.
 
@@ -79,6 +89,7 @@ def fit_field(
     :param data: observations of ``N`` nodes, as the emission takes them.
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, for the attention of :class:`FieldPrior`; default flat attention.
+    :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
     :param options: of :class:`~pyro_nmm.models.latent.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
@@ -86,8 +97,9 @@ def fit_field(
         cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
         raise ValueError(f"hood must be a Neighborhood, got {type(hood)}: {cure}")
     how = options_of(fit_field, FieldRun, options)
-    fit = _Fit(emission, hood, data, edge_attr, how.num_chains)
-    found = (fit.run(how.num_steps, how.lr, turn) for turn in range(how.num_starts))
+    fit = _Fit(emission, hood, data, edge_attr, how.num_chains, known)
+    steps = range(how.num_steps)
+    found = (fit.run(how.progress(steps), len(steps), how.lr, i) for i in range(how.num_starts))
     best = max(found, key=lambda state: state.score)
     return fit.sample(best, how.num_draws)
 
@@ -124,7 +136,7 @@ def sample_field(
     if (labels, features) != (emission.num_labels, expected):
         want = f"emission {emission.num_labels} labels and edge_attr {expected} features"
         raise ValueError(f"prior has {labels} labels and {features} features of edges, but {want}")
-    terms = LatentTerms(*fit.known(prior), emission.log_prob(values, fit.data)[None])
+    terms = LatentTerms(*fit.terms(prior), fit.evidence(values)[None])
     draw = draw_latent(hood, terms, fit.uniforms())
     for _ in range(how.num_sweeps):
         draw = sweep(hood, terms, draw, fit.uniforms(1)).draw
@@ -162,13 +174,13 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     check_integers(1, num_sweeps=num_sweeps)
     draw, found = field.chains.draw, []
     size = len(draw.labels)
-    fit = _Fit(field.emission, field.hood, data, field.edge_attr, size)
-    known = fit.known(field.prior)
+    fit = _Fit(field.emission, field.hood, data, field.edge_attr, size, field.known)
+    prior = fit.terms(field.prior)
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
     last = {name: value[-size:] for name, value in field.draws.items()}
     values = [{name: value[chain] for name, value in last.items()} for chain in range(size)]
     for _ in range(num_sweeps):
-        values, terms, swept = fit.gibbs(known, values, draw, 1)
+        values, terms, swept = fit.gibbs(prior, values, draw, 1)
         draw = swept.draw
         found.append(left_out(field.hood, terms, draw))
     logs = torch.cat(found)
@@ -189,14 +201,21 @@ class _Fit:
     data: Any
     edge_attr: Tensor | None
     num_chains: int
+    known: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_all_rows(self.hood)
         self.data = self.emission.check(self.hood, self.data)
         self.edge_attr = check_edge_attr(self.hood, self.edge_attr)
+        self.allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)
+
+    def evidence(self, values: Values) -> Tensor:
+        """``(N, C)``: of the data and of the known labels."""
+        evidence = self.emission.log_prob(values, self.data)
+        return evidence + self.allowed.to(evidence)
 
     @torch.no_grad()
-    def known(self, prior: FieldPrior) -> tuple[Tensor, Tensor]:
+    def terms(self, prior: FieldPrior) -> tuple[Tensor, Tensor]:
         """The log attention and concentrations of :class:`LatentTerms`."""
         alpha, logits = prior(self.hood, self.edge_attr)
         return self.hood.log_softmax(logits)[None], alpha[None]
@@ -205,10 +224,10 @@ class _Fit:
         size = *shape, self.num_chains, self.hood.num_nodes
         return torch.rand(size, dtype=torch.double, device=self.hood.device)
 
-    def run(self, num_steps: int, lr: float, turn: int) -> _State:
+    def run(self, steps: Iterable[int], num_steps: int, lr: float, turn: int) -> _State:
         emission, hood, data = self.emission, self.hood, self.data
         values = emission.start(data, hood)
-        evidence = emission.log_prob(values, data)
+        evidence = self.evidence(values)
         prior = FieldPrior.of(emission.num_labels, self.edge_attr).to(evidence)
         # From flat attention a fit may turn to the wrong side for good, so other starts lean.
         if lean := turn % (1 + 2 * len(prior.unit)):
@@ -217,9 +236,9 @@ class _Fit:
         rates, others = (3 * lr, lr), [prior.share_scores, prior.scaled_weight]
         optimizer = torch.optim.Adam([{"params": [prior.log_kappa]}, {"params": others}])
         probs = torch.zeros_like(evidence)
-        terms = LatentTerms(*self.known(prior), evidence[None])
+        terms = LatentTerms(*self.terms(prior), evidence[None])
         draw = draw_latent(hood, terms, self.uniforms())
-        for step in range(num_steps):
+        for step in steps:
             found = sweep(hood, terms, draw, self.uniforms(2))
             draw, seen = found.draw, found.visits.sum(0).to(probs)
             gain = 1 / max(1, step + 1 - num_steps // 2)
@@ -228,7 +247,7 @@ class _Fit:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * max(gain, 0.1)
             self.ascend(prior, optimizer, draw)
-            terms = LatentTerms(*self.known(prior), emission.log_prob(values, data)[None])
+            terms = LatentTerms(*self.terms(prior), self.evidence(values)[None])
         if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():
             raise ValueError(f"lr={lr} is too large: concentrations are no longer finite")
         return _State(prior, values, draw, left_out(hood, terms, draw).mean().item())
@@ -245,32 +264,32 @@ class _Fit:
         optimizer.step()
 
     def gibbs(
-        self, known: tuple[Tensor, Tensor], values: list[Values], draw: LatentDraw, num_sweeps: int
+        self, prior: tuple[Tensor, Tensor], values: list[Values], draw: LatentDraw, num_sweeps: int
     ) -> tuple[list[Values], LatentTerms, Sweeps]:
         """Each chain with emission parameters drawn anew, and sweeps given these."""
         emission, data = self.emission, self.data
         pairs = zip(draw.labels, values, strict=True)
         values = [emission.draw(data, labels, old) for labels, old in pairs]
-        terms = LatentTerms(*known, torch.stack([emission.log_prob(own, data) for own in values]))
+        terms = LatentTerms(*prior, torch.stack([self.evidence(own) for own in values]))
         return values, terms, sweep(self.hood, terms, draw, self.uniforms(num_sweeps))
 
     @torch.no_grad()
     def sample(self, state: _State, num_draws: int) -> HiddenField:
         prior, start, draw, score = state
-        known, values = self.known(prior), [start] * self.num_chains
+        terms, values = self.terms(prior), [start] * self.num_chains
         visits, labels, draws, totals = torch.zeros((), device=self.hood.device), [], [], []
         for _ in range(num_draws):
-            values, _, found = self.gibbs(known, values, draw, 2)
+            values, _, found = self.gibbs(terms, values, draw, 2)
             draw, visits = found.draw, visits + found.visits.sum(0)
             labels.append(draw.labels.to(torch.int16))
             totals.append(found.totals[:, -1])
             draws += values
         # A label that no sweep met is rare, not impossible.
-        visits = visits + prior.share_scores.softmax(0)
+        visits = visits + prior.share_scores.softmax(0) * self.allowed.exp()
         probs = visits / visits.sum(-1, keepdim=True)
         ends = Chains(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([each[name] for each in draws]) for name in start}
         return HiddenField(
             self.hood, self.emission, deepcopy(prior), start, probs, torch.cat(labels), stacked,
-            score, ends, self.edge_attr,
+            score, ends, self.edge_attr, self.known,
         )  # fmt: skip

@@ -55,8 +55,8 @@ def test_readme_annotators():
     answers = torch.where(torch.rand(1797, 5) < 0.6, data.y[:, None], torch.randint(10, (1797, 5)))
     found = {"data": data, "answers": answers}
     exec(compile(SNIPPETS["README.md"][2], "README.md", "exec"), found)
-    assert (found["field"].predict() == data.y).float().mean() > 0.97
-    assert (found["accuracy"](found["field"]).mean - 0.64).abs().max() < 0.05
+    assert (found["consensus"].predict() == data.y).float().mean() > 0.97
+    assert (found["accuracy"](found["consensus"]).mean - 0.64).abs().max() < 0.05
 
 
 def test_readme_guide():
@@ -167,7 +167,7 @@ def test_docs_annotators_in_ten_lines(capsys):
     assert len(code.splitlines()) <= 10
     page = {}
     exec(given + code, page)
-    assert (page["field"].predict() == page["truth"]).float().mean() > 0.95
+    assert (page["consensus"].predict() == page["truth"]).float().mean() > 0.95
     inside = re.findall(r"right in (\S+) of the cases, (\S+) to (\S+)", capsys.readouterr().out)
     rates = [1 - 2 / 3 * share for share in (0.2, 0.3, 0.4, 0.5, 0.6)]
     for rate, (_, low, high) in zip(rates, inside, strict=True):

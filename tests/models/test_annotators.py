@@ -57,7 +57,7 @@ def test_neighbours_help():
         hood, truth = drawn()
         answers = answers_to(truth)
         alone = mixture_em(emission, answers, emission.start(answers, hood))[1]
-        field = emission.fit(hood, answers, num_starts=1)
+        field = fit_field(emission, hood, answers, num_starts=1)
         quality = accuracy(field)
         assert (quality.low < quality.mean).all()
         assert (quality.mean < quality.high).all()
@@ -104,7 +104,7 @@ def test_quality_is_that_of_the_draws():
     truth = (torch.arange(60) >= 45).long()
     answers = answers_to(truth, torch.tensor([0.9, 0.6]), labels=2)
     options = {"num_starts": 1, "num_steps": 5, "num_draws": 3}
-    field = Annotators(2).fit(Neighborhood.grid(6, 10), answers, **options)
+    field = fit_field(Annotators(2), Neighborhood.grid(6, 10), answers, **options)
     right, told = [], []
     for labels, confusion in zip(field.samples, field.draws["confusion"], strict=True):
         share = torch.bincount(labels.long(), minlength=2) / 60
@@ -146,7 +146,7 @@ def test_annotators_that_err_together():
         "types": Annotators(3, num_types=3),
     }.items():
         pyro.set_rng_seed(0)
-        probs = emission.fit(hood, answers, num_starts=2, num_steps=60).probs
+        probs = fit_field(emission, hood, answers, num_starts=2, num_steps=60).probs
         scores[name] = max(log_score(probs[:, names], truth).item() for names in ORDERS)
     assert scores["types"] > scores["independent"] + 0.5
 
@@ -171,7 +171,8 @@ def test_starts_are_compared_by_what_they_predict():
     scores = []
     for _ in range(3):
         pyro.set_rng_seed(5)
-        scores.append(emission.fit(hood, answers, num_starts=1 + len(scores), num_steps=20).score)
+        options = {"num_starts": 1 + len(scores), "num_steps": 20}
+        scores.append(fit_field(emission, hood, answers, **options).score)
     assert scores[0] <= scores[1] <= scores[2]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyro_nmm import sources
-from pyro_nmm.models import Annotators, CopyingAnnotators, leave_one_out
+from pyro_nmm.models import Annotators, CopyingAnnotators, fit_field, leave_one_out
 
 
 def values_of(emission, num_annotators):
@@ -119,8 +119,9 @@ def test_copies_are_found_and_are_worth_little():
     torch.manual_seed(0)
     hood, truth = sources.grid(24, 24, stride=4), torch.arange(576) // 192
     answers = answered(truth, 5)
-    field = CopyingAnnotators(3).fit(hood, answers, num_starts=1, num_steps=60)
-    plain = Annotators(3).fit(hood, answers, num_starts=1, num_steps=60)
+    options = {"num_starts": 1, "num_steps": 60}
+    field = fit_field(CopyingAnnotators(3), hood, answers, **options)
+    plain = fit_field(Annotators(3), hood, answers, **options)
     assert 0.6 < field.values["copies"][4, 3] < 0.95
     assert leave_one_out(field, answers).mean() > leave_one_out(plain, answers).mean()
     right = [(each.predict() == truth).double().mean() for each in (field, plain)]

@@ -172,8 +172,9 @@ def test_left_out_answers_do_not_reward_parameters():
     truth, hood = halves(), sources.grid(16, 16, stride=4)
     wrong = torch.rand(256, 8) < 0.3
     answers = torch.where(wrong, 1 - truth[:, None], truth[:, None])
-    plain = Annotators(2, aligned=False).fit(hood, answers, num_starts=2, num_steps=60)
-    many = Annotators(2, num_types=24).fit(hood, answers, num_starts=2, num_steps=60)
+    options = {"num_starts": 2, "num_steps": 60}
+    plain = fit_field(Annotators(2, aligned=False), hood, answers, **options)
+    many = fit_field(Annotators(2, num_types=24), hood, answers, **options)
     assert leave_one_out(plain, answers).mean() > leave_one_out(many, answers).mean()
 
 

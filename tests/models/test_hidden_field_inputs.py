@@ -31,11 +31,15 @@ BAD = {
     r"answers holds 2, but must lie in 0\.\.1": (Annotators(2), ANSWERS + 1),
     "answers holds -3": (Annotators(2), 3 * ANSWERS.clamp(max=0)),
     "answers holds -2": (Annotators(2), ANSWERS.clamp(min=0) - 2),
-    r"answers must be integers of shape \(5, M\).*got 0.5": (
+    r"answers must be integers or text of shape \(5, M\).*got 0.5": (
         Annotators(2),
         ANSWERS.numpy() / 2 + 0.5,
     ),
-    "answers must be integers.*got object": (Annotators(2), np.array([["yes"]] * 5, dtype=object)),
+    "answers holds 2, but must lie": (
+        Annotators(2),
+        np.array([["a"], ["b"], ["c"], ["a"], [None]]),
+    ),
+    "answers must be integers.*got <class 'list'>": (Annotators(2), [[0, 1]]),
     r"answers must be integers.*got \(4, 3\)": (Annotators(2), ANSWERS[:4].numpy()),
     "answers must be integers.*got torch.bool": (Annotators(2), ANSWERS > 0),
     "answers is empty": (Annotators(2), ANSWERS[:, :0]),

@@ -1,0 +1,107 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_nmm.expect import expect_device
+
+#: Columns of a data frame with a row for every answer, as crowd-kit has it.
+LONG = {"task", "worker", "label"}
+#: What stands for a missing answer beside text.
+MISSING = ("None", "nan", "NaN", "<NA>", "-1", "-1.0")
+
+
+class Answers(NamedTuple):
+    """Answers ``(N, M)`` as ``torch.long`` with -1 for missing ones, and the names of labels and
+    annotators where the data have names."""
+
+    table: Tensor
+    labels: list[str] | None = None
+    annotators: list | None = None
+
+
+def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
+    """Answers of a tensor, an array or a data frame, wide or long; text labels are sorted."""
+    annotators = None
+    if hasattr(data, "columns"):
+        if set(data.columns) >= LONG:
+            data = _wide(data, num_nodes)
+        annotators = list(data.columns)
+    found, labels = data.to_numpy() if hasattr(data, "to_numpy") else data, None
+    if isinstance(found, np.ndarray) and found.dtype.kind in "OUST":
+        found, labels = _text_as_numbers(found)
+    return Answers(whole_answers(found, num_nodes, device), labels, annotators)
+
+
+def _wide(data: Any, num_nodes: int) -> Any:
+    wrong = ~data["task"].isin(range(num_nodes))
+    if wrong.any():
+        task = data["task"][wrong].iloc[0]
+        raise ValueError(f"answers must have node ids 0..{num_nodes - 1} as tasks, got {task!r}")
+    twice = data.duplicated(["task", "worker"])
+    if twice.any():
+        task, worker = data[["task", "worker"]][twice].iloc[0]
+        raise ValueError(f"answers holds two labels of worker {worker!r} for task {task!r}")
+    return data.pivot(index="task", columns="worker", values="label").reindex(range(num_nodes))
+
+
+def _text_as_numbers(table: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    missing = np.array([_is_missing(each) for each in table.flat], dtype=bool)
+    labels, number = np.unique(table.flat[~missing].astype(str), return_inverse=True)
+    found = np.full(table.size, -1)
+    found[~missing] = number
+    return found.reshape(table.shape), labels.tolist()
+
+
+def _is_missing(answer: Any) -> bool:
+    return str(answer) in ("-1", "") if isinstance(answer, str) else str(answer) in MISSING
+
+
+def whole_answers(data: Any, num_nodes: int, device: torch.device) -> Tensor:
+    """Answers of a tensor or an array of numbers as ``torch.long``; NaN is -1."""
+    if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
+        data = torch.from_numpy(np.ascontiguousarray(data)).to(device)
+    must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
+    if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
+        kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
+        raise ValueError(f"{must}, got {kind}")
+    if data.dim() != 2 or len(data) != num_nodes:
+        raise ValueError(f"{must}, got {tuple(data.shape)}")
+    expect_device("answers", data, device)
+    if data.is_floating_point():
+        data = data.masked_fill(data.isnan(), -1)
+        if (part := data != data.round()).any() or data.isinf().any():
+            raise ValueError(f"{must}, got {data[part | data.isinf()][0].item()}")
+    return data.long()
+
+
+def known_labels(
+    known: Any, num_nodes: int, labels: list[str] | int, device: torch.device
+) -> Tensor:
+    """``(N,)`` true labels, -1 where unknown, of numbers with NaN, or of names."""
+    found = known.to_numpy() if hasattr(known, "to_numpy") else known
+    if isinstance(labels, list) and isinstance(found, np.ndarray) and found.dtype.kind in "OUST":
+        place = {name: number for number, name in enumerate(labels)}
+        text = [-1 if _is_missing(each) else place.get(str(each), len(labels)) for each in found]
+        if len(labels) in text:
+            name = found[text.index(len(labels))]
+            raise ValueError(f"known holds {name!r}, which no annotator answers: labels {labels}")
+        found = torch.tensor(text, device=device)
+    if isinstance(found, np.ndarray) and found.dtype.kind in "iuf":
+        found = torch.from_numpy(found).to(device)
+    must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
+    if not isinstance(found, Tensor) or found.shape != (num_nodes,):
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(known)
+        raise ValueError(f"{must}, got {got}")
+    expect_device("known", found, device)
+    if found.is_floating_point():
+        found = found.nan_to_num(-1.0)
+    number = labels if isinstance(labels, int) else len(labels)
+    wrong = (found != found.long()) | (found < -1) | (found >= number)
+    if wrong.any():
+        raise ValueError(f"{must} and below {number} elsewhere, got {found[wrong][0].item()}")
+    return found.long()

@@ -1,0 +1,43 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.models.latent.emissions import Values
+from pyro_nmm.models.latent.field import HiddenField
+
+
+class LeftOut(NamedTuple):
+    """What is known about ``A`` answers without them."""
+
+    evidence: Tensor  #: ``(N, C)`` of all answers at each node, in nats
+    node: Tensor  #: ``(A,)`` the node that each answer is about
+    others: Tensor  #: ``(A, C)`` evidence of the other answers at the node
+    own: Tensor  #: ``(A, C)`` evidence of the answer itself
+    same: Tensor  #: ``(A,)`` the share of the other answers that are the same
+
+
+def left_out_answers(field: HiddenField, data: Tensor, part: Tensor) -> LeftOut:
+    """The M-step without the answers of a part of the nodes gives the evidence in that part."""
+    emission, probs = field.emission, field.probs
+    evidence, found = probs.new_zeros(probs.shape, dtype=torch.double), []
+    for number in range(int(part.max()) + 1):
+        here = (part == number).nonzero()[:, 0]
+        others = data.index_fill(0, here, -1)
+        values = _double(emission.maximise(others, probs, field.values))
+        evidence[here] = emission.log_prob(values, data[here])
+        for annotator in range(data.shape[1]):
+            node = here[data[here, annotator] >= 0]
+            rest, own = data[node].clone(), torch.full_like(data[node], -1)
+            own[:, annotator], rest[:, annotator] = data[node, annotator], -1
+            tables = (emission.log_prob(values, answers) for answers in (rest, own))
+            equal = (rest == data[node, annotator, None]).sum(1, dtype=torch.double)
+            found.append((node, *tables, equal / (rest >= 0).sum(1).clamp(min=1)))
+    return LeftOut(evidence, *(torch.cat(each) for each in zip(*found, strict=True)))
+
+
+def _double(values: Values) -> Values:
+    return {name: value.double() for name, value in values.items()}

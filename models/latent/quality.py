@@ -1,0 +1,120 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_nmm.models.latent.annotators import Annotators
+from pyro_nmm.models.latent.consensus import Consensus
+from pyro_nmm.models.latent.dependence import POWER, fit_confusion, marginal_confusion, powered
+from pyro_nmm.models.latent.field import HiddenField
+
+#: Draws of confusion matrices beside the neighbours, and the standard deviation of the logarithm of
+#: the neighbours' power.
+NUM_DRAWS, UNSURE = 100, 0.4
+
+
+class Quality(NamedTuple):
+    """Posterior means and ends of intervals, ``(M,)`` each."""
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
+    r"""
+    Accuracy of every annotator, :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels' shares
+    among the nodes. Confusion matrices of a consensus on a graph do not come from the agreement of
+    annotators, but from the labels around the nodes that each one answered.
+
+    >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
+    >>> truth = torch.arange(200) % 2
+    >>> wrong = torch.rand(200, 3) < torch.tensor([0.05, 0.1, 0.4])
+    >>> consensus = Annotators(2).fit(hood, truth[:, None] ^ wrong.long())
+    >>> accuracy(consensus).mean.argmin()
+    tensor(2)
+
+    :param field: a :class:`Consensus`, or a field fitted to :class:`Annotators`, whose answers name
+        labels.
+    :param float level: the probability with which intervals hold the accuracy.
+    :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws.
+    """
+    emission = _field(field).emission
+    if not isinstance(emission, Annotators) or not emission.named:
+        must = "annotators whose answers name labels, aligned and without num_types"
+        raise ValueError(f"accuracy needs {must}: see information")
+    confusion, share = _by_label(field)
+    right = confusion.diagonal(dim1=-2, dim2=-1)
+    return _quality((right * share[:, None, : right.shape[-1]]).sum(-1), level)
+
+
+def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
+    r"""
+    The mutual information of an answer and the label, in nats. Answers need not name labels.
+
+    .. math::
+
+        I(a_m; u) = \sum_{k, a} \pi_k P_{mka} \log \frac{P_{mka}}{\sum_l \pi_l P_{mla}}
+
+    >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
+    >>> truth = torch.arange(200) % 2
+    >>> noise = torch.randint(2, (200,))
+    >>> answers = torch.stack([truth, 1 - truth, noise], 1)
+    >>> consensus = Annotators(2, aligned=False).fit(hood, answers)
+    >>> information(consensus).mean > 0.5  # of log 2 = 0.69 nats
+    tensor([ True,  True, False])
+
+    :param field: as for :func:`accuracy`.
+    :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
+    """
+    if not isinstance(_field(field).emission, Annotators):
+        raise ValueError("information needs a field fitted to Annotators")
+    confusion, share = _by_label(field)
+    joint = confusion * share[:, None, :, None]
+    parts = joint, joint.sum(-1), joint.sum(-2)
+    whole, labels, answers = (torch.special.entr(part).flatten(2).sum(-1) for part in parts)
+    return _quality(labels + answers - whole, level)
+
+
+def _field(field: HiddenField | Consensus) -> HiddenField:
+    return field.field if isinstance(field, Consensus) else field
+
+
+def _by_label(found: HiddenField | Consensus) -> tuple[Tensor, Tensor]:
+    """``(T, M, C, K)`` confusion matrices as drawn, and ``(T, C)`` the labels' shares."""
+    if isinstance(found, Consensus) and found.around.std(0).max() > 1e-3:
+        return _beside_neighbors(found)
+    field = _field(found)
+    confusion, size = field.draws["confusion"], field.emission.num_labels
+    if "types" in field.draws:
+        confusion = field.draws["types"][:, None] @ confusion
+    parts = [(field.samples == k).sum(-1) / field.hood.num_nodes for k in range(size)]
+    return confusion, torch.stack(parts, -1).to(confusion)
+
+
+def _beside_neighbors(found: Consensus) -> tuple[Tensor, Tensor]:
+    """Confusion matrices that never read two answers about a node: each annotator beside the labels
+    around its nodes, whose power is uncertain too. Nodes have random weights (Newton and Raftery
+    1994, JRSS B 56)."""
+    node, annotator = (found.answers >= 0).nonzero(as_tuple=True)
+    given, draws = found.answers[node, annotator], []
+    power = max(POWER, found.neighbor_power)
+    for _ in range(NUM_DRAWS):
+        weight = torch.empty(len(found.answers), 1).exponential_().to(found.around)
+        labels = powered(found.around, power * math.exp(UNSURE * torch.randn(()).item()))
+        joint = (labels * weight)[node]
+        confusion = fit_confusion(marginal_confusion(found.field), joint, annotator, given)
+        draws.append((confusion, (labels * weight).sum(0) / weight.sum()))
+    confusion, share = zip(*draws, strict=True)
+    return torch.stack(confusion), torch.stack(share)
+
+
+def _quality(draws: Tensor, level: float) -> Quality:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
+    return Quality(draws.mean(0), *draws.quantile(ends, dim=0))
