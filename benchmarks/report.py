@@ -16,6 +16,7 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 
+from benchmarks.crowds import tables as crowds
 from benchmarks.images import tables as images
 from benchmarks.latent import tables as latent
 from benchmarks.links import tables as links
@@ -32,7 +33,7 @@ PAGES = [
     DOCS / "node-classification.md",
     *sorted((DOCS / "results").glob("*.md")),
 ]
-ROOMS = nodes, on_top, tabular, fields, latent, links, images, scale
+ROOMS = nodes, on_top, tabular, fields, latent, crowds, links, images, scale
 
 
 def stored(folder: Path) -> Files:

@@ -2,3 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """Hidden label fields, and noisy labels by several annotators."""
+
+from benchmarks.latent.annotators import grid_mixture, noisy
+from benchmarks.latent.rivals import AnnotatedPotts, Found, majority
+
+__all__ = ["AnnotatedPotts", "Found", "grid_mixture", "majority", "noisy"]

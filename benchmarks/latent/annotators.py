@@ -22,7 +22,7 @@ from benchmarks.nodes import load, node_scores
 from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick
 from pyro_nmm import Neighborhood, NeighborMixture, sources
-from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field, grid_edges
+from pyro_nmm.models import Annotators, CopyingAnnotators, fit_field, grid_edges
 from pyro_nmm.models.latent import leave_one_out
 
 SECTIONS = ["151507", "151509", "151670", "151672", "151673", "151675"]
@@ -33,8 +33,8 @@ METHODS = ["NMM, types", "NMM", "Dawid-Skene", "Potts, mean field, types"]
 CELLS = ["independent", "copies", "copies and a GCN"]
 #: Types of clusterings, starts of a fit to them, draws of sources, steps of our fits, GCN's epochs.
 NUM_TYPES, STARTS, DRAWS, NUM_STEPS, NUM_EPOCHS = 16, 5, 2, 120, 100
-#: Sides of the grids of ``model`` and ``coverage``, and how often the latter is simulated.
-HEIGHT, SIDE, SIMULATIONS = 128, 20, 200
+#: Side of the grid of ``model``.
+HEIGHT = 128
 
 
 def section(root: Path, name: str) -> Data:
@@ -230,18 +230,7 @@ def model(args, results: Records) -> None:
         compare(results, key, data, {} if copying else {"true numbers": exact})
 
 
-def coverage(args, results: Records) -> None:
-    """Intervals of the accuracies of five annotators; labels are drawn from an NMM on a grid."""
-    mixture = grid_mixture(SIDE, 3)
-    for key in results.missing(task="coverage", seed=range(SIMULATIONS)):
-        pyro.set_rng_seed(key["seed"])
-        y, truth = mixture.sample(), 0.4 + 0.55 * torch.rand(5)
-        found = accuracy(Annotators(3).fit(mixture.hood, noisy(y, truth, 3)))
-        row = {name: value.tolist() for name, value in found._asdict().items()}
-        results.add(**key, **row, truth=truth.tolist())
-
-
-TASKS = halves, cortex, graphs, simulated, model, coverage
+TASKS = halves, cortex, graphs, simulated, model
 OPTIONS = {"num_seeds": 10, "levels": [0.9, 0.7, 0.5], "graphs": ["digits"], "data_root": Path}
 main = command(__doc__, TASKS, **OPTIONS, results=RESULTS / "annotators.jsonl")
 

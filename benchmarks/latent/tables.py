@@ -174,17 +174,5 @@ def simulated_counts(files: Files) -> str:
     return shared.table(rows, ["labels", "annotators"], cells, across="method")
 
 
-def annotators_coverage(files: Files) -> str:
-    """How often does a 90 % interval contain an annotator's true accuracy?"""
-    rows = frame(files["annotators"], task="coverage")
-    each = rows.explode(["truth", "mean", "low", "high"])
-    inside = each["truth"].between(each["low"], each["high"])
-    line = {"simulations": f"{len(rows)}", "annotators": f"{len(each) // len(rows)}"}
-    line["true accuracies inside"] = f"{100 * inside.mean():.1f} %"
-    line["mean width"] = f"{(each['high'] - each['low']).mean():.3f}"
-    line["mean error"] = f"{(each['mean'] - each['truth']).mean():+.4f}"
-    return shared.markdown([line])
-
-
 TABLES = (hidden, hidden_searches, hidden_normalizers, cortex, cortex_halves, simulated_graphs)
-TABLES += (simulated_counts, simulated_differences, simulated_annotators, annotators_coverage)
+TABLES += (simulated_counts, simulated_differences, simulated_annotators)

@@ -31,10 +31,20 @@ def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
         if set(data.columns) >= LONG:
             data = _wide(data, num_nodes)
         annotators = list(data.columns)
-    found, labels = data.to_numpy() if hasattr(data, "to_numpy") else data, None
+    found, labels = _array(data), None
     if isinstance(found, np.ndarray) and found.dtype.kind in "OUST":
         found, labels = _text_as_numbers(found)
     return Answers(whole_answers(found, num_nodes, device), labels, annotators)
+
+
+def _array(data: Any) -> Any:
+    """A data frame as an array, and an array of numbers and None as floats."""
+    found = data.to_numpy() if hasattr(data, "to_numpy") else data
+    if isinstance(found, np.ndarray) and found.dtype == object:
+        plain = [np.nan if _is_missing(each) else each for each in found.flat]
+        if not any(isinstance(each, str) for each in plain):
+            return np.array(plain, dtype=float).reshape(found.shape)
+    return found
 
 
 def _wide(data: Any, num_nodes: int) -> Any:
@@ -83,12 +93,12 @@ def known_labels(
     known: Any, num_nodes: int, labels: list[str] | int, device: torch.device
 ) -> Tensor:
     """``(N,)`` true labels, -1 where unknown, of numbers with NaN, or of names."""
-    found = known.to_numpy() if hasattr(known, "to_numpy") else known
+    found = _array(known)
     if isinstance(labels, list) and isinstance(found, np.ndarray) and found.dtype.kind in "OUST":
         place = {name: number for number, name in enumerate(labels)}
         text = [-1 if _is_missing(each) else place.get(str(each), len(labels)) for each in found]
         if len(labels) in text:
-            name = found[text.index(len(labels))]
+            name = str(found[text.index(len(labels))])
             raise ValueError(f"known holds {name!r}, which no annotator answers: labels {labels}")
         found = torch.tensor(text, device=device)
     if isinstance(found, np.ndarray) and found.dtype.kind in "iuf":

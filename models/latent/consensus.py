@@ -19,10 +19,10 @@ PARTS, MOST_ANSWERS = 10, 20_000
 #: Powers of neighbours and answers where no node has two answers, so that none can be left out.
 ALONE = 1.0, 0.2
 #: Answers count for less than the fit says, for confusion matrices come from the same answers.
-SHARE = 0.7
-#: Mean and standard deviation of a Normal prior of logit w: answers count in full unless those that
-#: are left out disagree.
-PRIOR = 3.0, 1.2
+SHARE = 0.65
+#: Means and standard deviations of Normal priors of log b and logit w: answers count in full unless
+#: those that are left out disagree.
+PRIOR = torch.tensor([[0.4, 3.0], [0.5, 1.2]], dtype=torch.double)
 #: The smallest share of a label around a node.
 LEAST = 1e-4
 
@@ -39,9 +39,8 @@ class Consensus:
 
     Here :math:`\nu_i` is the label distribution around node :math:`i` (:class:`Walk`) and
     :math:`P^{-i}` are confusion matrices, both without the answers of the node itself and of a
-    tenth of the nodes. The powers :math:`b` and :math:`w \le 1` predict answers that are left out
-    best; :math:`w` falls if annotators agree more often than their accuracies explain. Power one
-    for both would count every answer as independent evidence.
+    tenth of the nodes. The powers :math:`b` and :math:`w < 1` predict answers that are left out
+    best. Power one for both would count every answer as independent evidence.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -124,7 +123,8 @@ def consensus_of(field: HiddenField, answers: Tensor, walk: Walk, **names: Any) 
     dependence = excess_agreement(field, answers, around)
     powers = fit_powers(around.log(), left_out)
     if powers != ALONE:
-        powers = powers[0], powers[1] * SHARE / dependence.design_effect**3
+        # Other answers predict one better than neighbours do (b < 1) if annotators err together.
+        powers = powers[0], powers[1] * SHARE * min(1.0, powers[0])
     if field.known is not None:
         powers = refit_powers(powers, around.log(), left_out.evidence, field.known)
     logits = powers[0] * around.log() + powers[1] * left_out.evidence + known
@@ -158,7 +158,8 @@ def fit_powers(log_around: Tensor, answers: LeftOut) -> tuple[float, float]:
         alone = (logits.log_softmax(-1) + own).logsumexp(-1).exp()
         copied = free[2].sigmoid() * several
         found = ((1 - copied) * alone + copied * same).log().sum()
-        return ((free[1] - PRIOR[0]) ** 2 / (2 * PRIOR[1] ** 2) - found) / len(own)
+        far = (free[:2] - PRIOR[0].to(own)) / PRIOR[1].to(own)
+        return (far.square().sum() / 2 - found) / len(own)
 
     _minimise(loss, free)
     return free[0].exp().item(), free[1].sigmoid().item()

@@ -12,8 +12,8 @@ from pyro_nmm.models.latent.field import HiddenField
 
 #: Neighbours predict the label with this power while annotators' errors are compared.
 POWER = 1.5
-#: Steps of EM for the confusion matrices given the neighbours.
-NUM_STEPS = 20
+#: Steps of EM for the confusion matrices given the neighbours, and answers a row of their prior.
+NUM_STEPS, STRENGTH = 20, 0.3
 
 
 class Dependence(NamedTuple):
@@ -34,12 +34,6 @@ class Dependence(NamedTuple):
     excess: float  #: :math:`\rho`, zero if errors are independent
     error: float  #: its standard error over nodes
     number: float  #: mean number of answers of an answered node
-
-    @property
-    def design_effect(self) -> float:
-        """:math:`1 + (k - 1) \rho` for :math:`k` answers a node, at least one: how many dependent
-        answers are worth one. :math:`\rho` is lowered by a standard error."""
-        return 1 + (self.number - 1) * max(0.0, self.excess - self.error)
 
     @property
     def found(self) -> bool:
@@ -95,8 +89,8 @@ def fit_confusion(start: Tensor, labels: Tensor, annotator: Tensor, given: Tenso
     size = num_annotators, _, num_answers = start.shape
     confusion, flat = start, annotator * num_answers + given
     weight = labels.sum(-1, keepdim=True)
-    # One answer a row, half of it as at the start.
-    prior = start / 2 + 1 / (2 * num_answers)
+    # Little, for rows that are pulled to the middle let few answers look dependent.
+    prior = STRENGTH * (start / 2 + 1 / (2 * num_answers))
     for _ in range(NUM_STEPS):
         joint = labels * confusion[annotator, :, given]
         joint = joint * (weight / joint.sum(-1, keepdim=True))

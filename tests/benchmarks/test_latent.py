@@ -57,12 +57,12 @@ def test_run_of_hidden_fields(tmp_path, monkeypatch):
 def test_run_of_annotators(tmp_path, monkeypatch):
     smaller(monkeypatch, rivals, NUM_STEPS=4, NUM_SWEEPS=4)
     smaller(monkeypatch, annotators, SECTIONS=["151673"], NUMBERS=[3, 5], STARTS=1, DRAWS=1)
-    smaller(monkeypatch, annotators, NUM_STEPS=2, NUM_EPOCHS=2, HEIGHT=8, SIDE=8, SIMULATIONS=2)
+    smaller(monkeypatch, annotators, NUM_STEPS=2, NUM_EPOCHS=2, HEIGHT=8)
     smaller(monkeypatch, annotators, load=lambda name, root: (KarateClub()[0], None))
     write_section(tmp_path / "dlpfc")
-    options = "halves cortex graphs simulated model coverage --num-seeds 1 --levels 0.7 --data-root"
+    options = "halves cortex graphs simulated model --num-seeds 1 --levels 0.7 --data-root"
     rows = run_twice(annotators.main, f"{options} {tmp_path}", tmp_path / "annotators.jsonl")
-    counts = {"halves": 6, "cortex": 11 + 2 + 4 + 2, "graphs": 1, "coverage": 2}
+    counts = {"halves": 6, "cortex": 11 + 2 + 4 + 2, "graphs": 1}
     counts |= {"simulated": 17 + 17 + 18, "model": 12 + 11}
     for task, number in counts.items():
         assert sum(row["task"] == task for row in rows) == number
@@ -158,7 +158,6 @@ def test_tables_show_every_stored_row():
     fits = [line for line in shown["simulated_annotators"] if line["fit"] != "chosen"]
     seeds = sum(int(line["seeds"]) for line in fits)
     assert seeds == stored.count("simulated") + stored.count("model")
-    assert int(shown["annotators_coverage"][0]["simulations"]) == stored.count("coverage")
 
 
 def hidden_rows():
@@ -266,11 +265,3 @@ def test_counts_of_cells_in_which_the_nmm_is_ahead():
     counts = {line["annotators"]: line["Dawid-Skene: log score"] for line in found}
     mixed = "copies; for the rivals also a GCN"
     assert counts == {"copies": "1 of 1", "copies and a GCN": "0 of 1", mixed: "1 of 1"}
-
-
-def test_table_of_coverage():
-    row = {"task": "coverage", "mean": [0.5, 0.7], "truth": [0.4, 0.7], "low": [0.45, 0.6]}
-    row |= {"high": [0.55, 0.8], "covered": [False, True]}
-    rows = [row | {"seed": seed} for seed in range(2)]
-    [line] = lines(tables.annotators_coverage({"annotators": rows}))
-    assert list(line.values()) == ["2", "2", "50.0 %", "0.150", "+0.0500"]

@@ -1,0 +1,130 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Answers of people and of weak classifiers, combined. README.md explains the tasks."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pyro
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from benchmarks.crowds import rivals
+from benchmarks.crowds.data import ALONE, KINDS, SETS, answered
+from benchmarks.latent import grid_mixture, noisy
+from benchmarks.nodes import node_scores
+from benchmarks.shared.records import RESULTS, Records, command
+from pyro_nmm.models import Annotators, Consensus, CopyingAnnotators, accuracy
+
+FILE = RESULTS / "crowds.jsonl"
+OURS, FIELD, BEST = "Annotators", "Annotators, answers independent", "Annotators, best powers"
+COPYING = "CopyingAnnotators"
+#: Methods without features of the nodes; the last two read them.
+METHODS: dict[str, Callable[[Data], Tensor]] = {
+    "majority": rivals.votes,
+    "Dawid-Skene": partial(rivals.crowd_kit, "DawidSkene"),
+    "GLAD": partial(rivals.crowd_kit, "GLAD"),
+    "MACE": partial(rivals.crowd_kit, "MACE"),
+    "label spreading": rivals.label_spreading,
+    "Potts": rivals.potts,
+    "GCN on the majority": partial(rivals.gcn, hard=True),
+    "GCN on vote shares": partial(rivals.gcn, hard=False),
+}
+#: Nodes of the side of a grid, shares of answers that repeat a common guess, and its accuracy.
+SIDE, STRENGTHS, COMMON, SIMULATIONS = 20, [0.0, 0.3, 0.6], 0.6, 200
+
+
+def scores(probs: Tensor, data: Data) -> dict:
+    """Of answered nodes, and of test nodes that nobody answers about."""
+    parts = {"answered": (data.answers >= 0).any(1)}
+    parts |= {"test": data.test} if "test" in data else {}
+    clear = (probs := probs.double().clamp(min=1e-12)) / probs.sum(-1, keepdim=True)
+    return {name: node_scores(clear[rows], data.y[rows]) for name, rows in parts.items()}
+
+
+def best_powers(found: Consensus, data: Data) -> Tensor:
+    """The pool with the powers that suit the true labels best: by hindsight."""
+    around, rows = found.around.double().log(), (data.answers >= 0).any(1)
+    evidence = found.probs.double().clamp(min=1e-300).log() - found.neighbor_power * around
+    evidence = evidence / found.answer_power
+    powers = torch.tensor([1.0, 0.3]).double().requires_grad_()
+    bfgs = torch.optim.LBFGS([powers], max_iter=60, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        bfgs.zero_grad()
+        logits = powers[0] * around[rows] + powers[1] * evidence[rows]
+        loss = torch.nn.functional.cross_entropy(logits, data.y[rows])
+        loss.backward()
+        return loss
+
+    bfgs.step(closure)
+    return (powers[0] * around + powers[1] * evidence).softmax(-1).detach()
+
+
+def answers(args, results: Records) -> None:
+    """Every method on every set; seeds draw classifiers, folds and starts."""
+    for name in args.sets:
+        kinds = KINDS if name in ALONE else KINDS[:2]
+        for key in results.missing(task="answers", set=name, kind=kinds, seed=args.seeds,
+                                   method=[OURS, *METHODS]):  # fmt: skip
+            data = answered(name, key["kind"], args.data_root, key["seed"])
+            found = {key["method"]: METHODS.get(key["method"])}
+            found = own(data) if key["method"] == OURS else found
+            for method, make in found.items():
+                pyro.set_rng_seed(key["seed"])
+                begin = time.process_time()
+                probs = make(data)
+                seconds = time.process_time() - begin
+                row = key | {"method": method} | getattr(make, "row", {})
+                results.add(**row, seconds=seconds, **scores(probs, data))
+
+
+def own(data: Data) -> dict[str, Callable[[Data], Tensor]]:
+    """Our consensus, its parts, and the powers of hindsight, of one fit."""
+    size, kept = int(data.y.max()) + 1, {}
+
+    def default(data: Data) -> Tensor:
+        kept["fit"] = Annotators(size).fit(data.edge_index, data.answers)
+        return kept["fit"].probs
+
+    def copying(data: Data) -> Tensor:
+        return CopyingAnnotators(size).fit(data.edge_index, data.answers).probs
+
+    found = {OURS: default, FIELD: lambda data: kept["fit"].field.probs}
+    found[BEST] = lambda data: best_powers(kept["fit"], data)
+    if 1 < data.answers.shape[1] <= 10:  # its cost is quadratic
+        found[COPYING] = copying
+    return found
+
+
+def shared(y: Tensor, right: Tensor, strength: float) -> Tensor:
+    """Answers of annotators who repeat a common guess in a share of the cases."""
+    own, size = noisy(y, right, 3), len(y)
+    guess = (y + torch.randint(1, 3, (size,)) * (torch.rand(size) >= COMMON)) % 3
+    return torch.where((torch.rand(own.shape) < strength) & (own >= 0), guess[:, None], own)
+
+
+def coverage(args, results: Records) -> None:
+    """Intervals of the accuracies of five annotators; labels are drawn from an NMM on a grid."""
+    mixture = grid_mixture(SIDE, 3)
+    for key in results.missing(task="coverage", strength=STRENGTHS, seed=range(SIMULATIONS)):
+        pyro.set_rng_seed(key["seed"])
+        y, right = mixture.sample(), 0.4 + 0.55 * torch.rand(5)
+        truth = (1 - key["strength"]) * right + key["strength"] * COMMON
+        found = Annotators(3).fit(mixture.hood, shared(y, right, key["strength"]))
+        row = {name: value.tolist() for name, value in accuracy(found)._asdict().items()}
+        checks = {"excess": found.dependence.excess, "found": found.dependence.found}
+        results.add(**key, **row, truth=truth.tolist(), **checks)
+
+
+TASKS = answers, coverage
+OPTIONS: dict = {"sets": ["music", "labelme", "digits", "cora", "pubmed"], "data_root": Path}
+OPTIONS |= {"seeds": [0, 1, 2, 3, 4], "choices": {"sets": list(SETS)}}
+main = command(__doc__, TASKS, **OPTIONS, results=FILE)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Annotators with real errors: data, a small run, and tables."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import grid
+
+from benchmarks.crowds import data, rivals, run, tables
+from benchmarks.shared.records import RESULTS, read
+
+
+@pytest.fixture(autouse=True)
+def as_a_user():
+    torch.set_default_dtype(torch.float)
+
+
+def small(root, seed):
+    """Two halves of a grid, and four people who are right in three of four answers."""
+    torch.manual_seed(seed)
+    edge_index, places = grid(12, 12)
+    y = (places[:, 0] >= 6).long()
+    answers = torch.where(torch.rand(144, 4) < 0.25, 1 - y[:, None], y[:, None])
+    x = torch.randn(144, 3) + y[:, None]
+    test = torch.arange(144) % 12 == 0
+    return Data(x=x, y=y, edge_index=edge_index, answers=answers.where(~test[:, None], -1),
+                test=test)  # fmt: skip
+
+
+def test_run(tmp_path, monkeypatch):
+    methods = {name: run.METHODS[name] for name in ("majority", "label spreading", "Potts")}
+    methods["GCN on vote shares"] = lambda each: rivals.network(
+        each, rivals.votes(each), ~each.test, 5
+    )
+    monkeypatch.setattr(run, "METHODS", methods)
+    monkeypatch.setitem(run.SETS, "music", small)
+    monkeypatch.setattr(run, "SIMULATIONS", 2)
+    path = tmp_path / "crowds.jsonl"
+    options = ["answers", "coverage", "--sets", "music", "--seeds", "0", "--results", str(path)]
+    rows = run.main([*options, "--data-root", str(tmp_path)]).rows
+    assert len(rows) == 2 * (4 + 4) + 3 * 2
+    assert len(run.main([*options, "--data-root", str(tmp_path)]).rows) == len(rows)
+    found = {row["method"]: row["answered"] for row in rows if row.get("kind") == "all"}
+    assert found[run.OURS]["nll"] < found["majority"]["nll"]
+    assert found[run.BEST]["nll"] < found[run.OURS]["nll"] + 1e-6
+    for make in tables.TABLES:
+        assert "|" in make({"crowds": rows})
+
+
+def test_controls_have_the_same_confusions():
+    """Of every annotator, and no dependence of two who always agree."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(3000) % 3
+    guess = torch.where(torch.rand(3000) < 0.4, torch.randint(3, (3000,)), y)
+    answers = torch.stack([guess, guess], 1)
+    found = data.independent(answers, y, generator)
+    for column in found.T:
+        for label in range(3):
+            counts = column[y == label].bincount(minlength=3)
+            assert counts.tolist() == guess[y == label].bincount(minlength=3).tolist()
+    right = (guess == y).double().mean()
+    agree = (found[:, 0] == found[:, 1]).double().mean()
+    assert agree < right**2 + (1 - right) ** 2 + 0.03
+
+
+@pytest.mark.filterwarnings("ignore:self.within_class_std_dev_")
+def test_weak_classifiers_do_not_answer_about_what_they_learned():
+    found = data.digits(None, 0)
+    assert ((found.answers < 0).sum(0) == data.ROWS).all()
+    right = torch.stack(
+        [(column == found.y)[column >= 0].double().mean() for column in found.answers.T]
+    )
+    assert ((right > 0.35) & (right < 0.85)).all()
+
+
+def test_stored_rows_are_shown():
+    rows = read(RESULTS / "crowds.jsonl")
+    shown = tables.crowds({"crowds": rows})
+    answers = [row for row in rows if row["task"] == "answers"]
+    parts = sum(("answered" in row) + ("test" in row) for row in answers)
+    seeds = [int(line.split("|")[5]) for line in shown.split("\n")[2:]]
+    assert sum(seeds) == parts

@@ -1,0 +1,343 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""A consensus of annotators: its parts by hand, its inputs, and what dependent errors do to it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import grid, to_dense_adj
+
+from pyro_nmm import sources
+from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
+from pyro_nmm.models.latent.consensus import ALONE, PARTS, consensus_of, fit_powers, refit_powers
+from pyro_nmm.models.latent.dependence import excess_agreement, fit_confusion
+from pyro_nmm.models.latent.left_out import left_out_answers
+from pyro_nmm.models.latent.walks import Walk, walk_of
+
+EDGES, PLACES = grid(16, 16)
+TRUTH = (PLACES[:, 0] * 3 // 16).long()
+QUICK = {"num_steps": 20, "num_draws": 5}
+
+
+def answers_to(truth, right, missing=0.3):
+    size = len(truth), len(right)
+    wrong = (truth[:, None] + torch.randint(1, 3, size)) % 3
+    answers = torch.where(torch.rand(size) < torch.tensor(right), truth[:, None], wrong)
+    return answers.masked_fill(torch.rand(size) < missing, -1)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float)
+
+
+def test_a_walk_is_label_spreading():
+    """The limit is the solution of a linear system; nodes of the same part read nothing of it."""
+    edges, _ = grid(3, 4)
+    own = torch.rand(12, 3).double().softmax(-1)
+    dense = to_dense_adj(edges)[0].double()
+    dense.fill_diagonal_(0)
+    shares = dense / dense.sum(1, keepdim=True)
+    expected = torch.linalg.solve(torch.eye(12).double() - 0.9 * shares, 0.1 * own)
+    expected = expected / expected.sum(1, keepdim=True)
+    walk = Walk.on_graph(edges, 12)
+    torch.testing.assert_close(walk.labels(own), expected, atol=0.01, rtol=0)
+    part = torch.arange(12) % 3
+    found, changed = walk.labels(own, part), own.clone()
+    changed[part == 1] = torch.tensor([1.0, 0.0, 0.0]).double()
+    again = walk.labels(changed, part)
+    torch.testing.assert_close(again[part == 1], found[part == 1])
+    assert (again[part == 0] != found[part == 0]).any()
+
+
+def test_a_walk_over_sources_follows_the_attention():
+    hood, hops = sources.hops(EDGES, 256)
+    field = fit_field(
+        Annotators(3), hood, answers_to(TRUTH, [0.8, 0.7]), hops, num_starts=1, **QUICK
+    )
+    logits = field.prior(hood, field.edge_attr)[1].detach().double()
+    weight = torch.zeros(256, hood.num_sources).double()
+    weight[hood.target, hood.source] = hood.log_softmax(logits).exp()
+    step = weight @ (weight / weight.sum(0)).T
+    own = torch.rand(256, 3).double().softmax(-1)
+    expected = torch.linalg.solve(torch.eye(256).double() - 0.5 * step, 0.5 * own)
+    torch.testing.assert_close(walk_of(field).labels(own), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_left_out_answers_by_hand():
+    """Matrices without a part of the nodes; the others' evidence and one's own add up."""
+    answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
+    field = fit_field(Annotators(3), sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
+    part = torch.arange(256) % 4
+    found = left_out_answers(field, answers, part)
+    assert len(found.node) == (answers >= 0).sum()
+    for number in range(4):
+        rest = answers.masked_fill((part == number)[:, None], -1)
+        counts = torch.full((3, 3, 3), 1 / 4).double()
+        counts.diagonal(dim1=1, dim2=2).fill_(0.5)
+        for node, annotator in (rest >= 0).nonzero().tolist():
+            counts[annotator, :, rest[node, annotator]] += field.probs[node].double()
+        log_table = (counts / counts.sum(-1, keepdim=True)).log()
+        for node in (part == number).nonzero()[:3, 0].tolist():
+            seen = [(m, a) for m, a in enumerate(answers[node].tolist()) if a >= 0]
+            each = {m: log_table[m, :, a] for m, a in seen}
+            total = sum(each.values(), torch.zeros(3).double())
+            torch.testing.assert_close(found.evidence[node], total, atol=1e-5, rtol=1e-4)
+            rows = (found.node == node).nonzero()[:, 0]
+            for row, (m, a) in zip(rows.tolist(), seen, strict=True):
+                torch.testing.assert_close(found.own[row], each[m], atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(found.others[row], total - each[m], atol=1e-5, rtol=1e-4)
+                others = [b for other, b in seen if other != m]
+                same = sum(b == a for b in others) / max(1, len(others))
+                assert found.same[row].item() == pytest.approx(same)
+
+
+@pytest.mark.parametrize("make", [CopyingAnnotators, lambda n: Annotators(n, num_types=4)])
+def test_left_out_answers_of_other_models(make):
+    """What the others say about a node is the model's likelihood without the answer."""
+    answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
+    emission = make(3)
+    field = fit_field(emission, sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
+    part = (torch.arange(256) >= 128).long()
+    found = left_out_answers(field, answers, part)
+    rest = answers.masked_fill((part == 0)[:, None], -1)
+    values = emission.maximise(rest, field.probs, field.values)
+    values = {name: value.double() for name, value in values.items()}
+    last = answers[:128].clone()
+    last[:, 2] = -1
+    rows = (answers[:128, 2] >= 0).nonzero()[:, 0]
+    expected = emission.log_prob(values, last)[rows]
+    nodes = found.node[: int((answers[:128] >= 0).sum())]
+    third = found.others[: len(nodes)][-len(rows) :]
+    torch.testing.assert_close(third, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_powers_are_the_best_ones():
+    """Of a likelihood by loops, on a mesh around them."""
+    answers = answers_to(TRUTH, [0.8, 0.6, 0.5, 0.5], missing=0.1)
+    field = fit_field(Annotators(3), sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
+    left_out = left_out_answers(field, answers, torch.arange(256) % 8)
+    around = torch.rand(256, 3).double().softmax(-1)
+    power, weight = fit_powers(around.log(), left_out)
+    assert 0 < weight < 1
+
+    def score(b, w, r):
+        total = -((math.log(b) - 0.4) ** 2) / 0.5 - (math.log(w / (1 - w)) - 3) ** 2 / 2.88
+        for node, others, own, same in zip(*left_out[1:], strict=True):
+            label = (around[node] ** b * (w * others).exp()).double()
+            alone = (label / label.sum() * own.exp()).sum().item()
+            copied = r * bool((others != 0).any())
+            total += math.log((1 - copied) * alone + copied * same)
+        return total
+
+    rates = [0.001, 0.01, 0.03, 0.1, 0.2]
+    best = max(score(power, weight, r) for r in rates)
+    for other in (
+        (1.2 * power, weight),
+        (power / 1.2, weight),
+        (power, 1.1 * weight),
+        (power, weight / 1.1),
+    ):
+        if other[1] < 1:
+            assert max(score(*other, r) for r in rates) < best + 0.05
+
+
+def test_known_labels_move_powers():
+    """Without known labels nothing; a thousand that contradict the neighbours lower their power."""
+    around, evidence = torch.rand(2, 2000, 3).double().softmax(-1)
+    known = torch.distributions.Categorical(evidence).sample()
+    start = (1.0, 0.2)
+    assert refit_powers(start, around.log(), evidence.log(), torch.full((2000,), -1)) == start
+    power, weight = refit_powers(start, around.log(), evidence.log(), known)
+    assert power < 0.3
+    assert 0.7 < weight < 1.3
+
+
+def test_excess_agreement_by_pairs():
+    """Sums over pairs of annotators, node by node."""
+    answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
+    field = fit_field(Annotators(3), sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
+    around = torch.rand(256, 3).double().softmax(-1)
+    found = excess_agreement(field, answers, around)
+    labels = around**1.5 / (around**1.5).sum(1, keepdim=True)
+    node, annotator = (answers >= 0).nonzero(as_tuple=True)
+    given = answers[node, annotator]
+    start = field.values["confusion"].double()
+    table = fit_confusion(start, labels[node], annotator, given)
+    more, room = torch.zeros(256).double(), 0.0
+    for i in range(256):
+        seen = [m for m in range(3) if answers[i, m] >= 0]
+        for one in seen:
+            for other in seen:
+                if one < other:
+                    more[i] += answers[i, one] == answers[i, other]
+                    same = labels[i] @ (table[one] * table[other]).sum(-1)
+                    more[i] -= same
+                    room += labels[i] @ (table[one] * table[other]).sqrt().sum(-1) - same
+    assert found.excess == pytest.approx((more.sum() / room).item())
+    assert found.error == pytest.approx((more.square().sum().sqrt() / room).item())
+    assert found.number == pytest.approx(
+        (answers >= 0).sum(1).float()[(answers >= 0).any(1)].mean()
+    )
+
+
+def test_confusion_beside_the_neighbours():
+    """EM raises the likelihood, and finds the matrices if neighbours know the label's chances."""
+    truth = torch.randint(3, (20_000,))
+    around = (4 * torch.rand(20_000, 3)).double().softmax(-1)
+    truth = torch.distributions.Categorical(around).sample()
+    given = answers_to(truth, [0.7], missing=0.0)[:, 0]
+    zeros, start = torch.zeros_like(given), torch.full((1, 3, 3), 0.25).double()
+    start.diagonal(dim1=1, dim2=2).fill_(0.5)
+    found = fit_confusion(start, around, zeros, given)
+    assert (found.diagonal(dim1=1, dim2=2) - 0.7).abs().max() < 0.05
+
+    def score(table):
+        return (around * table[0, :, given].T).sum(1).log().sum()
+
+    once = fit_confusion(found, around, zeros, given)
+    assert score(start) < score(found) <= score(once) + 1e-3
+
+
+def test_the_pool_is_its_formula():
+    answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
+    field = fit_field(Annotators(3), sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
+    torch.manual_seed(1)
+    found = consensus_of(field, answers, Walk.on_graph(EDGES, 256))
+    torch.manual_seed(1)
+    evidence = left_out_answers(field, answers, torch.randperm(256) % PARTS).evidence
+    logits = found.neighbor_power * found.around.double().log() + found.answer_power * evidence
+    torch.testing.assert_close(found.probs, logits.softmax(-1).float(), atol=1e-5, rtol=1e-4)
+    assert 0 < found.answer_power < 1
+
+
+def test_dependent_errors():
+    """Five annotators who repeat one guess: counted as independent they are far too certain."""
+    guess = answers_to(TRUTH, [0.6], missing=0.0)
+    own = answers_to(TRUTH, [0.6] * 5, missing=0.2)
+    same = torch.where((torch.rand(256, 5) < 0.8) & (own >= 0), guess, own)
+    gaps, powers = {}, {}
+    for name, answers in {"independent": own, "dependent": same}.items():
+        torch.manual_seed(0)
+        found = Annotators(3).fit(EDGES, answers)
+        right = (found.predict() == TRUTH).float().mean()
+        gaps[name] = (found.probs.amax(1).mean() - right).item()
+        powers[name] = found.answer_power
+        before = found.field.probs.amax(1).mean() - (found.field.predict() == TRUTH).float().mean()
+        if name == "dependent":
+            assert before > 0.15
+            assert abs(gaps[name]) < before - 0.05
+            assert found.dependence.found
+            assert "errors are dependent" in found.summary()
+            quality = accuracy(found)
+            assert ((quality.low < 0.63) & (quality.high > 0.6)).all()
+            assert (accuracy(found.field).mean > 0.7).all()
+    assert powers["dependent"] < 0.7 * powers["independent"]
+    assert abs(gaps["independent"]) < 0.1
+
+
+def test_one_annotator():
+    found = Annotators(3).fit(EDGES, answers_to(TRUTH, [0.6], missing=0.0), **QUICK)
+    assert (found.neighbor_power, found.answer_power) == ALONE
+    assert "no node has two answers" in found.summary()
+    assert "unknown with one answer" in found.summary()
+
+
+def test_known_labels_are_kept():
+    known = torch.where(torch.rand(256) < 0.2, TRUTH, -1)
+    answers = answers_to(TRUTH, [0.5, 0.4])
+    without = Annotators(3).fit(EDGES, answers, **QUICK)
+    found = Annotators(3).fit(EDGES, answers, known=known, **QUICK)
+    rows = known >= 0
+    assert (found.probs[rows, known[rows]] == 1).all()
+    assert (found.field.probs[rows, known[rows]] == 1).all()
+    rest = ~rows
+    right = [(each.predict() == TRUTH)[rest].float().mean() for each in (without, found)]
+    assert right[1] > right[0]
+    marginals = found.field.latents(answers).posterior(4, num_sweeps=5).marginals()
+    assert torch.allclose(marginals[rows, known[rows]], torch.tensor(1.0))
+
+
+def tables():
+    pandas = pytest.importorskip("pandas")
+    answers = answers_to(TRUTH, [0.8, 0.7, 0.6])
+    names = np.array(["ant", "bee", "cat", ""])[answers.numpy()]
+    wide = pandas.DataFrame(answers.numpy(), columns=["ann", "bob", "eve"]).replace(-1, pandas.NA)
+    text = pandas.DataFrame(names, columns=["ann", "bob", "eve"])
+    node, worker = (answers >= 0).nonzero(as_tuple=True)
+    long = {"task": node.numpy(), "worker": worker.numpy(), "label": answers[node, worker].numpy()}
+    long_text = {**long, "label": names[node, worker]}
+    return answers, {
+        "array": answers.numpy(),
+        "floats": answers.double().masked_fill(answers < 0, math.nan).numpy(),
+        "wide": wide.astype("Int64").astype(object).where(wide.notna(), None),
+        "text": text,
+        "array of text": names,
+        "long": pandas.DataFrame(long),
+        "long text": pandas.DataFrame(long_text).sample(frac=1.0, random_state=0),
+    }
+
+
+def test_answers_in_every_form_and_graphs_too():
+    answers, forms = tables()
+    torch.manual_seed(0)
+    expected = Annotators(3).fit(EDGES, answers, **QUICK)
+    for name, form in forms.items():
+        for graph in (EDGES, Data(edge_index=EDGES, num_nodes=256)):
+            torch.manual_seed(0)
+            found = Annotators(3).fit(graph, form, **QUICK)
+            assert torch.equal(found.probs, expected.probs), name
+        if "text" in name:
+            assert found.labels == ["ant", "bee", "cat"]
+            assert found.predict()[0] == ["ant", "bee", "cat"][int(expected.predict()[0])]
+        else:
+            assert torch.equal(found.predict(), expected.predict())
+    torch.manual_seed(0)
+    labels = Annotators(3).fit_predict(EDGES, forms["text"], **QUICK)
+    assert labels.tolist() == [["ant", "bee", "cat"][k] for k in expected.predict()]
+    assert torch.equal(expected.predict_proba(), expected.probs)
+    known = np.where(np.arange(256) < 9, np.array(["ant", "bee", "cat"])[TRUTH], "")
+    found = Annotators(3).fit(EDGES, forms["text"], known=known, **QUICK)
+    assert found.predict()[:9].tolist() == known[:9].tolist()
+    assert found.annotators == ["ann", "bob", "eve"]
+
+
+def test_progress_and_starts():
+    seen = []
+
+    def progress(steps):
+        seen.append(len(steps))
+        return steps
+
+    answers = answers_to(TRUTH, [0.8, 0.7])
+    Annotators(3).fit(EDGES, answers, progress=progress, num_steps=3, num_draws=2)
+    assert seen == [3]
+    Annotators(3, aligned=False).fit(EDGES, answers, progress=progress, num_steps=3, num_draws=2)
+    assert seen == [3] * 6
+
+
+def test_bad_input():
+    answers, forms = tables()
+    fit = Annotators(3).fit
+    for message, call in {
+        "graph must be PyG's Data": lambda: fit((EDGES, None), answers),
+        "graph has no edge_index": lambda: fit(Data(num_nodes=256), answers),
+        "edge_attr belongs to a Neighborhood": lambda: fit(EDGES, answers, torch.zeros(9)),
+        "edge_index holds node id 255": lambda: fit(EDGES, answers[:100]),
+        "known must hold integer labels": lambda: fit(EDGES, answers, known=torch.zeros(9)),
+        "below 3 elsewhere, got 3": lambda: fit(EDGES, answers, known=torch.full((256,), 3)),
+        "known holds 'dog'": lambda: fit(EDGES, forms["text"], known=np.array(["dog"] * 256)),
+        "answers holds 3, but must lie in 0..2": lambda: fit(EDGES, answers + 1),
+        "node ids 0..255 as tasks, got 999": lambda: fit(
+            Data(edge_index=EDGES, num_nodes=256), forms["long"].replace({"task": {0: 999}})
+        ),
+        "two labels of worker": lambda: fit(EDGES, forms["long"].assign(worker=0)),
+        "has no option 'steps'": lambda: fit(EDGES, answers, steps=3),
+    }.items():
+        with pytest.raises((ValueError, TypeError), match=message.replace("..", r"\.\.")):
+            call()
