@@ -6,6 +6,7 @@
 from pyro_nmm.models.latent.annotators import Annotators
 from pyro_nmm.models.latent.consensus import Consensus
 from pyro_nmm.models.latent.copying import CopyingAnnotators
+from pyro_nmm.models.latent.dependence import Dependence
 from pyro_nmm.models.latent.emissions import (
     Emission,
     NormalEmission,
@@ -27,6 +28,7 @@ __all__ = [
     "Annotators",
     "Consensus",
     "CopyingAnnotators",
+    "Dependence",
     "Emission",
     "FieldPrior",
     "FieldRun",

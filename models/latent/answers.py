@@ -51,11 +51,11 @@ def _wide(data: Any, num_nodes: int) -> Any:
     wrong = ~data["task"].isin(range(num_nodes))
     if wrong.any():
         task = data["task"][wrong].iloc[0]
-        raise ValueError(f"answers must have node ids 0..{num_nodes - 1} as tasks, got {task!r}")
+        raise ValueError(f"answers must have node ids 0..{num_nodes - 1} as tasks, got {task}")
     twice = data.duplicated(["task", "worker"])
     if twice.any():
         task, worker = data[["task", "worker"]][twice].iloc[0]
-        raise ValueError(f"answers holds two labels of worker {worker!r} for task {task!r}")
+        raise ValueError(f"answers holds two labels of worker {worker} for task {task}")
     return data.pivot(index="task", columns="worker", values="label").reindex(range(num_nodes))
 
 
@@ -74,7 +74,7 @@ def _is_missing(answer: Any) -> bool:
 def whole_answers(data: Any, num_nodes: int, device: torch.device) -> Tensor:
     """Answers of a tensor or an array of numbers as ``torch.long``; NaN is -1."""
     if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
-        data = torch.from_numpy(np.ascontiguousarray(data)).to(device)
+        data = torch.from_numpy(np.array(data)).to(device)  # a copy: pandas' arrays are frozen
     must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
     if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
         kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
@@ -102,7 +102,7 @@ def known_labels(
             raise ValueError(f"known holds {name!r}, which no annotator answers: labels {labels}")
         found = torch.tensor(text, device=device)
     if isinstance(found, np.ndarray) and found.dtype.kind in "iuf":
-        found = torch.from_numpy(found).to(device)
+        found = torch.from_numpy(np.array(found)).to(device)
     must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
     if not isinstance(found, Tensor) or found.shape != (num_nodes,):
         got = tuple(found.shape) if isinstance(found, Tensor) else type(known)
