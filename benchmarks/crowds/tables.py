@@ -24,8 +24,9 @@ def methods(files: Files) -> DataFrame:
     stored, order = frame(files["crowds"], task="answers"), [*METHODS, COPYING, OURS, FIELD, BEST]
     rows = []
     for part, name in PARTS.items():
-        columns = {f"{part}.{score}": score for score in ("accuracy", "nll", "brier", "ece")}
-        if f"{part}.nll" in stored:
+        prefix = "" if part == "test" else f"{part}."  # as `frame` has it
+        columns = {f"{prefix}{score}": score for score in ("accuracy", "nll", "brier", "ece")}
+        if f"{prefix}nll" in stored:
             found = stored[["set", "kind", "method", "seed", "seconds", *columns]]
             rows.append(found.rename(columns=columns).dropna(subset="nll").assign(nodes=name))
     both = pd.concat(rows)
