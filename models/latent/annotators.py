@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -110,7 +110,10 @@ class Annotators:
         if known is not None:
             known = known_labels(known, num_nodes, data.labels or self.num_labels, device)
         options = {"num_starts": 1 if self.named else 5} | options
-        field = fit_field(self, graph, data.table, edge_attr, known, **options)
+        # A part of the nodes may lack the largest answer.
+        number = self._num_answers(self.check(graph, data.table))
+        emission = replace(self, num_answers=number)
+        field = fit_field(emission, graph, data.table, edge_attr, known, **options)
         walk = Walk.on_graph(ends, num_nodes) if ends is not None else walk_of(field)
         names = {"labels": data.labels, "annotators": data.annotators}
         return consensus_of(field, data.table, walk, **names)

@@ -59,20 +59,24 @@ class Walk:
         Label distributions ``(N, C)`` around each node, equal shares if a walk meets no label.
 
         :param Tensor own: ``(N, C)`` distributions in double precision, zeros at nodes without any.
-        :param Tensor part: ``(N,)`` integers. Nodes of the same part are left out for each other.
+        :param Tensor part: ``(N,)`` integers from zero; a part's own labels are left out for it.
         """
-        found = torch.zeros_like(own)
-        part = torch.arange(1).expand(len(own)) if part is None else part
-        for number in part.unique():
-            here = part == number
-            start = own if len(part.unique()) == 1 else own.masked_fill(here[:, None], 0)
-            labels = start
-            for _ in range(LONGEST if self.back is None else LONGEST // 2):
-                ends = labels if self.back is None else self.back @ labels
-                labels = self.go_on * (self.there @ ends) + (1 - self.go_on) * start
-            found[here] = labels[here]
+        if part is None:
+            found = self._ends(own)
+        else:
+            found = torch.zeros_like(own)
+            for number in range(int(part.max()) + 1):
+                here = part == number
+                found[here] = self._ends(own.masked_fill(here[:, None], 0))[here]
         total = found.sum(-1, keepdim=True)
         return torch.where(total > 0, found / total, 1 / own.shape[1])
+
+    def _ends(self, own: Tensor) -> Tensor:
+        labels = own
+        for _ in range(LONGEST if self.back is None else LONGEST // 2):
+            ends = labels if self.back is None else self.back @ labels
+            labels = self.go_on * (self.there @ ends) + (1 - self.go_on) * own
+        return labels
 
 
 def _shares(rows: Tensor, columns: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -321,6 +321,17 @@ def test_progress_and_starts():
     assert seen == [3] * 6
 
 
+@pytest.mark.parametrize("types", [None, 4])
+def test_clusterings_with_a_rare_number(types):
+    """A part of the nodes without the largest number leaves matrices of the same size."""
+    answers = answers_to(TRUTH, [0.9, 0.8, 0.8], missing=0.0)
+    answers[0] = torch.tensor([3, 4, 3])
+    emission = Annotators(3, num_types=types, aligned=False)
+    found = emission.fit(EDGES, answers, num_starts=1, num_steps=30, num_draws=5)
+    assert found.field.values["confusion"].shape[-1] == 5
+    assert torch.allclose(found.probs.sum(1), torch.tensor(1.0))
+
+
 def test_bad_input():
     answers, forms = tables()
     fit = Annotators(3).fit
