@@ -3,7 +3,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -100,20 +100,22 @@ class Annotators:
         """
         ends = _edge_index(graph)
         num_nodes = _num_nodes(graph, answers)
-        device = graph.device if ends is None else ends.device
+        device = cast(Neighborhood, graph).device if ends is None else ends.device
         data = read_answers(answers, num_nodes, device)
-        if ends is not None:
+        if ends is None:
+            hood = cast(Neighborhood, graph)
+        else:
             if edge_attr is not None:
                 raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
             check_edge_index(ends, num_nodes)
-            graph, edge_attr = hops(ends, num_nodes)
+            hood, edge_attr = hops(ends, num_nodes)
         if known is not None:
             known = known_labels(known, num_nodes, data.labels or self.num_labels, device)
         options = {"num_starts": 1 if self.named else 5} | options
         # A part of the nodes may lack the largest answer.
-        number = self._num_answers(self.check(graph, data.table))
+        number = self._num_answers(self.check(hood, data.table))
         emission = replace(self, num_answers=number)
-        field = fit_field(emission, graph, data.table, edge_attr, known, **options)
+        field = fit_field(emission, hood, data.table, edge_attr, known, **options)
         walk = Walk.on_graph(ends, num_nodes) if ends is not None else walk_of(field)
         names = {"labels": data.labels, "annotators": data.annotators}
         return consensus_of(field, data.table, walk, **names)
