@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, SimpleConv
+from torch_geometric.nn import GCN
 
-from benchmarks.latent import AnnotatedPotts, Found, majority
+from benchmarks.latent import AnnotatedPotts, Found, majority, spread_labels
 from pyro_nmm.models import Annotators
 from pyro_nmm.models.latent import mixture_em
 
@@ -37,13 +37,10 @@ def crowd_kit(method: str, data: Data) -> Tensor:
     return probs
 
 
-def label_spreading(data: Data, own: Tensor | None = None) -> Tensor:
-    """.8 times the mean of the neighbours and .2 times one's own, from the votes by default."""
-    there = (data.answers >= 0).any(1)[:, None]
-    own = (votes(data) if own is None else own).double() * there
-    probs, mean = own, SimpleConv("mean")
-    for _ in range(50):
-        probs = 0.8 * mean(probs, data.edge_index) + 0.2 * own
+def label_spreading(data: Data) -> Tensor:
+    """From the votes; a node without any starts with none."""
+    own = votes(data) * (data.answers >= 0).any(1)[:, None]
+    probs = spread_labels(Found(own), data.edge_index).probs
     total = probs.sum(1, keepdim=True)
     return torch.where(total > 0, probs / total, 1 / own.shape[1])
 

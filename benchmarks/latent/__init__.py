@@ -4,6 +4,6 @@
 """Hidden label fields, and noisy labels by several annotators."""
 
 from benchmarks.latent.annotators import grid_mixture, noisy
-from benchmarks.latent.rivals import AnnotatedPotts, Found, majority
+from benchmarks.latent.rivals import AnnotatedPotts, Found, majority, spread_labels
 
-__all__ = ["AnnotatedPotts", "Found", "grid_mixture", "majority", "noisy"]
+__all__ = ["AnnotatedPotts", "Found", "grid_mixture", "majority", "noisy", "spread_labels"]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.expect import check_edge_index
 from pyro_nmm.models.latent.answers import LONG, known_labels, read_answers
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
 from pyro_nmm.models.latent.emissions import Values, mixture_em
@@ -98,25 +97,21 @@ class Annotators:
         :param options: of :func:`~pyro_nmm.models.fit_field`; one start if answers name labels.
         :return: the consensus. Cost: as for ``fit_field``, and :math:`O(E C)` for the pool.
         """
-        ends = _edge_index(graph)
-        num_nodes = _num_nodes(graph, answers)
-        device = cast(Neighborhood, graph).device if ends is None else ends.device
-        data = read_answers(answers, num_nodes, device)
-        if ends is None:
-            hood = cast(Neighborhood, graph)
+        if isinstance(graph, Neighborhood):
+            hood, walk = graph, None
         else:
             if edge_attr is not None:
                 raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
-            check_edge_index(ends, num_nodes)
+            ends, num_nodes = _edges(graph, answers)
             hood, edge_attr = hops(ends, num_nodes)
+            walk = Walk.on_graph(ends, num_nodes)
+        data = read_answers(answers, hood.num_nodes, hood.device)
         if known is not None:
-            known = known_labels(known, num_nodes, data.labels or self.num_labels, device)
+            labels = data.labels or self.num_labels
+            known = known_labels(known, hood.num_nodes, labels, hood.device)
         options = {"num_starts": 1 if self.named else 5} | options
-        # A part of the nodes may lack the largest answer.
-        number = self._num_answers(self.check(hood, data.table))
-        emission = replace(self, num_answers=number)
-        field = fit_field(emission, hood, data.table, edge_attr, known, **options)
-        walk = Walk.on_graph(ends, num_nodes) if ends is not None else walk_of(field)
+        field = fit_field(self, hood, data.table, edge_attr, known, **options)
+        walk = walk_of(field) if walk is None else walk
         names = {"labels": data.labels, "annotators": data.annotators}
         return consensus_of(field, data.table, walk, **names)
 
@@ -173,14 +168,16 @@ class Annotators:
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
         """Expected shares of answers, and of types or copies, under ``probs`` ``(N, C)``."""
+        # Data without some nodes may lack the largest answer.
+        number = values["confusion"].shape[-1] if values else None
         if self.num_types is None:
-            return {"confusion": shares(self._counts(data, probs))}
+            return {"confusion": shares(self._counts(data, probs, number))}
         log_prob = _log_likelihood(values["confusion"], data)
         likelihood = (log_prob - log_prob.amax(-1, keepdim=True)).exp()
         share = probs / (likelihood @ values["types"].mT)
         types = values["types"] * (share.mT @ likelihood) + 1 / self.num_types
         of_types = likelihood * (share @ values["types"])
-        return {"confusion": shares(self._counts(data, of_types)), "types": shares(types)}
+        return {"confusion": shares(self._counts(data, of_types, number)), "types": shares(types)}
 
     def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
         """Draws from the Dirichlet posterior of every row, given types that are drawn first."""
@@ -253,23 +250,16 @@ def _draw_places(number: int, size: int, device: torch.device) -> Tensor:
     return torch.cat([place, torch.randint(number, (size - len(place),), device=device)])
 
 
-def _edge_index(graph: Any) -> Tensor | None:
-    """Of a graph that is no neighborhood."""
+def _edges(graph: Any, answers: Any) -> tuple[Tensor, int]:
+    """Edges and the number of nodes of a graph that is no neighborhood."""
     if isinstance(graph, Data):
         if graph.edge_index is None:
             raise ValueError("graph has no edge_index")
-        return graph.edge_index
-    return graph if isinstance(graph, Tensor) else None
-
-
-def _num_nodes(graph: Any, answers: Any) -> int:
+        return graph.edge_index, int(graph.num_nodes)
     if isinstance(graph, Tensor):  # nodes without edges have answers
-        columns = getattr(answers, "columns", ())
-        if set(columns) >= LONG:
-            return max(int(graph.max()), int(answers["task"].max())) + 1
-        return len(answers)
-    if isinstance(graph, Data | Neighborhood):
-        return int(graph.num_nodes)
+        if set(getattr(answers, "columns", ())) >= LONG:
+            return graph, max(int(graph.max()), int(answers["task"].max())) + 1
+        return graph, len(answers)
     cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
     must = "PyG's Data, an edge_index or a Neighborhood"
     raise ValueError(f"graph must be {must}, got {type(graph)}: {cure}")

@@ -40,7 +40,9 @@ class Consensus:
     Here :math:`\nu_i` is the label distribution around node :math:`i` (:class:`Walk`) and
     :math:`P^{-i}` are confusion matrices, both without the answers of the node itself and of a
     tenth of the nodes. The powers :math:`b` and :math:`w < 1` predict answers that are left out
-    best. Power one for both would count every answer as independent evidence.
+    best; :math:`w` is then multiplied by :math:`.65 \min(1, b)`, because matrices come from the
+    same answers, and because a small :math:`b` shows dependent errors. Power one for both would
+    count every answer as independent evidence.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators

@@ -50,7 +50,7 @@ class Dependence(NamedTuple):
 def excess_agreement(field: HiddenField, answers: Tensor, around: Tensor) -> Dependence:
     """
     :param Tensor around: ``(N, C)`` label distributions of the neighbours.
-    :return: see :class:`Dependence`. Cost: :math:`O(A C K)` for ``A`` answers.
+    :return: see :class:`Dependence`. Cost: :math:`O(N M C K)`.
     """
     there = answers >= 0
     number = there.sum(1)
@@ -64,7 +64,7 @@ def excess_agreement(field: HiddenField, answers: Tensor, around: Tensor) -> Dep
     votes = labels.new_zeros(len(answers), confusion.shape[-1])
     votes.index_put_((node, given), votes.new_ones(()), accumulate=True)
     observed = (votes * (votes - 1)).sum(1) / 2
-    same, most = (_pairs(rows, node, annotator, labels) for rows in (confusion, confusion.sqrt()))
+    same, most = (_pairs(rows, there, labels) for rows in (confusion, confusion.sqrt()))
     more = observed - same
     room = (most - same).sum().clamp(min=torch.finfo(more.dtype).tiny)
     error = more.square().sum().sqrt() / room
@@ -100,9 +100,9 @@ def fit_confusion(start: Tensor, labels: Tensor, annotator: Tensor, given: Tenso
     return confusion
 
 
-def _pairs(rows: Tensor, node: Tensor, annotator: Tensor, labels: Tensor) -> Tensor:
+def _pairs(rows: Tensor, there: Tensor, labels: Tensor) -> Tensor:
     """``(N,)``: sums over pairs of a node's annotators of products of their rows, given labels."""
-    table = rows[annotator]
-    sums = labels.new_zeros(*labels.shape, rows.shape[-1]).index_add_(0, node, table)
-    squares = labels.new_zeros(labels.shape).index_add_(0, node, table.square().sum(-1))
+    given = there.to(rows)
+    sums = (given @ rows.flatten(1)).unflatten(1, rows.shape[1:])
+    squares = given @ rows.square().sum(-1)
     return ((sums.square().sum(-1) - squares) / 2 * labels).sum(-1)
