@@ -11,6 +11,7 @@ from pathlib import Path
 import pyro
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from benchmarks.crowds import rivals
@@ -19,6 +20,7 @@ from benchmarks.latent import grid_mixture, noisy
 from benchmarks.nodes import node_scores
 from benchmarks.shared.records import RESULTS, Records, command
 from pyro_nmm.models import Annotators, Consensus, CopyingAnnotators, accuracy
+from pyro_nmm.models.latent.dependence import excess_agreement
 
 FILE = RESULTS / "crowds.jsonl"
 OURS, FIELD, BEST = "Annotators", "Annotators, answers independent", "Annotators, best powers"
@@ -48,21 +50,22 @@ def scores(probs: Tensor, data: Data) -> dict:
 
 def best_powers(found: Consensus, data: Data) -> Tensor:
     """The pool with the powers that suit the true labels best: by hindsight."""
-    around, rows = found.around.double().log(), (data.answers >= 0).any(1)
-    evidence = found.probs.double().clamp(min=1e-300).log() - found.neighbor_power * around
-    evidence = evidence / found.answer_power
-    powers = torch.tensor([1.0, 0.3]).double().requires_grad_()
+    rows, names = (data.answers >= 0).any(1), list(found.powers)
+    logs = [found.priors[name].double().log() for name in names[:-1]]
+    pooled = sum(found.powers[name] * each for name, each in zip(names, logs, strict=False))
+    logs.append((found.probs.double().clamp(min=1e-300).log() - pooled) / found.powers["answers"])
+    parts = torch.stack(logs, -1)
+    powers = torch.full((len(names),), 0.5).double().requires_grad_()
     bfgs = torch.optim.LBFGS([powers], max_iter=60, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         bfgs.zero_grad()
-        logits = powers[0] * around[rows] + powers[1] * evidence[rows]
-        loss = torch.nn.functional.cross_entropy(logits, data.y[rows])
+        loss = torch.nn.functional.cross_entropy(parts[rows] @ powers, data.y[rows])
         loss.backward()
         return loss
 
     bfgs.step(closure)
-    return (powers[0] * around + powers[1] * evidence).softmax(-1).detach()
+    return (parts @ powers).softmax(-1).detach()
 
 
 def answers(args, results: Records) -> None:
@@ -83,12 +86,22 @@ def answers(args, results: Records) -> None:
                 results.add(**row, seconds=seconds, **scores(probs, data))
 
 
+def checks(found: Consensus, data: Data) -> dict:
+    """Excess agreement given the consensus, and given the true labels."""
+    truth = one_hot(data.y).double()
+    known = excess_agreement(truth, truth.clamp(min=1e-9).log(), 1.0, data.answers).excess
+    row = {name: value.item() for name, value in found.dependence._asdict().items()}
+    return row | {"truth": known.item(), "found": bool(found.dependence.found)}
+
+
 def own(data: Data) -> dict[str, Callable[[Data], Tensor]]:
     """Our consensus, its parts, and the powers of hindsight, of one fit."""
     size, kept = int(data.y.max()) + 1, {}
 
     def default(data: Data) -> Tensor:
         kept["fit"] = Annotators(size).fit(data.edge_index, data.answers)
+        if data.answers.shape[1] > 1:
+            default.row = {"dependence": checks(kept["fit"], data)}  # type: ignore[attr-defined]
         return kept["fit"].probs
 
     def copying(data: Data) -> Tensor:
@@ -115,10 +128,11 @@ def coverage(args, results: Records) -> None:
         pyro.set_rng_seed(key["seed"])
         y, right = mixture.sample(), 0.4 + 0.55 * torch.rand(5)
         truth = (1 - key["strength"]) * right + key["strength"] * COMMON
-        found = Annotators(3).fit(mixture.hood, shared(y, right, key["strength"]))
+        answers = shared(y, right, key["strength"])
+        found = Annotators(3).fit(mixture.hood, answers)
         row = {name: value.tolist() for name, value in accuracy(found)._asdict().items()}
-        checks = {"excess": found.dependence.excess, "found": found.dependence.found}
-        results.add(**key, **row, truth=truth.tolist(), **checks)
+        dependence = checks(found, Data(y=y, answers=answers))
+        results.add(**key, **row, accuracies=truth.tolist(), dependence=dependence)
 
 
 TASKS = answers, coverage

@@ -66,19 +66,39 @@ def crowds_summary(files: Files) -> str:
     return shared.markdown(lines, left=3)
 
 
+AGREEMENT = {
+    "given the true labels": average("dependence.truth", ".3f"),
+    "given the consensus": average("dependence.excess", ".3f"),
+    "if errors are independent": average("dependence.expected", ".3f"),
+    "dependence found": average("dependence.found", ".1%"),
+}
+
+
+def crowds_dependence(files: Files) -> str:
+    """Do annotators agree more often than independent errors explain?"""
+    rows = frame(files["crowds"], task="answers", method=OURS).dropna(subset="dependence.excess")
+    rows["set"], rows["answers"] = ordered(rows["set"], NAMES), ordered(rows["kind"], ANSWERS)
+    return shared.table(rows, ["set", "answers"], {"seeds": count} | AGREEMENT)
+
+
 def annotators_coverage(files: Files) -> str:
     """How often does a 90 % interval contain an annotator's accuracy, and is dependence found?"""
-    lines = []
-    for (strength,), rows in shared.groups(frame(files["crowds"], task="coverage"), ["strength"]):
-        each = rows.explode(["truth", "mean", "low", "high"])
-        inside = each["truth"].between(each["low"], each["high"])
-        line = {"repeat a common guess": f"{100 * strength:.0f} %", "simulations": f"{len(rows)}"}
-        line["accuracies inside"] = f"{100 * inside.mean():.1f} %"
-        line["mean width"] = f"{(each['high'] - each['low']).mean():.3f}"
-        line["mean error"] = f"{(each['mean'] - each['truth']).mean():+.3f}"
-        line["mean excess agreement"] = f"{rows['excess'].mean():.3f}"
-        lines.append(line | {"dependence found": f"{100 * rows['found'].mean():.1f} %"})
-    return shared.markdown(lines)
+    rows = frame(files["crowds"], task="coverage")
+    rows["repeat a common guess"] = rows["strength"].map(lambda share: f"{100 * share:.0f} %")
+    cells = {"simulations": count, "accuracies inside": inside}
+    cells["mean width"] = lambda part, _: f"{_each(part, 'high', 'low').mean():.3f}"
+    cells["mean error"] = lambda part, _: f"{_each(part, 'mean', 'accuracies').mean():+.3f}"
+    return shared.table(rows, ["repeat a common guess"], cells | AGREEMENT)
 
 
-TABLES = crowds_summary, crowds, annotators_coverage
+def inside(rows: DataFrame, peers: DataFrame) -> str:
+    found = (_each(rows, "high", "accuracies") >= 0) & (_each(rows, "accuracies", "low") >= 0)
+    return f"{found.mean():.1%}"
+
+
+def _each(rows: DataFrame, one: str, other: str) -> pd.Series:
+    """Differences over all annotators of all rows."""
+    return rows[one].explode().astype(float) - rows[other].explode().astype(float)
+
+
+TABLES = crowds_summary, crowds, crowds_dependence, annotators_coverage

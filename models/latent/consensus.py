@@ -9,20 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.latent.dependence import Dependence, excess_agreement
+from pyro_nmm.models.latent.dependence import Dependence, count_pairs, excess_agreement
 from pyro_nmm.models.latent.field import HiddenField, allowed_labels
 from pyro_nmm.models.latent.left_out import LeftOut, left_out_answers
+from pyro_nmm.models.latent.potts import potts_labels
 from pyro_nmm.models.latent.walks import Walk
 
 #: Parts of the nodes whose answers are left out, and answers that fit the two powers.
 PARTS, MOST_ANSWERS = 10, 20_000
-#: Powers of neighbours and answers where no node has two answers, so that none can be left out.
-ALONE = 1.0, 0.2
+#: Powers where no node has two answers, so that none can be left out.
+ALONE = {"walk": 1.0, "potts": 0.25, "answers": 0.2}
 #: Answers count for less than the fit says, for confusion matrices come from the same answers.
 SHARE = 0.65
-#: Means and standard deviations of Normal priors of log b and logit w: answers count in full unless
-#: those that are left out disagree.
-PRIOR = torch.tensor([[0.4, 3.0], [0.5, 1.2]], dtype=torch.double)
+#: Means and standard deviations of Normal priors of the logarithms of priors' powers, and of the
+#: log-odds of w: answers count in full unless those that are left out disagree.
+PRIOR, ANSWERS_PRIOR = (-0.3, 3.0), (0.5, 1.2)
 #: The smallest share of a label around a node.
 LEAST = 1e-4
 
@@ -35,14 +36,15 @@ class Consensus:
 
     .. math::
 
-        p(u_i = k) \propto \nu_{ik}^b \, p(a_i \mid u_i = k, P^{-i})^w
+        p(u_i = k) \propto \prod_q \nu_{qik}^{b_q} \, p(a_i \mid u_i = k, P^{-i})^w
 
-    Here :math:`\nu_i` is the label distribution around node :math:`i` (:class:`Walk`) and
-    :math:`P^{-i}` are confusion matrices, both without the answers of the node itself and of a
-    tenth of the nodes. The powers :math:`b` and :math:`w < 1` predict answers that are left out
-    best; :math:`w` is then multiplied by :math:`.65 \min(1, b)`, because matrices come from the
-    same answers, and because a small :math:`b` shows dependent errors. Power one for both would
-    count every answer as independent evidence.
+    There are two label distributions around node :math:`i`: :math:`\nu_1` is the end of a random
+    walk (:class:`Walk`), and :math:`\nu_2` the field of the neighbours in a Potts model
+    (:func:`potts_labels`). They and the confusion matrices :math:`P^{-i}` do without the answers of
+    the node itself and of a tenth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
+    answers that are left out best; :math:`w` is then multiplied by :math:`.65 \min(1, \sum_q b_q)`,
+    because matrices come from the same answers, and because a small :math:`b` shows dependent
+    errors. Powers of one would count every answer as independent evidence.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -56,9 +58,8 @@ class Consensus:
     :ivar HiddenField field: the fitted model, with its joint samples and parameters.
     :ivar Tensor answers: ``(N, M)``, -1 for missing ones.
     :ivar Tensor probs: ``(N, C)``, the probability of every label of every node.
-    :ivar Tensor around: ``(N, C)``, :math:`\nu`.
-    :ivar float neighbor_power: :math:`b`.
-    :ivar float answer_power: :math:`w`.
+    :ivar dict priors: ``(N, C)`` label distributions "walk" and "potts", :math:`\nu_q`.
+    :ivar dict powers: :math:`b_q` under the same names, and :math:`w`, "answers".
     :ivar Dependence dependence: excess agreement of annotators.
     :ivar list labels: names of labels, if answers are text.
     :ivar list annotators: names of annotators, if answers are a data frame.
@@ -67,9 +68,8 @@ class Consensus:
     field: HiddenField
     answers: Tensor
     probs: Tensor
-    around: Tensor
-    neighbor_power: float
-    answer_power: float
+    priors: dict[str, Tensor]
+    powers: dict[str, float]
     dependence: Dependence
     labels: list[str] | None = None
     annotators: list | None = None
@@ -87,6 +87,14 @@ class Consensus:
         """``(N,)``: of every node's label, in nats."""
         return torch.special.entr(self.probs).sum(-1)
 
+    def pairs(self) -> Dependence:
+        """``(M, M)``: which annotators err together, the excess agreement of each pair."""
+        log_prior = sum(
+            self.powers[name] * self.priors[name].double().log() for name in self.priors
+        )
+        power = self.powers["answers"]
+        return excess_agreement(self.probs, log_prior, power, self.answers, count_pairs)
+
     def summary(self) -> str:
         """What was fitted, how answers and neighbours count, and whether annotators agree more
         often than independent errors explain."""
@@ -95,8 +103,7 @@ class Consensus:
         lines = [
             f"{number:,} answers of {there.shape[1]:,} annotators about {nodes:,} of "
             f"{len(there):,} nodes, {self.probs.shape[1]} labels",
-            f"powers: neighbours {self.neighbor_power:.2f}, answers {self.answer_power:.2f} "
-            "(one each: independent errors)",
+            "powers: " + ", ".join(f"{name} {power:.2f}" for name, power in self.powers.items()),
             str(self.dependence),
         ]
         if nodes == number:
@@ -118,73 +125,91 @@ def consensus_of(field: HiddenField, answers: Tensor, walk: Walk, **names: Any) 
     part = torch.randperm(len(answers), device=answers.device) % PARTS
     known = allowed_labels(field.known, field.hood, field.probs.shape[1]).double()
     left_out = left_out_answers(field, answers, part)
+    evidence = left_out.evidence + known
     sure = (answers >= 0).any(1) | known.isinf().any(1)
-    own = (left_out.evidence + known).softmax(-1).masked_fill(~sure[:, None], 0)
-    around = walk.labels(own, part).clamp(min=LEAST)
-    around = around / around.sum(-1, keepdim=True)
-    dependence = excess_agreement(field, answers, around)
-    powers = fit_powers(around.log(), left_out)
-    if powers != ALONE:
-        # Other answers predict one better than neighbours do (b < 1) if annotators err together.
-        powers = powers[0], powers[1] * SHARE * min(1.0, powers[0])
+    own = evidence.softmax(-1).masked_fill(~sure[:, None], 0)
+    priors = {"walk": walk.labels(own, part), "potts": potts_labels(walk, evidence, part)}
+    priors = {name: _away_from_zero(prior) for name, prior in priors.items()}
+    logs = torch.stack([prior.log() for prior in priors.values()], 1)
+    powers = pooled_powers(logs, left_out)
     if field.known is not None:
-        powers = refit_powers(powers, around.log(), left_out.evidence, field.known)
-    logits = powers[0] * around.log() + powers[1] * left_out.evidence + known
+        powers = refit_powers(powers, logs, left_out.evidence, field.known)
+    log_prior = torch.einsum("npc,p->nc", logs, powers[:-1]) + known
+    logits = log_prior + powers[-1] * evidence
+    named = dict(zip([*priors, "answers"], powers.tolist(), strict=True))
+    priors = {name: prior.to(field.probs) for name, prior in priors.items()}
     probs = logits.softmax(-1).to(field.probs)
-    return Consensus(field, answers, probs, around.to(probs), *powers, dependence, **names)
+    dependence = excess_agreement(probs, log_prior, named["answers"], answers)
+    return Consensus(field, answers, probs, priors, named, dependence, **names)
 
 
-def fit_powers(log_around: Tensor, answers: LeftOut) -> tuple[float, float]:
+def _away_from_zero(probs: Tensor) -> Tensor:
+    probs = probs.clamp(min=LEAST)
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def pooled_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:
+    """``(P + 1,)``: fitted, with a smaller power of the answers, or the defaults."""
+    if answers.node.bincount().max() < 2:
+        return log_priors.new_tensor(list(ALONE.values()))
+    powers = fit_powers(log_priors, answers)
+    # Other answers predict one better than the priors do (sum < 1) if annotators err together.
+    powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1)
+    return powers
+
+
+def fit_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:
     r"""
-    Powers :math:`b` of the neighbours and :math:`w` of the answers, from the likelihood of each
-    answer given the neighbours of its node and the other answers there,
+    Powers :math:`b_q` of the priors, ``(N, P, C)`` logarithms, and :math:`w` of the answers, from
+    the likelihood of each answer given the priors of its node and the other answers there,
 
     .. math::
 
-        \sum_{i, m} \log \Bigl( (1 - r) \sum_k P_{mk a_{im}} \,
-        \frac{\nu_{ik}^b \, e^{w e_{ik}^{-m}}}{\sum_l \nu_{il}^b \, e^{w e_{il}^{-m}}}
-        + r \, s_{im} \Bigr), \qquad 0 < w < 1 .
+        \sum_{i, m} \log \Bigl( (1 - r) \sum_k P_{mk a_{im}} \, \mathrm{softmax}_k \bigl(
+        \textstyle\sum_q b_q \log \nu_{qi} + w e_i^{-m} \bigr) + r \, s_{im} \Bigr),
+        \qquad 0 < w < 1 .
 
     A share :math:`r` of the answers repeats a random other answer at the node, of which
     :math:`s_{im}` are the same. It is fitted too, so that copies do not lower :math:`b`.
+
+    :return: ``(P + 1,)``.
     """
-    if answers.node.bincount().max() < 2:
-        return ALONE
-    at = torch.randperm(len(answers.node), device=log_around.device)[:MOST_ANSWERS]
-    around, others, own = log_around[answers.node[at]], answers.others[at], answers.own[at]
+    at = torch.randperm(len(answers.node), device=log_priors.device)[:MOST_ANSWERS]
+    priors, others, own = log_priors[answers.node[at]], answers.others[at], answers.own[at]
     same, several = answers.same[at], (others != 0).any(-1)
-    free = torch.tensor([0.0, -1.0, -3.0]).to(own).requires_grad_()
+    size = log_priors.shape[1]
+    means = own.new_tensor([PRIOR[0]] * size + [ANSWERS_PRIOR[0]])
+    spreads = own.new_tensor([PRIOR[1]] * size + [ANSWERS_PRIOR[1]])
+    free = own.new_tensor([PRIOR[0]] * size + [0.0, -3.0]).requires_grad_()
 
     def loss() -> Tensor:
-        logits = free[0].exp() * around + free[1].sigmoid() * others
+        logits = torch.einsum("apc,p->ac", priors, free[:-2].exp()) + free[-2].sigmoid() * others
         alone = (logits.log_softmax(-1) + own).logsumexp(-1).exp()
-        copied = free[2].sigmoid() * several
+        copied = free[-1].sigmoid() * several
         found = ((1 - copied) * alone + copied * same).log().sum()
-        far = (free[:2] - PRIOR[0].to(own)) / PRIOR[1].to(own)
-        return (far.square().sum() / 2 - found) / len(own)
+        return (((free[:-1] - means) / spreads).square().sum() / 2 - found) / len(own)
 
     _minimise(loss, free)
-    return free[0].exp().item(), free[1].sigmoid().item()
+    return torch.cat([free[:-2].exp(), free[-2:-1].sigmoid()]).detach()
 
 
-def refit_powers(
-    powers: tuple[float, float], log_around: Tensor, evidence: Tensor, known: Tensor
-) -> tuple[float, float]:
+def refit_powers(powers: Tensor, log_priors: Tensor, evidence: Tensor, known: Tensor) -> Tensor:
     """Powers from known labels, with those from the answers as the mean of a Normal prior of their
     logarithms, of standard deviation one."""
     rows = (known >= 0) & (evidence.abs().sum(1) > 0)
     if not rows.any():
         return powers
-    start = torch.tensor(powers).to(log_around).log()
+    start = powers.log()
     free = start.clone().requires_grad_()
 
     def loss() -> Tensor:
-        logits = free[0].exp() * log_around[rows] + free[1].exp() * evidence[rows]
+        logits = torch.einsum("npc,p->nc", log_priors[rows], free[:-1].exp())
+        logits = logits + free[-1].exp() * evidence[rows]
         found = torch.nn.functional.cross_entropy(logits, known[rows], reduction="sum")
         return found + (free - start).square().sum() / 2
 
     _minimise(loss, free)
-    return free[0].exp().item(), free[1].exp().item()
+    return free.exp().detach()
 
 
 def _minimise(loss: Callable[[], Tensor], free: Tensor) -> None:

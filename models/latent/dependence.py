@@ -3,106 +3,124 @@
 
 """Do annotators agree more often than independent errors explain?"""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
+from torch.nn.functional import one_hot
 
-from pyro_nmm.models.latent.field import HiddenField
-
-#: Neighbours predict the label with this power while annotators' errors are compared.
-POWER = 1.5
-#: Steps of EM for the confusion matrices given the neighbours, and answers a row of their prior.
-NUM_STEPS, STRENGTH = 20, 0.3
+#: Replicates with independent errors, and draws of all labels for the answers and for each of them.
+NUM_REPLICATES, NUM_DRAWS = 10, (10, 2)
+#: Nodes that are compared, at random.
+MOST_NODES = 20_000
+#: Answers that the prior of a row of a confusion matrix counts for.
+STRENGTH = 0.3
 
 
 class Dependence(NamedTuple):
     r"""
-    Agreement of annotators at the same node, beyond what their accuracies explain.
-
-    Each annotator's confusion matrix is fitted to the labels around its nodes, without any other
-    annotator. So the expected agreement of independent errors does not depend on the consensus.
+    Dependence of annotators who answer about the same node, beyond what the node's label explains,
 
     .. math::
 
-        \rho = \frac{\text{observed} - \text{expected}}{\text{largest} - \text{expected}}
+        \kappa = \frac{\text{observed} - \text{by chance}}{\text{all pairs of answers} -
+        \text{by chance}},
 
-    The largest expected agreement has the Bhattacharyya coefficient of two rows in place of the
-    probability of the same answer.
+    where by chance is the agreement after each annotator's answers about nodes of the same label
+    have been permuted. Labels are drawn from the consensus. If they are uncertain, independent
+    errors have a positive value too, which replicates of the answers show.
     """
 
-    excess: float  #: :math:`\rho`, zero if errors are independent
-    error: float  #: its standard error over nodes
-    number: float  #: mean number of answers of an answered node
+    excess: Tensor  #: :math:`\kappa`; all pairs together, or ``(M, M)``
+    expected: Tensor  #: its mean over replicates with independent errors
+    error: Tensor  #: its standard deviation over these
 
     @property
-    def found(self) -> bool:
-        """Whether the excess is above .05 by three standard errors."""
-        return self.excess > 0.05 + 3 * self.error
+    def found(self) -> Tensor:
+        """Whether the excess is above the expected one by three standard deviations."""
+        return self.excess > self.expected + 3 * self.error
 
     def __str__(self) -> str:
-        if self.number <= 1:
+        if self.excess.isnan():
             return "dependence of annotators: unknown with one answer a node"
         verdict = "errors are dependent" if self.found else "no dependence found"
-        return f"excess agreement {self.excess:.3f} ± {self.error:.3f}: {verdict}"
+        excess, expected, error = (each.item() for each in self)
+        beside = f"{expected:.3f} ± {error:.3f} if errors are independent"
+        return f"excess agreement {excess:.3f} ({beside}): {verdict}"
 
 
-def excess_agreement(field: HiddenField, answers: Tensor, around: Tensor) -> Dependence:
+def count_all(answers: Tensor, num_answers: int) -> Tensor:
+    """Pairs of equal answers, over all annotators."""
+    votes = one_hot(answers + 1, num_answers + 1)[..., 1:].sum(1)
+    return (votes * (votes - 1)).sum().double() / 2
+
+
+def count_pairs(answers: Tensor, num_answers: int) -> Tensor:
+    """``(M, M)``: equal answers of each pair of annotators, zeros on the diagonal."""
+    each = ((answers == k).double() for k in range(num_answers))
+    return sum(given.mT @ given for given in each).fill_diagonal_(0)
+
+
+def excess_agreement(
+    probs: Tensor, log_prior: Tensor, power: float, answers: Tensor,
+    count: Callable[[Tensor, int], Tensor] = count_all,
+) -> Dependence:  # fmt: skip
     """
-    :param Tensor around: ``(N, C)`` label distributions of the neighbours.
-    :return: see :class:`Dependence`. Cost: :math:`O(N M C K)`.
+    :param Tensor probs: ``(N, C)``, the consensus: ``log_prior`` and evidence of the answers
+        times ``power``.
+    :param count: all pairs together, or each one.
+    :return: see :class:`Dependence`. Cost: :math:`O(N M K)`, for pairs :math:`O(N M^2 K)`.
     """
-    there = answers >= 0
-    number = there.sum(1)
-    mean = number[number > 0].double().mean().item()
-    if mean == 1:
-        return Dependence(0.0, 0.0, 1.0)
-    labels = powered(around, POWER)
-    node, annotator = there.nonzero(as_tuple=True)
-    given = answers[node, annotator]
-    confusion = fit_confusion(marginal_confusion(field), labels[node], annotator, given)
-    votes = labels.new_zeros(len(answers), confusion.shape[-1])
-    votes.index_put_((node, given), votes.new_ones(()), accumulate=True)
-    observed = (votes * (votes - 1)).sum(1) / 2
-    same, most = (_pairs(rows, there, labels) for rows in (confusion, confusion.sqrt()))
-    more = observed - same
-    room = (most - same).sum().clamp(min=torch.finfo(more.dtype).tiny)
-    error = more.square().sum().sqrt() / room
-    return Dependence((more.sum() / room).item(), error.item(), mean)
+    rows = ((answers >= 0).sum(1) > 1).nonzero()[:, 0]
+    rows = rows[torch.randperm(len(rows), device=rows.device)[:MOST_NODES]]
+    if not len(rows):
+        unknown = torch.full((), torch.nan, dtype=torch.double, device=probs.device)
+        return Dependence(unknown, unknown, unknown)
+    size = int(answers.max()) + 1
+    confusion = _matrices(probs, answers, size)
+    probs, log_prior, answers = probs[rows].double(), log_prior[rows], answers[rows]
+    found = []
+    for _ in range(NUM_REPLICATES):
+        labels = Categorical(probs, validate_args=False).sample()
+        rows_of = confusion.transpose(0, 1)[labels]
+        drawn = Categorical(rows_of, validate_args=False).sample().masked_fill(answers < 0, -1)
+        evidence = log_prior.clone()
+        for annotator, column in enumerate(drawn.unbind(1)):
+            there = column >= 0
+            evidence[there] += power * confusion[annotator, :, column[there]].log().mT
+        found.append(_excess(drawn, evidence.softmax(-1), size, NUM_DRAWS[1], count))
+    observed = _excess(answers, probs, size, NUM_DRAWS[0], count)
+    return Dependence(observed, torch.stack(found).mean(0), torch.stack(found).std(0))
 
 
-def powered(around: Tensor, power: float) -> Tensor:
-    """Label distributions to a power, in double precision."""
-    found = around.double().pow(power)
-    return found / found.sum(-1, keepdim=True)
+def _excess(answers: Tensor, probs: Tensor, size: int, num_draws: int, count: Callable) -> Tensor:
+    observed, pairs = count(answers, size), count(answers.clamp(max=0), 1)
+    draws = Categorical(probs, validate_args=False).sample((num_draws,))
+    chance = torch.stack([count(permuted(answers, labels), size) for labels in draws]).mean(0)
+    return (observed - chance) / (pairs - chance).clamp(min=torch.finfo(chance.dtype).tiny)
 
 
-def marginal_confusion(field: HiddenField) -> Tensor:
-    """``(M, C, K)`` fitted probabilities of each annotator's answers given the label."""
-    confusion = field.values["confusion"].double()
-    return field.values["types"].double() @ confusion if "types" in field.values else confusion
+def permuted(answers: Tensor, labels: Tensor) -> Tensor:
+    """Each annotator's answers about the nodes of each label in a random order."""
+    node, annotator = (answers >= 0).nonzero(as_tuple=True)
+    group = annotator * (labels.max() + 1) + labels[node]
+    # A stable sort after a random order: random within each group.
+    mixed = torch.randperm(len(node), device=node.device)
+    there, here = mixed[group[mixed].argsort(stable=True)], group.argsort(stable=True)
+    found = answers.clone()
+    found[node[here], annotator[here]] = answers[node[there], annotator[there]]
+    return found
 
 
-def fit_confusion(start: Tensor, labels: Tensor, annotator: Tensor, given: Tensor) -> Tensor:
-    """``(M, C, K)`` by EM, each annotator alone, from ``A`` answers ``given`` at nodes whose label
-    distributions are ``(A, C)``, times weights of the nodes."""
-    size = num_annotators, _, num_answers = start.shape
-    confusion, flat = start, annotator * num_answers + given
-    weight = labels.sum(-1, keepdim=True)
-    # Little, for rows that are pulled to the middle let few answers look dependent.
-    prior = STRENGTH * (start / 2 + 1 / (2 * num_answers))
-    for _ in range(NUM_STEPS):
-        joint = labels * confusion[annotator, :, given]
-        joint = joint * (weight / joint.sum(-1, keepdim=True))
-        counts = labels.new_zeros(num_annotators * num_answers, size[1]).index_add_(0, flat, joint)
-        counts = counts.view(num_annotators, num_answers, size[1]).mT + prior
-        confusion = counts / counts.sum(-1, keepdim=True)
-    return confusion
-
-
-def _pairs(rows: Tensor, there: Tensor, labels: Tensor) -> Tensor:
-    """``(N,)``: sums over pairs of a node's annotators of products of their rows, given labels."""
-    given = there.to(rows)
-    sums = (given @ rows.flatten(1)).unflatten(1, rows.shape[1:])
-    squares = given @ rows.square().sum(-1)
-    return ((sums.square().sum(-1) - squares) / 2 * labels).sum(-1)
+def _matrices(probs: Tensor, answers: Tensor, size: int) -> Tensor:
+    """``(M, C, K)`` confusion matrices, given label distributions of all nodes."""
+    node, annotator = (answers >= 0).nonzero(as_tuple=True)
+    counts = probs.new_zeros(answers.shape[1] * size, probs.shape[1], dtype=torch.double)
+    counts.index_add_(0, annotator * size + answers[node, annotator], probs[node].double())
+    counts = counts.view(-1, size, probs.shape[1])
+    # Rare answers are as frequent as over all labels.
+    share = counts.sum(-1, keepdim=True) / counts.sum((1, 2), keepdim=True)
+    counts = (counts + STRENGTH * share).mT
+    return counts / counts.sum(-1, keepdim=True)

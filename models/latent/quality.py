@@ -9,12 +9,14 @@ from torch import Tensor
 
 from pyro_nmm.models.latent.annotators import Annotators
 from pyro_nmm.models.latent.consensus import Consensus
-from pyro_nmm.models.latent.dependence import POWER, fit_confusion, marginal_confusion, powered
 from pyro_nmm.models.latent.field import HiddenField
 
-#: Draws of confusion matrices beside the neighbours, and the standard deviation of the logarithm of
-#: the neighbours' power.
-NUM_DRAWS, UNSURE = 100, 0.4
+#: Draws of confusion matrices beside the neighbours.
+NUM_DRAWS = 100
+#: The neighbours' power there, and the standard deviation of its logarithm.
+POWER, UNSURE = 1.5, 0.4
+#: Steps of EM for these matrices, and answers that the prior of a row counts for.
+NUM_STEPS, STRENGTH = 20, 0.3
 
 
 class Quality(NamedTuple):
@@ -86,7 +88,7 @@ def _field(field: HiddenField | Consensus) -> HiddenField:
 
 def _by_label(found: HiddenField | Consensus) -> tuple[Tensor, Tensor]:
     """``(T, M, C, K)`` confusion matrices as drawn, and ``(T, C)`` the labels' shares."""
-    if isinstance(found, Consensus) and found.around.std(0).max() > 1e-3:
+    if isinstance(found, Consensus) and found.priors["walk"].std(0).max() > 1e-3:
         return _beside_neighbors(found)
     field = _field(found)
     confusion, size = field.draws["confusion"], field.emission.num_labels
@@ -102,12 +104,12 @@ def _beside_neighbors(found: Consensus) -> tuple[Tensor, Tensor]:
     1994, JRSS B 56)."""
     node, annotator = (found.answers >= 0).nonzero(as_tuple=True)
     given, draws = found.answers[node, annotator], []
-    power = max(POWER, found.neighbor_power)
+    around = found.priors["walk"]
     for _ in range(NUM_DRAWS):
-        weight = torch.empty(len(found.answers), 1).exponential_().to(found.around)
-        labels = powered(found.around, power * math.exp(UNSURE * torch.randn(()).item()))
+        weight = torch.empty(len(found.answers), 1).exponential_().to(around)
+        labels = _powered(around, POWER * math.exp(UNSURE * torch.randn(()).item()))
         joint = (labels * weight)[node]
-        confusion = fit_confusion(marginal_confusion(found.field), joint, annotator, given)
+        confusion = fit_confusion(_marginal_confusion(found.field), joint, annotator, given)
         draws.append((confusion, (labels * weight).sum(0) / weight.sum()))
     confusion, share = zip(*draws, strict=True)
     return torch.stack(confusion), torch.stack(share)
@@ -118,3 +120,32 @@ def _quality(draws: Tensor, level: float) -> Quality:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
     ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
     return Quality(draws.mean(0), *draws.quantile(ends, dim=0))
+
+
+def _powered(around: Tensor, power: float) -> Tensor:
+    """Label distributions to a power, in double precision."""
+    found = around.double().pow(power)
+    return found / found.sum(-1, keepdim=True)
+
+
+def _marginal_confusion(field: HiddenField) -> Tensor:
+    """``(M, C, K)`` fitted probabilities of each annotator's answers given the label."""
+    confusion = field.values["confusion"].double()
+    return field.values["types"].double() @ confusion if "types" in field.values else confusion
+
+
+def fit_confusion(start: Tensor, labels: Tensor, annotator: Tensor, given: Tensor) -> Tensor:
+    """``(M, C, K)`` by EM, each annotator alone, from ``A`` answers ``given`` at nodes whose label
+    distributions are ``(A, C)``, times weights of the nodes."""
+    size = num_annotators, _, num_answers = start.shape
+    confusion, flat = start, annotator * num_answers + given
+    weight = labels.sum(-1, keepdim=True)
+    # Little, for rows that are pulled to the middle let few answers look dependent.
+    prior = STRENGTH * (start / 2 + 1 / (2 * num_answers))
+    for _ in range(NUM_STEPS):
+        joint = labels * confusion[annotator, :, given]
+        joint = joint * (weight / joint.sum(-1, keepdim=True))
+        counts = labels.new_zeros(num_annotators * num_answers, size[1]).index_add_(0, flat, joint)
+        counts = counts.view(num_annotators, num_answers, size[1]).mT + prior
+        confusion = counts / counts.sum(-1, keepdim=True)
+    return confusion

@@ -71,11 +71,14 @@ class Walk:
         total = found.sum(-1, keepdim=True)
         return torch.where(total > 0, found / total, 1 / own.shape[1])
 
+    def step(self, labels: Tensor) -> Tensor:
+        """``(N, C)``: the mean of the neighbours."""
+        return self.there @ (labels if self.back is None else self.back @ labels)
+
     def _ends(self, own: Tensor) -> Tensor:
         labels = own
         for _ in range(LONGEST if self.back is None else LONGEST // 2):
-            ends = labels if self.back is None else self.back @ labels
-            labels = self.go_on * (self.there @ ends) + (1 - self.go_on) * own
+            labels = self.go_on * self.step(labels) + (1 - self.go_on) * own
         return labels
 
 

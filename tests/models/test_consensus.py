@@ -14,8 +14,10 @@ from torch_geometric.utils import grid, to_dense_adj
 from pyro_nmm import sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
 from pyro_nmm.models.latent.consensus import ALONE, PARTS, consensus_of, fit_powers, refit_powers
-from pyro_nmm.models.latent.dependence import excess_agreement, fit_confusion
+from pyro_nmm.models.latent.dependence import count_all, count_pairs, excess_agreement, permuted
 from pyro_nmm.models.latent.left_out import left_out_answers
+from pyro_nmm.models.latent.potts import OWN, STRENGTH, potts_labels
+from pyro_nmm.models.latent.quality import fit_confusion
 from pyro_nmm.models.latent.walks import Walk, walk_of
 
 EDGES, PLACES = grid(16, 16)
@@ -67,6 +69,31 @@ def test_a_walk_over_sources_follows_the_attention():
     own = torch.rand(256, 3).double().softmax(-1)
     expected = torch.linalg.solve(torch.eye(256).double() - 0.5 * step, 0.5 * own)
     torch.testing.assert_close(walk_of(field).labels(own), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_field_of_neighbours_is_a_fixed_point():
+    """Of loops over nodes, on a graph with a node of three neighbours and one without any."""
+    edges = torch.tensor([[0, 0, 0, 1], [1, 2, 3, 2]])
+    evidence = (2 * torch.rand(5, 3)).double()
+    neighbours = [[1, 2, 3], [0, 2], [0, 1], [0], []]
+
+    def pull(labels, node):
+        total = sum((labels[other] for other in neighbours[node]), torch.zeros(3).double())
+        return STRENGTH * total / max(1, len(neighbours[node])) ** 0.5
+
+    part = torch.tensor([0, 1, 1, 0, 0])
+    found = potts_labels(Walk.on_graph(edges, 5), evidence, part)
+    for number in range(2):
+        own = (OWN * evidence).masked_fill((part == number)[:, None], 0)
+        labels = own.softmax(-1)
+        for _ in range(100):
+            moved = torch.stack([(own[i] + pull(labels, i)).softmax(-1) for i in range(5)])
+            labels = (labels + moved) / 2
+        for node in (part == number).nonzero()[:, 0].tolist():
+            expected = pull(labels, node).softmax(-1)
+            torch.testing.assert_close(found[node], expected, atol=1e-3, rtol=1e-3)
+    known = torch.tensor([[0.0, -torch.inf, -torch.inf]]).double().expand(5, 3)
+    assert (potts_labels(Walk.on_graph(edges, 5), known, part)[:4, 0] > 1 / 3).all()
 
 
 def test_left_out_answers_by_hand():
@@ -122,68 +149,85 @@ def test_powers_are_the_best_ones():
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5, 0.5], missing=0.1)
     field = fit_field(Annotators(3), sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
     left_out = left_out_answers(field, answers, torch.arange(256) % 8)
-    around = torch.rand(256, 3).double().softmax(-1)
-    power, weight = fit_powers(around.log(), left_out)
-    assert 0 < weight < 1
+    first, second = torch.rand(2, 256, 3).double().softmax(-1)
+    found = fit_powers(torch.stack([first, second], 1).log(), left_out)
+    assert 0 < found[-1] < 1
 
-    def score(b, w, r):
-        total = -((math.log(b) - 0.4) ** 2) / 0.5 - (math.log(w / (1 - w)) - 3) ** 2 / 2.88
+    def score(one, other, w, r):
+        total = -((math.log(w / (1 - w)) - 0.5) ** 2) / 2.88
+        total -= sum((math.log(b) + 0.3) ** 2 / 18 for b in (one, other))
         for node, others, own, same in zip(*left_out[1:], strict=True):
-            label = (around[node] ** b * (w * others).exp()).double()
+            label = (first[node] ** one * second[node] ** other * (w * others).exp()).double()
             alone = (label / label.sum() * own.exp()).sum().item()
             copied = r * bool((others != 0).any())
             total += math.log((1 - copied) * alone + copied * same)
         return total
 
     rates = [0.001, 0.01, 0.03, 0.1, 0.2]
-    best = max(score(power, weight, r) for r in rates)
-    for other in (
-        (1.2 * power, weight),
-        (power / 1.2, weight),
-        (power, 1.1 * weight),
-        (power, weight / 1.1),
-    ):
-        if other[1] < 1:
-            assert max(score(*other, r) for r in rates) < best + 0.05
+    best = max(score(*found.tolist(), r) for r in rates)
+    for place, factor in [(0, 1.5), (0, 0.7), (1, 1.5), (1, 0.7), (2, 1.1), (2, 0.9)]:
+        other = found.clone()
+        other[place] *= factor
+        if other[-1] < 1:
+            assert max(score(*other.tolist(), r) for r in rates) < best + 0.05
 
 
 def test_known_labels_move_powers():
     """Without known labels nothing; a thousand that contradict the neighbours lower their power."""
     around, evidence = torch.rand(2, 2000, 3).double().softmax(-1)
     known = torch.distributions.Categorical(evidence).sample()
-    start = (1.0, 0.2)
-    assert refit_powers(start, around.log(), evidence.log(), torch.full((2000,), -1)) == start
-    power, weight = refit_powers(start, around.log(), evidence.log(), known)
+    start, priors = torch.tensor([1.0, 0.2]).double(), around.log()[:, None]
+    assert refit_powers(start, priors, evidence.log(), torch.full((2000,), -1)) is start
+    power, weight = refit_powers(start, priors, evidence.log(), known)
     assert power < 0.3
     assert 0.7 < weight < 1.3
 
 
-def test_excess_agreement_by_pairs():
-    """Sums over pairs of annotators, node by node."""
+def test_permuted_answers_keep_counts():
+    """An annotator's answers about the nodes of a label stay there, in any order."""
+    answers = answers_to(TRUTH, [0.8, 0.6])
+    found = permuted(answers, TRUTH)
+    assert ((found < 0) == (answers < 0)).all()
+    assert (found != answers).any()
+    for label in range(3):
+        here = label == TRUTH
+        assert torch.equal(found[here].sort(0).values, answers[here].sort(0).values)
+    small = torch.arange(3)[:, None].expand(3, 1)
+    orders = {tuple(permuted(small, torch.zeros(3).long())[:, 0].tolist()) for _ in range(200)}
+    assert len(orders) == 6
+
+
+def test_counts_of_agreement():
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
-    field = fit_field(Annotators(3), sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
-    around = torch.rand(256, 3).double().softmax(-1)
-    found = excess_agreement(field, answers, around)
-    labels = around**1.5 / (around**1.5).sum(1, keepdim=True)
-    node, annotator = (answers >= 0).nonzero(as_tuple=True)
-    given = answers[node, annotator]
-    start = field.values["confusion"].double()
-    table = fit_confusion(start, labels[node], annotator, given)
-    more, room = torch.zeros(256).double(), 0.0
-    for i in range(256):
-        seen = [m for m in range(3) if answers[i, m] >= 0]
-        for one in seen:
-            for other in seen:
-                if one < other:
-                    more[i] += answers[i, one] == answers[i, other]
-                    same = labels[i] @ (table[one] * table[other]).sum(-1)
-                    more[i] -= same
-                    room += labels[i] @ (table[one] * table[other]).sqrt().sum(-1) - same
-    assert found.excess == pytest.approx((more.sum() / room).item())
-    assert found.error == pytest.approx((more.square().sum().sqrt() / room).item())
-    assert found.number == pytest.approx(
-        (answers >= 0).sum(1).float()[(answers >= 0).any(1)].mean()
-    )
+    pairs = count_pairs(answers, 3)
+    for one in range(3):
+        for other in range(3):
+            same = (answers[:, one] == answers[:, other]) & (answers[:, one] >= 0)
+            assert pairs[one, other] == (same.sum() if one != other else 0)
+    assert count_all(answers, 3) == pairs.sum() / 2
+
+
+def test_excess_agreement_with_sure_labels():
+    """Known labels: the share of pairs that agree, above chance by hand; copies have one."""
+    right = torch.full((20_000,), 0.6)
+    truth = torch.randint(3, (20_000,))
+    answers = answers_to(truth, [0.6, 0.6, 0.6], missing=0.2)
+    probs = torch.nn.functional.one_hot(truth, 3).double()
+    log_prior = probs.clamp(min=1e-9).log()
+    found = excess_agreement(probs, log_prior, 0.5, answers)
+    assert abs(found.excess) < 3 * found.error + 1e-3
+    assert not found.found
+    same = torch.rand(20_000) < 0.5
+    copied = answers[:, 0].where(same & (answers[:, 0] >= 0) & (answers[:, 1] >= 0), answers[:, 1])
+    answers[:, 1] = copied
+    pairs = excess_agreement(probs, log_prior, 0.5, answers, count_pairs)
+    by_chance = (right**2 + 2 * 0.2**2).mean()  # .6 right, .2 each of the two wrong answers
+    both = (answers[:, 0] >= 0) & (answers[:, 1] >= 0)
+    agree = (answers[:, 0] == answers[:, 1])[both].double().mean()
+    excess = pairs.excess[0, 1].item()
+    assert excess == pytest.approx(((agree - by_chance) / (1 - by_chance)).item(), abs=0.02)
+    assert excess == pytest.approx(0.5, abs=0.03)
+    assert pairs.found.nonzero().tolist() == [[0, 1], [1, 0]]
 
 
 def test_confusion_beside_the_neighbours():
@@ -211,9 +255,11 @@ def test_the_pool_is_its_formula():
     found = consensus_of(field, answers, Walk.on_graph(EDGES, 256))
     torch.manual_seed(1)
     evidence = left_out_answers(field, answers, torch.randperm(256) % PARTS).evidence
-    logits = found.neighbor_power * found.around.double().log() + found.answer_power * evidence
+    logits = found.powers["answers"] * evidence
+    for name, prior in found.priors.items():
+        logits = logits + found.powers[name] * prior.double().log()
     torch.testing.assert_close(found.probs, logits.softmax(-1).float(), atol=1e-5, rtol=1e-4)
-    assert 0 < found.answer_power < 1
+    assert 0 < found.powers["answers"] < 1
 
 
 def test_dependent_errors():
@@ -227,12 +273,13 @@ def test_dependent_errors():
         found = Annotators(3).fit(EDGES, answers)
         right = (found.predict() == TRUTH).float().mean()
         gaps[name] = (found.probs.amax(1).mean() - right).item()
-        powers[name] = found.answer_power
+        powers[name] = found.powers["answers"]
         before = found.field.probs.amax(1).mean() - (found.field.predict() == TRUTH).float().mean()
         if name == "dependent":
             assert before > 0.15
             assert abs(gaps[name]) < before - 0.05
             assert found.dependence.found
+            assert found.pairs().excess.shape == (5, 5)
             assert "errors are dependent" in found.summary()
             quality = accuracy(found)
             assert ((quality.low < 0.63) & (quality.high > 0.6)).all()
@@ -243,7 +290,7 @@ def test_dependent_errors():
 
 def test_one_annotator():
     found = Annotators(3).fit(EDGES, answers_to(TRUTH, [0.6], missing=0.0), **QUICK)
-    assert (found.neighbor_power, found.answer_power) == ALONE
+    assert found.powers == pytest.approx(ALONE)
     assert "no node has two answers" in found.summary()
     assert "unknown with one answer" in found.summary()
 
