@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models.latent.answers import LONG, known_labels, read_answers
+from pyro_nmm.models.latent.classifier import out_of_fold
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
 from pyro_nmm.models.latent.emissions import Values, mixture_em
 from pyro_nmm.models.latent.fit import fit_field
@@ -82,10 +83,10 @@ class Annotators:
 
     def fit(
         self, graph: Neighborhood | Data | Tensor, answers: Any, edge_attr: Tensor | None = None, *,
-        known: Any = None, **options,
+        known: Any = None, classifier: Any = None, pred_probs: Any = None, **options,
     ) -> Consensus:  # fmt: skip
         """
-        Fit the model, and pool the answers about each node with its neighbours.
+        Fit the model, and pool the answers about each node with its neighbours and its features.
 
         :param graph: PyG's ``Data``, an ``edge_index``, whose sources are then nodes within two
             hops, or a neighborhood of your choice.
@@ -94,6 +95,12 @@ class Annotators:
             ``worker`` and ``label`` has a row for each answer, and node ids as tasks.
         :param Tensor edge_attr: features of the edges of a neighborhood, such as hops.
         :param known: ``(N,)`` true labels of some nodes, -1 or NaN elsewhere.
+        :param classifier: of ``x``, if graph is ``Data`` with ``x``: a network, called as
+            ``classifier(x, edge_index)`` for logits ``(N, C)``, a scikit-learn classifier, or None
+            for a GCN. It is trained ten times, without the nodes that it predicts. Pass
+            ``data.edge_index`` to leave the features out.
+        :param pred_probs: ``(N, C)`` out-of-sample probabilities of a classifier of your own, as
+            cleanlab has them.
         :param options: of :func:`~pyro_nmm.models.fit_field`; one start if answers name labels.
         :return: the consensus. Cost: as for ``fit_field``, and :math:`O(E C)` for the pool.
         """
@@ -106,6 +113,7 @@ class Annotators:
             hood, edge_attr = hops(ends, num_nodes)
             walk = Walk.on_graph(ends, num_nodes)
         data = read_answers(answers, hood.num_nodes, hood.device)
+        learn = out_of_fold(graph, classifier, pred_probs, (hood.num_nodes, self.num_labels))
         if known is not None:
             labels = data.labels or self.num_labels
             known = known_labels(known, hood.num_nodes, labels, hood.device)
@@ -113,7 +121,7 @@ class Annotators:
         field = fit_field(self, hood, data.table, edge_attr, known, **options)
         walk = walk_of(field) if walk is None else walk
         names = {"labels": data.labels, "annotators": data.annotators}
-        return consensus_of(field, data.table, walk, **names)
+        return consensus_of(field, data.table, walk, learn, **names)
 
     def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:
         """Labels ``(N,)``: :meth:`Consensus.predict` of a :meth:`fit`."""

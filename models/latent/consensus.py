@@ -15,10 +15,15 @@ from pyro_nmm.models.latent.left_out import LeftOut, left_out_answers
 from pyro_nmm.models.latent.potts import potts_labels
 from pyro_nmm.models.latent.walks import Walk
 
+#: From label distributions and the nodes to learn from, to predictions of a classifier.
+Classifier = Callable[[Tensor, Tensor], Tensor]
 #: Parts of the nodes whose answers are left out, and answers that fit the two powers.
 PARTS, MOST_ANSWERS = 10, 20_000
-#: Powers where no node has two answers, so that none can be left out.
-ALONE = {"walk": 1.0, "potts": 0.25, "answers": 0.2}
+#: Powers of walk, Potts, a classifier if there is one, and answers, by the number of priors, where
+#: no node has two answers, so that none can be left out.
+ALONE = {2: [1.0, 0.25, 0.2], 3: [0.4, 0.1, 0.8, 0.2]}
+#: Times that a classifier learns from the pool.
+ROUNDS = 2
 #: Answers count for less than the fit says, for confusion matrices come from the same answers.
 SHARE = 0.65
 #: Means and standard deviations of Normal priors of the logarithms of priors' powers, and of the
@@ -115,11 +120,16 @@ class Consensus:
 
 
 @torch.no_grad()
-def consensus_of(field: HiddenField, answers: Tensor, walk: Walk, **names: Any) -> Consensus:
+def consensus_of(
+    field: HiddenField, answers: Tensor, walk: Walk, classifier: Classifier | None = None,
+    **names: Any,
+) -> Consensus:  # fmt: skip
     """
-    Pool of neighbours and answers, of a fit to answers as its emission checked them.
+    Pool of neighbours, a classifier and answers, of a fit to answers as its emission checked them.
 
     :param Walk walk: on the graph, or over the sources of the field.
+    :param classifier: from label distributions ``(N, C)`` and the nodes to learn from, ``(N,)``,
+        to predictions ``(N, C)`` that did not learn from the node itself.
     :param names: ``labels`` and ``annotators``.
     """
     part = torch.randperm(len(answers), device=answers.device) % PARTS
@@ -129,33 +139,41 @@ def consensus_of(field: HiddenField, answers: Tensor, walk: Walk, **names: Any) 
     sure = (answers >= 0).any(1) | known.isinf().any(1)
     own = evidence.softmax(-1).masked_fill(~sure[:, None], 0)
     priors = {"walk": walk.labels(own, part), "potts": potts_labels(walk, evidence, part)}
-    priors = {name: _away_from_zero(prior) for name, prior in priors.items()}
-    logs = torch.stack([prior.log() for prior in priors.values()], 1)
-    powers = pooled_powers(logs, left_out)
-    if field.known is not None:
-        powers = refit_powers(powers, logs, left_out.evidence, field.known)
-    log_prior = torch.einsum("npc,p->nc", logs, powers[:-1]) + known
-    logits = log_prior + powers[-1] * evidence
+    powers, log_prior = _pool(priors, left_out, field.known)
+    # The classifier learns from the pool, and then once more from the pool that it is part of.
+    for _ in range(ROUNDS):
+        if classifier is None:
+            break
+        targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
+        priors["classifier"] = classifier(targets, sure)
+        powers, log_prior = _pool(priors, left_out, field.known)
+    log_prior = log_prior + known
+    probs = (log_prior + powers[-1] * left_out.evidence).softmax(-1).to(field.probs)
     named = dict(zip([*priors, "answers"], powers.tolist(), strict=True))
-    priors = {name: prior.to(field.probs) for name, prior in priors.items()}
-    probs = logits.softmax(-1).to(field.probs)
+    priors = {name: _away_from_zero(prior).to(field.probs) for name, prior in priors.items()}
     dependence = excess_agreement(probs, log_prior, named["answers"], answers)
     return Consensus(field, answers, probs, priors, named, dependence, **names)
 
 
-def _away_from_zero(probs: Tensor) -> Tensor:
-    probs = probs.clamp(min=LEAST)
-    return probs / probs.sum(-1, keepdim=True)
-
-
-def pooled_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:
-    """``(P + 1,)``: fitted, with a smaller power of the answers, or the defaults."""
+def _pool(
+    priors: dict[str, Tensor], answers: LeftOut, known: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Powers, and the logarithms ``(N, C)`` of all priors to their powers."""
+    logs = torch.stack([_away_from_zero(prior).log() for prior in priors.values()], 1)
     if answers.node.bincount().max() < 2:
-        return log_priors.new_tensor(list(ALONE.values()))
-    powers = fit_powers(log_priors, answers)
-    # Other answers predict one better than the priors do (sum < 1) if annotators err together.
-    powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1)
-    return powers
+        powers = logs.new_tensor(ALONE[len(priors)])
+    else:
+        powers = fit_powers(logs, answers)
+        # Other answers predict one better than priors do (sum < 1) if annotators err together.
+        powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1)
+    if known is not None:
+        powers = refit_powers(powers, logs, answers.evidence, known)
+    return powers, torch.einsum("npc,p->nc", logs, powers[:-1])
+
+
+def _away_from_zero(probs: Tensor) -> Tensor:
+    probs = probs.double().clamp(min=LEAST)
+    return probs / probs.sum(-1, keepdim=True)
 
 
 def fit_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:

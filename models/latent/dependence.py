@@ -59,8 +59,10 @@ def count_all(answers: Tensor, num_answers: int) -> Tensor:
 
 def count_pairs(answers: Tensor, num_answers: int) -> Tensor:
     """``(M, M)``: equal answers of each pair of annotators, zeros on the diagonal."""
-    each = ((answers == k).double() for k in range(num_answers))
-    return sum(given.mT @ given for given in each).fill_diagonal_(0)
+    found = torch.zeros(answers.shape[1], answers.shape[1]).double().to(answers.device)
+    for given in ((answers == k).double() for k in range(num_answers)):
+        found += given.mT @ given
+    return found.fill_diagonal_(0)
 
 
 def excess_agreement(

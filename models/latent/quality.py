@@ -111,8 +111,8 @@ def _beside_neighbors(found: Consensus) -> tuple[Tensor, Tensor]:
         joint = (labels * weight)[node]
         confusion = fit_confusion(_marginal_confusion(found.field), joint, annotator, given)
         draws.append((confusion, (labels * weight).sum(0) / weight.sum()))
-    confusion, share = zip(*draws, strict=True)
-    return torch.stack(confusion), torch.stack(share)
+    matrices, shares = zip(*draws, strict=True)
+    return torch.stack(matrices), torch.stack(shares)
 
 
 def _quality(draws: Tensor, level: float) -> Quality:

@@ -1,0 +1,129 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
+
+from pyro_nmm.expect import as_tensor, expect, expect_all
+
+#: Parts of the nodes; a node's prediction comes from training without its part.
+NUM_FOLDS = 5
+#: Adam's learning rate, weight decay and steps.
+LR, DECAY, NUM_EPOCHS = 0.01, 5e-4, 200
+#: Features with fewer entries than this share are kept as a sparse matrix.
+SPARSE = 0.1
+
+
+def out_of_fold(
+    graph: Any, classifier: Any, pred_probs: Any, shape: tuple[int, int]
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """From label distributions and the nodes to learn from, to predictions; None without any."""
+    if pred_probs is not None:
+        if classifier is not None:
+            raise ValueError("give classifier or pred_probs, not both")
+        given = expect("pred_probs", as_tensor("pred_probs", pred_probs), shape, kind="float")
+        expect_all("pred_probs", given, given >= 0, "be probabilities")
+        good = (given.double().sum(1) - 1).abs() < 1e-3
+        expect_all("pred_probs", given.double().sum(1), good, "have rows that sum to one")
+        return lambda targets, rows: given.to(targets)
+    if classifier is None and getattr(graph, "x", None) is None:
+        return None
+    if getattr(graph, "x", None) is None:
+        raise ValueError("classifier needs features: give PyG's Data with x as graph")
+    return OutOfFold(classifier, graph)
+
+
+@dataclass(frozen=True)
+class OutOfFold:
+    """
+    Out-of-fold predictions of a classifier that learns uncertain labels, as cleanlab has them.
+
+    >>> x, edge_index = torch.randn(20, 2), torch.arange(20).expand(2, -1)
+    >>> found = OutOfFold(None, Data(x, edge_index))(torch.rand(20, 3).softmax(-1), x[:, 0] > 0)
+    >>> found.shape
+    torch.Size([20, 3])
+
+    :param classifier: a network that is called as ``classifier(x, edge_index)`` and returns
+        ``(N, C)`` logits, a scikit-learn classifier of ``x``, or None for a GCN.
+    :param Data data: ``x`` and ``edge_index``.
+    """
+
+    classifier: Any
+    data: Data
+
+    def __post_init__(self) -> None:
+        x = expect("graph.x", self.data.x, (int(self.data.num_nodes or 0), "F"))
+        values = x if x.layout == torch.strided else x.values()
+        expect_all("graph.x", values, values.isfinite(), "be finite")
+        network = self.classifier is None or isinstance(self.classifier, nn.Module)
+        if not network and not hasattr(self.classifier, "predict_proba"):
+            must = "a network, or have fit and predict_proba"
+            raise ValueError(f"classifier must be {must}, got {type(self.classifier).__name__}")
+
+    def __call__(self, targets: Tensor, rows: Tensor) -> Tensor:
+        """
+        :param Tensor targets: ``(N, C)`` label distributions.
+        :param Tensor rows: ``(N,)`` bool, the nodes whose targets are learned.
+        :return: ``(N, C)`` probabilities. Cost: five trainings.
+        """
+        fold = torch.randperm(len(rows), device=rows.device) % NUM_FOLDS
+        found, learn = torch.empty_like(targets), self._learn
+        if self.classifier is not None and not isinstance(self.classifier, nn.Module):
+            learn = self._learn_rows
+        for number in range(NUM_FOLDS):
+            here = fold == number
+            found[here] = learn(targets, rows & ~here)[here].to(found)
+        return found
+
+    def _learn(self, targets: Tensor, rows: Tensor) -> Tensor:
+        x, edge_index = _sparse(self.data.x.float()), self.data.edge_index
+        if self.classifier is None:
+            network = GCN(x.shape[1], 64, 2, targets.shape[1], dropout=0.5, cached=True)
+        else:
+            network = _fresh(self.classifier)
+        network = network.to(x.device)
+        if (got := tuple(network(x, edge_index).shape)) != targets.shape:
+            must = f"return logits of shape {tuple(targets.shape)}"
+            raise ValueError(f"classifier must {must}, got {got}")
+        adam = torch.optim.Adam(network.parameters(), LR, weight_decay=DECAY)
+        with torch.enable_grad():
+            for _ in range(NUM_EPOCHS):
+                adam.zero_grad()
+                logits = network(x, edge_index)[rows]
+                nn.functional.cross_entropy(logits, targets[rows].to(logits)).backward()
+                adam.step()
+        return network.eval()(x, edge_index).softmax(-1).detach()
+
+    def _learn_rows(self, targets: Tensor, rows: Tensor) -> Tensor:
+        """scikit-learn's classifiers learn each row's most probable label."""
+        x, labels = self.data.x.cpu().numpy(), targets.argmax(1)[rows].cpu().numpy()
+        model = deepcopy(self.classifier).fit(x[rows.cpu().numpy()], labels)
+        found = targets.new_zeros(targets.shape)
+        columns = torch.as_tensor(model.classes_, device=found.device)
+        found[:, columns] = torch.as_tensor(model.predict_proba(x), device=found.device).to(found)
+        return found
+
+
+def _fresh(network: nn.Module) -> nn.Module:
+    """A copy with new parameters where its layers can draw them."""
+    network = deepcopy(network)
+    for module in network.modules():
+        if callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+    return network.train()
+
+
+def _sparse(x: Tensor) -> Tensor:
+    if x.layout != torch.strided or x.count_nonzero() >= SPARSE * x.numel():
+        return x
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return x.to_sparse_csr()

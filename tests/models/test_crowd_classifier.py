@@ -1,0 +1,173 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""A consensus of annotators that also reads the nodes' features, through a classifier."""
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, MLP
+from torch_geometric.utils import grid
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.models import Annotators
+from pyro_nmm.models.latent import classifier as module
+from pyro_nmm.models.latent.classifier import NUM_FOLDS, OutOfFold
+
+EDGES, PLACES = grid(16, 16)
+QUICK = {"num_steps": 30, "num_draws": 5}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float)
+    monkeypatch.setattr(module, "NUM_EPOCHS", 60)
+
+
+def crowd():
+    """Features that separate three labels, and few answers of three people: .5 are right."""
+    truth = torch.randint(3, (256,))
+    x = torch.randn(256, 4) + 2 * torch.nn.functional.one_hot(truth, 4)
+    wrong = (truth[:, None] + torch.randint(1, 3, (256, 3))) % 3
+    answers = torch.where(torch.rand(256, 3) < 0.6, truth[:, None], wrong)
+    answers[torch.rand(256) < 0.5] = -1
+    return Data(x, EDGES), answers, truth
+
+
+class Nodewise(torch.nn.Module):
+    """Features alone, whatever the edges."""
+
+    def __init__(self, width=3):
+        super().__init__()
+        self.layer = MLP([4, width], norm=None)
+
+    def forward(self, x, edge_index):
+        return self.layer(x)
+
+
+class Memory:
+    """It returns the label of a row that it has seen, else the last label, as scikit-learn would."""
+
+    def fit(self, x, y):
+        self.seen = {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict_proba(self, x):
+        found = [self.seen.get(row.tobytes(), self.classes_[-1]) for row in x]
+        return (np.array(found)[:, None] == self.classes_).astype(float)
+
+
+def test_no_node_is_predicted_from_its_own_label():
+    data, _, truth = crowd()
+    targets = torch.nn.functional.one_hot(truth % 2, 3).double()
+    found = OutOfFold(Memory(), data)(targets, torch.ones(256, dtype=torch.bool))
+    assert (found[:, 1] == 1).all()  # never its own: labels with zeros would be remembered
+    rows = torch.arange(256) < 128
+    targets[128:] = torch.tensor([0.0, 0.0, 1.0]).double()
+    found = OutOfFold(Memory(), data)(targets, rows)
+    assert (found[:, 2] == 0).all()  # and nothing is learned from other rows
+
+
+def test_a_network_learns_uncertain_labels():
+    """Probabilities of one feature: the logits' slope comes back."""
+    x = torch.randn(3000, 4)
+    targets = torch.stack([3 * x[:, 0], -3 * x[:, 0], 0 * x[:, 0]], 1).softmax(-1)
+    edges = torch.empty(2, 0, dtype=torch.long)
+    module.NUM_EPOCHS, module.LR = 300, 0.03
+    found = OutOfFold(Nodewise(), Data(x, edges))(targets, torch.ones(3000, dtype=torch.bool))
+    assert (found - targets).abs().mean() < 0.03
+
+
+def test_folds_have_networks_of_their_own():
+    """A network as it was is unchanged, and layers draw their parameters anew."""
+    data, _, truth = crowd()
+    network = Nodewise()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    targets, rows = torch.nn.functional.one_hot(truth).double(), torch.ones(256, dtype=torch.bool)
+    module.NUM_EPOCHS = 0
+    found = OutOfFold(network, data)(targets, rows)
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name])
+    same = torch.isclose(network(data.x, data.edge_index).softmax(-1).double(), found).all(1)
+    assert same.sum() < 256 / NUM_FOLDS
+
+
+@pytest.mark.parametrize("kind", ["default", "network", "rows", "probabilities"])
+def test_features_help(kind):
+    """Labels without a graph: neighbours say nothing, and features tell the labels apart."""
+    sklearn = pytest.importorskip("sklearn.linear_model")
+    data, answers, truth = crowd()
+    torch.manual_seed(0)
+    without = Annotators(3).fit(data.edge_index, answers, **QUICK)
+    options = {
+        "default": {},
+        "network": {"classifier": Nodewise()},
+        "rows": {"classifier": sklearn.LogisticRegression()},
+        "probabilities": {"pred_probs": (2 * data.x[:, :3]).softmax(-1).numpy()},
+    }
+    torch.manual_seed(0)
+    found = Annotators(3).fit(data, answers, **options[kind], **QUICK)
+    assert list(found.powers) == ["walk", "potts", "classifier", "answers"]
+    assert "classifier" in found.summary()
+
+    def score(consensus, rows):
+        return -consensus.probs[rows].gather(1, truth[rows, None]).log().mean()
+
+    answered = (answers >= 0).any(1)
+    if kind != "default":  # a GCN mixes the features of neighbours, which have other labels here
+        assert score(found, answered) < score(without, answered) - 0.1
+        assert score(found, ~answered) < score(without, ~answered) - 0.2
+    assert found.pairs().excess.isfinite().all()
+
+
+def test_one_annotator_and_known_labels():
+    data, answers, truth = crowd()
+    data.x[:, 3] = truth
+    one = Annotators(3).fit(data, answers[:, :1], classifier=Nodewise(), **QUICK)
+    assert one.powers["classifier"] == 0.8
+    known = truth.where(torch.arange(256) < 60, -1)
+    found = Annotators(3).fit(data, answers[:, :1], classifier=Nodewise(), known=known, **QUICK)
+    assert (found.probs[:60].argmax(1) == truth[:60]).all()
+    assert found.powers != one.powers
+
+
+def test_sparse_features():
+    """Words: the same fit from a dense matrix, which becomes sparse, and from a sparse one."""
+    data, answers, _ = crowd()
+    words = (torch.rand(256, 40) < 0.05).float()
+    kept = []
+    for x in (words, module._sparse(words)):
+        assert module._sparse(x).layout == torch.sparse_csr
+        torch.manual_seed(0)
+        kept.append(Annotators(3).fit(Data(x, EDGES), answers, **QUICK).probs)
+    torch.testing.assert_close(*kept)
+    network = GCN(40, 8, 2, 3)
+    assert network(module._sparse(words), EDGES).shape == (256, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"classifier": "forest"}, "classifier must be a network, or have fit and predict_proba"),
+        ({"pred_probs": torch.rand(256, 2)}, r"pred_probs must have shape \(256, 3\)"),
+        ({"pred_probs": torch.rand(256, 3)}, "pred_probs must have rows that sum to one"),
+        ({"pred_probs": torch.eye(3).repeat(86, 1)[:256] * 2 - 1 / 3}, "be probabilities"),
+        ({"pred_probs": torch.ones(256, 3).long()}, "pred_probs must be a floating-point"),
+        ({"pred_probs": torch.ones(256, 3) / 3, "classifier": Nodewise()}, "not both"),
+        ({"classifier": Nodewise(width=2)}, "classifier must return logits"),
+    ],
+)
+def test_errors(options, error):
+    data, answers, _ = crowd()
+    with pytest.raises(ValueError, match=error):
+        Annotators(3).fit(data, answers, **options, **QUICK)
+    data.x[3, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"graph.x must be finite, got nan at \[3, 1\]"):
+        Annotators(3).fit(data, answers, **QUICK)
+    if "classifier" in options:
+        near = Neighborhood(EDGES, 256)
+        with pytest.raises(ValueError, match=r"not both|classifier needs features"):
+            Annotators(3).fit(near, answers, **options, **QUICK)
