@@ -3,16 +3,20 @@
 
 """Combinations of answers by rivals: votes, models of annotators, spreading, networks."""
 
+from collections.abc import Callable
+
 import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
+from torch.optim import Adam
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 from benchmarks.latent import AnnotatedPotts, Found, majority, spread_labels
 from pyro_nmm.models import Annotators
 from pyro_nmm.models.latent import mixture_em
+from pyro_nmm.models.latent.classifier import OutOfFold
 
 
 def votes(data: Data) -> Tensor:
@@ -54,17 +58,87 @@ def potts(data: Data) -> Tensor:
 
 def network(data: Data, targets: Tensor, rows: Tensor, num_epochs: int = 200) -> Tensor:
     """A GCN of 64 hidden units, trained on label distributions of rows."""
-    model = GCN(data.num_features, 64, 2, targets.shape[1], dropout=0.5)
-    adam = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
+    model, adam = new_network(data, targets.shape[1])
+    train(model, adam, data, lambda logits: cross_entropy(logits[rows], targets[rows]), num_epochs)
+    return predict(model, data)
+
+
+def new_network(data: Data, num_labels: int, *more: Tensor) -> tuple[GCN, Adam]:
+    model = GCN(data.num_features, 64, 2, num_labels, dropout=0.5, cached=True)
+    parameters = {"params": model.parameters(), "weight_decay": 5e-4}
+    return model, Adam([parameters, *({"params": [each]} for each in more)], 0.01)
+
+
+def train(model: GCN, adam: Adam, data: Data, loss: Callable, num_epochs: int = 200) -> None:
+    model.train()
     for _ in range(num_epochs):
         adam.zero_grad()
-        logits = model(data.x, data.edge_index)[rows]
-        cross_entropy(logits, targets[rows].float()).backward()
+        loss(model(data.x, data.edge_index).double()).backward()
         adam.step()
-    return model.eval()(data.x, data.edge_index).softmax(-1).detach()
+
+
+def predict(model: GCN, data: Data) -> Tensor:
+    return model.eval()(data.x, data.edge_index).double().softmax(-1).detach()
 
 
 def gcn(data: Data, hard: bool) -> Tensor:
     shares, there = votes(data), (data.answers >= 0).any(1)
     targets = one_hot(shares.argmax(1), shares.shape[1]) if hard else shares
-    return network(data, targets, there)
+    return network(data, targets.double(), there)
+
+
+def raykar(data: Data, read: str, num_steps: int = 10) -> Tensor:
+    """The model of Dawid and Skene with a GCN as the prior of the labels, by EM (Raykar et al.
+    2010); the posterior, or the network alone."""
+    emission, there = Annotators(int(data.y.max()) + 1), (data.answers >= 0).any(1)
+    probs = votes(data).double()
+    model, adam = new_network(data, probs.shape[1])
+    for _ in range(num_steps):
+        rows, targets = there, probs
+        loss = lambda logits: cross_entropy(logits[rows], targets[rows])  # noqa: B023, E731
+        train(model, adam, data, loss, 30)
+        prior = predict(model, data)
+        values = emission.maximise(data.answers, probs, {})
+        probs = (prior.log() + emission.log_prob(values, data.answers)).softmax(-1)
+    return {"network": prior, "posterior": probs}[read]
+
+
+def crowd_layer(data: Data) -> Tensor:
+    """A GCN behind a confusion matrix for each annotator, trained together on all answers
+    (Rodrigues and Pereira 2018, "Deep learning from crowds", AAAI)."""
+    node, annotator = (data.answers >= 0).nonzero(as_tuple=True)
+    given, size = data.answers[node, annotator], int(data.y.max()) + 1
+    scores = (4 * torch.eye(size)).repeat(data.answers.shape[1], 1, 1).double().requires_grad_()
+    model, adam = new_network(data, size, scores)
+
+    def loss(logits: Tensor) -> Tensor:
+        rows = scores.log_softmax(-1)[annotator, :, given]
+        return -(logits.log_softmax(-1)[node] + rows).logsumexp(-1).mean()
+
+    train(model, adam, data, loss)
+    return predict(model, data)
+
+
+def crowdlab(data: Data, num_rounds: int = 2) -> Tensor:
+    """CROWDLAB of cleanlab (Goh et al. 2022) with a GCN, out of fold, trained on its consensus."""
+    from cleanlab.multiannotator import get_label_quality_multiannotator
+
+    there, size = (data.answers >= 0).any(1), int(data.y.max()) + 1
+    probs = one_hot(votes(data).argmax(1), size).double()
+    table = data.answers[there].double()
+    table = pd.DataFrame(table.masked_fill(table < 0, torch.nan).numpy())
+    for _ in range(num_rounds):
+        targets = one_hot(probs.argmax(1), size).double()
+        prior = OutOfFold(None, data)(targets, there)
+        found = get_label_quality_multiannotator(
+            table, prior[there].numpy(), return_weights=True, verbose=False
+        )
+        quality, weights = found["label_quality"], torch.from_numpy(found["annotator_weight"])
+        several = quality["num_annotations"] != 1
+        right = quality["annotator_agreement"][several].mean()
+        given = torch.full((size, size), (1 - right) / (size - 1)).fill_diagonal_(right).double()
+        sums = found["model_weight"] * prior
+        for weight, answers in zip(weights, data.answers.T, strict=True):
+            sums[answers >= 0] += weight * given[answers[answers >= 0]]
+        probs = sums / sums.sum(-1, keepdim=True)
+    return probs

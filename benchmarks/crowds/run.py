@@ -24,8 +24,9 @@ from pyro_nmm.models.latent.dependence import excess_agreement
 
 FILE = RESULTS / "crowds.jsonl"
 OURS, FIELD, BEST = "Annotators", "Annotators, answers independent", "Annotators, best powers"
+WITH, CROWDLAB = "Annotators and a GCN", "GCN, CROWDLAB"
 COPYING = "CopyingAnnotators"
-#: Methods without features of the nodes; the last two read them.
+#: Methods without features of the nodes, and NETWORKS, which read them.
 METHODS: dict[str, Callable[[Data], Tensor]] = {
     "majority": rivals.votes,
     "Dawid-Skene": partial(rivals.crowd_kit, "DawidSkene"),
@@ -33,8 +34,14 @@ METHODS: dict[str, Callable[[Data], Tensor]] = {
     "MACE": partial(rivals.crowd_kit, "MACE"),
     "label spreading": rivals.label_spreading,
     "Potts": rivals.potts,
+}
+NETWORKS: dict[str, Callable[[Data], Tensor]] = {
     "GCN on the majority": partial(rivals.gcn, hard=True),
     "GCN on vote shares": partial(rivals.gcn, hard=False),
+    "GCN, CrowdLayer": rivals.crowd_layer,
+    CROWDLAB: rivals.crowdlab,
+    "GCN, EM: posterior": partial(rivals.raykar, read="posterior"),
+    "GCN, EM: network": partial(rivals.raykar, read="network"),
 }
 #: Nodes of the side of a grid, shares of answers that repeat a common guess, and its accuracy.
 SIDE, STRENGTHS, COMMON, SIMULATIONS = 20, [0.0, 0.3, 0.6], 0.6, 200
@@ -73,9 +80,11 @@ def answers(args, results: Records) -> None:
     for name in args.sets:
         kinds = KINDS if name in ALONE else KINDS[:2]
         for key in results.missing(task="answers", set=name, kind=kinds, seed=args.seeds,
-                                   method=[OURS, *METHODS]):  # fmt: skip
+                                   method=[OURS, WITH, *METHODS, *NETWORKS]):  # fmt: skip
+            if key["method"] == CROWDLAB and key["kind"] not in KINDS[:2]:
+                continue  # its weights come from nodes with two answers
             data = answered(name, key["kind"], args.data_root, key["seed"])
-            found = {key["method"]: METHODS.get(key["method"])}
+            found = {key["method"]: (METHODS | NETWORKS | {WITH: with_network}).get(key["method"])}
             found = own(data) if key["method"] == OURS else found
             for method, make in found.items():
                 pyro.set_rng_seed(key["seed"])
@@ -84,6 +93,10 @@ def answers(args, results: Records) -> None:
                 seconds = time.process_time() - begin
                 row = key | {"method": method} | getattr(make, "row", {})
                 results.add(**row, seconds=seconds, **scores(probs, data))
+
+
+def with_network(data: Data) -> Tensor:
+    return Annotators(int(data.y.max()) + 1).fit(data, data.answers).probs
 
 
 def checks(found: Consensus, data: Data) -> dict:

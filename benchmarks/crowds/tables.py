@@ -6,7 +6,7 @@
 import pandas as pd
 from pandas import DataFrame
 
-from benchmarks.crowds.run import BEST, COPYING, FIELD, METHODS, OURS
+from benchmarks.crowds.run import BEST, COPYING, FIELD, METHODS, NETWORKS, OURS, WITH
 from benchmarks.shared import tables as shared
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import average, centre, count, frame, ordered, spread
@@ -15,13 +15,15 @@ NAMES = {"digits": "digits", "cora": "Cora", "pubmed": "PubMed", "citeseer": "Ci
 NAMES |= {"music": "music", "labelme": "LabelMe"}
 ANSWERS = {"all": "all annotators", "control": "control: independent errors"}
 ANSWERS |= {"one": "one annotator", "one, a tenth": "one annotator, a tenth of the nodes"}
-NETWORKS = [name for name in METHODS if name.startswith("GCN")]
 PARTS = {"answered": "answered", "test": "unanswered test images"}
 
 
 def methods(files: Files) -> DataFrame:
     """A row for each method and seed, on answered and on unanswered nodes."""
-    stored, order = frame(files["crowds"], task="answers"), [*METHODS, COPYING, OURS, FIELD, BEST]
+    stored, order = (
+        frame(files["crowds"], task="answers"),
+        [*METHODS, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH],
+    )
     rows = []
     for part, name in PARTS.items():
         prefix = "" if part == "test" else f"{part}."  # as `frame` has it
@@ -48,7 +50,7 @@ def crowds(files: Files) -> str:
 def crowds_summary(files: Files) -> str:
     """The default beside the best rival without features, for each set."""
     rows, lines = methods(files), []
-    rivals = rows[~rows["method"].isin([OURS, FIELD, BEST, COPYING, *NETWORKS])]
+    rivals = rows[~rows["method"].isin([OURS, FIELD, BEST, COPYING, WITH, *NETWORKS])]
     names = ["set", "nodes", "answers"]
     for key, part in shared.groups(rows[rows["method"] == OURS], names):
         line = dict(zip(names, map(str, key), strict=True))

@@ -92,13 +92,16 @@ class Consensus:
         """``(N,)``: of every node's label, in nats."""
         return torch.special.entr(self.probs).sum(-1)
 
+    @property
+    def log_prior(self) -> Tensor:
+        r"""``(N, C)``: :math:`\sum_q b_q \log \nu_q`, what a node's label is without its answers."""
+        logs = [self.powers[name] * prior.double().log() for name, prior in self.priors.items()]
+        return torch.stack(logs).sum(0)
+
     def pairs(self) -> Dependence:
         """``(M, M)``: which annotators err together, the excess agreement of each pair."""
-        log_prior = sum(
-            self.powers[name] * self.priors[name].double().log() for name in self.priors
-        )
         power = self.powers["answers"]
-        return excess_agreement(self.probs, log_prior, power, self.answers, count_pairs)
+        return excess_agreement(self.probs, self.log_prior, power, self.answers, count_pairs)
 
     def summary(self) -> str:
         """What was fitted, how answers and neighbours count, and whether annotators agree more

@@ -13,7 +13,8 @@ from pyro_nmm.models.latent.field import HiddenField
 
 #: Draws of confusion matrices beside the neighbours.
 NUM_DRAWS = 100
-#: The neighbours' power there, and the standard deviation of its logarithm.
+#: The least sum of the priors' powers there, which dependent errors lower, and the standard
+#: deviation of the logarithm of all powers.
 POWER, UNSURE = 1.5, 0.4
 #: Steps of EM for these matrices, and answers that the prior of a row counts for.
 NUM_STEPS, STRENGTH = 20, 0.3
@@ -88,7 +89,7 @@ def _field(field: HiddenField | Consensus) -> HiddenField:
 
 def _by_label(found: HiddenField | Consensus) -> tuple[Tensor, Tensor]:
     """``(T, M, C, K)`` confusion matrices as drawn, and ``(T, C)`` the labels' shares."""
-    if isinstance(found, Consensus) and found.priors["walk"].std(0).max() > 1e-3:
+    if isinstance(found, Consensus) and found.log_prior.softmax(-1).std(0).max() > 1e-3:
         return _beside_neighbors(found)
     field = _field(found)
     confusion, size = field.draws["confusion"], field.emission.num_labels
@@ -104,10 +105,11 @@ def _beside_neighbors(found: Consensus) -> tuple[Tensor, Tensor]:
     1994, JRSS B 56)."""
     node, annotator = (found.answers >= 0).nonzero(as_tuple=True)
     given, draws = found.answers[node, annotator], []
-    around = found.priors["walk"]
+    total = sum(power for name, power in found.powers.items() if name != "answers")
+    around = max(1, POWER / total) * found.log_prior
     for _ in range(NUM_DRAWS):
         weight = torch.empty(len(found.answers), 1).exponential_().to(around)
-        labels = _powered(around, POWER * math.exp(UNSURE * torch.randn(()).item()))
+        labels = (math.exp(UNSURE * torch.randn(()).item()) * around).softmax(-1)
         joint = (labels * weight)[node]
         confusion = fit_confusion(_marginal_confusion(found.field), joint, annotator, given)
         draws.append((confusion, (labels * weight).sum(0) / weight.sum()))
@@ -120,12 +122,6 @@ def _quality(draws: Tensor, level: float) -> Quality:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
     ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
     return Quality(draws.mean(0), *draws.quantile(ends, dim=0))
-
-
-def _powered(around: Tensor, power: float) -> Tensor:
-    """Label distributions to a power, in double precision."""
-    found = around.double().pow(power)
-    return found / found.sum(-1, keepdim=True)
 
 
 def _marginal_confusion(field: HiddenField) -> Tensor:

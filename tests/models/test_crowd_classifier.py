@@ -48,7 +48,7 @@ class Nodewise(torch.nn.Module):
 
 
 class Memory:
-    """It returns the label of a row that it has seen, else the last label, as scikit-learn would."""
+    """The label of a row that it has seen, else the last label, with the names of scikit-learn."""
 
     def fit(self, x, y):
         self.seen = {row.tobytes(): label for row, label in zip(x, y, strict=True)}
@@ -136,7 +136,7 @@ def test_one_annotator_and_known_labels():
 
 def test_sparse_features():
     """Words: the same fit from a dense matrix, which becomes sparse, and from a sparse one."""
-    data, answers, _ = crowd()
+    answers = crowd()[1]
     words = (torch.rand(256, 40) < 0.05).float()
     kept = []
     for x in (words, module._sparse(words)):
