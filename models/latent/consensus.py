@@ -9,7 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.latent.dependence import Dependence, count_pairs, excess_agreement
+from pyro_nmm.models.latent.dependence import (
+    Dependence,
+    count_pairs,
+    excess_agreement,
+    matrices,
+)
 from pyro_nmm.models.latent.field import HiddenField, allowed_labels
 from pyro_nmm.models.latent.left_out import LeftOut, left_out_answers
 from pyro_nmm.models.latent.potts import potts_labels
@@ -94,9 +99,19 @@ class Consensus:
 
     @property
     def log_prior(self) -> Tensor:
-        r"""``(N, C)``: :math:`\sum_q b_q \log \nu_q`, what a node's label is without its answers."""
+        r"""``(N, C)``: :math:`\sum_q b_q \log \nu_q`, of each node without its own answers."""
         logs = [self.powers[name] * prior.double().log() for name, prior in self.priors.items()]
         return torch.stack(logs).sum(0)
+
+    def information_gain(self) -> Tensor:
+        """``(N, M)``: what one more answer of each annotator would say about each node's label, in
+        nats, to ask the most useful question next. Zero where the annotator has answered."""
+        probs, size = self.probs.double(), int(self.answers.max()) + 1
+        confusion = matrices(probs, self.answers, size)
+        answers = torch.einsum("nk,mka->nma", probs, confusion)
+        known = torch.einsum("nk,mka->nm", probs, torch.special.entr(confusion))
+        gain = torch.special.entr(answers).sum(-1) - known
+        return gain.clamp(min=0).masked_fill(self.answers >= 0, 0).to(self.probs)
 
     def pairs(self) -> Dependence:
         """``(M, M)``: which annotators err together, the excess agreement of each pair."""

@@ -81,7 +81,7 @@ def excess_agreement(
         unknown = torch.full((), torch.nan, dtype=torch.double, device=probs.device)
         return Dependence(unknown, unknown, unknown)
     size = int(answers.max()) + 1
-    confusion = _matrices(probs, answers, size)
+    confusion = matrices(probs, answers, size)
     probs, log_prior, answers = probs[rows].double(), log_prior[rows], answers[rows]
     found = []
     for _ in range(NUM_REPLICATES):
@@ -116,7 +116,7 @@ def permuted(answers: Tensor, labels: Tensor) -> Tensor:
     return found
 
 
-def _matrices(probs: Tensor, answers: Tensor, size: int) -> Tensor:
+def matrices(probs: Tensor, answers: Tensor, size: int) -> Tensor:
     """``(M, C, K)`` confusion matrices, given label distributions of all nodes."""
     node, annotator = (answers >= 0).nonzero(as_tuple=True)
     counts = probs.new_zeros(answers.shape[1] * size, probs.shape[1], dtype=torch.double)

@@ -14,7 +14,13 @@ from torch_geometric.utils import grid, to_dense_adj
 from pyro_nmm import sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
 from pyro_nmm.models.latent.consensus import ALONE, PARTS, consensus_of, fit_powers, refit_powers
-from pyro_nmm.models.latent.dependence import count_all, count_pairs, excess_agreement, permuted
+from pyro_nmm.models.latent.dependence import (
+    count_all,
+    count_pairs,
+    excess_agreement,
+    matrices,
+    permuted,
+)
 from pyro_nmm.models.latent.left_out import left_out_answers
 from pyro_nmm.models.latent.potts import OWN, STRENGTH, potts_labels
 from pyro_nmm.models.latent.quality import fit_confusion
@@ -288,6 +294,34 @@ def test_dependent_errors():
             assert (accuracy(found.field).mean > 0.7).all()
     assert powers["dependent"] < 0.7 * powers["independent"]
     assert abs(gaps["independent"]) < 0.1
+
+
+def test_information_gain_by_enumeration():
+    """The label's entropy now, minus its mean after each possible answer; and it is worth asking:
+    questions of the largest gain teach more than random ones."""
+    answers = answers_to(TRUTH, [0.9, 0.6, 0.4], missing=0.6)
+    found = Annotators(3).fit(EDGES, answers, **QUICK)
+    gain, table = found.information_gain(), matrices(found.probs, answers, 3)
+    for node in range(0, 256, 25):
+        now = found.probs[node].double()
+        for annotator in range(3):
+            joint = now[:, None] * table[annotator]
+            after = joint / joint.sum(0)
+            mean = (joint.sum(0) * torch.special.entr(after).sum(0)).sum()
+            expected = torch.special.entr(now).sum() - mean
+            if answers[node, annotator] >= 0:
+                expected = torch.zeros(())
+            assert gain[node, annotator].item() == pytest.approx(expected.item(), abs=1e-4)
+    new = answers_to(TRUTH, [0.9, 0.6, 0.4], missing=0.0)
+    right = {}
+    for name, order in {"gain": gain, "random": torch.rand(256, 3) - 2.0 * (answers >= 0)}.items():
+        best = order.flatten().topk(60).indices
+        more = answers.flatten().clone()
+        more[best] = new.flatten()[best]
+        torch.manual_seed(0)
+        again = Annotators(3).fit(EDGES, more.view(256, 3), **QUICK)
+        right[name] = again.probs.gather(1, TRUTH[:, None]).log().mean()
+    assert right["gain"] > right["random"]
 
 
 def test_one_annotator():
