@@ -129,12 +129,13 @@ class HiddenField:
     :ivar dict draws: the emission's parameters as drawn with these, ``(T, ...)`` each.
     :ivar float score: the mean over nodes of :math:`\\log p(w_i \\mid u_{-i})` in nats. It compares
         starts. For sources and emissions see :func:`~pyro_nmm.models.leave_one_out`.
+    :ivar tuple inputs: of the prior, beside the neighborhood.
     :ivar Chains chains: effective sample sizes, and whether chains agree.
     """
 
     hood: Neighborhood
     emission: Emission
-    prior: FieldPrior
+    prior: nn.Module
     values: Values
     probs: Tensor
     samples: Tensor
@@ -143,6 +144,7 @@ class HiddenField:
     chains: Chains
     edge_attr: Tensor | None = None
     known: Tensor | None = None
+    inputs: tuple = ()
 
     def predict(self) -> Tensor:
         """``(N,)``: every node's most probable label."""
@@ -155,7 +157,7 @@ class HiddenField:
     @torch.no_grad()
     def mixture(self) -> NeighborMixture:
         """The prior of the labels."""
-        return NeighborMixture(self.hood, *self.prior(self.hood, self.edge_attr))
+        return NeighborMixture(self.hood, *self.prior(self.hood, *self.inputs))
 
     @torch.no_grad()
     def latents(self, data: Any) -> EvidenceConditional:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
+from pyro_nmm.expect import expect
 from pyro_nmm.models.latent.emissions import Emission, Values
 from pyro_nmm.models.latent.field import (
     FieldPrior,
@@ -65,7 +66,7 @@ class FieldSampling:
 
 def fit_field(
     emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None,
-    known: Tensor | None = None, **options,
+    known: Tensor | None = None, *, prior: nn.Module | None = None, inputs: tuple = (), **options,
 ) -> HiddenField:  # fmt: skip
     r"""
     Fit a field of latent labels, with all parameters, to observations.
@@ -90,6 +91,9 @@ def fit_field(
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, for the attention of :class:`FieldPrior`; default flat attention.
     :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
+    :param prior: a :class:`~pyro_nmm.models.ParameterNetwork` in place of :class:`FieldPrior`, such
+        as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
+        ``prior(hood, *inputs)``. It is copied, and trained by Adam with ``lr`` and weight decay.
     :param options: of :class:`~pyro_nmm.models.latent.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
@@ -97,7 +101,11 @@ def fit_field(
         cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
         raise ValueError(f"hood must be a Neighborhood, got {type(hood)}: {cure}")
     how = options_of(fit_field, FieldRun, options)
-    fit = _Fit(emission, hood, data, edge_attr, how.num_chains, known)
+    if prior is not None and edge_attr is not None:
+        raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
+    if prior is None and inputs:
+        raise ValueError("inputs belong to prior: give a network as prior")
+    fit = _Fit(emission, hood, data, edge_attr, how.num_chains, known, prior, inputs)
     steps = range(how.num_steps)
     found = (fit.run(how.progress(steps), len(steps), how.lr, i) for i in range(how.num_starts))
     best = max(found, key=lambda state: state.score)
@@ -174,7 +182,9 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     check_integers(1, num_sweeps=num_sweeps)
     draw, found = field.chains.draw, []
     size = len(draw.labels)
-    fit = _Fit(field.emission, field.hood, data, field.edge_attr, size, field.known)
+    network = None if isinstance(field.prior, FieldPrior) else field.prior
+    given = data, field.edge_attr, size, field.known, network, field.inputs
+    fit = _Fit(field.emission, field.hood, *given)
     prior = fit.terms(field.prior)
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
     last = {name: value[-size:] for name, value in field.draws.items()}
@@ -188,7 +198,7 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
 
 
 class _State(NamedTuple):
-    prior: FieldPrior
+    prior: nn.Module
     values: Values
     draw: LatentDraw
     score: float
@@ -202,11 +212,15 @@ class _Fit:
     edge_attr: Tensor | None
     num_chains: int
     known: Tensor | None = None
+    network: nn.Module | None = None
+    inputs: tuple = ()
 
     def __post_init__(self) -> None:
         check_all_rows(self.hood)
         self.data = self.emission.check(self.hood, self.data)
         self.edge_attr = check_edge_attr(self.hood, self.edge_attr)
+        if self.network is None:
+            self.inputs = (self.edge_attr,)
         self.allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)
 
     def evidence(self, values: Values) -> Tensor:
@@ -215,9 +229,10 @@ class _Fit:
         return evidence + self.allowed.to(evidence)
 
     @torch.no_grad()
-    def terms(self, prior: FieldPrior) -> tuple[Tensor, Tensor]:
+    def terms(self, prior: nn.Module) -> tuple[Tensor, Tensor]:
         """The log attention and concentrations of :class:`LatentTerms`."""
-        alpha, logits = prior(self.hood, self.edge_attr)
+        alpha, logits = prior.eval()(self.hood, *self.inputs)[:2]
+        expect("alpha of prior", alpha, (self.hood.num_sources, self.emission.num_labels))
         return self.hood.log_softmax(logits)[None], alpha[None]
 
     def uniforms(self, *shape: int) -> Tensor:
@@ -228,13 +243,8 @@ class _Fit:
         emission, hood, data = self.emission, self.hood, self.data
         values = emission.start(data, hood)
         evidence = self.evidence(values)
-        prior = FieldPrior.of(emission.num_labels, self.edge_attr).to(evidence)
-        # From flat attention a fit may turn to the wrong side for good, so other starts lean.
-        if lean := turn % (1 + 2 * len(prior.unit)):
-            prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
-        # Kappa has the longest way: its logarithm may end five below where it starts.
-        rates, others = (3 * lr, lr), [prior.share_scores, prior.scaled_weight]
-        optimizer = torch.optim.Adam([{"params": [prior.log_kappa]}, {"params": others}])
+        prior, optimizer = self.prepared(evidence, lr, turn)
+        rates = [group["lr"] for group in optimizer.param_groups]
         probs = torch.zeros_like(evidence)
         terms = LatentTerms(*self.terms(prior), evidence[None])
         draw = draw_latent(hood, terms, self.uniforms())
@@ -252,13 +262,30 @@ class _Fit:
             raise ValueError(f"lr={lr} is too large: concentrations are no longer finite")
         return _State(prior, values, draw, left_out(hood, terms, draw).mean().item())
 
-    def ascend(self, prior: FieldPrior, optimizer: torch.optim.Optimizer, draw: LatentDraw) -> None:
+    def prepared(
+        self, evidence: Tensor, lr: float, turn: int
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        if self.network is not None:
+            network = deepcopy(self.network)
+            return network, torch.optim.Adam(network.parameters(), lr, weight_decay=5e-4)
+        prior = FieldPrior.of(self.emission.num_labels, self.edge_attr).to(evidence)
+        # From flat attention a fit may turn to the wrong side for good, so other starts lean.
+        if lean := turn % (1 + 2 * len(prior.unit)):
+            prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
+        # Kappa has the longest way: its logarithm may end five below where it starts.
+        others = {"params": [prior.share_scores, prior.scaled_weight], "lr": lr}
+        groups = [{"params": [prior.log_kappa], "lr": 3 * lr}, others]
+        return prior, torch.optim.Adam(groups)
+
+    def ascend(self, prior: nn.Module, optimizer: torch.optim.Optimizer, draw: LatentDraw) -> None:
         hood, choices = self.hood, self.hood.source[draw.edges]
-        alpha, logits = prior(hood, self.edge_attr)
+        alpha, logits = prior.train()(hood, *self.inputs)[:2]
         found = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)
-        if self.edge_attr is not None:
+        if self.edge_attr is not None or self.network is not None:
             found = found + NeighborChoice(hood, logits, validate_args=False).log_prob(choices)
-        loss = -(found.mean() + prior.log_prior()) / hood.num_nodes
+        if isinstance(prior, FieldPrior):
+            found = found + prior.log_prior()
+        loss = -found.mean() / hood.num_nodes
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -285,11 +312,12 @@ class _Fit:
             totals.append(found.totals[:, -1])
             draws += values
         # A label that no sweep met is rare, not impossible.
-        visits = visits + prior.share_scores.softmax(0) * self.allowed.exp()
+        share = terms[1].sum((0, 1))
+        visits = visits + share / share.sum() * self.allowed.exp()
         probs = visits / visits.sum(-1, keepdim=True)
         ends = Chains(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([each[name] for each in draws]) for name in start}
         return HiddenField(
             self.hood, self.emission, deepcopy(prior), start, probs, torch.cat(labels), stacked,
-            score, ends, self.edge_attr, self.known,
+            score, ends, self.edge_attr, self.known, self.inputs,
         )  # fmt: skip

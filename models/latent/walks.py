@@ -95,5 +95,5 @@ def _shares(rows: Tensor, columns: Tensor, weight: Tensor, shape: tuple[int, int
 def walk_of(field: HiddenField) -> Walk:
     """Over the sources of a field, with its fitted attention."""
     with torch.no_grad():
-        logits = field.prior(field.hood, field.edge_attr)[1]
+        logits = field.prior(field.hood, *field.inputs)[1]
     return Walk.on_hood(field.hood, field.hood.log_softmax(logits))
