@@ -16,7 +16,6 @@ from torch_geometric.nn import GCN
 from benchmarks.latent import AnnotatedPotts, Found, majority, spread_labels
 from pyro_nmm.models import Annotators
 from pyro_nmm.models.latent import mixture_em
-from pyro_nmm.models.latent.classifier import OutOfFold
 
 
 def votes(data: Data) -> Tensor:
@@ -129,7 +128,10 @@ def crowdlab(data: Data, num_rounds: int = 2) -> Tensor:
     table = pd.DataFrame(table.masked_fill(table < 0, torch.nan).numpy())
     for _ in range(num_rounds):
         targets = one_hot(probs.argmax(1), size).double()
-        prior = OutOfFold(None, data)(targets, there)
+        prior, fold = torch.empty_like(targets), torch.randperm(len(there)) % 5
+        for number in range(5):
+            here = fold == number
+            prior[here] = network(data, targets, there & ~here)[here]
         found = get_label_quality_multiannotator(
             table, prior[there].numpy(), return_weights=True, verbose=False
         )

@@ -6,7 +6,7 @@
 from pyro_nmm.models.latent.annotators import Annotators
 from pyro_nmm.models.latent.consensus import Consensus
 from pyro_nmm.models.latent.copying import CopyingAnnotators
-from pyro_nmm.models.latent.dependence import Dependence
+from pyro_nmm.models.latent.dependence import Dependence, excess_agreement
 from pyro_nmm.models.latent.emissions import (
     Emission,
     NormalEmission,
@@ -39,6 +39,7 @@ __all__ = [
     "Values",
     "accuracy",
     "check_edge_attr",
+    "excess_agreement",
     "fit_field",
     "hidden_field",
     "information",

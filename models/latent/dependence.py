@@ -70,6 +70,16 @@ def excess_agreement(
     count: Callable[[Tensor, int], Tensor] = count_all,
 ) -> Dependence:  # fmt: skip
     """
+    Excess agreement of annotators, given label distributions of the nodes.
+
+    >>> truth = torch.arange(600) % 2
+    >>> probs = one_hot(truth).double()
+    >>> wrong = torch.rand(600, 2) < 0.3
+    >>> answers = torch.stack([truth, truth], 1) ^ wrong[:, [0, 0]].long()  # one copies the other
+    >>> found = excess_agreement(probs, probs.clamp(min=1e-9).log(), 1.0, answers)
+    >>> bool(found.excess > 0.9), bool(found.found)
+    (True, True)
+
     :param Tensor probs: ``(N, C)``, the consensus: ``log_prior`` and evidence of the answers
         times ``power``.
     :param count: all pairs together, or each one.

@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import grid
 
-from benchmarks.crowds import data, rivals, run, tables
+from benchmarks.crowds import data, run, tables
 from benchmarks.shared.records import RESULTS, read
 
 
@@ -31,16 +31,15 @@ def small(root, seed):
 
 def test_run(tmp_path, monkeypatch):
     methods = {name: run.METHODS[name] for name in ("majority", "label spreading", "Potts")}
-    methods["GCN on vote shares"] = lambda each: rivals.network(
-        each, rivals.votes(each), ~each.test, 5
-    )
+    networks = {name: run.NETWORKS[name] for name in ("GCN, CrowdLayer", "GCN, EM: network")}
     monkeypatch.setattr(run, "METHODS", methods)
+    monkeypatch.setattr(run, "NETWORKS", networks)
     monkeypatch.setitem(run.SETS, "music", small)
     monkeypatch.setattr(run, "SIMULATIONS", 2)
     path = tmp_path / "crowds.jsonl"
     options = ["answers", "coverage", "--sets", "music", "--seeds", "0", "--results", str(path)]
     rows = run.main([*options, "--data-root", str(tmp_path)]).rows
-    assert len(rows) == 2 * (4 + 4) + 3 * 2
+    assert len(rows) == 2 * (3 + 4 + 2 + 1) + 3 * 2
     assert len(run.main([*options, "--data-root", str(tmp_path)]).rows) == len(rows)
     found = {row["method"]: row["answered"] for row in rows if row.get("kind") == "all"}
     assert found[run.OURS]["nll"] < found["majority"]["nll"]
