@@ -22,7 +22,7 @@ from pyro_nmm.models.latent.walks import Walk
 
 #: From label distributions and the nodes to learn from, to predictions of a classifier.
 Classifier = Callable[[Tensor, Tensor], Tensor]
-#: Parts of the nodes whose answers are left out, and answers that fit the two powers.
+#: Parts of the nodes whose answers are left out, and answers that fit the powers.
 PARTS, MOST_ANSWERS = 10, 20_000
 #: Powers of walk, Potts, a classifier if there is one, and answers, by the number of priors, where
 #: no node has two answers, so that none can be left out.
@@ -48,10 +48,10 @@ class Consensus:
 
         p(u_i = k) \propto \prod_q \nu_{qik}^{b_q} \, p(a_i \mid u_i = k, P^{-i})^w
 
-    There are two label distributions around node :math:`i`: :math:`\nu_1` is the end of a random
-    walk (:class:`Walk`), and :math:`\nu_2` the field of the neighbours in a Potts model
-    (:func:`potts_labels`). They and the confusion matrices :math:`P^{-i}` do without the answers of
-    the node itself and of a tenth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
+    There are up to three priors of a node's label: the end of a random walk (:class:`Walk`), the
+    field of the neighbours in a Potts model (:func:`potts_labels`), and out-of-fold predictions of
+    a classifier. They and the confusion matrices :math:`P^{-i}` do without the answers of the node
+    itself, and of a tenth or a fifth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
     answers that are left out best; :math:`w` is then multiplied by :math:`.65 \min(1, \sum_q b_q)`,
     because matrices come from the same answers, and because a small :math:`b` shows dependent
     errors. Powers of one would count every answer as independent evidence.
@@ -68,7 +68,8 @@ class Consensus:
     :ivar HiddenField field: the fitted model, with its joint samples and parameters.
     :ivar Tensor answers: ``(N, M)``, -1 for missing ones.
     :ivar Tensor probs: ``(N, C)``, the probability of every label of every node.
-    :ivar dict priors: ``(N, C)`` label distributions "walk" and "potts", :math:`\nu_q`.
+    :ivar dict priors: ``(N, C)`` label distributions :math:`\nu_q`: "walk", "potts", and
+        "classifier" if there is one.
     :ivar dict powers: :math:`b_q` under the same names, and :math:`w`, "answers".
     :ivar Dependence dependence: excess agreement of annotators.
     :ivar list labels: names of labels, if answers are text.
@@ -101,7 +102,8 @@ class Consensus:
     def log_prior(self) -> Tensor:
         r"""``(N, C)``: :math:`\sum_q b_q \log \nu_q`, of each node without its own answers."""
         logs = [self.powers[name] * prior.double().log() for name, prior in self.priors.items()]
-        return torch.stack(logs).sum(0)
+        known = allowed_labels(self.field.known, self.field.hood, self.probs.shape[1])
+        return torch.stack([*logs, known.double()]).sum(0)
 
     def information_gain(self) -> Tensor:
         """``(N, M)``: what one more answer of each annotator would say about each node's label, in

@@ -93,7 +93,8 @@ def fit_field(
     :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
     :param prior: a :class:`~pyro_nmm.models.ParameterNetwork` in place of :class:`FieldPrior`, such
         as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
-        ``prior(hood, *inputs)``. It is copied, and trained by Adam with ``lr`` and weight decay.
+        ``prior(hood, *inputs)``. It is copied, and trained by Adam with ``lr``, and with weight
+        decay of its matrices.
     :param options: of :class:`~pyro_nmm.models.latent.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
@@ -267,7 +268,12 @@ class _Fit:
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         if self.network is not None:
             network = deepcopy(self.network)
-            return network, torch.optim.Adam(network.parameters(), lr, weight_decay=5e-4)
+            parts: list[list[nn.Parameter]] = [[], []]
+            for value in network.parameters():
+                parts[value.dim() > 1].append(value)  # decay would switch off scales of attention
+            decays = zip(parts, (0.0, 5e-4), strict=True)
+            groups = [{"params": part, "lr": lr, "weight_decay": rate} for part, rate in decays]
+            return network, torch.optim.Adam(groups)
         prior = FieldPrior.of(self.emission.num_labels, self.edge_attr).to(evidence)
         # From flat attention a fit may turn to the wrong side for good, so other starts lean.
         if lean := turn % (1 + 2 * len(prior.unit)):
