@@ -41,6 +41,16 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_default_options = {"members": True, "undoc-members": False}
 
+
+def without_metadata_requests(app, what, name, member, skip, options):
+    """scikit-learn gives its classifiers methods whose text refers to pages of its own site."""
+    return True if name.startswith("set_") and name.endswith("_request") else None
+
+
+def setup(app):
+    app.connect("autodoc-skip-member", without_metadata_requests)
+
+
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
