@@ -14,6 +14,13 @@ def identity(size: int) -> Tensor:
     return sparse_csr(torch.arange(size + 1), torch.arange(size), torch.ones(size), (size, size))
 
 
+def to_csr(dense: Tensor) -> Tensor:
+    """A dense matrix in ``torch.sparse_csr``, without the warning that its layout is in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return dense.to_sparse_csr()
+
+
 def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """A matrix in ``torch.sparse_csr``, without the warning that its layout is in beta."""
     with warnings.catch_warnings():

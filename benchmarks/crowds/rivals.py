@@ -4,6 +4,7 @@
 """Combinations of answers by rivals: votes, models of annotators, spreading, networks."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 import torch
@@ -58,7 +59,7 @@ def potts(data: Data) -> Tensor:
 def network(data: Data, targets: Tensor, rows: Tensor, num_epochs: int = 200) -> Tensor:
     """A GCN of 64 hidden units, trained on label distributions of rows."""
     model, adam = new_network(data, targets.shape[1])
-    train(model, adam, data, lambda logits: cross_entropy(logits[rows], targets[rows]), num_epochs)
+    train(model, adam, data, partial(soft_loss, targets=targets, rows=rows), num_epochs)
     return predict(model, data)
 
 
@@ -76,6 +77,10 @@ def train(model: GCN, adam: Adam, data: Data, loss: Callable, num_epochs: int = 
         adam.step()
 
 
+def soft_loss(logits: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
+    return cross_entropy(logits[rows], targets[rows])
+
+
 def predict(model: GCN, data: Data) -> Tensor:
     return model.eval()(data.x, data.edge_index).double().softmax(-1).detach()
 
@@ -87,15 +92,12 @@ def gcn(data: Data, hard: bool) -> Tensor:
 
 
 def raykar(data: Data, read: str, num_steps: int = 10) -> Tensor:
-    """The model of Dawid and Skene with a GCN as the prior of the labels, by EM (Raykar et al.
-    2010); the posterior, or the network alone."""
+    """Dawid-Skene with a GCN as the prior of the labels, by EM (Raykar et al. 2010)."""
     emission, there = Annotators(int(data.y.max()) + 1), (data.answers >= 0).any(1)
     probs = votes(data).double()
     model, adam = new_network(data, probs.shape[1])
     for _ in range(num_steps):
-        rows, targets = there, probs
-        loss = lambda logits: cross_entropy(logits[rows], targets[rows])  # noqa: B023, E731
-        train(model, adam, data, loss, 30)
+        train(model, adam, data, partial(soft_loss, targets=probs, rows=there), 30)
         prior = predict(model, data)
         values = emission.maximise(data.answers, probs, {})
         probs = (prior.log() + emission.log_prob(values, data.answers)).softmax(-1)
@@ -103,8 +105,7 @@ def raykar(data: Data, read: str, num_steps: int = 10) -> Tensor:
 
 
 def crowd_layer(data: Data) -> Tensor:
-    """A GCN behind a confusion matrix for each annotator, trained together on all answers
-    (Rodrigues and Pereira 2018, "Deep learning from crowds", AAAI)."""
+    """A GCN behind each annotator's confusion matrix (Rodrigues and Pereira 2018)."""
     node, annotator = (data.answers >= 0).nonzero(as_tuple=True)
     given, size = data.answers[node, annotator], int(data.y.max()) + 1
     scores = (4 * torch.eye(size)).repeat(data.answers.shape[1], 1, 1).double().requires_grad_()

@@ -48,7 +48,7 @@ SIDE, STRENGTHS, COMMON, SIMULATIONS = 20, [0.0, 0.3, 0.6], 0.6, 200
 
 
 def scores(probs: Tensor, data: Data) -> dict:
-    """Of answered nodes, and of test nodes that nobody answers about."""
+    """Of answered nodes, and of test nodes without answers."""
     parts = {"answered": (data.answers >= 0).any(1)}
     parts |= {"test": data.test} if "test" in data else {}
     clear = (probs := probs.double().clamp(min=1e-12)) / probs.sum(-1, keepdim=True)

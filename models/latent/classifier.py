@@ -1,7 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 from pyro_nmm.expect import as_tensor, expect, expect_all
+from pyro_nmm.sparse import to_csr
 
 #: Parts of the nodes; a node's prediction comes from training without its part.
 NUM_FOLDS = 5
@@ -75,16 +75,17 @@ class OutOfFold:
         :return: ``(N, C)`` probabilities. Cost: five trainings.
         """
         fold = torch.randperm(len(rows), device=rows.device) % NUM_FOLDS
-        found, learn = torch.empty_like(targets), self._learn
-        if self.classifier is not None and not isinstance(self.classifier, nn.Module):
-            learn = self._learn_rows
+        found, learn = torch.empty_like(targets), self._learn_rows
+        x = self.data.x.to_dense()
+        if self.classifier is None or isinstance(self.classifier, nn.Module):
+            learn, x = self._learn, _sparse(self.data.x.float())
         for number in range(NUM_FOLDS):
             here = fold == number
-            found[here] = learn(targets, rows & ~here)[here].to(found)
+            found[here] = learn(x, targets, rows & ~here)[here].to(found)
         return found
 
-    def _learn(self, targets: Tensor, rows: Tensor) -> Tensor:
-        x, edge_index = _sparse(self.data.x.float()), self.data.edge_index
+    def _learn(self, x: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
+        edge_index = self.data.edge_index
         if self.classifier is None:
             network = GCN(x.shape[1], 64, 2, targets.shape[1], dropout=0.5, cached=True)
         else:
@@ -102,13 +103,15 @@ class OutOfFold:
                 adam.step()
         return network.eval()(x, edge_index).softmax(-1).detach()
 
-    def _learn_rows(self, targets: Tensor, rows: Tensor) -> Tensor:
+    def _learn_rows(self, x: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
         """scikit-learn's classifiers learn each row's most probable label."""
-        x, labels = self.data.x.cpu().numpy(), targets.argmax(1)[rows].cpu().numpy()
-        model = deepcopy(self.classifier).fit(x[rows.cpu().numpy()], labels)
+        labels = targets.argmax(1)[rows].cpu().numpy()
+        model = deepcopy(self.classifier).fit(x[rows].cpu().numpy(), labels)
         found = targets.new_zeros(targets.shape)
         columns = torch.as_tensor(model.classes_, device=found.device)
-        found[:, columns] = torch.as_tensor(model.predict_proba(x), device=found.device).to(found)
+        found[:, columns] = torch.as_tensor(
+            model.predict_proba(x.cpu().numpy()), device=found.device
+        ).to(found)
         return found
 
 
@@ -124,6 +127,4 @@ def _fresh(network: nn.Module) -> nn.Module:
 def _sparse(x: Tensor) -> Tensor:
     if x.layout != torch.strided or x.count_nonzero() >= SPARSE * x.numel():
         return x
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return x.to_sparse_csr()
+    return to_csr(x)

@@ -161,12 +161,11 @@ def consensus_of(
     priors = {"walk": walk.labels(own, part), "potts": potts_labels(walk, evidence, part)}
     powers, log_prior = _pool(priors, left_out, field.known)
     # The classifier learns from the pool, and then once more from the pool that it is part of.
-    for _ in range(ROUNDS):
-        if classifier is None:
-            break
-        targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
-        priors["classifier"] = classifier(targets, sure)
-        powers, log_prior = _pool(priors, left_out, field.known)
+    if classifier is not None:
+        for _ in range(ROUNDS):
+            targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
+            priors["classifier"] = classifier(targets, sure)
+            powers, log_prior = _pool(priors, left_out, field.known)
     log_prior = log_prior + known
     probs = (log_prior + powers[-1] * left_out.evidence).softmax(-1).to(field.probs)
     named = dict(zip([*priors, "answers"], powers.tolist(), strict=True))

@@ -105,13 +105,14 @@ def _beside_neighbors(found: Consensus) -> tuple[Tensor, Tensor]:
     1994, JRSS B 56)."""
     node, annotator = (found.answers >= 0).nonzero(as_tuple=True)
     given, draws = found.answers[node, annotator], []
+    start = _marginal_confusion(found.field)
     total = sum(power for name, power in found.powers.items() if name != "answers")
     around = max(1, POWER / total) * found.log_prior
     for _ in range(NUM_DRAWS):
         weight = torch.empty(len(found.answers), 1).exponential_().to(around)
         labels = (math.exp(UNSURE * torch.randn(()).item()) * around).softmax(-1)
         joint = (labels * weight)[node]
-        confusion = fit_confusion(_marginal_confusion(found.field), joint, annotator, given)
+        confusion = fit_confusion(start, joint, annotator, given)
         draws.append((confusion, (labels * weight).sum(0) / weight.sum()))
     matrices, shares = zip(*draws, strict=True)
     return torch.stack(matrices), torch.stack(shares)
@@ -136,7 +137,7 @@ def fit_confusion(start: Tensor, labels: Tensor, annotator: Tensor, given: Tenso
     size = num_annotators, _, num_answers = start.shape
     confusion, flat = start, annotator * num_answers + given
     weight = labels.sum(-1, keepdim=True)
-    # Little, for rows that are pulled to the middle let few answers look dependent.
+    # A weak prior, because rows that are pulled to the middle bias accuracies.
     prior = STRENGTH * (start / 2 + 1 / (2 * num_answers))
     for _ in range(NUM_STEPS):
         joint = labels * confusion[annotator, :, given]

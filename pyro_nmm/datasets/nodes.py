@@ -3,7 +3,6 @@
 
 """Data sets and splits for node classification."""
 
-import warnings
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_un
 
 from pyro_nmm.datasets.entries import check_edge_index, entry, extra
 from pyro_nmm.expect import expect
+from pyro_nmm.sparse import to_csr
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
@@ -32,9 +32,7 @@ def planetoid(name: str, root: str | Path | None = None) -> Data:
     data = Planetoid(str(root), PLANETOID[name], transform=NormalizeFeatures())[0]
     # Dense products are faster for PubMed's features.
     if (data.x != 0).double().mean() < 0.05:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-            data.x = data.x.to_sparse_csr()
+        data.x = to_csr(data.x)
     return data
 
 

@@ -71,23 +71,24 @@ def test_no_node_is_predicted_from_its_own_label():
     assert (found[:, 2] == 0).all()  # and nothing is learned from other rows
 
 
-def test_a_network_learns_uncertain_labels():
+def test_a_network_learns_uncertain_labels(monkeypatch):
     """Probabilities of one feature: the logits' slope comes back."""
     x = torch.randn(3000, 4)
     targets = torch.stack([3 * x[:, 0], -3 * x[:, 0], 0 * x[:, 0]], 1).softmax(-1)
     edges = torch.empty(2, 0, dtype=torch.long)
-    module.NUM_EPOCHS, module.LR = 300, 0.03
+    monkeypatch.setattr(module, "NUM_EPOCHS", 300)
+    monkeypatch.setattr(module, "LR", 0.03)
     found = OutOfFold(Nodewise(), Data(x, edges))(targets, torch.ones(3000, dtype=torch.bool))
     assert (found - targets).abs().mean() < 0.03
 
 
-def test_folds_have_networks_of_their_own():
+def test_folds_have_networks_of_their_own(monkeypatch):
     """A network as it was is unchanged, and layers draw their parameters anew."""
     data, _, truth = crowd()
     network = Nodewise()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     targets, rows = torch.nn.functional.one_hot(truth).double(), torch.ones(256, dtype=torch.bool)
-    module.NUM_EPOCHS = 0
+    monkeypatch.setattr(module, "NUM_EPOCHS", 0)
     found = OutOfFold(network, data)(targets, rows)
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name])
@@ -97,7 +98,7 @@ def test_folds_have_networks_of_their_own():
 
 @pytest.mark.parametrize("kind", ["default", "network", "rows", "probabilities"])
 def test_features_help(kind):
-    """Labels without a graph: neighbours say nothing, and features tell the labels apart."""
+    """Labels without a graph: neighbours are random, and features separate the labels."""
     sklearn = pytest.importorskip("sklearn.linear_model")
     data, answers, truth = crowd()
     torch.manual_seed(0)
@@ -144,6 +145,10 @@ def test_sparse_features():
         torch.manual_seed(0)
         kept.append(Annotators(3).fit(Data(x, EDGES), answers, **QUICK).probs)
     torch.testing.assert_close(*kept)
+    rows = torch.ones(256, dtype=torch.bool)
+    targets = torch.nn.functional.one_hot(answers[:, 0].clamp(min=0), 3).double()
+    found = OutOfFold(Memory(), Data(module._sparse(words), EDGES))(targets, rows)
+    assert (found.sum(1) == 1).all()  # rows of a sparse matrix reach scikit-learn
     network = GCN(40, 8, 2, 3)
     assert network(module._sparse(words), EDGES).shape == (256, 3)
 
