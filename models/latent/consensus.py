@@ -26,14 +26,15 @@ Classifier = Callable[[Tensor, Tensor], Tensor]
 PARTS, MOST_ANSWERS = 10, 20_000
 #: Powers of walk, Potts, a classifier if there is one, and answers, by the number of priors, where
 #: no node has two answers, so that none can be left out.
-ALONE = {2: [1.0, 0.25, 0.2], 3: [0.4, 0.1, 0.8, 0.2]}
+ALONE = {2: [1.3, 0.15, 0.12], 3: [0.4, 0.1, 0.8, 0.2]}
 #: Times that a classifier learns from the pool.
 ROUNDS = 2
 #: Answers count for less than the fit says, for confusion matrices come from the same answers.
-SHARE = 0.65
-#: Means and standard deviations of Normal priors of the logarithms of priors' powers, and of the
-#: log-odds of w: answers count in full unless those that are left out disagree.
-PRIOR, ANSWERS_PRIOR = (-0.3, 3.0), (0.5, 1.2)
+SHARE = 0.8
+#: Shape and rate of the Gamma prior of the priors' powers, which bounds the power of a timid one,
+#: and mean and standard deviation of the Normal prior of the log-odds of w: answers count in full
+#: unless those that are left out disagree.
+PRIOR, ANSWERS_PRIOR = (0.5, 0.5), (0.5, 1.2)
 #: The smallest share of a label around a node.
 LEAST = 1e-4
 
@@ -52,7 +53,7 @@ class Consensus:
     field of the neighbours in a Potts model (:func:`potts_labels`), and out-of-fold predictions of
     a classifier. They and the confusion matrices :math:`P^{-i}` do without the answers of the node
     itself, and of a tenth or a fifth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
-    answers that are left out best; :math:`w` is then multiplied by :math:`.65 \min(1, \sum_q b_q)`,
+    answers that are left out best; :math:`w` is then multiplied by :math:`.8 \min(1, \sum_q b_q)`,
     because matrices come from the same answers, and because a small :math:`b` shows dependent
     errors. Powers of one would count every answer as independent evidence.
 
@@ -154,20 +155,23 @@ def consensus_of(
     """
     part = torch.randperm(len(answers), device=answers.device) % PARTS
     known = allowed_labels(field.known, field.hood, field.probs.shape[1]).double()
-    left_out = left_out_answers(field, answers, part)
-    evidence = left_out.evidence + known
-    sure = (answers >= 0).any(1) | known.isinf().any(1)
-    own = evidence.softmax(-1).masked_fill(~sure[:, None], 0)
-    priors = {"walk": walk.labels(own, part), "potts": potts_labels(walk, evidence, part)}
-    powers, log_prior = _pool(priors, left_out, field.known)
+    sure, probs = (answers >= 0).any(1) | known.isinf().any(1), field.probs
+    # The field believes an annotator whom no other one contradicts: look again with the pool.
+    for _ in range(1 if (answers >= 0).sum(1).max() > 1 else 2):
+        left_out = left_out_answers(field, answers, probs, part)
+        evidence = left_out.evidence + known
+        own = evidence.softmax(-1).masked_fill(~sure[:, None], 0)
+        priors = {"walk": walk.labels(own, part), "potts": potts_labels(walk, evidence, part)}
+        powers, log_prior = _pool(priors, left_out, field.known)
+        targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
+        probs = (field.probs + targets.to(probs)) / 2
     # The classifier learns from the pool, and then once more from the pool that it is part of.
     if classifier is not None:
         for _ in range(ROUNDS):
-            targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
             priors["classifier"] = classifier(targets, sure)
             powers, log_prior = _pool(priors, left_out, field.known)
-    log_prior = log_prior + known
-    probs = (log_prior + powers[-1] * left_out.evidence).softmax(-1).to(field.probs)
+            targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
+    log_prior, probs = log_prior + known, targets.to(field.probs)
     named = dict(zip([*priors, "answers"], powers.tolist(), strict=True))
     priors = {name: _away_from_zero(prior).to(field.probs) for name, prior in priors.items()}
     dependence = excess_agreement(probs, log_prior, named["answers"], answers)
@@ -214,17 +218,17 @@ def fit_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:
     at = torch.randperm(len(answers.node), device=log_priors.device)[:MOST_ANSWERS]
     priors, others, own = log_priors[answers.node[at]], answers.others[at], answers.own[at]
     same, several = answers.same[at], (others != 0).any(-1)
-    size = log_priors.shape[1]
-    means = own.new_tensor([PRIOR[0]] * size + [ANSWERS_PRIOR[0]])
-    spreads = own.new_tensor([PRIOR[1]] * size + [ANSWERS_PRIOR[1]])
-    free = own.new_tensor([PRIOR[0]] * size + [0.0, -3.0]).requires_grad_()
+    free = own.new_tensor([0.0] * (log_priors.shape[1] + 1) + [-3.0]).requires_grad_()
 
     def loss() -> Tensor:
-        logits = torch.einsum("apc,p->ac", priors, free[:-2].exp()) + free[-2].sigmoid() * others
+        powers, odds = free[:-2].exp(), free[-2]
+        logits = torch.einsum("apc,p->ac", priors, powers) + odds.sigmoid() * others
         alone = (logits.log_softmax(-1) + own).logsumexp(-1).exp()
         copied = free[-1].sigmoid() * several
         found = ((1 - copied) * alone + copied * same).log().sum()
-        return (((free[:-1] - means) / spreads).square().sum() / 2 - found) / len(own)
+        unlikely = ((odds - ANSWERS_PRIOR[0]) / ANSWERS_PRIOR[1]).square() / 2
+        unlikely = unlikely + (PRIOR[1] * powers - PRIOR[0] * powers.log()).sum()
+        return (unlikely - found) / len(own)
 
     _minimise(loss, free)
     return torch.cat([free[:-2].exp(), free[-2:-1].sigmoid()]).detach()

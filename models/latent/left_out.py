@@ -1,13 +1,20 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from pyro_nmm.models.latent.emissions import Values
 from pyro_nmm.models.latent.field import HiddenField
+
+if TYPE_CHECKING:
+    from pyro_nmm.models.latent.annotators import Annotators
+
+#: Weight of the prior of a row of a confusion matrix, in answers.
+STRENGTH = 10.0
 
 
 class LeftOut(NamedTuple):
@@ -20,9 +27,18 @@ class LeftOut(NamedTuple):
     same: Tensor  #: ``(A,)`` the share of the other answers that are the same
 
 
-def left_out_answers(field: HiddenField, data: Tensor, part: Tensor) -> LeftOut:
-    """The M-step without the answers of a part of the nodes gives the evidence in that part."""
-    emission, probs = field.emission, field.probs
+def left_out_answers(field: HiddenField, data: Tensor, probs: Tensor, part: Tensor) -> LeftOut:
+    """
+    The M-step without the answers of a part of the nodes, under label distributions ``(N, C)``,
+    gives the evidence in that part.
+
+    Rows of a confusion matrix have few answers each. Their noise makes answers that are left out
+    look as if labels were uncertain, hence a stronger prior than the fit's, unless the user gave
+    one.
+    """
+    emission = cast("Annotators", field.emission)
+    if emission.named and emission.strength is None:
+        emission = replace(emission, strength=STRENGTH)
     evidence, found = probs.new_zeros(probs.shape, dtype=torch.double), []
     for number in range(int(part.max()) + 1):
         here = (part == number).nonzero()[:, 0]

@@ -113,7 +113,7 @@ def test_annotators(tmp_path, monkeypatch):
     majority, plain, consensus = (result[name] for name in ("Majority vote", "Dawid-Skene", "NMM"))
     assert majority["accuracy"] < plain["accuracy"] < consensus["accuracy"] - 0.1
     assert consensus["NLL"] < 0.3 * plain["NLL"]
-    assert consensus["ECE"] < 0.15  # too uncertain with so few nodes: .12 to .15 over four seeds
+    assert consensus["ECE"] < 0.1
     rates, quality = result["rates"], result["quality"]
     assert ((quality.low - 0.03 < rates) & (rates < quality.high + 0.03)).all()
 

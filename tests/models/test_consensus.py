@@ -13,7 +13,8 @@ from torch_geometric.utils import grid, to_dense_adj
 
 from pyro_nmm import sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
-from pyro_nmm.models.latent.consensus import ALONE, PARTS, consensus_of, fit_powers, refit_powers
+from pyro_nmm.models.latent import consensus
+from pyro_nmm.models.latent.consensus import ALONE, consensus_of, fit_powers, refit_powers
 from pyro_nmm.models.latent.dependence import (
     count_all,
     count_pairs,
@@ -21,8 +22,9 @@ from pyro_nmm.models.latent.dependence import (
     matrices,
     permuted,
 )
-from pyro_nmm.models.latent.left_out import left_out_answers
-from pyro_nmm.models.latent.potts import OWN, STRENGTH, potts_labels
+from pyro_nmm.models.latent.left_out import STRENGTH, left_out_answers
+from pyro_nmm.models.latent.potts import OWN, potts_labels
+from pyro_nmm.models.latent.potts import STRENGTH as PULL
 from pyro_nmm.models.latent.quality import fit_confusion
 from pyro_nmm.models.latent.walks import Walk, walk_of
 
@@ -85,7 +87,7 @@ def test_the_field_of_neighbours_is_a_fixed_point():
 
     def pull(labels, node):
         total = sum((labels[other] for other in neighbours[node]), torch.zeros(3).double())
-        return STRENGTH * total / max(1, len(neighbours[node])) ** 0.5
+        return PULL * total / max(1, len(neighbours[node])) ** 0.5
 
     part = torch.tensor([0, 1, 1, 0, 0])
     found = potts_labels(Walk.on_graph(edges, 5), evidence, part)
@@ -102,17 +104,20 @@ def test_the_field_of_neighbours_is_a_fixed_point():
     assert (potts_labels(Walk.on_graph(edges, 5), known, part)[:4, 0] > 1 / 3).all()
 
 
-def test_left_out_answers_by_hand():
-    """Matrices without a part of the nodes; the others' evidence and one's own add up."""
-    answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
-    field = fit_field(Annotators(3), sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
+@pytest.mark.parametrize("strength", [None, 1.0])
+def test_left_out_answers_by_hand(strength):
+    """Matrices without a part of the nodes; the others' evidence and one's own add up. Half of the
+    prior's weight, ten answers by default, is on the right answer."""
+    answers, weight = answers_to(TRUTH, [0.8, 0.6, 0.5]), strength or STRENGTH
+    emission = Annotators(3, strength=strength)
+    field = fit_field(emission, sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
     part = torch.arange(256) % 4
-    found = left_out_answers(field, answers, part)
+    found = left_out_answers(field, answers, field.probs, part)
     assert len(found.node) == (answers >= 0).sum()
     for number in range(4):
         rest = answers.masked_fill((part == number)[:, None], -1)
-        counts = torch.full((3, 3, 3), 1 / 4).double()
-        counts.diagonal(dim1=1, dim2=2).fill_(0.5)
+        counts = torch.full((3, 3, 3), weight / 4).double()
+        counts.diagonal(dim1=1, dim2=2).fill_(weight / 2)
         for node, annotator in (rest >= 0).nonzero().tolist():
             counts[annotator, :, rest[node, annotator]] += field.probs[node].double()
         log_table = (counts / counts.sum(-1, keepdim=True)).log()
@@ -130,14 +135,15 @@ def test_left_out_answers_by_hand():
                 assert found.same[row].item() == pytest.approx(same)
 
 
-@pytest.mark.parametrize("make", [CopyingAnnotators, lambda n: Annotators(n, num_types=4)])
-def test_left_out_answers_of_other_models(make):
+@pytest.mark.parametrize(
+    "emission", [CopyingAnnotators(3, strength=2.0), Annotators(3, num_types=4)]
+)
+def test_left_out_answers_of_other_models(emission):
     """What the others say about a node is the model's likelihood without the answer."""
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
-    emission = make(3)
     field = fit_field(emission, sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
     part = (torch.arange(256) >= 128).long()
-    found = left_out_answers(field, answers, part)
+    found = left_out_answers(field, answers, field.probs, part)
     rest = answers.masked_fill((part == 0)[:, None], -1)
     values = emission.maximise(rest, field.probs, field.values)
     values = {name: value.double() for name, value in values.items()}
@@ -154,14 +160,14 @@ def test_powers_are_the_best_ones():
     """Of a likelihood by loops, on a mesh around them."""
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5, 0.5], missing=0.1)
     field = fit_field(Annotators(3), sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
-    left_out = left_out_answers(field, answers, torch.arange(256) % 8)
+    left_out = left_out_answers(field, answers, field.probs, torch.arange(256) % 8)
     first, second = torch.rand(2, 256, 3).double().softmax(-1)
     found = fit_powers(torch.stack([first, second], 1).log(), left_out)
     assert 0 < found[-1] < 1
 
     def score(one, other, w, r):
         total = -((math.log(w / (1 - w)) - 0.5) ** 2) / 2.88
-        total -= sum((math.log(b) + 0.3) ** 2 / 18 for b in (one, other))
+        total += sum(math.log(b) / 2 - b / 2 for b in (one, other))
         for node, others, own, same in zip(*left_out[1:], strict=True):
             label = (first[node] ** one * second[node] ** other * (w * others).exp()).double()
             alone = (label / label.sum() * own.exp()).sum().item()
@@ -254,14 +260,31 @@ def test_confusion_beside_the_neighbours():
     assert score(start) < score(found) <= score(once) + 1e-3
 
 
-def test_the_pool_is_its_formula():
-    answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
+def recorded(monkeypatch, name):
+    """Arguments and value of each call of a function of the module."""
+    calls, function = [], getattr(consensus, name)
+
+    def record(*args):
+        calls.append((args, function(*args)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(consensus, name, record)
+    return calls
+
+
+@pytest.mark.parametrize("right", [[0.8, 0.6, 0.5], [0.8]])
+def test_the_pool_is_its_formula(monkeypatch, right):
+    """One annotator's matrix comes from the mean of the field and a first pool."""
+    answers, walk = answers_to(TRUTH, right), Walk.on_graph(EDGES, 256)
     field = fit_field(Annotators(3), sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
-    torch.manual_seed(1)
-    found = consensus_of(field, answers, Walk.on_graph(EDGES, 256))
-    torch.manual_seed(1)
-    evidence = left_out_answers(field, answers, torch.randperm(256) % PARTS).evidence
-    logits = found.powers["answers"] * evidence
+    left_out, pools = recorded(monkeypatch, "left_out_answers"), recorded(monkeypatch, "_pool")
+    found = consensus_of(field, answers, walk)
+    used, evidence = [args[2] for args, _ in left_out], [each.evidence for _, each in left_out]
+    powers, log_prior = pools[0][1]
+    first = (log_prior + powers[-1] * evidence[0]).softmax(-1).float()
+    again = [] if len(right) > 1 else [(field.probs + first) / 2]
+    torch.testing.assert_close(used, [field.probs, *again])
+    logits = found.powers["answers"] * evidence[-1]
     for name, prior in found.priors.items():
         logits = logits + found.powers[name] * prior.double().log()
     torch.testing.assert_close(found.probs, logits.softmax(-1).float(), atol=1e-5, rtol=1e-4)
