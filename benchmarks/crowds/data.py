@@ -21,6 +21,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
+from benchmarks.latent import noisy
 from benchmarks.nodes import load
 
 #: A classifier, and the features that it sees.
@@ -122,12 +123,24 @@ SETS: dict[str, Callable[[Path, int], Data]] = {
 #: The annotator that is alone, of the sets with classifiers.
 ALONE = {"digits": 6, "cora": 2, "pubmed": 2, "citeseer": 2}
 KINDS = ["all", "control", "one", "one, a tenth"]
+#: Mean share of right answers of five simulated annotators, and share of the nodes they are asked.
+SHARES = {"a tenth": 0.1, "a third": 1 / 3, "all nodes": 1.0}
+SIMULATED = {
+    f"{q} right, {name}": (q, share) for q in (0.5, 0.7, 0.9) for name, share in SHARES.items()
+}
 
 
 def answered(name: str, kind: str, root: Path, seed: int) -> Data:
-    """Every answer, the same confusions with independent errors, or one annotator's answers."""
+    """Every answer, the same confusions with independent errors, one annotator's answers, or those
+    of simulated annotators."""
     data, torch_rng = SETS[name](root, seed), torch.Generator().manual_seed(seed)
-    if kind == "control":
+    if kind in SIMULATED:
+        right, share = SIMULATED[kind]
+        torch.manual_seed(seed)
+        data.answers = noisy(data.y, right + torch.linspace(-0.08, 0.08, 5), int(data.y.max()) + 1)
+        data.answers[torch.rand(len(data.y)) >= share] = -1
+        data.all = torch.ones(len(data.y), dtype=torch.bool)
+    elif kind == "control":
         data.answers = independent(data.answers, data.y, torch_rng)
     elif kind != "all":
         data.answers = data.answers[:, [ALONE[name]]].clone()

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from benchmarks.crowds import rivals
-from benchmarks.crowds.data import ALONE, KINDS, SETS, answered
+from benchmarks.crowds.data import ALONE, KINDS, SETS, SIMULATED, answered
 from benchmarks.latent import grid_mixture, noisy
 from benchmarks.nodes import node_scores
 from benchmarks.shared.records import RESULTS, Records, command
@@ -48,9 +48,9 @@ SIDE, STRENGTHS, COMMON, SIMULATIONS = 20, [0.0, 0.3, 0.6], 0.6, 200
 
 
 def scores(probs: Tensor, data: Data) -> dict:
-    """Of answered nodes, and of test nodes without answers."""
+    """Of answered nodes, and of test nodes without answers or of all nodes."""
     parts = {"answered": (data.answers >= 0).any(1)}
-    parts |= {"test": data.test} if "test" in data else {}
+    parts |= {name: data[name] for name in ("test", "all") if name in data}
     clear = (probs := probs.double().clamp(min=1e-12)) / probs.sum(-1, keepdim=True)
     return {name: node_scores(clear[rows], data.y[rows]) for name, rows in parts.items()}
 
@@ -75,13 +75,13 @@ def best_powers(found: Consensus, data: Data) -> Tensor:
     return (parts @ powers).softmax(-1).detach()
 
 
-def answers(args, results: Records) -> None:
+def answers(args, results: Records, task="answers") -> None:
     """Every method on every set; seeds draw classifiers, folds and starts."""
     for name in args.sets:
-        kinds = KINDS if name in ALONE else KINDS[:2]
-        for key in results.missing(task="answers", set=name, kind=kinds, seed=args.seeds,
+        kinds = list(SIMULATED) if task == "simulated" else KINDS[: 4 if name in ALONE else 2]
+        for key in results.missing(task=task, set=name, kind=kinds, seed=args.seeds,
                                    method=[OURS, WITH, *METHODS, *NETWORKS]):  # fmt: skip
-            if key["method"] == CROWDLAB and key["kind"] not in KINDS[:2]:
+            if key["method"] == CROWDLAB and "one" in key["kind"]:
                 continue  # its weights come from nodes with two answers
             data = answered(name, key["kind"], args.data_root, key["seed"])
             found = {key["method"]: (METHODS | NETWORKS | {WITH: with_network}).get(key["method"])}
@@ -93,6 +93,11 @@ def answers(args, results: Records) -> None:
                 seconds = time.process_time() - begin
                 row = key | {"method": method} | getattr(make, "row", {})
                 results.add(**row, seconds=seconds, **scores(probs, data))
+
+
+def simulated(args, results: Records) -> None:
+    """The same of annotators whose errors are independent and uniform over the other labels."""
+    answers(args, results, "simulated")
 
 
 def with_network(data: Data) -> Tensor:
@@ -148,7 +153,7 @@ def coverage(args, results: Records) -> None:
         results.add(**key, **row, accuracies=truth.tolist(), dependence=dependence)
 
 
-TASKS = answers, coverage
+TASKS = answers, simulated, coverage
 OPTIONS: dict = {"sets": ["music", "labelme", "digits", "cora", "pubmed"], "data_root": Path}
 OPTIONS |= {"seeds": [0, 1, 2, 3, 4], "choices": {"sets": list(SETS)}}
 main = command(__doc__, TASKS, **OPTIONS, results=FILE)

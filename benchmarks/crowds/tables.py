@@ -6,6 +6,7 @@
 import pandas as pd
 from pandas import DataFrame
 
+from benchmarks.crowds.data import SIMULATED
 from benchmarks.crowds.run import BEST, COPYING, FIELD, METHODS, NETWORKS, OURS, WITH
 from benchmarks.shared import tables as shared
 from benchmarks.shared.records import Files
@@ -15,16 +16,13 @@ NAMES = {"digits": "digits", "cora": "Cora", "pubmed": "PubMed", "citeseer": "Ci
 NAMES |= {"music": "music", "labelme": "LabelMe"}
 ANSWERS = {"all": "all annotators", "control": "control: independent errors"}
 ANSWERS |= {"one": "one annotator", "one, a tenth": "one annotator, a tenth of the nodes"}
-PARTS = {"answered": "answered", "test": "unanswered test images"}
+PARTS = {"answered": "answered", "test": "unanswered test images", "all": "all"}
 
 
-def methods(files: Files) -> DataFrame:
-    """A row for each method and seed, on answered and on unanswered nodes."""
-    stored, order = (
-        frame(files["crowds"], task="answers"),
-        [*METHODS, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH],
-    )
-    rows = []
+def methods(files: Files, task: str = "answers") -> DataFrame:
+    """A row for each method and seed, on answered, unanswered or all nodes."""
+    stored, rows = frame(files["crowds"], task=task), []
+    order = [*METHODS, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
     for part, name in PARTS.items():
         prefix = "" if part == "test" else f"{part}."  # as `frame` has it
         columns = {f"{prefix}{score}": score for score in ("accuracy", "nll", "brier", "ece")}
@@ -49,23 +47,52 @@ def crowds(files: Files) -> str:
 
 def crowds_summary(files: Files) -> str:
     """The default beside the best rival without features, for each set."""
-    rows, lines = methods(files), []
-    rivals = rows[~rows["method"].isin([OURS, FIELD, BEST, COPYING, WITH, *NETWORKS])]
+    rows = methods(files)
+    return beside(rows[~rows["method"].isin([WITH, *NETWORKS])], OURS, [FIELD, BEST, COPYING])
+
+
+def crowds_simulated_summary(files: Files) -> str:
+    """The default with a GCN beside the best of all rivals, with simulated annotators."""
+    return beside(simulated(files), WITH, [OURS, FIELD, BEST, COPYING])
+
+
+def simulated(files: Files) -> DataFrame:
+    rows = methods(files, "simulated")
+    return rows.assign(answers=ordered(rows["kind"], list(SIMULATED)))[rows["nodes"] == "all"]
+
+
+def beside(rows: DataFrame, ours: str, variants: list[str]) -> str:
+    """A line for each set, for its nodes and its answers."""
+    rivals, lines = rows[~rows["method"].isin([ours, *variants])], []
     names = ["set", "nodes", "answers"]
-    for key, part in shared.groups(rows[rows["method"] == OURS], names):
+    for key, part in shared.groups(rows[rows["method"] == ours], names):
         line = dict(zip(names, map(str, key), strict=True))
-        beside = rivals.merge(part[[*names, "seed"]], on=[*names, "seed"])
-        mean = beside.groupby("method", observed=True)[["accuracy", "nll", "ece"]].mean()
+        both = rivals.merge(part[[*names, "seed"]], on=[*names, "seed"])
+        mean = both.groupby("method", observed=True)[["accuracy", "nll", "ece"]].mean()
         best = {"accuracy": mean["accuracy"].idxmax(), "nll": mean["nll"].idxmin()}
         for score, name in {"accuracy": "accuracy", "nll": "NLL"}.items():
             line |= {name: f"{part[score].mean():.3f}"}
             line |= {f"best rival, {name}": f"{mean[score][best[score]]:.3f} ({best[score]})"}
         line["ECE"] = f"{part['ece'].mean():.3f}"
         line["its ECE"] = f"{mean['ece'][best['accuracy']]:.3f}"
-        hindsight = rows[rows["method"] == BEST].merge(part[[*names, "seed"]], on=[*names, "seed"])
-        line["NLL above the best powers"] = f"{part['nll'].mean() - hindsight['nll'].mean():.3f}"
+        if ours == OURS:
+            hindsight = rows[rows["method"] == BEST].merge(part[[*names, "seed"]])
+            above = part["nll"].mean() - hindsight["nll"].mean()
+            line["NLL above the best powers"] = f"{above:.3f}"
         lines.append(line)
     return shared.markdown(lines, left=3)
+
+
+def crowds_simulated(files: Files) -> str:
+    """Accuracy / NLL / ECE of all nodes, with five simulated annotators."""
+    lines = []
+    for key, part in shared.groups(simulated(files), ["set", "method"]):
+        line = {"set": str(key[0]), "method": str(key[1]), "seeds": f"{part['seed'].nunique()}"}
+        for kind, rows in part.groupby("answers", observed=False):
+            numbers = [f"{rows[name].mean():.3f}" for name in ("accuracy", "nll", "ece")]
+            line[str(kind)] = " / ".join(numbers) if len(rows) else ""
+        lines.append(line)
+    return shared.markdown(lines, left=2)
 
 
 AGREEMENT = {
@@ -103,4 +130,5 @@ def _each(rows: DataFrame, one: str, other: str) -> pd.Series:
     return rows[one].explode().astype(float) - rows[other].explode().astype(float)
 
 
-TABLES = crowds_summary, crowds, crowds_dependence, annotators_coverage
+TABLES = crowds_summary, crowds, crowds_simulated_summary, crowds_simulated
+TABLES += crowds_dependence, annotators_coverage

@@ -60,7 +60,7 @@ class Annotators:
     :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
         answers never name labels.
     :param float strength: weight of the prior of a row of a confusion matrix, in answers. Default
-        one if answers name labels (ten in the pool), half of it for the right answer; else half an
+        one if answers name labels (40 in the pool), half of it for the right answer; else half an
         answer of every kind, Jeffreys' prior.
     """
 

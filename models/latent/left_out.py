@@ -13,9 +13,6 @@ from pyro_nmm.models.latent.field import HiddenField
 if TYPE_CHECKING:
     from pyro_nmm.models.latent.annotators import Annotators
 
-#: Weight of the prior of a row of a confusion matrix, in answers.
-STRENGTH = 10.0
-
 
 class LeftOut(NamedTuple):
     """What is known about ``A`` answers without them."""
@@ -27,18 +24,18 @@ class LeftOut(NamedTuple):
     same: Tensor  #: ``(A,)`` the share of the other answers that are the same
 
 
-def left_out_answers(field: HiddenField, data: Tensor, probs: Tensor, part: Tensor) -> LeftOut:
+def left_out_answers(
+    field: HiddenField, data: Tensor, probs: Tensor, part: Tensor, strength: float | None = None
+) -> LeftOut:
     """
     The M-step without the answers of a part of the nodes, under label distributions ``(N, C)``,
     gives the evidence in that part.
 
-    Rows of a confusion matrix have few answers each. Their noise makes answers that are left out
-    look as if labels were uncertain, hence a stronger prior than the fit's, unless the user gave
-    one.
+    :param float strength: of the prior of confusion matrices, unless the user gave one.
     """
     emission = cast("Annotators", field.emission)
     if emission.named and emission.strength is None:
-        emission = replace(emission, strength=STRENGTH)
+        emission = replace(emission, strength=strength)
     evidence, found = probs.new_zeros(probs.shape, dtype=torch.double), []
     for number in range(int(part.max()) + 1):
         here = (part == number).nonzero()[:, 0]

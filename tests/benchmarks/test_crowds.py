@@ -36,16 +36,29 @@ def test_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "NETWORKS", networks)
     monkeypatch.setitem(run.SETS, "music", small)
     monkeypatch.setattr(run, "SIMULATIONS", 2)
+    monkeypatch.setattr(run, "SIMULATED", ["0.7 right, a third"])
     path = tmp_path / "crowds.jsonl"
-    options = ["answers", "coverage", "--sets", "music", "--seeds", "0", "--results", str(path)]
-    rows = run.main([*options, "--data-root", str(tmp_path)]).rows
-    assert len(rows) == 2 * (3 + 4 + 2 + 1) + 3 * 2
-    assert len(run.main([*options, "--data-root", str(tmp_path)]).rows) == len(rows)
+    options = ["--sets", "music", "--seeds", "0", "--results", str(path)]
+    options = ["answers", "simulated", "coverage", *options, "--data-root", str(tmp_path)]
+    rows = run.main(options).rows
+    assert len(rows) == 3 * (3 + 4 + 2 + 1) + 3 * 2
+    assert len(run.main(options).rows) == len(rows)
     found = {row["method"]: row["answered"] for row in rows if row.get("kind") == "all"}
     assert found[run.OURS]["nll"] < found["majority"]["nll"]
     assert found[run.BEST]["nll"] < found[run.OURS]["nll"] + 1e-6
     for make in tables.TABLES:
         assert "|" in make({"crowds": rows})
+
+
+@pytest.mark.filterwarnings("ignore:self.within_class_std_dev_")
+def test_simulated_annotators():
+    """Shares of nodes that are asked, and of answers that are right."""
+    for kind, (right, share) in data.SIMULATED.items():
+        found = data.answered("digits", kind, None, 0)
+        there = found.answers >= 0
+        assert abs(there.any(1).double().mean() - share) < 0.05
+        assert abs((found.answers == found.y[:, None])[there].double().mean() - right) < 0.05
+        assert found.all.all()
 
 
 def test_controls_have_the_same_confusions():
@@ -78,6 +91,8 @@ def test_stored_rows_are_shown():
     rows = read(RESULTS / "crowds.jsonl")
     shown = tables.crowds({"crowds": rows})
     answers = [row for row in rows if row["task"] == "answers"]
+    methods = {row["method"] for row in rows if row["task"] == "simulated"}
+    assert all(f"| {method} |" in tables.crowds_simulated({"crowds": rows}) for method in methods)
     parts = sum(("answered" in row) + ("test" in row) for row in answers)
     seeds = [int(line.split("|")[5]) for line in shown.split("\n")[2:]]
     assert sum(seeds) == parts

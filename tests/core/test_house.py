@@ -137,6 +137,6 @@ def lines(*folders):
 def test_benchmarks_are_small():
     """The rooms of version 0.1, tables without a graph, and annotators with real errors."""
     assert lines("benchmarks/tabular") <= 640
-    assert lines("benchmarks/crowds") <= 560
+    assert lines("benchmarks/crowds") <= 610
     rest = lines("benchmarks") - lines("benchmarks/tabular", "benchmarks/crowds")
     assert rest <= 6500 < lines("pyro_nmm", "models", "guides")

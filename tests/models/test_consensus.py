@@ -22,7 +22,7 @@ from pyro_nmm.models.latent.dependence import (
     matrices,
     permuted,
 )
-from pyro_nmm.models.latent.left_out import STRENGTH, left_out_answers
+from pyro_nmm.models.latent.left_out import left_out_answers
 from pyro_nmm.models.latent.potts import OWN, potts_labels
 from pyro_nmm.models.latent.potts import STRENGTH as PULL
 from pyro_nmm.models.latent.quality import fit_confusion
@@ -107,12 +107,12 @@ def test_the_field_of_neighbours_is_a_fixed_point():
 @pytest.mark.parametrize("strength", [None, 1.0])
 def test_left_out_answers_by_hand(strength):
     """Matrices without a part of the nodes; the others' evidence and one's own add up. Half of the
-    prior's weight, ten answers by default, is on the right answer."""
-    answers, weight = answers_to(TRUTH, [0.8, 0.6, 0.5]), strength or STRENGTH
+    prior's weight is on the right answer; the user's own weight goes first."""
+    answers, weight = answers_to(TRUTH, [0.8, 0.6, 0.5]), strength or 7.0
     emission = Annotators(3, strength=strength)
     field = fit_field(emission, sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
     part = torch.arange(256) % 4
-    found = left_out_answers(field, answers, field.probs, part)
+    found = left_out_answers(field, answers, field.probs, part, 7.0)
     assert len(found.node) == (answers >= 0).sum()
     for number in range(4):
         rest = answers.masked_fill((part == number)[:, None], -1)

@@ -1,0 +1,166 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+A classifier without a true label: five simulated annotators, of whose answers half are right, are
+asked about some of scikit-learn's 1,797 digits. How many answers does it take, and whom should one
+ask next?
+
+    python examples/crowds.py --output output/crowds.png
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pyro
+import torch
+from plotting import PALETTE, progress_bar, reliability, save
+from sklearn.linear_model import LogisticRegression
+from torch.nn.functional import one_hot
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from pyro_nmm.datasets.nodes import digits
+from pyro_nmm.metrics import mean_log_prob
+from pyro_nmm.models import Annotators
+from pyro_nmm.models.latent import mixture_em
+
+MAJORITY, DAWID_SKENE = "regression on majority", "regression on Dawid-Skene"
+GRAPH, BOTH = "Annotators: graph", "Annotators: graph, regression"
+NAMES = MAJORITY, DAWID_SKENE, GRAPH, BOTH
+#: Of each annotator's answers.
+RIGHT = torch.tensor([0.3, 0.4, 0.5, 0.6, 0.7])
+SHARES = (0.03, 0.1, 0.3, 1.0)
+#: Answers at the start, and in each of the rounds that follow.
+FIRST, MORE, ROUNDS = 500, 250, 6
+
+
+def simulate(y):
+    """Answers ``(N, M)``; errors are uniform over the other nine digits."""
+    size = len(y), len(RIGHT)
+    wrong = (y[:, None] + torch.randint(1, 10, size)) % 10
+    return torch.where(torch.rand(size) < RIGHT, y[:, None], wrong)
+
+
+def regression():
+    return LogisticRegression(C=0.1, max_iter=300)
+
+
+def learned(x, probs, rows):
+    """Probabilities ``(N, 10)`` of a regression on the most probable labels of some rows."""
+    model = regression().fit(x[rows], probs.argmax(1)[rows])
+    found = torch.zeros(len(x), 10)
+    found[:, model.classes_] = torch.as_tensor(model.predict_proba(x)).float()
+    return found
+
+
+def all_ways(data, answers) -> dict:
+    """Probabilities of all digits by each of the names."""
+    emission, rows = Annotators(num_labels=10), (answers >= 0).any(1)
+    votes = one_hot(answers + 1, 11)[..., 1:].sum(1)
+    experts = mixture_em(emission, answers, emission.start(answers, None))[1]
+    consensus = emission.fit(data.edge_index, answers)
+    both = emission.fit(data, answers, classifier=regression())
+    return {
+        MAJORITY: learned(data.x, votes, rows),
+        DAWID_SKENE: learned(data.x, experts, rows),
+        GRAPH: consensus.probs,
+        BOTH: both.probs,
+    }
+
+
+def asking(data, everything, best: bool) -> list[float]:
+    """Accuracy after each round of questions, of the largest information gain or at random."""
+    answers, found = torch.full_like(everything, -1), []
+    order = torch.randperm(everything.numel())
+    score = -order.argsort().double().view_as(answers)
+    for number in range(ROUNDS + 1):
+        size = MORE if number else FIRST
+        score = score.masked_fill(answers >= 0, -torch.inf)
+        chosen = score.flatten().topk(size).indices
+        answers.view(-1)[chosen] = everything.flatten()[chosen]
+        consensus = Annotators(num_labels=10).fit(data.edge_index, answers)
+        found.append((consensus.predict() == data.y).double().mean().item())
+        score = consensus.information_gain().double() if best else score
+    return found
+
+
+def scores(probs, y) -> dict:
+    clear = probs.clamp(min=1e-6)
+    return {
+        "accuracy": (probs.argmax(1) == y).double().mean().item(),
+        "NLL": -mean_log_prob(clear / clear.sum(1, keepdim=True), y).item(),
+        "ECE": multiclass_calibration_error(probs, y, 10, n_bins=15).item(),
+    }
+
+
+def main(args) -> dict:
+    torch.set_num_threads(args.num_threads)
+    data, found, asked = digits(), {}, {}
+    for share in progress_bar(args.shares, desc="crowds", unit="share"):
+        pyro.set_rng_seed(args.seed)
+        everything = simulate(data.y)
+        rows = torch.rand(len(data.y)) < share
+        ways = all_ways(data, everything.masked_fill(~rows[:, None], -1))
+        found[share] = {name: scores(probs, data.y) for name, probs in ways.items()}
+        if share == args.shares[0] or share <= 0.1:
+            shown = ways
+    print(f"{'share of nodes asked':32}", *(f"{share:26.0%}" for share in found))
+    print(f"{'':32}", *(f"{'accuracy':>10}{'NLL':>8}{'ECE':>8}" for _ in found))
+    for name in NAMES:
+        rows = (found[share][name].values() for share in found)
+        print(f"{name:32}", *(f"{a:10.3f}{n:8.3f}{e:8.3f}" for a, n, e in rows))
+    for name, best in {"at random": False, "by information gain": True}.items():
+        pyro.set_rng_seed(args.seed)
+        everything = simulate(data.y)
+        asked[name] = asking(data, everything, best)
+        print(f"{name:20}", *(f"{value:7.3f}" for value in asked[name]))
+    if args.output:
+        draw(args, data, found, shown, asked)
+    return {"shares": found, "asked": asked}
+
+
+def draw(args, data, found, shown, asked) -> None:
+    """Accuracy over the share of nodes asked, reliability, and accuracy over questions."""
+    matplotlib.use("Agg")
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
+    colors = dict(zip(NAMES, ("0.6", PALETTE[0], PALETTE[2], PALETTE[4]), strict=True))
+    for name, color in colors.items():
+        accuracy = [found[share][name]["accuracy"] for share in found]
+        axes[0].plot(list(found), accuracy, "o-", color=color, label=name)
+    axes[0].set(xscale="log", xlabel="share of the digits with answers", ylabel="accuracy",
+                xticks=list(found), title="No true label is used")  # fmt: skip
+    axes[0].set_xticklabels([f"{share:.0%}" for share in found])
+    axes[0].minorticks_off()
+    axes[0].legend(frameon=False)
+    for name in (DAWID_SKENE, BOTH):
+        reliability(axes[1], shown[name].double(), data.y, colors[name], name)
+    low = min(*axes[1].get_xlim(), *axes[1].get_ylim())
+    axes[1].plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
+    axes[1].set(xlabel="confidence", ylabel="accuracy", title="Reliability, ± one standard error")
+    axes[1].legend(frameon=False)
+    for (name, accuracy), color in zip(asked.items(), (PALETTE[0], PALETTE[4]), strict=True):
+        numbers = [FIRST + MORE * number for number in range(len(accuracy))]
+        axes[2].plot(numbers, accuracy, "o-", color=color, label=name)
+    axes[2].set(xlabel="answers", ylabel="accuracy", title="The next questions")
+    axes[2].legend(frameon=False)
+    save(figure, args.output)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of nodes asked")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num-threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=Path("output/crowds.png"))
+    return parser
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())
