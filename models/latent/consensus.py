@@ -37,7 +37,7 @@ SHARE = 0.8
 #: Shape and rate of the Gamma prior of the priors' powers, which bounds the power of a timid one,
 #: and mean and standard deviation of the Normal prior of the log-odds of w: answers count in full
 #: unless those that are left out disagree.
-PRIOR, ANSWERS_PRIOR = (0.5, 0.5), (0.5, 1.2)
+PRIOR, ANSWERS_PRIOR = (0.5, 1.0), (0.5, 1.2)
 #: The smallest share of a label around a node.
 LEAST = 1e-4
 

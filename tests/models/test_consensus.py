@@ -167,7 +167,7 @@ def test_powers_are_the_best_ones():
 
     def score(one, other, w, r):
         total = -((math.log(w / (1 - w)) - 0.5) ** 2) / 2.88
-        total += sum(math.log(b) / 2 - b / 2 for b in (one, other))
+        total += sum(math.log(b) / 2 - b for b in (one, other))
         for node, others, own, same in zip(*left_out[1:], strict=True):
             label = (first[node] ** one * second[node] ** other * (w * others).exp()).double()
             alone = (label / label.sum() * own.exp()).sum().item()
