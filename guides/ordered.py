@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.concentrations import written_out
+from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.latent import (
     Emission,
     FieldPrior,
@@ -20,7 +21,6 @@ from pyro_nmm.models.latent import (
     sample_field,
 )
 from pyro_nmm.models.nmm import OneEvent
-from pyro_nmm.models.param_store import register
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
 from pyro_nmm.relabel import as_channel, evidence_of
@@ -142,7 +142,7 @@ class _Draw(EvidenceConditional):
         return ScoreParts(self.log_prob(value), score, entropy)
 
 
-class HiddenFieldGuide(nn.Module):
+class HiddenFieldGuide(SharedForward):
     r"""
     A hidden field and its parameter-free guide as a pair of Pyro programs: the model that
     :func:`~pyro_nmm.models.fit_field`, whose parameters these are, fits by expectation
@@ -166,41 +166,59 @@ class HiddenFieldGuide(nn.Module):
     [0, 3]
     >>> field = pair.field()  # with probabilities ``(N, C)``
 
+    :param prior: a network in place of :class:`~pyro_nmm.models.latent.FieldPrior`, called as
+        ``prior(hood, *inputs)``. Model and guide share its dropout.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the parameters in Pyro's store.
     """
 
     def __init__(
         self, emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None, *,
-        estimator: str = "reward_to_go", name: str = "field",
+        prior: nn.Module | None = None, inputs: tuple = (), estimator: str = "reward_to_go",
+        name: str = "field",
     ) -> None:  # fmt: skip
-        super().__init__()
         check_all_rows(hood)
-        self.emission, self.hood, self.data = emission, hood, emission.check(hood, data)
-        self.edge_attr, self.estimator = check_edge_attr(hood, edge_attr), estimator
-        self.name, self.start = name, emission.start(self.data, hood)
-        evidence = emission.log_prob(self.start, self.data)
-        self.prior = FieldPrior.of(emission.num_labels, self.edge_attr).to(evidence)
+        checked, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
+        if prior is not None and edge_attr is not None:
+            raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
+        if prior is None and inputs:
+            raise ValueError("inputs belong to prior: give a network as prior")
+        start = emission.start(checked, hood)
+        if prior is None:
+            evidence = emission.log_prob(start, checked)
+            prior, inputs = FieldPrior.of(emission.num_labels, edge_attr).to(evidence), (edge_attr,)
+        super().__init__(hood, prior, f"{name}.prior")
+        self.emission, self.data, self.edge_attr = emission, checked, edge_attr
+        self.inputs, self.estimator, self.start = inputs, estimator, start
+
+    @property
+    def prior(self) -> nn.Module:
+        """As it is trained."""
+        return self.network
 
     def values(self) -> Values:
         """The emission's parameters, from Pyro's store."""
-        support = self.emission.support
+        support, name = self.emission.support, self.name.removesuffix(".prior")
         return {
-            key: pyro.param(f"{self.name}.{key}", value, constraint=support[key])
+            key: pyro.param(f"{name}.{key}", value, constraint=support[key])
             for key, value in self.start.items()
         }
 
+    def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
+        """The prior's output: the guide's, if it ran just before."""
+        return self.take(inputs)
+
+    def log_prior(self) -> Tensor | float:
+        return self.network.log_prior() if isinstance(self.network, FieldPrior) else 0.0
+
     def model(self) -> Tensor:
         """:func:`~pyro_nmm.models.hidden_field`; returns the labels."""
-        register(f"{self.name}.prior", self.prior)
-        arguments = self.hood, self.prior, self.emission, self.values(), self.data
-        return hidden_field(*arguments, self.edge_attr)
+        return hidden_field(self.hood, self, self.emission, self.values(), self.data, *self.inputs)
 
     def guide(self) -> Tensor:
         """:func:`~pyro_nmm.guides.evidence_guide`; returns the labels."""
-        register(f"{self.name}.prior", self.prior)
+        alpha, logits = self.give(self.inputs)[:2]
         evidence = self.emission.log_prob(self.values(), self.data)
-        alpha, logits = self.prior(self.hood, self.edge_attr)
         return evidence_guide(
             self.hood, alpha, logits, evidence, collapsed=True, estimator=self.estimator
         )
@@ -208,5 +226,6 @@ class HiddenFieldGuide(nn.Module):
     def field(self, **options) -> HiddenField:
         """The fitted field: :func:`~pyro_nmm.models.sample_field`, whose ``options`` these are."""
         values = {key: value.detach() for key, value in self.values().items()}
-        arguments = self.emission, self.hood, self.data, self.prior, values, self.edge_attr
-        return sample_field(*arguments, **options)
+        arguments = self.emission, self.hood, self.data, self.network, values, self.edge_attr
+        inputs = () if isinstance(self.network, FieldPrior) else self.inputs
+        return sample_field(*arguments, inputs=inputs, **options)

@@ -79,8 +79,7 @@ class FieldPrior(nn.Module):
 
 
 def hidden_field(
-    hood: Neighborhood, prior: FieldPrior, emission: Emission, values: Values, data: Any,
-    edge_attr: Tensor | None = None,
+    hood: Neighborhood, prior: nn.Module, emission: Emission, values: Values, data: Any, *inputs,
 ) -> Tensor:  # fmt: skip
     r"""
     A hidden field as a Pyro program.
@@ -100,15 +99,19 @@ def hidden_field(
     >>> trace.nodes["y"]["value"].shape
     torch.Size([4])
 
+    :param prior: a :class:`FieldPrior`, or a network called as ``prior(hood, *inputs)`` for
+        concentrations and logits; its own log prior density is ``prior.log_prior()``, if there.
     :param dict values: the emission's parameters, such as ``pyro.param`` gives them.
     :param data: observations of the nodes, as :meth:`Emission.check` returns them.
+    :param inputs: of the prior: features of the edges, or what a network takes.
     :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
     """
-    y = nmm(hood, *prior(hood, edge_attr), collapsed=True)
+    y = nmm(hood, *prior(hood, *inputs)[:2], collapsed=True)
     evidence = emission.log_prob(values, data)
     found = evidence.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     pyro.factor("data", found.sum(-1))
-    pyro.factor("prior", prior.log_prior() + emission.log_prior(values, data))
+    own = getattr(prior, "log_prior", lambda: 0.0)()
+    pyro.factor("prior", own + emission.log_prior(values, data))
     return y
 
 

@@ -115,8 +115,8 @@ def fit_field(
 
 @torch.no_grad()
 def sample_field(
-    emission: Emission, hood: Neighborhood, data: Any, prior: FieldPrior, values: Values,
-    edge_attr: Tensor | None = None, **options,
+    emission: Emission, hood: Neighborhood, data: Any, prior: nn.Module, values: Values,
+    edge_attr: Tensor | None = None, *, inputs: tuple = (), **options,
 ) -> HiddenField:  # fmt: skip
     r"""
     A field of known prior, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
@@ -134,17 +134,21 @@ def sample_field(
     >>> field.samples.shape, field.draws["mean"].shape
     (torch.Size([200, 4]), torch.Size([200, 2, 1]))
 
+    :param prior: a :class:`FieldPrior`, or a network with its ``inputs``.
     :param dict values: the emission's parameters that chains start with.
     :param options: of :class:`~pyro_nmm.models.latent.FieldSampling`.
     :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
     """
     how = options_of(sample_field, FieldSampling, options)
-    fit = _Fit(emission, hood, data, edge_attr, how.num_chains)
-    labels, features = len(prior.share_scores), len(prior.unit)
-    expected = 0 if fit.edge_attr is None else fit.edge_attr.shape[1]
-    if (labels, features) != (emission.num_labels, expected):
-        want = f"emission {emission.num_labels} labels and edge_attr {expected} features"
-        raise ValueError(f"prior has {labels} labels and {features} features of edges, but {want}")
+    network = None if isinstance(prior, FieldPrior) else prior
+    fit = _Fit(emission, hood, data, edge_attr, how.num_chains, None, network, inputs)
+    if isinstance(prior, FieldPrior):
+        labels, features = len(prior.share_scores), len(prior.unit)
+        expected = 0 if fit.edge_attr is None else fit.edge_attr.shape[1]
+        if (labels, features) != (emission.num_labels, expected):
+            has = f"prior has {labels} labels and {features} features of edges"
+            want = f"emission {emission.num_labels} labels and edge_attr {expected} features"
+            raise ValueError(f"{has}, but {want}")
     terms = LatentTerms(*fit.terms(prior), fit.evidence(values)[None])
     draw = draw_latent(hood, terms, fit.uniforms())
     for _ in range(how.num_sweeps):

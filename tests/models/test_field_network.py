@@ -3,13 +3,18 @@
 
 """A hidden field whose prior is a network of node features."""
 
+import itertools
+
+import pyro
 import pytest
 import torch
+from pyro.infer import TraceGraph_ELBO
 from torch import nn
 from torch_geometric.nn import MLP
 from torch_geometric.utils import add_self_loops, grid
 
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
+from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, FreeNMM, NMMNetwork, fit_field
 from pyro_nmm.models.latent.fit import _Fit
 from pyro_nmm.ops.enumeration import enumerate_labels
@@ -65,6 +70,67 @@ def test_gradient_is_that_of_the_evidence():
         draws = torch.stack([each[place] for each in found])
         error = draws.std(0) / len(draws) ** 0.5
         assert ((draws.mean(0) - expected).abs() < 4 * error + 1e-3).all()
+
+
+def test_gradient_of_svi_is_that_of_the_bound():
+    """Towards network and confusion matrices: the enumerated gradient, in standard errors."""
+    torch.set_default_dtype(torch.double)
+    edges = add_self_loops(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))[0]
+    hood, x, network, emission = Neighborhood(edges, 3), torch.randn(3, 2), Linear(), Annotators(2)
+    answers = torch.tensor([[0, 1], [0, 0], [1, -1]])
+    pair = HiddenFieldGuide(emission, hood, answers, prior=network, inputs=(x,))
+    pyro.clear_param_store()
+    logits = pair.values()["confusion"].log().detach().requires_grad_()
+    parameters = [*network.parameters(), logits]
+
+    def values():
+        return {"confusion": logits.softmax(-1)}
+
+    pair.values = values
+    elbo = TraceGraph_ELBO(500, vectorize_particles=True, max_plate_nesting=0)
+    found = []
+    for _ in range(60):
+        for each in parameters:
+            each.grad = None
+        elbo.loss_and_grads(pair.model, pair.guide)
+        found.append([-each.grad.clone() for each in parameters])
+    choices = [hood.source[hood.target == node].tolist() for node in range(3)]
+    c = torch.tensor(list(itertools.product(*choices)))
+    u = torch.tensor(list(itertools.product(range(2), repeat=3)))
+    both = torch.stack([c[:, None].expand(-1, 8, -1), u.expand(len(c), -1, -1)], -2).flatten(0, 1)
+    given = hood, *network(hood, x), emission.log_prob(values(), answers)
+    bound = torch.zeros(())
+    for order in itertools.permutations(range(3)):  # each step of SVI draws one
+        q = EvidenceConditional(*given, order=torch.tensor(order))
+        weight = q.log_prob(both).exp()
+        assert weight.sum().item() == pytest.approx(1.0)
+        bound = bound + (weight * q.log_evidence(both).sum(-1)).sum() / 6
+    exact = torch.autograd.grad(bound + emission.log_prior(values(), answers), parameters)
+    for place, expected in enumerate(exact):
+        draws = torch.stack([each[place] for each in found])
+        error = draws.std(0) / len(draws) ** 0.5
+        assert ((draws.mean(0) - expected).abs() < 4 * error + 1e-6).all()
+
+
+def test_model_and_guide_share_dropout():
+    """One run of the network a step; the fitted pair is a field with the network as its prior."""
+    calls = []
+
+    class Noisy(Linear):
+        def forward(self, hood, x):
+            calls.append(self.training)
+            return super().forward(hood, nn.functional.dropout(x, 0.5, self.training))
+
+    hood, x = Neighborhood(EDGES, 144), torch.randn(144, 2)
+    answers = torch.randint(2, (144, 3))
+    pair = HiddenFieldGuide(Annotators(2), hood, answers, prior=Noisy(), inputs=(x,))
+    pyro.clear_param_store()
+    TraceGraph_ELBO(2, vectorize_particles=True, max_plate_nesting=0).loss(pair.model, pair.guide)
+    assert calls == [True]
+    field = pair.field(num_draws=2, num_sweeps=2)
+    assert field.probs.shape == (144, 2)
+    assert field.prior.training is False
+    torch.testing.assert_close(field.mixture().alpha, pair.prior.eval()(hood, x)[0])
 
 
 def test_a_network_finds_labels_from_features():
