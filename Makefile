@@ -1,4 +1,4 @@
-# make demo: environment, installation, five examples, their pictures.
+# make demo: environment, installation, six examples, their pictures.
 # make test: environment, installation, lint, types, the tests of the library, documents and examples.
 # make test-benchmarks: small runs of the benchmarks, their rivals, and the tables of stored results.
 # make docs: the documentation site, docs/_build/html/index.html, which needs no network; tutorials run
@@ -26,6 +26,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/node_classification.py --output output/digits.png
 	$(BIN)/python examples/ising.py --output output/ising.png
 	$(BIN)/python examples/annotators.py --output output/annotators.png
+	$(BIN)/python examples/crowds.py --output output/crowds.png
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest $(WORKERS) --ignore tests/benchmarks

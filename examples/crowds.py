@@ -33,9 +33,9 @@ GRAPH, BOTH = "Annotators: graph", "Annotators: graph, regression"
 NAMES = MAJORITY, DAWID_SKENE, GRAPH, BOTH
 #: Of each annotator's answers.
 RIGHT = torch.tensor([0.3, 0.4, 0.5, 0.6, 0.7])
-SHARES = (0.03, 0.1, 0.3, 1.0)
+SHARES, SHOWN = (0.03, 0.1, 0.3, 1.0), 0.1
 #: Answers at the start, and in each of the rounds that follow.
-FIRST, MORE, ROUNDS = 500, 250, 6
+FIRST, MORE, ROUNDS = 500, 250, 4
 
 
 def simulate(y):
@@ -46,7 +46,7 @@ def simulate(y):
 
 
 def regression():
-    return LogisticRegression(C=0.1, max_iter=300)
+    return LogisticRegression(max_iter=300)
 
 
 def learned(x, probs, rows):
@@ -106,8 +106,8 @@ def main(args) -> dict:
         rows = torch.rand(len(data.y)) < share
         ways = all_ways(data, everything.masked_fill(~rows[:, None], -1))
         found[share] = {name: scores(probs, data.y) for name, probs in ways.items()}
-        if share == args.shares[0] or share <= 0.1:
-            shown = ways
+        if share == SHOWN or len(found) == 1:
+            shown = share, ways
     print(f"{'share of nodes asked':32}", *(f"{share:26.0%}" for share in found))
     print(f"{'':32}", *(f"{'accuracy':>10}{'NLL':>8}{'ECE':>8}" for _ in found))
     for name in NAMES:
@@ -138,10 +138,11 @@ def draw(args, data, found, shown, asked) -> None:
     axes[0].minorticks_off()
     axes[0].legend(frameon=False)
     for name in (DAWID_SKENE, BOTH):
-        reliability(axes[1], shown[name].double(), data.y, colors[name], name)
+        reliability(axes[1], shown[1][name].double(), data.y, colors[name], name)
     low = min(*axes[1].get_xlim(), *axes[1].get_ylim())
     axes[1].plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
-    axes[1].set(xlabel="confidence", ylabel="accuracy", title="Reliability, ± one standard error")
+    axes[1].set(xlabel="confidence", ylabel="accuracy",
+                title=f"Reliability, {shown[0]:.0%} asked, ± one standard error")  # fmt: skip
     axes[1].legend(frameon=False)
     for (name, accuracy), color in zip(asked.items(), (PALETTE[0], PALETTE[4]), strict=True):
         numbers = [FIRST + MORE * number for number in range(len(accuracy))]

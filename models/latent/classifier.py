@@ -104,7 +104,8 @@ class OutOfFold:
         return network.eval()(x, edge_index).softmax(-1).detach()
 
     def _learn_rows(self, x: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
-        """scikit-learn's classifiers learn each row's most probable label."""
+        """scikit-learn's classifiers learn each row's most probable label. One more row of each
+        label is counted, because a fold may lack some."""
         labels = targets.argmax(1)[rows].cpu().numpy()
         model = deepcopy(self.classifier).fit(x[rows].cpu().numpy(), labels)
         found = targets.new_zeros(targets.shape)
@@ -112,7 +113,7 @@ class OutOfFold:
         found[:, columns] = torch.as_tensor(
             model.predict_proba(x.cpu().numpy()), device=found.device
         ).to(found)
-        return found
+        return (len(labels) * found + 1) / (len(labels) + found.shape[1])
 
 
 def _fresh(network: nn.Module) -> nn.Module:

@@ -119,6 +119,26 @@ def test_annotators(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_crowds(tmp_path, monkeypatch):
+    """Two thirds of the digits: a graph helps, and so does asking."""
+    example = load("examples/crowds.py")
+    monkeypatch.setattr(example, "digits", lambda: digits().subgraph(torch.arange(1200)))
+    monkeypatch.setattr(example, "ROUNDS", 1)
+    options = ["--shares", "0.1", "0.5", "--output", str(tmp_path / "crowds.png")]
+    result = example.main(args := example.parser().parse_args(options))
+    assert args.output.stat().st_size > 50_000
+    for share, ways in result["shares"].items():
+        rivals = ways[example.MAJORITY], ways[example.DAWID_SKENE]
+        for name in (example.GRAPH, example.BOTH):
+            assert ways[name]["accuracy"] > max(rival["accuracy"] for rival in rivals) + 0.03
+            assert ways[name]["NLL"] < min(rival["NLL"] for rival in rivals) / 2
+        assert ways[example.BOTH]["ECE"] < 0.1, share
+    random, gain = result["asked"].values()
+    assert random[0] == gain[0]
+    assert gain[1] > random[1]
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_annotators_of_a_section(tmp_path):
     """Files as those of the cortex: a strip of two layers, clustered badly six times."""

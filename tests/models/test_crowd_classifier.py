@@ -65,11 +65,15 @@ def test_no_node_is_predicted_from_its_own_label():
     data, _, truth = crowd()
     targets = torch.nn.functional.one_hot(truth % 2, 3).double()
     found = OutOfFold(Memory(), data)(targets, torch.ones(256, dtype=torch.bool))
-    assert (found[:, 1] == 1).all()  # never its own: labels with zeros would be remembered
+    learned = torch.tensor([204, 205]).double()  # rows outside a fifth, and one more of each label
+    sure, none = ((learned + 1) / (learned + 3), 1 / (learned + 3))
+    # Never its own: labels with zeros would be remembered.
+    assert torch.isclose(found[:, 1, None], sure).any(1).all()
+    assert torch.isclose(found[:, 2, None], none).any(1).all()
     rows = torch.arange(256) < 128
     targets[128:] = torch.tensor([0.0, 0.0, 1.0]).double()
     found = OutOfFold(Memory(), data)(targets, rows)
-    assert (found[:, 2] == 0).all()  # and nothing is learned from other rows
+    assert (found[:, 2] < 1 / 80).all()  # and nothing is learned from other rows
 
 
 def test_a_network_learns_uncertain_labels(monkeypatch):
@@ -149,7 +153,9 @@ def test_sparse_features():
     rows = torch.ones(256, dtype=torch.bool)
     targets = torch.nn.functional.one_hot(answers[:, 0].clamp(min=0), 3).double()
     found = OutOfFold(Memory(), Data(module._sparse(words), EDGES))(targets, rows)
-    assert (found.sum(1) == 1).all()  # rows of a sparse matrix reach scikit-learn
+    torch.testing.assert_close(
+        found.sum(1), torch.ones(256).double()
+    )  # rows of a sparse matrix reach scikit-learn
     network = GCN(40, 8, 2, 3)
     assert network(module._sparse(words), EDGES).shape == (256, 3)
 
