@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.expect import expect, expect_all
 from pyro_nmm.models.latent.answers import LONG, known_labels, read_answers
 from pyro_nmm.models.latent.classifier import out_of_fold
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
@@ -59,16 +60,17 @@ class Annotators:
         than the largest answer.
     :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
         answers never name labels.
-    :param float strength: weight of the prior of a row of a confusion matrix, in answers. Default
-        one if answers name labels (40 in the pool), half of it for the right answer; else half an
-        answer of every kind, Jeffreys' prior.
+    :param strength: weight of the prior of a row of a confusion matrix, in answers. Default one if
+        answers name labels, half of it for the right answer; else half an answer of every kind,
+        Jeffreys' prior. Or the answers of every kind of all rows, ``(C, K)``; in the pool half of
+        40 are right by default, the others as wrong as those of all annotators.
     """
 
     num_labels: int
     num_answers: int | None = None
     num_types: int | None = None
     aligned: bool = True
-    strength: float | None = None
+    strength: float | Tensor | None = None
     support: ClassVar = {
         "confusion": constraints.independent(constraints.simplex, 2),
         "types": constraints.independent(constraints.simplex, 1),
@@ -78,7 +80,11 @@ class Annotators:
         for name in ("num_labels", "num_types", "num_answers"):
             if (number := getattr(self, name)) is not None:
                 check_integers(2, **{name: number})
-        if self.strength is not None:
+        if isinstance(self.strength, Tensor):
+            size = self.num_types or self.num_labels
+            expect("strength", self.strength, (size, "K"), kind="float")
+            expect_all("strength", self.strength, self.strength > 0, "be positive")
+        elif self.strength is not None:
             check_positive(strength=self.strength)
 
     def fit(
@@ -230,6 +236,8 @@ class Annotators:
 
     def _pseudo_counts(self, like: Tensor) -> Tensor:
         """``(C, K)``: equal shares, or one half for the right answer if answers name labels."""
+        if isinstance(self.strength, Tensor):
+            return self.strength.to(like)
         shape, columns = like.shape[-2:], like.shape[-1]
         default = 1.0 if self.named else columns / 2
         strength = default if self.strength is None else self.strength

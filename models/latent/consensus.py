@@ -27,8 +27,8 @@ PARTS, MOST_ANSWERS = 10, 20_000
 #: Powers of walk, Potts, a classifier if there is one, and answers, by the number of priors, where
 #: no node has two answers, so that none can be left out.
 ALONE = {2: [1.3, 0.15, 0.12], 3: [1.0, 0.1, 0.5, 0.1]}
-#: Weight of the prior of a row of a confusion matrix, in answers. Rows have few answers each, whose
-#: noise makes answers that are left out look as if labels were uncertain.
+#: Answers that the prior of a row of a confusion matrix counts for. Rows have few answers each, and
+#: their noise makes answers that are left out look as if labels were uncertain.
 STRENGTH = 40.0
 #: Times that a classifier learns from the pool.
 ROUNDS = 2

@@ -22,7 +22,7 @@ from pyro_nmm.models.latent.dependence import (
     matrices,
     permuted,
 )
-from pyro_nmm.models.latent.left_out import left_out_answers
+from pyro_nmm.models.latent.left_out import FLAT, left_out_answers
 from pyro_nmm.models.latent.potts import OWN, potts_labels
 from pyro_nmm.models.latent.potts import STRENGTH as PULL
 from pyro_nmm.models.latent.quality import fit_confusion
@@ -105,23 +105,29 @@ def test_the_field_of_neighbours_is_a_fixed_point():
 
 
 @pytest.mark.parametrize("strength", [None, 1.0])
-def test_left_out_answers_by_hand(strength):
+@pytest.mark.parametrize("number", [3, 4])
+def test_left_out_answers_by_hand(strength, number):
     """Matrices without a part of the nodes; the others' evidence and one's own add up. Half of the
-    prior's weight is on the right answer; the user's own weight goes first."""
-    answers, weight = answers_to(TRUTH, [0.8, 0.6, 0.5]), strength or 7.0
-    emission = Annotators(3, strength=strength)
+    prior's weight is on the right answer, and wrong ones are shared; the user's own goes first."""
+    answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
+    answers[::9, 1] = number - 1
+    emission = Annotators(3, strength=strength, num_answers=number)
     field = fit_field(emission, sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
     part = torch.arange(256) % 4
     found = left_out_answers(field, answers, field.probs, part, 7.0)
     assert len(found.node) == (answers >= 0).sum()
-    for number in range(4):
-        rest = answers.masked_fill((part == number)[:, None], -1)
-        counts = torch.full((3, 3, 3), weight / 4).double()
-        counts.diagonal(dim1=1, dim2=2).fill_(weight / 2)
+    for group in range(4):
+        rest = answers.masked_fill((part == group)[:, None], -1)
+        counts = torch.zeros(3, 3, number).double()
         for node, annotator in (rest >= 0).nonzero().tolist():
             counts[annotator, :, rest[node, annotator]] += field.probs[node].double()
+        prior = counts.sum(0) + FLAT if strength is None else torch.ones(3, number).double()
+        prior[range(3), range(3)] = 0
+        prior = prior / prior.sum(1, keepdim=True)
+        prior[range(3), range(3)] = 1
+        counts += (strength or 7.0) / 2 * prior
         log_table = (counts / counts.sum(-1, keepdim=True)).log()
-        for node in (part == number).nonzero()[:3, 0].tolist():
+        for node in (part == group).nonzero()[:3, 0].tolist():
             seen = [(m, a) for m, a in enumerate(answers[node].tolist()) if a >= 0]
             each = {m: log_table[m, :, a] for m, a in seen}
             total = sum(each.values(), torch.zeros(3).double())
@@ -458,3 +464,14 @@ def test_bad_input():
     }.items():
         with pytest.raises((ValueError, TypeError), match=message.replace("..", r"\.\.")):
             call()
+
+
+def test_a_prior_of_every_answer():
+    """Two answers, half of them right, as a number and written out; and errors."""
+    answers, probs = answers_to(TRUTH, [0.8, 0.6]), torch.rand(256, 3).softmax(-1)
+    rows = torch.full((3, 3), 0.5).fill_diagonal_(1.0)
+    found = [Annotators(3, strength=each).maximise(answers, probs, {}) for each in (2.0, rows)]
+    torch.testing.assert_close(*found)
+    for wrong in (rows[:2], -rows, rows.long()):
+        with pytest.raises(ValueError, match="strength must"):
+            Annotators(3, strength=wrong)
