@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,9 @@ from pyro_nmm.models.latent.fit import fit_field
 from pyro_nmm.models.latent.walks import Walk, walk_of
 from pyro_nmm.sources import hops
 from pyro_nmm.validation import check_integers, check_positive
+
+#: Answers of each wrong kind that are added to those of all annotators.
+FLAT = 5.0
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,19 @@ class Annotators:
             found["types"] = Dirichlet(counts.to(log_prob)).sample()
         probs = one_hot(seen, self.num_types or self.num_labels).to(values["confusion"])
         return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | found
+
+    def sharing_errors(self, data: Tensor, probs: Tensor, strength: float) -> "Annotators":
+        """
+        With a prior of ``strength`` answers: half are right, the others as wrong as those of all
+        annotators about the label. Unchanged if answers name no labels, or with a prior of one's
+        own.
+        """
+        if not self.named or self.strength is not None:
+            return self
+        number = self._num_answers(data)
+        votes = torch.stack([(data == k).sum(1) for k in range(number)], 1).to(probs)
+        wrong = (probs.mT @ votes + FLAT).fill_diagonal_(0)
+        return replace(self, strength=strength / 2 * shares(wrong).fill_diagonal_(1))
 
     @property
     def named(self) -> bool:

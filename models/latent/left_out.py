@@ -1,21 +1,13 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from pyro_nmm.models.latent.emissions import Values
 from pyro_nmm.models.latent.field import HiddenField
-
-if TYPE_CHECKING:
-    from pyro_nmm.models.latent.annotators import Annotators
-
-#: Answers of each wrong kind that are added to those of all annotators.
-FLAT = 5.0
 
 
 class LeftOut(NamedTuple):
@@ -35,17 +27,14 @@ def left_out_answers(
     The M-step without the answers of a part of the nodes, under label distributions ``(N, C)``,
     gives the evidence in that part.
 
-    :param float strength: of :func:`shared_errors`; default the prior of the fit.
+    :param float strength: of :meth:`Annotators.sharing_errors`; default the prior of the fit.
     """
-    emission = cast("Annotators", field.emission)
-    shared = emission.named and emission.strength is None
+    fitted: Any = field.emission
     evidence, found = probs.new_zeros(probs.shape, dtype=torch.double), []
     for number in range(int(part.max()) + 1):
         here = (part == number).nonzero()[:, 0]
         others = data.index_fill(0, here, -1)
-        if shared and strength is not None:
-            number = field.values["confusion"].shape[-1]
-            emission = replace(emission, strength=shared_errors(others, probs, strength, number))
+        emission = fitted.sharing_errors(others, probs, strength) if strength else fitted
         values = _double(emission.maximise(others, probs, field.values))
         evidence[here] = emission.log_prob(values, data[here])
         for annotator in range(data.shape[1]):
@@ -56,15 +45,6 @@ def left_out_answers(
             equal = (rest == data[node, annotator, None]).sum(1, dtype=torch.double)
             found.append((node, *tables, equal / (rest >= 0).sum(1).clamp(min=1)))
     return LeftOut(evidence, *(torch.cat(each) for each in zip(*found, strict=True)))
-
-
-def shared_errors(data: Tensor, probs: Tensor, strength: float, number: int) -> Tensor:
-    """``(C, K)``: answers that the prior of each row of a confusion matrix counts for. Half of them
-    are right, the others as wrong as those of all annotators about the label are."""
-    votes = one_hot(data + 1, number + 1)[..., 1:].sum(1).to(probs)
-    wrong = (probs.mT @ votes + FLAT).fill_diagonal_(0)
-    shares = wrong / wrong.sum(-1, keepdim=True)
-    return strength / 2 * shares.fill_diagonal_(1)
 
 
 def _double(values: Values) -> Values:

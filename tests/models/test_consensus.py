@@ -14,6 +14,7 @@ from torch_geometric.utils import grid, to_dense_adj
 from pyro_nmm import sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
 from pyro_nmm.models.latent import consensus
+from pyro_nmm.models.latent.annotators import FLAT
 from pyro_nmm.models.latent.consensus import ALONE, consensus_of, fit_powers, refit_powers
 from pyro_nmm.models.latent.dependence import (
     count_all,
@@ -22,7 +23,7 @@ from pyro_nmm.models.latent.dependence import (
     matrices,
     permuted,
 )
-from pyro_nmm.models.latent.left_out import FLAT, left_out_answers
+from pyro_nmm.models.latent.left_out import left_out_answers
 from pyro_nmm.models.latent.potts import OWN, potts_labels
 from pyro_nmm.models.latent.potts import STRENGTH as PULL
 from pyro_nmm.models.latent.quality import fit_confusion
