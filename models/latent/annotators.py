@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from pyro.distributions import DirichletMultinomial
 from torch import Tensor
 from torch.distributions import Categorical, Dirichlet, constraints
 from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.expect import expect, expect_all
 from pyro_nmm.models.latent.answers import LONG, known_labels, read_answers
 from pyro_nmm.models.latent.classifier import out_of_fold
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
@@ -22,8 +22,8 @@ from pyro_nmm.models.latent.walks import Walk, walk_of
 from pyro_nmm.sources import hops
 from pyro_nmm.validation import check_integers, check_positive
 
-#: Answers of each wrong kind that are added to those of all annotators.
-FLAT = 5.0
+#: Strengths of the prior of confusion matrices that are compared; log-normal around ten.
+STRENGTHS = 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,16 @@ class Annotators:
         than the largest answer.
     :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
         answers never name labels.
-    :param strength: weight of the prior of a row of a confusion matrix, in answers. Default one if
-        answers name labels, half of it for the right answer; else half an answer of every kind,
-        Jeffreys' prior. Or the answers of every kind of all rows, ``(C, K)``; in the pool half of
-        40 are right by default, the others as wrong as those of all annotators.
+    :param float strength: weight of the prior of a row of a confusion matrix, in answers. Default
+        one if answers name labels, half of it for the right answer (in the pool, learned); else
+        half an answer of every kind, Jeffreys' prior.
     """
 
     num_labels: int
     num_answers: int | None = None
     num_types: int | None = None
     aligned: bool = True
-    strength: float | Tensor | None = None
+    strength: float | None = None
     support: ClassVar = {
         "confusion": constraints.independent(constraints.simplex, 2),
         "types": constraints.independent(constraints.simplex, 1),
@@ -83,11 +82,7 @@ class Annotators:
         for name in ("num_labels", "num_types", "num_answers"):
             if (number := getattr(self, name)) is not None:
                 check_integers(2, **{name: number})
-        if isinstance(self.strength, Tensor):
-            size = self.num_types or self.num_labels
-            expect("strength", self.strength, (size, "K"), kind="float")
-            expect_all("strength", self.strength, self.strength > 0, "be positive")
-        elif self.strength is not None:
+        if self.strength is not None:
             check_positive(strength=self.strength)
 
     def fit(
@@ -210,18 +205,22 @@ class Annotators:
         probs = one_hot(seen, self.num_types or self.num_labels).to(values["confusion"])
         return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | found
 
-    def sharing_errors(self, data: Tensor, probs: Tensor, strength: float) -> "Annotators":
+    def shrinking(self, data: Tensor, probs: Tensor) -> "Annotators":
         """
-        With a prior of ``strength`` answers: half are right, the others as wrong as those of all
-        annotators about the label. Unchanged if answers name no labels, or with a prior of one's
-        own.
+        With a strength that the marginal likelihood of the answers suggests, given label
+        distributions ``(N, C)``. Unchanged if answers name no labels, or with a strength of the
+        user's.
         """
         if not self.named or self.strength is not None:
             return self
-        number = self._num_answers(data)
-        votes = torch.stack([(data == k).sum(1) for k in range(number)], 1).to(probs)
-        wrong = (probs.mT @ votes + FLAT).fill_diagonal_(0)
-        return replace(self, strength=strength / 2 * shares(wrong).fill_diagonal_(1))
+        counts = self._counts(data, probs).double()
+        prior, strengths = self._pseudo_counts(counts), counts.new_tensor(STRENGTHS)
+        counts = (counts - prior).clamp(min=0)
+        logits = -(strengths / 10).log().square() / 2
+        for place, strength in enumerate(STRENGTHS):
+            rows = DirichletMultinomial(strength * prior, validate_args=False)
+            logits[place] += rows.log_prob(counts).sum()
+        return replace(self, strength=(logits.softmax(0) * strengths).sum().item())
 
     @property
     def named(self) -> bool:
@@ -252,8 +251,6 @@ class Annotators:
 
     def _pseudo_counts(self, like: Tensor) -> Tensor:
         """``(C, K)``: equal shares, or one half for the right answer if answers name labels."""
-        if isinstance(self.strength, Tensor):
-            return self.strength.to(like)
         shape, columns = like.shape[-2:], like.shape[-1]
         default = 1.0 if self.named else columns / 2
         strength = default if self.strength is None else self.strength

@@ -27,9 +27,6 @@ PARTS, MOST_ANSWERS = 10, 20_000
 #: Powers of walk, Potts, a classifier if there is one, and answers, by the number of priors, where
 #: no node has two answers, so that none can be left out.
 ALONE = {2: [1.3, 0.15, 0.12], 3: [1.0, 0.1, 0.5, 0.1]}
-#: Answers that the prior of a row of a confusion matrix counts for. Rows have few answers each, and
-#: their noise makes answers that are left out look as if labels were uncertain.
-STRENGTH = 40.0
 #: Times that a classifier learns from the pool.
 ROUNDS = 2
 #: Answers count for less than the fit says, for confusion matrices come from the same answers.
@@ -162,7 +159,7 @@ def consensus_of(
     alone = bool((answers >= 0).sum(1).max() < 2)
     # The field believes an annotator whom no other one contradicts: look again with the pool.
     for _ in range(2 if alone else 1):
-        left_out = left_out_answers(field, answers, probs, part, None if alone else STRENGTH)
+        left_out = left_out_answers(field, answers, probs, part, shrink=not alone)
         evidence = left_out.evidence + known
         own = evidence.softmax(-1).masked_fill(~sure[:, None], 0)
         priors = {"walk": walk.labels(own, part), "potts": potts_labels(walk, evidence, part)}

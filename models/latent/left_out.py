@@ -21,20 +21,21 @@ class LeftOut(NamedTuple):
 
 
 def left_out_answers(
-    field: HiddenField, data: Tensor, probs: Tensor, part: Tensor, strength: float | None = None
+    field: HiddenField, data: Tensor, probs: Tensor, part: Tensor, shrink: bool = True
 ) -> LeftOut:
     """
     The M-step without the answers of a part of the nodes, under label distributions ``(N, C)``,
     gives the evidence in that part.
 
-    :param float strength: of :meth:`Annotators.sharing_errors`; default the prior of the fit.
+    Rows of a confusion matrix have few answers each. Their noise makes answers that are left out
+    look as if labels were uncertain, hence :meth:`Annotators.shrinking`.
     """
     fitted: Any = field.emission
     evidence, found = probs.new_zeros(probs.shape, dtype=torch.double), []
     for number in range(int(part.max()) + 1):
         here = (part == number).nonzero()[:, 0]
         others = data.index_fill(0, here, -1)
-        emission = fitted.sharing_errors(others, probs, strength) if strength else fitted
+        emission = fitted.shrinking(others, probs) if shrink else fitted
         values = _double(emission.maximise(others, probs, field.values))
         evidence[here] = emission.log_prob(values, data[here])
         for annotator in range(data.shape[1]):

@@ -14,7 +14,7 @@ from torch_geometric.utils import grid, to_dense_adj
 from pyro_nmm import sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
 from pyro_nmm.models.latent import consensus
-from pyro_nmm.models.latent.annotators import FLAT
+from pyro_nmm.models.latent.annotators import STRENGTHS
 from pyro_nmm.models.latent.consensus import ALONE, consensus_of, fit_powers, refit_powers
 from pyro_nmm.models.latent.dependence import (
     count_all,
@@ -105,28 +105,26 @@ def test_the_field_of_neighbours_is_a_fixed_point():
     assert (potts_labels(Walk.on_graph(edges, 5), known, part)[:4, 0] > 1 / 3).all()
 
 
-@pytest.mark.parametrize("strength", [None, 1.0])
+@pytest.mark.parametrize("strength", [None, 7.0])
 @pytest.mark.parametrize("number", [3, 4])
 def test_left_out_answers_by_hand(strength, number):
     """Matrices without a part of the nodes; the others' evidence and one's own add up. Half of the
-    prior's weight is on the right answer, and wrong ones are shared; the user's own goes first."""
+    prior's weight is on the right answer; the user's own weight goes first."""
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
     answers[::9, 1] = number - 1
     emission = Annotators(3, strength=strength, num_answers=number)
     field = fit_field(emission, sources.hops(EDGES, 256)[0], answers, num_starts=1, **QUICK)
     part = torch.arange(256) % 4
-    found = left_out_answers(field, answers, field.probs, part, 7.0)
+    found = left_out_answers(field, answers, field.probs, part)
     assert len(found.node) == (answers >= 0).sum()
     for group in range(4):
         rest = answers.masked_fill((part == group)[:, None], -1)
-        counts = torch.zeros(3, 3, number).double()
+        weight = strength or emission.shrinking(rest, field.probs).strength
+        prior = torch.full((3, number), 1 / (number - 1)).double()
+        prior[range(3), range(3)] = 1
+        counts = (weight / 2 * prior).repeat(3, 1, 1)
         for node, annotator in (rest >= 0).nonzero().tolist():
             counts[annotator, :, rest[node, annotator]] += field.probs[node].double()
-        prior = counts.sum(0) + FLAT if strength is None else torch.ones(3, number).double()
-        prior[range(3), range(3)] = 0
-        prior = prior / prior.sum(1, keepdim=True)
-        prior[range(3), range(3)] = 1
-        counts += (strength or 7.0) / 2 * prior
         log_table = (counts / counts.sum(-1, keepdim=True)).log()
         for node in (part == group).nonzero()[:3, 0].tolist():
             seen = [(m, a) for m, a in enumerate(answers[node].tolist()) if a >= 0]
@@ -271,8 +269,8 @@ def recorded(monkeypatch, name):
     """Arguments and value of each call of a function of the module."""
     calls, function = [], getattr(consensus, name)
 
-    def record(*args):
-        calls.append((args, function(*args)))
+    def record(*args, **options):
+        calls.append((args, function(*args, **options)))
         return calls[-1][1]
 
     monkeypatch.setattr(consensus, name, record)
@@ -467,12 +465,34 @@ def test_bad_input():
             call()
 
 
-def test_a_prior_of_every_answer():
-    """Two answers, half of them right, as a number and written out; and errors."""
-    answers, probs = answers_to(TRUTH, [0.8, 0.6]), torch.rand(256, 3).softmax(-1)
-    rows = torch.full((3, 3), 0.5).fill_diagonal_(1.0)
-    found = [Annotators(3, strength=each).maximise(answers, probs, {}) for each in (2.0, rows)]
-    torch.testing.assert_close(*found)
-    for wrong in (rows[:2], -rows, rows.long()):
-        with pytest.raises(ValueError, match="strength must"):
-            Annotators(3, strength=wrong)
+def test_strength_by_marginal_likelihood():
+    """The mean over strengths, by products over one answer after the other."""
+    labels, size = torch.arange(90) % 3, 3
+    answers = torch.where(torch.rand(90, 2) < 0.6, labels[:, None], torch.randint(3, (90, 2)))
+    logs = []
+    for strength in STRENGTHS:
+        total = -(math.log(strength / 10) ** 2) / 2
+        for given in answers.T:
+            seen = torch.full((size, size), strength / 4).fill_diagonal_(strength / 2)
+            for label, answer in zip(labels, given, strict=True):
+                total += (seen[label, answer] / seen[label].sum()).log().item()
+                seen[label, answer] += 1
+        logs.append(total)
+    weights = torch.tensor(logs).softmax(0)
+    probs = torch.nn.functional.one_hot(labels).float()
+    found = Annotators(3).shrinking(answers, probs).strength
+    assert found == pytest.approx((weights * torch.tensor(STRENGTHS)).sum().item(), rel=1e-3)
+    for same in (Annotators(3, strength=2.0), Annotators(3, num_types=4)):
+        assert same.shrinking(answers, probs) is same
+
+
+def test_people_who_differ_need_a_weak_prior():
+    """Each one exchanges two labels of their own; against uniform errors of equal accuracy."""
+    truth = torch.randint(3, (600,))
+    pairs = torch.tensor([[0, 1, 2], [1, 0, 2], [2, 1, 0], [0, 2, 1]])
+    swapped = torch.stack([pair[truth] for pair in pairs], 1)
+    uniform = torch.where(torch.rand(600, 4) < 0.5, truth[:, None], torch.randint(3, (600, 4)))
+    probs = torch.nn.functional.one_hot(truth).float()
+    found = [Annotators(3).shrinking(each, probs).strength for each in (swapped, uniform)]
+    assert found[0] < 4
+    assert found[1] > 10
