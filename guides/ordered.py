@@ -209,6 +209,7 @@ class HiddenFieldGuide(SharedForward):
         return self.take(inputs)
 
     def log_prior(self) -> Tensor | float:
+        """Of the prior's own parameters; a network has none."""
         return self.network.log_prior() if isinstance(self.network, FieldPrior) else 0.0
 
     def model(self) -> Tensor:

@@ -140,8 +140,7 @@ def sample_field(
     :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
     """
     how = options_of(sample_field, FieldSampling, options)
-    network = None if isinstance(prior, FieldPrior) else prior
-    fit = _Fit(emission, hood, data, edge_attr, how.num_chains, None, network, inputs)
+    fit = _Fit(emission, hood, data, edge_attr, how.num_chains, None, prior, inputs)
     if isinstance(prior, FieldPrior):
         labels, features = len(prior.share_scores), len(prior.unit)
         expected = 0 if fit.edge_attr is None else fit.edge_attr.shape[1]
@@ -185,10 +184,8 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     :param int num_sweeps: of every chain.
     """
     check_integers(1, num_sweeps=num_sweeps)
-    draw, found = field.chains.draw, []
-    size = len(draw.labels)
-    network = None if isinstance(field.prior, FieldPrior) else field.prior
-    given = data, field.edge_attr, size, field.known, network, field.inputs
+    draw, found, size = field.chains.draw, [], len(field.chains.draw.labels)
+    given = data, field.edge_attr, size, field.known, field.prior, field.inputs
     fit = _Fit(field.emission, field.hood, *given)
     prior = fit.terms(field.prior)
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
@@ -224,8 +221,8 @@ class _Fit:
         check_all_rows(self.hood)
         self.data = self.emission.check(self.hood, self.data)
         self.edge_attr = check_edge_attr(self.hood, self.edge_attr)
-        if self.network is None:
-            self.inputs = (self.edge_attr,)
+        if isinstance(self.network, FieldPrior | None):
+            self.network, self.inputs = None, (self.edge_attr,)
         self.allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)
 
     def evidence(self, values: Values) -> Tensor:
