@@ -206,10 +206,17 @@ class Annotators:
         return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | found
 
     def shrinking(self, data: Tensor, probs: Tensor) -> "Annotators":
-        """
-        With a strength that the marginal likelihood of the answers suggests, given label
-        distributions ``(N, C)``. Unchanged if answers name no labels, or with a strength of the
-        user's.
+        r"""
+        The same annotators with a learned ``strength``: its mean given expected counts :math:`n`
+        of answers under label distributions ``(N, C)``,
+
+        .. math::
+
+            p(s \mid n) \propto p(s) \prod_{m, k}
+            \mathrm{DirichletMultinomial}(n_{mk} \mid s \pi_k),
+            \qquad \pi_{kk} = \tfrac12, \qquad s \in \{1, 2, 5, \dots, 80\} .
+
+        Unchanged if answers name no labels, or if the user gave a strength.
         """
         if not self.named or self.strength is not None:
             return self

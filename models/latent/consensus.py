@@ -55,7 +55,9 @@ class Consensus:
     itself, and of a tenth or a fifth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
     answers that are left out best; :math:`w` is then multiplied by :math:`.8 \min(1, \sum_q b_q)`,
     because matrices come from the same answers, and because a small :math:`b` shows dependent
-    errors. Powers of one would count every answer as independent evidence.
+    errors. Powers of one would count every answer as independent evidence. The prior of the
+    matrices is learned (:meth:`Annotators.shrinking`). Where no node has two answers the powers are
+    fixed, and matrices come from the mean of the field's and a first pool's labels.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
