@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, MLP
+from torch_geometric.nn import GCN, MLP, GraphSAGE
 from torch_geometric.utils import grid
 
 from pyro_nmm import Neighborhood
@@ -40,9 +40,9 @@ def crowd():
 class Nodewise(torch.nn.Module):
     """Features alone, whatever the edges."""
 
-    def __init__(self, width=3):
+    def __init__(self, *widths):
         super().__init__()
-        self.layer = MLP([4, width], norm=None)
+        self.layer = MLP([4, *(widths or (3,))], norm=None)
 
     def forward(self, x, edge_index):
         return self.layer(x)
@@ -85,6 +85,42 @@ def test_a_network_learns_uncertain_labels(monkeypatch):
     monkeypatch.setattr(module, "LR", 0.03)
     found = OutOfFold(Nodewise(), Data(x, edges))(targets, torch.ones(3000, dtype=torch.bool))
     assert (found - targets).abs().mean() < 0.03
+
+
+def test_training_stops_before_it_learns_noise(monkeypatch):
+    """Labels that features say nothing about: predictions stay near the shares of the labels."""
+    x, shares = torch.randn(256, 4), torch.tensor([0.6, 0.3, 0.1])
+    labels = torch.distributions.Categorical(shares).sample((256,))
+    given = torch.nn.functional.one_hot(labels, 3).double(), torch.ones(256, dtype=torch.bool)
+    network, data = Nodewise(64, 3), Data(x, EDGES)
+    monkeypatch.setattr(module, "NUM_EPOCHS", 400)
+    losses = []
+    for held_out in (10, 1000):  # a thousandth of the nodes: nobody is held out
+        monkeypatch.setattr(module, "HELD_OUT", held_out)
+        found = OutOfFold(network, data)(*given)
+        losses.append(-found.gather(1, labels[:, None]).log().mean())
+    assert losses[0] < losses[1] - 0.1
+
+
+def test_batches_of_a_large_graph(monkeypatch):
+    """A batch has all that the network reads for its seeds, and trains as well as the graph."""
+    data, _, truth = crowd()
+    data.x, network = data.x[:, :3].contiguous(), GraphSAGE(3, 8, 2, 3)
+    edges = data.edge_index, torch.arange(256)
+    for name, value in {"LARGE": 100, "BATCH": 9, "NUM_NEIGHBORS": 100}.items():
+        monkeypatch.setattr(module, name, value)
+    rows = torch.ones(256, dtype=torch.bool)
+    learn = OutOfFold(network, data)
+    inputs, place, seeds = learn._batch(network, data.x, *edges)
+    assert len(inputs[0]) < 256
+    torch.testing.assert_close(
+        network(*inputs)[place], network(data.x, data.edge_index)[seeds], atol=1e-5, rtol=0
+    )
+    monkeypatch.setattr(module, "NUM_NEIGHBORS", 2)
+    found = learn(torch.nn.functional.one_hot(truth, 3).double(), rows)
+    assert (found.argmax(1) == truth).double().mean() > 0.6
+    words = Data(module._sparse((torch.rand(256, 40) < 0.05).float()), EDGES)
+    assert OutOfFold(None, words)(found, rows).shape == (256, 3)
 
 
 def test_folds_have_networks_of_their_own(monkeypatch):
@@ -169,7 +205,7 @@ def test_sparse_features():
         ({"pred_probs": torch.eye(3).repeat(86, 1)[:256] * 2 - 1 / 3}, "be probabilities"),
         ({"pred_probs": torch.ones(256, 3).long()}, "pred_probs must be a floating-point"),
         ({"pred_probs": torch.ones(256, 3) / 3, "classifier": Nodewise()}, "not both"),
-        ({"classifier": Nodewise(width=2)}, "classifier must return logits"),
+        ({"classifier": Nodewise(2)}, "classifier must return logits"),
     ],
 )
 def test_errors(options, error):

@@ -42,14 +42,18 @@ class Linear(nn.Module):
         return self.layer(x).exp(), self.weight * x[hood.source, 0]
 
 
-def test_gradient_is_that_of_the_evidence():
-    """Fisher's identity: the mean gradient over labels drawn by sweeps is the enumerated one."""
+@pytest.mark.parametrize("known", [None, torch.tensor([0, 1, -1, 1])])
+def test_gradient_is_that_of_the_evidence(known):
+    """Fisher's identity: the mean gradient over labels drawn by sweeps is the enumerated one. With
+    known labels alone it is the gradient of log p(y), whose bound fit_nmm maximises."""
     edges = add_self_loops(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]))[0]
     hood, x = Neighborhood(edges, 4), torch.randn(4, 2)
     network, answers = Linear(), torch.tensor([[0, 1], [0, 0], [1, 1], [1, -1]])
     emission = Annotators(2)
     values = {"confusion": torch.tensor([[[0.8, 0.2], [0.3, 0.7]], [[0.6, 0.4], [0.1, 0.9]]])}
-    fit = _Fit(emission, hood, answers, None, 400, None, network, (x,))
+    if known is not None:
+        answers[2] = -1  # nothing is known of one node
+    fit = _Fit(emission, hood, answers, None, 400, known, network, (x,))
     evidence = fit.evidence(values)
 
     labels = enumerate_labels(4, 2)
