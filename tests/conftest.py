@@ -4,12 +4,14 @@
 import pyro
 import pytest
 import torch
+from simulated_device import NAME, register, simulated
 
 from pyro_nmm import backend
 from pyro_nmm.models.stacked import cross_fit
 from pyro_nmm.ops import sampling
 
 COMPILED = backend.compiled
+UNAVAILABLE = register()
 
 
 cross_fit.REFIT_STEPS = 4  # the evidence of small graphs needs no more
@@ -20,11 +22,10 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    skip = pytest.mark.skip(reason="needs a CUDA device")
+    if not torch.cuda.is_available():  # the same tests run on the simulated device
+        items[:] = [item for item in items if "gpu" not in item.keywords]
     no_data = pytest.mark.skip(reason="needs --data-root")
     for item in items:
-        if "gpu" in item.keywords and not torch.cuda.is_available():
-            item.add_marker(skip)
         if "data" in item.keywords and config.getoption("--data-root") is None:
             item.add_marker(no_data)
 
@@ -39,6 +40,18 @@ def fresh():
     pyro.enable_validation(True)
     yield
     torch.set_default_dtype(torch.float)
+
+
+@pytest.fixture(params=[NAME, pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """The name of a device that is not the CPU: CUDA if there is one, and the simulated one."""
+    if request.param != NAME:
+        yield request.param
+        return
+    if UNAVAILABLE:
+        pytest.skip(UNAVAILABLE)
+    with simulated():
+        yield NAME
 
 
 @pytest.fixture(params=["loops", "tensors", "blocks"])

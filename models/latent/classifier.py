@@ -92,7 +92,8 @@ class OutOfFold:
         x = self.data.x.to_dense()
         if self.classifier is None or isinstance(self.classifier, nn.Module):
             learn = self._learn
-            x = x.float() if len(x) > LARGE else _sparse(self.data.x.float())
+            x = x if len(x) > LARGE else _sparse(self.data.x)
+            x = x.to(torch.get_default_dtype())
         for number in range(NUM_FOLDS):
             here = fold == number
             found[here] = learn(x, targets, rows & ~here)[here].to(found)
