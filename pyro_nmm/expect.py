@@ -102,9 +102,12 @@ def _fits(found: tuple[int, ...], shape: tuple[Dim, ...]) -> bool:
 
 def out_of_range(ids: Tensor, size: int) -> int | None:
     """An integer that is not in ``0..size - 1``, if there is one."""
-    if ids.numel() == 0 or 0 <= int(ids.min()) <= int(ids.max()) < size:
+    if ids.numel() == 0:
         return None
-    return int(ids.min() if ids.min() < 0 else ids.max())
+    low, high = torch.stack(ids.aminmax()).tolist()  # a GPU waits once
+    if low >= 0 and high < size:
+        return None
+    return low if low < 0 else high
 
 
 def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:

@@ -143,11 +143,14 @@ class Neighborhood:
         return self.num_nodes if self._own_sources is None else self._own_sources
 
     @torch.inference_mode(False)
-    def take(self, rows: Tensor) -> Neighborhood:
-        """The rows with the given numbers ``(R,)``, in that order. Cost: linear in their edges."""
+    def take(self, rows: Tensor, num_edges: int | None = None) -> Neighborhood:
+        """
+        The rows with the given numbers ``(R,)``, in that order. Cost: linear in their edges, whose
+        number may be given, because a GPU would wait for it.
+        """
         degree = self.ptr[rows + 1] - self.ptr[rows]
         ptr = _pointers(degree)
-        edges = spans(self.ptr[rows], degree, ptr)
+        edges = spans(self.ptr[rows], degree, ptr, num_edges)
         nodes, source = self.nodes.index_select(0, rows), self.source.index_select(0, edges)
         edge = edges if self._edge is None else self._edge.index_select(0, edges)
         hood = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
@@ -274,9 +277,12 @@ def _pointers(degree: Tensor) -> Tensor:
     return torch.nn.functional.pad(degree.cumsum(0), (1, 0))
 
 
-def spans(first: Tensor, size: Tensor, ptr: Tensor | None = None) -> Tensor:
+def spans(
+    first: Tensor, size: Tensor, ptr: Tensor | None = None, total: int | None = None
+) -> Tensor:
     """``first, first + 1, ...`` of every span, one after the other; spans start at ``ptr``."""
     ptr = _pointers(size) if ptr is None else ptr
-    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=int(ptr[-1]))
+    total = int(ptr[-1]) if total is None else total
+    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=total)
     places += torch.arange(len(places), device=places.device)
     return places

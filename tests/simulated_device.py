@@ -64,7 +64,7 @@ class OnDevice(torch.Tensor):
         return torch.empty(self.shape, dtype=self.dtype, device="meta").as_subclass(cls)
 
     def tolist(self):
-        return self.held.tolist()
+        return self.cpu().tolist()
 
     def __repr__(self):
         return f"OnDevice({self.held})"

@@ -51,7 +51,7 @@ class InOrder(GraphDistribution):
         places = torch.arange(size, device=hood.device)
         self._row_of = torch.empty_like(places).scatter_(0, self._position, places)
         #: The observed rows in the order of the draw, which everything else is in.
-        self.rows = self.observed_rows.take(self._position)
+        self.rows = self.observed_rows.take(self._position, self.observed_rows.num_edges)
         self.order = self.rows.nodes  #: ``(n,)`` observed node ids in the order of the draw
         self.estimator = as_member(ScoreEstimator, estimator=estimator)
         self.alpha, self.logits, self.num_classes = alpha, logits, alpha.shape[-1]

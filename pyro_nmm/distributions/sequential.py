@@ -11,7 +11,7 @@ from pyro_nmm.distributions.components import Components
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.compact import Places, compact
 from pyro_nmm.ops.counts import Groups, indicator
-from pyro_nmm.ops.sampling import BLOCK, pick
+from pyro_nmm.ops.sampling import BLOCK, pick, settled
 
 
 class Course(NamedTuple):
@@ -89,7 +89,7 @@ def _settle(course: Course, block: Tensor) -> tuple[Tensor, Tensor]:
     above, below = alpha.T[:, None] + before[:-1], alpha.sum(-1) + before[-1]
     groups = Groups(rows.source[None], rows.num_sources)
     labels, edges = torch.full_like(block, -1), torch.full_like(uniforms, -1, dtype=torch.long)
-    chosen = torch.zeros_like(below, dtype=torch.int32)
+    chosen, sweep = torch.zeros_like(below, dtype=torch.int32), 0
     while True:
         total, weight = below + groups.earlier(chosen), []
         for k in range(len(above)):
@@ -98,7 +98,8 @@ def _settle(course: Course, block: Tensor) -> tuple[Tensor, Tensor]:
         new_labels = torch.stack([course.weights @ rows.sum(w) for w in weight], -1).argmax(-1)
         own = new_labels[rows.row].expand(1, *chosen.shape)
         new_edges = pick(rows, torch.stack(weight).gather(0, own)[0], uniforms)
-        if torch.equal(new_labels, labels) and torch.equal(new_edges, edges):
+        sweep += 1
+        if settled(sweep, (new_labels, labels), (new_edges, edges)):
             return labels, rows.source[edges]
         labels, edges = new_labels, new_edges
         chosen = indicator(edges, rows.num_edges)

@@ -34,8 +34,9 @@ class Groups:
 
     def __init__(self, key: Tensor, num_keys: int, time: Tensor | None = None) -> None:
         self.batch = len(key)
-        offset = num_keys * torch.arange(len(key), device=key.device)
-        key = (key + offset[:, None]).flatten()
+        if len(key) > 1:
+            key = key + num_keys * torch.arange(len(key), device=key.device)[:, None]
+        key = key.flatten()
         sorted_key, self.order = torch.sort(key, stable=True)
         place = torch.arange(len(key), device=key.device)
         self.rank = torch.empty_like(place).scatter_(0, self.order, place)
@@ -44,10 +45,15 @@ class Groups:
         self.since, self.until = self.rank, self.rank
         if time is not None:
             time = time.repeat(self.batch).index_select(0, self.order)
-            self.since, self.until = self._borders(sorted_key * (int(time.max()) + 1) + time)
+            # Times are numbers of rows, and there are at most as many as entries.
+            self.since, self.until = self._borders(sorted_key * (len(time) + 1) + time)
 
     def _borders(self, sorted_key: Tensor) -> tuple[Tensor, Tensor]:
         """First and last place of the run of equal keys that contains each entry."""
+        if sorted_key.device.type != "cpu":  # which would wait for the number of groups
+            key = sorted_key.index_select(0, self.rank)
+            first, end = (torch.searchsorted(sorted_key, key, right=r) for r in (False, True))
+            return first, end - 1
         # A count of every key would need memory for all keys.
         _, group, sizes = sorted_key.unique_consecutive(return_inverse=True, return_counts=True)
         end = sizes.cumsum(0)
@@ -80,9 +86,26 @@ def earlier_choices(
     edge's source with the same and with any label, for chosen edges ``(B, num_rows)`` and labels
     ``(b, num_rows)`` or ``(b, num_edges)``. Cost: :math:`O(E \log E + B E)`.
     """
-    by_source, by_label = choice_groups(rows, on_edges(rows, labels), num_classes)
-    chosen = indicator(edges, rows.num_edges)
-    return by_label.earlier(chosen), by_source.earlier(chosen)
+    earlier = EarlierChoices(rows, on_edges(rows, labels), num_classes)
+    return earlier(indicator(edges, rows.num_edges))
+
+
+class EarlierChoices:
+    """:func:`earlier_choices` of other chosen edges; ``time`` is ``rows.row`` if rows repeat
+    sources. Both counts are sums over one sorted list, which takes half of the calls to a GPU."""
+
+    def __init__(
+        self, rows: Neighborhood, edge_labels: Tensor, num_classes: int, time: Tensor | None = None
+    ) -> None:
+        by_label = rows.num_sources + rows.source * num_classes + edge_labels
+        key = torch.cat([rows.source.expand_as(by_label), by_label], 1)
+        time = None if time is None else time.repeat(2)
+        self.groups = Groups(key, rows.num_sources * (num_classes + 1), time)
+
+    def __call__(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """From an :func:`indicator` ``(B, num_edges)``."""
+        every, same = self.groups.earlier(chosen.repeat(1, 2)).chunk(2, 1)
+        return same, every
 
 
 def on_edges(rows: Neighborhood, labels: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import indicator
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, Wide, compiled_loops, relative
-from pyro_nmm.ops.sampling import pick
+from pyro_nmm.ops.sampling import pick, settled
 
 
 class Sweeps(NamedTuple):
@@ -65,12 +65,13 @@ def _settle(wide: Wide, old: Tensor, uniforms: Tensor) -> Tensor:
     by_source, by_label = wide.groups
     chosen = indicator(old, wide.rows.num_edges)
     after = wide.terms.alpha + by_label.later(chosen), wide.terms.total + by_source.later(chosen)
-    new = old
+    new, number = old, 0
     while True:
         chosen = indicator(new, wide.rows.num_edges)
         above, below = after[0] + by_label.earlier(chosen), after[1] + by_source.earlier(chosen)
         found = pick(wide.rows, attention * (above / below), uniforms)
-        if torch.equal(found, new):
+        number += 1
+        if settled(number, (found, new)):
             return new
         new = found
 

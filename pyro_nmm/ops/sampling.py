@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import choice_groups, indicator, on_edges
+from pyro_nmm.ops.counts import EarlierChoices, indicator, on_edges
 
 
 class Draw(NamedTuple):
@@ -49,16 +49,20 @@ def pick(rows: Neighborhood, weights: Tensor, uniforms: Tensor) -> Tensor:
     weights = weights.double()
     weights = weights / rows.sum(weights).index_select(1, rows.row)
     running = torch.nn.functional.pad(weights.cumsum(1), (1, 0))
-    low, high = running[:, rows.ptr[:-1]], running[:, rows.ptr[1:]]
-    threshold = (low + uniforms * (high - low)).index_select(1, rows.row)
-    running = running[:, 1:]
-    passed = (running <= threshold) & (running < high.index_select(1, rows.row))
-    return rows.ptr[:-1] + rows.sum(passed.int()).long()
+    bounds = running.index_select(1, rows.ptr)
+    low, high = bounds[:, :-1], bounds[:, 1:].contiguous()
+    running = running[0, 1:] if len(running) == 1 else running[:, 1:].contiguous()
+    threshold = low + uniforms * (high - low)
+    passed = torch.searchsorted(running, threshold, right=True)
+    # Rounding must not pass the row's last edge of positive weight.
+    return passed.minimum(torch.searchsorted(running, high))
 
 
 #: Rows that are settled together. Smaller blocks need fewer sweeps, but each sweep costs a few
 #: dozen calls, which is much to a GPU.
 BLOCK = {"cpu": 2**12, "cuda": 2**16}
+#: Sweeps from one comparison to the next, for which a GPU waits.
+SWEEPS = 4
 
 
 def draw_by_sweeps(
@@ -76,6 +80,11 @@ def draw_by_sweeps(
     :param Tensor uniforms: ``(B, num_rows)`` float64.
     :param bool parallel: whether rows may have several edges from one source.
     """
+    attention = terms.log_attention.double().exp()
+    size = BLOCK.get(rows.device.type, rows.num_rows)
+    if rows.num_rows <= size:
+        earlier = EarlierChoices(rows, edge_labels, num_classes, rows.row if parallel else None)
+        return _settle(rows, earlier, attention, terms.alpha, terms.total, uniforms)
     by_label = rows.source * num_classes + edge_labels
     keys, sizes = (rows.source, by_label), (rows.num_sources, rows.num_sources * num_classes)
     if sizes[1] > rows.num_edges:  # only labels that occur at a node get a place
@@ -84,17 +93,16 @@ def draw_by_sweeps(
         places = places - places.amin(1, keepdim=True)
         keys, sizes = (rows.source, places), (rows.num_sources, int(places.max()) + 1)
     tables = [torch.zeros(len(uniforms), n, dtype=torch.int32, device=rows.device) for n in sizes]
-    attention, parts = terms.log_attention.double().exp(), []
-    size = BLOCK.get(rows.device.type, rows.num_rows)
-    for block in torch.arange(rows.num_rows, device=rows.device).split(size):
-        part, first = rows.take(block), int(rows.ptr[block[0]])
-        span = slice(first, first + part.num_edges)
+    parts, ends = [], [*rows.ptr[::size].tolist(), rows.num_edges]
+    blocks = torch.arange(rows.num_rows, device=rows.device).split(size)
+    for block, first, last in zip(blocks, ends, ends[1:], strict=False):
+        part, span = rows.take(block, last - first), slice(first, last)
         near = [key.expand(len(uniforms), -1)[:, span] for key in keys]
         every, same = (table.gather(1, key) for table, key in zip(tables, near, strict=True))
         alpha, total = terms.alpha[:, span] + same, terms.total[:, span] + every
         time = part.row if parallel else None
-        groups = choice_groups(part, edge_labels[:, span], num_classes, time)
-        edges, *more = _settle(part, groups, attention[:, span], alpha, total, uniforms[:, block])
+        earlier = EarlierChoices(part, edge_labels[:, span], num_classes, time)
+        edges, *more = _settle(part, earlier, attention[:, span], alpha, total, uniforms[:, block])
         for table, key in zip(tables, near, strict=True):
             chosen = key.gather(1, edges)
             table.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=table.dtype))
@@ -102,18 +110,23 @@ def draw_by_sweeps(
     return Draw(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
 
 
-def _settle(rows, groups, attention, alpha, total, uniforms):
-    by_source, by_label = groups
+def settled(sweep: int, *pairs: tuple[Tensor, Tensor]) -> bool:
+    """Whether a sweep changed nothing; on a GPU, which waits for the answer, at every fourth."""
+    step = 1 if pairs[0][0].device.type == "cpu" else SWEEPS
+    return sweep % step == 0 and all(torch.equal(new, old) for new, old in pairs)
+
+
+def _settle(rows, earlier, attention, alpha, total, uniforms) -> Draw:
     same = every = torch.zeros((), dtype=torch.int32, device=rows.device)
-    edges = None
+    edges, sweep = None, 0
     while True:
         weights = attention * ((alpha + same) / (total + every))
         new = pick(rows, weights, uniforms)
-        if edges is not None and torch.equal(new, edges):
-            return edges, same, every
+        if edges is not None and settled(sweep, (new, edges)):
+            return Draw(edges, same, every)
         edges = new
-        chosen = indicator(edges, rows.num_edges)
-        same, every = by_label.earlier(chosen), by_source.earlier(chosen)
+        same, every = earlier(indicator(edges, rows.num_edges))
+        sweep += 1
 
 
 def draw_choices(
