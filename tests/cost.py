@@ -1,9 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Cost without a clock: the numbers that operations of PyTorch write."""
+"""Cost without a clock: the numbers that operations of PyTorch write, and calls to a device."""
 
 import torch
+from simulated_device import OnDevice
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -37,3 +38,42 @@ def _is_view(function, value, args):
     place = value.untyped_storage().data_ptr()
     inside = value.numel() and any(t.untyped_storage().data_ptr() == place for t in tensors)
     return inside and not function._schema.is_mutable
+
+
+ATEN = torch.ops.aten
+#: Operations whose result the processor needs, so that it waits for the device.
+WAITS = {
+    ATEN._local_scalar_dense.default,
+    ATEN.equal.default,
+    ATEN.is_nonzero.default,
+    ATEN.masked_select.default,
+    ATEN.nonzero.default,
+    ATEN._unique2.default,
+    ATEN.unique_consecutive.default,
+    ATEN.unique_dim.default,
+}
+
+
+class Launches(TorchDispatchMode):
+    """``calls`` to the simulated device, but for views, and ``waits`` of the processor for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = self.waits = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        name = function._schema.name.removeprefix("aten::")
+        self.calls += not (function.is_view or name in ("detach", "alias", "_unsafe_view"))
+        if function in (ATEN.index.Tensor, ATEN.index_put_.default):
+            waits = any(each is not None and each.dtype == torch.bool for each in args[1])
+        elif function is ATEN.repeat_interleave.Tensor:
+            waits = kwargs.get("output_size") is None
+        elif function is ATEN._to_copy.default:
+            away = torch.device(kwargs.get("device") or "meta").type == "cpu"
+            waits = away and isinstance(args[0], OnDevice)
+        else:
+            waits = function in WAITS
+        self.waits += waits
+        return result

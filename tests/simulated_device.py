@@ -125,8 +125,11 @@ class Functions(TorchFunctionMode):
         if function is torch.Tensor.new_tensor and args[0].device.type == NAME:
             return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype)).to(NAME)
         if function is torch.Tensor.__getitem__ and args[0].device.type == NAME:
-            args = args[0], pytree.tree_map_only(
-                list, _moved, args[1], is_leaf=lambda part: isinstance(part, list)
+            args = (
+                args[0],
+                pytree.tree_map_only(
+                    list, _moved, args[1], is_leaf=lambda part: isinstance(part, list)
+                ),
             )
         return function(*args, **kwargs)
 
