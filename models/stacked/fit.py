@@ -64,11 +64,13 @@ class FitOptions:
     num_steps: int = 150
     num_samples: int = 8
     num_folds: int = 1
+    max_held_out: int = 10_000
     lr: float = 0.1
     progress: Callable[[range], Iterable[int]] = iter
 
     def __post_init__(self) -> None:
         check_integers(1, num_steps=self.num_steps, num_folds=self.num_folds)
+        check_integers(1, max_held_out=self.max_held_out)
         check_integers(2, num_samples=self.num_samples)
         check_positive(lr=self.lr)
 
@@ -106,6 +108,13 @@ def fold_of(formula: Formula, data: GraphScores, out: Tensor) -> Fold:
     if weight is not None:
         weight = weight[places(data.hood, sources[near.source], kept[near.target])]
     return Fold(near, inputs[..., kept, :], weight, data.y[kept], given[kept], out[kept])
+
+
+def some_of(mask: Tensor, most: int) -> Tensor:
+    """A mask of at most so many of its nodes, at random."""
+    if int(mask.sum()) <= most:
+        return mask
+    return index_to_mask(shuffled(mask.nonzero()[:, 0])[:most], len(mask))
 
 
 def shuffled(nodes: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.models.stacked.cross_fit import Evidence, fit_copies
-from pyro_nmm.models.stacked.fit import FitOptions
+from pyro_nmm.models.stacked.fit import FitOptions, some_of
 from pyro_nmm.models.stacked.formula import Formula, formula_of
 from pyro_nmm.models.stacked.inputs import (
     GraphScores,
@@ -206,6 +206,7 @@ class StackedNMM(nn.Module):
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2, default 8.
         :param int num_folds: folds of the held-out nodes, default 1. A step is on one fold, given
             the others.
+        :param int max_held_out: held-out nodes that are used, random ones of more; default 10,000.
         :param float lr: Adam's, positive, default .1.
         :param progress: wraps the range of steps, for example ``tqdm``.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
@@ -227,6 +228,7 @@ class StackedNMM(nn.Module):
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
+        held_out = some_of(held_out, how.max_held_out)
         data = self.formula.graph_scores(hood, scores, y, train | held_out, edge_weight)
         return fit_copies(self, [(data, held_out)], how)
 
@@ -255,9 +257,7 @@ class StackedNMM(nn.Module):
         """
         The fitted distribution of all labels, with a pool given the known ones: a known node keeps
         its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
-
-        :raises ValueError: also if all parameters are as they were made, which neither
-            :meth:`fit`, nor ``load_state_dict`` of a fit, nor an optimiser's step leaves so.
+        :raises ValueError: also before :meth:`fit`, ``load_state_dict`` or an optimiser's step.
         """
         data = self.formula.graph_scores(hood, scores, y, known, edge_weight)
         return self._mixtures(data)[0]

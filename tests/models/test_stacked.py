@@ -359,3 +359,24 @@ def test_options_of_the_optimisation():
     with pytest.raises(ValueError, match="num_folds must be an integer of at least 1"):
         StackedNMM(3).fit(hood, *given, num_folds=0)
     StackedNMM(3).fit(hood, *given, num_folds=3, num_steps=3)
+    with pytest.raises(ValueError, match="max_held_out must be an integer of at least 1"):
+        StackedNMM(3).fit(hood, *given, max_held_out=0)
+
+
+def test_a_fit_needs_some_of_many_held_out_nodes():
+    """Some of them are the fit of a mask of them, and the rest of their labels is not read."""
+    torch.manual_seed(0)
+    hood, y = Neighborhood.grid(12, 12), torch.randint(3, (144,))
+    scores, train = torch.randn(144, 3), torch.arange(144) < 30
+    held_out, found = torch.arange(144) >= 50, []
+    torch.manual_seed(1)
+    nodes = held_out.nonzero()[:, 0]
+    few = torch.zeros(144, dtype=torch.bool)
+    few[nodes[torch.randperm(len(nodes))[:40]]] = True
+    found.append(StackedNMM(3).fit(hood, scores, y, train, few, num_steps=5))
+    torch.manual_seed(1)
+    unread = y.masked_fill(held_out & ~few, 0)
+    options = {"num_steps": 5, "max_held_out": 40}
+    found.append(StackedNMM(3).fit(hood, scores, unread, train, held_out, **options))
+    for value, other in zip(*(each.parameters() for each in found), strict=True):
+        assert torch.equal(value, other)
