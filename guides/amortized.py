@@ -1,8 +1,6 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-import math
-
 import pyro
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
-from pyro_nmm.validation import check_integers
+from pyro_nmm.validation import check_finite, check_hood, check_integers
 
 
 class Consistency(nn.Module):
@@ -54,7 +52,8 @@ class Consistency(nn.Module):
         check_integers(1, num_nodes=num_nodes)
         check_integers(2, num_classes=num_classes)
         check_integers(0, warmup=warmup)
-        if not 0 <= weight < math.inf:
+        check_finite(weight=weight, temperature=temperature, memory=memory)
+        if weight < 0:
             raise ValueError(f"weight must be finite and not negative, got {weight}")
         if not 0 < temperature <= 1:
             raise ValueError(f"temperature must be in (0, 1], got {temperature}")
@@ -66,7 +65,10 @@ class Consistency(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, probs: Tensor, teacher: Tensor) -> Tensor:
-        """The penalty of ``probs`` ``(N, C)``, once the constant ``teacher`` is in the memory."""
+        """
+        The penalty of ``probs`` ``(N, C)``, once the constant ``teacher`` is in the memory. It is
+        NaN if these are: a step does not read them.
+        """
         for name, value in (("teacher", teacher), ("probs", probs)):
             expect(name, value, tuple(self.past.shape))
         with torch.no_grad():
@@ -115,6 +117,7 @@ class AmortizedNMM(SharedForward):
         self, hood: Neighborhood, network: nn.Module, *, collapsed: bool = True,
         estimator: str = "reward_to_go", name: str = "nmm", consistency: Consistency | None = None,
     ) -> None:  # fmt: skip
+        check_hood(hood)
         super().__init__(hood, network, name)
         self.consistency, self.collapsed, self.estimator = consistency, collapsed, estimator
 

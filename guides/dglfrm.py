@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from enum import StrEnum
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import pyro
@@ -20,6 +21,7 @@ from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.inner_product import observed_edges
 from pyro_nmm.distributions.membership_mixture import relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
+from pyro_nmm.expect import as_tensor, check_edge_index, expect
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models.backbones import RandomInput
@@ -27,7 +29,7 @@ from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.param_store import register
 from pyro_nmm.sparse import sparse_csr
-from pyro_nmm.validation import as_member
+from pyro_nmm.validation import as_member, check_finite, check_hood, check_ids, check_integers
 
 
 class LinkEstimator(StrEnum):
@@ -86,12 +88,16 @@ class DGLFRMGuide(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         way = as_member(LinkEstimator, estimator=estimator)
-        if not temperature > 0 or (num_columns is not None and num_columns < 1):
-            got = f"{temperature} and {num_columns}"
-            raise ValueError(f"temperature and num_columns must be positive, got {got}")
+        check_integers(1, num_features=num_features, hidden=hidden, width=width)
+        check_finite(temperature=temperature, gamma=gamma)
+        if not temperature > 0 or not (num_columns is None or _is_count(num_columns)):
+            must, got = "positive, the second an integer", f"{temperature} and {num_columns}"
+            raise ValueError(f"temperature and num_columns must be {must}, got {got}")
         size = target.num_nodes
-        if hood is not None and hood.num_nodes != size:
-            raise ValueError(f"hood must have the {size} nodes of target, got {hood.num_nodes}")
+        if hood is not None:
+            check_hood(hood)
+            if hood.num_nodes != size:
+                raise ValueError(f"hood must have the {size} nodes of target, got {hood.num_nodes}")
         self.target, self.hood, self.name = target, hood, name
         self.temperature, self.num_columns = temperature, num_columns
         self._last_check = LastCall()
@@ -148,9 +154,17 @@ class DGLFRMGuide(nn.Module):
     def link_logits(
         self, pairs: Tensor, edge_index: Tensor, x: Tensor, num_samples: int = 15
     ) -> Tensor:
-        """``(P,)``: log-odds of edges between pairs ``(2, P)``, means over rounded :math:`b`."""
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        """
+        ``(P,)``: log-odds of edges between pairs ``(2, P)``, means over rounded :math:`b`. Tensors
+        may be arrays or nested lists.
+        """
+        if not _is_count(num_samples):
+            raise ValueError(f"num_samples must be at least 1, an integer, got {num_samples}")
+        given, device = (pairs, edge_index, x), self.encoder.log_sticks.device
+        names = "pairs", "edge_index", "x"
+        pairs, edge_index, x = (as_tensor(*each, device) for each in zip(names, given, strict=True))
+        pairs = expect("pairs", pairs, (2, "P"), kind="integers").long()
+        check_ids("pairs", pairs, (2, "P"), self.target.num_nodes)
         with evaluation(self):
             total = self.encoder.log_sticks.new_zeros(pairs.shape[1])
             for _ in range(num_samples):
@@ -188,6 +202,10 @@ class DGLFRMGuide(nn.Module):
             # Half, as both draws stand for either one, and twice, as every other step has none.
             credit = gain.index_select(0, hood.row) * change
         return (credit * (family.logits - family.logits.detach())).sum()
+
+
+def _is_count(value: int) -> bool:
+    return isinstance(value, Integral) and value >= 1
 
 
 def _check_held_out(edge_index: Tensor, held_out: Tensor, num_nodes: int) -> None:
@@ -231,6 +249,7 @@ class _Encoder(nn.Module):
 
     def _normalized(self, edge_index: Tensor, num_nodes: int) -> Tensor:
         def matrix() -> Tensor:
+            check_edge_index(edge_index, num_nodes)  # once a graph, because it reads the ids
             edges, weight = gcn_norm(edge_index, like.new_ones(edge_index.shape[1]), num_nodes)
             (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)
             parts = index2ptr(target, num_nodes), source, weight
@@ -242,7 +261,9 @@ class _Encoder(nn.Module):
     def forward(
         self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_
     ) -> tuple[_Outputs, Tensor | None]:
-        graph = self._normalized(edge_index, len(x))
+        size, width = v.shape[-2], self.first.network.in_channels
+        expect("x", x, (size, width), kind="float")
+        graph = self._normalized(edge_index, size)
         hidden = [F.leaky_relu(self.first(x, graph), 0.2)] * len(self.heads)
         if self.attention is not None:
             hidden[3] = F.leaky_relu(self.attention(x, graph), 0.2)

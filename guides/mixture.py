@@ -12,11 +12,12 @@ from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
+from pyro_nmm.expect import as_tensor
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import order_to_rows
+from pyro_nmm.validation import check_hood, check_integers, order_to_rows
 
 
 class MarginalGuide(SharedForward):
@@ -48,6 +49,7 @@ class MarginalGuide(SharedForward):
         family: Callable[[Neighborhood, Any, Tensor], Any], *, site: str = "y",
         name: str = "mixture", credit: Callable[..., Tensor] | None = None,
     ) -> None:  # fmt: skip
+        check_hood(hood)
         super().__init__(hood, network, name, family)
         self.target, self.site, self.credit = target, site, credit
 
@@ -138,6 +140,7 @@ class MixtureGuide(MarginalGuide):
         super().__init__(hood, network, target, family, site=site, name=name)
         if order is None:
             order = torch.randperm(hood.num_nodes, device=hood.device)
+        order = as_tensor("order", order, hood.device)
         order_to_rows(hood, order)
         self.order: Tensor
         self.register_buffer("order", order)
@@ -225,6 +228,7 @@ def density(
 
     :param log_density: ``(y, *inputs)`` with ``y`` of shape ``(..., N)`` to ``(...)``, in nats.
     """
+    check_integers(1, num_nodes=num_nodes, num_classes=num_classes)
     support = constraints.independent(constraints.integer_interval(0, num_classes - 1), 1)
 
     def program(*inputs) -> Tensor:

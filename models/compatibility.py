@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.expect import check_mask
+from pyro_nmm.expect import as_tensor, check_mask, expect, expect_all
 from pyro_nmm.models.networks import Parameters
-from pyro_nmm.validation import check_positive
+from pyro_nmm.validation import check_hood, check_integers, check_positive
 
 
 def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:
@@ -20,6 +20,7 @@ def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:
 
 
 def _check_nodes(hood: Neighborhood) -> None:
+    check_hood(hood)
     if hood.bipartite:
         raise ValueError("hood has sources that are no nodes: give relabel for every edge instead")
 
@@ -51,7 +52,13 @@ def compatibility(
     """
     _check_nodes(hood)
     check_positive(strength=strength)
+    check_integers(2, num_classes=num_classes)
+    y, observed = as_tensor("y", y, hood.device), as_tensor("observed", observed, hood.device)
     check_mask(observed, hood.num_nodes, hood.device)
+    shape, note = (hood.num_nodes,), "one label per node"
+    y = expect("y", y, shape, kind="labels", like=hood, note=note).long()
+    good = ~observed | (y >= 0) & (y < num_classes)
+    expect_all("y", y, good, f"hold labels 0..{num_classes - 1} where observed")
     both = observed[hood.source] & observed[hood.target] & (hood.source != hood.target)
     source, target = hood.source[both], hood.target[both]
     counts = torch.bincount(y[source] * num_classes + y[target], minlength=num_classes**2)
@@ -82,11 +89,13 @@ class Compatibility(nn.Module):
 
     def __init__(self, network: nn.Module, num_classes: int) -> None:
         super().__init__()
+        check_integers(2, num_classes=num_classes)
         self.network = network
         #: ``(C, C)``: :math:`W`, from a neighbour's label. Fits from the identity would stay there.
         self.scores = nn.Parameter(torch.zeros(num_classes, num_classes))
 
     def forward(self, hood: Neighborhood, *inputs: Any) -> Parameters:
         """``alpha`` and ``logits`` of the network, and ``relabel``, ``(num_edges, C, C)``."""
+        _check_nodes(hood)
         alpha, logits = self.network(hood, *inputs)
         return Parameters(alpha, logits, between_nodes(hood, self.scores.softmax(-1)))

@@ -4,15 +4,19 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import pyro
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.utils import is_sparse
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import Concentrations, in_single
-from pyro_nmm.expect import expect
+from pyro_nmm.expect import as_tensor, check_edge_index, expect, expect_all
+from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.ops.edge_products import edge_products
-from pyro_nmm.validation import check_positive
+from pyro_nmm.validation import check_finite, check_hood, check_integers, check_positive
 
 #: Positive links for ``alpha``. ``exp`` makes alpha's direction the softmax of the backbone alone.
 #: It ends at about 3 million, beyond which single precision cannot add a count.
@@ -109,7 +113,9 @@ class NMMNetwork(nn.Module):
         super().__init__()
         if link not in LINKS:
             raise ValueError(f"link must be one of {tuple(LINKS)}, got {link!r}")
+        check_integers(2, num_classes=num_classes)
         check_positive(floor=floor)
+        check_finite(omega=omega, gamma=gamma)
         self.labels, self.attention, self.num_classes = labels, attention, num_classes
         self.link, self.floor = link, floor
         self.omega = nn.Parameter(torch.tensor(float(omega)))
@@ -123,9 +129,14 @@ class NMMNetwork(nn.Module):
         return f"link={self.link!r}, floor={self.floor}, gamma={self.gamma.item():.3g}"
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
-        """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision."""
+        """
+        ``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision. They are
+        NaN where the inputs make them so: a step does not read them.
+        """
+        check_hood(hood)
         if hood.bipartite:
             raise ValueError("hood has sources that are no nodes: use FreeNMM, or your own network")
+        check_inputs(hood, self.labels, *inputs)
         u = self.labels(*inputs)
         if self.attention is None:
             u, v = u[..., : self.num_classes], u[..., self.num_classes :]
@@ -140,6 +151,24 @@ class NMMNetwork(nn.Module):
         u, v = (in_single(value) for value in (u, v))
         alpha = LINKS[self.link](u) + self.floor
         return alpha, attention_scores(hood, v, self.omega.square(), self.gamma)
+
+
+def check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
+    """
+    Shapes and types of ``(x, edge_index)`` for PyG's networks; others take what they like. Where
+    Pyro validates, the ids too: a GPU waits for that.
+    """
+    network = network.network if isinstance(network, RandomInput) else network
+    if getattr(type(network), "forward", None) is not BasicGNN.forward or len(inputs) < 2:
+        return
+    x, edge_index = inputs[:2]
+    width = network.in_channels if isinstance(network.in_channels, int) else 0
+    # Without a width, or with -1, a layer takes that of its first input.
+    expect("x", x, (hood.num_nodes, width if width > 0 else "F"), kind="float")
+    if not is_sparse(edge_index):
+        expect("edge_index", edge_index, (2, "num_edges"), kind="integers")
+        if pyro.settings.get("validate_distributions_pyro"):
+            check_edge_index(edge_index, hood.num_nodes)
 
 
 class FreeNMM(nn.Module):
@@ -169,10 +198,17 @@ class FreeNMM(nn.Module):
         kappa: float = 4.0, gamma: float = 2.0, epsilon: float = 0.02,
     ) -> None:  # fmt: skip
         super().__init__()
+        check_hood(hood)
+        check_integers(2, num_classes=num_classes)
+        check_positive(kappa=kappa)
+        check_finite(gamma=gamma, epsilon=epsilon)
         shape = hood.num_sources, num_classes
         if marginals is None:
             marginals = torch.full(shape, 1 / num_classes, device=hood.device)
-        expect("marginals", marginals, shape, note="one row of probabilities per source")
+        marginals, note = as_tensor("marginals", marginals, hood.device), "one row of probabilities"
+        expect("marginals", marginals, shape, note=f"{note} per source")
+        good = marginals.isfinite() & (marginals >= 0)
+        expect_all("marginals", marginals, good, "be probabilities")
         start = kappa * ((1 - epsilon) * marginals.detach() + epsilon / num_classes)
         self.log_alpha = nn.Parameter(start.log().contiguous())  # as Pyro's store keeps it
         own = (hood.source == hood.target) & (not hood.bipartite)
@@ -180,4 +216,9 @@ class FreeNMM(nn.Module):
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
         """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``."""
+        sizes, own = (hood.num_sources, hood.num_edges), (len(self.log_alpha), len(self.logits))
+        # Sources that are no nodes have errors of their own, where the output is used.
+        if sizes != own and not hood.bipartite:
+            must = f"the {own[0]} sources and {own[1]} edges of these parameters"
+            raise ValueError(f"hood must have {must}, got {sizes[0]} and {sizes[1]}")
         return self.log_alpha.exp(), self.logits

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
-from pyro_nmm.expect import expect
+from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.provenance import untracked
 
 #: Nodes whose labels are written out at once, and labels that are summed at once.
@@ -32,8 +33,9 @@ class OrdinalConcentrations:
         self, mean: Tensor, width: Tensor | float, scale: Tensor | float = 1.0,
         num_classes: int = 256, floor: float = 1e-5,
     ) -> None:  # fmt: skip
-        expect("mean", mean, ("...", "N"), kind="float")
-        if num_classes < 2 or not floor > 0:
+        mean = expect("mean", as_tensor("mean", mean), ("...", "N"), kind="float")
+        whole = isinstance(num_classes, Integral)
+        if not whole or num_classes < 2 or not floor > 0:
             got = f"{num_classes} and {floor}"
             raise ValueError(f"num_classes must be at least 2 and floor positive, got {got}")
         mean = in_single(mean)
@@ -62,7 +64,8 @@ class OrdinalConcentrations:
     def at(self, nodes: Tensor, labels: Tensor) -> Tensor:
         """``(..., E)``: values of nodes ``(..., E)`` at labels ``(..., E)``."""
         mean, width, scale = self._of(nodes)
-        return scale * self.peak(labels, mean, width) + self.floor
+        labels = as_tensor("labels", labels, mean.device)
+        return scale * self._peak(labels, mean, width) + self.floor
 
     def take(self, nodes: Tensor) -> OrdinalConcentrations:
         """Concentrations of nodes ``(n,)`` alone."""
@@ -77,6 +80,24 @@ class OrdinalConcentrations:
 
     def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
         """:math:`g`, which broadcasts."""
+        given, last = [], self.num_classes - 1
+        for name, value in {"labels": labels, "mean": mean, "width": width}.items():
+            if isinstance(value, Real):
+                value = torch.tensor(value, dtype=None if name == "labels" else self.mean.dtype)
+            given.append(as_tensor(name, value, self.mean.device))
+        k, u, s = expect("labels", given[0], kind="labels").long(), *given[1:]
+        try:
+            torch.broadcast_shapes(k.shape, u.shape, s.shape)
+        except RuntimeError:
+            got = ", ".join(str(tuple(each.shape)) for each in given)
+            raise ValueError(f"labels, mean and width must broadcast, got shapes {got}") from None
+        expect_all("labels", k, (k >= 0) & (k <= last), f"lie in 0..{last}")
+        expect_all("mean", u, u.isfinite(), "be finite")
+        expect_all("width", s, (s > 0) & s.isfinite(), "be positive and finite")
+        return self._peak(k, u, s)
+
+    def _peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
+        """The same without checks, for every step of a fit."""
         raise NotImplementedError
 
     def totals(self) -> Tensor:
@@ -86,6 +107,7 @@ class OrdinalConcentrations:
     @torch.no_grad()
     def draw(self, nodes: Tensor) -> Tensor:
         """``(..., n)``: independent labels of nodes ``(..., n)``. Cost: :math:`O(n C)` time."""
+        nodes = as_tensor("nodes", nodes, self.mean.device)
         shape = torch.broadcast_shapes(nodes.shape, (*self.mean.shape[:-1], nodes.shape[-1]))
         parts = (t.expand(shape).flatten().split(STRIP) for t in self._of(nodes))
         strips = (self._like(*strip) for strip in zip(*parts, strict=True))
@@ -95,9 +117,10 @@ class OrdinalConcentrations:
         """``(..., N, C)``: the concentrations written out."""
         labels = torch.arange(self.num_classes, device=self.mean.device)
         width, scale = (t.expand(self.mean.shape)[..., None] for t in (self.width, self.scale))
-        return scale * self.peak(labels, self.mean[..., None], width) + self.floor
+        return scale * self._peak(labels, self.mean[..., None], width) + self.floor
 
     def _of(self, nodes: Tensor) -> list[Tensor]:
+        nodes = as_tensor("nodes", nodes, self.mean.device)
         varying = (t.dim() > 0 and t.shape[-1] > 1 for t in (self.width, self.scale))
         parameters = zip((self.mean, self.width, self.scale), (True, *varying), strict=True)
         return [gather(t, nodes) if varies else t for t, varies in parameters]
@@ -136,7 +159,7 @@ class GaussianConcentrations(OrdinalConcentrations):
     :param float floor: :math:`\epsilon`, keeps labels far from all means possible.
     """
 
-    def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
+    def _peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
         return (-((labels - mean) / width).square()).exp()
 
     def totals(self) -> Tensor:
@@ -192,7 +215,7 @@ class LogisticConcentrations(OrdinalConcentrations):
     tensor([7.5508, 0.9992])
     """
 
-    def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
+    def _peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
         gap, top = labels - mean, self.num_classes - 1
         # F(a) - F(b) = F(a) F(-b) (1 - exp(b - a)): no digits are lost.
         inner = ((0.5 + gap) / width).sigmoid() * ((0.5 - gap) / width).sigmoid()

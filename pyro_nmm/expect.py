@@ -171,7 +171,8 @@ def as_set(
     ids are distinct.
     """
     nodes = as_tensor(name, nodes, device)
-    ids = nodes.dim() == 1 and (_is_kind(nodes, "integers") or not len(nodes))
+    none = nodes.numel() == 0 and nodes.dtype != torch.bool
+    ids = nodes.dim() == 1 and (none or _is_kind(nodes, "integers"))
     repeats = ids and len(values := nodes.unique()) < len(nodes)
     if repeats and len(nodes) == num_nodes and 0 <= values[0] <= values[-1] <= 1:
         nodes = nodes.bool()

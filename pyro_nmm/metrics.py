@@ -3,9 +3,17 @@
 
 """Scores of predicted probabilities, for nodes and for pairs of nodes."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from pyro_nmm.expect import as_tensor, expect, expect_all
+from pyro_nmm.validation import check_ids
+
+#: How far a rounded probability may lie outside of 0 to 1.
+ROUNDING = 1e-3
 
 
 def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
@@ -15,6 +23,7 @@ def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
     >>> mean_log_prob(torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 1]))
     tensor(-0.4581)
     """
+    probs, y = _scored(probs, y)
     return probs.gather(-1, y[:, None]).log().mean()
 
 
@@ -25,6 +34,7 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
     >>> brier(torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 1]))
     tensor(0.2900)
     """
+    probs, y = _scored(probs, y)
     return (probs - F.one_hot(y, probs.shape[-1])).square().sum(-1).mean()
 
 
@@ -37,7 +47,13 @@ def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
     >>> pair_log_likelihood(independent_pairs(probs, pairs), torch.tensor([0, 1]), pairs).exp()
     tensor(0.4000)
     """
-    first, second = y[pairs]
+    table = expect("table", as_tensor("table", table), ("P", "C", "C"), kind="float")
+    y = expect("y", as_tensor("y", y, table.device), ("N",), kind="labels").long()
+    pairs = _pairs(pairs, len(y), table.device)
+    size = table.shape[-1]
+    expect("table", table, (pairs.shape[1], size, size), note="one table per pair")
+    first, second = labels = y[pairs]
+    _check_values("table", table, "y[pairs]", labels)
     return table[torch.arange(len(first), device=y.device), first, second].log().mean()
 
 
@@ -50,5 +66,35 @@ def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:
     tensor([[[0.1000, 0.4000],
              [0.1000, 0.4000]]])
     """
+    probs = expect("probs", as_tensor("probs", probs), ("N", "C"), kind="float")
+    pairs = _pairs(pairs, len(probs), probs.device)
+    expect_all("probs", probs, _are_probabilities(probs), "hold probabilities")
     first, second = probs[pairs]
     return first[:, :, None] * second[:, None, :]
+
+
+def _scored(probs: Any, y: Any) -> tuple[Tensor, Tensor]:
+    probs = expect("probs", as_tensor("probs", probs), ("n", "C"), kind="float")
+    y, note = as_tensor("y", y, probs.device), "one label per row of probs"
+    y = expect("y", y, (len(probs),), kind="labels", note=note).long()
+    _check_values("probs", probs, "y", y)
+    return probs, y
+
+
+def _pairs(pairs: Any, num_nodes: int, device: torch.device) -> Tensor:
+    pairs = expect("pairs", as_tensor("pairs", pairs, device), (2, "P"), kind="integers").long()
+    check_ids("pairs", pairs, (2, "P"), num_nodes)
+    return pairs
+
+
+def _check_values(name: str, probs: Tensor, whose: str, labels: Tensor) -> None:
+    """Refuse values that are no probabilities, and labels beyond the columns. A GPU waits once."""
+    good, num_classes = _are_probabilities(probs), probs.shape[-1]
+    known = (labels >= 0) & (labels < num_classes)
+    if not good.all() & known.all():
+        expect_all(name, probs, good, "hold probabilities")
+        expect_all(whose, labels, known, f"hold labels 0..{num_classes - 1}")
+
+
+def _are_probabilities(probs: Tensor) -> Tensor:
+    return (probs > -ROUNDING) & (probs < 1 + ROUNDING)  # NaN is none

@@ -11,7 +11,15 @@ from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.expect import as_mask, as_tensor, check_edge_index, check_grid, check_mask
+from pyro_nmm.expect import (
+    as_mask,
+    as_tensor,
+    check_edge_index,
+    check_grid,
+    check_mask,
+    expect,
+    out_of_range,
+)
 
 
 class Neighborhood:
@@ -148,10 +156,17 @@ class Neighborhood:
         The rows with the given numbers ``(R,)``, in that order. Cost: linear in their edges, whose
         number may be given, because a GPU would wait for it.
         """
+        rows = as_tensor("rows", rows, self.device)
+        rows = expect("rows", rows, ("R",), kind="integers", like=self).long()
+        try:
+            nodes = self.nodes.index_select(0, rows)
+        except IndexError:  # of a CPU; a GPU would wait for a check
+            must = f"lie in 0..{self.num_rows - 1}"
+            raise ValueError(f"rows must {must}, got {out_of_range(rows, self.num_rows)}") from None
         degree = self.ptr[rows + 1] - self.ptr[rows]
         ptr = _pointers(degree)
         edges = spans(self.ptr[rows], degree, ptr, num_edges)
-        nodes, source = self.nodes.index_select(0, rows), self.source.index_select(0, edges)
+        source = self.source.index_select(0, edges)
         edge = edges if self._edge is None else self._edge.index_select(0, edges)
         hood = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
         hood.within = edges
@@ -186,25 +201,37 @@ class Neighborhood:
         (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
         """
         mask = as_mask(nodes, self.num_nodes, self.device)
+        size = int(mask.sum())
+        if nodes.dtype != torch.bool and size < len(nodes):
+            raise ValueError("nodes must be distinct: a subgraph holds each node once")
         number, rows = mask.cumsum(0) - 1, mask[self.nodes]
         keep = rows[self.row] if self.bipartite else rows[self.row] & mask[self.source]
         kept = keep.nonzero()[:, 0]
         source = self.source[kept] if self.bipartite else number[self.source[kept]]
         ptr = _pointers(torch.bincount(self.row[kept], minlength=self.num_rows)[rows])
-        own, size = number[self.nodes[rows]], int(mask.sum())
+        own = number[self.nodes[rows]]
         part = self.of_rows(size, own, ptr, source, num_sources=self._own_sources)
         part.within = kept
         return part
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        r"""``(..., num_edges)``: :math:`\log L_{ij}`, the log-softmax of logits over each row."""
+        r"""
+        ``(..., num_edges)``: :math:`\log L_{ij}`, the log-softmax of logits over each row. NaN goes
+        through here and in the methods below.
+        """
+        logits = self._of_edges("logits", logits)
         top, total = self._shifted_sum(logits)
         return logits - top.index_select(-1, self.row) - total.log().index_select(-1, self.row)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """``(..., num_rows)``: the logarithm of the sum of ``exp(logits)`` over each row."""
-        top, total = self._shifted_sum(logits)
+        top, total = self._shifted_sum(self._of_edges("logits", logits))
         return top + total.log()
+
+    def _of_edges(self, name: str, values: Tensor) -> Tensor:
+        """Values ``(..., num_edges)``. NaN goes through, because every step comes here."""
+        values = as_tensor(name, values, self.device)
+        return expect(name, values, ("...", self.num_edges), like=self)
 
     def _shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         top = segment(logits.detach().movedim(-1, 0), self.ptr, reduce="max").movedim(0, -1)
@@ -212,14 +239,18 @@ class Neighborhood:
 
     def softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`L_{ij}`, the softmax of ``logits`` over each row."""
+        logits = self._of_edges("logits", logits)
         return softmax(logits, self.row, num_nodes=self.num_rows, dim=-1)
 
     def sum(self, values: Tensor) -> Tensor:
         """``(..., num_rows)``: the sum of values ``(..., num_edges)`` over each row."""
+        values = self._of_edges("values", values)
         return scatter(values, self.row, dim=-1, dim_size=self.num_rows, reduce="sum")
 
     def find(self, choices: Tensor) -> Tensor:
         """``(B, num_rows)``: edges to the nodes ``(B, num_rows)`` chosen; -1 if no neighbours."""
+        choices = as_tensor("choices", choices, self.device)
+        expect("choices", choices, ("B", self.num_rows), like=self)
         if backend.compiled and self.device.type == "cpu":
             return backend.compiled.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.
@@ -229,13 +260,18 @@ class Neighborhood:
 
     def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
-        The sources that both rows of a pair ``(2, P)`` have: the number of the pair, the edge of
-        its first row and the edge of its second row. The last answer is kept. Cost: :math:`O(E)`
-        and :math:`O(\\log E)` for each edge of the smaller row of a pair.
+        The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the pair,
+        the edge of its first row and the edge of its second row. The last answer is kept. Cost:
+        :math:`O(E)` and :math:`O(\\log E)` for each edge of the smaller row of a pair.
         """
-        return self._last_pairs.get((pairs,), lambda: self._common_neighbors(pairs))
+        pairs = as_tensor("pairs", pairs, self.device)
+        expect("pairs", pairs, (2, "P"), kind="integers", like=self)
+        return self._last_pairs.get((pairs,), lambda: self._common_neighbors(pairs.long()))
 
     def _common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # Once for the answer that is kept, so that steps do not wait for it.
+        if (bad := out_of_range(pairs, self.num_rows)) is not None:
+            raise ValueError(f"pairs must hold row numbers in 0..{self.num_rows - 1}, got {bad}")
         degree = self.ptr.diff()
         swap = degree[pairs[0]] > degree[pairs[1]]
         small, large = pairs.flip(0).where(swap, pairs)

@@ -4,14 +4,15 @@
 """Neighbourhoods whose sources are places that many nodes share, which correlates their labels."""
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to_undirected
 
-from pyro_nmm.expect import check_edge_index, check_grid, expect, expect_all
+from pyro_nmm.expect import as_tensor, check_edge_index, check_grid, expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood, spans
-from pyro_nmm.validation import check_integers
+from pyro_nmm.validation import check_finite, check_integers
 
 
 def grid(height: int, width: int, stride: int, radius: int | None = None, device=None):
@@ -61,10 +62,12 @@ def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborho
         diagonal of a lattice cell, so that it reaches one.
     :param float spacing: from one source to the next along each axis.
     """
-    good = isinstance(positions, Tensor) and positions.is_floating_point() and positions.dim() == 2
+    positions = as_tensor("positions", positions)
+    good = positions.is_floating_point() and positions.dim() == 2
     if not good or not len(positions) or not positions.isfinite().all():
-        got = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions)
+        got = tuple(positions.shape)
         raise ValueError(f"positions must be finite floats of shape (N, D), N >= 1, got {got}")
+    check_finite(radius=radius, spacing=spacing)
     num_nodes, num_axes = positions.shape
     if not spacing > 0 or not radius >= spacing * num_axes**0.5 / 2:
         both = f"radius={radius} and spacing={spacing}"
@@ -98,6 +101,7 @@ def hops(
     :param Tensor edge_index: ``(2, num_edges)`` node ids; an edge counts in both directions.
     :param int radius: A node reaches the sources at most so many hops away; at least ``spacing``.
     """
+    edge_index = as_tensor("edge_index", edge_index)
     check_edge_index(edge_index, num_nodes)
     check_integers(1, num_nodes=num_nodes, spacing=spacing)
     check_integers(spacing, radius=radius)
@@ -156,11 +160,12 @@ def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neigh
     :param Tensor membership: ``(N,)`` or, for several partitions, ``(R, N)``: the community of
         every node, integers from zero.
     """
+    edge_index = as_tensor("edge_index", edge_index)
     check_edge_index(edge_index, num_nodes)
-    _check_membership(membership, "...", num_nodes)
+    membership = _as_membership(membership, edge_index.device, "...", num_nodes)
     nodes, num_sources = torch.arange(num_nodes, device=edge_index.device), num_nodes
     edges = [edge_index.long(), nodes.expand(2, -1)]
-    for partition in membership.view(-1, num_nodes).long():
+    for partition in membership.reshape(-1, num_nodes):
         edges.append(torch.stack([partition + num_sources, nodes]))
         num_sources += int(partition.max()) + 1
     return Neighborhood(torch.cat(edges, 1), num_nodes, num_sources)
@@ -190,14 +195,14 @@ def walks(
 
     :param Tensor membership: ``(N,)`` the group of every node, integers from zero.
     """
+    edge_index = as_tensor("edge_index", edge_index)
     check_edge_index(edge_index, num_nodes)
     check_integers(1, num_steps=num_steps)
-    _check_membership(membership, num_nodes)
+    groups = _as_membership(membership, edge_index.device, num_nodes)
     device, dtype = edge_index.device, torch.get_default_dtype()
     edges = to_undirected(edge_index.long(), num_nodes=num_nodes)
     edges, _ = add_remaining_self_loops(edges, num_nodes=num_nodes)
-    node, groups = torch.arange(num_nodes, device=device), membership.long()
-    num_groups = int(groups.max()) + 1
+    node, num_groups = torch.arange(num_nodes, device=device), int(groups.max()) + 1
     share = 1 / degree(edges[0], num_nodes, dtype)[edges[0]]
     found = torch.ones_like(node, dtype=dtype)
     for _ in range(num_steps):
@@ -210,7 +215,8 @@ def walks(
     return Neighborhood(torch.stack([groups, node]), num_nodes, num_groups), found.log()
 
 
-def _check_membership(membership: Tensor, *shape: int | str) -> None:
-    note = "one community per node"
+def _as_membership(membership: Any, device: torch.device, *shape: int | str) -> Tensor:
+    membership, note = as_tensor("membership", membership, device), "one community per node"
     expect("membership", membership, shape, kind="integers", note=note)
     expect_all("membership", membership, membership >= 0, "not be negative")
+    return membership.long()

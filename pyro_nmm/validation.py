@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from enum import StrEnum
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
@@ -78,7 +78,7 @@ def options_of(function: Callable, kind: type[Options], options: dict[str, Any])
 def check_positive(**values: float) -> None:
     """Refuse rates and the like that are not positive and finite."""
     for name, value in values.items():
-        if not 0 < value < math.inf:
+        if not isinstance(value, Real | Tensor) or not 0 < value < math.inf:
             raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
@@ -244,3 +244,10 @@ def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
     if (bad := out_of_range(choices, size := alpha.shape[-2])) is not None:
         raise ValueError(f"choices holds node id {bad}, but alpha has nodes 0..{size - 1}")
     return alpha
+
+
+def check_finite(**values: float) -> None:
+    """Refuse what is no finite number."""
+    for name, value in values.items():
+        if not isinstance(value, Real | Tensor) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value!r}")

@@ -11,7 +11,6 @@ from pyro_nmm.models.stacked import cross_fit
 from pyro_nmm.ops import sampling
 
 COMPILED = backend.compiled
-UNAVAILABLE = register()
 
 
 cross_fit.REFIT_STEPS = 4  # the evidence of small graphs needs no more
@@ -48,8 +47,8 @@ def device(request):
     if request.param != NAME:
         yield request.param
         return
-    if UNAVAILABLE:
-        pytest.skip(UNAVAILABLE)
+    if reason := register():
+        pytest.skip(reason)
     with simulated():
         yield NAME
 

@@ -9,7 +9,9 @@ It finds tensors that were made on the wrong device. It says nothing about kerne
 The registration is a private function of PyTorch 2.13: where it is missing, tests are skipped.
 """
 
+import functools
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,13 +24,27 @@ NAME = "simulated"
 MOVES = torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default
 
 
+#: What PyTorch asks the module ``torch.simulated``; draws come from the CPU's generator.
+MODULE = SimpleNamespace(
+    is_initialized=lambda: True,
+    is_available=lambda: True,
+    current_device=lambda: 0,
+    device_count=lambda: 1,
+    _is_in_bad_fork=lambda: False,
+    manual_seed_all=lambda seed: None,
+    get_rng_state=lambda device=None: torch.empty(0, dtype=torch.uint8),
+    set_rng_state=lambda state, device=None: None,
+)
+
+
+@functools.cache
 def register() -> str | None:
     """Register the device once a process; the reason if PyTorch cannot."""
     setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
     if setup is None:
         return "PyTorch has no _setup_privateuseone_for_python_backend, which is private"
     try:
-        setup(NAME)
+        setup(NAME, backend_module=MODULE)
     except Exception as error:
         return f"PyTorch does not register a device in Python: {error}"
     return None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import CorrectAndSmooth
 
 from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import Records
@@ -27,7 +28,8 @@ from pyro_nmm.ops.gibbs import sweep
 LARGE, DENSE, LATENT = (10**6, 10**7, 20), (13_752, 490_000, 10), (10**6, 10**7, 7)
 OF_POSTERIOR = {"marginals": LARGE, "pairwise": LARGE, "sample": LARGE, "sequential": DENSE}
 QUERIES = dict.fromkeys(("fit", "pooled", "condition", "log_likelihood"), LARGE) | OF_POSTERIOR
-QUERIES |= {"sweep": LATENT, "annotators": LATENT}
+QUERIES |= dict.fromkeys(("smooth", "known", "joint"), LARGE)
+QUERIES |= dict.fromkeys(("sweep", "annotators"), LATENT)
 #: Labels of a StackedNMM.
 CLASSES = 10
 
@@ -74,11 +76,19 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
     joint = f"log_likelihood of {int(test.sum())} nodes, 16 particles"
     alone = "StackedNMM.fit on scores alone, 2 % + 2 %"
     post = mix.condition(y, train, num_samples=64) if query in OF_POSTERIOR else None
+    tenth, some = part < 0.1, (part - 0.2).abs() < 0.025
+    more, smoother = (hood, scores, y, tenth), CorrectAndSmooth(50, 0.8, 50, 0.8)
+    seen, probs = (y[tenth], tenth, torch.stack([hood.source, hood.target])), scores.softmax(-1)
+    smooth, whole = "Correct and Smooth, 10 % known", "StackedNMM.fit, posterior, 10 % + 5 %"
+    particles = "log_likelihood of 5 %, 10 % known, 64 particles"
     found = {
         "fit": (alone, lambda: StackedNMM(pool=False).fit(*given, num_steps=150)),
         "pooled": ("StackedNMM.fit, 2 % + 2 %", lambda: StackedNMM(num_classes).fit(*given)),
         "condition": ("condition, 64 samples", lambda: mix.condition(y, train, 64)),
         "log_likelihood": (joint, lambda: mix.log_likelihood(y, test, num_particles=16)),
+        "smooth": (smooth, lambda: smoother.smooth(smoother.correct(probs, *seen), *seen)),
+        "known": (whole, lambda: StackedNMM(num_classes).fit(*more, some).posterior(*more)),
+        "joint": (particles, lambda: mix.log_likelihood(y, some, tenth, num_particles=64)),
         "marginals": ("marginals", lambda: post.marginals()),
         "pairwise": ("pairwise of 1,000 pairs", lambda: post.pairwise(pairs)),
         "sample": ("sample", lambda: post.sample()),

@@ -10,10 +10,11 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.expect import as_tensor
 from pyro_nmm.guides.field import FieldGuide
 from pyro_nmm.guides.fitting.loop import Steps, unvalidated
 from pyro_nmm.models.random_fields import MarginalField, RandomField
-from pyro_nmm.validation import check_integers, options_of
+from pyro_nmm.validation import check_finite, check_hood, check_integers, options_of
 
 
 def fit_mixture(
@@ -45,7 +46,10 @@ def fit_mixture(
         :math:`O(E C^2)` a sample.
     """
     how = options_of(fit_mixture, Steps, options)
+    check_hood(hood)
     check_integers(1, num_samples=num_samples)
+    check_finite(warmup=warmup)
+    order = None if order is None else as_tensor("order", order, hood.device)
     if not 0 <= warmup <= 1:
         raise ValueError(f"warmup must be in [0, 1], got {warmup}")
     if not isinstance(field, RandomField) and not callable(field):

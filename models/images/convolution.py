@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.random_fields import PairwiseMRF, coarseness, grid_edges
+from pyro_nmm.models.random_fields import PairwiseMRF, check_field, coarseness, grid_edges
+from pyro_nmm.validation import check_hood, check_integers
 
 
 class ConvolutionalNMM(nn.Module):
@@ -38,6 +39,9 @@ class ConvolutionalNMM(nn.Module):
         groups: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
+        check_integers(0, radius=radius)
+        check_integers(1, channels=channels, kernel=kernel)
+        check_integers(2, num_classes=num_classes)
         if kernel % 2 == 0:
             raise ValueError(f"kernel must be odd, so that outputs stand on pixels, got {kernel}")
         self.radius, self.num_classes, self.groups = radius, num_classes, groups
@@ -56,6 +60,10 @@ class ConvolutionalNMM(nn.Module):
 
     def forward(self, hood: Neighborhood, field: PairwiseMRF) -> tuple[Tensor, Tensor]:
         """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)`` of a field on the same grid."""
+        check_hood(hood)
+        check_field(field)
+        if (hood.num_nodes, hood.num_sources) != (field.num_nodes, field.num_nodes):
+            raise ValueError(f"hood must have the {field.num_nodes} nodes of field, got {hood}")
         images, width = self._images(field)
         alpha = _bounded(self.labels(images)).exp()[0].flatten(1).T
         scores = _bounded(self.attention(images))[0].flatten(1)

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+from numbers import Integral
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,10 +38,11 @@ class UNet(nn.Module):
         self, channels: int = 3, width: int = 48, depth: int = 5, tile: int | None = None
     ) -> None:
         super().__init__()
-        if min(channels, width, depth) < 1:
+        sizes = channels, width, depth
+        if not all(isinstance(size, Integral) and size >= 1 for size in sizes):
             got = f"{channels}, {width} and {depth}"
-            raise ValueError(f"channels, width and depth must be positive, got {got}")
-        if tile is not None and (tile < 4 or tile % 4):
+            raise ValueError(f"channels, width and depth must be positive integers, got {got}")
+        if tile is not None and (not isinstance(tile, Integral) or tile < 4 or tile % 4):
             raise ValueError(f"tile must be a positive multiple of 4, got {tile}")
         self.depth, self.tile, self.num_features = depth, tile, max(1, 2 * width // 3)
         self.first = _convolution(channels, width)
@@ -57,8 +60,11 @@ class UNet(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Image ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before."""
-        expect("image", image, ("B", self.last.out_channels, "H", "W"))
+        """
+        Image ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before. NaN
+        spreads to the pixels around it.
+        """
+        expect("image", image, ("B", self.last.out_channels, "H", "W"), kind="float")
         height, width = image.shape[-2:]
         if self.tile is not None and max(height, width) > self.tile:
             return self._in_tiles(image, self.tile)

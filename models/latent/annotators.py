@@ -24,6 +24,8 @@ from pyro_nmm.validation import check_integers, check_positive
 
 #: Strengths of the prior of confusion matrices that are compared; log-normal around ten.
 STRENGTHS = 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0
+#: Options of the fit to more nodes than that: confusion matrices need no more steps.
+LARGE, LARGE_RUN = 50_000, {"num_steps": 40, "num_chains": 2}
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Annotators:
             ``data.edge_index`` to leave the features out.
         :param pred_probs: ``(N, C)`` out-of-sample probabilities of a classifier of your own, as
             cleanlab has them.
-        :param options: of :func:`~pyro_nmm.models.fit_field`; one start if answers name labels.
+        :param options: of :func:`~pyro_nmm.models.fit_field`; one start if answers name labels, and
+            40 steps of two chains for more than 50,000 nodes.
         :return: the consensus. Cost: as for ``fit_field``, and :math:`O(E C)` for the pool.
         """
         if isinstance(graph, Neighborhood):
@@ -121,7 +124,8 @@ class Annotators:
         if known is not None:
             labels = data.labels or self.num_labels
             known = known_labels(known, hood.num_nodes, labels, hood.device)
-        options = {"num_starts": 1 if self.named else 5} | options
+        run = {"num_starts": 1 if self.named else 5}
+        options = run | (LARGE_RUN if hood.num_nodes > LARGE else {}) | options
         field = fit_field(self, hood, data.table, edge_attr, known, **options)
         walk = walk_of(field) if walk is None else walk
         names = {"labels": data.labels, "annotators": data.annotators}

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.expect import expect
-from pyro_nmm.validation import check_integers, check_positive
+from pyro_nmm.validation import check_hood, check_integers, check_positive
 
 Values = dict[str, Tensor]
 ROWS = "a row for every node of hood"
@@ -119,6 +119,7 @@ class NormalEmission(_Columns):
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Features ``(N, D)``, neither missing nor equal in a whole column."""
+        check_hood(hood)
         data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
         if not data.is_floating_point() or data.isinf().any():
             raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
@@ -130,12 +131,14 @@ class NormalEmission(_Columns):
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """A mixture without a graph, from the features of nodes drawn at random."""
+        data = self.check(hood, data)
         mean = _seeds(data, self.num_labels)
         values = {"mean": mean, "variance": _centre(data)[1].expand_as(mean)}
         return mixture_em(self, data, values)[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        """``(N, C)``: of all features of a node, in nats."""
+        """``(N, C)``: of all features of a node, in nats. :meth:`check` alone reads values."""
+        expect("data", data, ("N", values["mean"].shape[-1]), kind="float")
         sd, log_prob = values["variance"].sqrt(), values["mean"].new_zeros(())
         for d in range(data.shape[1]):
             x = data[:, d, None]
@@ -197,6 +200,7 @@ class PoissonEmission(_Columns):
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Counts ``(N, D)``, not missing everywhere in a column."""
+        check_hood(hood)
         data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
         if data.is_floating_point() or data.dtype == torch.bool or (data < -1).any():
             raise ValueError("data must be integer counts, with -1 for missing ones")
@@ -205,12 +209,13 @@ class PoissonEmission(_Columns):
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """A mixture without a graph, from the counts of nodes drawn at random."""
-        counts = _floats(data)
+        counts = _floats(data := self.check(hood, data))
         rate = (_seeds(counts, self.num_labels) + _mean(counts)) / 2
         return mixture_em(self, data, {"rate": rate})[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        """``(N, C)``: of all counts of a node, in nats."""
+        """``(N, C)``: of all counts of a node, in nats. Negative ones are missing."""
+        expect("data", data, ("N", values["rate"].shape[-1]), kind="integers")
         seen, counts = (data >= 0).to(values["rate"]), data.clamp(min=0).to(values["rate"])
         log_prob = counts @ values["rate"].log().mT - seen @ values["rate"].mT
         return log_prob - (torch.lgamma(counts + 1) * seen).sum(-1, keepdim=True)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
-from pyro_nmm.expect import expect, expect_all, expect_device
+from pyro_nmm.expect import as_tensor, expect, expect_all, expect_device
 from pyro_nmm.models.latent.emissions import Emission, Values
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.gibbs import Chains
-from pyro_nmm.validation import check_positive
+from pyro_nmm.validation import check_integers, check_positive
 
 
 class FieldPrior(nn.Module):
@@ -42,11 +42,16 @@ class FieldPrior(nn.Module):
         self, num_labels: int, num_features: int = 0, kappa: float = 0.2, unit: Tensor | None = None
     ) -> None:
         super().__init__()
+        check_integers(2, num_labels=num_labels)
+        check_integers(0, num_features=num_features)
         check_positive(kappa=kappa)
+        unit = torch.ones(num_features) if unit is None else as_tensor("unit", unit)
+        expect("unit", unit, (num_features,), kind="float")
+        expect_all("unit", unit, (unit > 0) & unit.isfinite(), "be positive and finite")
         self.log_kappa = nn.Parameter(torch.tensor(math.log(kappa)))
         self.share_scores = nn.Parameter(torch.zeros(num_labels))
         self.scaled_weight = nn.Parameter(torch.zeros(num_features))
-        self.register_buffer("unit", torch.ones(num_features) if unit is None else unit)
+        self.register_buffer("unit", unit)
 
     @classmethod
     def of(cls, num_labels: int, edge_attr: Tensor | None) -> "FieldPrior":
@@ -65,6 +70,7 @@ class FieldPrior(nn.Module):
         alpha = self.log_kappa.exp() * self.share_scores.softmax(0)
         logits = alpha.new_zeros(hood.num_edges)
         if edge_attr is not None:
+            expect("edge_attr", edge_attr, (hood.num_edges, len(self.unit)))
             logits = edge_attr.to(self.unit) @ self.weight
         return alpha.expand(hood.num_sources, -1), logits
 
@@ -102,12 +108,16 @@ def hidden_field(
     :param prior: a :class:`FieldPrior`, or a network called as ``prior(hood, *inputs)`` for
         concentrations and logits; its own log prior density is ``prior.log_prior()``, if there.
     :param dict values: the emission's parameters, such as ``pyro.param`` gives them.
-    :param data: observations of the nodes, as :meth:`Emission.check` returns them.
+    :param data: observations of the nodes, as :meth:`Emission.check` returns them. The program runs
+        at every step and does not check them again.
     :param inputs: of the prior: features of the edges, or what a network takes.
     :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
     """
     y = nmm(hood, *prior(hood, *inputs)[:2], collapsed=True)
-    evidence = emission.log_prob(values, data)
+    evidence, table = emission.log_prob(values, data), (hood.num_nodes, emission.num_labels)
+    if evidence.shape[-2:] != table:
+        got = tuple(evidence.shape)
+        raise ValueError(f"data and values must give evidence of shape (N, C) = {table}, got {got}")
     found = evidence.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     pyro.factor("data", found.sum(-1))
     own = getattr(prior, "log_prior", lambda: 0.0)()
@@ -192,11 +202,10 @@ def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | No
     """``(num_edges, F)`` features, also from ``(num_edges,)``, such as hops or distances."""
     if edge_attr is None:
         return None
-    good = isinstance(edge_attr, Tensor) and not edge_attr.is_complex()
-    if not good or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
-        got = getattr(edge_attr, "shape", type(edge_attr))
+    edge_attr = as_tensor("edge_attr", edge_attr, hood.device)
+    if edge_attr.is_complex() or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
         shape = f"({hood.num_edges},) or ({hood.num_edges}, F)"
-        raise ValueError(f"edge_attr must hold numbers of shape {shape}, got {got}")
+        raise ValueError(f"edge_attr must hold numbers of shape {shape}, got {edge_attr.shape}")
     if not edge_attr.isfinite().all():
         raise ValueError("edge_attr must be finite")
     expect_device("edge_attr", edge_attr, hood.device)

@@ -11,14 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.expect import expect
+from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.models.latent.emissions import Emission, Values
-from pyro_nmm.models.latent.field import (
-    FieldPrior,
-    HiddenField,
-    allowed_labels,
-    check_edge_attr,
-)
+from pyro_nmm.models.latent.field import FieldPrior, HiddenField, allowed_labels, check_edge_attr
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
 from pyro_nmm.validation import check_all_rows, check_integers, check_positive, options_of
@@ -184,6 +179,8 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     :param int num_sweeps: of every chain.
     """
     check_integers(1, num_sweeps=num_sweeps)
+    if not isinstance(field, HiddenField):
+        raise ValueError(f"field must be a HiddenField, got {type(field)}")
     draw, found, size = field.chains.draw, [], len(field.chains.draw.labels)
     given = data, field.edge_attr, size, field.known, field.prior, field.inputs
     fit = _Fit(field.emission, field.hood, *given)
@@ -223,11 +220,14 @@ class _Fit:
         self.edge_attr = check_edge_attr(self.hood, self.edge_attr)
         if isinstance(self.network, FieldPrior | None):
             self.network, self.inputs = None, (self.edge_attr,)
+        if self.known is not None:
+            self.known = as_tensor("known", self.known, self.hood.device)
         self.allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)
 
     def evidence(self, values: Values) -> Tensor:
         """``(N, C)``: of the data and of the known labels."""
         evidence = self.emission.log_prob(values, self.data)
+        expect("evidence of emission", evidence, tuple(self.allowed.shape))
         return evidence + self.allowed.to(evidence)
 
     @torch.no_grad()

@@ -12,7 +12,9 @@ from pyro_nmm import InnerProductGraph
 from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
+from pyro_nmm.expect import expect
 from pyro_nmm.models.param_store import register
+from pyro_nmm.validation import check_finite, check_integers
 
 
 class DGLFRM(nn.Module):
@@ -54,6 +56,9 @@ class DGLFRM(nn.Module):
         balanced: bool = True, name: str = "dglfrm",
     ) -> None:  # fmt: skip
         super().__init__()
+        check_integers(1, num_nodes=num_nodes, num_communities=num_communities)
+        check_integers(0, num_features=num_features)
+        check_finite(concentration=concentration, temperature=temperature)
         if not min(concentration, temperature) > 0:
             got = f"{concentration} and {temperature}"
             raise ValueError(f"concentration and temperature must be positive, got {got}")
@@ -155,6 +160,7 @@ class DGLFRM(nn.Module):
         if x is None:
             return
         shape, name = (self.num_nodes, self.num_features), "(num_nodes, num_features)"
+        expect("x", x)
         if x.shape != shape or not self.num_features:
             raise ValueError(f"x must have shape {name} = {shape}, got {tuple(x.shape)}")
         if pyro.settings.get("validate_distributions_pyro"):

@@ -3,11 +3,12 @@
 
 import math
 from itertools import pairwise
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from pyro_nmm.expect import expect
+from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field
 
 
@@ -39,9 +40,13 @@ def annealed_log_normalizer(
     :param int num_chains: ``M``.
     """
     check_field(field)
+    start = as_tensor("start", start, field.unary.device)
     expect("start", start, tuple(field.unary.shape))
+    expect_all("start", start, start.isfinite() & (start >= 0), "be finite and not negative")
+    got = f"{num_steps} and {num_chains}"
+    if not isinstance(num_steps, Integral) or not isinstance(num_chains, Integral):
+        raise ValueError(f"num_steps and num_chains must be integers, got {got}")
     if num_steps < 1 or num_chains < 2:
-        got = f"{num_steps} and {num_chains}"
         raise ValueError(f"num_steps must be at least 1 and num_chains 2, got {got}")
     start = start.to(field.unary)
     log_q = start.clamp(min=1e-6).log().log_softmax(-1)
@@ -51,7 +56,7 @@ def annealed_log_normalizer(
     colors, betas = field.colors(), torch.linspace(0, 1, num_steps + 1).tolist()
     nodes = torch.arange(field.num_nodes, device=start.device)
     for before, beta in pairwise(betas):
-        ratio = field.log_potential(y).double() - log_q[nodes, y].double().sum(-1)
+        ratio = field._log_potential(y).double() - log_q[nodes, y].double().sum(-1)
         weights += (beta - before) * ratio
         for color in colors:
             logits = (1 - beta) * log_q + beta * field.local_logits(classes[y])

@@ -14,13 +14,18 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborChoice, NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.expect import check_mask, expect, out_of_range
+from pyro_nmm.expect import as_tensor, check_mask
 from pyro_nmm.models.random_fields.elimination import greedy_colors
-from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field, check_mixture
+from pyro_nmm.models.random_fields.pairwise import (
+    PairwiseMRF,
+    check_field,
+    check_labels,
+    check_mixture,
+)
 from pyro_nmm.ops.enumeration import enumerate_labels
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import check_integers, check_plain
+from pyro_nmm.validation import as_shape, check_integers, check_plain
 
 #: Most labellings of a node's neighbours for which the node is summed out.
 MAX_LABELLINGS = 4096
@@ -83,6 +88,7 @@ class MarginalField(GraphDistribution):
             stay = torch.ones_like(many).index_fill(0, color, False) | many
             stay[:1] |= not stay.any()  # of a field without edges nothing else would stay
         else:
+            stay = as_tensor("stay", stay, field.edges.device)
             check_mask(stay, field.num_nodes, field.edges.device, "stay")
         between = field.edges[:, ~stay[field.edges].any(0)]
         if between.numel():
@@ -120,17 +126,13 @@ class MarginalField(GraphDistribution):
     def log_potential(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p^*(y_S)` of ``(..., num_nodes)`` labels. Cost: :math:`O(P)`."""
         value = self._labels(value)
-        total = self.rest.log_potential(value)
+        total = self.rest._log_potential(value)
         for star in self.stars:
             total = total + star.rows(value, star.sums).sum(-1)
         return total
 
     def _labels(self, value: Tensor) -> Tensor:
-        shape, each = ("...", self.num_nodes), "a label for each node that stays"
-        value = expect("value", value, shape, kind="labels", note=each).long()
-        if (bad := out_of_range(value, self.num_classes)) is not None:
-            raise ValueError(f"value must hold labels in 0..{self.num_classes - 1}, got {bad}")
-        return value
+        return check_labels(self.rest, value, "a label for each node that stays")
 
     def expected_potential(self, mixture: NeighborMixture, num_samples: int = 8) -> Tensor:
         r"""
@@ -176,9 +178,10 @@ class MarginalField(GraphDistribution):
     @torch.no_grad()
     def complete(self, value: Tensor) -> Tensor:
         """``(..., N)``: labels ``(..., num_nodes)``, and draws of the others given them."""
+        value = self._labels(value)
         (value, probs), provenance = untracked(value, self.conditional(value))
         full = value.new_zeros(*value.shape[:-1], self.field.num_nodes, dtype=torch.long)
-        full[..., self.nodes] = value.long()
+        full[..., self.nodes] = value
         full[..., self.others] = Categorical(probs).sample()
         return track_provenance(full, provenance)
 
@@ -211,7 +214,7 @@ class MarginalField(GraphDistribution):
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Exact and independent samples; refuses wide graphs."""
-        return self.field.sample(Size(sample_shape) + self.batch_shape)[..., self.nodes]
+        return self.field.sample(as_shape(sample_shape) + self.batch_shape)[..., self.nodes]
 
 
 RandomField = PairwiseMRF | MarginalField

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from pyro.ops.provenance import track_provenance
@@ -11,10 +12,11 @@ from torch import Size, Tensor
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.expect import expect, out_of_range
+from pyro_nmm.expect import as_tensor, expect, expect_all, out_of_range
 from pyro_nmm.models.random_fields.elimination import exact_draws, greedy_colors, log_sum
 from pyro_nmm.ops.marginals import expected_interaction, node_marginals
 from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import as_shape, check_integers, check_positive
 
 #: The product of two spins, by their labels.
 SPINS = [[1.0, -1.0], [-1.0, 1.0]]
@@ -55,8 +57,10 @@ class PairwiseMRF(GraphDistribution):
 
     def log_potential(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p^*(y)` of labels ``(..., N)``. Cost: :math:`O(N + P)`."""
-        shape, each = ("...", self.num_nodes), "one label per node"
-        value = expect("value", value, shape, kind="labels", note=each).long()
+        return self._log_potential(check_labels(self, value, "one label per node"))
+
+    def _log_potential(self, value: Tensor) -> Tensor:
+        """:meth:`log_potential` of labels that are checked."""
         shape = torch.broadcast_shapes(value.shape[:-1], self.unary.shape[:-2])
         labels = value.expand(*shape, -1).unsqueeze(-1)
         single = self.unary.expand(*shape, -1, -1).gather(-1, labels).squeeze(-1).sum(-1)
@@ -83,7 +87,9 @@ class PairwiseMRF(GraphDistribution):
         ``(..., N, C)``: :math:`u_i + \sum_j w_{ij} \phi \, p_j`, the logits of every node's label
         given its neighbours' labels or distributions :math:`p`. Cost: :math:`O(N C^2 + P C)`.
         """
-        messages = probs @ self.interaction
+        probs = as_tensor("probs", probs, self.unary.device)
+        expect("probs", probs, ("...", self.num_nodes, self.num_classes))
+        messages = probs.to(self.interaction) @ self.interaction
         strength = self.strength.unsqueeze(-1)
         batch = torch.broadcast_shapes(self.batch_shape, probs.shape[:-2])
         logits = self.unary.expand(*batch, -1, -1)
@@ -117,7 +123,7 @@ class PairwiseMRF(GraphDistribution):
         own = torch.broadcast_shapes(self.unary.shape[:-2], self.strength.shape[:-1])
         if own.numel() > 1:
             raise ValueError(f"sample needs a field without batch, got {own}")
-        shape = Size(sample_shape) + self.batch_shape
+        shape = as_shape(sample_shape) + self.batch_shape
         (unary, pairwise), provenance = untracked(self.unary, self._tables())
         unary = unary.reshape(unary.shape[-2:])
         pairwise = pairwise.reshape(-1, self.num_classes, self.num_classes)
@@ -151,6 +157,7 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
     :param Tensor coupling: :math:`J`, a number, ``(..., 1)`` or ``(..., P)``.
     :param Tensor field: ``(..., N)``, :math:`h`.
     """
+    field = expect("field", as_tensor("field", field), ("...", "N"))
     unary = torch.stack([-field, field], -1)
     return _coupled(edges, coupling, unary, field.new_tensor(SPINS))
 
@@ -167,6 +174,7 @@ def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF
     >>> target.log_potential(torch.tensor([[2, 2], [0, 1]]))
     tensor([0.7000, 0.0000])
     """
+    unary = expect("unary", as_tensor("unary", unary), ("...", "N", ("C", 2)), note="C >= 2")
     interaction = torch.eye(unary.shape[-1], dtype=unary.dtype, device=unary.device)
     return _coupled(edges, coupling, unary, interaction)
 
@@ -183,7 +191,9 @@ def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) ->
     >>> ising_posterior(torch.randn(4, 6)).num_nodes
     24
     """
-    expect("image", image, ("height", "width"))
+    image = as_tensor("image", image)
+    expect("image", image, (("height", 1), ("width", 1)), kind="float")
+    check_positive(sigma=sigma)
     (height, width), levels = image.shape, image.new_tensor([-1.0, 1.0])
     unary = torch.distributions.Normal(levels, sigma).log_prob(image.reshape(-1, 1))
     edges = grid_edges(height, width, image.device)
@@ -198,6 +208,7 @@ def grid_edges(height: int, width: int, device=None) -> Tensor:
     tensor([[0, 2, 0, 1],
             [1, 3, 2, 3]])
     """
+    check_integers(1, height=height, width=width)
     pixel = torch.arange(height * width, device=device).view(height, width)
     across = torch.stack([pixel[:, :-1].flatten(), pixel[:, 1:].flatten()])
     down = torch.stack([pixel[:-1].flatten(), pixel[1:].flatten()])
@@ -217,6 +228,7 @@ def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
 
 def coarseness(height: int, width: int, device=None) -> Tensor:
     """``(N,)``: the group of every pixel, 0, 1 or 2, in :func:`coarse_to_fine`."""
+    check_integers(1, height=height, width=width)
     pixel = torch.arange(height * width, device=device)
     odd_row, odd_column = pixel // width % 2, pixel % width % 2
     return torch.where(odd_row == odd_column, odd_row, 2)
@@ -225,6 +237,15 @@ def coarseness(height: int, width: int, device=None) -> Tensor:
 def check_field(field: PairwiseMRF) -> None:
     if not isinstance(field, PairwiseMRF) or field.batch_shape:
         raise ValueError(f"field must be a PairwiseMRF without batch dimensions, got {field}")
+
+
+def check_labels(field: Any, value: Tensor, each: str) -> Tensor:
+    """Labels ``(..., N)`` of a field, as ``torch.long``."""
+    value = as_tensor("value", value, field.edges.device)
+    value = expect("value", value, ("...", field.num_nodes), kind="labels", note=each).long()
+    if (bad := out_of_range(untracked(value)[0][0], field.num_classes)) is not None:
+        raise ValueError(f"value must hold labels in 0..{field.num_classes - 1}, got {bad}")
+    return value
 
 
 def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
@@ -242,7 +263,9 @@ def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
 def _coupled(
     edges: Tensor, coupling: Tensor | float, unary: Tensor, interaction: Tensor
 ) -> PairwiseMRF:
-    # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled coupling.
+    edges = as_tensor("edges", edges, unary.device)
+    as_tensor("coupling", coupling)  # refuses what holds no numbers
+    # Tensor.to(), unlike new_tensor(), keeps the provenance of a sampled coupling.
     strength = coupling.to(unary) if isinstance(coupling, Tensor) else unary.new_tensor(coupling)
     return PairwiseMRF(edges, unary, strength.expand(strength.shape or (1,)), interaction)
 
@@ -272,6 +295,8 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
     if strength.dim() < 1 or strength.shape[-1] not in (1, edges.shape[1]):
         must = f"shape (..., {edges.shape[1]}), one number per edge, or (..., 1)"
         raise ValueError(f"strength must have {must}, got {tuple(strength.shape)}")
+    (plain,), _ = untracked(interaction)
+    expect_all("interaction", plain, plain.isfinite(), "be finite")
     table = num_classes, num_classes
     if interaction.shape != table or not interaction.equal(interaction.T):
         shape = tuple(interaction.shape)

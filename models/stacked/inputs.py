@@ -42,12 +42,13 @@ class GraphScores:
         if weight is not None:
             check_all_rows(hood)
             note = "one per edge of hood: pyro_nmm.models.edge_weights makes them of PyG's"
-            weight = positive_weights(_tensor(weight, hood), hood.num_edges, note)
+            weight = as_tensor("edge_weight", weight, hood.device)
+            weight = positive_weights(weight, hood.num_edges, note)
         if y is None or known is None:
             known = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
             return cls(hood, scores, known.long(), known, weight)
-        y = _tensor(y, hood)
-        if isinstance(y, Tensor) and y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
+        y = as_tensor("y", y, hood.device)
+        if y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
             y = y[:, 0]
         size, note = (hood.num_nodes,), "one label per node"
         y = expect("y", y, size, kind="labels", like=hood, note=note).long()
@@ -67,9 +68,9 @@ class GraphScores:
 
     def with_beside(self, beside: Any) -> GraphScores:
         """The same, with label probabilities beside the NMM."""
-        beside = _tensor(beside, self.hood)
         if beside is None:
             return self
+        beside = as_tensor("beside", beside, self.hood.device)
         expect("beside", beside, tuple(self.scores.shape), note="one row of probabilities per node")
         if not (beside >= 0).all() or not ((beside.sum(-1) - 1).abs() < 1e-3).all():
             raise ValueError("beside must hold probabilities: each row must sum to one")
@@ -78,7 +79,7 @@ class GraphScores:
 
 def as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tensor:
     """``(N, C)`` finite logits."""
-    scores = _tensor(scores, hood)
+    scores = _of_array(scores, hood)
     if not isinstance(scores, Tensor) or scores.is_meta:
         got = "one on the meta device" if isinstance(scores, Tensor) else type(scores)
         raise ValueError(f"scores must be a tensor or an array with values, got {got}")
@@ -97,7 +98,7 @@ def scores_of_folds(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Scores ``(N, C)`` of each fold, mask of the labelled nodes, mask of the fold's nodes."""
     check_hood(hood)
-    scores, folds = _tensor(scores, hood), _tensor(folds, hood)
+    scores, folds = _of_array(scores, hood), as_tensor("folds", folds, hood.device)
     expect("scores", scores, (("K", 2), hood.num_nodes, "C"), note="where folds are given")
     expect("folds", folds, (hood.num_nodes,), kind="labels", like=hood, note="one fold per node")
     last, found = len(scores) - 1, set(folds.tolist())
@@ -195,7 +196,5 @@ def places(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:
     return torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
 
 
-def _tensor(value: Any, hood: Neighborhood) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    return torch.from_numpy(np.ascontiguousarray(value)).to(hood.device)
+def _of_array(scores: Any, hood: Neighborhood) -> Any:
+    return as_tensor("scores", scores, hood.device) if isinstance(scores, np.ndarray) else scores

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm.datasets.entries import check_edge_index, entry
+from pyro_nmm.expect import as_tensor
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.validation import check_ids, check_integers
 
@@ -64,6 +65,7 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | No
     edge_index, size = entry(data, "edge_index"), data.num_nodes
     check_edge_index(edge_index, "data.edge_index")
     check_integers(1, num_hops=num_hops)
+    seeds = as_tensor("seeds", seeds, edge_index.device)
     check_ids("seeds", seeds, ("S",), size, note="of a mask take mask.nonzero()[:, 0]")
     if len(seeds.unique()) < len(seeds):
         raise ValueError("seeds must be distinct: a node has one label only")

@@ -5,7 +5,9 @@
 
 import copy
 import importlib
+from numbers import Integral
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,6 +77,13 @@ def entry(data: Data, name: str) -> Tensor:
     if value.is_meta:
         raise ValueError(f"data.{name} is on the meta device, which holds no values")
     return value
+
+
+def as_seed(seed: Any) -> int:
+    """A seed of torch's generators."""
+    if not isinstance(seed, Integral):
+        raise ValueError(f"seed must be an integer, got {seed!r}")
+    return int(seed)
 
 
 def labels_in(data: Data, mask: str, num_classes: int) -> Tensor:

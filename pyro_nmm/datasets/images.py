@@ -4,6 +4,7 @@
 """Images: integer grey levels ``(channels, H, W)`` in 0..255, and letters of two."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.datasets.entries import extra
+from pyro_nmm.expect import as_tensor, expect
+from pyro_nmm.validation import check_finite, check_integers
 
 
 def photographs() -> dict[str, Tensor]:
@@ -50,14 +53,16 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
     >>> random_patches([torch.zeros(3, 40, 50, dtype=torch.long)], number=4).shape
     torch.Size([4, 3, 32, 32])
     """
-    if min(number, size) < 1 or not images:
-        got = f"{number}, {size} and {len(images)} images"
+    integers = all(isinstance(each, Integral) for each in (number, size))
+    if not integers or min(number, size) < 1 or not len(images):
+        got = f"{number!r}, {size!r} and {len(images)} images"
         raise ValueError(f"number and size must be positive and images not empty, got {got}")
     if min(min(image.shape[-2:]) for image in images) < size:
         raise ValueError(f"images must be at least {size} pixels high and wide")
     patches = []
     for _ in range(number):
-        image = images[int(torch.randint(len(images), ()))]
+        image = as_tensor("images", images[int(torch.randint(len(images), ()))])
+        expect("images", image, ("channels", "H", "W"), note="each")
         top, left = (int(torch.randint(side - size + 1, ())) for side in image.shape[-2:])
         patch = image[:, top : top + size, left : left + size]
         patch = patch.rot90(int(torch.randint(4, ())), (1, 2))
@@ -72,6 +77,11 @@ def letters(text: str, height: int, width: int, margin: float = 0.12) -> Tensor:
     >>> letters("NMM", 10, 30).shape
     torch.Size([10, 30])
     """
+    check_integers(1, height=height, width=width)
+    check_finite(margin=margin)
+    if not isinstance(text, str) or not text.strip() or not margin < 0.5:
+        got = f"{text!r} and {margin}"
+        raise ValueError(f"text must hold letters and margin be less than 0.5, got {got}")
     fonts, paths = (extra(f"matplotlib.{m}", "letters") for m in ("font_manager", "textpath"))
     font = fonts.FontProperties(family="DejaVu Sans", weight="bold")
     path = paths.TextPath((0, 0), text, 1, font)

@@ -16,9 +16,11 @@ from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
-from pyro_nmm.datasets.entries import extra
+from pyro_nmm.datasets.entries import as_seed, extra
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
+from pyro_nmm.expect import as_tensor, check_edge_index
 from pyro_nmm.sparse import identity, sparse_csr
+from pyro_nmm.validation import check_finite
 
 
 class LinkSplit(NamedTuple):
@@ -58,11 +60,14 @@ def link_split(
     >>> split.train.shape, split.val.shape, split.test_false.shape
     (torch.Size([2, 34]), torch.Size([2, 1]), torch.Size([2, 2]))
     """
-    edge_index = to_undirected(remove_self_loops(edge_index.cpu())[0], num_nodes=num_nodes)
+    edge_index = as_tensor("edge_index", edge_index).cpu()
+    check_edge_index(edge_index, num_nodes)
+    check_finite(val=val, test=test)
+    edge_index = to_undirected(remove_self_loops(edge_index)[0], num_nodes=num_nodes)
     transform = RandomLinkSplit(val, test, is_undirected=True, add_negative_train_samples=False,
                                 neg_sampling_ratio=0.0)  # fmt: skip
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(as_seed(seed))
         parts = transform(Data(edge_index=edge_index, num_nodes=num_nodes))
         held = [part.edge_label_index for part in parts[1:]]
         sizes = [pairs.shape[1] for pairs in held]

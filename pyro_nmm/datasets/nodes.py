@@ -3,6 +3,7 @@
 
 """Data sets and splits for node classification."""
 
+from numbers import Integral, Real
 from pathlib import Path
 
 import torch
@@ -12,8 +13,8 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
-from pyro_nmm.datasets.entries import check_edge_index, entry, extra
-from pyro_nmm.expect import expect
+from pyro_nmm.datasets.entries import as_seed, check_edge_index, entry, extra
+from pyro_nmm.expect import as_tensor, expect, out_of_range
 from pyro_nmm.sparse import to_csr
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -62,11 +63,13 @@ def random_split(data: Data, train: float, val: float, test: float, seed: int) -
     [3, 2, 5]
     """
     device, size = entry(data, "y").device, data.num_nodes
-    parts = {"test": round(test * size), "val": round(val * size), "train": round(train * size)}
+    shares = {"test": test, "val": val, "train": train}
+    good = all(isinstance(share, Real) and 0 < share <= 1 for share in shares.values())
+    parts = {name: round(share * size) if good else 0 for name, share in shares.items()}
     if min(parts.values()) < 1 or sum(parts.values()) > size:
         got = f"{train}, {val}, {test} of {size} nodes"
         raise ValueError(f"train, val and test must select nodes and sum to at most 1, got {got}")
-    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(as_seed(seed)))
     data = data.clone()
     split = order.split([*parts.values(), size - sum(parts.values())])
     for name, nodes in zip(parts, split, strict=False):
@@ -87,8 +90,8 @@ def select_split(data: Data, split: int = 0) -> Data:
     for name in ("train_mask", "val_mask", "test_mask"):
         mask = entry(data, name)
         if mask.dim() == 2:
-            if not 0 <= split < mask.shape[1]:
-                raise ValueError(f"split must be in 0..{mask.shape[1] - 1}, got {split}")
+            if not isinstance(split, Integral) or not 0 <= split < mask.shape[1]:
+                raise ValueError(f"split must be in 0..{mask.shape[1] - 1}, got {split!r}")
             data[name] = mask[:, split]
         elif split:
             raise ValueError(f"split must be 0 where {name} has shape (N,), got {split}")
@@ -104,7 +107,11 @@ def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
     tensor([[0, 1],
             [1, 2]])
     """
+    edge_index, mask = as_tensor("edge_index", edge_index), as_tensor("mask", mask)
     check_edge_index(edge_index, "edge_index")
+    expect("edge_index", edge_index, kind="integers")
     expect("mask", mask, ("N",), kind="mask")
+    if (bad := out_of_range(edge_index, len(mask))) is not None:
+        raise ValueError(f"edge_index holds node id {bad}, but mask has nodes 0..{len(mask) - 1}")
     pairs = edge_index.sort(0).values
     return pairs[:, mask[pairs].all(0) & (pairs[0] < pairs[1])].unique(dim=1)

@@ -5,6 +5,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Size, Tensor
 
+from pyro_nmm.expect import expect
+
 
 def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
     """``value`` with one batch dimension, of size one if the whole ``batch_shape`` shares it."""
@@ -39,6 +41,7 @@ class GraphDistribution(TorchDistribution):
 
     def _labels(self, value: Tensor) -> Tensor:
         """Integers of any type, or whole numbers, as ``torch.long``, as ``Categorical`` does."""
+        expect("value", value)
         # Before the comparisons, which wrap around for small types.
         value = value if value.is_floating_point() else value.long()
         if self._validate_args:

@@ -51,6 +51,8 @@ class ChosenLabels(GraphDistribution):
         validate_args=None,
     ) -> None:
         alpha = check_choices(alpha, untracked(choices)[0][0])
+        if alpha.shape[-1] < 2:
+            raise ValueError(f"alpha must have C >= 2 labels, got {tuple(alpha.shape)}")
         self.channel = check_permutations(relabel, choices, alpha.shape[-1])
         batches = alpha.shape[:-2], choices.shape[:-1], self.channel.batch_shape
         batch_shape = torch.broadcast_shapes(*batches)

@@ -11,8 +11,9 @@ from torch.distributions import constraints
 from torch.nn import functional as F
 
 from pyro_nmm.distributions.base import GraphDistribution, flatten
-from pyro_nmm.expect import expect, out_of_range
+from pyro_nmm.expect import as_tensor, expect, expect_all, out_of_range
 from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import as_shape, check_integers, check_positive
 
 #: Numbers of a block of the matrix of all pairs: it stays in the cache.
 BLOCK = 2**20
@@ -57,9 +58,8 @@ class InnerProductGraph(GraphDistribution):
         loops: bool = False,
         validate_args=None,
     ) -> None:
-        expect("factors", factors, ("...", "N", "D"), kind="float")
-        if not weight > 0:
-            raise ValueError(f"weight must be positive, got {weight}")
+        expect("factors", factors, ("...", ("N", 1), "D"), kind="float")
+        check_positive(weight=weight)
         self.factors, self.weight, self.loops = factors, weight, loops
         self.num_nodes, self.num_factors = factors.shape[-2:]
         self.held_out = None
@@ -67,6 +67,9 @@ class InnerProductGraph(GraphDistribution):
             self.held_out = undirected_pairs(held_out, self.num_nodes, "held_out")
         # Graphs differ in their number of edges: there is no event shape.
         super().__init__(factors.shape[:-2], Size([2, 0]), validate_args=validate_args)
+        if self._validate_args:
+            (plain,), _ = untracked(factors)
+            expect_all("factors", plain, plain.isfinite(), "be finite")
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
@@ -78,19 +81,22 @@ class InnerProductGraph(GraphDistribution):
         edge_index: Tensor, num_nodes: int, held_out: Tensor | None = None, loops: bool = False
     ) -> float:
         """The weight with which edges and other pairs have equal total weight."""
+        check_integers(1, num_nodes=num_nodes)
         edges = 2 * observed_edges(edge_index, num_nodes, held_out).shape[1] + loops * num_nodes
         if not 0 < edges < num_nodes**2:
             raise ValueError(f"edge_index must hold some but not all pairs, got {edges} entries")
         return (num_nodes**2 - edges) / edges
 
     def pair_logits(self, pairs: Tensor) -> Tensor:
-        """``(..., P)``: log-odds of an edge for every pair of ``(2, P)``."""
+        """``(..., P)``: log-odds of an edge for every pair of node ids ``(2, P)``."""
+        pairs = as_tensor("pairs", pairs, self.factors.device)
+        expect("pairs", pairs, (2, "P"), kind="integers")
         return _inner(self.factors, pairs)
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """One graph; graphs differ in their number of edges, so several are no tensor."""
-        if self._extended_shape(Size(sample_shape))[:-2].numel() != 1:
+        if self._extended_shape(as_shape(sample_shape))[:-2].numel() != 1:
             raise NotImplementedError("graphs differ in their number of edges: sample one by one")
         (factors,), provenance = untracked(self.factors)
         factors = factors.reshape(-1, *factors.shape[-2:])[0]
@@ -125,13 +131,16 @@ class InnerProductGraph(GraphDistribution):
         of ``others`` ``(N, D)`` in the place of :math:`f_i`. ``num_columns`` gives an unbiased
         estimate from all edges and the pairs of so many random nodes, at :math:`O(N D)` each.
         """
+        expect("others", others, kind="float")
+        if num_columns is not None:
+            check_integers(1, num_columns=num_columns)
         (factors, others), _ = untracked(self.factors, others)
         if factors.dim() > 2 or others.shape != factors.shape:
             got = f"{tuple(others.shape)} and {tuple(factors.shape)}"
             raise ValueError(f"others must have the shape (N, D) of factors, got {got}")
-        columns, scale = torch.arange(self.num_nodes, device=value.device), 1.0
+        columns, scale = torch.arange(self.num_nodes, device=factors.device), 1.0
         if num_columns is not None and num_columns < self.num_nodes:
-            columns = torch.randperm(self.num_nodes, device=value.device)[:num_columns]
+            columns = torch.randperm(self.num_nodes, device=factors.device)[:num_columns]
             scale = self.num_nodes / num_columns
         edges = observed_edges(value, self.num_nodes, self.held_out)
         hidden = edges[:, :0] if self.held_out is None else self.held_out
@@ -154,7 +163,7 @@ class InnerProductGraph(GraphDistribution):
 
 def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
     """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
-    expect(name, pairs, (2, "P"))
+    expect(name, pairs, (2, "P"), kind="integers")
     if (bad := out_of_range(pairs, num_nodes)) is not None:
         raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}, got {bad}")
     low, high = pairs.long().sort(0).values

@@ -15,10 +15,16 @@ from torch.nn import functional as F
 
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
-from pyro_nmm.expect import expect
+from pyro_nmm.expect import expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_member, check_logits, check_positive, check_values
+from pyro_nmm.validation import (
+    as_member,
+    check_hood,
+    check_logits,
+    check_positive,
+    check_values,
+)
 
 
 class AttentionEstimator(StrEnum):
@@ -96,6 +102,7 @@ class MembershipMixture(GraphDistribution):
         *,
         validate_args=None,
     ) -> None:
+        check_hood(hood)
         logits = check_logits(hood, logits)
         shape = "...", hood.num_sources, "K"
         expect("log_odds", log_odds, shape, kind="float", like=hood, note="one row per source")
@@ -108,6 +115,8 @@ class MembershipMixture(GraphDistribution):
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
             check_values(None, logits, hood)
+            (plain,), _ = untracked(log_odds)
+            expect_all("log_odds", plain, plain.isfinite(), "be finite")
 
     def given(self, c: Tensor) -> Independent:
         """The distribution of ``s`` given choices ``(..., N)``."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.concentrations import Concentrations, chosen_rows, written_out
+from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.sparse import sparse_csr
 
@@ -33,6 +34,9 @@ class Intervals(NamedTuple):
         >>> Intervals((low + high) / 2, low, high).coverage(torch.tensor([3, 4, 8]))
         tensor(0.4167)
         """
+        y, shape = as_tensor("y", y, self.low.device), ("...", *self.low.shape[-1:])
+        expect("y", y, shape, kind="integers", note="one label per node")
+        expect_all("y", y, y >= 0, "hold labels, which are not negative")
         inside = torch.minimum(y + 0.5, self.high) - torch.maximum(y - 0.5, self.low)
         return inside.clamp(0, 1).mean()
 

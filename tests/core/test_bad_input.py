@@ -7,6 +7,7 @@ import pytest
 import torch
 from graphs import house, parameters, to_hood
 from pyro import poutine
+from torch_geometric.data import Data
 
 from pyro_nmm import (
     ChosenLabels,
@@ -16,9 +17,33 @@ from pyro_nmm import (
     Neighborhood,
     NeighborMixture,
     OrderedConditional,
+    sources,
+)
+from pyro_nmm.concentrations import GaussianConcentrations, LogisticConcentrations
+from pyro_nmm.datasets import (
+    inner_edges,
+    letters,
+    link_split,
+    random_patches,
+    random_split,
+    seed_batch,
+    select_split,
 )
 from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import PairwiseMRF, grid_edges, ising, nmm
+from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob, pair_log_likelihood
+from pyro_nmm.models import (
+    Compatibility,
+    FreeNMM,
+    PairwiseMRF,
+    PooledScores,
+    StackedNMM,
+    compatibility,
+    grid_edges,
+    ising,
+    nmm,
+    temperature_scaling,
+)
+from pyro_nmm.ops.intervals import Intervals
 
 GOOD = torch.tensor([[0, 1], [1, 0]])
 
@@ -331,3 +356,99 @@ def test_arrays_and_sizes():
         Neighborhood(torch.zeros(2, 3, dtype=torch.long, device="meta"), 4)
     with error("num_samples must be an integer of at least 2, got 1"):
         mix.entropy_bound(estimator="reward_to_go")
+
+
+PROBS, Y, PAIRS = torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 1]), GOOD[:, :1]
+EDGES, TWO = torch.tensor([range(20), range(1, 21)]), torch.tensor([True, True])
+NAN, IMAGE = float("nan"), torch.zeros(3, 8, 8)
+HOOD = Neighborhood(GOOD, 2)
+SPLIT = Data(num_nodes=4, y=torch.zeros(4), **{f"{n}_mask": torch.eye(4) > 0
+             for n in ("train", "val", "test")})  # fmt: skip
+ENDS = Intervals(*torch.tensor([[1.0, 2.0], [0.0, 1.0], [2.0, 3.0]]))
+PEAK = LogisticConcentrations(torch.tensor([3.0, 9.0]), 5.0).peak
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        *((lambda f=f: f(PROBS * NAN, Y), "probs must hold probabilities, got nan at")
+          for f in (brier, mean_log_prob)),
+        (lambda: brier(PROBS.log(), Y), "probs must hold probabilities, got -0.69"),
+        (lambda: brier(PROBS, Y - 7), r"y must hold labels 0\.\.1, got -7 at \[0\]"),
+        (lambda: brier(PROBS, Y + 0.5), "y must hold integer labels"),
+        (lambda: mean_log_prob(PROBS[:1], Y), r"y must have shape \(1,\), one label per row"),
+        (lambda: mean_log_prob(PROBS[None], Y), r"probs must have shape \(n, C\)"),
+        (lambda: independent_pairs(PROBS, PAIRS + 9), "pairs holds node id 10, but ids lie in 0"),
+        (lambda: independent_pairs(PROBS, PAIRS[:1]), r"pairs must have shape \(2, P\)"),
+        (lambda: independent_pairs(PROBS / 0, PAIRS), "probs must hold probabilities, got inf"),
+        (lambda: pair_log_likelihood(PROBS, Y, PAIRS), r"table must have shape \(P, C, C\)"),
+        (lambda: pair_log_likelihood(PROBS.expand(3, 2, 2), Y, PAIRS), "table .*one table per"),
+        (lambda: pair_log_likelihood(PROBS[None], Y + 5, PAIRS), r"y\[pairs\] must hold labels"),
+        (lambda: PEAK(Y - 1, PROBS[0], 5.0), r"labels must lie in 0\.\.255, got -1"),
+        (lambda: PEAK(Y + 0.5, PROBS[0], 5.0), "labels must hold integer labels"),
+        (lambda: PEAK(Y, PROBS[0] * NAN, 5.0), "mean must be finite, got nan"),
+        (lambda: PEAK(Y, PROBS[0], 0.0), "width must be positive and finite, got 0"),
+        (lambda: PEAK(Y, PROBS[0].repeat(2), 5.0), "labels, mean and width must broadcast"),
+        (lambda: GaussianConcentrations(PROBS[0], 1.0, num_classes="9"), "num_classes must be"),
+        (lambda: ENDS.coverage(Y[:1]), r"y must have shape \(..., 2\), one label per node"),
+        (lambda: ENDS.coverage(Y - 1), "y must hold labels, which are not negative, got -1"),
+        (lambda: ENDS.coverage(Y + 0.5), "y must hold integers"),
+        (lambda: random_split(SPLIT, NAN, 0.3, 0.3, 0), "train, val and test must .* got nan"),
+        (lambda: random_split(SPLIT, 0.3, "3", 0.3, 0), "train, val and test must .* 3, 0.3 of"),
+        (lambda: random_split(SPLIT, 0.3, 0.3, 0.3, "a"), "seed must be an integer, got 'a'"),
+        (lambda: select_split(SPLIT, "1"), r"split must be in 0\.\.3, got '1'"),
+        (lambda: link_split(EDGES, NAN, 0), "num_nodes must be a positive integer, got nan"),
+        (lambda: link_split(EDGES + 9, 21, 0), "edge_index holds node id 28"),
+        (lambda: link_split(EDGES, 21, 0.5), "seed must be an integer, got 0.5"),
+        (lambda: link_split(EDGES, 21, 0, val=NAN), "val must be a finite number, got nan"),
+        (lambda: inner_edges(GOOD + 7, TWO), "edge_index holds node id 8, but mask has nodes 0..1"),
+        (lambda: inner_edges(GOOD + 0.5, TWO), "edge_index must hold integers"),
+        (lambda: letters("A", 4.5, 4), "height must be an integer of at least 1, got 4.5"),
+        (lambda: letters(" ", 4, 4), "text must hold letters"),
+        (lambda: letters("A", 4, 4, margin=0.5), "margin be less than 0.5, got 'A' and 0.5"),
+        (lambda: random_patches([IMAGE], 2.0, 4), "number and size must be positive .* got 2.0"),
+        (lambda: random_patches([IMAGE[0]], 1, 4), r"images must have shape \(channels, H, W\)"),
+        (lambda: sources.points(PROBS, "1", 1.0), "radius must be a finite number, got '1'"),
+        (lambda: temperature_scaling(PROBS * NAN, Y, TWO), "scores must be finite, got nan"),
+        (lambda: temperature_scaling(PROBS, Y + 1, TWO), r"y must hold labels 0\.\.1 where held_o"),
+        (lambda: temperature_scaling(PROBS, Y[:1], TWO), "y must have .* per row of scores"),
+        (lambda: compatibility(HOOD, Y + 1, TWO, 2), r"y must hold labels 0\.\.1 where observed"),
+        (lambda: compatibility(HOOD, Y[:1], TWO, 2), r"y must have shape \(2,\), one label per"),
+        (lambda: compatibility(HOOD, Y, TWO, 2.5), "num_classes must be an integer of at least 2"),
+        (lambda: Compatibility(FreeNMM(HOOD, 2), "2"), "num_classes must be an integer"),
+        (lambda: PooledScores(2)(PROBS.expand(3, 2, 2)), r"terms must have shape \(4, N, 2\)"),
+        (lambda: PooledScores(2)(PROBS.tolist()), "terms must be a floating-point tensor"),
+        (lambda: StackedNMM(2)(HOOD, PROBS, Y, TWO[:0]), r"known must be a boolean mask .* \(0,\)"),
+    ],
+)  # fmt: skip
+def test_values_at_the_door(call, match):
+    with error(match):
+        call()
+
+
+def test_arrays_and_lists_at_the_door():
+    """They give what tensors give."""
+    torch.set_default_dtype(torch.float)
+    edges, members, data = GOOD.tolist(), [0, 0], Data(x=PROBS, edge_index=GOOD, y=Y)
+    same = torch.testing.assert_close
+    for form in (torch.Tensor.numpy, torch.Tensor.tolist):
+        probs, y, pairs, two = map(form, (PROBS, Y, PAIRS, TWO))
+        same(brier(probs, y), brier(PROBS, Y))
+        same(mean_log_prob(probs, y), mean_log_prob(PROBS, Y))
+        same(temperature_scaling(probs, y, two), temperature_scaling(PROBS, Y, TWO))
+        table = independent_pairs(PROBS, PAIRS)
+        same(independent_pairs(probs, pairs), table)
+        same(pair_log_likelihood(form(table), y, pairs), pair_log_likelihood(table, Y, PAIRS))
+        same(ENDS.coverage(y), ENDS.coverage(Y))
+        same(PEAK(y, form(PROBS[0]), 5.0), PEAK(Y, PROBS[0], torch.tensor(5.0)))
+        same(inner_edges(form(GOOD), two), inner_edges(GOOD, TWO))
+        same(link_split(form(EDGES), 21, seed=0), link_split(EDGES, 21, seed=0))
+        same(seed_batch(data, y, 1).n_id, seed_batch(data, Y, 1).n_id)
+        same(compatibility(HOOD, y, two, 2), compatibility(HOOD, Y, TWO, 2))
+        terms = PooledScores(2).terms
+        same(terms(HOOD, PROBS, y, two), terms(HOOD, PROBS, Y, TWO))
+        same(StackedNMM(2)(HOOD, PROBS, y, two), StackedNMM(2)(HOOD, PROBS, Y, TWO))
+        same(sources.points(probs, 1.0, 1.0)[1], sources.points(PROBS, 1.0, 1.0)[1])
+    same(sources.communities(edges, 2, members).source, torch.tensor([0, 1, 2, 0, 1, 2]))
+    same(sources.walks(edges, 2, members)[1], torch.zeros(2))
+    same(sources.hops(edges, 2)[1].sort().values, torch.tensor([0, 1]))

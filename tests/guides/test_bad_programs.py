@@ -1,0 +1,235 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What networks, guides and their fits refuse: errors that name the argument, before PyTorch's."""
+
+import math
+from functools import partial
+
+import pyro
+import pytest
+import torch
+from graphs import house
+from pyro import poutine
+from torch import nn
+from torch_geometric.nn import GCN, MLP
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import (
+    AmortizedNMM,
+    Consistency,
+    DGLFRMGuide,
+    MarginalGuide,
+    MixtureGuide,
+    density,
+    fit_mixture,
+)
+from pyro_nmm.models import (
+    DGLFRM,
+    ConvolutionalNMM,
+    Denoiser,
+    FreeNMM,
+    NMMNetwork,
+    NormalEmission,
+    UNet,
+    fit_field,
+    grid_edges,
+    ising,
+    leave_one_out,
+    sample_field,
+)
+from pyro_nmm.models.backbones import gcn
+from pyro_nmm.models.latent import FieldPrior, hidden_field
+
+HOOD, EDGES, X = house(), torch.tensor([[0, 1], [1, 0]]), torch.randn(5, 3).double()
+DATA = torch.tensor([[0.0], [0.1], [2.0], [2.1], [1.9]]).double()
+VALUES = {"mean": 2 * torch.eye(2)[:, 1:].double(), "variance": torch.ones(2, 1).double()}
+EMISSION, TARGET = NormalEmission(2), DGLFRM(5, 4).double()
+
+
+def error(match):
+    return pytest.raises(ValueError, match=match)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, "3", 1.5, 0])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("num_classes", lambda n: FreeNMM(HOOD, n)),
+        ("num_classes", lambda n: NMMNetwork(MLP([3, 2]), MLP([3, 2]), num_classes=n)),
+        ("num_classes", lambda n: density(torch.sum, 4, n)),
+        ("num_nodes", lambda n: density(torch.sum, n, 2)),
+        ("num_classes", lambda n: ConvolutionalNMM(1, n)),
+        ("channels", lambda n: ConvolutionalNMM(1, channels=n)),
+        ("width and depth", lambda n: UNet(width=n)),
+        ("width and depth", lambda n: UNet(depth=n)),
+        ("tile", lambda n: UNet(tile=n)),
+        ("width positive", lambda n: Denoiser(UNet(width=2, depth=1), width=n)),
+        ("num_classes", lambda n: Denoiser(UNet(width=2, depth=1), num_classes=n)),
+        ("num_labels", FieldPrior),
+        ("num_nodes", DGLFRM),
+        ("num_communities", lambda n: DGLFRM(5, n)),
+        ("num_features", lambda n: DGLFRMGuide(TARGET, n)),
+        ("num_columns", lambda n: DGLFRMGuide(TARGET, 3, num_columns=n)),
+        ("num_samples", lambda n: DGLFRMGuide(TARGET, 3).link_logits(EDGES, EDGES, X, n)),
+    ],
+)
+def test_sizes(name, make, wrong):
+    with error(f"{name}(,| must be) .*got"):
+        make(wrong)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, "3"])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("temperature", lambda x: Consistency(2, 2, temperature=x)),
+        ("weight", lambda x: Consistency(2, 2, weight=x)),
+        ("gamma", lambda x: FreeNMM(HOOD, 2, gamma=x)),
+        ("kappa", lambda x: FreeNMM(HOOD, 2, kappa=x)),
+        ("omega", lambda x: NMMNetwork(MLP([3, 2]), num_classes=2, omega=x)),
+        ("sigma", lambda x: Denoiser(UNet(width=2, depth=1), sigma=x)),
+        ("kappa", lambda x: FieldPrior(2, kappa=x)),
+        ("concentration", lambda x: DGLFRM(5, 4, concentration=x)),
+        ("temperature", lambda x: DGLFRMGuide(TARGET, 3, temperature=x)),
+        ("lr", lambda x: fit_mixture(ising(EDGES[:, :1], 0.1, torch.zeros(2)), HOOD, None, lr=x)),
+    ],
+)
+def test_numbers(name, make, wrong):
+    with error(f"{name} must be .*(number|finite)"):
+        make(wrong)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda hood: FreeNMM(hood, 2),
+        lambda hood: AmortizedNMM(hood, nn.Identity()),
+        lambda hood: MarginalGuide(hood, nn.Identity(), print, print),
+        lambda hood: MixtureGuide(hood, nn.Identity(), print),
+        lambda hood: DGLFRMGuide(TARGET, 3, hood),
+        lambda hood: NMMNetwork(MLP([3, 2]), num_classes=2)(hood, X),
+        lambda hood: fit_mixture(ising(grid_edges(2, 2), 0.1, torch.zeros(4)), hood, None),
+    ],
+)
+def test_no_hood(make):
+    with error("hood must be a Neighborhood, got"):
+        make(EDGES)
+
+
+@pytest.mark.parametrize(
+    ("x", "edge_index", "match"),
+    [
+        (X[:0], EDGES, r"x must have shape \(5, 3\), got \(0, 3\)"),
+        (X[..., None], EDGES, r"x must have shape \(5, 3\), got \(5, 3, 1\)"),
+        (X.numpy(), EDGES, "x must be a floating-point tensor, got .*ndarray"),
+        (X.tolist(), EDGES, "x must be a floating-point tensor, got .*list"),
+        (X, EDGES[[0, 1, 1]], r"edge_index must have shape \(2, num_edges\), got \(3, 2\)"),
+        (X, EDGES[..., None], r"edge_index must have shape \(2, num_edges\), got \(2, 2, 1\)"),
+        (X, EDGES - 7, "edge_index holds node id -7, but ids must lie in 0..4"),
+        (X, EDGES + 0.5, "edge_index must hold integers"),
+        (X, EDGES.tolist(), "edge_index must .*got .*list"),
+    ],
+)
+def test_inputs_of_networks(x, edge_index, match):
+    for name, labels in (("plain", GCN(3, 4, 1, 2)), ("with dropout", gcn(3, 2))):
+        network = NMMNetwork(labels, GCN(3, 4, 1), num_classes=2)
+        program = AmortizedNMM(HOOD, network, name=name)
+        for run in (program, program.model, partial(program.guide, y=None)):
+            with error(match):
+                run(x, edge_index)
+    pair = DGLFRMGuide(TARGET, 3, HOOD)
+    for run in (pair.guide, pair.model):
+        with error(match):
+            run(edge_index, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*parse")
+def test_networks_of_others_take_what_they_like():
+    class Embedded(GCN):
+        def forward(self, ids, edge_index):
+            return super().forward(X[ids], edge_index)
+
+    network = NMMNetwork(Embedded(3, 4, 1, 2), Embedded(3, 4, 1), num_classes=2)
+    alpha, _ = network(HOOD, [0, 1, 2, 3, 4], EDGES)
+    assert alpha.shape == (5, 2)
+    sparse = torch.sparse_coo_tensor(EDGES, torch.ones(2), (5, 5), check_invariants=True)
+    network = NMMNetwork(GCN(-1, 4, 1, 2), GCN(-1, 4, 1), num_classes=2)
+    assert network(HOOD, X, sparse)[0].shape == (5, 2)
+
+
+def test_link_logits():
+    pair = DGLFRMGuide(TARGET, 3, HOOD)
+    for pairs, match in (
+        (EDGES - 7, "pairs holds node id -7, but ids lie in 0..4"),
+        (EDGES + 0.5, "pairs must hold integers"),
+        (EDGES[:1], r"pairs must have shape \(2, P\), got \(1, 2\)"),
+    ):
+        with error(match):
+            pair.link_logits(pairs, EDGES, X)
+    with error("edge_index holds node id 9"):
+        pair.link_logits(EDGES, 9 * EDGES, X)
+    found = []
+    for given in (EDGES, EDGES, X), (EDGES.tolist(), EDGES.numpy(), X.numpy()):
+        pyro.set_rng_seed(0)
+        found.append(pair.link_logits(*given))
+    assert torch.equal(*found)
+
+
+def test_another_graph():
+    other = Neighborhood(EDGES, 8)
+    with error("hood must have the 5 sources and 17 edges of these parameters, got 8 and 10"):
+        FreeNMM(HOOD, 2)(other)
+    field = ising(grid_edges(2, 3), 0.4, torch.zeros(6))
+    with error("hood must have the 6 nodes of field, got"):
+        ConvolutionalNMM(1)(other, field)
+    with error("field must be a PairwiseMRF"):
+        ConvolutionalNMM(1)(other, "field")
+    with error(r"evidence of shape \(N, C\) = \(8, 2\), got \(5, 2\)"):
+        hidden_field(other, FieldPrior(2), EMISSION, VALUES, DATA)
+
+
+def test_marginals_and_order():
+    table = torch.full((5, 2), 0.5)
+    with error("marginals must be probabilities, got nan"):
+        FreeNMM(HOOD, 2, table * torch.nan)
+    assert torch.equal(FreeNMM(HOOD, 2, table.tolist()).log_alpha, FreeNMM(HOOD, 2).log_alpha)
+    family = MixtureGuide(HOOD, FreeNMM(HOOD, 2), print, order=[4, 3, 2, 1, 0])
+    assert family.order.tolist() == [4, 3, 2, 1, 0]
+    with error("order must be a permutation"):
+        MixtureGuide(HOOD, FreeNMM(HOOD, 2), print, order=[4, 3, 2, 1, 1])
+
+
+def test_images():
+    network = Denoiser(UNet(width=2, depth=1))
+    hood = Neighborhood.grid(4, 4)
+    with error("noisy must be a tensor, got .*list"):
+        network(hood, torch.zeros(1, 3, 4, 4).tolist())
+    with error("noisy must hold at least one image"):
+        network(hood, torch.zeros(0, 3, 4, 4))
+    with error("image must be a floating-point tensor, got torch.uint8"):
+        network.unet(torch.zeros(1, 3, 4, 4, dtype=torch.uint8))
+
+
+def test_fields():
+    distance = torch.arange(HOOD.num_edges) / 10
+    options = {"num_starts": 1, "num_steps": 2, "num_draws": 2}
+    fields = []
+    for edge_attr, known in ((distance, torch.tensor([0, -1, -1, 1, -1])),
+                             (distance.tolist(), [0, -1, -1, 1, -1])):  # fmt: skip
+        pyro.set_rng_seed(0)
+        fields.append(fit_field(EMISSION, HOOD, DATA, edge_attr, known, **options))
+    assert torch.equal(fields[0].probs, fields[1].probs)
+    with error("edge_attr must be a tensor, an array or a nested list"):
+        fit_field(EMISSION, HOOD, DATA, "far")
+    with error(r"edge_attr must have shape \(17, 1\), got \(17,\)"):
+        FieldPrior(2, 1)(HOOD, distance)
+    with error("unit must be positive and finite, got 0"):
+        FieldPrior(2, 1, unit=[0.0])
+    with error("field must be a HiddenField"):
+        leave_one_out(FieldPrior(2), DATA)
+    one = {name: value[:1] for name, value in VALUES.items()}
+    with error(r"evidence of emission must have shape \(5, 2\), got \(5, 1\)"):
+        sample_field(EMISSION, HOOD, DATA, FieldPrior(2), one)
+    with error("data and values must give evidence"):
+        poutine.trace(hidden_field).get_trace(HOOD, FieldPrior(2), EMISSION, VALUES, DATA[:3])
