@@ -24,8 +24,9 @@ ROOT = Path(__file__).parent.parent
 OWN = tuple(str(ROOT / name) for name in ("pyro_nmm", "models", "guides"))
 PACKAGES = "pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"
 PACKAGES += "pyro_nmm.sources", "pyro_nmm.metrics", "pyro_nmm.datasets"
-#: Beginnings of Pyro's errors about a value's shape and support.
+#: Errors of Pyro and PyTorch about a value's shape and support.
 PYRO = "Expected value argument", "Expected parameter", "The right-most size of value"
+PYRO += ("Value is not broadcastable with batch_shape",)
 PYRO += ("The value argument to log_prob",)
 
 
@@ -67,7 +68,8 @@ class Recorder:
         return call
 
     def falls(self) -> Iterator[tuple[str, str]]:
-        """Each call, argument and value that is answered, or refused by something deeper down."""
+        """Calls, arguments and values that are answered ("silent"), or refused by something deeper
+        down ("obscure")."""
         self.inside = True
         for label, (function, args, kwargs) in self.calls.items():
             given = inspect.signature(function).bind(*args, **kwargs)
@@ -81,7 +83,7 @@ class Recorder:
                         changed.arguments = dict(given.arguments)
                         changed.arguments[name] = wrong if key is None else value | {key: wrong}
                         if kind := verdict(label, function, changed, must_fail):
-                            yield kind, f"{label}({key or name}: {word})"
+                            yield f"{label}({key or name}: {word})", kind
 
 
 def hostile(value):

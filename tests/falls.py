@@ -1,0 +1,113 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hostile values that are answered, or in programs refused by PyTorch: by reason, as in hostile.py."""
+
+FALLS = {
+    "a batch, more nodes, or none of them: a valid input": """
+        Annotators.fit(answers: a row more)
+        ChosenLabels.__init__(alpha: a row more)
+        ChosenLabels.__init__(choices: a dimension more)
+        ChosenLabels.__init__(choices: a row more)
+        ChosenLabels.__init__(choices: no row)
+        ChosenLabels.log_prob(value: a row more)
+        ChosenLabels.log_prob(value: no row)
+        Denoiser.forward(noisy: a row more)
+        InnerProductGraph.__init__(factors: a dimension more)
+        InnerProductGraph.__init__(factors: a row more)
+        NeighborChoice.log_prob(value: a row more)
+        NeighborChoice.log_prob(value: no row)
+        Neighborhood.find(choices: a row more)
+        Neighborhood.find(choices: no row)
+        Neighborhood.sum(values: a row more)
+        Neighborhood.sum(values: no row)
+        Neighborhood.take(rows: a row more)
+        Neighborhood.take(rows: no row)
+        NormalEmission.log_prob(data: a row more)
+        NormalEmission.log_prob(data: no row)
+        PairwiseMRF.log_potential(value: a row more)
+        PairwiseMRF.log_potential(value: no row)
+        PoissonEmission.log_prob(data: a row more)
+        PoissonEmission.log_prob(data: no row)
+        StackedNMM.fit(train: no row)
+        UNet.forward(image: a row more)
+        UNet.forward(image: no row)
+        independent_pairs(probs: a row more)
+        inner_edges(mask: a row more)
+        ising(field: a row more)
+        ising_posterior(image: a row more)
+        pair_log_likelihood(y: a row more)
+        points(positions: a row more)
+        potts(unary: a row more)
+        seed_batch(seeds: no row)
+    """,
+    "another graph that fits": """
+        AmortizedNMM.__init__(hood: another graph)
+        FieldPrior.forward(hood: another graph)
+        FreeNMM.__init__(hood: another graph)
+        MarginalGuide.__init__(hood: another graph)
+        MixtureGuide.__init__(hood: another graph)
+    """,
+    "NaN, or a negative count, is a missing observation": """
+        HiddenFieldGuide.__init__(data: nan)
+        NormalEmission.log_prob(data: nan)
+        NormalEmission.start(data: nan)
+        PoissonEmission.log_prob(data: -7)
+        fit_field(data: nan)
+        hidden_field(data: nan)
+        leave_one_out(data: nan)
+        sample_field(data: nan)
+    """,
+    "labels (N, 1), as OGB has them": """
+        PooledScores.terms(y: a dimension more)
+        StackedNMM.fit(y: a dimension more)
+        StackedNMM.forward(y: a dimension more)
+        StackedNMM.posterior(y: a dimension more)
+        StackedNMM.update(y: a dimension more)
+        marginals_in_blocks(y: a dimension more)
+    """,
+    "not read: of a node that is not observed, held out or paired": """
+        NeighborMixture.condition(y: -7)
+        NeighborMixture.condition(y: 10^9)
+        temperature_scaling(scores: inf)
+        temperature_scaling(scores: nan)
+        temperature_scaling(y: -7)
+        temperature_scaling(y: 10^9)
+    """,
+    "a valid value": """
+        Intervals.coverage(y: 10^9)
+        MarginalGuide.__init__(site: nonsense)
+        MembershipMixture.log_prob(value: inf)
+        MixtureGuide.__init__(site: nonsense)
+        Neighborhood.find(choices: -7)
+        Neighborhood.find(choices: 10^9)
+        Neighborhood.find(choices: halves)
+        PoissonEmission.log_prob(data: 10^9)
+        StackedNMM.fit(folds: -7)
+        communities(membership: 10^9)
+        ising(coupling: nan)
+        letters(text: nonsense)
+        potts(coupling: nan)
+        walks(membership: 10^9)
+    """,
+    "runs in every step, and a GPU would wait for a check": """
+        Consistency.forward(probs: inf)
+        Consistency.forward(probs: nan)
+        Consistency.forward(teacher: inf)
+        Consistency.forward(teacher: nan)
+        Denoiser.forward(noisy: inf)
+        Denoiser.forward(noisy: nan)
+        Neighborhood.log_softmax(logits: inf)
+        Neighborhood.log_softmax(logits: nan)
+        Neighborhood.softmax(logits: inf)
+        Neighborhood.softmax(logits: nan)
+        Neighborhood.sum(values: inf)
+        Neighborhood.sum(values: nan)
+        NormalEmission.log_prob(data: inf)
+        PooledScores.forward(terms: inf)
+        PooledScores.forward(terms: nan)
+        UNet.forward(image: inf)
+        UNet.forward(image: nan)
+        hidden_field(data: inf)
+    """,
+}
