@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hostile values that are answered, or in programs refused by PyTorch: by reason, as in hostile.py."""
+"""Hostile values (see hostile.py) that are answered, or refused by PyTorch, by reason."""
 
 FALLS = {
     "a batch, more nodes, or none of them: a valid input": """
