@@ -32,6 +32,7 @@ MODULE = SimpleNamespace(
     device_count=lambda: 1,
     _is_in_bad_fork=lambda: False,
     manual_seed_all=lambda seed: None,
+    get_amp_supported_dtype=lambda: [torch.float],
     get_rng_state=lambda device=None: torch.empty(0, dtype=torch.uint8),
     set_rng_state=lambda state, device=None: None,
 )

@@ -16,6 +16,7 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, random_split
 from pyro_nmm.guides import mean_field
 from pyro_nmm.metrics import mean_log_prob
+from pyro_nmm.models.latent import classifier
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,8 @@ def test_readme_on_top_of_a_classifier(capsys):
     assert likelihood["NMM"] > likelihood["alone"] + 0.5
 
 
-def test_readme_annotators():
+def test_readme_annotators(monkeypatch):
+    monkeypatch.setattr(classifier, "NUM_EPOCHS", 60)
     pyro.set_rng_seed(0)
     data = digits()
     answers = torch.where(torch.rand(1797, 5) < 0.6, data.y[:, None], torch.randint(10, (1797, 5)))
