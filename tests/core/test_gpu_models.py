@@ -125,7 +125,7 @@ def test_dglfrm(device, guide):
     x = torch.eye(60).to(device)
     hood = None if guide == "original" else Neighborhood(split.train, 60)
     pair = DGLFRMGuide(DGLFRM(60, 8, 60), 60, hood, name=guide).to(device)
-    losses = fit_links(pair, split, x, num_steps=30)
+    losses = fit_links(pair, split, x, num_steps=30 if device == "cuda" else 10)
     assert losses[-1] < losses[0]
     assert pair.link_logits(split.test, split.train, x).device.type == device
 

@@ -189,6 +189,9 @@ from pathlib import Path
 
 import pyro
 
+from pyro_nmm.models.latent import classifier
+
+classifier.NUM_EPOCHS = 2
 for path in sys.argv[1:]:
     print(path, flush=True)
     pyro.clear_param_store()

@@ -177,7 +177,8 @@ def test_docs_annotators_in_ten_lines(capsys):
 
 
 @pytest.mark.slow
-def test_docs_annotators(capsys):
+def test_docs_annotators(capsys, monkeypatch):
+    monkeypatch.setattr(classifier, "NUM_EPOCHS", 100)
     pyro.set_rng_seed(0)
     page = run_page("annotators.md")
     printed = capsys.readouterr().out
