@@ -131,9 +131,13 @@ class OutOfFold:
 
     def _network(self, x: Tensor, num_labels: int) -> tuple[nn.Module, Tensor]:
         """A network with new parameters, and the edges as it reads them."""
-        if self.classifier is not None:
-            return _fresh(self.classifier).to(x.device), self.data.edge_index
         whole = len(x) <= LARGE
+        if self.classifier is not None:
+            layers = self.classifier.modules()
+            if not whole and any(getattr(layer, "cached", False) for layer in layers):
+                must = f"have no cached layer in a graph of more than {LARGE} nodes"
+                raise ValueError(f"classifier must {must}: use cached=False")
+            return _fresh(self.classifier).to(x.device), self.data.edge_index
         network = GCN(x.shape[1], 64, 2, num_labels, dropout=0.5, normalize=not whole)
         edges = _normalized(self.data.edge_index, len(x)) if whole else self.data.edge_index
         return network.to(x.device), edges
@@ -141,7 +145,7 @@ class OutOfFold:
     def _batch(self, network: nn.Module, x: Tensor, edges: Tensor, nodes: Tensor) -> tuple:
         """Inputs of the network, places in its output, and the nodes there: all of the nodes in a
         small graph, some with their surroundings in a large one."""
-        if len(x) <= LARGE:
+        if len(x) <= LARGE or not len(nodes):
             return (x, edges), nodes, nodes
         seeds = nodes[torch.randint(len(nodes), (BATCH,), device=nodes.device)].unique()
         hops = sum(isinstance(layer, MessagePassing) for layer in network.modules())

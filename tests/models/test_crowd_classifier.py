@@ -119,6 +119,10 @@ def test_batches_of_a_large_graph(monkeypatch):
     monkeypatch.setattr(module, "NUM_NEIGHBORS", 2)
     found = learn(torch.nn.functional.one_hot(truth, 3).double(), rows)
     assert (found.argmax(1) == truth).double().mean() > 0.6
+    few = torch.arange(256) < 5  # no node is held out
+    assert learn(found, few).isfinite().all()
+    with pytest.raises(ValueError, match="no cached layer in a graph of more than 100 nodes"):
+        OutOfFold(GCN(3, 8, 2, 3, cached=True), data)(found, rows)
     words = Data(module._sparse((torch.rand(256, 40) < 0.05).float()), EDGES)
     assert OutOfFold(None, words)(found, rows).shape == (256, 3)
 
