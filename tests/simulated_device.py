@@ -66,7 +66,7 @@ class OnDevice(torch.Tensor):
 
     @property
     def layout(self):
-        """Inside PyTorch a sparse tensor passes as a strided one, of which nobody asks more."""
+        """The layout that is held. PyTorch itself sees a strided tensor."""
         return self.held.layout
 
     def __init__(self, held):

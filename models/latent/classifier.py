@@ -143,8 +143,10 @@ class OutOfFold:
         return network.to(x.device), edges
 
     def _batch(self, network: nn.Module, x: Tensor, edges: Tensor, nodes: Tensor) -> tuple:
-        """Inputs of the network, places in its output, and the nodes there: all of the nodes in a
-        small graph, some with their surroundings in a large one."""
+        """
+        Inputs of the network, places in its output, and the nodes there: all nodes of a small
+        graph, some nodes of a large one with the neighbours that the network reads.
+        """
         if len(x) <= LARGE or not len(nodes):
             return (x, edges), nodes, nodes
         seeds = nodes[torch.randint(len(nodes), (BATCH,), device=nodes.device)].unique()

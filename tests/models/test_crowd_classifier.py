@@ -95,7 +95,7 @@ def test_training_stops_before_it_learns_noise(monkeypatch):
     network, data = Nodewise(64, 3), Data(x, EDGES)
     monkeypatch.setattr(module, "NUM_EPOCHS", 400)
     losses = []
-    for held_out in (10, 1000):  # a thousandth of the nodes: nobody is held out
+    for held_out in (10, 1000):  # a thousandth of 256 nodes is none
         monkeypatch.setattr(module, "HELD_OUT", held_out)
         found = OutOfFold(network, data)(*given)
         losses.append(-found.gather(1, labels[:, None]).log().mean())
