@@ -177,10 +177,10 @@ SMALL = {
     "": "",
     "examples": """
 import torch
-from pyro_nmm.datasets import nodes
+from pyro_nmm import datasets
 
-digits = nodes.digits
-nodes.digits = lambda: digits().subgraph(torch.arange(300))
+digits = datasets.digits
+datasets.digits = lambda: digits().subgraph(torch.arange(300))
 """,
 }
 RUN = """
@@ -190,8 +190,14 @@ from pathlib import Path
 import pyro
 
 from pyro_nmm.models.latent import classifier
+from pyro_nmm.models.latent.fit import FieldRun
+from pyro_nmm.models.stacked import cross_fit
+from pyro_nmm.models.stacked.fit import FitOptions
 
-classifier.NUM_EPOCHS = 2
+classifier.NUM_EPOCHS, cross_fit.REFIT_STEPS = 2, 2
+for options, few in ((FieldRun, (1, 2, 2, 2)), (FitOptions, (2,))):
+    defaults = options.__init__.__defaults__
+    options.__init__.__defaults__ = (*few, *defaults[len(few) :])
 for path in sys.argv[1:]:
     print(path, flush=True)
     pyro.clear_param_store()

@@ -51,7 +51,7 @@ def test_node_classification(tmp_path):
     node_classification = load("examples/node_classification.py")
 
     def run(*options):
-        output = ["--output", str(tmp_path / "digits.png"), "--num-epochs", "60", *options]
+        output = ["--output", str(tmp_path / "digits.png"), "--num-epochs", "40", *options]
         args = node_classification.parser().parse_args(output)
         return args, node_classification.main(args)
 
@@ -69,7 +69,7 @@ def test_node_classification(tmp_path):
     for name in ("GCN", "NMM-GCN + StackedNMM"):
         del result[name][seconds], again[name][seconds]
         assert again[name] == result[name]
-    shared = run("--shared", "--consistency", "0", "--num-epochs", "40")[1]
+    shared = run("--shared", "--consistency", "0", "--num-epochs", "30")[1]
     assert shared["NMM-GCN + StackedNMM"]["accuracy"] > 0.9
 
 

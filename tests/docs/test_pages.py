@@ -17,6 +17,7 @@ from pyro_nmm.datasets.nodes import digits, random_split
 from pyro_nmm.guides import mean_field
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models.latent import classifier
+from pyro_nmm.models.latent.fit import FieldRun
 
 
 @pytest.fixture(autouse=True)
@@ -178,9 +179,11 @@ def test_docs_annotators_in_ten_lines(capsys):
 
 @pytest.mark.slow
 def test_docs_annotators(capsys, monkeypatch):
-    monkeypatch.setattr(classifier, "NUM_EPOCHS", 100)
+    monkeypatch.setattr(classifier, "NUM_EPOCHS", 40)
+    _, *others = FieldRun.__init__.__defaults__
+    monkeypatch.setattr(FieldRun.__init__, "__defaults__", (2, *others))  # starts
     pyro.set_rng_seed(0)
-    page = run_page("annotators.md")
+    page = run_page("annotators.md", ("range(100)", "range(20)"))
     printed = capsys.readouterr().out
     tried = {name: float(score) for name, score in re.findall(r"(.*): score (\S+), right", printed)}
     assert tried["every node"] < min(tried["one hop"], tried["two hops"]) - 0.2

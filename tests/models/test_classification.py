@@ -212,10 +212,10 @@ def test_training_learns_and_resumes(tmp_path):
         return fit_nmm(build(), data, hood, consistency=consistency, lr=0.03, patience=60,
                        num_epochs=num_epochs, checkpoint=checkpoint)  # fmt: skip
 
-    whole, curve = run(60)
+    whole, curve = run(40)
     assert max(curve)[0] > 0.9
-    run(40, tmp_path / "nmm.pt")
-    resumed, again = run(60, tmp_path / "nmm.pt")
+    run(25, tmp_path / "nmm.pt")
+    resumed, again = run(40, tmp_path / "nmm.pt")
     assert again == curve
     assert torch.equal(resumed.alpha, whole.alpha)
     assert torch.equal(resumed.logits, whole.logits)

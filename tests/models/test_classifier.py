@@ -37,11 +37,29 @@ from pyro_nmm.models.tabular.temperature import averaged_temperature, temperatur
 EXPECTED = {"check_classifiers_classes": "-1 is a row without a label"}
 #: Checks that it passes in more than a few seconds.
 LONG = {"check_classifiers_train", "check_estimators_dtypes", "check_fit_score_takes_y"}
+#: Options that users have.
+DEFAULTS, REFIT_STEPS = FitOptions.__init__.__defaults__, cross_fit.REFIT_STEPS
 
 
 @pytest.fixture(autouse=True)
 def single_precision():
     torch.set_default_dtype(torch.float)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_steps():
+    """Most of these tests are of the interface."""
+    defaults = FitOptions.__init__.__defaults__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FitOptions.__init__, "__defaults__", (30, *defaults[1:]))
+        patch.setattr(cross_fit, "REFIT_STEPS", 4)
+        yield
+
+
+@pytest.fixture
+def all_steps(monkeypatch):
+    monkeypatch.setattr(FitOptions.__init__, "__defaults__", DEFAULTS)
+    monkeypatch.setattr(cross_fit, "REFIT_STEPS", REFIT_STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +74,7 @@ def fitted(blobs):
     return NeighborMixtureClassifier(LogisticRegression(), random_state=0).fit(rows, y)
 
 
-def test_digits_with_few_labels():
+def test_digits_with_few_labels(all_steps):
     """Better than the forest alone, in accuracy and in log loss, by a wide margin."""
     rows, labels = load_digits(return_X_y=True)
     known = np.random.default_rng(0).permutation(1797) < 200
