@@ -12,6 +12,7 @@ from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
+from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import check_finite, check_hood, check_integers
 
 
@@ -145,7 +146,8 @@ class AmortizedNMM(SharedForward):
         if self.consistency is not None and self.training and y is not None:
             mixture = self.family(self.hood, alpha, logits, relabel)
             # Draws of its own: the guide's choices would be charged with a constant teacher.
-            teacher = mixture.condition(y, observed, num_samples=4).marginals()
+            constant = self.family(self.hood, *untracked(alpha, logits, relabel)[0])
+            teacher = constant.condition(y, observed, num_samples=4).marginals()
             size = self.hood.restrict(observed).num_rows
             pyro.factor("consistency", -size * self.consistency(mixture.marginals(), teacher))
         options = {"relabel": relabel, "collapsed": self.collapsed, "predict": predict}

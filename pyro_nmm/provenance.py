@@ -14,3 +14,15 @@ def untracked(*values: Any) -> tuple[tuple[Any, ...], frozenset]:
     is slow, and custom autograd functions lose the gradient of a tracked tensor.
     """
     return extract_provenance(values)  # type: ignore[return-value]
+
+
+def posterior_values(*values: Any) -> tuple[Any, ...]:
+    """Values of a posterior, which keeps no provenance: those that have any are refused."""
+    plain, sites = untracked(*values)
+    if sites:
+        names = ", ".join(sorted(map(str, sites)))
+        raise ValueError(
+            f"a posterior loses track of the sites that its values depend on, here {names}, and "
+            f"TraceGraph_ELBO would be biased: use Trace_ELBO, or sample the labels as a site"
+        )
+    return plain

@@ -6,7 +6,7 @@
 import pyro
 import pyro.distributions as dist
 import torch
-from bounds import PATH, near
+from bounds import PATH, check_against, gradients, near
 from pyro import infer, poutine
 from pyro.contrib.autoname import scope
 from pyro.infer.reparam import AutoReparam, LocScaleReparam
@@ -45,19 +45,48 @@ def fields():
     plated_is(torch.sum)
 
 
+@row("plate, subsampled")
+def subsampled():
+    pair, every = Pair(), FIELDS[[0, 0, 1]]
+
+    def some(program):
+        def run():
+            with pyro.plate("fields", 3, subsample_size=2) as fields:
+                program(every[fields])
+
+        return run
+
+    elbo = vectorized(size=5, nesting=1)
+    sampled = gradients(elbo, some(pair.model), some(pair.guide), [pair.log_alpha], 100)
+    check_against(-pair.bound(every).sum(), [pair.log_alpha], *sampled)
+
+
+@row("plate, around NeighborMixture")
+def counted_often():
+    pair = Pair()
+    mix = NeighborMixture(PATH, pair.alpha, pair.logits)
+
+    def model():
+        with pyro.plate("nodes", 3):
+            pyro.sample("y", mix, obs=Y)
+
+    torch.testing.assert_close(traced(model).log_prob_sum(), 3 * mix.log_prob(Y))
+
+
 @row("broadcast")
 def broadcast():
     plated_is(torch.sum, poutine.broadcast)
 
 
-@row("plate, over nodes", "mask, over nodes", "scale, over nodes")
+@row("plate, over nodes", "plate, of some nodes", "mask, over nodes", "scale, over nodes")
 def over_nodes(name):
     pair = Pair()
     around = {
-        "plate": lambda: pyro.plate("nodes", 3),
-        "mask": lambda: poutine.mask(mask=torch.tensor([True, False, True])),
-        "scale": lambda: poutine.scale(scale=torch.ones(3)),
-    }[name.partition(",")[0]]
+        "plate, over nodes": lambda: pyro.plate("nodes", 3),
+        "plate, of some nodes": lambda: pyro.plate("nodes", 3, subsample_size=2),
+        "mask, over nodes": lambda: poutine.mask(mask=torch.tensor([True, False, True])),
+        "scale, over nodes": lambda: poutine.scale(scale=torch.ones(3)),
+    }[name]
     with around():
         pair.model()
 

@@ -12,7 +12,7 @@ import torch
 from bounds import PATH, expected_bound, near
 from pyro import infer, poutine
 from pyro.contrib.autoname import scope
-from pyro.infer import autoguide
+from pyro.infer import autoguide, inspect
 from pyro_rows import Pair, Parent, Y, losses, row
 
 from pyro_nmm import NeighborMixture
@@ -56,6 +56,22 @@ def rest():
     exact = NeighborMixture(PATH, pair.alpha, pair.logits).condition(Y, known).marginals()[1, 1]
     weights, hit = found.log_weights.softmax(0), found.samples["y_rest"][:, 0].double()
     assert abs(weights @ hit - exact) < 4 * (weights**2 * (hit - exact) ** 2).sum().sqrt()
+
+
+@row("render_model")
+def relations():
+    pair = Pair()
+
+    def model():
+        alpha = pyro.param("log_alpha", pair.log_alpha).exp()
+        logits = pyro.param("logits", pair.logits) * pyro.sample("sure", dist.Gamma(2.0, 1.0))
+        nmm(PATH, alpha, logits, Y)
+
+    found = inspect.get_model_relations(model)
+    kinds = found["sample_sample"], found["sample_param"]
+    edges = {(above, site) for kind in kinds for site, parents in kind.items() for above in parents}
+    assert edges == {("log_alpha", "z"), ("logits", "c"), ("sure", "c"), ("z", "y"), ("c", "y")}
+    assert found["observed"] == ["y"]
 
 
 class Scalar(Pair):

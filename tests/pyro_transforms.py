@@ -78,8 +78,9 @@ def jit():
     )
 
 
-@row("torch.vmap")
+@row("torch.vmap, torch.func.vmap")
 def vmap():
+    assert torch.func.vmap is torch.vmap
     pair = Pair()
     batch = pair.alpha * torch.tensor([1.0, 2.0, 3.0])[:, None, None]
 

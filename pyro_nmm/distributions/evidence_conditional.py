@@ -20,7 +20,7 @@ from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent, latent_p
 from pyro_nmm.ops.evidence import one_step_credits as latent_credits
 from pyro_nmm.ops.gibbs import run_chains
 from pyro_nmm.ops.stages import LatentStages
-from pyro_nmm.provenance import untracked
+from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.validation import (
     check_evidence,
     check_evidence_values,
@@ -187,13 +187,13 @@ class EvidenceConditional(InOrder):
                 raise ValueError("num_states is a number of states after sweeps: give num_sweeps")
             check_integers(num_samples or 1, num_states=num_states)
         given = self.alpha.detach(), self.logits.detach(), self.evidence.detach()
-        (alpha, logits, evidence), _ = untracked(*given)
+        alpha, logits, evidence, _ = posterior_values(*given, self.order)
         if num_samples is None:
             rows = self.observed_rows
             components = all_latents(alpha, logits, rows, self._of_rows(rows, evidence))
             return Posterior(self.hood, logits, components, is_exact=True)
         rows, draw, chains = self.rows, self._draw(Size([num_samples])), None
-        terms = LatentTerms(*(t.detach() for t in untracked(*self._flat(Size([1])))[0]))
+        terms = LatentTerms(*(t.detach() for t in self._flat(Size([1]))))
         if num_sweeps:
             if num_states is None:
                 num_states = min(MOST_STATES, NUMBERS // max(1, rows.num_rows))

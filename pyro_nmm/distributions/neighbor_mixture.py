@@ -22,7 +22,7 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
 from pyro_nmm.ops.stages import stages_of
-from pyro_nmm.provenance import untracked
+from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel, check_edge_evidence, check_relabel, evidence_of
 from pyro_nmm.validation import (
     as_member,
@@ -279,10 +279,10 @@ class NeighborMixture(ClosedForms):
         :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`:
             exact as ``T`` grows; equal weights, the paper's choice, vary less at small ``T``.
         :return: the posterior. Cost: :math:`O(T E_\tau)`, the edges into the observed nodes.
-        :raises ValueError: for a batch, and for too large an exact sum.
+        :raises ValueError: for a batch, for too large an exact sum, and under ``TraceGraph_ELBO``
+            for values that depend on a sampled site.
         """
         y = check_labelling("condition", self.hood, self.batch_shape, y)
-        (y,), _ = untracked(y)
         return self.prior().condition(y, observed, num_samples, weighted or num_samples is None)
 
     def prior(self, num_samples: int | None = None) -> Posterior:
@@ -292,7 +292,7 @@ class NeighborMixture(ClosedForms):
         """
         check_plain("prior", self.batch_shape)
         given = self.table.detach(), self.logits.detach(), self.channel.detach()
-        (alpha, logits, channel), _ = untracked(*given)
+        alpha, logits, channel = posterior_values(*given)
         parts, exact = Components.prior(alpha), num_samples is None
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)

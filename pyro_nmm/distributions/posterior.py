@@ -23,6 +23,7 @@ from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.ops.stages import stages_of
+from pyro_nmm.provenance import posterior_values
 from pyro_nmm.relabel import KEEP, Channel
 from pyro_nmm.validation import (
     as_nodes,
@@ -109,7 +110,7 @@ class Posterior:
         """
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)
-        nodes, labels = self._new("condition", y, observed)
+        nodes, labels = posterior_values(*self._new("condition", y, observed))
         if len(nodes) == 0 and num_samples is None:
             return self
         exact, old = self.is_exact and num_samples is None, self.components
@@ -216,7 +217,7 @@ class Posterior:
         number, component = shape.numel(), parts.drawn(shape.numel())
         rows, known = self.hood.take(nodes[~seen]), of_components(parts.labels, component)
         known, channel = known.expand(number, -1), self.channel.of(rows.edge)
-        value = known.new_empty(number, len(nodes))
+        value = nodes.new_empty(number, len(nodes))
         shown = of_components(parts.shown, component)
         value[:, seen] = shown[..., self._place[nodes[seen]]]
         attention = self._attention(rows)[None]

@@ -5,6 +5,7 @@
 
 import re
 
+import pyro_distributions  # noqa: F401
 import pyro_handlers  # noqa: F401
 import pyro_inference  # noqa: F401
 import pyro_losses  # noqa: F401
