@@ -42,13 +42,14 @@ autodoc_typehints = "none"
 autodoc_default_options = {"members": True, "undoc-members": False}
 
 
-def without_metadata_requests(app, what, name, member, skip, options):
-    """scikit-learn gives its classifiers methods whose text refers to pages of its own site."""
-    return True if name.startswith("set_") and name.endswith("_request") else None
+def without_inherited_texts(app, what, name, member, skip, options):
+    """Inherited texts of scikit-learn, torch and Python, which say nothing about this package."""
+    requests = name.startswith("set_") and name.endswith("_request")
+    return True if requests or name in ("extra_repr", "progress") else None
 
 
 def setup(app):
-    app.connect("autodoc-skip-member", without_metadata_requests)
+    app.connect("autodoc-skip-member", without_inherited_texts)
 
 
 html_theme = "furo"

@@ -29,7 +29,7 @@ from sklearn.metrics import adjusted_rand_score, confusion_matrix, mutual_info_s
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm import sources
-from pyro_nmm.datasets.nodes import digits
+from pyro_nmm.datasets import digits
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, accuracy, information
 from pyro_nmm.models.latent import mixture_em

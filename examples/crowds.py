@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import one_hot
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from pyro_nmm.datasets.nodes import digits
+from pyro_nmm.datasets import digits
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators
 from pyro_nmm.models.latent import mixture_em

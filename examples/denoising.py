@@ -25,7 +25,7 @@ from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from pyro_nmm import Intervals, Neighborhood, NeighborMixture
-from pyro_nmm.datasets.images import image_folder, photographs, random_patches
+from pyro_nmm.datasets import image_folder, photographs, random_patches
 from pyro_nmm.guides import fit_images, fit_unet
 from pyro_nmm.models import Denoiser, UNet
 

@@ -42,7 +42,6 @@ from pyro_nmm.datasets import (
     select_split,
     with_in_degree,
 )
-from pyro_nmm.datasets.nodes import PLANETOID
 from pyro_nmm.guides import SeedLoss
 from pyro_nmm.guides.fitting import load_checkpoint, save_checkpoint
 from pyro_nmm.models import NMMNetwork
@@ -185,7 +184,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--graph", default="digits", choices=["digits", *PLANETOID])
+    names = "digits", "cora", "citeseer", "pubmed"
+    parser.add_argument("--graph", default="digits", choices=names)
     parser.add_argument("--data-root", type=Path, help="folder of PyG's Planetoid data")
     parser.add_argument("--num-epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=32, help="seeds a step, of all processes")

@@ -32,9 +32,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import from_networkx, to_dense_adj
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets.links import LinkSplit, link_graph, link_split
+from pyro_nmm.datasets import LinkSplit, link_graph, link_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
-from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models import DGLFRM
 from pyro_nmm.sparse import identity
 
@@ -122,7 +121,8 @@ def communities(
     Community of every node, largest first, and the node's fit to it, by clustering the vectors
     that have the links' log-odds as inner products.
     """
-    with evaluation(pair):
+    pair.eval()
+    with torch.no_grad():
         draws = [pair.target.decoder(pair.guide(split.train, x)) for _ in range(num_samples)]
     factors = F.normalize(torch.stack(draws).mean(0), dim=-1).cpu()
     clusters = KMeans(min(number, len(x)), n_init=10, random_state=0).fit(factors.numpy())

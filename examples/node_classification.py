@@ -25,14 +25,7 @@ from plotting import draw, progress_bar
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets.nodes import (
-    PLANETOID,
-    digits,
-    inner_edges,
-    planetoid,
-    random_split,
-    select_split,
-)
+from pyro_nmm.datasets import digits, inner_edges, planetoid, random_split, select_split
 from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
 from pyro_nmm.metrics import (
     brier,
@@ -160,7 +153,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dataset", default="digits", choices=["digits", *PLANETOID])
+    names = "digits", "cora", "citeseer", "pubmed"
+    parser.add_argument("--dataset", default="digits", choices=names)
     parser.add_argument("--backbone", default="gcn", choices=BACKBONES)
     parser.add_argument("--shared", action="store_true", help="one network for alpha and attention")
     parser.add_argument("--split", type=int, default=0, help="number of the split")

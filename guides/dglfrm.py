@@ -68,8 +68,10 @@ class DGLFRMGuide(nn.Module):
     ``TraceMeanField_ELBO``, which has the divergences of ``v`` and ``r`` in closed form, or
     ``Trace_ELBO``; with a site ``c`` use ``TraceGraph_ELBO``. Scale or mask all sites equally.
 
+    :param DGLFRM target: the model; ``num_features`` is the number of columns of ``x``.
     :param Neighborhood hood: of the training edges; ``None`` for the original guide.
     :param int hidden: width of the network's first layer; ``width`` is the width of :math:`u`.
+    :param float dropout: of the features and of the first layer's output.
     :param float temperature: :math:`\tau`.
     :param float gamma: initial value of the learned :math:`\gamma`.
     :param str estimator: of the derivative towards the attention, see

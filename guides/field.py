@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.expect import as_tensor
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.random_fields import PairwiseMRF, RandomField, check_field
 from pyro_nmm.ops.entropy import EntropyEstimator
@@ -128,10 +129,10 @@ def mean_field(
         raise ValueError(f"tolerance must not be negative, got {tolerance}")
     shape = field.num_nodes, field.num_classes
     if starts is not None:
-        good = isinstance(starts, Tensor) and starts.is_floating_point() and starts.dim() == 3
+        starts = as_tensor("starts", starts, field.unary.device)
+        good = starts.is_floating_point() and starts.dim() == 3
         if not good or starts.shape[1:] != shape or not (starts >= 0).all():
-            got = tuple(starts.shape) if isinstance(starts, Tensor) else type(starts)
-            size = f"(S, {shape[0]}, {shape[1]})"
+            size, got = f"(S, {shape[0]}, {shape[1]})", tuple(starts.shape)
             raise ValueError(f"starts must hold probabilities of shape {size}, got {got}")
     unary = field.unary
     labels = torch.eye(shape[1], dtype=unary.dtype, device=unary.device)[:, None].expand(-1, *shape)

@@ -117,7 +117,8 @@ class MixtureGuide(MarginalGuide):
     torch.Size([9, 2])
 
     Vectorized particles are baselines of each other. Use ``TraceGraph_ELBO`` or ``Trace_ELBO``:
-    with other losses, such as ``RenyiELBO``, the baseline biases the gradient.
+    with other losses, such as ``RenyiELBO``, the baseline biases the gradient. Cost of a particle:
+    the network, the target, and :math:`O(E \log E)`.
 
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with the inputs
         of ``model`` and ``guide``. Its edges may permute labels.

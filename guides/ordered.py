@@ -52,7 +52,7 @@ def ordered_guide(
     True
 
     Parameters as for :func:`~pyro_nmm.models.nmm`, with ``y`` ``(..., N)`` required, and
-    ``estimator`` of :class:`~pyro_nmm.OrderedConditional`.
+    ``estimator`` of :class:`~pyro_nmm.OrderedConditional`, which has the cost too.
     """
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
@@ -104,7 +104,8 @@ def evidence_guide(
     True
 
     It has the sites of the model, and an auxiliary site ``c and y``, at which choices and labels
-    are drawn together. Parameters as for :class:`~pyro_nmm.EvidenceConditional`.
+    are drawn together. Parameters and cost as for
+    :class:`~pyro_nmm.EvidenceConditional`.
 
     :return: ``(..., n)`` the labels.
     """

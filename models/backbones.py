@@ -57,7 +57,15 @@ class RandomInput(nn.Module):
 def gcn(
     num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
 ) -> RandomInput:
-    """Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer."""
+    """
+    Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer. All four
+    backbones have ``width`` columns, and dropout of features and hidden units by ``dropout``, of
+    the features of whole nodes by ``drop_nodes``.
+
+    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> gcn(num_features=5, width=4)(torch.randn(3, 5), edge_index).shape
+    torch.Size([3, 4])
+    """
     hidden, layers = (width, 1) if attention else (16, 2)
     network = GCN(num_features, hidden, layers, out_channels=width, dropout=dropout, cached=True)
     return RandomInput(network, dropout, drop_nodes)

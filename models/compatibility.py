@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.expect import as_tensor, check_mask, expect, expect_all
+from pyro_nmm.expect import as_set, as_tensor, expect, expect_all
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.validation import check_hood, check_integers, check_positive
 
@@ -46,16 +46,15 @@ def compatibility(
     tensor([[0.2000, 0.8000],
             [0.8667, 0.1333]])
 
-    :param Tensor y: ``(N,)`` labels, read where ``observed``, a boolean mask ``(N,)``.
+    :param Tensor y: ``(N,)`` labels, read where ``observed``, a mask ``(N,)`` or node ids.
     :param float strength: weight of the prior for every label, in edges; positive.
     :return: ``(C, C)``, rows sum to one. Cost: :math:`O(E)`.
     """
     _check_nodes(hood)
     check_positive(strength=strength)
     check_integers(2, num_classes=num_classes)
-    y, observed = as_tensor("y", y, hood.device), as_tensor("observed", observed, hood.device)
-    check_mask(observed, hood.num_nodes, hood.device)
-    shape, note = (hood.num_nodes,), "one label per node"
+    observed = as_set(observed, hood.num_nodes, hood.device, "observed")
+    y, shape, note = as_tensor("y", y, hood.device), (hood.num_nodes,), "one label per node"
     y = expect("y", y, shape, kind="labels", like=hood, note=note).long()
     good = ~observed | (y >= 0) & (y < num_classes)
     expect_all("y", y, good, f"hold labels 0..{num_classes - 1} where observed")

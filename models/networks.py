@@ -103,6 +103,8 @@ class NMMNetwork(nn.Module):
     :param float floor: positive. One keeps each Dirichlet unimodal.
     :param float omega: initial :math:`\omega`. Weight decay on it switches the attention off.
     :param bool learn_gamma: whether :math:`\gamma` is learned.
+
+    Cost: the backbones, and :math:`O(E H)`.
     """
 
     def __init__(

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.validation import check_ids
 
+__all__ = ["brier", "independent_pairs", "mean_log_prob", "pair_log_likelihood"]
+
 #: How far a rounded probability may lie outside of 0 to 1.
 ROUNDING = 1e-3
 

@@ -200,6 +200,7 @@ class Neighborhood:
         >>> part, logits[..., part.within]  # what belongs to its edges
         (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
         """
+        nodes = as_tensor("nodes", nodes, self.device)
         mask = as_mask(nodes, self.num_nodes, self.device)
         size = int(mask.sum())
         if nodes.dtype != torch.bool and size < len(nodes):

@@ -14,8 +14,12 @@ from pyro_nmm.expect import as_tensor, check_edge_index, check_grid, expect, exp
 from pyro_nmm.neighborhood import Neighborhood, spans
 from pyro_nmm.validation import check_finite, check_integers
 
+__all__ = ["communities", "grid", "hops", "points", "walks"]
 
-def grid(height: int, width: int, stride: int, radius: int | None = None, device=None):
+
+def grid(
+    height: int, width: int, stride: int, radius: int | None = None, device=None
+) -> Neighborhood:
     """
     Pixels of a ``height x width`` image, and sources on every ``stride``-th row and column of them,
     centred; both in row-major order. Cost: linear in the edges.

@@ -7,7 +7,7 @@ from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
 from pyro_nmm.guides.fitting.field import fit_mixture
 from pyro_nmm.guides.fitting.images import PatchRun, fit_images, fit_unet
 from pyro_nmm.guides.fitting.links import fit_links
-from pyro_nmm.guides.fitting.loop import Run, Steps, train, unvalidated
+from pyro_nmm.guides.fitting.loop import Run, Steps, train
 from pyro_nmm.guides.fitting.nodes import NodeRun, fit_classifier, fit_nmm
 
 __all__ = [
@@ -24,5 +24,4 @@ __all__ = [
     "load_checkpoint",
     "save_checkpoint",
     "train",
-    "unvalidated",
 ]

@@ -22,7 +22,7 @@ def fit_mixture(
     order: Tensor | None = None, num_samples: int = 4, warmup: float = 0.5, **options: Any,
 ) -> tuple[NeighborMixture, list[float]]:  # fmt: skip
     r"""
-    Fits an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
+    Fit an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
     :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was. Interactions
     rise from zero over the first steps, and the learning rate falls over the second half.
 

@@ -60,7 +60,7 @@ def fit_unet(
     unet: UNet, draw: Callable[[], Tensor], *, loss: str = "squared", **options: Any
 ) -> list[float]:
     r"""
-    Fits a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
+    Fit a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
     ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises the
     squared error or its logarithm,
 
@@ -98,7 +98,7 @@ def fit_images(
     mean_weight: float = 0.5, unet_rate: float = 1.0, **options: Any,
 ) -> list[float]:  # fmt: skip
     r"""
-    Fits an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound on
+    Fit an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound on
     the clean labels :math:`y` of noisy patches :math:`X`, minus a penalty on the predicted mean,
 
     .. math::

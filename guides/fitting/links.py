@@ -9,7 +9,7 @@ from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor
 
 from pyro_nmm.datasets.links import LinkSplit
-from pyro_nmm.expect import expect
+from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.fitting.loop import Steps
 from pyro_nmm.validation import options_of
@@ -17,7 +17,7 @@ from pyro_nmm.validation import options_of
 
 def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) -> list[float]:
     r"""
-    Fits a latent feature model and its guide to the training edges of a split by Adam at a constant
+    Fit a latent feature model and its guide to the training edges of a split by Adam at a constant
     rate, as Mehta, Carin and Rai (2019).
 
     .. math::
@@ -25,21 +25,22 @@ def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) ->
         \min_\theta \; -\frac{1}{N^2} E_q \left[ \log \frac{p(v, b, r, A, X)}{q(v, b, r)} \right]
 
     >>> from torch_geometric.datasets import KarateClub
-    >>> from pyro_nmm.datasets.links import link_split
+    >>> from pyro_nmm.datasets import link_split
     >>> from pyro_nmm.models import DGLFRM
     >>> data = KarateClub()[0]
     >>> split = link_split(data.edge_index, 34, seed=0)
     >>> pair = DGLFRMGuide(DGLFRM(34, 8, concentration=4.0), data.num_features)
     >>> losses = fit_links(pair, split, data.x, num_steps=20)
 
-    :param LinkSplit split: see :func:`~pyro_nmm.datasets.links.link_split`.
+    :param LinkSplit split: see :func:`~pyro_nmm.datasets.link_split`.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
     :param options: of :class:`~pyro_nmm.guides.fitting.Steps`; here ``num_steps`` is 500 by
         default, and ``lr`` 0.01.
     :return: every step's loss, the negative bound in nats a pair of nodes, as noisy as one draw.
+        A step costs :math:`O(N^2)`.
     """
     how = options_of(fit_links, Steps, {"num_steps": 500, "lr": 0.01} | options)
-    expect("x", x, (pair.target.num_nodes, "F"), note="one row per node")
+    x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")
     if x.is_meta:
         raise ValueError("x must be a tensor with values, got a meta tensor")
     # Adam's own constant is meant for losses of order one.

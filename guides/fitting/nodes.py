@@ -30,7 +30,7 @@ Scores = list[tuple[float, ...]]
 class NodeRun(Run):
     """
     Options of :func:`fit_classifier` and :func:`fit_nmm`, besides the options of
-    :class:`~pyro_nmm.guides.fitting.loop.Run`.
+    :class:`~pyro_nmm.guides.fitting.Run`.
 
     :param float lr: Adam's learning rate.
     :param float weight_decay: of the first layer alone, as in Kipf and Welling (2017).
@@ -87,7 +87,7 @@ def fit_classifier(
     network: nn.Module, data: Data, *, consistency: Consistency | None = None, **options: Any
 ) -> tuple[Tensor, Scores]:
     r"""
-    Fits a classifier alone by the cross entropy :math:`-\frac1{|\tau|} \sum_{i \in \tau} \log
+    Fit a classifier alone by the cross entropy :math:`-\frac1{|\tau|} \sum_{i \in \tau} \log
     \mathrm{softmax}(f_\theta(X)_i)_{y_i}` of the training nodes :math:`\tau`, with early stopping
     on the validation nodes.
 
@@ -106,7 +106,7 @@ def fit_classifier(
         teacher.
     :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
-        ``criterion`` first.
+        ``criterion`` first. Cost of an epoch: two runs of the network.
     """
     how, data = options_of(fit_classifier, NodeRun, options), checked(data)
     inputs = (data.x, data.edge_index)
@@ -134,7 +134,7 @@ def fit_nmm(
     estimator: str = "reward_to_go", num_particles: int = 4, num_samples: int = 8, **options: Any,
 ) -> tuple[NeighborMixture, Scores]:  # fmt: skip
     r"""
-    Fits an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
+    Fit an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
     equation (5), with early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
 
     .. math::
@@ -142,7 +142,7 @@ def fit_nmm(
         \min_\theta \; -\frac1{|\tau|} E_{q(c \mid y_\tau)} \left[
             \log \frac{p_\theta(y_\tau, c)}{q_\theta(c \mid y_\tau)} \right] + \text{penalty}
 
-    >>> from pyro_nmm.datasets.nodes import digits, random_split
+    >>> from pyro_nmm.datasets import digits, random_split
     >>> from pyro_nmm.models import NMMNetwork
     >>> from pyro_nmm.models.backbones import gcn
     >>> data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
@@ -164,7 +164,8 @@ def fit_nmm(
     :param int num_particles: draws of :math:`q(c \mid y)` a step.
     :param int num_samples: draws of the posterior, for validation.
     :return: the mixture of the best epoch, over ``(N,)`` labels, and scores as
-        :func:`fit_classifier`, whose ``data`` and ``options`` these are.
+        :func:`fit_classifier`, whose ``data`` and ``options`` these are. Cost of an epoch: two runs
+        of the network, the marginals, and :math:`O(E_\tau \log E_\tau)` a particle.
     """
     how, data = options_of(fit_nmm, NodeRun, options), checked(data)
     check_integers(1, num_particles=num_particles, num_samples=num_samples)

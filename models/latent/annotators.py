@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from pyro.distributions import DirichletMultinomial
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.expect import as_tensor
 from pyro_nmm.models.latent.answers import LONG, known_labels, read_answers
 from pyro_nmm.models.latent.classifier import out_of_fold
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
@@ -296,7 +298,8 @@ def _edges(graph: Any, answers: Any) -> tuple[Tensor, int]:
         if graph.edge_index is None:
             raise ValueError("graph has no edge_index")
         return graph.edge_index, int(graph.num_nodes)
-    if isinstance(graph, Tensor):  # nodes without edges have answers
+    if isinstance(graph, Tensor | np.ndarray | list):  # nodes without edges have answers
+        graph = as_tensor("graph", graph)
         if set(getattr(answers, "columns", ())) >= LONG:
             return graph, max(int(graph.max()), int(answers["task"].max())) + 1
         return graph, len(answers)

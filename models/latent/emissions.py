@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
-from pyro_nmm.expect import expect
+from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.validation import check_hood, check_integers, check_positive
 
 Values = dict[str, Tensor]
@@ -63,7 +63,10 @@ def mixture_em(
     Expectation maximisation without a graph, from ``values``: labels of nodes are independent, of
     learned shares. With :class:`~pyro_nmm.models.Annotators` it is the method of Dawid and Skene.
 
-    :return: the emission's parameters, and ``(N, C)`` the probabilities of labels.
+    :param data: observations, as the emission's ``log_prob`` takes them.
+    :param float tolerance: rise of the mean log-likelihood, in nats, below which it stops.
+    :return: the emission's parameters, and ``(N, C)`` the probabilities of labels. Cost: the
+        emission's ``maximise`` and ``log_prob``, for at most ``num_steps`` times.
     """
     evidence, size = emission.log_prob(values, data), emission.num_labels
     log_share, old = evidence.new_full((size,), -math.log(size)), -torch.inf
@@ -120,6 +123,7 @@ class NormalEmission(_Columns):
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Features ``(N, D)``, neither missing nor equal in a whole column."""
         check_hood(hood)
+        data = as_tensor("data", data, hood.device)
         data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
         if not data.is_floating_point() or data.isinf().any():
             raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
@@ -201,6 +205,7 @@ class PoissonEmission(_Columns):
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Counts ``(N, D)``, not missing everywhere in a column."""
         check_hood(hood)
+        data = as_tensor("data", data, hood.device)
         data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
         if data.is_floating_point() or data.dtype == torch.bool or (data < -1).any():
             raise ValueError("data must be integer counts, with -1 for missing ones")

@@ -67,6 +67,7 @@ class FieldPrior(nn.Module):
         return self.scaled_weight / self.unit
 
     def forward(self, hood: Neighborhood, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``alpha`` ``(M, C)``, the same for every source, and ``logits`` ``(num_edges,)``."""
         alpha = self.log_kappa.exp() * self.share_scores.softmax(0)
         logits = alpha.new_zeros(hood.num_edges)
         if edge_attr is not None:

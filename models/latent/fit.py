@@ -28,7 +28,7 @@ class FieldRun:
         feature of the edges or against it. One is often enough if answers name labels.
     :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
         disagree.
-    :param int num_draws: of every chain of Gibbs sweeps, after the fit.
+    :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
     :param float lr: of the prior's parameters.
     :param progress: wraps the range of steps, for example ``tqdm``.
     """
@@ -176,7 +176,7 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     True
 
     :param data: the data of the fit.
-    :param int num_sweeps: of every chain.
+    :param int num_sweeps: of every chain, each at the cost of a sweep of :func:`fit_field`.
     """
     check_integers(1, num_sweeps=num_sweeps)
     if not isinstance(field, HiddenField):

@@ -335,7 +335,7 @@ def test_numbers_of_the_mean_field(name, wrong):
 def test_starts_of_the_mean_field():
     good = torch.full((1, 9, 2), 0.5)
     mean_field(field(), good, num_random=0)
-    for wrong in (good.numpy(), good[0], good * math.nan, -good, good.long()):
+    for wrong in (good[0].numpy(), good[0], good * math.nan, -good, good.long()):
         with pytest.raises(ValueError, match=r"starts must hold .* of shape \(S, 9, 2\)"):
             mean_field(field(), wrong)
 
@@ -357,7 +357,7 @@ def test_numbers_of_links(name, wrong):
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda x: x.numpy(), lambda x: x[:30], lambda x: x.to("meta"), lambda x: x[0]]
+    "wrong", [lambda x: x[:30].numpy(), lambda x: x[:30], lambda x: x.to("meta"), lambda x: x[0]]
 )
 def test_features_of_links(wrong):
     with pytest.raises(ValueError, match=r"x must (have shape \(34, F\)|be a tensor)|x is on"):

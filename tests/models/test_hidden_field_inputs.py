@@ -21,7 +21,7 @@ from pyro_nmm.models import (
 )
 
 BAD = {
-    "data must be a tensor of shape": (NormalEmission(2), FEATURES.numpy()),
+    "data must be a tensor, an array or a nested list": (NormalEmission(2), "five words"),
     r"\(5, D\), a row for every node of hood, got \(4, 2\)": (NormalEmission(2), FEATURES[:4]),
     "data must be floats": (NormalEmission(2), COUNTS),
     "missing everywhere in column 1": (NormalEmission(2), FEATURES * torch.tensor([1, math.nan])),
