@@ -18,13 +18,14 @@ from pyro_nmm.models.stacked.fit import (
     bounded_temperature,
     fold_of,
     folds_of,
-    marginals,
+    label_log_probs,
     maximise,
     shuffled,
 )
 from pyro_nmm.models.stacked.inputs import GraphScores, warn_of_probabilities
 from pyro_nmm.models.stacked.parameters import ParameterPriors
 from pyro_nmm.models.stacked.uncertainty import deviations
+from pyro_nmm.relabel import taken
 
 #: Candidates of the labels' probabilities.
 TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
@@ -139,17 +140,17 @@ def held_out_log_probs(
     scaling, by the pool and by the NMM. The last three are refitted without the label's part
     ``(N,)`` of the fold. A refit that diverges gives its labels no probability.
     """
-    scaled, truth = fold.inputs[0], fold.y.where(fold.held_out, 0)[:, None]
-    raw = scaled * stacked.pool.temperature
-    tables = {"classifier": raw.softmax(-1)}
-    tables |= {name: torch.zeros_like(scaled) for name in (TEMPERED, POOL, NMM)}
-    for k in part[fold.held_out].unique().tolist():
-        out, rest = fold.held_out & (part == k), fold.held_out & (part != k)
-        temperature = bounded_temperature(scaled, fold.y, rest)
-        tables[TEMPERED][out] = (scaled / temperature).softmax(-1)[out]
-        for name, probs in ((POOL, pooled), (NMM, marginals)):
-            tables[name][out] = refitted(stacked, parameters, fold, rest, probs)[out].nan_to_num()
-    return {name: each.gather(1, truth)[fold.held_out, 0].log() for name, each in tables.items()}
+    scaled, y, part = fold.inputs[0, fold.held_out], fold.y[fold.held_out], part[fold.held_out]
+    raw = taken((scaled * stacked.pool.temperature).log_softmax(-1), y)
+    found = {"classifier": raw} | {name: torch.empty_like(raw) for name in (TEMPERED, POOL, NMM)}
+    for k in part.unique().tolist():
+        out = part == k
+        tempered = scaled / bounded_temperature(scaled, y, ~out)
+        found[TEMPERED][out] = taken(tempered.log_softmax(-1), y)[out]
+        for name, log_probs in ((POOL, pooled), (NMM, label_log_probs)):
+            again = refitted(stacked, parameters, fold, ~out, log_probs)
+            found[name][out] = again[out].nan_to_num(nan=-torch.inf)
+    return found
 
 
 def agreement(data: GraphScores) -> float:
@@ -194,26 +195,26 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
 
 
 def pooled(stacked: Any, fold: Fold) -> Tensor:
-    """``(N, C)``: of the pool alone."""
-    return stacked.pool(fold.inputs)
+    """``(n,)``: log-probabilities of the held-out labels, by the pool alone."""
+    return taken(stacked.pool(fold.inputs[:, fold.held_out]), fold.y[fold.held_out]).log()
 
 
 def refitted(
     stacked: nn.Module, parameters: ParameterPriors, fold: Fold, rows: Tensor,
-    probs: Callable[[Any, Fold], Tensor],
+    log_probs: Callable[[Any, Fold], Tensor],
 ) -> Tensor:  # fmt: skip
-    """``(N, C)``: probabilities of a copy that is refitted to the probabilities of some labels."""
-    again, y = copy.deepcopy(stacked), fold.y[rows, None]
+    """``(n,)``: log-probabilities of the held-out labels by a copy that is refitted to some."""
+    again, number = copy.deepcopy(stacked), int(rows.sum())
     own = parameters.of(again)
     optimizer = torch.optim.LBFGS(own.values, max_iter=REFIT_STEPS, line_search_fn="strong_wolfe")
 
     def closure():
         optimizer.zero_grad()
-        likelihood = probs(again, fold)[rows].gather(1, y).log().sum()
-        loss = -(likelihood + own.log_prior()) / len(y)
+        likelihood = log_probs(again, fold)[rows].sum()
+        loss = -(likelihood + own.log_prior()) / number
         loss.backward()
         return loss
 
     optimizer.step(closure)
     with torch.no_grad():
-        return probs(again, fold)
+        return log_probs(again, fold)

@@ -37,8 +37,7 @@ from pyro_nmm.models.tabular.temperature import averaged_temperature, temperatur
 EXPECTED = {"check_classifiers_classes": "-1 is a row without a label"}
 #: Checks that it passes in more than a few seconds.
 LONG = {"check_classifiers_train", "check_estimators_dtypes", "check_fit_score_takes_y"}
-#: Options that users have.
-DEFAULTS, REFIT_STEPS = FitOptions.__init__.__defaults__, cross_fit.REFIT_STEPS
+DEFAULTS = FitOptions.__init__.__defaults__
 
 
 @pytest.fixture(autouse=True)
@@ -49,17 +48,14 @@ def single_precision():
 @pytest.fixture(scope="module", autouse=True)
 def few_steps():
     """Most of these tests are of the interface."""
-    defaults = FitOptions.__init__.__defaults__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FitOptions.__init__, "__defaults__", (30, *defaults[1:]))
-        patch.setattr(cross_fit, "REFIT_STEPS", 4)
+        patch.setattr(FitOptions.__init__, "__defaults__", (30, *DEFAULTS[1:]))
         yield
 
 
 @pytest.fixture
 def all_steps(monkeypatch):
     monkeypatch.setattr(FitOptions.__init__, "__defaults__", DEFAULTS)
-    monkeypatch.setattr(cross_fit, "REFIT_STEPS", REFIT_STEPS)
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,10 @@ def test_agreement_of_labelled_neighbours():
 
 def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
     hood, scores, y, folds = problem
-    nan = lambda stacked, parameters, fold, rows, probs: torch.full_like(fold.inputs[0], torch.nan)  # noqa: E731
+
+    def nan(stacked, parameters, fold, rows, log_probs):
+        return torch.full(rows.shape, torch.nan)
+
     monkeypatch.setattr(cross_fit, "refitted", nan)
     stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=5)
     assert 0 < float(stacked.share) < 0.2
