@@ -21,6 +21,7 @@ from pyro_nmm.models.stacked.fit import (
     label_log_probs,
     maximise,
     shuffled,
+    some_of,
 )
 from pyro_nmm.models.stacked.inputs import GraphScores, warn_of_probabilities
 from pyro_nmm.models.stacked.parameters import ParameterPriors
@@ -29,8 +30,8 @@ from pyro_nmm.relabel import taken
 
 #: Candidates of the labels' probabilities.
 TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
-#: Folds of held-out nodes for the evidence of a fit without folds of its own.
-FOLDS = 5
+#: Folds of held-out nodes for the evidence of a fit without folds of its own, and the most nodes.
+FOLDS, MOST_LABELS = 5, 2_000
 #: Pairs of neighbours that shrink their agreement, and labels that the prior of a share counts as.
 PAIRS, LABELS = 10, 5
 #: Steps of LBFGS in a refit, which begins at the parameters of the whole fit.
@@ -93,11 +94,13 @@ def fit_folds(
     stacked.deviations.copy_(deviations(stacked, parameters, folds))
     if stacked.pool is None or len(folds) > 1 or int(folds[0].held_out.sum()) == 1:
         return None
+    fold = folds[0]
     if len(copies) == 1:
-        nodes = shuffled(folds[0].held_out.nonzero()[:, 0])
-        part = torch.full_like(folds[0].y, -1)
+        fold = replace(fold, held_out=some_of(fold.held_out, MOST_LABELS)).small()
+        nodes = shuffled(fold.held_out.nonzero()[:, 0])
+        part = torch.full_like(fold.y, -1)
         part[nodes] = torch.arange(len(nodes), device=part.device) % FOLDS
-    found = held_out_log_probs(stacked, parameters, folds[0], part)
+    found = held_out_log_probs(stacked, parameters, fold, part)
     if len(copies) > 1:
         stacked.share.fill_(expected_share(found[NMM], found[TEMPERED], agree))
     nll = {name: -values.mean().item() for name, values in found.items()}

@@ -73,7 +73,7 @@ class FitOptions:
     num_steps: int = 150
     num_samples: int = 8
     num_folds: int = 1
-    max_held_out: int = 10_000
+    max_held_out: int = 5_000
     lr: float = 0.1
     progress: Callable[[range], Iterable[int]] = iter
 
@@ -95,6 +95,15 @@ class Fold:
     given: Tensor  #: mask of nodes that the mixture is conditioned on
     held_out: Tensor  #: mask
 
+    def small(self) -> "Fold":
+        """The same on a smaller graph: of the nodes that its labels depend on."""
+        near, kept, sources = sources_of(self.hood, self.given | self.held_out)
+        weight = self.edge_weight
+        if weight is not None:
+            weight = weight[places(self.hood, sources[near.source], kept[near.target])]
+        labels = self.y[kept], self.given[kept], self.held_out[kept]
+        return Fold(near, self.inputs[..., kept, :], weight, *labels)
+
 
 def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: int) -> list[Fold]:
     """Folds of the held-out nodes, each given the other known labels."""
@@ -112,11 +121,7 @@ def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: i
 def fold_of(formula: Formula, data: GraphScores, out: Tensor) -> Fold:
     """Some known labels, held out, given the others."""
     inputs, given = formula.predictor.read(replace(data, known=data.known & ~out))
-    near, kept, sources = sources_of(data.hood, given | out)
-    weight = data.edge_weight
-    if weight is not None:
-        weight = weight[places(data.hood, sources[near.source], kept[near.target])]
-    return Fold(near, inputs[..., kept, :], weight, data.y[kept], given[kept], out[kept])
+    return Fold(data.hood, inputs, data.edge_weight, data.y, given, out).small()
 
 
 def some_of(mask: Tensor, most: int) -> Tensor:

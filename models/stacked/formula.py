@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torch_geometric.utils import scatter
+from torch_geometric.utils import index_to_mask, scatter
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models.compatibility import between_nodes
@@ -94,17 +94,17 @@ def with_own_sources(
     if not own.any():
         yield from (NeighborMixture(hood, *parameters) for parameters in every)
         return
-    kept, nodes = ~known[hood.row], own.nonzero()[:, 0]
+    kept, nodes = (~known)[hood.row].nonzero()[:, 0], own.nonzero()[:, 0]
     degree = hood.ptr.diff().where(~known, 0) + own.long()
     ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-    added = torch.zeros(int(ptr[-1]), dtype=torch.bool, device=nodes.device)
-    added[ptr[1:][nodes] - 1] = True  # the last edge of a row, whose source has the largest number
+    added = ptr[1:][nodes] - 1  # the last edge of a row, whose source has the largest number
+    others = (~index_to_mask(added, int(ptr[-1]))).nonzero()[:, 0]
     number = hood.num_sources + len(nodes)
 
     def with_added(old: Tensor, new: Tensor) -> Tensor:
-        found = old.new_empty(len(added), *old.shape[1:])
-        found[added], found[~added] = new, old[kept]
-        return found
+        found = old.new_empty(len(added) + len(others), *old.shape[1:])
+        found[added] = new
+        return found.index_copy_(0, others, old.index_select(0, kept))
 
     source = with_added(hood.source, torch.arange(hood.num_sources, number, device=nodes.device))
     wider = Neighborhood.of_rows(hood.num_nodes, hood.nodes, ptr, source, num_sources=number)

@@ -206,7 +206,7 @@ class StackedNMM(nn.Module):
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2, default 8.
         :param int num_folds: folds of the held-out nodes, default 1. A step is on one fold, given
             the others.
-        :param int max_held_out: held-out nodes that are used, random ones of more; default 10,000.
+        :param int max_held_out: held-out nodes that are used, random ones of more; default 5,000.
         :param float lr: Adam's, positive, default .1.
         :param progress: wraps the range of steps, for example ``tqdm``.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
@@ -314,7 +314,7 @@ class StackedNMM(nn.Module):
     def summary(self) -> str:
         """
         NLL of held-out labels by classifier, temperature scaling, pool and NMM, the last three
-        fitted to other held-out labels; with folds the share of the NMM too.
+        fitted to other held-out labels, of which 2,000 are enough; with folds the share of the NMM.
 
         :raises ValueError: without a fit, after an update, with ``pool=False``, or of one label.
         """

@@ -144,7 +144,7 @@ def propagated(data: GraphScores) -> Tensor:
     share = (labels.sum(0) + 1) / (labels.sum() + num_classes)
     reached = labels
     for _ in range(STEPS):
-        reached = DAMPING * walked(data, reached) + (1 - DAMPING) * labels
+        reached = walked(data, reached).mul_(DAMPING).add_(labels, alpha=1 - DAMPING)
     total = reached.sum(-1, keepdim=True)
     return ((reached + SHRINKAGE * share) / (total + SHRINKAGE)).log() - share.log()
 
@@ -172,4 +172,4 @@ def step(data: GraphScores, rows: slice, values: Tensor) -> Tensor:
     if data.edge_weight is not None or hood.bipartite:
         total = segment(weight, ptr)
     steps = sparse_csr(ptr, source, weight, (len(ptr) - 1, len(values)))
-    return (steps @ values) / total[:, None]
+    return (steps @ values).div_(total[:, None])
