@@ -23,14 +23,8 @@ PARAMETERS |= {"log_floor": "log ε", "gamma": "γ", "similarity": "β"}
 OWN = {OURS, FITTED, POOL, SCORES, ELSEWHERE}
 #: Columns that exist without rows, too.
 FIELDS = ("dataset", "backbone", "method", "pairs", "own product", "joint", "nll", "brier", "share")
-FIELDS += (
-    "size",
-    "communities",
-    "joint.CRPS",
-    "fitted.CRPS",
-    "own product.CRPS",
-    "temperature.CRPS",
-)
+FIELDS += ("size", "communities")
+FIELDS += ("joint.CRPS", "fitted.CRPS", "own product.CRPS", "temperature.CRPS")
 
 
 def rows_of(files: Files, task: str) -> DataFrame:

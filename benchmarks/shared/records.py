@@ -12,18 +12,33 @@ from pathlib import Path
 import pyro
 import torch
 
+try:
+    from fcntl import LOCK_EX, flock
+except ImportError:  # Windows, where one process at a time may append
+    flock = None
+
 #: Rows by the name of the file that stores them.
 Files = dict[str, list[dict]]
 RESULTS = Path(__file__).parent.parent / "results"
 EPILOG = """
-Each measurement appends a line to --results. A measurement that is stored is not repeated, so a run
-may be interrupted. `python -m benchmarks.report` prints the tables of all stored rows.
+Each measurement appends a line to --results and is not repeated, so a run may be interrupted. Two
+processes may share a file. If they measure the same, both store it, so give them different options.
+`python -m benchmarks.report` prints the tables of all stored rows.
 """
 
 
 def read(path: Path) -> list[dict]:
     """Lines of JSON; none of a file that does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(path: Path, lines: str = "") -> None:
+    """Append to a file, without a last line that was cut short; one process at a time."""
+    with path.open("ab") as file:
+        if flock:
+            flock(file, LOCK_EX)
+        file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        file.write(lines.encode())
 
 
 def pick(rows: list[dict], **key) -> list[dict]:
@@ -45,8 +60,8 @@ class Records:
     """A file of measurements; without a path, they are only printed."""
 
     def __init__(self, path: Path | None) -> None:
-        if path and path.exists() and not (text := path.read_text()).endswith("\n"):
-            path.write_text(text[: text.rfind("\n") + 1])  # without a line that was cut short
+        if path and path.exists() and not path.read_bytes().endswith(b"\n"):
+            append(path)
         self.path, self.rows = path, read(path) if path else []
 
     def missing(self, **key) -> Iterator[dict]:
@@ -64,8 +79,7 @@ class Records:
         self.rows.append(row)
         if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append(self.path, json.dumps(row) + "\n")
         print({k: v for k, v in row.items() if k != "curve"}, flush=True)
 
 

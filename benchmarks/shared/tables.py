@@ -154,9 +154,7 @@ def centre(field: str, digits: int) -> Cell:
 
 def average(field: str, form: str = "", unit: float = 1, of: Callable = mean) -> Cell:
     """Cell: the mean, or the ``median`` or ``max``, in a format such as ``".1f"``."""
-    return lambda part, peers: (
-        format(unit * of(found), form) if (found := values(part, field)) else ""
-    )
+    return lambda part, peers: format(unit * of(v), form) if (v := values(part, field)) else ""
 
 
 def first(field: str, form: str = "", unit: float = 1) -> Cell:
@@ -165,14 +163,9 @@ def first(field: str, form: str = "", unit: float = 1) -> Cell:
 
 
 def against(
-    base: Mapping | str,
-    field: str,
-    digits: int,
-    unit: float = 1,
-    by: Sequence[str] = ("seed",),
-    form: Callable = Paired.text,
-    better: int = 0,
-) -> Cell:
+    base: Mapping | str, field: str, digits: int, unit: float = 1, by: Sequence[str] = ("seed",),
+    form: Callable = Paired.text, better: int = 0,
+) -> Cell:  # fmt: skip
     """Cell: the paired difference from peers, ``base``; ``better`` of 1 or -1 marks clear ones."""
     key = base if isinstance(base, Mapping) else {"method": base}
 

@@ -3,8 +3,10 @@
 
 """Checkpoints of a run: written whole or not at all, and never taken for another run's."""
 
+import contextlib
 import dataclasses
 import enum
+import glob
 import hashlib
 import io
 import itertools
@@ -12,6 +14,7 @@ import os
 import shutil
 import uuid
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from torch.nn.parameter import is_lazy
 
 #: Values whose repr says all, and is the same in every process.
 PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
+#: Seconds after which no process writes a temporary file any more.
+ABANDONED = 3600
 
 
 def resume(checkpoint: Path, here: Mapping[str, str]) -> dict | None:
@@ -30,7 +35,7 @@ def resume(checkpoint: Path, here: Mapping[str, str]) -> dict | None:
         return None
     there = state.get("settings") if isinstance(state, dict) else None
     cure = "remove it or give another path"
-    if not isinstance(there, dict):
+    if not isinstance(there, dict) or not all(isinstance(v, str) for v in there.values()):
         raise ValueError(f"checkpoint {checkpoint} holds no run of this kind: {cure}")
     if found := differences(there, here):
         what = f"is of another run, which differs in {found}"
@@ -39,7 +44,10 @@ def resume(checkpoint: Path, here: Mapping[str, str]) -> dict | None:
 
 
 def save_checkpoint(state: dict, path: Path) -> None:
-    """Writes under a temporary name and renames, and keeps the one before."""
+    """
+    Writes under a temporary name and renames, and keeps the one before. If two processes save to
+    one path, the later save stays. Removes temporary files that killed processes left an hour ago.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Names of this process alone: another one may save to the same path.
@@ -50,15 +58,25 @@ def save_checkpoint(state: dict, path: Path) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
+        _remove_abandoned(path, temporary.stat().st_mtime - ABANDONED)
         if path.exists():
             # A copy, so that a valid file is under the path at every moment.
             shutil.copyfile(path, former)
             former.replace(path.with_name(path.name + ".previous"))
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         for file_left in (temporary, former):
             file_left.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+            raise error.__context__ from None  # torch.save raises it on top of a full disk's error
         raise
+
+
+def _remove_abandoned(path: Path, before: float) -> None:
+    for left in path.parent.glob(f"{glob.escape(path.name)}.{'?' * 12}.[01].tmp"):
+        with contextlib.suppress(OSError):  # another process may have removed it
+            if left.stat().st_mtime < before:
+                left.unlink()
 
 
 def load_checkpoint(path: Path) -> Any:
@@ -69,7 +87,7 @@ def load_checkpoint(path: Path) -> Any:
     newest, unreadable = Path(path), {}
     for candidate in (newest, newest.with_name(newest.name + ".previous")):
         try:
-            content = io.BytesIO(candidate.read_bytes())
+            content = _undamaged(candidate.read_bytes())
             state = torch.load(content, weights_only=True, map_location="cpu")
         except FileNotFoundError:
             continue
@@ -89,6 +107,18 @@ def load_checkpoint(path: Path) -> Any:
         names = " and ".join(map(str, unreadable))
         raise RuntimeError(f"no readable checkpoint: {names} cannot be read; remove to start anew")
     return None
+
+
+def _undamaged(content: bytes) -> io.BytesIO:
+    """The same, after a comparison with checksums, which torch.load does not make."""
+    file = io.BytesIO(content)
+    with zipfile.ZipFile(file) as archive:
+        # All are zero after torch.serialization.set_crc32_options(False).
+        damaged = any(each.CRC for each in archive.infolist()) and archive.testzip()
+    if damaged:
+        raise ValueError(f"{damaged} does not match its checksum")
+    file.seek(0)
+    return file
 
 
 def _free_name(path: Path) -> Path:

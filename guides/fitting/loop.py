@@ -32,7 +32,8 @@ class Run:
     ``settings``. So a script that is started again builds the network anew.
 
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end. The one before
-        is kept as ``<name>.previous`` and used if the newest cannot be read.
+        is kept as ``<name>.previous`` and used if the newest cannot be read. If two processes save
+        to one path, the later save stays.
     :param settings: further values on which the run and its functions depend: tensors and numbers
         by name, or one text.
     :param progress: wraps the range of steps or epochs, for example ``tqdm``.
@@ -105,17 +106,19 @@ def train(
     if how.checkpoint is not None:
         here = fingerprint(module, optimizer, how.also()["settings"])
         if (state := resume(how.checkpoint, here)) is not None:
-            best, history = state["best"], state["history"]
+            best, history, most = state["best"], state["history"], num_epochs
             if validate is not None:
                 history = [tuple(score) for score in history]
                 stops = (e for e in range(len(history)) if e - _best_epoch(history[:e]) > patience)
-                if len(history) > min(next(stops, num_epochs), num_epochs):
-                    raise ValueError(
-                        f"checkpoint {how.checkpoint} holds {len(history)} epochs, more than "
-                        f"{num_epochs=} and {patience=} allow"
-                    )
+                most = min(next(stops, most), most)
+            if len(history) > most:
+                raise ValueError(
+                    f"checkpoint {how.checkpoint} holds {len(history)} {unit}s, more than "
+                    f"{num_epochs=} and {patience=} allow"
+                )
             for name, part in parts.items():
                 part.load_state_dict(state[name])
+            _check_weights(module, f"reading {how.checkpoint}", "remove the checkpoint")
             torch.set_rng_state(state["generators"][0])
             devices = state["generators"][1 : 1 + torch.cuda.device_count()]
             torch.cuda.set_rng_state_all(devices)
@@ -179,8 +182,10 @@ def unvalidated() -> Iterator[None]:
         yield
 
 
-def _check_weights(module: nn.Module, when: str) -> None:
+def _check_weights(
+    module: nn.Module, after: str, cure: str = "lower lr, or mend its gradient"
+) -> None:
     """A loss may be finite where its gradient is not."""
     for name, value in module.named_parameters():
         if not is_lazy(value) and value.isnan().any():
-            raise ValueError(f"{name} holds NaN after {when}: lower lr, or mend its gradient")
+            raise ValueError(f"{name} holds NaN after {after}: {cure}")

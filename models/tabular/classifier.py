@@ -30,6 +30,7 @@ from torch import Tensor
 from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph, to_undirected
 
 from pyro_nmm import Neighborhood, Posterior
+from pyro_nmm.datasets.entries import seeded
 from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
 from pyro_nmm.models.tabular.temperature import averaged_temperature, temperature_posterior
 from pyro_nmm.validation import check_integers
@@ -151,8 +152,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.stacked_ = StackedNMM(len(self.classes_), prior=TABLES)
             self.stacked_.fit(self.hood_, torch.stack(scores), labels, folds=folds)
             pooled, beside = self._pooled(whole, *scores)

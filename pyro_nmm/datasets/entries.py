@@ -5,7 +5,11 @@
 
 import copy
 import importlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +19,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyro_nmm.expect import expect
+
+#: Held by the thread whose seed is in torch's global generator.
+SEEDED = threading.RLock()
 
 
 def contents(data: Data) -> dict[str, object]:
@@ -62,6 +69,25 @@ def extra(module: str, what: str) -> ModuleType:
     except ImportError as error:
         needed, cure = module.partition(".")[0], "pip install pyro-nmm[examples]"
         raise ImportError(f"{what} need {needed} ({error}): {cure}") from error
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Around the reading of a file: an error that may not name the file becomes one that does."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's, such as a missing file
+        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def seeded(seed: Any) -> Iterator[None]:
+    """torch's global CPU generator under a seed, for one thread at a time; then as it was."""
+    with SEEDED, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(as_seed(seed))
+        yield
 
 
 def entry(data: Data, name: str) -> Tensor:

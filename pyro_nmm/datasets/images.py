@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nmm.datasets.entries import extra
+from pyro_nmm.datasets.entries import extra, reading
 from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.validation import check_finite, check_integers
 
@@ -39,7 +39,9 @@ def image_folder(path: str | Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"path: {path} has no .png or .jpg files")
     images = {}
     for file in files:
-        with image_module.open(file) as image:
+        with reading(file), image_module.open(file) as image:
+            if image.mode[0] in "IF":  # convert would cut off all above 255
+                raise ValueError(f"an image must have 256 grey levels a channel, not {image.mode}")
             pixels = torch.from_numpy(np.array(image.convert("RGB")))
         images[file.name] = pixels.permute(2, 0, 1).long()
     return images

@@ -16,9 +16,9 @@ from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
-from pyro_nmm.datasets.entries import as_seed, extra
+from pyro_nmm.datasets.entries import extra, reading, seeded
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
-from pyro_nmm.expect import as_tensor, check_edge_index
+from pyro_nmm.expect import as_tensor, check_edge_index, expect, out_of_range
 from pyro_nmm.sparse import identity, sparse_csr
 from pyro_nmm.validation import check_finite
 
@@ -59,6 +59,8 @@ def link_split(
     >>> split = link_split(torch.tensor([range(20), range(1, 21)]), num_nodes=21, seed=0)
     >>> split.train.shape, split.val.shape, split.test_false.shape
     (torch.Size([2, 34]), torch.Size([2, 1]), torch.Size([2, 2]))
+
+    :param float val: share of the edges that is held out for validation, as ``test`` is for tests.
     """
     edge_index = as_tensor("edge_index", edge_index).cpu()
     check_edge_index(edge_index, num_nodes)
@@ -66,8 +68,7 @@ def link_split(
     edge_index = to_undirected(remove_self_loops(edge_index)[0], num_nodes=num_nodes)
     transform = RandomLinkSplit(val, test, is_undirected=True, add_negative_train_samples=False,
                                 neg_sampling_ratio=0.0)  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(as_seed(seed))
+    with seeded(seed):
         parts = transform(Data(edge_index=edge_index, num_nodes=num_nodes))
         held = [part.edge_label_index for part in parts[1:]]
         sizes = [pairs.shape[1] for pairs in held]
@@ -96,11 +97,16 @@ def _false_pairs(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
 def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
     """A split of an ``.npz`` file with ``train_edges``, ``val_edges``, ``val_edges_false``, ..."""
     names = ("train_edges", "val_edges", "val_edges_false", "test_edges", "test_edges_false")
-    with np.load(path) as file:
-        missing = [name for name in names if name not in file]
-        if missing:
-            raise ValueError(f"path: {path} has no array {missing[0]!r}; it needs {names}")
-        train, *held = (torch.from_numpy(file[name].astype("int64").T.copy()) for name in names)
+    with reading(path), Path(path).open("rb") as stored, np.load(stored) as file:
+        arrays = {name: file[name] for name in names if name in file}
+    for name in names:
+        if name not in arrays:
+            raise ValueError(f"path: {path} has no array {name!r}; it needs {names}")
+        pairs = expect(name, as_tensor(name, arrays[name]), ("P", 2), kind="integers").long()
+        if (bad := out_of_range(pairs, num_nodes)) is not None:
+            raise ValueError(f"{name} of {path} holds node id {bad}, but {num_nodes=}")
+        arrays[name] = pairs.T.contiguous()
+    train, *held = (arrays[name] for name in names)
     return LinkSplit(to_undirected(train, num_nodes=num_nodes), *held)
 
 
@@ -126,12 +132,13 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
     if root is None or not (Path(root) / file).exists():
         raise FileNotFoundError(f"{name} needs root=, a folder that holds {file}; got {root}")
     load = extra("scipy.io", "these links").loadmat
-    content = load(Path(root) / file, squeeze_me=True, struct_as_record=False)[key]
-    matrix = content.A if name == "yeast" else content
-    if isinstance(matrix, np.ndarray):
-        edge_index = torch.from_numpy(np.stack(matrix.nonzero()))
-    else:
-        edge_index = from_scipy_sparse_matrix(matrix)[0]
-    size = matrix.shape[0]
+    to_coo = extra("scipy.sparse", "these links").coo_matrix
+    with reading(Path(root) / file):
+        content = load(Path(root) / file, squeeze_me=True, struct_as_record=False)[key]
+        matrix = to_coo(content.A if name == "yeast" else content)
+        size, columns = matrix.shape
+        if size != columns:
+            raise ValueError(f"{key} must be a square matrix, got shape {matrix.shape}")
+    edge_index = from_scipy_sparse_matrix(matrix)[0]
     edge_index = to_undirected(remove_self_loops(edge_index)[0].long(), num_nodes=size)
     return Data(x=identity(size), edge_index=edge_index, num_nodes=size, has_features=False)

@@ -3,6 +3,9 @@
 
 """Data sets and splits for node classification."""
 
+import functools
+import os
+import tempfile
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -10,14 +13,31 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
+from torch_geometric.io import fs
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
-from pyro_nmm.datasets.entries import as_seed, check_edge_index, entry, extra
+from pyro_nmm.datasets.entries import as_seed, check_edge_index, entry, extra, reading
 from pyro_nmm.expect import as_tensor, expect, out_of_range
 from pyro_nmm.sparse import to_csr
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
+
+
+class WholeFiles(Planetoid):
+    """Files appear whole: a process may be killed while it writes them, another may read them."""
+
+    def download(self) -> None:
+        for name in self.raw_file_names:
+            with tempfile.TemporaryDirectory(dir=self.raw_dir) as folder:
+                fs.cp(f"{self.url}/{name}", folder)
+                os.replace(f"{folder}/{name}", f"{self.raw_dir}/{name}")
+
+    @classmethod
+    def save(cls, data_list, path) -> None:
+        with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
+            super().save(data_list, f"{folder}/data.pt")
+            os.replace(f"{folder}/data.pt", path)
 
 
 def planetoid(name: str, root: str | Path | None = None) -> Data:
@@ -25,12 +45,22 @@ def planetoid(name: str, root: str | Path | None = None) -> Data:
     ``"cora"``, ``"citeseer"`` or ``"pubmed"`` with the public split, by PyG. Rows of features sum
     to one; bags of words come in ``torch.sparse_csr``.
 
-    :param root: folder that holds ``Cora/raw`` and the like; default ``~/.cache/pyro-nmm``.
+    :param root: folder that holds ``Cora/raw`` and the like; default ``~/.cache/pyro-nmm``. Missing
+        files are downloaded. PyG unpickles the files of this folder, which can run any code: use
+        files from a source that you trust. Several processes may share the folder.
     """
     if name not in PLANETOID:
         raise ValueError(f"name must be one of {tuple(PLANETOID)}, got {name!r}")
     root = Path(root) if root is not None else Path.home() / ".cache" / "pyro-nmm"
-    data = Planetoid(str(root), PLANETOID[name], transform=NormalizeFeatures())[0]
+    folder = str(root), PLANETOID[name]
+    load = functools.partial(WholeFiles, *folder, transform=NormalizeFeatures())
+    with reading(Path(*folder)):
+        try:
+            data = load()[0]
+        except Exception:
+            if not Path(*folder, "processed", "data.pt").exists():
+                raise
+            data = load(force_reload=True)[0]  # from the raw files
     # Dense products are faster for PubMed's features.
     if (data.x != 0).double().mean() < 0.05:
         data.x = to_csr(data.x)

@@ -17,9 +17,9 @@ from pyro_nmm.ops.counts import Groups
 
 @torch.no_grad()
 def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
-    r"""``(..., n)``: labels of :math:`p(y \mid c)`; from a table's :math:`z`, or from urns."""
-    if not isinstance(alpha, Tensor):
-        return draw_from_urns(alpha, choices)
+    r"""``(..., n)``: labels of :math:`p(y \mid c)`, from urns or from a table's :math:`z`."""
+    if not isinstance(alpha, Tensor) or (alpha.dim() == 2 and alpha.device.type == "cpu"):
+        return draw_from_urns(alpha, choices)  # a third of the time of z; a GPU would wait for it
     log_z = _log_dirichlet(alpha.expand(*choices.shape[:-1], *alpha.shape[-2:]))
     index = choices[..., None].expand(*choices.shape, alpha.shape[-1])
     # Unchecked: the checks fail without draws.

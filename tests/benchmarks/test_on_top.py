@@ -126,6 +126,13 @@ class Harmful:
         return print, ("this must not run",)
 
 
+class Pointer:
+    """Bytes that NumPy would take for the address of an object."""
+
+    def __reduce__(self):
+        return np.ndarray, ((1,), np.dtype(object), bytes(8))
+
+
 def test_published_splits_run_no_code(tmp_path, capsys):
     """Folds of equal and of different sizes are read; a pickle of anything else is refused."""
     path = tmp_path / "split.npz"
@@ -139,6 +146,9 @@ def test_published_splits_run_no_code(tmp_path, capsys):
     harmful = np.array([Harmful(), None, None], dtype=object)
     np.savez(path, k_fold_indices=harmful, test_indices=np.array([7]))
     with pytest.raises(pickle.UnpicklingError, match="print is no part of an array"):
+        data.published(path)
+    np.savez(path, k_fold_indices=np.array([Pointer(), None], object), test_indices=np.array([7]))
+    with pytest.raises(IndexError):
         data.published(path)
     assert capsys.readouterr().out == ""
 

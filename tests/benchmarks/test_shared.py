@@ -4,6 +4,7 @@
 """Stored rows and the tables that are declared of them."""
 
 import json
+import threading
 
 import pytest
 
@@ -96,6 +97,40 @@ def test_records_know_what_is_missing(tmp_path):
         "curve": [1.0],
     }
     assert len(Records(path).rows) == 2
+
+
+def test_a_process_is_killed_while_another_appends(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    records = Records(path)
+    records.add(seed=0)
+    with path.open("a") as file:
+        file.write('{"seed": 1, "met')
+    records.add(seed=2)
+    assert [row["seed"] for row in Records(path).rows] == [0, 2]
+
+
+def test_a_file_is_opened_while_another_process_appends(tmp_path):
+    """A line that is not finished yet is not taken for one that was cut short."""
+    fcntl = pytest.importorskip("fcntl")
+    path = tmp_path / "rows.jsonl"
+    Records(path).add(seed=0)
+    with path.open("ab", buffering=0) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b'{"seed": 1')
+        thread = threading.Thread(target=Records, args=(path,))
+        thread.start()
+        thread.join(0.1)
+        other.write(b"}\n")
+    thread.join()
+    assert [row["seed"] for row in Records(path).rows] == [0, 1]
+
+
+def test_rows_survive_a_kill_at_opening(tmp_path, monkeypatch):
+    """No row is written anew."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"seed": 0}\n{"se')
+    monkeypatch.setattr(type(path), "write_text", lambda path, text: path.write_bytes(b""))
+    assert Records(path).rows == [{"seed": 0}]
 
 
 def test_settings_of_a_search():

@@ -139,7 +139,7 @@ def test_subgraph_keeps_places():
         (torch.zeros(5, dtype=torch.bool), "nodes selects no node"),
         (torch.ones(4, dtype=torch.bool), r"nodes must have shape \(5,\)"),
         (torch.tensor([0.5]), "nodes must be a boolean mask"),
-        ([0, 1], "nodes must be a boolean mask"),
+        ([0.5, 1], "nodes must be a boolean mask"),
     ],
 )
 def test_bad_nodes(nodes, message):

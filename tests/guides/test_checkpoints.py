@@ -4,6 +4,7 @@
 """Which runs a checkpoint may continue, and that no checkpoint is ever lost."""
 
 import functools
+import io
 import os
 import re
 import subprocess
@@ -186,6 +187,32 @@ def test_fewer_epochs_or_less_patience_than_are_stored(tmp_path):
     assert torch.equal(longer, whole)
 
 
+def test_fewer_steps_than_are_stored(tmp_path):
+    """A run without validation, whose options are not in its settings."""
+
+    def steps(number):
+        torch.manual_seed(0)
+        module = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        return train(module, optimizer, float, num_epochs=number, checkpoint=tmp_path / "run.pt")
+
+    assert steps(4) == steps(4) == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(ValueError, match="holds 4 steps, more than num_epochs=2 "):
+        steps(2)
+
+
+def test_nan_in_a_checkpoint_is_refused(tmp_path):
+    """Also after the last epoch, when no loss would show it."""
+    path = tmp_path / "run.pt"
+    fit(path)
+    state = load_checkpoint(path)
+    name = next(iter(state["module"]))
+    state["module"][name].view(-1)[0] = torch.nan
+    save_checkpoint(state, path)
+    with pytest.raises(ValueError, match=f"{name} holds NaN after reading .*run.pt: remove"):
+        fit(path)
+
+
 def test_the_last_epoch_is_stored_too(tmp_path):
     """A run that has ended has nothing left to do."""
     path, seen = tmp_path / "run.pt", []
@@ -284,7 +311,10 @@ print(alpha.sum().item(), len(scores))
 # What lies under the path.
 
 
-@pytest.mark.parametrize("content", [nn.Linear(2, 2).state_dict(), [1, 2], {"settings": "lr=1"}])
+@pytest.mark.parametrize(
+    "content",
+    [nn.Linear(2, 2).state_dict(), [1, 2], {"settings": "lr=1"}, {"settings": {"lr": 1.0}}],
+)
 def test_something_else_under_the_path(tmp_path, content):
     path = tmp_path / "model.pt"
     torch.save(content, path)
@@ -336,6 +366,24 @@ def test_noise_is_unreadable(tmp_path):
             assert load_checkpoint(path) == {"epoch": 1}
 
 
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_flipped_bit_is_unreadable(tmp_path, sums):
+    """Unless the user has turned off the checksums of torch.save."""
+    path, state, rng = tmp_path / "run.pt", {"w": torch.zeros(500)}, torch.Generator()
+    torch.serialization.set_crc32_options(sums)
+    try:
+        save_checkpoint(state, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    content = path.read_bytes()
+    torch.testing.assert_close(load_checkpoint(path), state)
+    start = content.index(bytes(4000))
+    for place in torch.randint(start, start + 4000, (10,), generator=rng).tolist() if sums else ():
+        path.write_bytes(content[:place] + b"\x10" + content[place + 1 :])
+        with pytest.warns(UserWarning, match="checksum"), pytest.raises(RuntimeError):
+            load_checkpoint(path)
+
+
 @pytest.mark.parametrize("error", [PermissionError(13, "no"), OSError(5, "Input/output error")])
 def test_a_passing_error_is_raised(tmp_path, monkeypatch, error):
     path = tmp_path / "run.pt"
@@ -385,6 +433,48 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, place):
             save_checkpoint({"epoch": 2}, path)
     assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
     assert load_checkpoint(path) == {"epoch": 1}
+
+
+@pytest.mark.parametrize("room", [0, 700, 5000])
+def test_a_full_disk_is_named(tmp_path, monkeypatch, room):
+    """torch.save raises an error of its own on top of the disk's."""
+    path = tmp_path / "run.pt"
+
+    class Disk(io.FileIO):
+        def write(self, content):
+            if self.tell() + len(content) > room:
+                raise OSError(28, "No space left on device")
+            return super().write(content)
+
+    save_checkpoint({"epoch": 1}, path)
+    monkeypatch.setattr(Path, "open", lambda path, mode: Disk(path, "x"))
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint({"epoch": 2, "w": torch.zeros(2000)}, path)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
+    assert load_checkpoint(path) == {"epoch": 1}
+
+
+def test_files_of_killed_processes_are_removed(tmp_path, monkeypatch):
+    """After an hour, when no process can be writing them."""
+    path, sync, left = tmp_path / "run[1].pt", os.fsync, []
+
+    def killed(number):
+        sync(number)
+        left.extend(tmp_path.glob("*.tmp"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.os, "fsync", killed)
+        save_checkpoint({"epoch": 1}, path)
+    old, young = left[0], left[0].with_name(left[0].name.replace(".0.", ".1."))
+    mine, other = tmp_path / "run[1].pt.notes.tmp", tmp_path / left[0].name.replace("[1]", "1")
+    for file in (old, young, mine, other):
+        file.touch()
+    for file in (old, mine, other):
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 4000))
+    save_checkpoint({"epoch": 2}, path)
+    assert [file.exists() for file in (old, young, mine, other)] == [False, True, True, True]
+    assert load_checkpoint(path) == {"epoch": 2}
 
 
 def test_others_may_read_a_checkpoint(tmp_path):

@@ -1,12 +1,24 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Data sets that are downloaded."""
+"""Data sets that are downloaded, and files that are cut short or are not what they claim."""
 
+import pickle
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from scipy.io import savemat
+from scipy.sparse import csr_matrix
+from torch_geometric.io import fs
 
+from pyro_nmm.datasets import image_folder, link_graph, published_split
 from pyro_nmm.datasets.nodes import planetoid, select_split
+
+PAIRS = np.array([[0, 1], [1, 2], [2, 3]])
+SPLIT = ("train_edges", "val_edges", "val_edges_false", "test_edges", "test_edges_false")
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +35,118 @@ def test_cora_loads(request):
     torch.testing.assert_close(data.x.to_dense().sum(-1), torch.ones(2708))
     assert data.edge_index.shape == (2, 10556)
     assert data.y.shape == (2708,)
+
+
+def raw_files(nodes=520, test=10):
+    """A ring in the format of Planetoid's files."""
+    rest, y = nodes - test, np.eye(2)[np.arange(nodes) % 2]
+    x = csr_matrix(np.random.default_rng(0).random((nodes, 30)) < 0.1, dtype=np.float32)
+    parts = {"x": x[:4], "tx": x[rest:], "allx": x[:rest], "y": y[:4], "ty": y[rest:]}
+    parts |= {
+        "ally": y[:rest],
+        "graph": {i: [(i + 1) % nodes, (i - 1) % nodes] for i in range(nodes)},
+    }
+    files = {f"ind.cora.{name}": pickle.dumps(part) for name, part in parts.items()}
+    return files | {"ind.cora.test.index": "\n".join(map(str, range(rest, nodes))).encode()}
+
+
+@pytest.fixture
+def internet(monkeypatch):
+    """What a download finds."""
+    files = raw_files()
+
+    def download(url, folder):
+        name = url.rpartition("/")[2]
+        Path(folder, name).write_bytes(files[name])
+
+    monkeypatch.setattr(fs, "cp", download)
+    return files
+
+
+def killed(write):
+    """The process ends after a part of the file."""
+
+    def part(given, place):
+        write(given, place)
+        path = Path(place) if Path(place).is_file() else next(Path(place).glob("ind.*"))
+        path.write_bytes(path.read_bytes()[:100])
+        raise KeyboardInterrupt
+
+    return part
+
+
+def test_planetoid_after_kills(tmp_path, internet, monkeypatch):
+    """In a download, and while PyG writes what it has processed."""
+    for name, kept in (("cp", set()), ("torch_save", internet.keys())):
+        with monkeypatch.context() as patch:
+            patch.setattr(fs, name, killed(getattr(fs, name)))
+            with pytest.raises(KeyboardInterrupt):
+                planetoid("cora", tmp_path)
+        assert {path.name for path in tmp_path.rglob("*.*")} == kept
+    data = planetoid("cora", tmp_path)
+    assert data.edge_index.shape == (2, 1040)
+    for name in ("data.pt", "pre_filter.pt"):
+        file = tmp_path / "Cora/processed" / name
+        file.write_bytes(file.read_bytes()[:100])
+        again = planetoid("cora", tmp_path)
+        assert torch.equal(again.x.to_dense(), data.x.to_dense())
+        assert torch.equal(again.edge_index, data.edge_index)
+
+
+def test_planetoid_without_readable_files(tmp_path, internet):
+    internet["ind.cora.allx"] = internet["ind.cora.allx"][:100]
+    with pytest.raises(ValueError, match=r"Cora cannot be read: UnpicklingError"):
+        planetoid("cora", tmp_path)
+
+
+def cut(content):
+    return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (cut, r"split\.npz cannot be read: BadZipFile"),
+        (lambda content: b"", r"split\.npz cannot be read: EOFError"),
+        (lambda content: pickle.dumps(print), r"split\.npz cannot be read: .*pickled"),
+        (np.array([print, None]), r"split\.npz cannot be read: .*allow_pickle=False"),
+        (PAIRS + 0.5, r"val_edges must hold integers \(torch\.long\), got torch\.float64"),
+        (PAIRS.T, r"val_edges must have shape \(P, 2\), got \(2, 3\)"),
+        (PAIRS + 2, r"val_edges of .*split\.npz holds node id 5, but num_nodes=5"),
+        (PAIRS - 1, "holds node id -1"),
+    ],
+)
+def test_published_splits_that_are_none(tmp_path, change, message):
+    path = tmp_path / "split.npz"
+    arrays = dict.fromkeys(SPLIT, PAIRS)
+    np.savez(path, **arrays | ({} if callable(change) else {"val_edges": change}))
+    if callable(change):
+        path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        published_split(path, 5)
+
+
+def test_links_that_are_none(tmp_path):
+    path = tmp_path / "nips12/nips12.mat"
+    path.parent.mkdir()
+    savemat(path, {"B": np.ones((3, 3))})
+    assert link_graph("nips12", tmp_path).edge_index.shape == (2, 6)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"nips12\.mat cannot be read: OSError"):
+        link_graph("nips12", tmp_path)
+    for content, message in (({"A": 1}, "KeyError: 'B'"), ({"B": np.ones((3, 4))}, "square")):
+        savemat(path, content)
+        with pytest.raises(ValueError, match=rf"nips12\.mat cannot be read: .*{message}"):
+            link_graph("nips12", tmp_path)
+
+
+def test_images_that_are_none(tmp_path):
+    path = tmp_path / "a.png"
+    noise = np.random.default_rng(0).integers(256, size=(30, 30, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(cut(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"a\.png cannot be read: OSError: .*truncated"):
+        image_folder(tmp_path)
+    Image.fromarray(np.full((4, 4), 40_000, dtype=np.uint16)).save(path)
+    with pytest.raises(ValueError, match="256 grey levels a channel, not I;16"):
+        image_folder(tmp_path)
