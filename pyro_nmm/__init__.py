@@ -18,7 +18,7 @@ from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.intervals import Intervals
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AveragedPosterior",

@@ -101,9 +101,6 @@ class OutOfFold:
 
     def _learn(self, x: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
         network, edges = self._network(x, targets.shape[1])
-        if (got := tuple(network(x, edges).shape)) != targets.shape:
-            must = f"return logits of shape {tuple(targets.shape)}"
-            raise ValueError(f"classifier must {must}, got {got}")
         adam = torch.optim.Adam(network.parameters(), LR, weight_decay=DECAY)
         nodes = rows.nonzero()[:, 0]
         nodes = nodes[torch.randperm(len(nodes), device=nodes.device)]
@@ -114,7 +111,10 @@ class OutOfFold:
             inputs, place, seeds = self._batch(network, x, edges, train)
             adam.zero_grad()
             with torch.enable_grad():
-                logits = network.train()(*inputs)[place]
+                logits = network.train()(*inputs)
+                if (got := tuple(logits.shape)) != (must := (len(inputs[0]), targets.shape[1])):
+                    raise ValueError(f"classifier must return logits of shape {must}, got {got}")
+                logits = logits[place]
                 cross_entropy(logits, targets[seeds].to(logits)).backward()
             adam.step()
             if number and epoch % EVERY == 0:
@@ -127,6 +127,8 @@ class OutOfFold:
                 break
         if number:
             network.load_state_dict(best)
+        if self.classifier is None and len(x) > LARGE:
+            edges = _normalized(edges, len(x))  # products of it make no messages of all edges
         return network.eval()(x, edges).softmax(-1)
 
     def _network(self, x: Tensor, num_labels: int) -> tuple[nn.Module, Tensor]:
@@ -138,7 +140,7 @@ class OutOfFold:
                 must = f"have no cached layer in a graph of more than {LARGE} nodes"
                 raise ValueError(f"classifier must {must}: use cached=False")
             return _fresh(self.classifier).to(x.device), self.data.edge_index
-        network = GCN(x.shape[1], 64, 2, num_labels, dropout=0.5, normalize=not whole)
+        network = GCN(x.shape[1], 64, 2, num_labels, dropout=0.5, normalize=False)
         edges = _normalized(self.data.edge_index, len(x)) if whole else self.data.edge_index
         return network.to(x.device), edges
 
@@ -152,7 +154,10 @@ class OutOfFold:
         seeds = nodes[torch.randint(len(nodes), (BATCH,), device=nodes.device)].unique()
         hops = sum(isinstance(layer, MessagePassing) for layer in network.modules())
         batch = seed_batch(Data(x, edges), seeds, max(1, hops), NUM_NEIGHBORS)
-        return (batch.x, batch.edge_index), slice(len(seeds)), seeds
+        ends = batch.edge_index
+        if self.classifier is None:
+            ends = _normalized(ends, len(batch.x))
+        return (batch.x, ends), slice(len(seeds)), seeds
 
     def _learn_rows(self, x: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
         """scikit-learn's classifiers learn each row's most probable label. One more row of each
