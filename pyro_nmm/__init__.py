@@ -3,6 +3,8 @@
 
 """The Neighbor Mixture Model: correlated node labels in Pyro."""
 
+from importlib.util import find_spec
+
 from pyro_nmm.concentrations import GaussianConcentrations, LogisticConcentrations
 from pyro_nmm.distributions import (
     ChosenLabels,
@@ -17,6 +19,12 @@ from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.intervals import Intervals
+
+if find_spec("pyro_nmm.models") is None:
+    raise ImportError(
+        "a checkout's folder pyro_nmm hides the installed package: start Python in another folder, "
+        "or install by pip install --editable ."
+    )
 
 __version__ = "0.2.0"
 

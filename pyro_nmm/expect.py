@@ -33,7 +33,8 @@ def as_tensor(name: str, value: Any, device: torch.device | None = None) -> Tens
         return torch.as_tensor(array, device=device)
     except (TypeError, ValueError, RuntimeError):
         of = "a tensor, an array or a nested list of numbers"
-        raise ValueError(f"{name} must be {of}, got {type(value)}") from None
+        got = f"{type(value)}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}"
+        raise ValueError(f"{name} must be {of}, got {got}") from None
 
 
 def expect(
@@ -53,7 +54,8 @@ def expect(
     text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
     if not isinstance(value, Tensor) or not _is_kind(value, kind):
         got = value.dtype if isinstance(value, Tensor) else type(value)
-        fix = "; turn node ids into a mask with PyG's index_to_mask" if kind == "mask" else ""
+        cure = "; torch.as_tensor makes one of an array, PyG's index_to_mask of node ids"
+        fix = cure if kind == "mask" else ""
         of = f" of {text}" if shape and kind in ("ids", "tensor") else ""
         raise ValueError(f"{name} must {KINDS[kind]}{of}, got {got}{fix}")
     if shape is not None and not _fits(tuple(value.shape), shape):

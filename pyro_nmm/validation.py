@@ -26,6 +26,7 @@ def check_shapes(
     hood: Neighborhood, alpha: Concentrations, logits: Tensor
 ) -> tuple[Concentrations, Tensor]:
     """Parameters of the right shapes, dtypes and devices, in single precision at least."""
+    check_hood(hood)
     what, size = "source" if hood.bipartite else "node", hood.num_sources
     if isinstance(alpha, OrdinalConcentrations):
         note, dtype = f"one number per {what}", alpha.mean.dtype
@@ -184,7 +185,10 @@ def check_labelling(method: str, hood: Neighborhood, batch_shape: Size, y: Tenso
     return y
 
 
-def check_label_range(rows: Neighborhood, labels: Tensor, num_classes: int) -> None:
+def check_label_range(
+    rows: Neighborhood, labels: Tensor, num_classes: int, has: str = "alpha has",
+    cure: str = "mask that node out with observed, or give alpha more columns",
+) -> None:  # fmt: skip
     """Refuse observed labels ``(..., num_rows)`` beyond the classes."""
     labels = expect("y", labels, kind="labels").long()  # uint8 compares with 256 modulo 256
     wrong = (labels < 0) | (labels >= num_classes)
@@ -192,8 +196,7 @@ def check_label_range(rows: Neighborhood, labels: Tensor, num_classes: int) -> N
         where = wrong.nonzero()[0]
         label, node = labels[tuple(where)].item(), rows.nodes[where[-1]].item()
         raise ValueError(
-            f"y holds label {label} at node {node}, but alpha has labels 0..{num_classes - 1}: "
-            f"mask that node out with observed, or give alpha more columns"
+            f"y holds label {label} at node {node}, but {has} labels 0..{num_classes - 1}: {cure}"
         )
 
 

@@ -58,7 +58,8 @@ class GraphScores:
             known = known | new
         if known.any():
             rows = hood.restrict(known)
-            check_label_range(rows, y[rows.nodes], scores.shape[1])
+            cure = "count labels from 0, and leave unlabelled nodes out of train, held_out, known"
+            check_label_range(rows, y[rows.nodes], scores.shape[1], "scores have", cure)
         return cls(hood, scores, y, known, weight, new=new)
 
     @property

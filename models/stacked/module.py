@@ -319,7 +319,7 @@ class StackedNMM(nn.Module):
         :raises ValueError: without a fit, after an update, with ``pool=False``, or of one label.
         """
         if self.evidence is None:
-            raise ValueError("summary needs a fit with a pool: call fit(...) first")
+            raise ValueError("summary needs a fit with a pool and no update or loading after it")
         return str(self.evidence)
 
     def extra_repr(self) -> str:

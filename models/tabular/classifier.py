@@ -275,8 +275,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             if self.neighbors is not None:
                 raise
             raise ValueError(
-                f"the default neighbours need numeric rows without missing values: pass "
-                f"neighbors={example}. The error was: {error}"
+                f"the default neighbours need numeric rows without missing values and a known "
+                f"metric: else pass neighbors={example}. The error was: {error}"
             ) from error
         if not hasattr(graph, "tocoo"):
             raise ValueError(

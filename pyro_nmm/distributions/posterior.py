@@ -13,7 +13,7 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, continued, extended, of_components
 from pyro_nmm.distributions.predictions import predicted
 from pyro_nmm.distributions.smc import STAGE, sequential_monte_carlo
-from pyro_nmm.expect import as_mask, check_mask
+from pyro_nmm.expect import as_set, check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
@@ -281,10 +281,10 @@ class Posterior:
         check_integers(1, num_samples=num_samples)
         if label >= self.num_classes:
             raise ValueError(f"label must lie in 0..{self.num_classes - 1}, got {label}")
-        if isinstance(sets, Tensor) and sets.dim() == 1:
+        if len(sets) == 0 or torch.as_tensor(sets[0]).dim() == 0:
             raise ValueError("sets must be a sequence: give [nodes] for a single set of nodes")
         hood = self.hood
-        members = torch.stack([as_mask(nodes, hood.num_nodes, hood.device) for nodes in sets])
+        members = torch.stack([as_set(s, hood.num_nodes, hood.device, "sets") for s in sets])
         union = members.any(0).nonzero()[:, 0]
         # Products of zeros and ones are exact in single precision, and linear in all members.
         inside = members[:, union].T.float().to_sparse()
