@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from pyro.distributions import DirichletMultinomial
 from torch import Tensor
@@ -14,8 +13,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.expect import as_tensor
-from pyro_nmm.models.latent.answers import LONG, known_labels, read_answers
+from pyro_nmm.models.latent.answers import edges_of, known_labels, read_answers
 from pyro_nmm.models.latent.classifier import out_of_fold
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
 from pyro_nmm.models.latent.emissions import Values, mixture_em
@@ -118,10 +116,18 @@ class Annotators:
         else:
             if edge_attr is not None:
                 raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
-            ends, num_nodes = _edges(graph, answers)
+            ends, num_nodes = edges_of(graph, answers)
             hood, edge_attr = hops(ends, num_nodes)
             walk = Walk.on_graph(ends, num_nodes)
         data = read_answers(answers, hood.num_nodes, hood.device)
+        if (text := data.labels) and len(text) > self._num_answers(data.table):
+            cure = "a row for each answer needs the columns task, worker, label"
+            some = f"{text[:8]}{' ...' * (len(text) > 8)}"
+            must = f"name at most {self._num_answers(data.table)} labels (num_labels)"
+            raise ValueError(f"answers must {must}, got {len(text)}: {some}; {cure}")
+        # Columns with the labels' names may be in any order.
+        if text and set(getattr(pred_probs, "columns", ())) == set(text):
+            pred_probs = pred_probs[text]
         learn = out_of_fold(graph, classifier, pred_probs, (hood.num_nodes, self.num_labels))
         if known is not None:
             labels = data.labels or self.num_labels
@@ -146,7 +152,8 @@ class Annotators:
         if low < -1 or top >= number:
             wrong = low if low < -1 else top
             must = f"lie in 0..{number - 1}, or be -1 for a missing one"
-            raise ValueError(f"answers holds {wrong}, but must {must}: see num_answers")
+            cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
+            raise ValueError(f"answers holds {wrong}, but must {must}: {cure}")
         if (silent := (answers < 0).all(0)).any():
             name = int(silent.nonzero()[0])
             raise ValueError(f"answers has none of annotator {name}: leave that column out")
@@ -290,22 +297,6 @@ def _draw_places(number: int, size: int, device: torch.device) -> Tensor:
     """``(size,)`` random places, different as long as there are enough."""
     place = torch.randperm(number, device=device)[:size]
     return torch.cat([place, torch.randint(number, (size - len(place),), device=device)])
-
-
-def _edges(graph: Any, answers: Any) -> tuple[Tensor, int]:
-    """Edges and the number of nodes of a graph that is no neighborhood."""
-    if isinstance(graph, Data):
-        if graph.edge_index is None:
-            raise ValueError("graph has no edge_index")
-        return graph.edge_index, int(graph.num_nodes)
-    if isinstance(graph, Tensor | np.ndarray | list):  # nodes without edges have answers
-        graph = as_tensor("graph", graph)
-        if set(getattr(answers, "columns", ())) >= LONG:
-            return graph, max(int(graph.max()), int(answers["task"].max())) + 1
-        return graph, len(answers)
-    cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
-    must = "PyG's Data, an edge_index or a Neighborhood"
-    raise ValueError(f"graph must be {must}, got {type(graph)}: {cure}")
 
 
 def source_counts(hood: Neighborhood, probs: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from pyro_nmm.expect import expect_device
+from pyro_nmm.expect import as_tensor, expect_device
 
 #: Columns of a data frame with a row for every answer, as crowd-kit has it.
 LONG = {"task", "worker", "label"}
@@ -51,7 +52,9 @@ def _wide(data: Any, num_nodes: int) -> Any:
     wrong = ~data["task"].isin(range(num_nodes))
     if wrong.any():
         task = data["task"][wrong].iloc[0]
-        raise ValueError(f"answers must have node ids 0..{num_nodes - 1} as tasks, got {task}")
+        cure = "map ids to nodes; Data(edge_index=..., num_nodes=N) counts nodes without edges"
+        must = f"answers must have node ids 0..{num_nodes - 1} as tasks"
+        raise ValueError(f"{must}, got {task} ({type(task).__name__}): {cure}")
     twice = data.duplicated(["task", "worker"])
     if twice.any():
         task, worker = data[["task", "worker"]][twice].iloc[0]
@@ -94,7 +97,8 @@ def known_labels(
 ) -> Tensor:
     """``(N,)`` true labels, -1 where unknown, of numbers with NaN, or of names."""
     found = _array(known)
-    if isinstance(labels, list) and isinstance(found, np.ndarray) and found.dtype.kind in "OUST":
+    named = isinstance(found, np.ndarray) and found.dtype.kind in "OUST"
+    if isinstance(labels, list) and named:
         place = {name: number for number, name in enumerate(labels)}
         text = [-1 if _is_missing(each) else place.get(str(each), len(labels)) for each in found]
         if len(labels) in text:
@@ -104,14 +108,37 @@ def known_labels(
     if isinstance(found, np.ndarray) and found.dtype.kind in "iuf":
         found = torch.from_numpy(np.array(found)).to(device)
     must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
-    if not isinstance(found, Tensor) or found.shape != (num_nodes,):
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(known)
+    if not isinstance(found, Tensor) or found.shape != (num_nodes,) or found.dtype == torch.bool:
+        got = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else type(known)
         raise ValueError(f"{must}, got {got}")
     expect_device("known", found, device)
     if found.is_floating_point():
         found = found.nan_to_num(-1.0)
+    if isinstance(labels, list) and not named and (found >= 0).any():
+        raise ValueError(f"known must name labels as answers do, {labels}, got {found.dtype}")
     number = labels if isinstance(labels, int) else len(labels)
     wrong = (found != found.long()) | (found < -1) | (found >= number)
     if wrong.any():
         raise ValueError(f"{must} and below {number} elsewhere, got {found[wrong][0].item()}")
     return found.long()
+
+
+def edges_of(graph: Any, answers: Any) -> tuple[Tensor, int]:
+    """Edges and the number of nodes of a graph that is no neighborhood."""
+    if isinstance(graph, Data):
+        if graph.edge_index is None:
+            raise ValueError("graph has no edge_index")
+        return graph.edge_index, int(graph.num_nodes)
+    if isinstance(graph, Tensor | np.ndarray | list):  # nodes without edges have answers
+        graph = as_tensor("graph", graph)
+        if set(getattr(answers, "columns", ())) >= LONG:
+            return graph, int(graph.max()) + 1 if graph.numel() else 0
+        if len(graph) == 2 and graph.numel() and (top := int(graph.max())) >= len(answers):
+            must = f"answers must have a row for each node, got {len(answers)}"
+            raise ValueError(f"edge_index holds node id {top}, but {must}: -1 or NaN is no answer")
+        return graph, len(answers)
+    cure = "torch_geometric.utils has from_networkx and from_scipy_sparse_matrix"
+    if isinstance(graph, tuple):
+        cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
+    must = "PyG's Data, an edge_index or a Neighborhood"
+    raise ValueError(f"graph must be {must}, got {type(graph)}: {cure}")

@@ -89,9 +89,12 @@ class Consensus:
     annotators: list | None = None
 
     def predict(self) -> Any:
-        """``(N,)``: every node's most probable label, an array of names if answers are text."""
+        """``(N,)``: every node's most probable label, an array of names if answers are text that
+        names labels."""
         found = self.probs.argmax(-1)
-        return found if self.labels is None else np.array(self.labels)[found.cpu().numpy()]
+        if self.labels is None or not self.field.emission.named:
+            return found
+        return np.array(self.labels)[found.cpu().numpy()]
 
     def predict_proba(self) -> Tensor:
         """:attr:`probs`, under the name of scikit-learn."""
@@ -134,6 +137,9 @@ class Consensus:
             "powers: " + ", ".join(f"{name} {power:.2f}" for name, power in self.powers.items()),
             str(self.dependence),
         ]
+        if sum(self.powers.values()) - self.powers["answers"] < 0.5:
+            why = "dependent errors, or a graph that does not fit"
+            lines.append(f"neighbours predict answers badly: {why}")
         if nodes == number:
             lines.append("no node has two answers: powers are defaults, confidence is a guess")
         return "\n".join(lines)

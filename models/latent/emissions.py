@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
-from pyro_nmm.expect import as_tensor, expect
+from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.validation import check_hood, check_integers, check_positive
 
 Values = dict[str, Tensor]
@@ -125,8 +125,9 @@ class NormalEmission(_Columns):
         check_hood(hood)
         data = as_tensor("data", data, hood.device)
         data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
-        if not data.is_floating_point() or data.isinf().any():
-            raise ValueError(f"data must be floats, finite or NaN, got {data.dtype}")
+        if not data.is_floating_point():
+            raise ValueError(f"data must be floats, NaN if missing, got {data.dtype}")
+        expect_all("data", data, ~data.isinf(), "be finite or NaN")
         _check_columns(data.isnan(), "is missing everywhere")
         mean, variance = _centre(data.double())
         floor = 1e-12 * mean.square().clamp(min=torch.finfo(torch.double).tiny)

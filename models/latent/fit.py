@@ -260,8 +260,8 @@ class _Fit:
                 group["lr"] = rate * max(gain, 0.1)
             self.ascend(prior, optimizer, draw)
             terms = LatentTerms(*self.terms(prior), self.evidence(values)[None])
-        if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():
-            raise ValueError(f"lr={lr} is too large: concentrations are no longer finite")
+            if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():
+                raise ValueError(f"lr={lr} is too large: concentrations are no longer finite")
         return _State(prior, values, draw, left_out(hood, terms, draw).mean().item())
 
     def prepared(

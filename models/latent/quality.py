@@ -112,7 +112,7 @@ def _beside_neighbors(found: Consensus) -> tuple[Tensor, Tensor]:
         weight = torch.empty(len(found.answers), 1).exponential_().to(around)
         labels = (math.exp(UNSURE * torch.randn(()).item()) * around).softmax(-1)
         joint = (labels * weight)[node]
-        confusion = fit_confusion(start, joint, annotator, given)
+        confusion = fit_confusion(start, joint, annotator, given, random=True)
         draws.append((confusion, (labels * weight).sum(0) / weight.sum()))
     matrices, shares = zip(*draws, strict=True)
     return torch.stack(matrices), torch.stack(shares)
@@ -131,14 +131,18 @@ def _marginal_confusion(field: HiddenField) -> Tensor:
     return field.values["types"].double() @ confusion if "types" in field.values else confusion
 
 
-def fit_confusion(start: Tensor, labels: Tensor, annotator: Tensor, given: Tensor) -> Tensor:
+def fit_confusion(
+    start: Tensor, labels: Tensor, annotator: Tensor, given: Tensor, random: bool = False
+) -> Tensor:
     """``(M, C, K)`` by EM, each annotator alone, from ``A`` answers ``given`` at nodes whose label
-    distributions are ``(A, C)``, times weights of the nodes."""
+    distributions are ``(A, C)``, times weights of the nodes; the prior's weights may be random."""
     size = num_annotators, _, num_answers = start.shape
     confusion, flat = start, annotator * num_answers + given
     weight = labels.sum(-1, keepdim=True)
     # A weak prior, because rows that are pulled to the middle bias accuracies.
     prior = STRENGTH * (start / 2 + 1 / (2 * num_answers))
+    if random:  # as those of the nodes: few answers leave a wide interval
+        prior = torch._standard_gamma(prior).clamp(min=1e-30)
     for _ in range(NUM_STEPS):
         joint = labels * confusion[annotator, :, given]
         joint = joint * (weight / joint.sum(-1, keepdim=True))

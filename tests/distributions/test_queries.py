@@ -60,6 +60,9 @@ def test_counts_in_sets():
     sets = [torch.tensor([0, 2, 4]), torch.tensor([0, 1, 0, 0, 1]).bool(), torch.tensor([1])]
     torch.manual_seed(0)
     draws = posterior.counts(sets, label=1, num_samples=4000)
+    same = [sets[0].tolist(), sets[1].long(), sets[2].numpy()]
+    torch.manual_seed(0)
+    assert torch.equal(posterior.counts(same, label=1, num_samples=4000), draws)
     assert draws.shape == (4000, 3)
     assert (draws[:, 2] == 1).all()
     exact = posterior.log_marginal(sets[0], EVERY).exp()

@@ -6,6 +6,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -463,6 +464,67 @@ def test_bad_input():
     }.items():
         with pytest.raises((ValueError, TypeError), match=message.replace("..", r"\.\.")):
             call()
+
+
+NAMES = np.array(["ash", "birch", "cedar"])[TRUTH]
+
+
+@pytest.mark.parametrize(
+    ("graph", "answers", "options", "message"),
+    [
+        (
+            EDGES,
+            np.stack([NAMES, PLACES[:, 1].numpy().astype(str)], 1),
+            {},
+            "name at most 3 labels",
+        ),
+        (EDGES, NAMES[:, None], {"known": TRUTH}, "known must name labels as answers do"),
+        (EDGES, TRUTH[:, None], {"known": TRUTH > 0}, "known must hold integer labels"),
+        (EDGES, TRUTH[:200, None], {}, "answers must have a row for each node, got 200"),
+        (EDGES, TRUTH[:, None] + 1, {}, "number from 0, or raise num_labels"),
+        ((EDGES, 256), TRUTH[:, None], {}, "return a pair"),
+        ("edges", TRUTH[:, None], {}, "from_networkx"),
+        (
+            EDGES,
+            pd.DataFrame({"task": np.arange(1, 257), "worker": "a", "label": NAMES}),
+            {},
+            r"node ids 0..255 as tasks, got 256 .*map ids to nodes",
+        ),
+    ],
+)
+def test_what_users_confuse(graph, answers, options, message):
+    with pytest.raises(ValueError, match=message):
+        Annotators(3).fit(graph, answers, **options, **QUICK)
+
+
+def test_columns_of_probabilities_may_have_names():
+    names, probs = ["cedar", "ash", "birch"], torch.rand(256, 3).softmax(-1).numpy()
+    found = []
+    for given in (pd.DataFrame(probs, columns=names), probs[:, [1, 2, 0]]):
+        torch.manual_seed(0)
+        found.append(Annotators(3).fit(EDGES, NAMES[:, None], pred_probs=given, **QUICK).probs)
+    torch.testing.assert_close(*found)
+
+
+def test_labels_that_answers_do_not_name_have_no_names():
+    fitted = Annotators(3, aligned=False).fit(EDGES, NAMES[:, None], num_starts=1, **QUICK)
+    assert isinstance(fitted.predict(), torch.Tensor)
+
+
+def test_a_few_answers_leave_a_wide_interval():
+    answers = answers_to(TRUTH, [0.8, 0.8, 0.8], missing=0)
+    answers[3:, 2] = -1
+    found = accuracy(Annotators(3).fit(EDGES, answers, **QUICK))
+    width = found.high - found.low
+    assert width[2] > 0.3 > 0.2 > width[0]
+
+
+def test_a_graph_that_does_not_fit_is_named():
+    answers = answers_to(TRUTH, [0.8, 0.7, 0.6])
+    shuffled = torch.randperm(256)[EDGES]
+    good, bad = (Annotators(3).fit(graph, answers, **QUICK) for graph in (EDGES, shuffled))
+    assert "a graph that does not fit" not in good.summary()
+    assert "a graph that does not fit" in bad.summary()
 
 
 def test_strength_by_marginal_likelihood():
