@@ -14,12 +14,17 @@ from torch import Tensor
 from pyro_nmm.concentrations import Concentrations, draw_labels, gather, totals
 from pyro_nmm.ops.counts import Groups
 
+#: On a CPU urns take a third of the time of z from about so many labels on.
+MANY = 2**16
+
 
 @torch.no_grad()
 def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
-    r"""``(..., n)``: labels of :math:`p(y \mid c)`, from urns or from a table's :math:`z`."""
-    if not isinstance(alpha, Tensor) or (alpha.dim() == 2 and alpha.device.type == "cpu"):
-        return draw_from_urns(alpha, choices)  # a third of the time of z; a GPU would wait for it
+    r"""``(..., n)``: labels of :math:`p(y \mid c)`; from a table's :math:`z`, or from urns."""
+    if not isinstance(alpha, Tensor):
+        return draw_from_urns(alpha, choices)
+    if alpha.dim() == 2 and choices.numel() >= MANY and alpha.device.type == "cpu":
+        return draw_from_urns(alpha, choices)
     log_z = _log_dirichlet(alpha.expand(*choices.shape[:-1], *alpha.shape[-2:]))
     index = choices[..., None].expand(*choices.shape, alpha.shape[-1])
     # Unchecked: the checks fail without draws.

@@ -159,8 +159,7 @@ def test_docs_latent_labels(capsys):
     assert page["losses"][-1] < page["losses"][0]
     low, high = pyro.param("means").tolist()
     assert low < -0.7
-    assert high > 0.3  # where it began: the bound moves the mean of the rarer label less
-    assert high - low > 1.4
+    assert high > 0.7
     assert page["posterior"].marginals()[1, 1] > 0.5
 
 

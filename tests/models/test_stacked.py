@@ -16,9 +16,8 @@ from graphs import house, to_hood
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from runs import fit_on_all_edges, log_prior, prior_of
-from torch.distributions import Categorical, Dirichlet
 
-from pyro_nmm import NeighborChoice, Neighborhood, OrderedConditional
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked.fit import bounded_temperature, surrogate
@@ -87,8 +86,7 @@ def simulate(seed):
     torch.set_default_dtype(torch.double)
     hood = to_hood(nx.caveman_graph(150, 4))
     truth = torch.randn(600, 4).softmax(-1)
-    z = Dirichlet(0.5 * truth).sample()
-    y = Categorical(z[NeighborChoice(hood, torch.zeros(hood.num_edges)).sample()]).sample()
+    y = NeighborMixture(hood, 0.5 * truth, torch.zeros(hood.num_edges)).sample()
     order = torch.randperm(600)
     train, held_out, test = (torch.zeros(600, dtype=torch.bool) for _ in range(3))
     for mask, part in zip((train, held_out, test), order.split([200, 200, 200]), strict=True):
