@@ -17,7 +17,7 @@ from pyro_nmm.ops.enumeration import enumerate_labels
 
 @pytest.mark.parametrize("many", [0, 10**9])
 def test_integral_over_z(kernels, many, monkeypatch):
-    """By urns and by z: 50,000 label distributions and 20,000 draws notice probabilities that are off by a tenth."""
+    """By urns and by z; 20,000 draws notice probabilities that are off by a tenth."""
     monkeypatch.setattr(label_draws, "MANY", many)
     alpha = torch.rand(3, 2) * 2 + 0.2
     choices = torch.tensor([0, 2, 0, 0])
