@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import grid, to_dense_adj
 
 from pyro_nmm import sources
+from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
 from pyro_nmm.models.latent import consensus
 from pyro_nmm.models.latent.annotators import STRENGTHS
@@ -519,12 +520,15 @@ def test_a_few_answers_leave_a_wide_interval():
     assert width[2] > 0.3 > 0.2 > width[0]
 
 
-def test_a_graph_that_does_not_fit_is_named():
+def test_a_graph_that_does_not_fit_is_named_and_answers_keep_their_weight():
     answers = answers_to(TRUTH, [0.8, 0.7, 0.6])
     shuffled = torch.randperm(256)[EDGES]
     good, bad = (Annotators(3).fit(graph, answers, **QUICK) for graph in (EDGES, shuffled))
     assert "a graph that does not fit" not in good.summary()
     assert "a graph that does not fit" in bad.summary()
+    assert bad.powers["answers"] > good.powers["answers"] / 2
+    pool, field = (mean_log_prob(probs, TRUTH) for probs in (bad.probs, bad.field.probs))
+    assert pool > field - 0.15
 
 
 def test_strength_by_marginal_likelihood():
