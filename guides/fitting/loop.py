@@ -17,7 +17,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pyro_nmm.guides.fitting.checkpoints import fingerprint, resume, save_checkpoint
+from pyro_nmm.checkpoints import (
+    fingerprint,
+    generators,
+    restore_generators,
+    resume,
+    save_checkpoint,
+)
 from pyro_nmm.validation import check_integers, check_positive
 
 
@@ -119,9 +125,7 @@ def train(
             for name, part in parts.items():
                 part.load_state_dict(state[name])
             _check_weights(module, f"reading {how.checkpoint}", "remove the checkpoint")
-            torch.set_rng_state(state["generators"][0])
-            devices = state["generators"][1 : 1 + torch.cuda.device_count()]
-            torch.cuda.set_rng_state_all(devices)
+            restore_generators(state["generators"])
     stored = len(history)
 
     def save() -> None:
@@ -129,8 +133,7 @@ def train(
         if how.checkpoint is not None and len(history) > stored:
             state = {"settings": here, "best": best, "history": history}
             state |= {name: part.state_dict() for name, part in parts.items()}
-            state["generators"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
-            save_checkpoint(state, how.checkpoint)
+            save_checkpoint(state | {"generators": generators()}, how.checkpoint)
             stored = len(history)
 
     for step in how.progress(range(len(history), num_epochs)):

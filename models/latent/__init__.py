@@ -15,13 +15,8 @@ from pyro_nmm.models.latent.emissions import (
     mixture_em,
 )
 from pyro_nmm.models.latent.field import FieldPrior, HiddenField, check_edge_attr, hidden_field
-from pyro_nmm.models.latent.fit import (
-    FieldRun,
-    FieldSampling,
-    fit_field,
-    leave_one_out,
-    sample_field,
-)
+from pyro_nmm.models.latent.fit import fit_field, leave_one_out, sample_field
+from pyro_nmm.models.latent.options import FieldRun, FieldSampling
 from pyro_nmm.models.latent.quality import accuracy, information
 
 __all__ = [

@@ -108,7 +108,8 @@ class Annotators:
         :param pred_probs: ``(N, C)`` out-of-sample probabilities of a classifier of your own, as
             cleanlab has them.
         :param options: of :func:`~pyro_nmm.models.fit_field`; one start if answers name labels, and
-            40 steps of two chains for more than 50,000 nodes.
+            40 steps of two chains for more than 50,000 nodes. ``progress`` also wraps the folds of
+            both trainings of a classifier.
         :return: the consensus. Cost: as for ``fit_field``, and :math:`O(E C)` for the pool.
         """
         if isinstance(graph, Neighborhood):
@@ -128,7 +129,8 @@ class Annotators:
         # Columns with the labels' names may be in any order.
         if text and set(getattr(pred_probs, "columns", ())) == set(text):
             pred_probs = pred_probs[text]
-        learn = out_of_fold(graph, classifier, pred_probs, (hood.num_nodes, self.num_labels))
+        shape, progress = (hood.num_nodes, self.num_labels), options.get("progress", iter)
+        learn = out_of_fold(graph, classifier, pred_probs, shape, progress)
         if known is not None:
             labels = data.labels or self.num_labels
             known = known_labels(known, hood.num_nodes, labels, hood.device)

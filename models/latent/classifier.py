@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from pyro_nmm.datasets import seed_batch
 from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.sparse import sparse_csr, to_csr
 
+Progress = Callable[[range], Iterable[int]]
 #: Parts of the nodes; a node's prediction comes from training without its part.
 NUM_FOLDS = 5
 #: Adam's learning rate, weight decay and most steps.
@@ -32,7 +33,7 @@ LARGE, BATCH, NUM_NEIGHBORS = 50_000, 512, 5
 
 
 def out_of_fold(
-    graph: Any, classifier: Any, pred_probs: Any, shape: tuple[int, int]
+    graph: Any, classifier: Any, pred_probs: Any, shape: tuple[int, int], progress: Progress = iter
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """From label distributions and the nodes to learn from, to predictions; None without any."""
     if pred_probs is not None:
@@ -47,7 +48,7 @@ def out_of_fold(
         return None
     if getattr(graph, "x", None) is None:
         raise ValueError("classifier needs features: give PyG's Data with x as graph")
-    return OutOfFold(classifier, graph)
+    return OutOfFold(classifier, graph, progress)
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,12 @@ class OutOfFold:
     :param classifier: a network that is called as ``classifier(x, edge_index)`` and returns
         ``(N, C)`` logits, a scikit-learn classifier of ``x``, or None for a GCN.
     :param Data data: ``x`` and ``edge_index``.
+    :param progress: wraps the range of folds, for example ``tqdm``.
     """
 
     classifier: Any
     data: Data
+    progress: Progress = iter
 
     def __post_init__(self) -> None:
         x = expect("graph.x", self.data.x, (int(self.data.num_nodes or 0), "F"))
@@ -94,7 +97,7 @@ class OutOfFold:
             learn = self._learn
             x = x if len(x) > LARGE else _sparse(self.data.x)
             x = x.to(torch.get_default_dtype())
-        for number in range(NUM_FOLDS):
+        for number in self.progress(range(NUM_FOLDS)):
             here = fold == number
             found[here] = learn(x, targets, rows & ~here)[here].to(found)
         return found

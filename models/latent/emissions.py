@@ -13,10 +13,11 @@ from torch.nn.functional import one_hot
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.expect import as_tensor, expect, expect_all
-from pyro_nmm.validation import check_hood, check_integers, check_positive
+from pyro_nmm.validation import check_each_call, check_hood, check_integers, check_positive
 
 Values = dict[str, Tensor]
 ROWS = "a row for every node of hood"
+COUNTS = "be integer counts, with -1 for missing ones"
 
 
 class Emission(Protocol):
@@ -142,8 +143,9 @@ class NormalEmission(_Columns):
         return mixture_em(self, data, values)[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        """``(N, C)``: of all features of a node, in nats. :meth:`check` alone reads values."""
+        """``(N, C)``: of all features of a node, in nats."""
         expect("data", data, ("N", values["mean"].shape[-1]), kind="float")
+        check_each_call("data", data, lambda x: ~x.isinf(), "be finite or NaN")
         sd, log_prob = values["variance"].sqrt(), values["mean"].new_zeros(())
         for d in range(data.shape[1]):
             x = data[:, d, None]
@@ -208,8 +210,9 @@ class PoissonEmission(_Columns):
         check_hood(hood)
         data = as_tensor("data", data, hood.device)
         data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
-        if data.is_floating_point() or data.dtype == torch.bool or (data < -1).any():
-            raise ValueError("data must be integer counts, with -1 for missing ones")
+        if data.is_floating_point() or data.is_complex() or data.dtype == torch.bool:
+            raise ValueError(f"data must {COUNTS}, got dtype {data.dtype}")
+        expect_all("data", data, data >= -1, COUNTS)
         _check_columns(data < 0, "is missing everywhere")
         return data
 
@@ -220,8 +223,9 @@ class PoissonEmission(_Columns):
         return mixture_em(self, data, {"rate": rate})[0]
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        """``(N, C)``: of all counts of a node, in nats. Negative ones are missing."""
+        """``(N, C)``: of all counts of a node, in nats."""
         expect("data", data, ("N", values["rate"].shape[-1]), kind="integers")
+        check_each_call("data", data, lambda x: x >= -1, COUNTS)
         seen, counts = (data >= 0).to(values["rate"]), data.clamp(min=0).to(values["rate"])
         log_prob = counts @ values["rate"].log().mT - seen @ values["rate"].mT
         return log_prob - (torch.lgamma(counts + 1) * seen).sum(-1, keepdim=True)

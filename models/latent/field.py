@@ -191,6 +191,9 @@ def allowed_labels(known: Tensor | None, hood: Neighborhood, num_labels: int) ->
     minus infinity."""
     found = torch.zeros(hood.num_nodes, num_labels, device=hood.device)
     if known is not None:
+        if known.dtype == torch.bool:
+            cure = "torch.where(mask, y, -1)"
+            raise ValueError(f"known must hold labels, -1 where unknown, not a mask: pass {cure}")
         known = expect("known", known, (hood.num_nodes,), kind="labels", like=hood)
         good = (known >= -1) & (known < num_labels)
         expect_all("known", known, good, f"lie in 0..{num_labels - 1}, or be -1 where unknown")

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
-from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,49 +14,10 @@ from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.models.latent.emissions import Emission, Values
 from pyro_nmm.models.latent.field import FieldPrior, HiddenField, allowed_labels, check_edge_attr
+from pyro_nmm.models.latent.options import FieldRun, FieldSampling, Saved
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
-from pyro_nmm.validation import check_all_rows, check_integers, check_positive, options_of
-
-
-@dataclass(frozen=True)
-class FieldRun:
-    """
-    Options of :func:`fit_field`.
-
-    :param int num_starts: fits, of which one is kept: the first with flat attention, others along a
-        feature of the edges or against it. One is often enough if answers name labels.
-    :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
-        disagree.
-    :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
-    :param float lr: of the prior's parameters.
-    :param progress: wraps the range of steps, for example ``tqdm``.
-    """
-
-    num_starts: int = 5
-    num_steps: int = 120
-    num_chains: int = 4
-    num_draws: int = 50
-    lr: float = 0.1
-    progress: Callable[[range], Iterable[int]] = iter
-
-    def __post_init__(self) -> None:
-        numbers = vars(self).copy()
-        del numbers["progress"]
-        check_positive(lr=numbers.pop("lr"))
-        check_integers(1, **numbers)
-
-
-@dataclass(frozen=True)
-class FieldSampling:
-    """Options of :func:`sample_field`; chains sweep ``num_sweeps`` times before they are drawn."""
-
-    num_chains: int = 4
-    num_draws: int = 50
-    num_sweeps: int = 20
-
-    def __post_init__(self) -> None:
-        check_integers(1, **vars(self))
+from pyro_nmm.validation import check_all_rows, check_integers, options_of
 
 
 def fit_field(
@@ -93,18 +54,13 @@ def fit_field(
     :param options: of :class:`~pyro_nmm.models.latent.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
-    if not isinstance(hood, Neighborhood):
-        cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
-        raise ValueError(f"hood must be a Neighborhood, got {type(hood)}: {cure}")
     how = options_of(fit_field, FieldRun, options)
     if prior is not None and edge_attr is not None:
         raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
     if prior is None and inputs:
         raise ValueError("inputs belong to prior: give a network as prior")
     fit = _Fit(emission, hood, data, edge_attr, how.num_chains, known, prior, inputs)
-    steps = range(how.num_steps)
-    found = (fit.run(how.progress(steps), len(steps), how.lr, i) for i in range(how.num_starts))
-    best = max(found, key=lambda state: state.score)
+    best = max((fit.run(how, i) for i in range(how.num_starts)), key=lambda state: state.score)
     return fit.sample(best, how.num_draws)
 
 
@@ -237,31 +193,46 @@ class _Fit:
         expect("alpha of prior", alpha, (self.hood.num_sources, self.emission.num_labels))
         return self.hood.log_softmax(logits)[None], alpha[None]
 
+    def settings(self) -> dict[str, object]:
+        """What a checkpoint depends on."""
+        names = "emission", "data", "edge_attr", "known", "inputs"
+        edges = self.hood.ptr, self.hood.source, self.hood.num_sources
+        return {name: getattr(self, name) for name in names} | {"edges": edges}
+
     def uniforms(self, *shape: int) -> Tensor:
         size = *shape, self.num_chains, self.hood.num_nodes
         return torch.rand(size, dtype=torch.double, device=self.hood.device)
 
-    def run(self, steps: Iterable[int], num_steps: int, lr: float, turn: int) -> _State:
+    def run(self, how: FieldRun, turn: int) -> _State:
         emission, hood, data = self.emission, self.hood, self.data
         values = emission.start(data, hood)
         evidence = self.evidence(values)
-        prior, optimizer = self.prepared(evidence, lr, turn)
+        prior, optimizer = self.prepared(evidence, how.lr, turn)
         rates = [group["lr"] for group in optimizer.param_groups]
-        probs = torch.zeros_like(evidence)
-        terms = LatentTerms(*self.terms(prior), evidence[None])
-        draw = draw_latent(hood, terms, self.uniforms())
-        for step in steps:
+        saved = Saved.of(how, turn, prior, optimizer, **self.settings())
+        if state := saved.load():
+            move = partial(torch.Tensor.to, device=hood.device)
+            values = {name: move(value) for name, value in state["values"].items()}
+            probs, draw = move(state["probs"]), LatentDraw(*map(move, state["draw"]))
+            terms = LatentTerms(*self.terms(prior), self.evidence(values)[None])
+        else:
+            probs = torch.zeros_like(evidence)
+            terms = LatentTerms(*self.terms(prior), evidence[None])
+            draw = draw_latent(hood, terms, self.uniforms())
+        for step in how.progress(range(state["steps"] if state else 0, how.num_steps)):
             found = sweep(hood, terms, draw, self.uniforms(2))
             draw, seen = found.draw, found.visits.sum(0).to(probs)
-            gain = 1 / max(1, step + 1 - num_steps // 2)
+            gain = 1 / max(1, step + 1 - how.num_steps // 2)
             probs = probs + gain * (seen / seen.sum(-1, keepdim=True) - probs)
             values = emission.maximise(data, probs, values)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * max(gain, 0.1)
             self.ascend(prior, optimizer, draw)
             terms = LatentTerms(*self.terms(prior), self.evidence(values)[None])
-            if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():
-                raise ValueError(f"lr={lr} is too large: concentrations are no longer finite")
+            if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():  # NaN would break the sweep
+                raise ValueError(f"lr={how.lr} is too large: concentrations are no longer finite")
+            last = step + 1 == how.num_steps
+            saved.save(step + 1, last, values=values, probs=probs, draw=tuple(draw))
         return _State(prior, values, draw, left_out(hood, terms, draw).mean().item())
 
     def prepared(

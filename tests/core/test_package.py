@@ -190,7 +190,7 @@ from pathlib import Path
 import pyro
 
 from pyro_nmm.models.latent import classifier
-from pyro_nmm.models.latent.fit import FieldRun
+from pyro_nmm.models.latent.options import FieldRun
 from pyro_nmm.models.stacked import cross_fit
 from pyro_nmm.models.stacked.fit import FitOptions
 

@@ -17,7 +17,7 @@ from pyro_nmm.datasets.nodes import digits, random_split
 from pyro_nmm.guides import mean_field
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models.latent import classifier
-from pyro_nmm.models.latent.fit import FieldRun
+from pyro_nmm.models.latent.options import FieldRun
 
 
 @pytest.fixture(autouse=True)

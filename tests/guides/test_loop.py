@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_nmm.guides.fitting import checkpoints
-from pyro_nmm.guides.fitting.checkpoints import load_checkpoint, save_checkpoint
+from pyro_nmm import checkpoints
+from pyro_nmm.checkpoints import load_checkpoint, save_checkpoint
 from pyro_nmm.guides.fitting.loop import train
 
 

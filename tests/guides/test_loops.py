@@ -15,6 +15,7 @@ from torch import nn
 from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.checkpoints import load_checkpoint
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.datasets.nodes import inner_edges, random_split, select_split
 from pyro_nmm.guides import (
@@ -27,7 +28,6 @@ from pyro_nmm.guides import (
     fit_nmm,
     mean_field,
 )
-from pyro_nmm.guides.fitting.checkpoints import load_checkpoint
 from pyro_nmm.guides.fitting.loop import train
 from pyro_nmm.models import DGLFRM, Denoiser, FreeNMM, StackedNMM, UNet, grid_edges, ising, potts
 
@@ -316,7 +316,7 @@ def test_a_mixture_of_a_target_that_is_nan():
     network = FreeNMM(hood, 2)
 
     def target(step):
-        return potts(grid_edges(3, 3), math.nan if step == 2 else 0.4, unary)
+        return potts(grid_edges(3, 3), 0.4, unary).scaled(math.nan if step == 2 else 1.0)
 
     with pytest.raises(ValueError, match="the loss is nan in step 2: lower lr"):
         fit_mixture(target, hood, network, order=torch.arange(9), num_steps=50)

@@ -43,6 +43,16 @@ def resume(checkpoint: Path, here: Mapping[str, str]) -> dict | None:
     return state
 
 
+def generators() -> list[Tensor]:
+    """States of torch's generators."""
+    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+
+
+def restore_generators(states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    torch.cuda.set_rng_state_all(states[1 : 1 + torch.cuda.device_count()])
+
+
 def save_checkpoint(state: dict, path: Path) -> None:
     """
     Writes under a temporary name and renames, and keeps the one before. If two processes save to
