@@ -25,6 +25,7 @@ from pathlib import Path
 import pyro
 import torch
 import torch.distributed as dist
+from classified_graphs import NAMES, load
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
@@ -34,14 +35,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.datasets import (
-    digits,
-    planetoid,
-    random_split,
-    seed_batch,
-    select_split,
-    with_in_degree,
-)
+from pyro_nmm.datasets import seed_batch, with_in_degree
 from pyro_nmm.guides import SeedLoss
 from pyro_nmm.guides.fitting import load_checkpoint, save_checkpoint
 from pyro_nmm.models import NMMNetwork
@@ -68,12 +62,8 @@ def start() -> tuple[int, int, torch.device]:
     return rank, world, device
 
 
-def load(args) -> Data:
-    if args.graph == "digits":
-        data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
-    else:
-        data = select_split(planetoid(args.graph, args.data_root))
-        data.x = data.x.to_dense()
+def prepare(data: Data) -> Data:
+    data.x = data.x.to_dense()
     # Degrees of the whole graph: degrees in a batch are too small at its border.
     data.edge_index, data.edge_weight = gcn_norm(data.edge_index, num_nodes=data.num_nodes)
     return with_in_degree(data)
@@ -162,7 +152,7 @@ def main(args) -> dict[str, float] | None:
     rank, world, device = start()
     pyro.enable_validation(False)
     pyro.set_rng_seed(args.seed)  # the network's weights are the same everywhere
-    data = load(args).to(device)
+    data = prepare(load(args.graph, args.data_root)).to(device)
     network = make_network(args, data).to(device)
     train(args, network, data, rank, world)
     if dist.is_initialized():
@@ -184,8 +174,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = "digits", "cora", "citeseer", "pubmed"
-    parser.add_argument("--graph", default="digits", choices=names)
+    parser.add_argument("--graph", default="digits", choices=NAMES)
     parser.add_argument("--data-root", type=Path, help="folder of PyG's Planetoid data")
     parser.add_argument("--num-epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=32, help="seeds a step, of all processes")

@@ -21,11 +21,12 @@ from pathlib import Path
 
 import pyro
 import torch
+from classified_graphs import NAMES, load
 from plotting import draw, progress_bar
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import digits, inner_edges, planetoid, random_split, select_split
+from pyro_nmm.datasets import inner_edges
 from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
 from pyro_nmm.metrics import (
     brier,
@@ -37,12 +38,6 @@ from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
 from pyro_nmm.models.backbones import appnp, gat, gcn
 
 BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp}
-
-
-def load(args):
-    if args.dataset == "digits":
-        return random_split(digits(), train=0.05, val=0.1, test=0.5, seed=args.split)
-    return select_split(planetoid(args.dataset, args.data_root), args.split)
 
 
 def networks(args, data, num_classes: int):
@@ -96,7 +91,7 @@ def main(args) -> dict:
     torch.set_num_threads(args.num_threads)
     pyro.enable_validation(False)
     pyro.set_rng_seed(args.seed)
-    data = load(args).to(args.device)
+    data = load(args.dataset, args.data_root, args.split).to(args.device)
     num_classes, y = int(data.y.max()) + 1, data.y
     hood = Neighborhood(data.edge_index, data.num_nodes)
     pairs = inner_edges(data.edge_index, data.test_mask)
@@ -153,8 +148,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = "digits", "cora", "citeseer", "pubmed"
-    parser.add_argument("--dataset", default="digits", choices=names)
+    parser.add_argument("--dataset", default="digits", choices=NAMES)
     parser.add_argument("--backbone", default="gcn", choices=BACKBONES)
     parser.add_argument("--shared", action="store_true", help="one network for alpha and attention")
     parser.add_argument("--split", type=int, default=0, help="number of the split")

@@ -13,7 +13,7 @@ from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import check_finite, check_hood, check_integers
+from pyro_nmm.validation import check_each_call, check_finite, check_hood, check_integers
 
 
 class Consistency(nn.Module):
@@ -66,12 +66,10 @@ class Consistency(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, probs: Tensor, teacher: Tensor) -> Tensor:
-        """
-        The penalty of ``probs`` ``(N, C)``, once the constant ``teacher`` is in the memory. It is
-        NaN if these are: a step does not read them.
-        """
+        """The penalty of ``probs`` ``(N, C)``, once the constant ``teacher`` is in the memory."""
         for name, value in (("teacher", teacher), ("probs", probs)):
             expect(name, value, tuple(self.past.shape))
+            check_each_call(name, value)
         with torch.no_grad():
             self.calls += 1
             self.past.lerp_(teacher.to(self.past), 1 - self.memory)

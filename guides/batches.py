@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.batches import IN_DEGREE
 from pyro_nmm.datasets.entries import entry
-from pyro_nmm.expect import as_mask, as_tensor
+from pyro_nmm.expect import as_set
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import NoSites
 from pyro_nmm.models.networks import Parameters
@@ -110,9 +110,8 @@ class SeedLoss(nn.Module):
             if (number := batch.get("batch_size")) is None:
                 raise ValueError("batch has no batch_size, which seed_batch sets: give seeds")
             seeds = torch.arange(batch.num_nodes, device=device) < number
-        seeds = as_tensor("seeds", seeds, device)
-        none = not (seeds.any() if seeds.dtype == torch.bool else len(seeds))
-        return None if none else as_mask(seeds, batch.num_nodes, device, "seeds")
+        mask = as_set(seeds, batch.num_nodes, device, "seeds", empty=True)
+        return mask if mask.any() else None
 
     def _check_whole(self, batch: Data, hood: Neighborhood, mask: Tensor) -> None:
         if (whole := batch.get(IN_DEGREE)) is None:

@@ -144,11 +144,11 @@ def check_grid(radius: int, **sizes: int) -> None:
 
 def check_mask(
     mask: Tensor, num_nodes: int, device: torch.device, name: str = "observed", *,
-    empty: bool = False, beside: str = "hood",
+    empty: bool = False,
 ) -> None:  # fmt: skip
-    """Refuse all but a boolean mask, on the device of the argument ``beside``."""
+    """Refuse all but a boolean mask on the device of ``hood``."""
     expect(name, mask, (num_nodes,), kind="mask", note="one entry per node")
-    expect_device(name, mask, device, beside)
+    expect_device(name, mask, device)
     if not empty and not mask.any():
         raise ValueError(f"{name} selects no node: at least one entry must be True")
 

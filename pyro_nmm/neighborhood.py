@@ -204,7 +204,7 @@ class Neighborhood:
         mask = as_mask(nodes, self.num_nodes, self.device)
         size = int(mask.sum())
         if nodes.dtype != torch.bool and size < len(nodes):
-            raise ValueError("nodes must be distinct: a subgraph holds each node once")
+            raise ValueError("nodes must be distinct ids, or a mask of dtype torch.bool")
         number, rows = mask.cumsum(0) - 1, mask[self.nodes]
         keep = rows[self.row] if self.bipartite else rows[self.row] & mask[self.source]
         kept = keep.nonzero()[:, 0]

@@ -23,6 +23,7 @@ def posterior_values(*values: Any) -> tuple[Any, ...]:
         names = ", ".join(sorted(map(str, sites)))
         raise ValueError(
             f"a posterior loses track of the sites that its values depend on, here {names}, and "
-            f"TraceGraph_ELBO would be biased: use Trace_ELBO, or sample the labels as a site"
+            f"TraceGraph_ELBO would be biased, and render_model lack edges: use Trace_ELBO, or "
+            f"sample the labels as a site"
         )
     return plain

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
+from pyro.distributions import is_validation_enabled
 from torch import Size, Tensor
 
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
@@ -20,6 +21,22 @@ from pyro_nmm.provenance import untracked
 
 Member = TypeVar("Member", bound=StrEnum)
 Options = TypeVar("Options")
+
+
+def check_each_call(
+    name: str, value: Tensor, good: Callable = torch.isfinite, must: str = "be finite"
+) -> None:
+    """
+    Refuse bad values while ``pyro.enable_validation`` is on, because a GPU waits. What is compiled,
+    transformed or on the meta device is not read.
+    """
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if traced or value.is_meta or not is_validation_enabled():
+        return
+    # A finite sum has finite terms, in one pass instead of several.
+    if good is not torch.isfinite or not value.detach().sum().isfinite():
+        (plain,), _ = untracked(value)
+        expect_all(name, plain, good(plain), must)
 
 
 def check_shapes(
@@ -86,7 +103,10 @@ def check_positive(**values: float) -> None:
 def check_hood(hood: Any) -> None:
     """Refuse what is no neighborhood, as where two arguments are swapped."""
     if not isinstance(hood, Neighborhood):
-        raise ValueError(f"hood must be a Neighborhood, got {type(hood)}")
+        cure = "Neighborhood(edge_index, num_nodes) makes one"
+        if isinstance(hood, tuple):
+            cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
+        raise ValueError(f"hood must be a Neighborhood, got {type(hood)}: {cure}")
 
 
 def check_all_rows(hood: Neighborhood) -> None:

@@ -74,6 +74,18 @@ def relations():
     assert found["observed"] == ["y"]
 
 
+@row("render_model, mix.condition")
+def relations_of_a_posterior():
+    """Parameters are tracked as sites are, and the picture would lack their edges."""
+    pair = Pair()
+
+    def model():
+        alpha = pyro.param("alpha", pair.alpha)
+        NeighborMixture(PATH, alpha, pair.logits).condition(Y, Y > 0)
+
+    inspect.get_model_relations(model)
+
+
 class Scalar(Pair):
     """A parent that makes labels surer."""
 

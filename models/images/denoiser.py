@@ -11,7 +11,7 @@ from pyro_nmm.concentrations import OrdinalConcentrations
 from pyro_nmm.expect import expect
 from pyro_nmm.models.images.unet import UNet
 from pyro_nmm.models.networks import attention_scores
-from pyro_nmm.validation import check_finite
+from pyro_nmm.validation import check_each_call, check_finite
 
 
 class Denoiser(nn.Module):
@@ -70,11 +70,9 @@ class Denoiser(nn.Module):
         self.gamma = nn.Parameter(torch.tensor(float(gamma)))
 
     def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[OrdinalConcentrations, Tensor]:
-        """
-        ``alpha`` and ``logits`` ``(B, 1, num_edges)`` of images ``(B, channels, H, W)``. NaN
-        spreads to the pixels around it.
-        """
+        """``alpha`` and ``logits`` ``(B, 1, num_edges)`` of images ``(B, channels, H, W)``."""
         expect("noisy", noisy)
+        check_each_call("noisy", noisy)
         if noisy.dim() == 4 and not len(noisy):
             raise ValueError(f"noisy must hold at least one image, got {tuple(noisy.shape)}")
         if noisy.dim() != 4 or noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm.expect import expect
+from pyro_nmm.validation import check_each_call
 
 
 class UNet(nn.Module):
@@ -60,11 +61,9 @@ class UNet(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        Image ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before. NaN
-        spreads to the pixels around it.
-        """
+        """Image ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before."""
         expect("image", image, ("B", self.last.out_channels, "H", "W"), kind="float")
+        check_each_call("image", image)
         height, width = image.shape[-2:]
         if self.tile is not None and max(height, width) > self.tile:
             return self._in_tiles(image, self.tile)

@@ -295,8 +295,9 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
     if strength.dim() < 1 or strength.shape[-1] not in (1, edges.shape[1]):
         must = f"shape (..., {edges.shape[1]}), one number per edge, or (..., 1)"
         raise ValueError(f"strength must have {must}, got {tuple(strength.shape)}")
-    (plain,), _ = untracked(interaction)
-    expect_all("interaction", plain, plain.isfinite(), "be finite")
+    plain, _ = untracked(strength, interaction)
+    for name, tensor in zip(("strength", "interaction"), plain, strict=True):
+        expect_all(name, tensor, tensor.isfinite(), "be finite")
     table = num_classes, num_classes
     if interaction.shape != table or not interaction.equal(interaction.T):
         shape = tuple(interaction.shape)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.expect import as_tensor, check_mask, expect, expect_all, expect_device
+from pyro_nmm.expect import as_set, as_tensor, expect, expect_all, expect_device
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores, places
 from pyro_nmm.models.stacked.parameters import ParameterPriors
@@ -34,17 +34,18 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     tensor([0.7500, 0.2500])
 
     :param Tensor scores: ``(N, C)`` logits, with labels ``y``, ``(N,)``.
-    :param Tensor held_out: ``(N,)`` boolean mask, not node ids, that selects some nodes.
+    :param Tensor held_out: mask ``(N,)`` or node ids of some nodes.
     """
     scores = expect("scores", as_tensor("scores", scores), ("N", "C"), kind="float").detach()
     y, held_out = as_tensor("y", y, scores.device), as_tensor("held_out", held_out, scores.device)
-    check_mask(held_out, len(scores), scores.device, "held_out", beside="scores")
+    expect_device("held_out", held_out, scores.device, "scores")
+    held_out = as_set(held_out, len(scores), scores.device, "held_out")
     y = expect("y", y, (len(scores),), kind="labels", note="one label per row of scores").long()
     expect_device("y", y, scores.device, "scores")
     num_classes = scores.shape[1]
     good = ~held_out | (y >= 0) & (y < num_classes)
     expect_all("y", y, good, f"hold labels 0..{num_classes - 1} where held_out")
-    expect_all("scores", scores, ~held_out[:, None] | scores.isfinite(), "be finite")
+    expect_all("scores", scores, scores.isfinite(), "be finite")
     log_scale = torch.zeros((), dtype=scores.dtype, device=scores.device, requires_grad=True)
     optimizer = torch.optim.LBFGS([log_scale], max_iter=100, line_search_fn="strong_wolfe")
 

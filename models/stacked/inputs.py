@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,10 +79,9 @@ class GraphScores:
 
 def as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tensor:
     """``(N, C)`` finite logits."""
-    scores = _of_array(scores, hood)
-    if not isinstance(scores, Tensor) or scores.is_meta:
-        got = "one on the meta device" if isinstance(scores, Tensor) else type(scores)
-        raise ValueError(f"scores must be a tensor or an array with values, got {got}")
+    scores = as_tensor("scores", scores, hood.device)
+    if scores.is_meta:
+        raise ValueError("scores must be a tensor with values, got one on the meta device")
     each = "num_classes columns" if num_classes else "one row of logits per node and C >= 2 labels"
     expect("scores", scores, (hood.num_nodes, num_classes or ("C", 2)), note=each)
     if not scores.is_floating_point() or not scores.isfinite().all():
@@ -99,7 +97,7 @@ def scores_of_folds(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Scores ``(N, C)`` of each fold, mask of the labelled nodes, mask of the fold's nodes."""
     check_hood(hood)
-    scores, folds = _of_array(scores, hood), as_tensor("folds", folds, hood.device)
+    scores, folds = as_tensor("scores", scores, hood.device), as_tensor("folds", folds, hood.device)
     expect("scores", scores, (("K", 2), hood.num_nodes, "C"), note="where folds are given")
     expect("folds", folds, (hood.num_nodes,), kind="labels", like=hood, note="one fold per node")
     last, found = len(scores) - 1, set(folds.tolist())
@@ -195,7 +193,3 @@ def places(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:
     keys = hood.target * hood.num_sources + hood.source  # they ascend, as rows and sources do
     wanted = target * hood.num_sources + source
     return torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
-
-
-def _of_array(scores: Any, hood: Neighborhood) -> Any:
-    return as_tensor("scores", scores, hood.device) if isinstance(scores, np.ndarray) else scores

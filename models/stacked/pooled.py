@@ -12,11 +12,11 @@ from torch_geometric.utils import segment
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.blocks import row_blocks
-from pyro_nmm.expect import as_tensor, check_mask, expect
+from pyro_nmm.expect import expect
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import POOL, ParameterPriors
 from pyro_nmm.sparse import sparse_csr
-from pyro_nmm.validation import check_all_rows, check_hood, check_integers
+from pyro_nmm.validation import check_all_rows, check_each_call, check_hood, check_integers
 
 #: Probability that the walk takes another step, and its largest number of steps.
 DAMPING, STEPS = 0.9, 20
@@ -89,8 +89,9 @@ class PooledScores(nn.Module):
         ParameterPriors(self, POOL, {}).start()
 
     def forward(self, terms: Tensor) -> Tensor:
-        """:math:`P`, ``(N, C)``, of :meth:`terms` ``(4, N, C)``. NaN goes through."""
+        """:math:`P`, ``(N, C)``, of :meth:`terms` ``(4, N, C)``."""
         expect("terms", terms, (4, "N", len(self.offsets)), kind="float")
+        check_each_call("terms", terms)
         scalars = [self.log_scale.exp(), self.neighbors, self.labels, self.agreement]
         weights = torch.stack(scalars).to(terms)
         return (torch.tensordot(weights, terms, 1) + self.offsets.to(terms)).softmax(-1)
@@ -110,8 +111,6 @@ class PooledScores(nn.Module):
         that are no nodes are ignored. Cost: :math:`O(E C)`, 21 times.
         """
         check_hood(hood)
-        known = as_tensor("known", known, hood.device)
-        check_mask(known, hood.num_nodes, hood.device, "known", empty=True)
         return all_terms(GraphScores.of(hood, scores, y, known, edge_weight), self.temperature)
 
 

@@ -5,12 +5,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
+from pyro_nmm.compiled.cache import compiled
 
 #: ``torch.compile`` would trace NumPy calls as tensor code.
 opaque = torch.compiler.disable

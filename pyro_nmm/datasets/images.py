@@ -31,7 +31,16 @@ def photographs() -> dict[str, Tensor]:
 
 
 def image_folder(path: str | Path) -> dict[str, Tensor]:
-    """All ``.png`` and ``.jpg`` images of a folder, by their names, sorted."""
+    """
+    All ``.png`` and ``.jpg`` images of a folder, by their names, sorted.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("RGB", (6, 4)).save(f"{folder}/sky.png")
+    ...     {name: tuple(image.shape) for name, image in image_folder(folder).items()}
+    {'sky.png': (3, 4, 6)}
+    """
     image_module = extra("PIL.Image", "image folders")
     endings = (".png", ".jpg", ".jpeg")
     files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in endings)

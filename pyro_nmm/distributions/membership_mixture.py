@@ -160,7 +160,9 @@ class MembershipMixture(GraphDistribution):
         linear = log_odds.sum(-1).index_select(-1, hood.source)
         linear = linear - own.sum(-1).index_select(-1, hood.row)
         curved = F.softplus(self._gap(log_odds, own)).sum(-1)
-        return linear - 2 * curved + own.shape[-1] * math.log(self.temperature)
+        found = linear - 2 * curved + own.shape[-1] * math.log(self.temperature)
+        # They are at most -curved, and inf - inf would be NaN.
+        return found.masked_fill(curved.isinf(), -torch.inf)
 
     def _gap(self, log_odds: Tensor, own: Tensor) -> Tensor:
         """``(..., E, K)``: the neighbour's minus the node's own."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
@@ -23,7 +24,7 @@ from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.ops.stages import stages_of
-from pyro_nmm.provenance import posterior_values
+from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import KEEP, Channel
 from pyro_nmm.validation import (
     as_nodes,
@@ -283,8 +284,8 @@ class Posterior:
             raise ValueError(f"label must lie in 0..{self.num_classes - 1}, got {label}")
         if len(sets) == 0 or torch.as_tensor(sets[0]).dim() == 0:
             raise ValueError("sets must be a sequence: give [nodes] for a single set of nodes")
-        hood = self.hood
-        members = torch.stack([as_set(s, hood.num_nodes, hood.device, "sets") for s in sets])
+        hood, (plain, provenance) = self.hood, untracked(*sets)
+        members = torch.stack([as_set(s, hood.num_nodes, hood.device, "sets") for s in plain])
         union = members.any(0).nonzero()[:, 0]
         # Products of zeros and ones are exact in single precision, and linear in all members.
         inside = members[:, union].T.float().to_sparse()
@@ -292,7 +293,7 @@ class Posterior:
         for part in blocks(num_samples, 4 * len(union)):
             hits = (self.sample((part.stop - part.start,), union) == label).float()
             found.append(torch.sparse.mm(inside.T, hits.T).T.round().long())
-        return torch.cat(found)
+        return track_provenance(torch.cat(found), provenance)
 
     @torch.no_grad()
     def information_gain(

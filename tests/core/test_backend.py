@@ -34,8 +34,9 @@ def imported(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, "numba", None)
         if numba is not None:
             del sys.modules["numba"]
-        monkeypatch.delitem(sys.modules, "pyro_nmm.compiled.loops", raising=False)
-        monkeypatch.delattr(pyro_nmm.compiled, "loops", raising=False)
+        for name in ("cache", "loops"):
+            monkeypatch.delitem(sys.modules, f"pyro_nmm.compiled.{name}", raising=False)
+            monkeypatch.delattr(pyro_nmm.compiled, name, raising=False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             return runpy.run_path(backend.__file__)["compiled"], caught
@@ -57,6 +58,28 @@ def test_absent_numba_is_silent(imported):
     compiled, caught = imported(None)
     assert compiled is None
     assert not caught
+
+
+@pytest.mark.parametrize("disk", ["full", "read-only"])
+def test_a_disk_that_cannot_be_written(disk, monkeypatch):
+    """Loops are compiled all the same, and one warning names the cure."""
+    caching = pytest.importorskip("numba.core.caching")
+    from pyro_nmm.compiled import cache
+
+    def save(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", save)
+    if disk == "read-only":
+        monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    cache._warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one, two = cache.compiled(lambda x: x + 1), cache.compiled(lambda x: x + 2)
+        assert (one(1), two(1)) == (2, 3)
+    (text,) = (str(warning.message) for warning in caught)
+    assert "set NUMBA_CACHE_DIR to a folder that can be written" in text
+    assert ("No space left" if disk == "full" else "no locator") in text
 
 
 def test_library_with_a_broken_numba(tmp_path):

@@ -446,8 +446,8 @@ def test_arrays_and_lists_at_the_door():
         same(seed_batch(data, y, 1).n_id, seed_batch(data, Y, 1).n_id)
         same(compatibility(HOOD, y, two, 2), compatibility(HOOD, Y, TWO, 2))
         terms = PooledScores(2).terms
-        same(terms(HOOD, PROBS, y, two), terms(HOOD, PROBS, Y, TWO))
-        same(StackedNMM(2)(HOOD, PROBS, y, two), StackedNMM(2)(HOOD, PROBS, Y, TWO))
+        same(terms(HOOD, probs, y, two), terms(HOOD, PROBS, Y, TWO))
+        same(StackedNMM(2)(HOOD, probs, y, two), StackedNMM(2)(HOOD, PROBS, Y, TWO))
         same(sources.points(probs, 1.0, 1.0)[1], sources.points(PROBS, 1.0, 1.0)[1])
     same(sources.communities(edges, 2, members).source, torch.tensor([0, 1, 2, 0, 1, 2]))
     same(sources.walks(edges, 2, members)[1], torch.zeros(2))

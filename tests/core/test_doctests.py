@@ -62,7 +62,7 @@ def public():
 
 
 #: What reads files that do not come with the package.
-FILES = {"planetoid", "link_graph", "published_split", "image_folder"}
+FILES = {"planetoid", "link_graph", "published_split"}
 
 
 def named():

@@ -1,13 +1,24 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Masks of integers, whose zeros and ones torch would take for the ids of nodes 0 and 1."""
+"""Sets of nodes: masks, masks of integers, whose zeros and ones torch would take for the ids of
+nodes 0 and 1, and node ids."""
 
 import pytest
 import torch
 from graphs import house
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
 
-from pyro_nmm.models import PooledScores, StackedNMM, compatibility, temperature_scaling
+from pyro_nmm.datasets import with_in_degree
+from pyro_nmm.guides import SeedLoss
+from pyro_nmm.models import (
+    NMMNetwork,
+    PooledScores,
+    StackedNMM,
+    compatibility,
+    temperature_scaling,
+)
 
 
 def test_compatibility():
@@ -22,22 +33,42 @@ def test_compatibility():
 
 def test_temperature_scaling():
     scores, y, mask = torch.randn(6, 3), torch.randint(3, (6,)), torch.arange(6) > 2
-    for bad in (mask.long(), mask.to(torch.uint8), torch.tensor([3, 4, 5])):
-        with pytest.raises(ValueError, match=r"held_out must be a boolean mask.*index_to_mask"):
-            temperature_scaling(scores, y, bad)
+    for same in (mask.long(), mask.to(torch.uint8), torch.tensor([3, 5, 4]), [3, 4, 5]):
+        assert temperature_scaling(scores, y, same) == temperature_scaling(scores, y, mask)
+    with pytest.raises(ValueError, match=r"held_out must be a boolean mask.*that repeat"):
+        temperature_scaling(scores, y, torch.tensor([3, 3]))
     with pytest.raises(ValueError, match="held_out selects no node"):
         temperature_scaling(scores, y, mask & ~mask)
+    with pytest.raises(ValueError, match="scores must be finite, got nan"):
+        temperature_scaling(scores.masked_fill(~mask[:, None], torch.nan), y, mask)
 
 
 def test_pooled_scores():
-    """Here too; StackedNMM takes node ids as well, and makes masks of them before."""
     pool, hood, scores, y = PooledScores(3), house(), torch.randn(5, 3), torch.randint(3, (5,))
     known = torch.tensor([False, False, True, True, False])
-    for bad in (known.long(), known.to(torch.uint8), torch.tensor([2, 3])):
-        with pytest.raises(ValueError, match=r"known must be a boolean mask.*index_to_mask"):
-            pool.terms(hood, scores, y, bad)
+    for same in (known.long(), known.to(torch.uint8), torch.tensor([3, 2]), [2, 3]):
+        expected = pool.terms(hood, scores, y, known)
+        torch.testing.assert_close(pool.terms(hood, scores, y, same), expected)
+    with pytest.raises(ValueError, match=r"known must be a boolean mask.*that repeat"):
+        pool.terms(hood, scores, y, torch.tensor([2, 2]))
     stacked = StackedNMM(3)
     assert pool.terms(hood, scores, y, known & ~known).isfinite().all()
     torch.testing.assert_close(
         stacked(hood, scores, y, torch.tensor([3, 2])), stacked(hood, scores, y, known)
     )
+
+
+def test_seeds():
+    hood, mask = house(), torch.tensor([True, True, False, True, True])
+    edges = torch.stack([hood.source, hood.target])
+    batch = with_in_degree(Data(torch.randn(5, 2), edges, y=torch.tensor([0, 1, 1, 0, 1])))
+    sage = (GraphSAGE(2, 4, 1, out_channels=2) for _ in range(2))
+    loss, found = SeedLoss(NMMNetwork(*sage, num_classes=2)), []
+    for seeds in (mask, mask.long(), torch.tensor([4, 0, 1, 3]), [0, 1, 3, 4]):
+        torch.manual_seed(0)
+        found.append(loss(batch, seeds).item())
+    assert found[0] != 0
+    assert found == found[:1] * 4
+    assert loss(batch, []) == 0
+    with pytest.raises(ValueError, match=r"seeds must be a boolean mask.*that repeat"):
+        loss(batch, torch.tensor([1, 1]))

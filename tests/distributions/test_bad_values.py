@@ -28,7 +28,7 @@ GRAPH = InnerProductGraph(torch.ones(3, 2))
 LAW = ChosenLabels(torch.ones(1, 2), torch.tensor([0, 0]))
 NORMAL = {"mean": torch.zeros(2, 1), "variance": torch.ones(2, 1)}
 FEATURES = torch.tensor([[0.0], [1.0], [NAN]])
-EYE = torch.eye(2)
+EYE, RATE, COUNTS = torch.eye(2), {"rate": torch.ones(2, 1)}, torch.tensor([[0], [1], [2]])
 
 
 def pair(*values):
@@ -70,6 +70,8 @@ BAD = [
     (lambda: ising(EDGES, 0.3, torch.tensor(0.0)), r"field must have shape \(..., N\)"),
     (lambda: potts(EDGES, 0.3, torch.tensor(0.0)), r"unary must have shape \(..., N, C\)"),
     (lambda: PairwiseMRF(EDGES, torch.zeros(3, 2), torch.ones(1), EYE / 0), "interaction must be"),
+    (lambda: ising(EDGES, NAN, torch.zeros(3)), "strength must be finite, got nan"),
+    (lambda: potts(EDGES, [0.3, torch.inf], torch.zeros(3, 2)), "strength must be finite, got inf"),
     (lambda: ising_posterior(torch.zeros(0, 3)), r"image must have shape \(height, width\)"),
     (lambda: ising_posterior(torch.zeros(2, 3).long()), "image must be a floating-point tensor"),
     (lambda: ising_posterior(torch.zeros(2, 3), sigma=NAN), "sigma must be positive"),
@@ -82,6 +84,8 @@ BAD = [
     (lambda: NormalEmission(2).start(FEATURES / 0, HOOD), "data must be finite or NaN"),
     (lambda: NormalEmission(2).log_prob(NORMAL, FEATURES.T), r"data must have shape \(N, 1\)"),
     (lambda: NormalEmission(2).log_prob(NORMAL, [[0.5]]), "data must be a floating-point tensor"),
+    (lambda: NormalEmission(2).log_prob(NORMAL, FEATURES / 0), "data must be finite or NaN"),
+    (lambda: PoissonEmission(2).log_prob(RATE, COUNTS - 3), "data must be integer counts.*got -3"),
     (lambda: PoissonEmission(2).start(FEATURES, HOOD), "data must be integer counts"),
     (lambda: PoissonEmission(2).log_prob({"rate": EYE}, EYE), "data must hold integers"),
 ]

@@ -50,6 +50,17 @@ def test_density_sums_to_one():
     assert torch.allclose(whole, single.prod() / single, rtol=1e-6)
 
 
+def test_density_at_infinity():
+    """Zero, in every direction; and other nodes keep theirs."""
+    mix, s = mixture(), mixture().sample()
+    for far in itertools.product([-torch.inf, 0, torch.inf], repeat=2):
+        value = s.clone()
+        value[1] = torch.tensor(far)
+        found, expected = mix.node_log_prob(value), mix.node_log_prob(s)
+        assert (found[1] == -torch.inf) == any(far)
+        assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
+
+
 def test_choices():
     """p(c) p(s | c) = p(s) p(c | s) for every c, and their sum over c is p(s)."""
     mix = mixture()

@@ -9,6 +9,7 @@ import networkx as nx
 import pytest
 import torch
 from graphs import house, labellings, to_hood
+from pyro.ops.provenance import get_provenance, track_provenance
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
@@ -71,6 +72,17 @@ def test_counts_in_sets():
     # Joint, so that labels which are alike make counts wider than independent ones would be.
     zeros = posterior.counts(sets, label=0, num_samples=10)
     assert (zeros[:, 2] == 0).all()
+
+
+def test_counts_of_sampled_sets():
+    """They depend on the sites that the sets depend on."""
+    posterior, nodes = given_one_label(), torch.tensor([1, 2])
+    sets = [track_provenance(nodes, frozenset({"y"})), [0]]
+    torch.manual_seed(0)
+    found = posterior.counts(sets, label=1, num_samples=5)
+    torch.manual_seed(0)
+    assert torch.equal(found, posterior.counts([nodes, [0]], label=1, num_samples=5))
+    assert get_provenance(found) == frozenset({"y"})
 
 
 def test_counts_are_wider_than_independent_labels_make_them():

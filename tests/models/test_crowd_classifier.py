@@ -169,6 +169,14 @@ def test_features_help(kind):
     assert found.pairs().excess.isfinite().all()
 
 
+def test_progress_covers_the_classifier():
+    data, answers, _ = crowd()
+    ranges = []
+    options = QUICK | {"progress": lambda steps: ranges.append(steps) or steps}
+    Annotators(3).fit(data, answers, classifier=Memory(), **options)
+    assert ranges == [range(30), range(NUM_FOLDS), range(NUM_FOLDS)]  # the field, and two rounds
+
+
 def test_one_annotator_and_known_labels():
     data, answers, truth = crowd()
     data.x[:, 3] = truth

@@ -27,6 +27,7 @@ BAD = {
     "missing everywhere in column 1": (NormalEmission(2), FEATURES * torch.tensor([1, math.nan])),
     "data is the same everywhere in column 0": (NormalEmission(2), FEATURES * torch.tensor([0, 1])),
     "integer counts, with -1": (PoissonEmission(2), COUNTS - 3),
+    "integer counts.* got dtype torch.float": (PoissonEmission(2), FEATURES),
     "answers must be integers": (Annotators(2), FEATURES),
     r"answers holds 2, but must lie in 0\.\.1": (Annotators(2), ANSWERS + 1),
     "answers holds -3": (Annotators(2), 3 * ANSWERS.clamp(max=0)),
@@ -52,6 +53,15 @@ def test_bad_data(message):
     emission, data = BAD[message]
     with pytest.raises(ValueError, match=message):
         fit_field(emission, shared_sources(), data)
+
+
+def test_edges_in_the_place_of_a_neighborhood():
+    for edges, cure in (
+        (torch.tensor([[0], [1]]), "edge_index, num_nodes"),
+        ((0, 1), "return a pair"),
+    ):
+        with pytest.raises(ValueError, match=f"hood must be a Neighborhood, got.*{cure}"):
+            fit_field(NormalEmission(2), edges, FEATURES)
 
 
 def test_other_types_of_numbers():
@@ -97,6 +107,8 @@ def test_bad_arguments():
             fit_field(Annotators(2), hood, ANSWERS, **{name: 0})
     with pytest.raises(ValueError, match="lr"):
         fit_field(Annotators(2), hood, ANSWERS, lr=-1.0)
+    with pytest.raises(ValueError, match=r"known must hold labels, .* torch.where\(mask, y, -1\)"):
+        fit_field(Annotators(2), hood, ANSWERS, known=torch.ones(5, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"edge_attr must hold numbers of shape \(8,\)"):
         fit_field(Annotators(2), hood, ANSWERS, torch.zeros(7))
     with pytest.raises(ValueError, match="edge_attr must be finite"):

@@ -357,8 +357,8 @@ def test_bad_input(simulated):
         StackedNMM()
     with pytest.raises(ValueError, match=r"scores must have shape \(360, 5\), num_classes col"):
         fit(num_classes=5)
-    with pytest.raises(ValueError, match=r"scores must be a tensor or an array.*list"):
-        fit(scores=scores.tolist())
+    with pytest.raises(ValueError, match="scores must be a tensor, an array or a nested list"):
+        fit(scores=None)
     with pytest.raises(ValueError, match=r"scores must be a tensor .*meta device"):
         fit(scores=scores.to("meta"))
     with pytest.raises(ValueError, match=r"train must hold node ids in 0..359, got 360"):

@@ -12,7 +12,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM, edge_weights, marginals_in_blocks
 from pyro_nmm.models.stacked import cross_fit, pooled
 from pyro_nmm.models.stacked.cross_fit import expected_share
-from pyro_nmm.models.stacked.inputs import GraphScores
+from pyro_nmm.models.stacked.inputs import GraphScores, scores_of_folds
 from pyro_nmm.sources import communities
 
 FOLDS = 3
@@ -54,6 +54,13 @@ def labels_by_copy(monkeypatch, problem):
         return torch.cat([around(GraphScores(hood, *part)) for part in every])
 
     monkeypatch.setattr(pooled, "propagated", in_copies)
+
+
+def test_nested_lists(problem):
+    hood, scores, _, folds = problem
+    given = (scores, folds), (scores.tolist(), folds.tolist())
+    for found, expected in zip(*(scores_of_folds(hood, *each) for each in given), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -1,0 +1,54 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Values that modules check in every call: with Pyro's validation only, and never in transforms."""
+
+import pyro
+import pytest
+import torch
+from pyro.ops.provenance import track_provenance
+from torch import func
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import Consistency
+from pyro_nmm.models import Denoiser, NormalEmission, PooledScores, UNet
+from pyro_nmm.validation import check_each_call
+
+IMAGE, NORMAL = torch.ones(1, 3, 4, 4), {"mean": torch.zeros(2, 3), "variance": torch.ones(2, 3)}
+CALLS = {
+    "image": (UNet(width=4, depth=1).double(), IMAGE),
+    "noisy": (lambda x: Denoiser(UNet(width=4, depth=1))(Neighborhood.grid(4, 4), x), IMAGE),
+    "terms": (PooledScores(2), torch.ones(4, 5, 2)),
+    "probs": (lambda x: Consistency(3, 2)(x, torch.full_like(x, 0.5)), torch.full((3, 2), 0.5)),
+    "teacher": (lambda x: Consistency(3, 2)(torch.full_like(x, 0.5), x), torch.full((3, 2), 0.5)),
+    "data": (lambda x: NormalEmission(2).log_prob(NORMAL, x), torch.ones(5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS, ids="bad-{}".format)
+def test_infinity_is_refused(name):
+    call, good = CALLS[name]
+    good = good.double()
+    call(good)
+    for bad in (good / 0, track_provenance(good / 0, frozenset({"site"}))):
+        with pytest.raises(ValueError, match=f"{name} must be finite.*, got inf at"):
+            call(bad)
+    with pyro.validation_enabled(False):
+        call(good / 0)
+
+
+def test_transforms_do_not_check():
+    def doubled(x):
+        check_each_call("x", x)
+        return 2 * x
+
+    bad = torch.tensor([1.0, torch.inf])
+    for transformed in (
+        torch.vmap(doubled),
+        func.jacfwd(doubled),
+        torch.compile(doubled, backend="eager", fullgraph=True),
+    ):
+        transformed(bad)
+    doubled(bad.to("meta"))
+    with pytest.raises(ValueError, match=r"x must be finite, got inf at \[1\]"):
+        doubled(bad)
