@@ -58,8 +58,11 @@ def planetoid(name: str, root: str | Path | None = None) -> Data:
         try:
             data = load()[0]
         except Exception:
-            if not Path(*folder, "processed", "data.pt").exists():
+            processed = Path(*folder, "processed")
+            if not (processed / "data.pt").exists():
                 raise
+            for file in processed.glob("pre_*.pt"):  # PyG 2.6 reads them all the same
+                file.unlink(missing_ok=True)
             data = load(force_reload=True)[0]  # from the raw files
     # Dense products are faster for PubMed's features.
     if (data.x != 0).double().mean() < 0.05:

@@ -107,10 +107,12 @@ def test_whole_hops_are_those_of_pyg(num_hops):
         torch.manual_seed(seed)
         data = Data(edge_index=torch.randint(40, (2, 50)), num_nodes=40)
         seeds, state = torch.randperm(40)[:5], torch.get_rng_state()
-        near, _, place, inside = k_hop_subgraph(
-            seeds, num_hops, data.edge_index, num_nodes=40, directed=True
+        near, inner = (
+            k_hop_subgraph(seeds, number, data.edge_index, num_nodes=40)[0]
+            for number in (num_hops, num_hops - 1)
         )
-        others = near[~torch.zeros(len(near)).bool().index_fill(0, place, True)]
+        others = near[~torch.isin(near, seeds)]
+        inside = torch.isin(data.edge_index[1], inner)
         batch = seed_batch(data, seeds, num_hops)
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.equal(batch.n_id, torch.cat([seeds, others]))
