@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -29,28 +30,55 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dty
 ABANDONED = 3600
 
 
-def resume(checkpoint: Path, here: Mapping[str, str]) -> dict | None:
-    """The checkpoint's content, or ``None``; ``here`` is the :func:`fingerprint` of the run."""
-    if (state := load_checkpoint(checkpoint)) is None:
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """
+    The file of a run, or none.
+
+    :param parts: by name, with ``state_dict`` and ``load_state_dict``.
+    :param settings: the :func:`fingerprint` of the run.
+    """
+
+    path: Path | None
+    parts: Mapping[str, Any]
+    settings: Mapping[str, str]
+
+    def read(self) -> dict | None:
+        """What was written, or ``None``."""
+        if self.path is None or (state := load_checkpoint(self.path)) is None:
+            return None
+        there = state.get("settings") if isinstance(state, dict) else None
+        cure = f"remove it or give another path (it is {self.path}*)"
+        if not isinstance(there, dict) or not all(isinstance(v, str) for v in there.values()):
+            raise ValueError(f"checkpoint {self.path} holds no run of this kind: {cure}")
+        if found := differences(there, self.settings):
+            seed = "to resume, set the same pyro.set_rng_seed before both runs"
+            what = f"is of another run, which differs in {found}"
+            raise ValueError(f"checkpoint {self.path} {what}: {cure}; {seed}")
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the parts and torch's generators."""
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        torch.set_rng_state(state["generators"][0])
+        torch.cuda.set_rng_state_all(state["generators"][1 : 1 + torch.cuda.device_count()])
+
+    def write(self, **state: Any) -> None:
+        """Save this, the parts and the generators."""
+        if self.path is not None:
+            state |= {name: part.state_dict() for name, part in self.parts.items()}
+            state["generators"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+            save_checkpoint(state | {"settings": self.settings}, self.path)
+
+
+def as_path(checkpoint: str | Path | None) -> Path | None:
+    """Refuse what is no file's path."""
+    if checkpoint is None:
         return None
-    there = state.get("settings") if isinstance(state, dict) else None
-    cure = "remove it or give another path"
-    if not isinstance(there, dict) or not all(isinstance(v, str) for v in there.values()):
-        raise ValueError(f"checkpoint {checkpoint} holds no run of this kind: {cure}")
-    if found := differences(there, here):
-        what = f"is of another run, which differs in {found}"
-        raise ValueError(f"checkpoint {checkpoint} {what}: {cure}")
-    return state
-
-
-def generators() -> list[Tensor]:
-    """States of torch's generators."""
-    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
-
-
-def restore_generators(states: list[Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    torch.cuda.set_rng_state_all(states[1 : 1 + torch.cuda.device_count()])
+    if not isinstance(checkpoint, str | os.PathLike) or not Path(checkpoint).name:
+        raise ValueError(f"checkpoint must be the path of a file, got {checkpoint!r}")
+    return Path(checkpoint)
 
 
 def save_checkpoint(state: dict, path: Path) -> None:
@@ -179,6 +207,9 @@ def differences(there: Mapping[str, str], here: Mapping[str, str], most: int = 6
 def _text(value: object) -> str:
     if isinstance(value, Tensor):
         return _tensor(value)
+    if isinstance(value, np.ndarray):
+        plain = value.dtype.kind in "biufc"
+        return _tensor(torch.tensor(value)) if plain else _digest(repr(value.tolist()))
     if isinstance(value, PLAIN):
         text = repr(value)
     elif isinstance(value, Mapping):

@@ -78,7 +78,9 @@ def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = ""
     """Refuse values that are not all good; the error names the first bad one and its place."""
     if not good.all():
         where = (~good).nonzero()[0].tolist()
-        got = np.array2string(value[tuple(where)].detach().cpu().numpy(), separator=", ")
+        first = value[tuple(where)].detach().cpu()
+        first = first.float() if first.dtype == torch.bfloat16 else first  # unknown to NumPy
+        got = np.array2string(first.numpy(), separator=", ")
         raise ValueError(f"{name} must {must}, got {got}{f' at {where}' if where else ''}{cure}")
 
 

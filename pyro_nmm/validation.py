@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import fields
 from enum import StrEnum
 from numbers import Integral, Real
@@ -27,16 +28,18 @@ def check_each_call(
     name: str, value: Tensor, good: Callable = torch.isfinite, must: str = "be finite"
 ) -> None:
     """
-    Refuse bad values while ``pyro.enable_validation`` is on, because a GPU waits. What is compiled,
-    transformed or on the meta device is not read.
+    Refuse bad values while ``pyro.enable_validation`` is on, because the check makes a GPU wait.
+    What is traced, compiled, captured or on the meta device is not read.
     """
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if traced or value.is_meta or not is_validation_enabled():
+    if torch.compiler.is_compiling() or value.is_meta or not is_validation_enabled():
         return
-    # A finite sum has finite terms, in one pass instead of several.
-    if good is not torch.isfinite or not value.detach().sum().isfinite():
-        (plain,), _ = untracked(value)
-        expect_all(name, plain, good(plain), must)
+    if value.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    with suppress(RuntimeError):  # a traced value cannot be read
+        # A finite sum has finite terms, in one pass instead of several.
+        if not good(value.detach().sum() if good is torch.isfinite else value).all():
+            (plain,), _ = untracked(value)
+            expect_all(name, plain, good(plain), must)
 
 
 def check_shapes(

@@ -17,13 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pyro_nmm.checkpoints import (
-    fingerprint,
-    generators,
-    restore_generators,
-    resume,
-    save_checkpoint,
-)
+from pyro_nmm.checkpoints import Saved, as_path, fingerprint
 from pyro_nmm.validation import check_integers, check_positive
 
 
@@ -106,34 +100,30 @@ def train(
     how, unit = Run(**run), "step" if validate is None else "epoch"
     best = None if validate is None else copy.deepcopy(module.state_dict())
     history: list = []
-    here: dict[str, str] = {}
     parts: dict[str, Any] = {"module": module, "optimizer": optimizer}
     parts |= {} if schedule is None else {"schedule": schedule}
-    if how.checkpoint is not None:
-        here = fingerprint(module, optimizer, how.also()["settings"])
-        if (state := resume(how.checkpoint, here)) is not None:
-            best, history, most = state["best"], state["history"], num_epochs
-            if validate is not None:
-                history = [tuple(score) for score in history]
-                stops = (e for e in range(len(history)) if e - _best_epoch(history[:e]) > patience)
-                most = min(next(stops, most), most)
-            if len(history) > most:
-                raise ValueError(
-                    f"checkpoint {how.checkpoint} holds {len(history)} {unit}s, more than "
-                    f"{num_epochs=} and {patience=} allow"
-                )
-            for name, part in parts.items():
-                part.load_state_dict(state[name])
-            _check_weights(module, f"reading {how.checkpoint}", "remove the checkpoint")
-            restore_generators(state["generators"])
+    path = as_path(how.checkpoint)
+    here = {} if path is None else fingerprint(module, optimizer, how.also()["settings"])
+    saved = Saved(path, parts, here)
+    if (state := saved.read()) is not None:
+        best, history, most = state["best"], state["history"], num_epochs
+        if validate is not None:
+            history = [tuple(score) for score in history]
+            stops = (e for e in range(len(history)) if e - _best_epoch(history[:e]) > patience)
+            most = min(next(stops, most), most)
+        if len(history) > most:
+            raise ValueError(
+                f"checkpoint {path} holds {len(history)} {unit}s, more than "
+                f"{num_epochs=} and {patience=} allow"
+            )
+        saved.restore(state)
+        _check_weights(module, f"reading {path}", "remove the checkpoint")
     stored = len(history)
 
     def save() -> None:
         nonlocal stored
-        if how.checkpoint is not None and len(history) > stored:
-            state = {"settings": here, "best": best, "history": history}
-            state |= {name: part.state_dict() for name, part in parts.items()}
-            save_checkpoint(state | {"generators": generators()}, how.checkpoint)
+        if len(history) > stored:
+            saved.write(best=best, history=history)
             stored = len(history)
 
     for step in how.progress(range(len(history), num_epochs)):

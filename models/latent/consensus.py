@@ -31,7 +31,7 @@ ALONE = {2: [1.3, 0.15, 0.12], 3: [1.0, 0.1, 0.5, 0.1]}
 ROUNDS = 2
 #: Answers count for less than the fit says, for confusion matrices come from the same answers.
 SHARE = 0.8
-#: The least that is kept of them because of the priors, if priors do not predict answers.
+#: Least factor of w for small powers of the priors, if these predict answers no better than chance.
 UNINFORMED = 0.7
 #: Shape and rate of the Gamma prior of the priors' powers, which bounds the power of a timid one,
 #: and mean and standard deviation of the Normal prior of the log-odds of w: answers count in full
@@ -57,11 +57,11 @@ class Consensus:
     itself, and of a tenth or a fifth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
     answers that are left out best. Powers of one would count every answer as independent evidence.
     :math:`w` is then multiplied by :math:`.8 \min(1, \sum_q b_q)`, because matrices come from the
-    same answers, and because a small :math:`b` shows dependent errors. If the priors predict no
-    answers (a graph that does not fit), :math:`b` shows nothing, and the last factor is at least
-    .7. The prior of the matrices is learned (:meth:`Annotators.shrinking`). Where no node has two
-    answers the powers are fixed, and matrices come from the mean of the field's and a first pool's
-    labels.
+    same answers, and because a small :math:`b` shows dependent errors. The last factor is at least
+    :math:`.7 (1 - t / 2)` if the priors predict answers by only :math:`t < 2` standard errors
+    better than their own mean: on a graph that does not fit, :math:`b` shows nothing. The prior of
+    the matrices is learned (:meth:`Annotators.shrinking`). Where no node has two answers the powers
+    are fixed, and matrices come from the mean of the field's and a first pool's labels.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -201,24 +201,23 @@ def _pool(
     else:
         powers = fit_powers(logs, answers)
         # Other answers predict one better than priors do (sum < 1) if annotators err together.
-        share = powers[:-1].sum().clamp(max=1)
-        if not _informative(torch.einsum("npc,p->nc", logs, powers[:-1]), answers):
-            share = share.clamp(min=UNINFORMED)
-        powers[-1] *= SHARE * share
+        # A graph that does not fit has small powers too, but they say nothing about errors.
+        errors = standard_errors(torch.einsum("npc,p->nc", logs, powers[:-1]), answers)
+        least = UNINFORMED * (1 - errors / 2).clamp(0, 1)
+        powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1).maximum(least)
     if known is not None:
         powers = refit_powers(powers, logs, answers.evidence, known)
     return powers, torch.einsum("npc,p->nc", logs, powers[:-1])
 
 
-def _informative(log_prior: Tensor, answers: LeftOut) -> bool:
-    """Whether priors predict answers better than frequencies of labels do, by two standard errors
-    over nodes. Powers of a graph that does not fit say nothing about the errors of annotators."""
-    nodes, at = answers.node.unique(return_inverse=True)
-    frequencies = _away_from_zero(answers.evidence[nodes].softmax(-1).mean(0)).log()
-    gain = (log_prior[answers.node].log_softmax(-1) + answers.own).logsumexp(-1)
-    gain = gain - (frequencies + answers.own).logsumexp(-1)
-    gain = gain.new_zeros(len(nodes)).index_add(0, at, gain)
-    return bool(gain.mean() > 2 * gain.std(correction=0) / len(nodes) ** 0.5)
+def standard_errors(log_prior: Tensor, answers: LeftOut) -> Tensor:
+    """By how many standard errors over nodes priors predict answers better than their own mean."""
+    there = answers.node.bincount(minlength=len(log_prior)) > 0
+    prior = log_prior.log_softmax(-1)
+    mean = prior[there].exp().mean(0).log()
+    gain = (prior[answers.node] + answers.own).logsumexp(-1) - (mean + answers.own).logsumexp(-1)
+    gain = gain.new_zeros(len(there)).index_add(0, answers.node, gain)[there]
+    return gain.mean() / (gain.std(correction=0) / len(gain) ** 0.5 + 1e-12)
 
 
 def _away_from_zero(probs: Tensor) -> Tensor:

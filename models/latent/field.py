@@ -109,8 +109,8 @@ def hidden_field(
     :param prior: a :class:`FieldPrior`, or a network called as ``prior(hood, *inputs)`` for
         concentrations and logits; its own log prior density is ``prior.log_prior()``, if there.
     :param dict values: the emission's parameters, such as ``pyro.param`` gives them.
-    :param data: observations of the nodes, as :meth:`Emission.check` returns them. The program runs
-        at every step and does not check them again.
+    :param data: observations of the nodes, as :meth:`Emission.check` returns them. Later steps
+        check at most what ``pyro.enable_validation`` asks for.
     :param inputs: of the prior: features of the edges, or what a network takes.
     :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
     """

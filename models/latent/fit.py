@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
+from pyro_nmm.checkpoints import Saved, as_path, fingerprint
 from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.models.latent.emissions import Emission, Values
 from pyro_nmm.models.latent.field import FieldPrior, HiddenField, allowed_labels, check_edge_attr
-from pyro_nmm.models.latent.options import FieldRun, FieldSampling, Saved
+from pyro_nmm.models.latent.options import FieldRun, FieldSampling
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
 from pyro_nmm.validation import check_all_rows, check_integers, options_of
@@ -193,11 +194,19 @@ class _Fit:
         expect("alpha of prior", alpha, (self.hood.num_sources, self.emission.num_labels))
         return self.hood.log_softmax(logits)[None], alpha[None]
 
-    def settings(self) -> dict[str, object]:
-        """What a checkpoint depends on."""
-        names = "emission", "data", "edge_attr", "known", "inputs"
-        edges = self.hood.ptr, self.hood.source, self.hood.num_sources
-        return {name: getattr(self, name) for name in names} | {"edges": edges}
+    def saved(
+        self, how: FieldRun, turn: int, prior: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> Saved:
+        parts = {"prior": prior, "optimizer": optimizer}
+        if (path := as_path(how.checkpoint)) is None:
+            return Saved(None, parts, {})
+        names = "emission", "data", "edge_attr", "known", "inputs", "num_chains"
+        settings = {name: getattr(self, name) for name in names}
+        settings["emission's attributes"] = getattr(self.emission, "__dict__", None)
+        settings["edges"] = self.hood.ptr, self.hood.source, self.hood.num_sources
+        settings |= {"start": turn, "num_steps": how.num_steps}
+        here = fingerprint(prior, optimizer, settings)
+        return Saved(path.with_name(f"{path.name}.{turn}"), parts, here)
 
     def uniforms(self, *shape: int) -> Tensor:
         size = *shape, self.num_chains, self.hood.num_nodes
@@ -207,10 +216,11 @@ class _Fit:
         emission, hood, data = self.emission, self.hood, self.data
         values = emission.start(data, hood)
         evidence = self.evidence(values)
-        prior, optimizer = self.prepared(evidence, how.lr, turn)
+        prior, optimizer = self.prepared(evidence, float(how.lr), turn)
         rates = [group["lr"] for group in optimizer.param_groups]
-        saved = Saved.of(how, turn, prior, optimizer, **self.settings())
-        if state := saved.load():
+        saved = self.saved(how, turn, prior, optimizer)
+        if state := saved.read():
+            saved.restore(state)
             move = partial(torch.Tensor.to, device=hood.device)
             values = {name: move(value) for name, value in state["values"].items()}
             probs, draw = move(state["probs"]), LatentDraw(*map(move, state["draw"]))
@@ -231,8 +241,8 @@ class _Fit:
             terms = LatentTerms(*self.terms(prior), self.evidence(values)[None])
             if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():  # NaN would break the sweep
                 raise ValueError(f"lr={how.lr} is too large: concentrations are no longer finite")
-            last = step + 1 == how.num_steps
-            saved.save(step + 1, last, values=values, probs=probs, draw=tuple(draw))
+            if step + 1 == how.num_steps or (step + 1) % how.save_every == 0:
+                saved.write(steps=step + 1, values=values, probs=probs, draw=tuple(draw))
         return _State(prior, values, draw, left_out(hood, terms, draw).mean().item())
 
     def prepared(

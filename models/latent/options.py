@@ -1,21 +1,11 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import nn
-
-from pyro_nmm.checkpoints import (
-    fingerprint,
-    generators,
-    restore_generators,
-    resume,
-    save_checkpoint,
-)
+from pyro_nmm.checkpoints import as_path
 from pyro_nmm.validation import check_integers, check_positive
 
 
@@ -31,9 +21,10 @@ class FieldRun:
     :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
     :param float lr: of the prior's parameters.
     :param progress: wraps the range of steps, for example ``tqdm``.
-    :param Path checkpoint: where start ``k`` is saved every ``save_every`` steps, as
-        ``<checkpoint>.k``. Interrupted and called again after the same seed, a fit ends with the
-        same values, bit for bit on a CPU. A checkpoint of other data or options is refused.
+    :param Path checkpoint: start ``k`` is saved every ``save_every`` steps as ``<checkpoint>.k``,
+        and the save before as ``<checkpoint>.k.previous``. Interrupted and called again after the
+        same seed, a fit ends with the same values, bit for bit on a CPU. A checkpoint of other
+        data, parameters or steps is refused, but plain attributes alone are compared.
     """
 
     num_starts: int = 5
@@ -47,6 +38,7 @@ class FieldRun:
 
     def __post_init__(self) -> None:
         check_positive(lr=self.lr)
+        as_path(self.checkpoint)
         names = "num_starts", "num_steps", "num_chains", "num_draws", "save_every"
         check_integers(1, **{name: getattr(self, name) for name in names})
 
@@ -61,41 +53,3 @@ class FieldSampling:
 
     def __post_init__(self) -> None:
         check_integers(1, **vars(self))
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The file of one start of a fit, or none."""
-
-    path: Path | None
-    every: int
-    parts: dict[str, Any]
-    settings: dict[str, str]
-
-    @classmethod
-    def of(
-        cls, how: FieldRun, start: int, prior: nn.Module, optimizer: torch.optim.Optimizer,
-        **settings: object,
-    ) -> "Saved":  # fmt: skip
-        parts = {"prior": prior, "optimizer": optimizer}
-        if how.checkpoint is None:
-            return cls(None, how.save_every, parts, {})
-        path = Path(how.checkpoint)
-        settings |= {"start": start, "num_steps": how.num_steps, "num_chains": how.num_chains}
-        here = fingerprint(prior, optimizer, settings)
-        return cls(path.with_name(f"{path.name}.{start}"), how.save_every, parts, here)
-
-    def load(self) -> Mapping[str, Any] | None:
-        """The stored state, after parts and generators have been set to it."""
-        if self.path is None or (state := resume(self.path, self.settings)) is None:
-            return None
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-        restore_generators(state["generators"])
-        return state
-
-    def save(self, steps: int, last: bool, **state: Any) -> None:
-        if self.path is not None and (last or steps % self.every == 0):
-            state |= {name: part.state_dict() for name, part in self.parts.items()}
-            state |= {"settings": self.settings, "steps": steps, "generators": generators()}
-            save_checkpoint(state, self.path)

@@ -33,7 +33,7 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     >>> (scores[0] / found).softmax(0)  # right in three of four cases
     tensor([0.7500, 0.2500])
 
-    :param Tensor scores: ``(N, C)`` logits, with labels ``y``, ``(N,)``.
+    :param Tensor scores: ``(N, C)`` finite logits, with labels ``y``, ``(N,)``.
     :param Tensor held_out: mask ``(N,)`` or node ids of some nodes.
     """
     scores = expect("scores", as_tensor("scores", scores), ("N", "C"), kind="float").detach()
@@ -45,7 +45,8 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     num_classes = scores.shape[1]
     good = ~held_out | (y >= 0) & (y < num_classes)
     expect_all("y", y, good, f"hold labels 0..{num_classes - 1} where held_out")
-    expect_all("scores", scores, scores.isfinite(), "be finite")
+    cure = ": for log(0), clamp probabilities"
+    expect_all("scores", scores, scores.isfinite(), "be finite", cure)
     log_scale = torch.zeros((), dtype=scores.dtype, device=scores.device, requires_grad=True)
     optimizer = torch.optim.LBFGS([log_scale], max_iter=100, line_search_fn="strong_wolfe")
 

@@ -161,7 +161,7 @@ class MembershipMixture(GraphDistribution):
         linear = linear - own.sum(-1).index_select(-1, hood.row)
         curved = F.softplus(self._gap(log_odds, own)).sum(-1)
         found = linear - 2 * curved + own.shape[-1] * math.log(self.temperature)
-        # They are at most -curved, and inf - inf would be NaN.
+        # Log densities are at most -curved, and inf - inf would be NaN.
         return found.masked_fill(curved.isinf(), -torch.inf)
 
     def _gap(self, log_odds: Tensor, own: Tensor) -> Tensor:

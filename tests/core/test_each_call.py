@@ -8,6 +8,8 @@ import pytest
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import func
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import Consistency
@@ -50,5 +52,11 @@ def test_transforms_do_not_check():
     ):
         transformed(bad)
     doubled(bad.to("meta"))
+    make_fx(doubled)(bad)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        doubled(bad)
+    doubled(torch.full((3,), 5e4).half())  # its sum is infinite
+    with pytest.raises(ValueError, match="x must be finite, got inf"):
+        doubled(bad.bfloat16())
     with pytest.raises(ValueError, match=r"x must be finite, got inf at \[1\]"):
         doubled(bad)

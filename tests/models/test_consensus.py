@@ -17,7 +17,13 @@ from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
 from pyro_nmm.models.latent import consensus
 from pyro_nmm.models.latent.annotators import STRENGTHS
-from pyro_nmm.models.latent.consensus import ALONE, consensus_of, fit_powers, refit_powers
+from pyro_nmm.models.latent.consensus import (
+    ALONE,
+    consensus_of,
+    fit_powers,
+    refit_powers,
+    standard_errors,
+)
 from pyro_nmm.models.latent.dependence import (
     count_all,
     count_pairs,
@@ -25,7 +31,7 @@ from pyro_nmm.models.latent.dependence import (
     matrices,
     permuted,
 )
-from pyro_nmm.models.latent.left_out import left_out_answers
+from pyro_nmm.models.latent.left_out import LeftOut, left_out_answers
 from pyro_nmm.models.latent.potts import OWN, potts_labels
 from pyro_nmm.models.latent.potts import STRENGTH as PULL
 from pyro_nmm.models.latent.quality import fit_confusion
@@ -520,15 +526,35 @@ def test_a_few_answers_leave_a_wide_interval():
     assert width[2] > 0.3 > 0.2 > width[0]
 
 
-def test_a_graph_that_does_not_fit_is_named_and_answers_keep_their_weight():
-    answers = answers_to(TRUTH, [0.8, 0.7, 0.6])
-    shuffled = torch.randperm(256)[EDGES]
-    good, bad = (Annotators(3).fit(graph, answers, **QUICK) for graph in (EDGES, shuffled))
+def test_a_graph_that_does_not_fit(monkeypatch):
+    """It is named, and answers keep their weight, which is better than to lower it."""
+    answers, shuffled = answers_to(TRUTH, [0.8, 0.7, 0.6, 0.6]), torch.randperm(256)[EDGES]
+    found = []
+    for graph, least in ((EDGES, 0.7), (EDGES, 0.0), (shuffled, 0.7), (shuffled, 0.0)):
+        monkeypatch.setattr(consensus, "UNINFORMED", least)
+        torch.manual_seed(0)
+        found.append(Annotators(3).fit(graph, answers, **QUICK))
+    good, same, bad, lowered = found
+    assert torch.equal(good.probs, same.probs)
     assert "a graph that does not fit" not in good.summary()
     assert "a graph that does not fit" in bad.summary()
-    assert bad.powers["answers"] > good.powers["answers"] / 2
-    pool, field = (mean_log_prob(probs, TRUTH) for probs in (bad.probs, bad.field.probs))
-    assert pool > field - 0.15
+    assert bad.powers["answers"] > 1.5 * lowered.powers["answers"]
+    assert mean_log_prob(bad.probs, TRUTH) > mean_log_prob(lowered.probs, TRUTH) + 0.1
+
+
+def test_what_priors_know_beyond_their_mean():
+    """Unequal shares of labels are no sign that the graph fits."""
+    truth = TRUTH.repeat(9).sub(1).clamp(min=0)
+    prior = torch.full((len(truth), 3), 0.1).scatter(1, truth[:, None], 0.8).double().log()
+    node = torch.arange(len(truth)).repeat(2)
+    own = torch.full((len(node), 3), 0.25).double()
+    own = own.scatter(1, answers_to(truth, [0.5, 0.5], missing=0).T.reshape(-1, 1), 0.5).log()
+    answers = LeftOut(torch.zeros_like(prior), node, torch.zeros_like(own), own, own[:, 0])
+    assert standard_errors(prior, answers) > 5
+    assert standard_errors(prior.exp().mean(0).log().expand_as(prior), answers).abs() < 0.01
+    assert standard_errors(prior[torch.randperm(len(truth))], answers) < 2
+    alone = LeftOut(*(each[:1] for each in answers))
+    assert standard_errors(prior[:1], alone) == 0
 
 
 def test_strength_by_marginal_likelihood():

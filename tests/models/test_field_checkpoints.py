@@ -17,6 +17,11 @@ X = torch.randn(36, 2, generator=torch.Generator().manual_seed(0), dtype=torch.d
 QUICK = {"num_steps": 7, "num_starts": 2, "num_chains": 2, "num_draws": 2, "save_every": 2}
 
 
+class Reads(MLP):
+    def forward(self, x):
+        return super().forward(torch.as_tensor(x))
+
+
 class Killed(Exception):
     pass
 
@@ -34,13 +39,17 @@ def killed_after(number):
     return wrap
 
 
-def fit(checkpoint=None, progress=iter, data=X, network=False, **options):
-    pyro.set_rng_seed(1)
+def fit(
+    checkpoint=None, progress=iter, data=X, network=False, emission=None, edge_attr=HOPS,
+    inputs=(X,), seed=1, **options,
+):  # fmt: skip
+    pyro.set_rng_seed(seed)
+    emission = NormalEmission(3) if emission is None else emission
     options = QUICK | {"checkpoint": checkpoint, "progress": progress} | options
     if network:
-        prior = NMMNetwork(MLP([2, 8, 3], dropout=0.5, norm=None), MLP([2, 4]), num_classes=3)
-        return fit_field(NormalEmission(3), HOOD, data, prior=prior, inputs=(X,), **options)
-    return fit_field(NormalEmission(3), HOOD, data, HOPS, **options)
+        prior = NMMNetwork(Reads([2, 8, 3], dropout=0.5, norm=None), Reads([2, 4]), num_classes=3)
+        return fit_field(emission, HOOD, data, prior=prior, inputs=inputs, **options)
+    return fit_field(emission, HOOD, data, edge_attr, **options)
 
 
 @pytest.mark.parametrize("network", [False, True])
@@ -59,8 +68,31 @@ def test_a_killed_fit_ends_as_another(number, network, tmp_path):
         assert torch.equal(one, two)
 
 
+class Scaled:
+    """An emission that is no data class."""
+
+    def __init__(self, scale):
+        self.num_labels, self.scale = 3, scale
+
+    def __getattr__(self, name):
+        return getattr(NormalEmission(3, self.__dict__["scale"]), name)
+
+
 @pytest.mark.parametrize(
-    "change", [{"data": X + 1}, {"num_steps": 9}, {"lr": 0.2}, {"network": True}]
+    "change",
+    [
+        {"data": X + 1},
+        {"num_steps": 9},
+        {"num_chains": 3},
+        {"lr": 0.2},
+        {"network": True},
+        {"known": torch.zeros(36, dtype=torch.long)},
+        {"edge_attr": 2 * HOPS},
+        {"emission": NormalEmission(3, 2.0)},
+        {"emission": Scaled(1.0)},
+        {"seed": 2},
+    ],
+    ids=lambda change: f"other-{next(iter(change))}",
 )
 def test_a_checkpoint_of_another_fit_is_refused(change, tmp_path):
     fit(tmp_path / "field.pt")
@@ -68,17 +100,33 @@ def test_a_checkpoint_of_another_fit_is_refused(change, tmp_path):
         fit(tmp_path / "field.pt", **change)
 
 
+def test_attributes_of_any_emission_and_arrays_are_compared(tmp_path):
+    fit(tmp_path / "one.pt", emission=Scaled(1.0))
+    with pytest.raises(ValueError, match="differs in emission's attributes"):
+        fit(tmp_path / "one.pt", emission=Scaled(2.0))
+    fit(tmp_path / "two.pt", network=True, inputs=(X.numpy(),))
+    with pytest.raises(ValueError, match="differs in inputs"):
+        fit(tmp_path / "two.pt", network=True, inputs=((X + 1).numpy(),))
+
+
+@pytest.mark.parametrize("path", ["", 3])
+def test_a_checkpoint_needs_a_path(path):
+    with pytest.raises(ValueError, match="checkpoint must be the path of a file"):
+        fit(path)
+
+
 def test_annotators_are_resumed(tmp_path):
     answers, path = torch.randint(-1, 3, (36, 4)), tmp_path / "crowd.pt"
     edges = torch.stack([HOOD.source, HOOD.row])
-    found = []
-    for options in ({}, {"progress": killed_after(3)}, {}):
+    options = {"num_steps": 6, "save_every": 2, "num_draws": 2}
+
+    def fit(**more):
         pyro.set_rng_seed(2)
-        options |= {"num_steps": 6, "save_every": 2, "checkpoint": path if found else None}
-        try:
-            found.append(Annotators(3).fit(edges, answers, **options).probs)
-        except Killed:
-            found.append(None)
-    assert torch.equal(found[0], found[2])
-    assert found[1] is None
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["crowd.pt.0", "crowd.pt.0.previous"]
+        return Annotators(3).fit(edges, answers, **options, **more).probs
+
+    whole, seen = fit(), []
+    with pytest.raises(Killed):
+        fit(checkpoint=path, progress=killed_after(3))
+    again = fit(checkpoint=str(path), progress=lambda steps: seen.append(steps) or steps)
+    assert seen == [range(2, 6)]
+    assert torch.equal(again, whole)
