@@ -13,7 +13,14 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.latent.answers import edges_of, known_labels, read_answers
+from pyro_nmm.models.latent.answers import (
+    check_names,
+    edges_of,
+    in_columns,
+    known_labels,
+    read_answers,
+    refuse_silent,
+)
 from pyro_nmm.models.latent.classifier import out_of_fold
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
 from pyro_nmm.models.latent.emissions import Values, mixture_em
@@ -121,14 +128,9 @@ class Annotators:
             hood, edge_attr = hops(ends, num_nodes)
             walk = Walk.on_graph(ends, num_nodes)
         data = read_answers(answers, hood.num_nodes, hood.device)
-        if (text := data.labels) and len(text) > self._num_answers(data.table):
-            cure = "a row for each answer needs the columns task, worker, label"
-            some = f"{text[:8]}{' ...' * (len(text) > 8)}"
-            must = f"name at most {self._num_answers(data.table)} labels (num_labels)"
-            raise ValueError(f"answers must {must}, got {len(text)}: {some}; {cure}")
-        # Columns with the labels' names may be in any order.
-        if text and set(getattr(pred_probs, "columns", ())) == set(text):
-            pred_probs = pred_probs[text]
+        if data.labels:
+            check_names(data.labels, self._num_answers(data.table), self.named)
+            pred_probs = in_columns(pred_probs, data.labels)
         shape, progress = (hood.num_nodes, self.num_labels), options.get("progress", iter)
         learn = out_of_fold(graph, classifier, pred_probs, shape, progress)
         if known is not None:
@@ -156,9 +158,7 @@ class Annotators:
             must = f"lie in 0..{number - 1}, or be -1 for a missing one"
             cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
             raise ValueError(f"answers holds {wrong}, but must {must}: {cure}")
-        if (silent := (answers < 0).all(0)).any():
-            name = int(silent.nonzero()[0])
-            raise ValueError(f"answers has none of annotator {name}: leave that column out")
+        refuse_silent(answers)
         return answers
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:

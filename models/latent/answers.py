@@ -27,15 +27,61 @@ class Answers(NamedTuple):
 
 def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
     """Answers of a tensor, an array or a data frame, wide or long; text labels are sorted."""
-    annotators = None
+    annotators, categories = None, set()
     if hasattr(data, "columns"):
-        if set(data.columns) >= LONG:
-            data = _wide(data, num_nodes)
+        kinds = [data["label"].dtype] if set(data.columns) >= LONG else data.dtypes
+        categories = {str(name) for kind in kinds for name in getattr(kind, "categories", ())}
+        data = _wide(data, num_nodes) if set(data.columns) >= LONG else _in_order(data)
         annotators = list(data.columns)
     found, labels = _array(data), None
     if isinstance(found, np.ndarray) and found.dtype.kind in "OUST":
-        found, labels = _text_as_numbers(found)
-    return Answers(whole_answers(found, num_nodes, device), labels, annotators)
+        found, labels = _text_as_numbers(found, categories)
+    table = whole_answers(found, num_nodes, device)
+    refuse_silent(table, annotators)
+    return Answers(table, labels, annotators)
+
+
+def refuse_silent(table: Tensor, annotators: list | None = None) -> None:
+    """Every annotator has answers."""
+    silent = (table < 0).all(0)
+    if table.numel() and silent.all():
+        raise ValueError("answers holds no answer: all are -1 or NaN")
+    if silent.any():
+        number = int(silent.nonzero()[0])
+        name = number if annotators is None else annotators[number]
+        raise ValueError(f"answers has none of annotator {name}: leave that column out")
+
+
+def check_names(labels: list[str], number: int, all_of_them: bool) -> None:
+    """As many names of labels as there are answers."""
+    some = f"{labels[:8]}{' ...' * (len(labels) > 8)}"
+    if len(labels) > number:
+        cure = "a row for each answer needs the columns task, worker, label"
+        must = f"name at most {number} labels (num_labels)"
+        raise ValueError(f"answers must {must}, got {len(labels)}: {some}; {cure}")
+    if all_of_them and len(labels) < number:
+        cure = f"pass num_labels={len(labels)}, or pandas categories that name all"
+        raise ValueError(f"answers must name {number} labels, got {len(labels)}: {some}; {cure}")
+
+
+def in_columns(pred_probs: Any, labels: list[str]) -> Any:
+    """Columns with the labels' names may be in any order."""
+    columns = list(getattr(pred_probs, "columns", ()))
+    if not columns or not isinstance(columns[0], str):
+        return pred_probs
+    if set(columns) != set(labels):
+        raise ValueError(f"pred_probs must have the columns {labels[:8]}, got {columns[:8]}")
+    return pred_probs[labels]
+
+
+def _in_order(data: Any) -> Any:
+    """A wide data frame whose index does not say that its rows are in another order."""
+    index, order = np.asarray(data.index), np.arange(len(data))
+    other = index.dtype.kind in "iu" and not np.array_equal(index, order)
+    if other and np.array_equal(np.sort(index), order):
+        cure = "pass answers.sort_index(), or answers.reset_index(drop=True) to keep the order"
+        raise ValueError(f"answers has rows in another order than its index, 0..N-1: {cure}")
+    return data
 
 
 def _array(data: Any) -> Any:
@@ -62,11 +108,12 @@ def _wide(data: Any, num_nodes: int) -> Any:
     return data.pivot(index="task", columns="worker", values="label").reindex(range(num_nodes))
 
 
-def _text_as_numbers(table: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _text_as_numbers(table: np.ndarray, categories: set[str]) -> tuple[np.ndarray, list[str]]:
     missing = np.array([_is_missing(each) for each in table.flat], dtype=bool)
-    labels, number = np.unique(table.flat[~missing].astype(str), return_inverse=True)
+    text = table.flat[~missing].astype(str)
+    labels = np.array(sorted({*text, *categories}), dtype=str)
     found = np.full(table.size, -1)
-    found[~missing] = number
+    found[~missing] = np.searchsorted(labels, text)
     return found.reshape(table.shape), labels.tolist()
 
 

@@ -23,7 +23,7 @@ from pyro_nmm.models.stacked.fit import (
     shuffled,
     some_of,
 )
-from pyro_nmm.models.stacked.inputs import GraphScores, warn_of_probabilities
+from pyro_nmm.models.stacked.inputs import GraphScores, warn_of_one_way, warn_of_probabilities
 from pyro_nmm.models.stacked.parameters import ParameterPriors
 from pyro_nmm.models.stacked.uncertainty import deviations
 from pyro_nmm.relabel import taken
@@ -65,6 +65,7 @@ def fit_copies(
     copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
     scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
     warn_of_probabilities(scores)
+    warn_of_one_way(copies[0][0].hood)
     temperature = bounded_temperature(scores, y, torch.cat([out for _, out in copies]))
     changed, agree = copy.deepcopy(stacked).to(scores), agreement(copies[0][0])
     parameters = ParameterPriors(changed, stacked.declared, stacked.prior, temperature, agree)

@@ -188,6 +188,19 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
     return found.where(given, fill.where(loop, 1.0))
 
 
+def warn_of_one_way(hood: Neighborhood) -> None:
+    """If none of a thousand edges has its reverse, nodes read half of their neighbours."""
+    edges = (hood.source != hood.target).nonzero()[:, 0]
+    if hood.bipartite or not len(edges):
+        return
+    some = edges[:: -(-len(edges) // 1000)]
+    source, target = hood.source[some], hood.target[some]
+    back = places(hood, target, source)
+    if not ((hood.source[back] == target) & (hood.target[back] == source)).any():
+        cure = "if edges have no direction, pass torch_geometric.utils.to_undirected(edge_index)"
+        warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=4)
+
+
 def places(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:
     """``(E,)``: the edges of a whole graph between these ends; any edge where there is none."""
     keys = hood.target * hood.num_sources + hood.source  # they ascend, as rows and sources do

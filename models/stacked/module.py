@@ -195,9 +195,9 @@ class StackedNMM(nn.Module):
         to zero, and return the module. It begins at temperature scaling, so the scale of the scores
         does not matter. Other arguments as for :meth:`forward`.
 
-        :param Tensor train: ``(N,)`` boolean mask of the nodes that the classifier learned from,
+        :param Tensor train: mask ``(N,)`` or ids of the nodes that the classifier learned from,
             whose labels are given. It may select nothing.
-        :param Tensor held_out: ``(N,)`` boolean mask of nodes that it did not learn from, for
+        :param Tensor held_out: mask ``(N,)`` or ids of nodes that it did not learn from, for
             example the validation nodes.
         :param Tensor folds: ``(N,)`` fold ``0..K - 1`` of each labelled node, negative for others,
             in the place of ``train`` and ``held_out``. ``scores`` is ``(K, N, C)``: the scores of
@@ -240,7 +240,7 @@ class StackedNMM(nn.Module):
         Refit the parameters, from their present values, to all labels known by now. Each fold of
         them is held out in turn, given the others, which :meth:`posterior` takes as ``new``.
 
-        :param Tensor new: ``(N,)`` boolean mask of *all* nodes whose labels are known and from
+        :param Tensor new: mask ``(N,)`` or ids of *all* nodes whose labels are known and from
             which the classifier did not learn: the held-out nodes of :meth:`fit`, and later ones.
         :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=100``.
         """

@@ -85,7 +85,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     :param estimator: a classifier with ``predict_proba``.
     :param int n_neighbors: neighbours of each row in the graph.
-    :param int cv: folds of the labelled rows. Each class needs at least two labelled rows.
+    :param int cv: folds of the labelled rows. Each class needs at least two labelled rows. The
+        default is fewer folds if no class has five labels: as many as the largest class has.
     :param str metric: distance of the neighbours, any of scikit-learn's ``NearestNeighbors``.
     :param neighbors: a transformer like ``KNeighborsTransformer``, or a pipeline that ends in one,
         in the place of ``n_neighbors`` and ``metric``: for columns of several kinds, or approximate
@@ -138,7 +139,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         labels, known = self._encoded(y, size)
         self.hood_ = Neighborhood(self._edges(X, graph, size), size)
         rows, folds, parts = known.nonzero()[:, 0].numpy(), -torch.ones(size).long(), []
-        splits = StratifiedKFold(self.cv, shuffle=True, random_state=self.random_state)
+        most = int(labels[rows].bincount().max())
+        number = min(5, most) if self.cv == 5 else self.cv  # the default yields to few labels
+        splits = StratifiedKFold(number, shuffle=True, random_state=self.random_state)
         for fold, (rest, out) in enumerate(splits.split(rows, labels[rows])):
             folds[rows[out]] = fold
             parts.append(self._trained(X, labels, rows[rest]))
@@ -147,7 +150,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         held_out = torch.stack(scores)[folds[rows], rows], labels[rows]
         self._temperatures = temperature_posterior(*held_out)
         self._fold_temperatures = [
-            bounded_temperature(*held_out, folds[rows] == fold) for fold in range(self.cv)
+            bounded_temperature(*held_out, folds[rows] == fold) for fold in range(number)
         ]
         seed = self.random_state
         if not isinstance(seed, Integral):
@@ -245,12 +248,15 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         given = np.asarray(y[known].tolist() if y.dtype == object else y[known])
         if known.any() and type_of_target(given) not in ("binary", "multiclass"):
             raise ValueError(f"y must hold classes, got {type_of_target(given)} values: bin them")
+        if y.dtype.kind == "f" and np.isnan(y).any():  # whole numbers are floats beside NaN
+            given = given.astype(int)
         self.classes_, index, count = np.unique(given, return_inverse=True, return_counts=True)
         if len(self.classes_) < 2 or count.min() < 2:
             found = dict(zip(self.classes_.tolist(), count.tolist(), strict=True))
             raise ValueError(
                 f"y must have at least two classes and two labelled rows of each, got {found} of "
-                f"n_samples={size}"
+                f"n_samples={size} (-1, NaN and None mean unlabelled): label another row of a "
+                f"class with one label, or mark its row as unlabelled"
             )
         labels = torch.zeros(size, dtype=torch.long)
         labels[torch.from_numpy(known)] = torch.from_numpy(index)

@@ -63,11 +63,11 @@ def check_edge_index(edge_index: Tensor, name: str) -> None:
 
 
 def extra(module: str, what: str) -> ModuleType:
-    """A module of the ``examples`` extra; if it is missing, an error says which data need it."""
+    """A module of the ``examples`` extra; if it is missing, an error says what needs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        needed, cure = module.partition(".")[0], "pip install pyro-nmm[examples]"
+        needed, cure = module.partition(".")[0], "pip install '.[examples]' in a checkout"
         raise ImportError(f"{what} need {needed} ({error}): {cure}") from error
 
 

@@ -277,3 +277,13 @@ def test_large_sets_of_zeros_and_ones():
     scores, y = torch.randn(50, 3), torch.randint(3, (50,))
     expected = StackedNMM(3)(hood, scores, y, mask)
     torch.testing.assert_close(StackedNMM(3)(hood, scores, y, mask.to(torch.int8)), expected)
+
+
+def test_edges_in_one_direction_are_named():
+    torch.manual_seed(0)
+    both = erdos_renyi_graph(30, 0.2)
+    data = torch.randn(30, 3), torch.randint(3, (30,)), torch.arange(10), torch.arange(10, 30)
+    with pytest.warns(UserWarning, match=r"one direction only.*to_undirected\(edge_index\)"):
+        StackedNMM(3).fit(Neighborhood(both[:, both[0] < both[1]], 30), *data, num_steps=1)
+    StackedNMM(3).fit(Neighborhood(both, 30), *data, num_steps=1)  # warnings are errors
+    StackedNMM(3).fit(Neighborhood(both[:, :0], 30), *data, num_steps=1)
