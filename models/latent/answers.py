@@ -43,7 +43,7 @@ def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
 
 def refuse_silent(table: Tensor, annotators: list | None = None) -> None:
     """Every annotator has answers."""
-    silent = (table < 0).all(0)
+    silent = (table == -1).all(0)
     if table.numel() and silent.all():
         raise ValueError("answers holds no answer: all are -1 or NaN")
     if silent.any():
