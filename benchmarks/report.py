@@ -8,7 +8,6 @@ Tables and figures of the stored results. A table replaces the lines between its
     python -m benchmarks.report --documents --figures docs
 """
 
-import json
 import re
 from argparse import ArgumentParser
 from pathlib import Path
@@ -28,18 +27,14 @@ from benchmarks.shared.records import RESULTS, Files, read
 from benchmarks.tabular import tables as tabular
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [
-    DOCS / "results.md",
-    DOCS / "node-classification.md",
-    *sorted((DOCS / "results").glob("*.md")),
-]
+PAGES = [DOCS / "results.md", DOCS / "node-classification.md"]
+PAGES += sorted((DOCS / "results").glob("*.md"))
 ROOMS = nodes, on_top, tabular, fields, latent, crowds, links, images, scale
 
 
 def stored(folder: Path) -> Files:
     """All rows, by the file that they are stored in."""
-    whole = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    return whole | {path.stem: read(path) for path in folder.glob("*.jsonl")}
+    return {path.stem: read(path) for path in folder.glob("*.jsonl")}
 
 
 def tables(files: Files) -> dict[str, str]:

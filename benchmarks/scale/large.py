@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Seconds and memory on large graphs, and what ranks of a cluster would have to exchange."""
+"""Seconds and memory on large graphs."""
 
 import gc
 import tempfile
@@ -12,14 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.nn import CorrectAndSmooth
 
-from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.datasets import planetoid
 from pyro_nmm.models import Annotators, FieldPrior, StackedNMM, fit_field, marginals_in_blocks
 from pyro_nmm.ops.evidence import LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import sweep
@@ -165,27 +162,3 @@ def in_blocks(folder: Path, stacked: StackedNMM, hood: Neighborhood, scores: Ten
         out[nodes] = probs.numpy()
     out.flush()
     return out
-
-
-def cuts(args, results: Records) -> None:
-    """The halo of parts, which are random or Louvain's groups: sources that a part does not own."""
-    each = {"graph": args.datasets, "way": ["random", "groups"], "parts": args.parts}
-    for key in results.missing(task="cuts", **each):
-        data = Data(edge_index=citation_like(20_000, 100_000), y=torch.zeros(1), num_nodes=20_000)
-        if key["graph"] != "with hubs":
-            data = planetoid(key["graph"], args.data_root)
-        torch.manual_seed(0)
-        part = torch.randint(key["parts"], (data.num_nodes,))
-        if key["way"] == "groups":  # the largest first, to the part that is smallest
-            group = louvain(data, resolution=4.0)
-            sizes, filled = group.bincount(), torch.zeros(key["parts"], dtype=torch.long)
-            place = torch.zeros_like(sizes)
-            for which in sizes.argsort(descending=True):
-                place[which] = filled.argmin()
-                filled[place[which]] += sizes[which]
-            part = place[group]
-        source, target = data.edge_index
-        away = part[source] != part[target]
-        halo = torch.stack([part[target], source])[:, away].unique(dim=1).shape[1]
-        row = {"nodes": data.num_nodes, "edges": len(source), "cut": int(away.sum())}
-        results.add(**key, **row, halo=halo, largest=int(part.bincount().max()))

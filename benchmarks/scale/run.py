@@ -9,8 +9,8 @@ from benchmarks.scale import large, speed, training
 from benchmarks.shared.records import command
 
 TASKS = [speed.variance, speed.gradients, speed.marginals, speed.likelihood]
-TASKS += [speed.draw, speed.step, speed.evidence, speed.growth]
-TASKS += [large.scale, large.sizes, large.cuts, training.epochs, training.tightness]
+TASKS += [speed.draw, speed.step, speed.evidence, speed.growth, speed.device]
+TASKS += [large.scale, large.sizes, training.epochs, training.tightness]
 TASKS += [training.training, training.bound, training.throughput]
 OPTIONS = {"shares": [0.05, 1.0], "samples": ([1, 8], "particles or draws"), "repeats": 30}
 OPTIONS |= {"datasets": ["cora", "pubmed"], "sizes": [10**4, 10**5], "parts": [1, 10]}

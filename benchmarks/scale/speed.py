@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Steps of the bound: noise and seconds; draws of q(c|y), and errors of sampled estimates."""
+"""Steps of the bound: noise and seconds; draws of q(c|y), errors of estimates, a GPU."""
 
 import time
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from benchmarks.scale.large import measured
 from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, in_turn, timed
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, backend
-from pyro_nmm.guides import evidence_guide, ordered_guide
-from pyro_nmm.models import nmm
+from pyro_nmm.guides import AmortizedNMM, evidence_guide, ordered_guide
+from pyro_nmm.models import NMMNetwork, StackedNMM, nmm
 
 ESTIMATORS = ["reward_to_go", "one_step_credit", "no_score"]
 #: How many times as many steps: the score term is a difference of noisy means.
@@ -125,6 +125,50 @@ def evidence(args, results: Records) -> None:
         results.add(**key, seconds=found)
 
 
+def queries(nodes: int, at: str) -> dict[str, Callable]:
+    """Of one graph on a device; each waits for its result."""
+    pyro.set_rng_seed(0)
+    _, hood, *parts, _ = problem(nodes, 5 * nodes, CLASSES)
+    alpha, logits = (part.detach().to(at).requires_grad_() for part in parts)
+    more = torch.randn(nodes, CLASSES), torch.randn(nodes, 100), torch.rand(nodes)
+    (scores, x, part), hood = (each.to(at) for each in more), hood.to(at)
+    known, some, edges = part < 0.1, part > 0.95, torch.stack([hood.source, hood.target])
+    mix = NeighborMixture(hood, alpha.detach(), logits.detach())
+    post = mix.condition(y := mix.sample(), known, num_samples=64)
+    gcn, *both = (GCN(100, 16, 2, n, cached=True).to(at) for n in (CLASSES, CLASSES, 16))
+    pair = AmortizedNMM(hood, NMMNetwork(*both, num_classes=CLASSES), name=f"{at} {nodes}")
+    elbo = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
+    amortized, given = partial(elbo.loss_and_grads, pair.model, pair.guide), (hood, alpha, logits)
+    bound = partial(observed_step, (*given, y, None), estimator="reward_to_go")
+    table = scores.clone().requires_grad_()
+    asked = {
+        "step of a GCN": partial(gcn_step, gcn, x, edges, y, known),
+        "step of an NMM of two GCNs, T = 4": partial(amortized, x, edges, y=y, observed=known),
+        "step of the bound, T = 1": partial(bound, 1),
+        "step of the bound, T = 8": partial(bound, 8),
+        "step with latent labels, T = 4": partial(latent_step, (*given, table), 4, "reward_to_go"),
+        "`sample`": mix.sample,
+        "`marginals`": lambda: NeighborMixture(hood, mix.alpha, mix.logits).marginals(),
+        "`condition`, 64 samples": partial(mix.condition, y, known, 64),
+        "`marginals` of this posterior": post.marginals,
+        "`log_likelihood`, 16 particles": partial(mix.log_likelihood, y, known, None, 16),
+        "`StackedNMM.fit`": partial(StackedNMM(CLASSES).fit, hood, scores, y, known, some),
+    }
+    wait = torch.cuda.synchronize if at == "cuda" else list
+    return {name: lambda query=query: (query(), wait()) for name, query in asked.items()}
+
+
+def device(args, results: Records) -> None:
+    """Queries on the processor and on a GPU, in turns; on the processor alone if it is all."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    for nodes in args.sizes:
+        each = {at: queries(nodes, at) for at in ("cpu", "cuda")[: 1 + bool(gpu)]}
+        names = {"nodes": nodes, "query": list(each["cpu"])}
+        for key in results.missing(task="device", gpu=gpu, threads=args.threads, **names):
+            turns = {at: found[key["query"]] for at, found in each.items()}
+            results.add(**key, seconds=seconds(args.repeats, turns, timed))
+
+
 def growth(args, results: Records) -> None:
     """A step by the number of edges, each in a process of its own."""
     for key in results.missing(task="growth", size=args.sizes, threads=args.threads):
@@ -141,8 +185,8 @@ def one_size(size: int) -> dict:
 
 def timed_step(nodes: int, links: int) -> dict:
     place, *parts = problem(nodes, links, 3)
-    step = partial(observed_step, (*parts, None), 1, "reward_to_go")
-    return place | seconds(3, {"seconds": step})
+    step = {"seconds": partial(observed_step, (*parts, None), 1, "reward_to_go")}
+    return place | seconds(3, step)
 
 
 def cora_like(share: float) -> tuple[NeighborMixture, Tensor, Tensor, Tensor]:

@@ -15,18 +15,14 @@ from benchmarks.shared.tables import GRAPHS, Cell, against, count, frame, ordere
 
 CODES = {"loop": "loop over nodes in PyTorch", "compiled": "compiled loops (CPU, numba)"}
 CODES |= {"sweeps": "tensor code (any device)"}
-CUTS = {"random": "at random", "groups": "Louvain's groups"}
 #: The paired difference from the whole graph: a cell of a field, digits, and a unit.
 lost = partial(against, {"way": "whole graph"}, form=lambda gap, *how: gap.spread(*how), better=1)
 SIZES = {"nodes": "{nodes:,.0f}", "edges": "{edges:,.0f}"}
-#: Nodes of ogbn-papers100M (Hu et al. 2020), its edges in both directions and to itself, labels.
-PAPERS = 111_059_956, 2 * 1_615_685_872 + 111_059_956, 172
 
 
 def filled(form: str, part: DataFrame, peers: DataFrame) -> str:
     """Cell: means of a line's columns in a format; empty if one of them is missing."""
-    found = form.format_map(part.mean(numeric_only=True))
-    return "" if "nan" in found else found
+    return "" if "nan" in (found := form.format_map(part.mean(numeric_only=True))) else found
 
 
 def show(rows: DataFrame, down: list[str], cells: dict[str, Cell | str], across: str = "") -> str:
@@ -137,24 +133,16 @@ def large_graphs(files: Files) -> str:
     """How do time and memory of a StackedNMM grow, up to ten million nodes?"""
     rows = frame(files["large"], task="sizes")
     empty = (rows["peak"] - rows["above"]).groupby(rows["nodes"]).transform("min")
-    work = PAPERS[1] * PAPERS[2] / (rows["edges"] * rows["classes"])
-    hours = (rows["seconds"] * work / 3600).where(rows["nodes"] == rows["nodes"].max())
-    rows = rows.assign(group=rows["stage"], memory=(rows["peak"] - empty) / 1e9, hours=hours)
-    cells = {"seconds": "{seconds:.2f}", "papers100M, hours": "{hours:.1f}"}
-    return by_size(rows, "stage", cells | {"of the graph and the stage, GB": "{memory:.3f}"})
+    rows = rows.assign(group=rows["stage"], memory=(rows["peak"] - empty) / 1e9)
+    cells = {"seconds": "{seconds:.2f}", "of the graph and the stage, GB": "{memory:.3f}"}
+    return by_size(rows, "stage", cells)
 
 
-def cut_graphs(files: Files) -> str:
-    """What would ranks of a cluster have to exchange, if a graph were cut into parts?"""
-    rows = frame(files["large"], task="cuts")
-    rows["graph"], rows["cut by"] = ordered(rows["graph"], GRAPHS), ordered(rows["way"], CUTS)
-    rows["largest"] *= rows["parts"] / rows["nodes"]
-    rows["cut"] *= 100 / rows["edges"]
-    rows["halo"] /= rows["nodes"]
-    rows["sent"] = 2 * rows["halo"] * 4e-9 * PAPERS[0] * PAPERS[2] / rows["parts"]
-    cells = {"nodes": "{nodes:,.0f}", "largest part": "{largest:.2f} of the mean"}
-    cells |= {"edges between parts": "{cut:.0f} %", "halo, nodes for each node": "{halo:.2f}"}
-    return show(rows, ["graph", "cut by", "parts"], cells | {"papers100M, GB": "{sent:.1f}"})
+def devices(files: Files) -> str:
+    """What does a GPU save?"""
+    rows = rows_of(files["device"])
+    cells = {"{:,} nodes, CPU / GPU": "{ms cpu:,.1f} / {ms cuda:,.1f}"}
+    return show(rows.assign(query=ordered(rows["query"])), ["query"], cells, "nodes")
 
 
 def epochs(files: Files) -> str:
@@ -265,6 +253,6 @@ def growth_figure(files: Files) -> Figure:
 
 
 NOISE = gradient_variance, estimator_noise, draws_of_marginals, particles_of_likelihood
-SPEED = draws, steps, evidence_steps, growth, scale, large_graphs, cut_graphs, epochs, tightness
+SPEED = draws, steps, evidence_steps, growth, scale, large_graphs, devices, epochs, tightness
 TABLES = NOISE + SPEED + (batch_training, batch_bounds, batch_throughput)
 FIGURES = {"samples.png": samples_figure, "growth.png": growth_figure}

@@ -249,7 +249,8 @@ class NeighborMixture(ClosedForms):
         :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only: boolean masks
             ``(N,)`` of :math:`\tau`, default all others, and of :math:`\rho`, default none.
         :param int num_particles: ``P``. Cost: :math:`O(P E)`, ``E`` the edges into both sets.
-        :param int num_stages: default one for every 64 nodes; 1 is plain importance weighting.
+        :param int num_stages: default one for every 64 nodes, on a GPU 1,024; 1 is plain
+            importance weighting.
         :param Tensor order: ``(N,)`` node ids in an order that both sets follow, default random. A
             mixture that was fitted in one order is estimated best in it.
         """

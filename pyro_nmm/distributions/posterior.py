@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, continued, extended, of_components
 from pyro_nmm.distributions.predictions import predicted
-from pyro_nmm.distributions.smc import STAGE, sequential_monte_carlo
+from pyro_nmm.distributions.smc import sequential_monte_carlo, stage_size
 from pyro_nmm.expect import as_set, check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
@@ -164,7 +164,7 @@ class Posterior:
         given = old.alpha, self.logits, labels[order], self.channel
         stages, old = stages_of(self.hood.take(nodes[order]), *given), old.resampled(num_particles)
         counts = stages.counts(old.choices, old.labels) if len(self.nodes) else None
-        sizes = [len(part) for part in order.split(STAGE)]
+        sizes = [len(part) for part in order.split(stage_size(order.device))]
         found = sequential_monte_carlo(stages, sizes, num_particles, counts=counts)
         return found.sum().to(self.logits)
 

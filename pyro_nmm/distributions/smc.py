@@ -28,8 +28,12 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.stages import Counts, Stages
 from pyro_nmm.validation import check_integers, order_to_rows
 
-#: Nodes of a stage.
-STAGE = 64
+#: Nodes of a stage, and on a GPU, to which the hundred calls of each stage are much.
+STAGE, STAGE_OF_A_GPU = 64, 1024
+
+
+def stage_size(device: torch.device) -> int:
+    return STAGE if device.type == "cpu" else STAGE_OF_A_GPU
 
 
 def estimate_log_likelihood(
@@ -61,9 +65,10 @@ def estimate_log_likelihood(
         nodes = torch.randperm(hood.num_nodes, device=mask.device) if order is None else order
         return nodes[mask[nodes]]
 
-    first = [] if given is None else list(arranged(given).split(STAGE))
+    stage = stage_size(hood.device)
+    first = [] if given is None else list(arranged(given).split(stage))
     after = arranged(observed)
-    size = min(num_stages or math.ceil(len(after) / STAGE), len(after))
+    size = min(num_stages or math.ceil(len(after) / stage), len(after))
     stages = [*first, *after.tensor_split(size)]
     draws = make(hood.take(torch.cat(stages)))
     increments = sequential_monte_carlo(draws, [len(nodes) for nodes in stages], num_particles)

@@ -63,7 +63,7 @@ class Groups:
     def earlier(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries before each one in its group."""
         sums = self._cumulate(values)
-        exclusive = torch.nn.functional.pad(sums, (1, -1))
+        exclusive = torch.nn.functional.pad(sums.flatten(), (1, -1)).view_as(sums)
         before = exclusive.index_select(1, self.since) - exclusive.index_select(1, self.first)
         return before.view_as(values)
 
@@ -74,8 +74,11 @@ class Groups:
         return after.view_as(values)
 
     def _cumulate(self, values: Tensor) -> Tensor:
+        """One running sum of the whole batch, since a GPU sums each of several on its own slowly;
+        differences within a line are those of a running sum of the line."""
         flat = values.reshape(-1, len(self.order)) if self.batch > 1 else values
-        return flat.index_select(1, self.order).cumsum(1, dtype=flat.dtype)
+        flat = flat.index_select(1, self.order)
+        return flat.flatten().cumsum(0, dtype=flat.dtype).view_as(flat)
 
 
 def earlier_choices(

@@ -45,17 +45,18 @@ def pick(rows: Neighborhood, weights: Tensor, uniforms: Tensor) -> Tensor:
     ``(B, num_rows)`` of its sum. Weights ``(B, num_edges)`` have any scale in each row; no edge of
     weight zero is picked.
     """
-    # Rows that sum to one let a single running sum serve all of them.
+    # Rows that sum to one let a single running sum serve all of them, and the whole batch: a GPU
+    # gives each row of a two-dimensional running sum to one of its many processors.
     weights = weights.double()
     weights = weights / rows.sum(weights).index_select(1, rows.row)
-    running = torch.nn.functional.pad(weights.cumsum(1), (1, 0))
-    bounds = running.index_select(1, rows.ptr)
+    running = torch.nn.functional.pad(weights.flatten().cumsum(0), (1, 0))
+    size = max(1, rows.num_edges)
+    places = torch.arange(0, size * len(weights), size, device=weights.device)[:, None]
+    bounds = running[rows.ptr + places]
     low, high = bounds[:, :-1], bounds[:, 1:].contiguous()
-    running = running[0, 1:] if len(running) == 1 else running[:, 1:].contiguous()
-    threshold = low + uniforms * (high - low)
-    passed = torch.searchsorted(running, threshold, right=True)
+    passed = torch.searchsorted(running[1:], low.lerp(high, uniforms), right=True)
     # Rounding must not pass the row's last edge of positive weight.
-    return passed.minimum(torch.searchsorted(running, high))
+    return passed.minimum(torch.searchsorted(running[1:], high)).sub_(places)
 
 
 #: Rows that are settled together. Smaller blocks need fewer sweeps, but each sweep costs a few

@@ -5,7 +5,6 @@
 
 import pytest
 import torch
-from torch_geometric.data import Data
 
 from benchmarks.scale import large, run
 
@@ -41,18 +40,3 @@ def test_stages(tmp_path, monkeypatch):
     assert len(run.main(command).rows) == len(rows) == 7
     assert len({row["stage"] for row in rows}) == 7
     assert len({row["edges"] for row in rows}) == 1
-
-
-def test_parts_of_a_graph(tmp_path, monkeypatch):
-    """Eight triangles in a ring: groups are triangles, of which no inner edge is cut."""
-    first = 3 * torch.arange(8)
-    links = [(first + a, (first + b) % 24) for a, b in ((0, 1), (0, 2), (1, 2), (2, 3))]
-    ends = torch.cat([torch.stack(link) for link in links], 1)
-    both = torch.cat([ends, ends.flip(0)], 1)
-    data = Data(edge_index=both, y=torch.zeros(24), num_nodes=24)
-    monkeypatch.setattr(large, "planetoid", lambda name, root: data)
-    command = ["cuts", "--datasets", "cora", "--parts", "2"]
-    random, groups = run.main([*command, "--results", str(tmp_path / "large.jsonl")]).rows
-    assert groups["cut"] <= 16 < random["cut"]
-    assert groups["halo"] <= groups["cut"]
-    assert groups["largest"] == 12

@@ -48,6 +48,17 @@ def test_run(tmp_path, monkeypatch):
     assert 0 <= rows[-1]["above"] <= rows[-1]["peak"]
 
 
+def test_device(tmp_path):
+    """Every query runs; without a GPU on the processor alone."""
+    command = ["device", "--sizes", "200", "--repeats", "1", "--results", str(tmp_path / "d.jsonl")]
+    rows = run.main(command).rows
+    assert len(rows) == len(run.main(command).rows) == 11
+    places = {"cpu", "cuda"} if torch.cuda.is_available() else {"cpu"}
+    for row in rows:
+        assert row["seconds"].keys() == places
+        assert min(row["seconds"].values()) > 0
+
+
 @pytest.mark.slow
 def test_epochs(tmp_path):
     command = ["epochs", "--datasets", "digits", "--repeats", "1"]

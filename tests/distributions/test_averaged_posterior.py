@@ -52,7 +52,7 @@ def joint(mixes, y):
 
 @pytest.mark.parametrize(("stage", "exact"), [(1, False), (2, True), (64, False), (64, True)])
 def test_likelihood_is_unbiased(problem, stage, exact, monkeypatch):
-    monkeypatch.setattr(posteriors, "STAGE", stage)
+    monkeypatch.setattr(smc, "STAGE", stage)
     (mix, _), y = problem
     posterior = mix.condition(y, KNOWN, None if exact else 40, weighted=True)
     new = ~KNOWN & (torch.arange(SIZE) < 5)
@@ -72,7 +72,7 @@ def test_likelihood_of_all_others(problem):
 
 def test_particles_soon_share_what_was_given(monkeypatch):
     """Whole counts are copied a few times, however many labels follow: the cost is linear."""
-    monkeypatch.setattr(posteriors, "STAGE", 1)
+    monkeypatch.setattr(smc, "STAGE", 1)
     often = partial(smc.sequential_monte_carlo, threshold=0.99)
     monkeypatch.setattr(posteriors, "sequential_monte_carlo", often)
     copies = {}
