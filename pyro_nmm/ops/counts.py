@@ -62,23 +62,25 @@ class Groups:
 
     def earlier(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries before each one in its group."""
-        sums = self._cumulate(values)
-        exclusive = torch.nn.functional.pad(sums.flatten(), (1, -1)).view_as(sums)
-        before = exclusive.index_select(1, self.since) - exclusive.index_select(1, self.first)
+        ordered, sums = self._cumulate(values)
+        before = sums - ordered
+        before = before.index_select(1, self.since) - before.index_select(1, self.first)
         return before.view_as(values)
 
     def later(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries after each one in its group."""
-        sums = self._cumulate(values)
+        _, sums = self._cumulate(values)
         after = sums.index_select(1, self.last) - sums.index_select(1, self.until)
         return after.view_as(values)
 
-    def _cumulate(self, values: Tensor) -> Tensor:
-        """One running sum of the whole batch, since a GPU sums each of several on its own slowly;
-        differences within a line are those of a running sum of the line."""
+    def _cumulate(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Values in order, and their running sums up to a constant of each line."""
         flat = values.reshape(-1, len(self.order)) if self.batch > 1 else values
         flat = flat.index_select(1, self.order)
-        return flat.flatten().cumsum(0, dtype=flat.dtype).view_as(flat)
+        if flat.device.type == "cpu":
+            return flat, flat.cumsum(1, dtype=flat.dtype)
+        # A GPU shares one sum of all lines among its processors, but gives each of several to one.
+        return flat, flat.flatten().cumsum(0, dtype=flat.dtype).view_as(flat)
 
 
 def earlier_choices(

@@ -19,17 +19,18 @@ from pyro_nmm.ops.score_costs import (
 )
 
 
-def test_sums_within_groups():
-    key = torch.randint(4, (2, 30))
-    values = torch.randint(10, (2, 30))
-    groups = Groups(key, 4)
-    for b in range(2):
-        for i in range(30):
-            same = key[b] == key[b, i]
-            assert groups.earlier(values)[b, i] == values[b, :i][same[:i]].sum()
-            assert groups.later(values)[b, i] == values[b, i + 1 :][same[i + 1 :]].sum()
-    shared = Groups(key[:1], 4)
-    torch.testing.assert_close(shared.earlier(values)[0], groups.earlier(values)[0])
+def test_sums_within_groups(device):
+    """Of keys of their own, and of one line of keys for all lines of values."""
+    keys, values = torch.randint(4, (2, 30)), torch.randint(10, (2, 30))
+    for place, key in ((p, k) for p in ("cpu", device) for k in (keys, keys[:1])):
+        groups = Groups(key.to(place), 4)
+        earlier, later = (f(values.to(place)).cpu() for f in (groups.earlier, groups.later))
+        for b in range(2):
+            own = key[min(b, len(key) - 1)]
+            for i in range(30):
+                same = own == own[i]
+                assert earlier[b, i] == values[b, :i][same[:i]].sum()
+                assert later[b, i] == values[b, i + 1 :][same[i + 1 :]].sum()
 
 
 def test_later_costs_stay_in_their_component():
