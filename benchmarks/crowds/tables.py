@@ -66,7 +66,7 @@ def beside(rows: DataFrame, ours: str, variants: list[str]) -> str:
     rivals, lines = rows[~rows["method"].isin([ours, *variants])], []
     names = ["set", "nodes", "answers"]
     for key, part in shared.groups(rows[rows["method"] == ours], names):
-        line = dict(zip(names, map(str, key), strict=True))
+        line = dict(zip(names, map(str, key), strict=True)) | {"seeds": f"{len(part)}"}
         both = rivals.merge(part[[*names, "seed"]], on=[*names, "seed"])
         mean = both.groupby("method", observed=True)[["accuracy", "nll", "ece"]].mean()
         best = {"accuracy": mean["accuracy"].idxmax(), "nll": mean["nll"].idxmin()}
