@@ -19,6 +19,7 @@ from pyro_nmm.models.latent import (
     check_edge_attr,
     hidden_field,
     sample_field,
+    without_relabel,
 )
 from pyro_nmm.models.nmm import OneEvent
 from pyro_nmm.ops.counts import posterior_alpha
@@ -219,7 +220,7 @@ class HiddenFieldGuide(SharedForward):
 
     def guide(self) -> Tensor:
         """:func:`~pyro_nmm.guides.evidence_guide`; returns the labels."""
-        alpha, logits = self.give(self.inputs)[:2]
+        alpha, logits = without_relabel(self.give(self.inputs))
         evidence = self.emission.log_prob(self.values(), self.data)
         return evidence_guide(
             self.hood, alpha, logits, evidence, collapsed=True, estimator=self.estimator

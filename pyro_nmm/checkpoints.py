@@ -205,6 +205,8 @@ def differences(there: Mapping[str, str], here: Mapping[str, str], most: int = 6
 
 
 def _text(value: object) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, Tensor):
         return _tensor(value)
     if isinstance(value, np.ndarray):

@@ -14,7 +14,13 @@ from pyro_nmm.models.latent.emissions import (
     Values,
     mixture_em,
 )
-from pyro_nmm.models.latent.field import FieldPrior, HiddenField, check_edge_attr, hidden_field
+from pyro_nmm.models.latent.field import (
+    FieldPrior,
+    HiddenField,
+    check_edge_attr,
+    hidden_field,
+    without_relabel,
+)
 from pyro_nmm.models.latent.fit import fit_field, leave_one_out, sample_field
 from pyro_nmm.models.latent.options import FieldRun, FieldSampling
 from pyro_nmm.models.latent.quality import accuracy, information
@@ -41,4 +47,5 @@ __all__ = [
     "leave_one_out",
     "mixture_em",
     "sample_field",
+    "without_relabel",
 ]

@@ -126,21 +126,23 @@ class Annotators:
                 raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
             ends, num_nodes = edges_of(graph, answers)
             hood, edge_attr = hops(ends, num_nodes)
+            if options.get("prior") is not None:
+                edge_attr = None  # a network has inputs of its own
             walk = Walk.on_graph(ends, num_nodes)
         data = read_answers(answers, hood.num_nodes, hood.device)
         if data.labels:
             check_names(data.labels, self._num_answers(data.table), self.named)
-            pred_probs = in_columns(pred_probs, data.labels)
+        labels = data.labels if self.named else None
+        pred_probs = in_columns(pred_probs, labels or [])
         shape, progress = (hood.num_nodes, self.num_labels), options.get("progress", iter)
         learn = out_of_fold(graph, classifier, pred_probs, shape, progress)
         if known is not None:
-            labels = data.labels or self.num_labels
-            known = known_labels(known, hood.num_nodes, labels, hood.device)
+            known = known_labels(known, hood.num_nodes, labels or self.num_labels, hood.device)
         run = {"num_starts": 1 if self.named else 5}
         options = run | (LARGE_RUN if hood.num_nodes > LARGE else {}) | options
         field = fit_field(self, hood, data.table, edge_attr, known, **options)
         walk = walk_of(field) if walk is None else walk
-        names = {"labels": data.labels, "annotators": data.annotators}
+        names = {"labels": labels, "annotators": data.annotators}
         return consensus_of(field, data.table, walk, learn, **names)
 
     def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:

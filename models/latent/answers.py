@@ -67,7 +67,7 @@ def check_names(labels: list[str], number: int, all_of_them: bool) -> None:
 def in_columns(pred_probs: Any, labels: list[str]) -> Any:
     """Columns with the labels' names may be in any order."""
     columns = list(getattr(pred_probs, "columns", ()))
-    if not columns or not isinstance(columns[0], str):
+    if not labels or not columns or not isinstance(columns[0], str):
         return pred_probs
     if set(columns) != set(labels):
         raise ValueError(f"pred_probs must have the columns {labels[:8]}, got {columns[:8]}")
@@ -87,6 +87,8 @@ def _in_order(data: Any) -> Any:
 def _array(data: Any) -> Any:
     """A data frame as an array, and an array of numbers and None as floats."""
     found = data.to_numpy() if hasattr(data, "to_numpy") else data
+    if isinstance(found, np.ndarray) and found.dtype.kind == "S":
+        return found.astype(str)
     if isinstance(found, np.ndarray) and found.dtype == object:
         plain = [np.nan if _is_missing(each) else each for each in found.flat]
         if not any(isinstance(each, str) for each in plain):

@@ -95,7 +95,8 @@ class OutOfFold:
         x = self.data.x.to_dense()
         if self.classifier is None or isinstance(self.classifier, nn.Module):
             learn = self._learn
-            x = x if len(x) > LARGE else _sparse(self.data.x)
+            if len(x) <= LARGE:  # not every layer of a user's network takes a sparse matrix
+                x = _sparse(self.data.x) if self.classifier is None else self.data.x
             x = x.to(torch.get_default_dtype())
         for number in self.progress(range(NUM_FOLDS)):
             here = fold == number
@@ -166,6 +167,9 @@ class OutOfFold:
         """scikit-learn's classifiers learn each row's most probable label. One more row of each
         label is counted, because a fold may lack some."""
         labels = targets.argmax(1)[rows].cpu().numpy()
+        if len(set(labels.tolist())) < 2:  # which scikit-learn refuses
+            share = torch.bincount(torch.from_numpy(labels), minlength=targets.shape[1]).to(targets)
+            return ((share + 1) / (len(labels) + len(share))).expand_as(targets)
         model = deepcopy(self.classifier).fit(x[rows].cpu().numpy(), labels)
         found = targets.new_zeros(targets.shape)
         columns = torch.as_tensor(model.classes_, device=found.device)

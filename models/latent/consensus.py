@@ -61,7 +61,8 @@ class Consensus:
     :math:`.7 (1 - t / 2)` if the priors predict answers by only :math:`t < 2` standard errors
     better than their own mean: on a graph that does not fit, :math:`b` shows nothing. The prior of
     the matrices is learned (:meth:`Annotators.shrinking`). Where no node has two answers the powers
-    are fixed, and matrices come from the mean of the field's and a first pool's labels.
+    are fixed, and matrices come from the mean of the field's and a first pool's labels. Known
+    labels move all powers, and :math:`w` may then exceed one.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -79,7 +80,7 @@ class Consensus:
         "classifier" if there is one.
     :ivar dict powers: :math:`b_q` under the same names, and :math:`w`, "answers".
     :ivar Dependence dependence: excess agreement of annotators.
-    :ivar list labels: names of labels, if answers are text.
+    :ivar list labels: names of labels, if answers are text that names them.
     :ivar list annotators: names of annotators, if answers are a data frame.
     """
 
@@ -96,7 +97,7 @@ class Consensus:
         """``(N,)``: every node's most probable label, an array of names if answers are text that
         names labels."""
         found = self.probs.argmax(-1)
-        if self.labels is None or not self.field.emission.named:
+        if self.labels is None:
             return found
         return np.array(self.labels)[found.cpu().numpy()]
 
@@ -126,9 +127,13 @@ class Consensus:
         return gain.clamp(min=0).masked_fill(self.answers >= 0, 0).to(self.probs)
 
     def pairs(self) -> Dependence:
-        """``(M, M)``: which annotators err together, the excess agreement of each pair."""
+        """``(M, M)``: which annotators err together, the excess agreement of each pair. NaN where
+        two share no answers that could differ, zeros on the diagonal."""
         power = self.powers["answers"]
-        return excess_agreement(self.probs, self.log_prior, power, self.answers, count_pairs)
+        given = self.probs, self.log_prior, power, self.answers
+        return Dependence(
+            *(each.fill_diagonal_(0) for each in excess_agreement(*given, count_pairs))
+        )
 
     def summary(self) -> str:
         """What was fitted, how answers and neighbours count, and whether annotators agree more
@@ -144,7 +149,7 @@ class Consensus:
         if sum(self.powers.values()) - self.powers["answers"] < 0.5:
             why = "dependent errors, or a graph that does not fit"
             lines.append(f"neighbours predict answers badly: {why}")
-        if nodes == number:
+        if nodes == number and list(self.powers.values()) == ALONE[len(self.priors)]:
             lines.append("no node has two answers: powers are defaults, confidence is a guess")
         return "\n".join(lines)
 

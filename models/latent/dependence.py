@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
-from torch.nn.functional import one_hot
 
 #: Replicates with independent errors, and draws of all labels for the answers and for each of them.
 NUM_REPLICATES, NUM_DRAWS = 10, (10, 2)
@@ -33,7 +32,7 @@ class Dependence(NamedTuple):
     errors have a positive value too, which replicates of the answers show.
     """
 
-    excess: Tensor  #: :math:`\kappa`; all pairs together, or ``(M, M)``
+    excess: Tensor  #: :math:`\kappa`; all pairs together, or ``(M, M)``; NaN if nothing shows it
     expected: Tensor  #: its mean over replicates with independent errors
     error: Tensor  #: its standard deviation over these
 
@@ -43,6 +42,8 @@ class Dependence(NamedTuple):
         return self.excess > self.expected + 3 * self.error
 
     def __str__(self) -> str:
+        if self.excess.dim():
+            return f"excess agreement of each pair of {len(self.excess)} annotators"
         if self.excess.isnan():
             return "dependence of annotators: unknown with one answer a node"
         verdict = "errors are dependent" if self.found else "no dependence found"
@@ -53,7 +54,7 @@ class Dependence(NamedTuple):
 
 def count_all(answers: Tensor, num_answers: int) -> Tensor:
     """Pairs of equal answers, over all annotators."""
-    votes = one_hot(answers + 1, num_answers + 1)[..., 1:].sum(1)
+    votes = torch.stack([(answers == k).sum(1) for k in range(num_answers)])
     return (votes * (votes - 1)).sum().double() / 2
 
 
@@ -73,7 +74,7 @@ def excess_agreement(
     Excess agreement of annotators, given label distributions of the nodes.
 
     >>> truth = torch.arange(600) % 2
-    >>> probs = one_hot(truth).double()
+    >>> probs = torch.eye(2).double()[truth]
     >>> wrong = torch.rand(600, 2) < 0.3
     >>> answers = torch.stack([truth, truth], 1) ^ wrong[:, [0, 0]].long()  # one copies the other
     >>> found = excess_agreement(probs, probs.clamp(min=1e-9).log(), 1.0, answers)
@@ -88,7 +89,7 @@ def excess_agreement(
     rows = ((answers >= 0).sum(1) > 1).nonzero()[:, 0]
     rows = rows[torch.randperm(len(rows), device=rows.device)[:MOST_NODES]]
     if not len(rows):
-        unknown = torch.full((), torch.nan, dtype=torch.double, device=probs.device)
+        unknown = torch.full_like(count(answers[:0], 1), torch.nan)
         return Dependence(unknown, unknown, unknown)
     size = int(answers.max()) + 1
     confusion = matrices(probs, answers, size)
@@ -103,15 +104,19 @@ def excess_agreement(
             there = column >= 0
             evidence[there] += power * confusion[annotator, :, column[there]].log().mT
         found.append(_excess(drawn, evidence.softmax(-1), size, NUM_DRAWS[1], count))
-    observed = _excess(answers, probs, size, NUM_DRAWS[0], count)
-    return Dependence(observed, torch.stack(found).mean(0), torch.stack(found).std(0))
+    observed, each = _excess(answers, probs, size, NUM_DRAWS[0], count), torch.stack(found)
+    # Pairs of annotators with few common nodes have a value in some replicates only.
+    mean, number = each.nanmean(0), each.isfinite().sum(0)
+    error = ((each - mean).square().nansum(0) / (number - 1).clamp(min=0)).sqrt()
+    return Dependence(observed, mean, error)
 
 
 def _excess(answers: Tensor, probs: Tensor, size: int, num_draws: int, count: Callable) -> Tensor:
     observed, pairs = count(answers, size), count(answers.clamp(max=0), 1)
     draws = Categorical(probs, validate_args=False).sample((num_draws,))
     chance = torch.stack([count(permuted(answers, labels), size) for labels in draws]).mean(0)
-    return (observed - chance) / (pairs - chance).clamp(min=torch.finfo(chance.dtype).tiny)
+    room = pairs - chance  # none where all answers would agree by chance
+    return ((observed - chance) / room).where(room > 1e-9, torch.nan)
 
 
 def permuted(answers: Tensor, labels: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +115,7 @@ def hidden_field(
     :param inputs: of the prior: features of the edges, or what a network takes.
     :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
     """
-    y = nmm(hood, *prior(hood, *inputs)[:2], collapsed=True)
+    y = nmm(hood, *without_relabel(prior(hood, *inputs)), collapsed=True)
     evidence, table = emission.log_prob(values, data), (hood.num_nodes, emission.num_labels)
     if evidence.shape[-2:] != table:
         got = tuple(evidence.shape)
@@ -124,6 +125,37 @@ def hidden_field(
     own = getattr(prior, "log_prior", lambda: 0.0)()
     pyro.factor("prior", own + emission.log_prior(values, data))
     return y
+
+
+def without_relabel(outputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Concentrations and logits of a prior."""
+    alpha, logits, *relabel = outputs
+    if any(each is not None for each in relabel):
+        raise ValueError("prior must return alpha and logits alone: a field has no relabel")
+    return alpha, logits
+
+
+def start_of(emission: Emission, data: Any, hood: Neighborhood, known: Tensor | None) -> Values:
+    """The emission's start. Known labels give names to labels that have none."""
+    values = emission.start(data, hood)
+    if known is None or getattr(emission, "named", False):
+        return values
+    probs, rows = emission.log_prob(values, data).softmax(-1), known >= 0
+    agree = probs.new_zeros(probs.shape[1], probs.shape[1])
+    place = matched(agree.index_add(0, known[rows].long(), probs[rows]))
+    if "types" in values:  # matrices are those of types
+        return values | {"types": values["types"][place]}
+    return emission.maximise(data, probs[:, place], values)
+
+
+def matched(agree: Tensor) -> Tensor:
+    """For each row of ``(C, C)`` a column of its own, the largest values first."""
+    left, place = agree.clone(), torch.zeros(len(agree), dtype=torch.long, device=agree.device)
+    for _ in range(len(agree)):
+        row, column = divmod(int(left.argmax()), len(agree))
+        place[row] = column
+        left[row], left[:, column] = -1, -1
+    return place
 
 
 @dataclass(frozen=True)

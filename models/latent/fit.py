@@ -14,7 +14,14 @@ from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.checkpoints import Saved, as_path, fingerprint
 from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.models.latent.emissions import Emission, Values
-from pyro_nmm.models.latent.field import FieldPrior, HiddenField, allowed_labels, check_edge_attr
+from pyro_nmm.models.latent.field import (
+    FieldPrior,
+    HiddenField,
+    allowed_labels,
+    check_edge_attr,
+    start_of,
+    without_relabel,
+)
 from pyro_nmm.models.latent.options import FieldRun, FieldSampling
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
@@ -92,6 +99,7 @@ def sample_field(
     :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
     """
     how = options_of(sample_field, FieldSampling, options)
+    prior = deepcopy(prior)  # whose mode is the caller's
     fit = _Fit(emission, hood, data, edge_attr, how.num_chains, None, prior, inputs)
     if isinstance(prior, FieldPrior):
         labels, features = len(prior.share_scores), len(prior.unit)
@@ -132,7 +140,8 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     >>> bool(few > every)
     True
 
-    :param data: the data of the fit.
+    :param data: the data of the fit. At nodes of known labels, the value is of the observation
+        and the label.
     :param int num_sweeps: of every chain, each at the cost of a sweep of :func:`fit_field`.
     """
     check_integers(1, num_sweeps=num_sweeps)
@@ -190,7 +199,7 @@ class _Fit:
     @torch.no_grad()
     def terms(self, prior: nn.Module) -> tuple[Tensor, Tensor]:
         """The log attention and concentrations of :class:`LatentTerms`."""
-        alpha, logits = prior.eval()(self.hood, *self.inputs)[:2]
+        alpha, logits = without_relabel(prior.eval()(self.hood, *self.inputs))
         expect("alpha of prior", alpha, (self.hood.num_sources, self.emission.num_labels))
         return self.hood.log_softmax(logits)[None], alpha[None]
 
@@ -214,7 +223,7 @@ class _Fit:
 
     def run(self, how: FieldRun, turn: int) -> _State:
         emission, hood, data = self.emission, self.hood, self.data
-        values = emission.start(data, hood)
+        values = start_of(emission, data, hood, self.known)
         evidence = self.evidence(values)
         prior, optimizer = self.prepared(evidence, float(how.lr), turn)
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -267,7 +276,7 @@ class _Fit:
 
     def ascend(self, prior: nn.Module, optimizer: torch.optim.Optimizer, draw: LatentDraw) -> None:
         hood, choices = self.hood, self.hood.source[draw.edges]
-        alpha, logits = prior.train()(hood, *self.inputs)[:2]
+        alpha, logits = without_relabel(prior.train()(hood, *self.inputs))
         found = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)
         if self.edge_attr is not None or self.network is not None:
             found = found + NeighborChoice(hood, logits, validate_args=False).log_prob(choices)

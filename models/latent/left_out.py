@@ -38,6 +38,9 @@ def left_out_answers(
         emission = fitted.shrinking(others, probs) if shrink else fitted
         values = _double(emission.maximise(others, probs, field.values))
         evidence[here] = emission.log_prob(values, data[here])
+        if values.keys() == {"confusion"}:  # evidence is a sum over annotators
+            found.append(each_alone(values["confusion"], data, here, evidence))
+            continue
         for annotator in range(data.shape[1]):
             node = here[data[here, annotator] >= 0]
             rest, own = data[node].clone(), torch.full_like(data[node], -1)
@@ -46,6 +49,18 @@ def left_out_answers(
             equal = (rest == data[node, annotator, None]).sum(1, dtype=torch.double)
             found.append((node, *tables, equal / (rest >= 0).sum(1).clamp(min=1)))
     return LeftOut(evidence, *(torch.cat(each) for each in zip(*found, strict=True)))
+
+
+def each_alone(confusion: Tensor, data: Tensor, here: Tensor, evidence: Tensor) -> tuple:
+    """Each answer about some nodes, linear in the answers, where these are independent."""
+    annotator, place = (data[here].mT >= 0).nonzero(as_tuple=True)
+    node = here[place]
+    answer = data[node, annotator]
+    own = confusion.log()[annotator, :, answer]
+    number = (data[node] >= 0).sum(1)
+    others = (evidence[node] - own).masked_fill((number == 1)[:, None], 0)
+    same = (data[node] == answer[:, None]).sum(1, dtype=torch.double) - 1
+    return node, others, own, same / (number - 1).clamp(min=1)
 
 
 def _double(values: Values) -> Values:

@@ -44,8 +44,10 @@ def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
     :param field: a :class:`Consensus`, or a field fitted to :class:`Annotators`, whose answers name
         labels.
     :param float level: the probability with which intervals hold the accuracy.
-    :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws.
+    :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws;
+        on a consensus EM of ``A`` answers for each, :math:`O(T (N C + S A C))` with 20 steps ``S``.
     """
+    _check_level(level)
     emission = _field(field).emission
     if not isinstance(emission, Annotators) or not emission.named:
         must = "annotators whose answers name labels, aligned and without num_types"
@@ -74,6 +76,7 @@ def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
     :param field: as for :func:`accuracy`.
     :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
     """
+    _check_level(level)
     if not isinstance(_field(field).emission, Annotators):
         raise ValueError("information needs a field fitted to Annotators")
     confusion, share = _by_label(field)
@@ -81,6 +84,11 @@ def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
     parts = joint, joint.sum(-1), joint.sum(-2)
     whole, labels, answers = (torch.special.entr(part).flatten(2).sum(-1) for part in parts)
     return _quality(labels + answers - whole, level)
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
 
 
 def _field(field: HiddenField | Consensus) -> HiddenField:
@@ -119,8 +127,6 @@ def _beside_neighbors(found: Consensus) -> tuple[Tensor, Tensor]:
 
 
 def _quality(draws: Tensor, level: float) -> Quality:
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
     ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
     return Quality(draws.mean(0), *draws.quantile(ends, dim=0))
 

@@ -27,7 +27,7 @@ class Walk:
         F \leftarrow g \, D^{-1} A F + (1 - g) \, Y, \qquad g = 0.9 .
 
     On a graph each step goes to a neighbour. On a neighbourhood it goes to a source and on to a
-    node of that source, each in proportion to attention, which are two edges.
+    node of that source, each in proportion to attention, with :math:`g = 0.5`.
 
     >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> own = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]).double()

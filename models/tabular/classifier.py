@@ -214,7 +214,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         check_is_fitted(self, "stacked_")
         _, labels, known = self._fitted
         edges = torch.stack([self.hood_.source, self.hood_.target])
-        edges = subgraph(known, edges[:, edges[0] != edges[1]])[0]
+        edges = to_undirected(subgraph(known, edges[:, edges[0] != edges[1]])[0])
         chance = labels[known].bincount().div(known.sum()).square().sum().item()
         agree = homophily(edges, labels) if edges.numel() else math.nan
         return (
@@ -263,7 +263,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return labels, torch.from_numpy(known)
 
     def _edges(self, X: Any, graph: Any, size: int) -> Tensor:
-        """Pairs of neighbouring rows, both ways round."""
+        """Pairs of neighbouring rows, both ways round unless they are given as ``(2, E)``."""
         self._neighbors = None
         if graph is None:
             self._neighbors = self._finder(min(self.n_neighbors, size - 1), not issparse(X))

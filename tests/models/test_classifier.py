@@ -212,6 +212,17 @@ def test_neighbors_of_any_transformer(fitted, blobs):
     assert torch.equal(sparse.hood_.source, model.hood_.source)
 
 
+@pytest.mark.filterwarnings("ignore:hood")
+def test_summary_of_edges_in_one_direction(fitted, blobs):
+    rows, _, y = blobs
+    near = fitted.hood_
+    pairs = torch.stack([near.source, near.target])[:, near.source < near.target]
+    both = torch.cat([pairs, pairs.flip(0)], 1)
+    once, twice = (clone(fitted).fit(rows, y, graph=edges) for edges in (pairs, both))
+    lines = [model.summary().split("\n")[1] for model in (once, twice)]
+    assert lines[0] == lines[1]
+
+
 def test_summary(fitted, blobs):
     rows, labels, y = blobs
     text = fitted.summary()
