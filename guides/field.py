@@ -67,6 +67,7 @@ class FieldGuide(SharedForward):
             order = torch.cat(target.colors()) if order is None else order
         if order is None:
             order = torch.randperm(hood.num_nodes, device=hood.device)
+        order = as_tensor("order", order, hood.device)
         order_to_rows(hood, order)
         self.register_buffer("order", order)
 
@@ -120,7 +121,8 @@ def mean_field(
     :param Tensor starts: ``(S, N, C)`` further starts, probabilities.
     :param int num_random: random starts.
     :param float tolerance: change of a probability that ends the at most ``num_sweeps`` sweeps.
-    :return: the best marginals, and losses in nats. Cost: :math:`O(S P C)` a sweep.
+    :return: the best marginals, and losses in nats. Cost: :math:`O(S K (P C + N C^2))` a
+        sweep, with ``K`` colours of the graph.
     """
     check_field(field)
     check_integers(1, num_sweeps=num_sweeps)

@@ -204,6 +204,8 @@ class FreeNMM(nn.Module):
         check_integers(2, num_classes=num_classes)
         check_positive(kappa=kappa)
         check_finite(gamma=gamma, epsilon=epsilon)
+        if not 0 <= epsilon <= 1:
+            raise ValueError(f"epsilon must lie in [0, 1], got {epsilon}")
         shape = hood.num_sources, num_classes
         if marginals is None:
             marginals = torch.full(shape, 1 / num_classes, device=hood.device)

@@ -26,7 +26,7 @@ def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
     tensor(-0.4581)
     """
     probs, y = _scored(probs, y)
-    return probs.gather(-1, y[:, None]).log().mean()
+    return probs.gather(-1, y[:, None]).clamp(min=0).log().mean()
 
 
 def brier(probs: Tensor, y: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
     expect("table", table, (pairs.shape[1], size, size), note="one table per pair")
     first, second = labels = y[pairs]
     _check_values("table", table, "y[pairs]", labels)
-    return table[torch.arange(len(first), device=y.device), first, second].log().mean()
+    return table[torch.arange(len(first), device=y.device), first, second].clamp(min=0).log().mean()
 
 
 def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:

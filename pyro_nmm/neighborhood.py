@@ -138,7 +138,10 @@ class Neighborhood:
         """The same neighbourhoods on another device."""
         nodes, ptr, source = (x.to(device) for x in (self.nodes, self.ptr, self.source))
         edge = None if self._edge is None else self._edge.to(device)
-        return self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
+        moved = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
+        if hasattr(self, "within"):
+            moved.within = self.within.to(device)
+        return moved
 
     @property
     def bipartite(self) -> bool:
@@ -175,7 +178,8 @@ class Neighborhood:
     def restrict(self, observed: Tensor | None) -> Neighborhood:
         """
         The rows of the observed nodes, in ascending order. Leaving out the rows of unobserved nodes
-        is exact marginalisation of their labels. The last mask's rows are kept.
+        is exact marginalisation of their labels. The last mask's rows are kept, until PyTorch
+        changes it: do not change it through NumPy.
 
         :param Tensor observed: ``(num_nodes,)`` boolean mask, or ``None`` for all nodes.
         """
@@ -298,7 +302,9 @@ class Neighborhood:
         while old is None or not torch.equal(label, old):
             old = label
             least = scatter(label[self.row], self.source, dim_size=self.num_sources, reduce="min")
-            label = scatter(least[self.source], self.row, dim_size=self.num_rows, reduce="min")
+            least = scatter(least[self.source], self.row, dim_size=self.num_rows, reduce="min")
+            # A smaller number goes to the row that the old one names, too, and so to all with it.
+            label = least.scatter_reduce(0, old, least, "amin")
             label = label[label]
         return label
 

@@ -84,7 +84,7 @@ def fit_unet(
     optimizer = torch.optim.Adam(unet.parameters(), how.lr)
 
     def backward(step: int) -> float:
-        clean, noisy = _noisy(draw(), step, how.max_noise)
+        clean, noisy = _noisy(draw(), step, how.max_noise, 256)
         errors = (255 * unet(noisy / 255)[0] - clean).square().flatten(1).mean(1)
         value = (errors if loss == "squared" else (errors + 4).log()).mean()
         value.backward()

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
@@ -50,4 +51,5 @@ def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) ->
     def backward(step: int) -> float:
         return elbo.loss_and_grads(model, guide, split.train, x, split.held_out)
 
-    return how.train(pair, optimizer, backward, x=x, **split._asdict())
+    with pyro.get_param_store().scope():
+        return how.train(pair, optimizer, backward, x=x, **split._asdict())

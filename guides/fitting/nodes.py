@@ -14,6 +14,7 @@ from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.entries import checked, contents, labels_in
@@ -211,7 +212,9 @@ def _groups(network: nn.Module, backbones: list[nn.Module], weight_decay: float)
     for backbone in backbones:
         # A root with children is no layer, whatever numbers of its own it has.
         parts = [m for m in backbone.modules() if m is not backbone or not list(m.children())]
-        owners = (m for m in parts if any(True for _ in m.parameters(recurse=False)))
+        # A convolution is one layer, also if only its parts own numbers.
+        whole = ((m, isinstance(m, MessagePassing)) for m in parts)
+        owners = (m for m, all_of_it in whole if any(True for _ in m.parameters(all_of_it)))
         decayed += next(owners, nn.Identity()).parameters()
     known = {id(p) for p in decayed}
     rest = [p for p in network.parameters() if id(p) not in known]

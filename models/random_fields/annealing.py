@@ -26,8 +26,8 @@ def annealed_log_normalizer(
             \left( \frac{p^*(y_t^{(m)})}{q(y_t^{(m)})} \right)^{\beta_t - \beta_{t - 1}},
         \qquad y_t \sim \text{a Gibbs sweep of } q^{1 - \beta_t} (p^*)^{\beta_t}
 
-    :math:`E[\hat Z] = Z`, so :math:`\log \hat Z` is too low on average. Cost: :math:`O(M P C)`
-    a step.
+    :math:`E[\hat Z] = Z`, so :math:`\log \hat Z` is too low on average. Cost: :math:`O(M K
+    (P C + N C^2))` a step, with ``K`` colours of the graph.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.3, field=torch.zeros(9))

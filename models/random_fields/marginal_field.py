@@ -59,8 +59,8 @@ class MarginalField(GraphDistribution):
               \sum_{j \sim b} w_{bj} \, \phi(y_j, k) \Big)
 
     A :math:`q(y_S)` approximates the whole field as :math:`q(y_S) \, p(y_{\setminus S} \mid y_S)`,
-    with the KL divergence of :math:`q(y_S)`. Cost: :math:`O(N C^{D + 1})` to build and
-    :math:`O(N C^D)` to store, for ``D`` neighbours of a node that is summed out.
+    with the KL divergence of :math:`q(y_S)`. Cost: :math:`O(N C^{D + 1})` to build and to store,
+    for ``D`` neighbours of a node that is summed out.
 
     >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
@@ -129,7 +129,7 @@ class MarginalField(GraphDistribution):
         total = self.rest._log_potential(value)
         for star in self.stars:
             total = total + star.rows(value, star.sums).sum(-1)
-        return total
+        return total.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
 
     def _labels(self, value: Tensor) -> Tensor:
         return check_labels(self.rest, value, "a label for each node that stays")

@@ -57,7 +57,8 @@ class PairwiseMRF(GraphDistribution):
 
     def log_potential(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p^*(y)` of labels ``(..., N)``. Cost: :math:`O(N + P)`."""
-        return self._log_potential(check_labels(self, value, "one label per node"))
+        total = self._log_potential(check_labels(self, value, "one label per node"))
+        return total.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
 
     def _log_potential(self, value: Tensor) -> Tensor:
         """:meth:`log_potential` of labels that are checked."""
@@ -288,7 +289,7 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
         raise ValueError(f"edges must be integers of shape (2, P), got {tuple(edges.shape)}")
     if (bad := out_of_range(edges, num_nodes)) is not None:
         raise ValueError(f"edges must hold node ids in 0..{num_nodes - 1}, got {bad}")
-    keys = edges.min(0).values * num_nodes + edges.max(0).values
+    keys = edges.long().min(0).values * num_nodes + edges.long().max(0).values
     if (edges[0] == edges[1]).any() or len(keys.unique()) < len(keys):
         cure = "keep edge_index[:, edge_index[0] < edge_index[1]]"
         raise ValueError(f"edges must hold every pair of different nodes once: {cure}")

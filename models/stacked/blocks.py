@@ -26,9 +26,9 @@ def marginals_in_blocks(
     progress: Callable[[list[slice]], Iterable[slice]] = iter,
 ) -> Iterator[tuple[slice, Tensor]]:  # fmt: skip
     r"""
-    Marginals of ``stacked.posterior(...)``, one block of nodes after the other, for graphs whose
-    edges fit into memory once but not several times. ``scores`` and the arrays of ``hood`` may be
-    memory-mapped files, and the blocks may be written to one.
+    Marginals of ``stacked.posterior(..., num_draws=0)``, one block of nodes after the other, for
+    graphs whose edges fit into memory once but not several times. ``scores`` and the arrays of
+    ``hood`` may be memory-mapped files, and the blocks may be written to one.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
     >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])

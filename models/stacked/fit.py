@@ -63,7 +63,11 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
 def bounded_temperature(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     """:func:`temperature_scaling` between .05 and 20 standard deviations of the scores."""
     # Few held-out nodes may all be predicted rightly, and would have a temperature of zero.
-    unit = scores.std().clamp(min=1e-30)
+    unit, own = scores.std(), scores - scores.mean(1, keepdim=True)
+    if own.std() <= unit / 20:  # numbers that all labels of a row share hide the scale
+        scores, unit = own, own.std()
+    if unit < 1e-12:
+        return 1.0
     found = temperature_scaling(scores / unit, y, held_out)
     return unit.item() * min(max(found, 0.05), 20.0)
 

@@ -239,12 +239,16 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         """Indices of classes, and a mask of the labelled rows; sets ``classes_``."""
         if y is None:
             raise ValueError("fit requires y to be passed, but the target y is None")
+        if isinstance(y, (list, tuple)):  # beside text, NumPy makes text of NaN
+            y = np.asarray(y, dtype=object if any(isinstance(v, str) for v in y) else None)
         y = column_or_1d(y, warn=True)
         if y.shape != (size,):
             raise ValueError(f"y must have shape ({size},), one label per row of X, got {y.shape}")
         known = np.array([not is_missing(value) for value in y.tolist()])
-        if (y[known].astype(str) == "-1").any():
-            raise ValueError("y holds the text '-1': for no label use the number -1, NaN or None")
+        for text in ("-1", "nan"):
+            if (y[known].astype(str) == text).any():
+                cure = "for no label use the number -1, NaN or None, in a list or an object array"
+                raise ValueError(f"y holds the text {text!r}: {cure}")
         given = np.asarray(y[known].tolist() if y.dtype == object else y[known])
         if known.any() and type_of_target(given) not in ("binary", "multiclass"):
             raise ValueError(f"y must hold classes, got {type_of_target(given)} values: bin them")
@@ -270,6 +274,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             graph = self._found(self._neighbors, X)
         elif not hasattr(graph, "tocoo"):
             return torch.as_tensor(graph)
+        elif graph.shape != (size, size):
+            raise ValueError(f"graph must have shape ({size}, {size}), got {tuple(graph.shape)}")
         return to_undirected(from_scipy_sparse_matrix(graph)[0].long())
 
     def _found(self, finder: Any, X: Any) -> Any:

@@ -80,12 +80,14 @@ class InnerProductGraph(GraphDistribution):
     def balance(
         edge_index: Tensor, num_nodes: int, held_out: Tensor | None = None, loops: bool = False
     ) -> float:
-        """The weight with which edges and other pairs have equal total weight."""
+        """The weight with which edges and other pairs have equal total weight; held-out pairs count
+        among the others."""
         check_integers(1, num_nodes=num_nodes)
         edges = 2 * observed_edges(edge_index, num_nodes, held_out).shape[1] + loops * num_nodes
-        if not 0 < edges < num_nodes**2:
+        size = num_nodes * (num_nodes - (not loops))
+        if not 0 < edges < size:
             raise ValueError(f"edge_index must hold some but not all pairs, got {edges} entries")
-        return (num_nodes**2 - edges) / edges
+        return (size - edges) / edges
 
     def pair_logits(self, pairs: Tensor) -> Tensor:
         """``(..., P)``: log-odds of an edge for every pair of node ids ``(2, P)``."""

@@ -29,6 +29,7 @@ from pyro_nmm.relabel import KEEP, Channel
 from pyro_nmm.validation import (
     as_nodes,
     as_shape,
+    check_evidence_values,
     check_integers,
     check_label_range,
     check_labelling,
@@ -114,14 +115,20 @@ class Posterior:
         nodes, labels = posterior_values(*self._new("condition", y, observed))
         if len(nodes) == 0 and num_samples is None:
             return self
+        if not self.channel.certain:
+            rows = self.hood.take(nodes)
+            shown = self.channel.of(rows.edge).evidence(rows, labels, self.logits)
+            check_evidence_values(rows, shown)
         exact, old = self.is_exact and num_samples is None, self.components
         graph = self.hood, self.logits, self.channel
         if exact:
             weighted, new = True, extended(*graph, old, nodes, labels)
         else:
-            weighted = self.weighted if weighted is None else bool(weighted)
-            old = old if num_samples is None else old.resampled(num_samples)
-            new = continued(*graph, old, nodes, labels, weighted)
+            change = self.weighted if weighted is None else bool(weighted)
+            weighted = change or (self.weighted and num_samples is None)  # as they are, or new
+            new = old if num_samples is None else old.resampled(num_samples)
+            if len(nodes):
+                new = continued(*graph, new, nodes, labels, change)
         return Posterior(*graph[:2], new, self.channel, is_exact=exact, weighted=weighted)
 
     def _new(self, query: str, y: Tensor, observed: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -243,7 +250,10 @@ class Posterior:
         place, given = self._place[nodes[known]], flat[:, known]
         rows, sources = compact(self.hood.take(nodes[~known]))
         own = self.logits.index_select(0, rows.edge), flat[:, ~known], self.channel.of(rows.edge)
-        numbers = max(enumeration.check_size(rows), flat.numel(), len(sources) * self.num_classes)
+        size = enumeration.check_size(rows)
+        if not self.channel.certain:  # a sum over borrowed labels, too
+            size *= self.num_classes**rows.num_rows * rows.num_rows
+        numbers = max(size, flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
             log_prob = self.components.log_weights[part, None]
             shown = of_components(self.components.shown, part)[..., None, place]

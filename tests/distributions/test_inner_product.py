@@ -115,9 +115,12 @@ def test_swaps(blocks, loops):
 def test_balance():
     _, edge_index, held_out = problem()
     balance = InnerProductGraph.balance
-    assert balance(edge_index, 11) == pytest.approx((121 - 14) / 14)
+    assert balance(edge_index, 11) == pytest.approx((110 - 14) / 14)
     assert balance(edge_index, 11, loops=True) == pytest.approx(96 / 25)
-    assert balance(edge_index, 11, held_out) == pytest.approx((121 - 10) / 10)
+    assert balance(edge_index, 11, held_out) == pytest.approx((110 - 10) / 10)
+    assert balance(torch.tensor([[0], [1]]), 3) == 2  # one pair and two others
+    with pytest.raises(ValueError, match="some but not all pairs"):
+        balance(torch.combinations(torch.arange(3)).T, 3)
 
 
 def test_edges_are_a_set():

@@ -1,0 +1,136 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Inputs that users have, and that say the same as tidier ones."""
+
+import warnings
+
+import networkx as nx
+import numpy as np
+import pyro
+import pytest
+import torch
+from graphs import to_hood
+from pyro.distributions import Categorical
+from scipy.sparse import csr_matrix
+from sklearn.linear_model import LogisticRegression
+from torch_geometric.nn import GCN, MLP, GraphSAGE
+
+from pyro_nmm import NeighborMixture
+from pyro_nmm.datasets.links import link_split
+from pyro_nmm.guides import DGLFRMGuide, FieldGuide, fit_links
+from pyro_nmm.guides.fitting.nodes import _groups
+from pyro_nmm.metrics import mean_log_prob
+from pyro_nmm.models import (
+    DGLFRM,
+    FreeNMM,
+    MarginalField,
+    PairwiseMRF,
+    StackedNMM,
+    grid_edges,
+    ising,
+)
+from pyro_nmm.models.backbones import RandomInput
+from pyro_nmm.models.stacked.fit import bounded_temperature
+from pyro_nmm.models.tabular import NeighborMixtureClassifier
+
+
+def test_text_beside_nan():
+    """NumPy makes text of NaN in a list of text."""
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    names = ["a" if row[0] > 0 else "b" for row in rows]
+    y = [name if number < 20 else np.nan for number, name in enumerate(names)]
+    model = NeighborMixtureClassifier(LogisticRegression()).fit(rows, y)
+    assert model.classes_.tolist() == ["a", "b"]
+    assert "20 labels" in model.summary()
+    with pytest.raises(ValueError, match="y holds the text 'nan'"):
+        NeighborMixtureClassifier(LogisticRegression()).fit(rows, np.array(y))
+
+
+def test_a_graph_of_other_rows():
+    rows, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    model = NeighborMixtureClassifier(LogisticRegression())
+    with pytest.raises(ValueError, match=r"graph must have shape \(40, 40\), got \(30, 30\)"):
+        model.fit(rows, y, graph=csr_matrix(np.eye(30)))
+
+
+def test_many_nodes_in_small_integers():
+    """Pairs of node ids have products beyond 32 bits."""
+    nodes = torch.arange(70_000, dtype=torch.int32)
+    edges = torch.stack([nodes[:-1], nodes[1:]])
+    far = torch.stack([nodes[:-2:2], nodes[2::2]])
+    both = torch.cat([edges, far], 1)
+    field = PairwiseMRF(both, torch.zeros(70_000, 2), torch.zeros(1), torch.eye(2))
+    assert field.num_edges == both.shape[1]
+
+
+@pytest.mark.parametrize("kind", ["whole", "half"])
+def test_fields_in_a_plate(kind):
+    field = ising(grid_edges(2, 3), 0.4, torch.linspace(-0.3, 0.4, 6))
+    field = field if kind == "whole" else MarginalField(field)
+    y = torch.arange(field.num_nodes) % 2
+    assert field.expand([3]).log_prob(y).shape == (3,)
+
+    def model():
+        with pyro.plate("copies", 3):
+            pyro.sample("y", field, obs=y)
+
+    total = pyro.poutine.trace(model).get_trace().log_prob_sum()
+    torch.testing.assert_close(total, 3 * field.log_prob(y))
+
+
+def test_an_order_may_be_a_list():
+    target, hood = ising(grid_edges(1, 3), 0.4, torch.zeros(3)), to_hood(nx.path_graph(3))
+    guide = FieldGuide(hood, FreeNMM(hood, 2), target, order=[2, 0, 1])
+    assert guide.order.tolist() == [2, 0, 1]
+
+
+def test_scores_with_an_offset_of_each_row():
+    """Softmax ignores it; log joints of generative classifiers have it."""
+    torch.manual_seed(0)
+    y, held_out = torch.randint(2, (200,)), torch.arange(200) < 150
+    scores = torch.randn(200, 2) + 2 * torch.nn.functional.one_hot(y)
+    plain = bounded_temperature(scores, y, held_out)
+    moved = bounded_temperature(scores + 500 * torch.randn(200, 1), y, held_out)
+    assert abs(moved - plain) < 0.05 * plain
+    hood = to_hood(nx.path_graph(200))
+    for constant in (torch.ones(200, 2), torch.full((200, 2), 0.5).log()):
+        assert bounded_temperature(constant, y, held_out) == 1
+        stacked = StackedNMM(2).fit(hood, constant, y, ~held_out, held_out, num_steps=5)
+        assert stacked.posterior(hood, constant, y, ~held_out).marginals().isfinite().all()
+
+
+def test_a_convolution_is_one_layer():
+    """Weight decay reaches all of the first one."""
+    for network, names in ((GraphSAGE(3, 4, 2, 2), 3), (GCN(3, 4, 2, 2), 2), (MLP([3, 4, 2]), 2)):
+        first, rest = _groups(network, [network], 0.1)
+        assert len(first["params"]) == names
+        assert len(first["params"]) + len(rest["params"]) == len(list(network.parameters()))
+
+
+def test_features_in_coordinates():
+    network = RandomInput(MLP([5, 2]), dropout=0.5).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert network(torch.eye(5).to_sparse()).shape == (5, 2)
+
+
+def test_two_fits_of_links():
+    edges = torch.tensor(list(nx.cycle_graph(12).edges)).T
+    split, x = link_split(edges, 12, seed=0, val=0.2, test=0.2), torch.eye(12)
+    for _ in range(2):
+        fit_links(DGLFRMGuide(DGLFRM(12, 3), 12), split, x, num_steps=2)
+    assert not pyro.get_param_store().keys()
+
+
+def test_rounding_below_zero():
+    probs = torch.tensor([[-1e-4, 1.0001], [0.5, 0.5]])
+    assert mean_log_prob(probs, torch.tensor([0, 1])) == -torch.inf
+
+
+def test_a_share_of_one_label():
+    hood = to_hood(nx.path_graph(3))
+    with pytest.raises(ValueError, match=r"epsilon must lie in \[0, 1\], got 3"):
+        FreeNMM(hood, 2, torch.eye(2)[[0, 1, 0]], epsilon=3.0)
+    start = NeighborMixture(hood, *FreeNMM(hood, 2, torch.full((3, 2), 0.5), epsilon=0.0)(hood))
+    assert isinstance(Categorical(start.marginals()), Categorical)
