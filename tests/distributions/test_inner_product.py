@@ -118,9 +118,10 @@ def test_balance():
     assert balance(edge_index, 11) == pytest.approx((110 - 14) / 14)
     assert balance(edge_index, 11, loops=True) == pytest.approx(96 / 25)
     assert balance(edge_index, 11, held_out) == pytest.approx((110 - 10) / 10)
-    assert balance(torch.tensor([[0], [1]]), 3) == 2  # one pair and two others
+    assert balance(torch.tensor([[0, 1], [1, 0]]), 3) == 2  # one pair and two others
+    every = torch.combinations(torch.arange(3)).T
     with pytest.raises(ValueError, match="some but not all pairs"):
-        balance(torch.combinations(torch.arange(3)).T, 3)
+        balance(torch.cat([every, every.flip(0)], 1), 3)
 
 
 def test_edges_are_a_set():
