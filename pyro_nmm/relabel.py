@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm.expect import expect_all, expect_device
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import check_label_range, check_labels
+from pyro_nmm.validation import check_evidence_values, check_label_range, check_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +248,12 @@ def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
             f"relabel: give logsumexp(log(relabel[e, u]) + evidence[i]) for each of the "
             f"{hood.num_edges} edges e into i; or use condition for observed labels"
         )
+
+
+def check_shown(rows: Neighborhood, channel: Channel, labels: Tensor, like: Tensor) -> None:
+    """Refuse labels ``(num_rows,)`` that no edge of their row can show."""
+    if not channel.certain:
+        check_evidence_values(rows, channel.of(rows.edge).evidence(rows, labels, like))
 
 
 def check_permutations(relabel: Any, choices: Tensor, num_classes: int) -> Channel:

@@ -206,17 +206,15 @@ class StackedNMM(nn.Module):
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2, default 8.
         :param int num_folds: folds of the held-out nodes, default 1. A step is on one fold, given
             the others.
-        :param int max_held_out: held-out nodes that are used, random ones of more; default 5,000.
-            Folds and :meth:`update` use all.
+        :param int max_held_out: most held-out nodes, default 5,000; folds and :meth:`update` use all.
         :param float lr: Adam's, positive, default .1.
         :param progress: wraps the range of steps, for example ``tqdm``.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
             ``lr`` at which the fit diverges. The module is then unchanged.
 
         Cost: :math:`O(T E_\tau + E_\tau C)` a step, :math:`E_\tau` the edges into the held-out
-        nodes (into both sets without a pool); and :math:`O(E C)` 21 times for each fold. Once, for
-        the deviations of the parameters, :math:`O(E_\tau C^2)`. With ``R``
-        partitions into communities, :math:`O(R N C)` a step more, for the members' means.
+        nodes (into both sets without a pool); :math:`O(E C)` 21 times for each fold; and once
+        :math:`O(E_\tau C^2)`. With ``R`` partitions into communities, :math:`O(R N C)` a step more.
         """
         how = options_of(self.fit, FitOptions, options)
         if folds is not None:

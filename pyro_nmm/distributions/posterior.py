@@ -25,11 +25,10 @@ from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_informatio
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
-from pyro_nmm.relabel import KEEP, Channel
+from pyro_nmm.relabel import KEEP, Channel, check_shown
 from pyro_nmm.validation import (
     as_nodes,
     as_shape,
-    check_evidence_values,
     check_integers,
     check_label_range,
     check_labelling,
@@ -115,10 +114,7 @@ class Posterior:
         nodes, labels = posterior_values(*self._new("condition", y, observed))
         if len(nodes) == 0 and num_samples is None:
             return self
-        if not self.channel.certain:
-            rows = self.hood.take(nodes)
-            shown = self.channel.of(rows.edge).evidence(rows, labels, self.logits)
-            check_evidence_values(rows, shown)
+        check_shown(self.hood.take(nodes), self.channel, labels, self.logits)
         exact, old = self.is_exact and num_samples is None, self.components
         graph = self.hood, self.logits, self.channel
         if exact:
@@ -250,9 +246,8 @@ class Posterior:
         place, given = self._place[nodes[known]], flat[:, known]
         rows, sources = compact(self.hood.take(nodes[~known]))
         own = self.logits.index_select(0, rows.edge), flat[:, ~known], self.channel.of(rows.edge)
-        size = enumeration.check_size(rows)
-        if not self.channel.certain:  # a sum over borrowed labels, too
-            size *= self.num_classes**rows.num_rows * rows.num_rows
+        size, borrowed = enumeration.check_size(rows), self.num_classes**rows.num_rows
+        size *= 1 if self.channel.certain else borrowed * max(1, rows.num_rows)
         numbers = max(size, flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
             log_prob = self.components.log_weights[part, None]
