@@ -206,7 +206,7 @@ class StackedNMM(nn.Module):
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2, default 8.
         :param int num_folds: folds of the held-out nodes, default 1. A step is on one fold, given
             the others.
-        :param int max_held_out: most held-out nodes, default 5,000; folds and :meth:`update` use all.
+        :param int max_held_out: most held-out nodes, default 5,000; folds and updates use all.
         :param float lr: Adam's, positive, default .1.
         :param progress: wraps the range of steps, for example ``tqdm``.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
