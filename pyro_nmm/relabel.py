@@ -250,9 +250,12 @@ def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
         )
 
 
-def check_shown(rows: Neighborhood, channel: Channel, labels: Tensor, like: Tensor) -> None:
-    """Refuse labels ``(num_rows,)`` that no edge of their row can show."""
+def check_shown(
+    hood: Neighborhood, channel: Channel, nodes: Tensor, labels: Tensor, like: Tensor
+) -> None:
+    """Refuse labels ``(n,)`` of nodes that none of their edges can show."""
     if not channel.certain:
+        rows = hood.take(nodes)
         check_evidence_values(rows, channel.of(rows.edge).evidence(rows, labels, like))
 
 

@@ -114,7 +114,7 @@ class Posterior:
         nodes, labels = posterior_values(*self._new("condition", y, observed))
         if len(nodes) == 0 and num_samples is None:
             return self
-        check_shown(self.hood.take(nodes), self.channel, labels, self.logits)
+        check_shown(self.hood, self.channel, nodes, labels, self.logits)
         exact, old = self.is_exact and num_samples is None, self.components
         graph = self.hood, self.logits, self.channel
         if exact:
