@@ -11,7 +11,16 @@ import pytest
 from benchmarks.scale import tables
 from benchmarks.shared.records import RESULTS, read
 
-NAMES = ("gradient_variance", "samples", "speed", "large", "epochs", "tightness", "batches")
+NAMES = (
+    "gradient_variance",
+    "samples",
+    "speed",
+    "device",
+    "large",
+    "epochs",
+    "tightness",
+    "batches",
+)
 FILES = {name: read(RESULTS / f"{name}.jsonl") for name in NAMES}
 
 
@@ -62,6 +71,7 @@ def test_every_row_is_shown(name):
         ("speed", "draw", "code"),
         ("speed", "step", "estimator"),
         ("speed", "scale", "name"),
+        ("device", "device", "query"),
         ("gradient_variance", None, "estimator"),
     ],
 )

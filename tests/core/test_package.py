@@ -11,6 +11,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ def built(tmp_path_factory):
     """A wheel built from the sdist, as a registry would have them."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
-    run(*map(str, command))
+    with (ROOT / "pyproject.toml").open() as file:
+        flock(file, LOCK_EX)  # two processes of the tests would write the same list of files
+        run(*map(str, command))
     return out
 
 
