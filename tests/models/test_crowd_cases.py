@@ -113,7 +113,7 @@ def test_a_classifier_of_one_label():
 
 @pytest.mark.parametrize("kind", ["clusters", "types", "features"])
 def test_known_labels_name_labels(kind):
-    """One start of numbers that mean nothing: sixteen known labels say which is which."""
+    """One start of labels without names: sixteen known labels name them."""
     hits = []
     for number in range(2):
         torch.manual_seed(number)
@@ -218,7 +218,7 @@ def test_a_network_on_a_graph_of_edges():
     assert Annotators(2).fit(EDGES, answers, prior=Alone(), **QUICK).probs.shape == (144, 2)
 
 
-def test_settings_of_numpy_are_told_apart():
+def test_settings_of_numpy_have_values():
     module = torch.nn.Dropout()
     given = module, torch.optim.SGD([torch.zeros(1)], 0.1)
     lines = [fingerprint(*given, {"n": number}) for number in (np.int64(1), np.int64(2), 1)]
