@@ -5,6 +5,7 @@
 
 from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
 from pyro_nmm.guides.batches import SeedLoss
+from pyro_nmm.guides.checking import check_program
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.field import FieldGuide, mean_field
 from pyro_nmm.guides.fitting import (
@@ -27,6 +28,7 @@ __all__ = [
     "MarginalGuide",
     "MixtureGuide",
     "SeedLoss",
+    "check_program",
     "density",
     "evidence_guide",
     "fit_classifier",

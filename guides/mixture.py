@@ -158,6 +158,12 @@ class MixtureGuide(MarginalGuide):
             result = self.target(*inputs)
             labels = self._labels(tracer.trace)
             y, support = labels["value"], labels["fn"].support
+            if labels["fn"].event_dim != 1:
+                raise ValueError(
+                    f"target has labels {self.site!r} of event shape "
+                    f"{tuple(labels['fn'].event_shape)}: make the nodes one event, by .to_event(1) "
+                    f"instead of a plate"
+                )
             if support.is_discrete and not support.check(untracked(y)[0][0]).all():
                 raise ValueError(
                     f"network gives {int(y.max()) + 1} or more labels, but target's site "

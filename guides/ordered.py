@@ -6,6 +6,9 @@ from typing import Any
 import pyro
 from pyro.distributions import Delta, Dirichlet
 from pyro.distributions.score_parts import ScoreParts
+from pyro.infer.autoguide.initialization import InitMessenger
+from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
@@ -21,7 +24,7 @@ from pyro_nmm.models.latent import (
     sample_field,
     without_relabel,
 )
-from pyro_nmm.models.nmm import OneEvent
+from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
 from pyro_nmm.relabel import as_channel, evidence_of
@@ -63,11 +66,16 @@ def ordered_guide(
         _latent_sites(draw, collapsed, site="u")
         return
     q = OrderedConditional(hood, alpha, logits, y, observed, estimator=estimator, relabel=relabel)
-    with OneEvent(q.observed_rows.num_rows):
+    check_plates(q.observed_rows, q.batch_shape)
+    with OneEvent(q.observed_rows, q.batch_shape):
         c = pyro.sample("c", q)
         if not collapsed:
-            table = written_out(q.alpha)
-            pyro.sample("z", Dirichlet(posterior_alpha(table, c, q.borrowed(c))).to_event(1))
+            posterior = posterior_alpha(written_out(q.alpha), c, q.borrowed(c))
+            pyro.sample("z", Dirichlet(posterior).to_event(1))
+        elif any(isinstance(each, InitMessenger | ConditionMessenger) for each in _PYRO_STACK):
+            # Predictive runs the guide: nmm draws replicates given the choices and these labels.
+            borrowed = Delta(q.borrowed(c), event_dim=1).mask(False)
+            pyro.sample("u", borrowed, infer={"is_auxiliary": True})
 
 
 def evidence_guide(
@@ -115,7 +123,8 @@ def evidence_guide(
 
 
 def _latent_sites(q: "_Draw", collapsed: bool, site: str) -> Tensor:
-    with OneEvent(q.rows.num_rows):
+    check_plates(q.rows, q.batch_shape)
+    with OneEvent(q.rows, q.batch_shape):
         both = pyro.sample(f"c and {site}", q, infer={"is_auxiliary": True})
         c, labels = both.unbind(-2)
         pyro.sample("c", Delta(c, q.density(both), event_dim=1))
@@ -128,14 +137,19 @@ def _latent_sites(q: "_Draw", collapsed: bool, site: str) -> Tensor:
 class _Draw(EvidenceConditional):
     """
     The score of a draw without its density, which site ``c`` has: ``Trace_ELBO`` would leave the
-    density of an auxiliary site out of the costs.
+    density of an auxiliary site out of the costs. The gradient of the density goes with the score
+    if it is plain, because ``RenyiELBO`` takes site ``c`` for a reparameterised one.
     """
 
     def density(self, value: Tensor) -> Tensor:
-        return super().log_prob(value)
+        density = super().log_prob(value)
+        return density.detach() if self.estimator is ScoreEstimator.REINFORCE else density
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return self.alpha.new_zeros(value.shape[:-2])
+        if self.estimator is not ScoreEstimator.REINFORCE:
+            return self.alpha.new_zeros(value.shape[:-2])
+        density = super().log_prob(value)
+        return density - density.detach()
 
     def score_parts(self, value: Tensor) -> ScoreParts:
         log_prob, score, entropy = super().score_parts(value)

@@ -24,6 +24,7 @@ from pyro_nmm.models.latent import (
 from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import FreeNMM, NMMNetwork, ParameterNetwork, Parameters
 from pyro_nmm.models.nmm import nmm
+from pyro_nmm.models.plates import node_plate
 from pyro_nmm.models.random_fields import (
     MarginalField,
     PairwiseMRF,
@@ -78,6 +79,7 @@ __all__ = [
     "leave_one_out",
     "marginals_in_blocks",
     "nmm",
+    "node_plate",
     "potts",
     "sample_field",
     "temperature_scaling",

@@ -3,13 +3,12 @@
 
 import pyro
 import torch
-from pyro.distributions import Categorical, Dirichlet, Independent
-from pyro.poutine.messenger import Messenger
-from pyro.poutine.runtime import get_plates
-from torch import Size, Tensor
+from pyro.distributions import Categorical, Delta, Dirichlet, Independent
+from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
+from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import KEEP, Channel, Matrices, check_relabel
@@ -98,17 +97,25 @@ def nmm(
         obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
         if validate:
             check_label_range(rows, obs, alpha.shape[-1])
-        shapes = alpha.shape[:-2], logits.shape[:-1], obs.shape[:-1], channel.batch_shape
-        check_plates(torch.broadcast_shapes(*shapes))
     if predict and (observed is None or observed.all()):
         raise ValueError("predict draws the nodes that observed leaves out, but it selects all")
-    with OneEvent(rows.num_rows):
+    shapes = alpha.shape[:-2], logits.shape[:-1], channel.batch_shape
+    batch = torch.broadcast_shapes(*shapes, () if obs is None else obs.shape[:-1])
+    check_plates(rows, batch, latent=obs is None)
+    with OneEvent(rows, batch) as event:
         z = None
         if not collapsed:
             if isinstance(alpha, OrdinalConcentrations):
                 raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
             z = pyro.sample("z", Dirichlet(alpha).to_event(1))
         c = pyro.sample("c", _choice(rows, logits))
+        if event.fixed and collapsed and own.certain and obs is None:
+            # The labels that a guide drew the choices for; it leaves them in this site.
+            unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)
+            seen = pyro.sample("u", unknown, infer={"is_auxiliary": True})
+            event.forgotten = bool((seen < 0).any())
+            if not event.forgotten:
+                alpha = posterior_alpha(written_out(alpha), c, seen)
         chosen = own.chosen(rows, c) if own.certain else KEEP
         labels = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
         borrowed = None
@@ -152,47 +159,3 @@ def _rest(
         drawn = (value.expand(*batch, -1) for value in (c, borrowed))
         labels = ChosenLabels(posterior_alpha(written_out(alpha), *drawn), c_rest).sample()
     return channel.draw(rows, c_rest, labels)
-
-
-#: Plates that Pyro makes for copies of a whole program.
-COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_predictive_samples")
-
-
-class OneEvent(Messenger):
-    """Refuses scales and masks with an entry for every node, and sites of another ``observed``."""
-
-    def __init__(self, num_rows: int) -> None:
-        super().__init__()
-        self.num_rows = num_rows
-
-    def _pyro_post_sample(self, msg) -> None:
-        batch = msg["fn"].batch_shape
-        for kind in ("scale", "mask"):
-            shape = msg[kind].shape if isinstance(msg[kind], Tensor) else Size()
-            sizes = zip(reversed(shape), reversed(batch), strict=False)
-            if len(shape) > len(batch) or any(size not in (1, own) for size, own in sizes):
-                raise ValueError(
-                    f"poutine.{kind} of shape {tuple(shape)} around site {msg['name']!r} of batch "
-                    f"shape {tuple(batch)} would count the joint log-probability of all nodes "
-                    f"several times: leave nodes out with observed=, or give one number"
-                )
-        if msg["name"].rpartition("/")[2] in ("c", "y") and msg["value"] is not None:
-            size = msg["value"].shape[-1]
-            if size != self.num_rows:
-                raise ValueError(
-                    f"site {msg['name']!r} has {size} nodes from the guide, but observed selects "
-                    f"{self.num_rows} here: give model and guide the same mask"
-                )
-
-
-def check_plates(batch_shape: Size) -> None:
-    """Refuses plates in which neither parameters nor labels, of this batch shape, differ."""
-    for frame in get_plates():
-        if frame.dim is None or frame.name in COPIES or frame.size == 1:
-            continue
-        if -frame.dim > len(batch_shape) or batch_shape[frame.dim] == 1:
-            raise ValueError(
-                f"plate {frame.name!r} of size {frame.size} surrounds one labelling of all nodes, "
-                f"whose joint log-probability would be counted {frame.size} times: use observed= "
-                f"or poutine.scale, or give y, alpha or logits a batch dimension for the plate"
-            )

@@ -8,7 +8,7 @@ from torch import nn
 
 
 def register(name: str, module: nn.Module) -> None:
-    """``pyro.module``, and an error if another module has the name: it would learn instead."""
+    """``pyro.module``, and an error if the store has other parameters: they would learn instead."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* was not registered in the param store")
         pyro.module(name, module)
@@ -17,5 +17,9 @@ def register(name: str, module: nn.Module) -> None:
         if not parameter.requires_grad:
             continue
         if store[f"{name}$$${key}"].data_ptr() != parameter.data_ptr():
-            cure = "call pyro.clear_param_store() first, or give each program its own name="
-            raise ValueError(f"Pyro's store already holds another network named {name!r}: {cure}")
+            raise ValueError(
+                f"Pyro's store already holds another network named {name!r}, or this one's state "
+                f"from param_store.load: to go on from the state call pyro.module({name!r}, "
+                f"network, update_module_params=True) first, and to train a second network give "
+                f"each program its own name="
+            )

@@ -17,6 +17,7 @@ from pyro_nmm.distributions import (
 )
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
+from pyro_nmm.edge_values import edge_values
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.intervals import Intervals
 
@@ -42,4 +43,5 @@ __all__ = [
     "Neighborhood",
     "OrderedConditional",
     "Posterior",
+    "edge_values",
 ]

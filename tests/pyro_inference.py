@@ -58,6 +58,24 @@ def rest():
     assert abs(weights @ hit - exact) < 4 * (weights**2 * (hit - exact) ** 2).sum().sqrt()
 
 
+@row("Predictive, replicates")
+def replicates():
+    """The numbers are in ``test_replicates.py``."""
+    pair = Pair()
+    drawn = infer.Predictive(lambda: pair.model(None), guide=pair.guide, num_samples=9)()
+    assert drawn["y"].shape == (9, 3)
+
+
+@row("Predictive, choices alone")
+def forgotten():
+    pair = Pair()
+
+    def guide():
+        pyro.sample("c", NeighborMixture(PATH, pair.alpha, pair.logits).choices(Y))
+
+    infer.Predictive(lambda: pair.model(None), guide=guide, num_samples=9)()
+
+
 @row("render_model")
 def relations():
     pair = Pair()

@@ -3,14 +3,18 @@
 
 """Rows of docs/pyro.md: losses."""
 
+import itertools
+from functools import partial
+
 import pyro
 import pyro.contrib.gp.kernels as kernels
 import pyro.distributions as dist
 import torch
-from bounds import PATH, check_against, expected_bound, gradients, near
+from bounds import PATH, all_choices, check_against, expected_bound, gradients, near
 from pyro import infer
 from pyro_rows import Pair, Y, losses, row, vectorized
 
+from pyro_nmm import NeighborChoice, NeighborMixture
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 
@@ -71,6 +75,33 @@ def importance_weighted():
     pair = Pair("reinforce")
     near(losses(pair.model, pair.guide, kind=infer.RenyiELBO, size=4000), -pair.log_prob().item())
     self_normalised(pair, vectorized(infer.RenyiELBO, 20_000, alpha=0.0))
+
+
+@row("RenyiELBO, two particles")
+def few_particles():
+    """Pyro has the weighted gradient of log p(y, c), and not the gradient of the bound."""
+    pair = Pair("reinforce")
+    c, wanted = all_choices(PATH), 0.0
+    mix = NeighborMixture(PATH, 0.1 * pair.log_alpha.exp(), pair.logits)
+    log_joint = NeighborChoice(PATH, pair.logits).log_prob(c) + mix.given(c).log_prob(Y)
+    for order in itertools.permutations(range(3)):
+        log_q = mix.choices(Y, order=torch.tensor(order)).log_prob(c)
+        weights = (log_joint - log_q).detach()
+        share = torch.sigmoid(weights[:, None] - weights)  # of the first of two
+        both = (log_q[:, None] + log_q).exp().detach()
+        wanted = wanted + pair.gradient((both * 2 * share * log_joint[:, None]).sum()) / 6
+    exact = pair.gradient(mix.log_prob(Y))
+    assert (wanted - exact).abs().max() > 0.02 * exact.abs().max()
+
+    def program(field, **options):
+        alpha = 0.1 * pyro.param("log_alpha", pair.log_alpha).exp()
+        field(PATH, alpha, pair.logits, Y, collapsed=True, **options)
+
+    guide = partial(program, ordered_guide, estimator="reinforce")
+    elbo = vectorized(infer.RenyiELBO, 2, alpha=0.0)
+    _, grads = gradients(elbo, partial(program, nmm), guide, [pair.log_alpha], 200)
+    error = grads.std(0) / len(grads) ** 0.5
+    assert ((grads.mean(0) + wanted.flatten()).abs() < 4.5 * error + 1e-9).all()
 
 
 @row("RenyiELBO, other estimators")

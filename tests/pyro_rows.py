@@ -82,7 +82,7 @@ class Pair:
         return NeighborMixture(PATH, self.log_alpha.exp(), self.logits).log_prob(y)
 
     def gradient(self, truth):
-        return torch.autograd.grad(truth, self.log_alpha)[0]
+        return torch.autograd.grad(truth, self.log_alpha, retain_graph=True)[0]
 
 
 class Parent(Pair):

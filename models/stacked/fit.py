@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.edge_values import edges_between
 from pyro_nmm.expect import as_set, as_tensor, expect, expect_all, expect_device
 from pyro_nmm.models.stacked.formula import Formula
-from pyro_nmm.models.stacked.inputs import GraphScores, places
+from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import ParameterPriors
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
 from pyro_nmm.relabel import as_channel, taken
@@ -106,7 +107,7 @@ class Fold:
         near, kept, sources = sources_of(self.hood, self.given | self.held_out)
         weight = self.edge_weight
         if weight is not None:
-            weight = weight[places(self.hood, sources[near.source], kept[near.target])]
+            weight = weight[edges_between(self.hood, sources[near.source], kept[near.target])]
         labels = self.y[kept], self.given[kept], self.held_out[kept]
         return Fold(near, self.inputs[..., kept, :], weight, *labels)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
+from pyro_nmm.edge_values import edges_between
 from pyro_nmm.expect import as_set, as_tensor, check_edge_index, expect
 from pyro_nmm.validation import check_all_rows, check_hood, check_label_range
 
@@ -173,12 +174,10 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
     edge_weight = as_tensor("edge_weight", edge_weight, hood.device)
     check_edge_index(edge_index, hood.num_nodes)
     positive_weights(edge_weight, edge_index.shape[1], "one for each edge of edge_index")
-    source, target = edge_index.long()
-    place, loop = places(hood, source, target), hood.source == hood.target
-    found = edge_weight.new_zeros(hood.num_edges).index_add(0, place, edge_weight)
+    place, loop = edges_between(hood, *edge_index.long()), hood.source == hood.target
+    found = edge_weight.new_zeros(hood.num_edges).index_add(0, place.clamp(min=0), edge_weight)
     given = found > 0
-    strange = (hood.source[place] != source) | (hood.target[place] != target)
-    if strange.any() or (~given & (hood.source < hood.num_nodes) & ~loop).any():
+    if (place < 0).any() or (~given & (hood.source < hood.num_nodes) & ~loop).any():
         raise ValueError(
             "edge_index and hood must be of the same edges: give the edge_index that hood is of"
         )
@@ -195,14 +194,6 @@ def warn_of_one_way(hood: Neighborhood) -> None:
         return
     some = edges[:: -(-len(edges) // 1000)]
     source, target = hood.source[some], hood.target[some]
-    back = places(hood, target, source)
-    if not ((hood.source[back] == target) & (hood.target[back] == source)).any():
+    if (edges_between(hood, target, source) < 0).all():
         cure = "if edges have no direction, pass torch_geometric.utils.to_undirected(edge_index)"
         warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=4)
-
-
-def places(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:
-    """``(E,)``: the edges of a whole graph between these ends; any edge where there is none."""
-    keys = hood.target * hood.num_sources + hood.source  # they ascend, as rows and sources do
-    wanted = target * hood.num_sources + source
-    return torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)

@@ -92,14 +92,14 @@ class OrderedConditional(InOrder):
     ) -> None:
         alpha, logits = check_shapes(hood, alpha, logits)
         y = check_labels(hood, y, hood.num_nodes)
-        channel = check_relabel(hood, relabel, alpha.shape[-1], kinds="permutations")
+        self.channel = check_relabel(hood, relabel, alpha.shape[-1], kinds="permutations")
         parameters = hood, alpha, logits, y.shape[:-1], (observed, order, estimator)
         super().__init__(*parameters, validate_args=validate_args)
         labels = y.index_select(-1, self.rows.nodes)
         if self._validate_args:
             check_label_range(self.rows, labels, self.num_classes)
         #: The labels that choices count for: ``(..., n)`` of rows, or of edges where these relabel.
-        self.labels = self._given = channel.of(self.rows.edge).borrowed(self.rows, labels)
+        self.labels = self._given = self.channel.of(self.rows.edge).borrowed(self.rows, labels)
 
     log_labels = InOrder.log_terms
 
@@ -147,6 +147,8 @@ class OrderedConditional(InOrder):
         observed labels unless edges relabel.
         """
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        if self.channel.keeps:
+            return self.labels.index_select(-1, self._row_of).expand(*shape, -1)
         (value, labels), provenance = untracked(value, on_edges(self.rows, self.labels))
         edges = self._recall(value, shape)[0].edges
         at_choice = labels.expand(*shape, -1).reshape(len(edges), -1).gather(1, edges)

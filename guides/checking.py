@@ -1,0 +1,251 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""A check of a user's program: what Pyro would count wrongly, or lose track of, without a word."""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer import TraceGraph_ELBO
+from pyro.ops.provenance import get_provenance
+from torch import Tensor
+
+from pyro_nmm import EvidenceConditional
+from pyro_nmm.models.plates import check_site
+from pyro_nmm.provenance import untracked
+from pyro_nmm.validation import check_integers
+
+#: Particles of a vectorized run. Two would do: a site that counts them repeatedly counts twice.
+PARTICLES = 4
+#: Standard errors between two means: about one in ten thousand right programs is refused.
+ERRORS = 5.0
+
+
+class ProgramCheck(NamedTuple):
+    """Mean losses, in nats, and the standard error of their difference."""
+
+    loss: float  #: one particle at a time
+    vectorized_loss: float
+    standard_error: float
+
+
+def check_program(
+    model: Callable, guide: Callable, *args: Any, num_runs: int = 40, **kwargs: Any
+) -> ProgramCheck:
+    r"""
+    Check a pair of Pyro programs with a field before its first fit.
+
+    The check runs the pair under ``TraceGraph_ELBO`` with Pyro's validation, with one particle at a
+    time and with vectorized particles, and refuses it if
+
+    * Pyro's validation or a check of this library does,
+    * a site has a dimension of no plate, which would count particles or labellings repeatedly,
+    * a particle alone has another log-probability than among vectorized ones,
+    * the mean log-probability of a site differs between the two kinds of runs,
+    * the loss with the same random seed differs without validation,
+    * a site depends on latent labels and Pyro has lost track of it, so that the gradient of
+      ``TraceGraph_ELBO`` would be biased.
+
+    It warns if the evidence of :func:`evidence_guide` is not the program's own log-likelihood, up
+    to a constant of each node: the bound holds, but it is looser than it need be.
+
+    >>> from pyro.distributions import Normal
+    >>> from pyro_nmm import Neighborhood
+    >>> from pyro_nmm.guides import evidence_guide
+    >>> from pyro_nmm.models import nmm
+    >>> hood, x = Neighborhood.grid(2, 2), torch.tensor([-1.2, 0.3, 1.0, 0.2])
+    >>> prior, loc = (hood, torch.ones(4, 2), torch.zeros(hood.num_edges)), torch.tensor([-1.0, 1])
+    >>> def model():
+    ...     y = nmm(*prior, collapsed=True)
+    ...     with pyro.plate("nodes", 4):
+    ...         pyro.sample("x", Normal(loc[y], 1.0), obs=x)
+    >>> def guide():
+    ...     evidence_guide(*prior, Normal(loc, 1.0).log_prob(x[:, None]), collapsed=True)
+    >>> check_program(model, guide)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: site 'x' has values or parameters of batch shape (4, 4, 4), whose dimension -3...
+
+    :param args, kwargs: of model and guide.
+    :param int num_runs: of one particle, and as many vectorized particles.
+    :return: the mean losses. Random numbers and Pyro's store are left as they were.
+    :raises ValueError: with the name of the site and the cure. Cost: about twice ``num_runs`` runs
+        of the pair.
+    """
+    check_integers(2 * PARTICLES, num_runs=num_runs)
+    program = model, guide, args, kwargs
+    store = pyro.get_param_store()
+    state = store.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with pyro.validation_enabled(True):
+                one = list(_traces(program, 1, num_runs))
+                _check_labels(program, *one[0])
+                many = list(_traces(program, PARTICLES, num_runs // PARTICLES))
+                _check_particles(program, one[0][0], many[0][0])
+            means = _log_probs(one, 1), _log_probs(many, PARTICLES)
+            _compare(*means)
+            _check_without_validation(program)
+        finally:
+            store.set_state(state)
+    losses = [-torch.stack(list(sites.values())).sum(0) for sites in means]
+    error = sum(loss.var() / len(loss) for loss in losses) ** 0.5
+    return ProgramCheck(*(loss.mean().item() for loss in losses), error.item())
+
+
+def _elbo(particles: int) -> TraceGraph_ELBO:
+    return TraceGraph_ELBO(num_particles=particles, vectorize_particles=particles > 1)
+
+
+def _traces(program: tuple, particles: int, runs: int) -> Iterator[tuple[Any, Any]]:
+    elbo = _elbo(particles)
+    for _ in range(runs):
+        for pair in elbo._get_traces(*program):
+            for trace in pair:
+                for _, site in _sites(trace):
+                    check_site(site)
+            yield pair
+
+
+def _sites(trace: poutine.Trace) -> Iterator[tuple[str, Any]]:
+    return ((name, site) for name, site in trace.nodes.items() if site["type"] == "sample")
+
+
+def _plain(value: Tensor) -> Tensor:
+    return untracked(value.detach())[0][0]
+
+
+def _log_probs(traces: list, particles: int) -> dict[tuple[str, str], Tensor]:
+    """``(runs,)``: what each site of model and guide adds to the bound of a particle."""
+    found = defaultdict(list)
+    for pair in traces:
+        for program, trace, sign in zip(("model", "guide"), pair, (1, -1), strict=True):
+            for name, site in _sites(trace):
+                total = _plain(site["log_prob_sum"]).double().cpu()
+                found[program, name].append(sign * total / particles)
+    return {key: torch.stack(values) for key, values in found.items()}
+
+
+def _check_particles(program: tuple, one: poutine.Trace, many: poutine.Trace) -> None:
+    """Each particle of a vectorized run of the model, run again alone, has the same densities."""
+    model, _, args, kwargs = program
+
+    def of_particle(value: Tensor, number: int, event_dim: int, frames: Any) -> Tensor:
+        dims = [f.dim - event_dim for f in frames if f.name == "num_particles_vectorized"]
+        shared = not dims or value.dim() < -dims[0] or value.shape[dims[0]] == 1
+        return value if shared else value.select(dims[0], number)
+
+    for number in range(PARTICLES):
+        alone = one.copy()
+        for name, site in _sites(alone):
+            if name in many and not site["is_observed"]:
+                event_dim = getattr(site["fn"], "event_dim", 0)
+                frames, value = many.nodes[name]["cond_indep_stack"], many.nodes[name]["value"]
+                value = of_particle(_plain(value), number, event_dim, frames)
+                alone.nodes[name] = {**site, "value": value.reshape(site["value"].shape)}
+        again = []
+        for _ in range(2):
+            trace = poutine.trace(poutine.replay(model, trace=alone)).get_trace(*args, **kwargs)
+            trace.compute_log_prob()
+            again.append({name: _plain(site["log_prob_sum"]) for name, site in _sites(trace)})
+        if any(not torch.equal(value, again[1][name]) for name, value in again[0].items()):
+            return  # the program has random numbers beside its sites, such as dropout
+        for name in again[0].keys() & many.nodes.keys():
+            found, site = again[0][name], many.nodes[name]
+            log_prob = _plain(site["log_prob"])
+            wanted = of_particle(log_prob, number, 0, site["cond_indep_stack"]).sum()
+            if (wanted - found).abs() > 1e-3 * (1 + found.abs()):
+                raise ValueError(
+                    f"site {name!r} has the log-probability {found:.6g} at the values of one "
+                    f"particle, and {wanted:.6g} among vectorized particles: it reads values of "
+                    f"another particle. Index from the right, as values[..., i], and take a value "
+                    f"for each label by Vindex(values[..., None, :])[..., y]"
+                )
+
+
+def _compare(one: dict, many: dict) -> None:
+    for place in one.keys() & many.keys():
+        first, second = one[place], many[place]
+        error = (first.var() / len(first) + second.var() / len(second)).sqrt()
+        difference = (first.mean() - second.mean()).abs()
+        if difference > ERRORS * error + 1e-4 * (1 + first.mean().abs()):
+            program, site = place
+            raise ValueError(
+                f"site {site!r} of the {program} has a mean log-probability of {first.mean():.4g} "
+                f"with one particle and of {second.mean():.4g} with vectorized particles: give "
+                f"each dimension a plate, and index from the right, as values[..., i]"
+            )
+
+
+def _check_without_validation(program: tuple) -> None:
+    losses = []
+    for validate in (True, False):
+        with pyro.validation_enabled(validate), torch.random.fork_rng(devices=[]):
+            losses.append(_elbo(PARTICLES).loss(*program[:2], *program[2], **program[3]))
+    if abs(losses[0] - losses[1]) > 1e-4 * (1 + abs(losses[0])):
+        raise ValueError(
+            f"the loss is {losses[0]:.6g} with pyro.enable_validation and {losses[1]:.6g} without, "
+            f"with the same random seed: the program must not depend on validation"
+        )
+
+
+def _check_labels(program: tuple, model_trace: poutine.Trace, guide_trace: poutine.Trace) -> None:
+    """Sites below latent labels, at other labels: are they tracked, and are they the evidence?"""
+    for name, site in _sites(guide_trace):
+        draw = site["fn"]
+        while hasattr(draw, "base_dist"):
+            draw = draw.base_dist
+        if isinstance(draw, EvidenceConditional) and name.endswith("c and y"):
+            _check_field(program, name, draw, model_trace, guide_trace)
+
+
+def _check_field(
+    program: tuple, name: str, draw: EvidenceConditional, before: Any, guide_trace: Any
+) -> None:
+    model, _, args, kwargs = program
+    prefix = name.removesuffix("c and y")
+    old, evidence = _plain(guide_trace.nodes[f"{prefix}y"]["value"]), _plain(draw.evidence)
+    if evidence.shape[-2] != draw.hood.num_nodes:
+        return
+    evidence = evidence[..., draw.observed_rows.nodes, :].expand(*old.shape, -1)
+    possible = evidence.isfinite().to(evidence).flatten(0, -2)
+    new = torch.multinomial(possible, 1).view_as(old)
+    changed = guide_trace.copy()
+    changed.nodes[f"{prefix}y"] = {**guide_trace.nodes[f"{prefix}y"], "value": new}
+    after = poutine.trace(poutine.replay(model, trace=changed)).get_trace(*args, **kwargs)
+    after.compute_log_prob()
+    own = {f"{prefix}{site}" for site in ("c", "y", "z", "u")}
+    difference, below = torch.zeros((), dtype=torch.double), []
+    for site_name, site in _sites(before):
+        if site_name in own or site_name not in after.nodes:
+            continue
+        both = site, after.nodes[site_name]
+        pair = [_plain(each["log_prob_sum"]).double().cpu() for each in both]
+        if torch.equal(*pair):
+            continue
+        if name not in get_provenance(site["log_prob_sum"]):
+            raise ValueError(
+                f"site {site_name!r} depends on the labels {prefix}y, but Pyro has lost track of "
+                f"it, and TraceGraph_ELBO would be biased: assignments such as out[i] = y, NumPy, "
+                f"tolist() and torch.vmap lose it; indexing, gather, torch.where and stack keep it"
+            )
+        below.append(site)
+        difference = difference + pair[1] - pair[0]
+    if any(not site["is_observed"] for site in below):
+        return  # other latent sites depend on the labels: their evidence is an approximation
+    at = [evidence.gather(-1, labels.unsqueeze(-1)).sum().double().cpu() for labels in (old, new)]
+    wanted = at[1] - at[0]
+    if (difference - wanted).abs() > 1e-3 * (1 + wanted.abs() + difference.abs()):
+        names = ", ".join(repr(str(site["name"])) for site in below) or "no observed site"
+        warnings.warn(
+            f"at other labels {prefix}y the log-likelihood of {names} changes by {difference:.4g} "
+            f"nats, but the evidence of evidence_guide by {wanted:.4g}: the bound is looser than "
+            f"it need be. Give the log-likelihood of each node's observation at each label, with "
+            f"the scales of the sites",
+            stacklevel=4,
+        )

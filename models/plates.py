@@ -1,0 +1,185 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Plates around and below a field. Pyro does not check dimensions beside its plates, because they may
+be enumerated, and would count a labelling once for each of their elements.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+from typing import Any
+
+import pyro
+import torch
+from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.indep_messenger import IndepMessenger
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import _PYRO_STACK, get_plates
+from torch import Size, Tensor
+
+from pyro_nmm import Neighborhood
+
+#: Plates that Pyro makes for copies of a whole program.
+COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_predictive_samples")
+
+
+class OneEvent(Messenger):
+    """
+    Refuses what would count the labels of all nodes, which are one event, several times.
+
+    :param Neighborhood rows: of the sites ``c`` and ``y``.
+    :param Size batch_shape: of the arguments together: parameters, and labels or evidence.
+    """
+
+    #: Whether ``Predictive`` gives the choices, and whether the labels that they were drawn for
+    #: are lost.
+    fixed = forgotten = False
+
+    def __init__(self, rows: Neighborhood, batch_shape: Size) -> None:
+        super().__init__()
+        self.num_rows, self.batch_shape = rows.num_rows, batch_shape
+
+    def __enter__(self):
+        for handler in _PYRO_STACK:
+            if isinstance(handler, IndepMessenger) and handler.name in COPIES:
+                # This plate sees the sites below the field, too, and lives as long as the run.
+                handler._postprocess_message = partial(_watched, handler)  # type: ignore[method-assign]
+        return super().__enter__()
+
+    def _pyro_post_sample(self, msg) -> None:
+        name, site = msg["name"], msg["name"].rpartition("/")[2]
+        batch = msg["fn"].batch_shape
+        for kind in ("scale", "mask"):
+            shape = msg[kind].shape if isinstance(msg[kind], Tensor) else Size()
+            sizes = zip(reversed(shape), reversed(batch), strict=False)
+            if len(shape) > len(batch) or any(size not in (1, own) for size, own in sizes):
+                raise ValueError(
+                    f"poutine.{kind} of shape {tuple(shape)} around site {name!r} of batch "
+                    f"shape {tuple(batch)} would count the joint log-probability of all nodes "
+                    f"several times: leave nodes out with observed=, or give one number"
+                )
+        if site in ("c", "y") and msg["value"] is not None:
+            size = msg["value"].shape[-1]
+            if size != self.num_rows:
+                raise ValueError(
+                    f"site {name!r} has {size} nodes from the guide, but observed selects "
+                    f"{self.num_rows} here: give model and guide the same mask"
+                )
+        if site == "c":
+            self.fixed = msg["is_observed"] and msg["mask"] is False
+        if site == "y" and self.forgotten and not msg["is_observed"]:
+            raise ValueError(
+                f"site {name!r} would be drawn given choices alone, without the labels that they "
+                f"were drawn for: take the choices from ordered_guide, or give collapsed=False to "
+                f"model and guide"
+            )
+        if len(_PYRO_STACK) > 1 and not msg["stop"]:  # alone it is a draw outside of any program
+            _check_owned(msg, self.batch_shape)
+
+
+def _watched(plate: IndepMessenger, msg: Any) -> None:
+    type(plate)._postprocess_message(plate, msg)
+    if msg["type"] == "sample":
+        check_site(msg)
+
+
+def check_site(msg: Any) -> None:
+    """Refuse a site with a dimension of no plate, which counts copies of the program repeatedly."""
+    batch, value = getattr(msg["fn"], "batch_shape", None), msg["value"]
+    if batch is None or msg["stop"]:
+        return
+    event_dim = msg["fn"].event_dim
+    if isinstance(value, Tensor):
+        batch = torch.broadcast_shapes(batch, value.shape[: max(0, value.dim() - event_dim)])
+    _check_owned(msg, batch)
+
+
+def _check_owned(msg: Any, batch: Size) -> None:
+    dims = unowned(msg, batch)
+    if not dims:
+        return
+    plates = [f"{f.name!r} has {f.dim}" for f in msg["cond_indep_stack"] if f.dim is not None]
+    owners = f" ({', '.join(plates)})" if plates else ""
+    if any(isinstance(handler, OneEvent) for handler in _PYRO_STACK):
+        what, cure = "alpha, logits, labels or evidence", (
+            "put the field in a plate, or move the dimension to its plate: with plates between, "
+            "kappa[..., None, None] * probs needs one None more for each"
+        )  # fmt: skip
+    else:
+        what, cure = "values or parameters", (
+            "give it a plate. Labels of nmm have their nodes right of all plates: replace a plate "
+            "over nodes by .to_event(1), or by pyro_nmm.models.node_plate"
+        )  # fmt: skip
+    raise ValueError(
+        f"site {msg['name']!r} has {what} of batch shape {tuple(batch)}, whose dimension "
+        f"{dims[-1]} belongs to no plate{owners}: {cure}"
+    )
+
+
+def unowned(msg: Any, batch_shape: Size) -> list[int]:
+    """Dimensions of a batch shape that belong to no plate and are not enumerated."""
+    own = {frame.dim for frame in msg["cond_indep_stack"]}
+    enums = [handler for handler in _PYRO_STACK if isinstance(handler, EnumMessenger)]
+    first = max((-1 if e.first_available_dim is None else e.first_available_dim for e in enums),
+                default=-inf)  # fmt: skip
+    dims = range(-len(batch_shape), 0)
+    return [dim for dim in dims if batch_shape[dim] > 1 and dim not in own and dim > first]
+
+
+def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) -> None:
+    """
+    Refuse plates in which the arguments, of this batch shape, do not differ. Latent labels may
+    differ all the same, unless it is a plate over nodes.
+    """
+    for frame in get_plates():
+        if frame.dim is None or frame.name in COPIES or frame.size == 1:
+            continue
+        if latent and frame.full_size not in (rows.num_nodes, rows.num_rows):
+            continue
+        if -frame.dim > len(batch_shape) or batch_shape[frame.dim] == 1:
+            raise ValueError(
+                f"plate {frame.name!r} of size {frame.size} surrounds one labelling of all nodes, "
+                f"whose joint log-probability would be counted {frame.size} times: use observed= "
+                f"or poutine.scale, or give y, alpha or logits a batch dimension for the plate"
+            )
+
+
+@contextmanager
+def node_plate(
+    name: str, y: Tensor, subsample_size: int | None = None, *,
+    subsample: Tensor | None = None, dim: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
+    """
+    A ``pyro.plate`` over the nodes of labels, for sites that are independent given the labels.
+
+    Labels of :func:`~pyro_nmm.models.nmm` are one event: their nodes are the last dimension, right
+    of all plates. This plate yields them with the nodes in the dimension of the plate. An ordinary
+    ``pyro.plate`` is right without vectorized particles only.
+
+    >>> import pyro.distributions as dist
+    >>> from pyro_nmm.models import nmm
+    >>> hood, x = Neighborhood.grid(2, 2), torch.tensor([-1.2, 0.3, 1.0, 0.2])
+    >>> def model():
+    ...     y = nmm(hood, torch.ones(4, 2), torch.zeros(hood.num_edges), collapsed=True)
+    ...     with node_plate("nodes", y, subsample_size=2) as (nodes, y):
+    ...         pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0), obs=x[nodes])
+    >>> pyro.poutine.trace(model).get_trace().nodes["x"]["value"].shape
+    torch.Size([2])
+
+    :param Tensor y: ``(..., n)`` labels, or other values of the rows, as ``nmm`` returns them.
+    :param subsample_size, subsample, dim: as for ``pyro.plate``.
+    :return: the row numbers ``(k,)`` in the plate, and the values there, ``(..., k, ...)``.
+    """
+    plate = pyro.plate(name, y.shape[-1], subsample_size, subsample=subsample, dim=dim)
+    with plate as rows:
+        place = plate.dim - 1  # type: ignore[operator]
+        y = y.reshape(*[1] * (-place - y.dim()), *y.shape)
+        if y.shape[place] != 1:
+            raise ValueError(
+                f"y has {y.shape[place]} elements in dimension {plate.dim}, the dimension of plate "
+                f"{name!r}: give this plate a dimension of its own by dim="
+            )
+        yield rows, y.squeeze(place).index_select(-1, rows).movedim(-1, plate.dim)
