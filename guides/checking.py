@@ -51,8 +51,10 @@ def check_program(
     * a site depends on latent labels and Pyro has lost track of it, so that the gradient of
       ``TraceGraph_ELBO`` would be biased.
 
-    It warns if the evidence of :func:`evidence_guide` is not the program's own log-likelihood, up
-    to a constant of each node: the bound holds, but it is looser than it need be.
+    It warns if the evidence ``(N, C)`` of :func:`evidence_guide` is not the program's own
+    :math:`\log p(x_i \mid y_i)`, up to a constant of each node: the bound holds, but it is looser
+    than it need be. It does not see which edge a logit belongs to: see
+    :func:`~pyro_nmm.edge_values`.
 
     >>> from pyro.distributions import Normal
     >>> from pyro_nmm import Neighborhood
@@ -80,22 +82,18 @@ def check_program(
     check_integers(2 * PARTICLES, num_runs=num_runs)
     program = model, guide, args, kwargs
     store = pyro.get_param_store()
-    state = store.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            with pyro.validation_enabled(True):
-                one = list(_traces(program, 1, num_runs))
-                _check_labels(program, *one[0])
-                many = list(_traces(program, PARTICLES, num_runs // PARTICLES))
-                _check_particles(program, one[0][0], many[0][0])
-            means = _log_probs(one, 1), _log_probs(many, PARTICLES)
-            _compare(*means)
-            _check_without_validation(program)
-        finally:
-            store.set_state(state)
-    losses = [-torch.stack(list(sites.values())).sum(0) for sites in means]
-    error = sum(loss.var() / len(loss) for loss in losses) ** 0.5
-    return ProgramCheck(*(loss.mean().item() for loss in losses), error.item())
+    with torch.random.fork_rng(devices=[]), store.scope(store.get_state()):
+        with pyro.validation_enabled(True):
+            one = list(_traces(program, 1, num_runs))
+            _check_labels(program, *one[0])
+            many = list(_traces(program, PARTICLES, num_runs // PARTICLES))
+            _check_particles(program, one[0][0], many[0][0])
+        means = _log_probs(one, 1), _log_probs(many, PARTICLES)
+        _compare(*means)
+        _check_without_validation(program)
+    loss, other = (-torch.stack(list(sites.values())).sum(0) for sites in means)
+    error = (loss.var() / len(loss) + other.var() / len(other)).sqrt()
+    return ProgramCheck(loss.mean().item(), other.mean().item(), error.item())
 
 
 def _elbo(particles: int) -> TraceGraph_ELBO:
@@ -116,7 +114,7 @@ def _sites(trace: poutine.Trace) -> Iterator[tuple[str, Any]]:
     return ((name, site) for name, site in trace.nodes.items() if site["type"] == "sample")
 
 
-def _plain(value: Tensor) -> Tensor:
+def _plain(value: Any) -> Tensor:
     return untracked(value.detach())[0][0]
 
 

@@ -30,8 +30,8 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 class Parameters(NamedTuple):
     r"""
     Parameters of an NMM: positive :math:`\alpha`, a table ``(..., N, C)`` or a formula; logits
-    ``(..., num_edges)`` in the order of the neighbourhoods; and label changes by edges, see
-    :mod:`pyro_nmm.relabel`.
+    ``(..., num_edges)`` in the order of the neighbourhoods, see :func:`~pyro_nmm.edge_values`; and
+    label changes by edges, see :mod:`pyro_nmm.relabel`.
 
     >>> from pyro_nmm import NeighborMixture
     >>> hood = Neighborhood.grid(1, 2)

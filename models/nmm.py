@@ -47,8 +47,10 @@ def nmm(
     for the ``n`` rows where ``observed`` is true, in ascending node id. The other rows are
     marginalised, exactly. Nodes are one event, which any plate of the caller's may surround: each
     slice is then a label field with choices of its own. A plate in which neither parameters nor
-    labels differ is an error, and so is a ``poutine.mask`` or ``poutine.scale`` with an entry for
-    every node: both would count one labelling several times.
+    labels differ is an error, and so are a dimension of no plate, and a ``poutine.mask`` or
+    ``poutine.scale`` with an entry for every node: they would count one labelling several times.
+    Sites below belong to one event too (``.to_event(1)``), or into a :func:`node_plate`.
+    :func:`~pyro_nmm.guides.check_program` checks a program.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.
@@ -74,7 +76,8 @@ def nmm(
 
     :param alpha: ``(..., N, C)`` positive concentrations; or, with ``collapsed``,
         :class:`~pyro_nmm.GaussianConcentrations` or :class:`~pyro_nmm.LogisticConcentrations`.
-    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
+    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``, not of an
+        ``edge_index``: :func:`~pyro_nmm.edge_values` puts values of PyG's edges into it.
     :param Tensor y: ``(..., N)`` labels, never read where ``observed`` is false.
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.
     :param Tensor relabel: label changes by edges, see :mod:`pyro_nmm.relabel`: permutations

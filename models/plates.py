@@ -7,7 +7,7 @@ be enumerated, and would count a labelling once for each of their elements.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import inf
 from typing import Any
@@ -21,6 +21,8 @@ from pyro.poutine.runtime import _PYRO_STACK, get_plates
 from torch import Size, Tensor
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.expect import expect
+from pyro_nmm.validation import check_each_call, check_integers
 
 #: Plates that Pyro makes for copies of a whole program.
 COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_predictive_samples")
@@ -147,13 +149,12 @@ def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) ->
             )
 
 
-@contextmanager
 def node_plate(
-    name: str, y: Tensor, subsample_size: int | None = None, *,
-    subsample: Tensor | None = None, dim: int | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
-    """
-    A ``pyro.plate`` over the nodes of labels, for sites that are independent given the labels.
+    name: str, hood: Neighborhood, y: Tensor, observed: Tensor | None = None, *,
+    subsample_size: int | None = None, dim: int | None = None,
+) -> AbstractContextManager[tuple[Tensor, Tensor]]:  # fmt: skip
+    r"""
+    A ``pyro.plate`` over nodes, for sites :math:`x_i \sim p(x_i \mid y_i)` below their labels.
 
     Labels of :func:`~pyro_nmm.models.nmm` are one event: their nodes are the last dimension, right
     of all plates. This plate yields them with the nodes in the dimension of the plate. An ordinary
@@ -164,22 +165,37 @@ def node_plate(
     >>> hood, x = Neighborhood.grid(2, 2), torch.tensor([-1.2, 0.3, 1.0, 0.2])
     >>> def model():
     ...     y = nmm(hood, torch.ones(4, 2), torch.zeros(hood.num_edges), collapsed=True)
-    ...     with node_plate("nodes", y, subsample_size=2) as (nodes, y):
+    ...     with node_plate("nodes", hood, y, subsample_size=2) as (nodes, y):
     ...         pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0), obs=x[nodes])
     >>> pyro.poutine.trace(model).get_trace().nodes["x"]["value"].shape
     torch.Size([2])
 
-    :param Tensor y: ``(..., n)`` labels, or other values of the rows, as ``nmm`` returns them.
-    :param subsample_size, subsample, dim: as for ``pyro.plate``.
-    :return: the row numbers ``(k,)`` in the plate, and the values there, ``(..., k, ...)``.
+    :param Tensor y: ``(..., n)`` labels, as ``nmm`` returns them.
+    :param Tensor observed: ``(N,)`` boolean mask of their nodes, as for ``nmm``.
+    :param int subsample_size: number ``k`` of nodes in a subsample, default all.
+    :param int dim: of the plate, as for ``pyro.plate``.
+    :return: node ids ``(k,)`` in the plate, and labels with the nodes in its dimension.
+    :raises ValueError: for labels of other nodes, or with a batch where the plate stands.
     """
-    plate = pyro.plate(name, y.shape[-1], subsample_size, subsample=subsample, dim=dim)
-    with plate as rows:
-        place = plate.dim - 1  # type: ignore[operator]
+    rows = hood.restrict(observed)
+    expect("y", y, ("...", rows.num_rows), kind="labels", like=hood, note="one label per node")
+    check_each_call("y", y, lambda value: value >= 0, "hold labels from 0 on")
+    if subsample_size is not None:
+        check_integers(1, subsample_size=subsample_size)
+    return _node_plate(pyro.plate(name, rows.num_rows, subsample_size, dim=dim), rows, y)
+
+
+@contextmanager
+def _node_plate(
+    plate: Any, rows: Neighborhood, y: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
+    with plate as places:
+        place = plate.dim - 1
         y = y.reshape(*[1] * (-place - y.dim()), *y.shape)
         if y.shape[place] != 1:
             raise ValueError(
                 f"y has {y.shape[place]} elements in dimension {plate.dim}, the dimension of plate "
-                f"{name!r}: give this plate a dimension of its own by dim="
+                f"{plate.name!r}: give this plate a dimension of its own by dim="
             )
-        yield rows, y.squeeze(place).index_select(-1, rows).movedim(-1, plate.dim)
+        labels = y.squeeze(place).index_select(-1, places).movedim(-1, plate.dim)
+        yield rows.nodes[places], labels

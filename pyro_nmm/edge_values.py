@@ -3,11 +3,13 @@
 
 """Values of a PyG graph's edges in the order of its neighbourhoods."""
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from pyro_nmm.expect import as_tensor, check_edge_index, expect
+from pyro_nmm.expect import as_tensor, check_edge_index, expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.validation import check_all_rows
 
@@ -48,8 +50,11 @@ def edge_values(
     check_edge_index(edge_index, hood.num_nodes, hood.num_sources if hood.bipartite else None)
     values = as_tensor("values", values, hood.device)
     expect("values", values, ("...", edge_index.shape[1]), like=hood, note="one per edge")
+    expect_all("values", values, values < torch.inf, "not be NaN or +inf")
     if reduce not in (None, "sum", "mean", "max", "min", "mul"):
         raise ValueError(f"reduce must be 'sum', 'mean', 'max', 'min' or 'mul', got {reduce!r}")
+    if fill_value is not None and not (isinstance(fill_value, Real) and fill_value == fill_value):
+        raise ValueError(f"fill_value must be a number or -inf, got {fill_value!r}")
     place = edges_between(hood, *edge_index.long())
     if (place < 0).any():
         edge = edge_index[:, place < 0][:, 0].tolist()

@@ -47,7 +47,8 @@ class NeighborChoice(GraphDistribution):
     tensor(0.2500)
 
     :param Neighborhood hood: the neighbourhoods of all or of some nodes.
-    :param Tensor logits: ``(..., num_edges)`` attention scores; ``-inf`` switches an edge off.
+    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``, see
+        :func:`~pyro_nmm.edge_values`; ``-inf`` switches an edge off.
     """
 
     shown = ("hood",)

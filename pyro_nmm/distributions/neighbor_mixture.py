@@ -76,7 +76,8 @@ class NeighborMixture(ClosedForms):
     :param Neighborhood hood: the neighbourhoods of all nodes.
     :param alpha: ``(..., N, C)`` positive concentrations; or for many ordered labels a formula that
         is not written out as a table, such as :class:`~pyro_nmm.LogisticConcentrations`.
-    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``.
+    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``, not of an
+        ``edge_index``: :func:`~pyro_nmm.edge_values` puts values of PyG's edges into it.
     :param Tensor relabel: permutations ``(num_edges, C)`` or stochastic matrices
         ``(..., num_edges, C, C)`` that edges apply to labels; see :mod:`pyro_nmm.relabel`.
     """

@@ -59,7 +59,8 @@ class Posterior:
     tensor([[0.0000, 1.0000],
             [0.4167, 0.5833]])
 
-    :param Tensor logits: ``(num_edges,)`` attention scores.
+    :param Tensor logits: ``(num_edges,)`` attention scores in the order of ``hood``, see
+        :func:`~pyro_nmm.edge_values`.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
     :param Chains chains: diagnostics of Gibbs sweeps, if the components are states of these.
