@@ -17,6 +17,7 @@ import torch
 from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK, get_plates
 from torch import Size, Tensor
 
@@ -46,7 +47,7 @@ class OneEvent(Messenger):
 
     def __enter__(self):
         for handler in _PYRO_STACK:
-            if isinstance(handler, IndepMessenger) and handler.name in COPIES:
+            if _copies(handler):
                 # This plate sees the sites below the field, too, and lives as long as the run.
                 handler._postprocess_message = partial(_watched, handler)  # type: ignore[method-assign]
         return super().__enter__()
@@ -78,8 +79,14 @@ class OneEvent(Messenger):
                 f"were drawn for: take the choices from ordered_guide, or give collapsed=False to "
                 f"model and guide"
             )
-        if len(_PYRO_STACK) > 1 and not msg["stop"]:  # alone it is a draw outside of any program
+        # Elsewhere a batch is drawn, and its densities are not added up.
+        counted = any(isinstance(each, ReplayMessenger) or _copies(each) for each in _PYRO_STACK)
+        if counted and not msg["stop"]:
             _check_owned(msg, self.batch_shape)
+
+
+def _copies(handler: Messenger) -> bool:
+    return isinstance(handler, IndepMessenger) and handler.name in COPIES
 
 
 def _watched(plate: IndepMessenger, msg: Any) -> None:
