@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 
 P = ParamSpec("P")
@@ -47,9 +46,9 @@ def ordinary(value: Any) -> Any:
     same objects, because an optimiser may hold them.
     """
     if isinstance(value, nn.Module):
-        for each in (*value.parameters(), *value.buffers()):
-            if is_lazy(each) or each.is_inference():
-                torch.utils.swap_tensors(each, copy.deepcopy(each))
+        for name, each in (*value.named_parameters(), *value.named_buffers()):
+            if each.data.is_inference():  # of a lazy parameter too
+                _replace(each, f"{name} of {type(value).__name__}")
     elif isinstance(value, Tensor):
         return value.clone() if value.is_inference() else value
     elif isinstance(value, Data):
@@ -63,3 +62,14 @@ def ordinary(value: Any) -> Any:
         parts = map(ordinary, value)
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
+
+
+def _replace(tensor: Tensor, name: str) -> None:
+    """An ordinary tensor in the same object."""
+    try:
+        torch.utils.swap_tensors(tensor, copy.deepcopy(tensor))
+    except RuntimeError:  # of weak references, such as those of Pyro's store
+        cure = "make the network outside of inference mode, or pass copy.deepcopy(network)"
+        raise ValueError(
+            f"{name} was made in torch.inference_mode() and used there, so it cannot learn: {cure}"
+        ) from None

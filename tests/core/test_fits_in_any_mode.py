@@ -3,6 +3,7 @@
 
 """Every fit has the same result, bit for bit, whatever the gradient mode of its caller."""
 
+import copy
 from contextlib import contextmanager, nullcontext
 
 import pyro
@@ -17,6 +18,7 @@ from torch_geometric.nn import GCN
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import link_split
 from pyro_nmm.guides import (
+    AmortizedNMM,
     Consistency,
     DGLFRMGuide,
     HiddenFieldGuide,
@@ -292,6 +294,18 @@ def test_programs_made_in_inference_mode_are_trained_outside():
 
     found, usual = trained(torch.inference_mode), trained(nullcontext)
     torch.testing.assert_close(found, usual, rtol=0, atol=0)
+
+
+def test_a_network_that_inference_mode_holds_is_refused():
+    """Pyro's store has weak references to its parameters."""
+    graph = data()
+    hood = Neighborhood(graph.edge_index, 12)
+    with torch.inference_mode():
+        network = NMMNetwork(GCN(3, 4, 2, 4), num_classes=2)
+        AmortizedNMM(hood, network).mixture(graph.x, graph.edge_index)
+    with pytest.raises(ValueError, match=r"of NMMNetwork was made in torch.inference_mode\(\)"):
+        fit_nmm(network, graph, hood, num_epochs=1)
+    fit_nmm(copy.deepcopy(network), graph, hood, num_epochs=1)
 
 
 def test_an_error_leaves_the_mode_as_it_was():
