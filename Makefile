@@ -7,18 +7,23 @@
 # their time.
 # make floor: the quick tests with the lowest versions that pyproject.toml allows, in an environment of
 # its own (several GB, for the oldest torch comes with CUDA).
+# make newest: the quick tests with the newest versions, in an environment of its own (several GB): what
+# pip install -e . brings without the constraints.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 CONSTRAINTS = constraints.txt
+# Without a file, pip takes the newest versions.
+PIP_CONSTRAINTS = $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 FLOOR ?= build/floor
+NEWEST ?= build/newest
 # One process a core, each on one thread; processes that the tests start too.
 WORKERS ?= -n logical --dist worksteal
 test test-benchmarks quick coverage: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-benchmarks docs quick coverage floor lint benchmarks clean
+.PHONY: demo test test-benchmarks docs quick coverage floor newest lint benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/few_labels.py --output output/few_labels.png
@@ -48,6 +53,12 @@ quick: $(STAMP)
 floor:
 	$(MAKE) quick VENV=$(FLOOR) CONSTRAINTS=floor.txt
 
+newest: export PIP_UPGRADE = 1
+newest: export PIP_UPGRADE_STRATEGY = eager
+newest:
+	rm -f $(NEWEST)/.installed  # there may be newer versions since
+	$(MAKE) quick VENV=$(NEWEST) CONSTRAINTS=
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,12 +70,12 @@ benchmarks: $(STAMP)
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip --constraint $(CONSTRAINTS)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[fast,conformal,examples,test]'
+	$(BIN)/python -m pip install --quiet --upgrade pip $(PIP_CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet $(PIP_CONSTRAINTS) --editable '.[fast,conformal,examples,test]'
 	touch $@
 
 $(VENV)/.documented: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet $(PIP_CONSTRAINTS) --editable '.[docs]'
 	touch $@
 
 clean:

@@ -4,6 +4,7 @@
 from typing import Any
 
 import pyro
+import torch
 from pyro.distributions import Delta, Dirichlet
 from pyro.distributions.score_parts import ScoreParts
 from pyro.infer.autoguide.initialization import InitMessenger
@@ -188,6 +189,7 @@ class HiddenFieldGuide(SharedForward):
     :param str name: of the parameters in Pyro's store.
     """
 
+    @torch.inference_mode(False)  # parameters made inside of inference mode are trained later
     def __init__(
         self, emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None, *,
         prior: nn.Module | None = None, inputs: tuple = (), estimator: str = "reward_to_go",

@@ -4,11 +4,16 @@
 import warnings
 
 import pyro
+import torch
 from torch import nn
+
+from pyro_nmm.fitting import ordinary
 
 
 def register(name: str, module: nn.Module) -> None:
     """``pyro.module``, and an error if the store has other parameters: they would learn instead."""
+    if not torch.is_inference_mode_enabled():
+        ordinary(module)  # it may have been made there
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* was not registered in the param store")
         pyro.module(name, module)

@@ -4,6 +4,7 @@
 import pyro
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from simulated_device import NAME, register, simulated
 
 from pyro_nmm import backend
@@ -11,7 +12,11 @@ from pyro_nmm.models.stacked import cross_fit
 from pyro_nmm.ops import sampling
 
 COMPILED = backend.compiled
-
+# No example has a time limit: the machine may do other work. The fixture ``kernels`` may serve all
+# examples of a test.
+ALLOWED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("any machine", deadline=None, suppress_health_check=ALLOWED)
+settings.load_profile("any machine")
 
 cross_fit.REFIT_STEPS = 4  # the evidence of small graphs needs no more
 

@@ -3,8 +3,6 @@
 
 """Rows of docs/pyro.md: transforms of functions and modules."""
 
-import socket
-
 import pyro
 import pytest
 import torch
@@ -135,12 +133,8 @@ def modules(name):
         return
     if torch.__version__ < "2.7":
         pytest.skip("torch 2.6 may wait for ever when it frees a gloo process group")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1
-    )
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         pyro.set_rng_seed(2)
         DistributedDataParallel(module)().backward()

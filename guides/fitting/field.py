@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.expect import as_tensor
+from pyro_nmm.fitting import ordinary, with_gradients
 from pyro_nmm.guides.field import FieldGuide
 from pyro_nmm.guides.fitting.loop import Steps, unvalidated
 from pyro_nmm.models.random_fields import MarginalField, RandomField
 from pyro_nmm.validation import check_finite, check_hood, check_integers, options_of
 
 
+@with_gradients
 def fit_mixture(
     field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module, *,
     order: Tensor | None = None, num_samples: int = 4, warmup: float = 0.5, **options: Any,
@@ -62,7 +64,7 @@ def fit_mixture(
 
     def take(step: int) -> tuple[FieldGuide, RandomField]:
         nonlocal family, target
-        target = field if isinstance(field, RandomField) else field(step)
+        target = field if isinstance(field, RandomField) else ordinary(field(step))
         if target.batch_shape:
             raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
         if target.num_nodes != hood.num_nodes:

@@ -14,6 +14,7 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.fitting import ordinary, with_gradients
 from pyro_nmm.guides.fitting.loop import Steps, unvalidated
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
@@ -56,6 +57,7 @@ class PatchRun(Steps):
         return losses
 
 
+@with_gradients
 def fit_unet(
     unet: UNet, draw: Callable[[], Tensor], *, loss: str = "squared", **options: Any
 ) -> list[float]:
@@ -93,6 +95,7 @@ def fit_unet(
     return how.fit(unet, optimizer, backward, loss=loss)
 
 
+@with_gradients
 def fit_images(
     network: Denoiser, draw: Callable[[], Tensor], *, radius: int = 1, estimator: str = "no_score",
     mean_weight: float = 0.5, unet_rate: float = 1.0, **options: Any,
@@ -187,7 +190,7 @@ def _noisy(
     if low < 0 or (num_classes is not None and high >= num_classes):
         top = "" if num_classes is None else f": they must lie in 0..{num_classes - 1}"
         raise ValueError(f"draw gave grey level {low if low < 0 else high} in step {step}{top}")
-    clean = clean.long()
+    clean = ordinary(clean.long())
     noise = max_noise * torch.rand(len(clean), 1, 1, 1, device=clean.device)
     return clean, clean + noise * torch.randn(clean.shape, device=clean.device)
 

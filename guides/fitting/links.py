@@ -11,11 +11,13 @@ from torch import Tensor
 
 from pyro_nmm.datasets.links import LinkSplit
 from pyro_nmm.expect import as_tensor, expect
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.fitting.loop import Steps
 from pyro_nmm.validation import options_of
 
 
+@with_gradients
 def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) -> list[float]:
     r"""
     Fit a latent feature model and its guide to the training edges of a split by Adam at a constant

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pyro_nmm.checkpoints import Saved, as_path, fingerprint
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.validation import check_integers, check_positive
 
 
@@ -77,6 +78,7 @@ class Steps(Run):
         return train(module, optimizer, backward, num_epochs=self.num_steps, **run)
 
 
+@with_gradients
 def train(
     module: nn.Module, optimizer: torch.optim.Optimizer, backward: Callable[[int], float],
     validate: Callable[[], tuple[float, ...]] | None = None, *, num_epochs: int, patience: int = 0,

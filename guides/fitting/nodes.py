@@ -18,6 +18,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.entries import checked, contents, labels_in
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
 from pyro_nmm.guides.fitting.loop import Run, train, unvalidated
 from pyro_nmm.metrics import mean_log_prob
@@ -84,6 +85,7 @@ class NodeRun(Run):
         )  # fmt: skip
 
 
+@with_gradients
 def fit_classifier(
     network: nn.Module, data: Data, *, consistency: Consistency | None = None, **options: Any
 ) -> tuple[Tensor, Scores]:
@@ -130,6 +132,7 @@ def fit_classifier(
         return network(*inputs), scores
 
 
+@with_gradients
 def fit_nmm(
     network: nn.Module, data: Data, hood: Neighborhood, *, consistency: Consistency | None = None,
     estimator: str = "reward_to_go", num_particles: int = 4, num_samples: int = 8, **options: Any,

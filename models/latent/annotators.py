@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.latent.answers import (
     check_names,
     edges_of,
@@ -94,6 +95,7 @@ class Annotators:
         if self.strength is not None:
             check_positive(strength=self.strength)
 
+    @with_gradients
     def fit(
         self, graph: Neighborhood | Data | Tensor, answers: Any, edge_attr: Tensor | None = None, *,
         known: Any = None, classifier: Any = None, pred_probs: Any = None, **options,

@@ -16,6 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyro_nmm.datasets import seed_batch
 from pyro_nmm.expect import as_tensor, expect, expect_all
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.sparse import sparse_csr, to_csr
 
 Progress = Callable[[range], Iterable[int]]
@@ -83,7 +84,8 @@ class OutOfFold:
             must = "a network, or have fit and predict_proba"
             raise ValueError(f"classifier must be {must}, got {type(self.classifier).__name__}")
 
-    @torch.no_grad()
+    @with_gradients
+    @torch.no_grad()  # but for the steps of a training
     def __call__(self, targets: Tensor, rows: Tensor) -> Tensor:
         """
         :param Tensor targets: ``(N, C)`` label distributions.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.checkpoints import Saved, as_path, fingerprint
 from pyro_nmm.expect import as_tensor, expect
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.latent.emissions import Emission, Values
 from pyro_nmm.models.latent.field import (
     FieldPrior,
@@ -28,6 +29,7 @@ from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
 from pyro_nmm.validation import check_all_rows, check_integers, options_of
 
 
+@with_gradients
 def fit_field(
     emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None,
     known: Tensor | None = None, *, prior: nn.Module | None = None, inputs: tuple = (), **options,

@@ -104,7 +104,7 @@ class MarginalField(GraphDistribution):
         strength = field.strength.expand(field.num_edges)
         unary, interaction = field.unary[self.nodes], field.interaction
         self.rest = PairwiseMRF(place[field.edges[:, inside]], unary, strength[inside], interaction)
-        self.stars = list(self._stars(place, strength, degree[self.others]))
+        self.stars = tuple(self._stars(place, strength, degree[self.others]))
         super().__init__(Size(), Size([self.num_nodes]), validate_args=False)
 
     def _stars(self, place: Tensor, strength: Tensor, degree: Tensor) -> Iterator[Stars]:
@@ -197,11 +197,13 @@ class MarginalField(GraphDistribution):
     def scaled(self, share: float) -> MarginalField:
         """The same nodes of the field with its interactions multiplied by ``share``."""
         new = self.expand(self.batch_shape)
-        new.field, new.rest, new.stars = self.field.scaled(share), self.rest.scaled(share), []
+        new.field, new.rest = self.field.scaled(share), self.rest.scaled(share)
+        stars = []
         for star in self.stars:
             unary = self.field.unary[star.nodes].unsqueeze(1)
             logits = unary + share * (star.logits - unary)
-            new.stars.append(star._replace(logits=logits, sums=logits.logsumexp(-1)))
+            stars.append(star._replace(logits=logits, sums=logits.logsumexp(-1)))
+        new.stars = tuple(stars)
         return new
 
     def log_normalizer(self) -> Tensor:

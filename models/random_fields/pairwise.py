@@ -13,6 +13,7 @@ from torch import Size, Tensor
 from pyro_nmm import NeighborMixture
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.expect import as_tensor, expect, expect_all, out_of_range
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.random_fields.elimination import exact_draws, greedy_colors, log_sum
 from pyro_nmm.ops.marginals import expected_interaction, node_marginals
 from pyro_nmm.provenance import untracked
@@ -111,11 +112,11 @@ class PairwiseMRF(GraphDistribution):
         r"""``(...)``: exact :math:`\log Z`, differentiable."""
         return log_sum(self.edges, self.unary, self._tables())
 
+    @with_gradients
     def marginals(self) -> Tensor:
         r"""``(..., N, C)``: exact :math:`p(y_i) = \partial \log Z / \partial u_i`."""
-        with torch.enable_grad():
-            unary = self.unary.detach().expand(*self.batch_shape, -1, -1).clone()
-            total = log_sum(self.edges, unary.requires_grad_(), self._tables().detach()).sum()
+        unary = self.unary.detach().expand(*self.batch_shape, -1, -1).clone()
+        total = log_sum(self.edges, unary.requires_grad_(), self._tables().detach()).sum()
         return torch.autograd.grad(total, unary)[0]
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from torch_geometric.utils import index_to_mask
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.edge_values import edges_between
 from pyro_nmm.expect import as_set, as_tensor, expect, expect_all, expect_device
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import ParameterPriors
@@ -23,6 +24,7 @@ from pyro_nmm.relabel import as_channel, taken
 from pyro_nmm.validation import check_integers, check_positive
 
 
+@with_gradients
 def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     r"""
     Temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the

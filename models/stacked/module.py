@@ -16,14 +16,11 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.stacked.cross_fit import Evidence, fit_copies
 from pyro_nmm.models.stacked.fit import FitOptions, some_of
 from pyro_nmm.models.stacked.formula import Formula, formula_of
-from pyro_nmm.models.stacked.inputs import (
-    GraphScores,
-    disjoint_masks,
-    scores_of_folds,
-)
+from pyro_nmm.models.stacked.inputs import GraphScores, disjoint_masks, scores_of_folds
 from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
 from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS, drawn, number_of_draws
@@ -185,6 +182,7 @@ class StackedNMM(nn.Module):
         formula = self.formula
         return formula.of(formula.graph_scores(hood, scores, y, known, edge_weight))
 
+    @with_gradients
     def fit(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor | None = None,
         held_out: Tensor | None = None, *, folds: Tensor | None = None,
@@ -232,6 +230,7 @@ class StackedNMM(nn.Module):
         data = self.formula.graph_scores(hood, scores, y, train | held_out, edge_weight)
         return fit_copies(self, [(data, held_out)], how)
 
+    @with_gradients
     def update(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
         edge_weight: Tensor | None = None, **options: Any,

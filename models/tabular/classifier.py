@@ -31,6 +31,7 @@ from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph,
 
 from pyro_nmm import Neighborhood, Posterior
 from pyro_nmm.datasets.entries import seeded
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
 from pyro_nmm.models.tabular.temperature import averaged_temperature, temperature_posterior
 from pyro_nmm.validation import check_integers
@@ -109,6 +110,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         self.clip = clip
         self.random_state = random_state
 
+    @with_gradients
     def fit(self, X: Any, y: Any, graph: Any = None) -> NeighborMixtureClassifier:
         """
         Fit the classifier and the NMM on top of it.
@@ -158,11 +160,10 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         with seeded(seed):
             self.stacked_ = StackedNMM(len(self.classes_), prior=TABLES)
             self.stacked_.fit(self.hood_, torch.stack(scores), labels, folds=folds)
-            pooled, beside = self._pooled(whole, *scores)
+            pooled, self._beside = self._pooled(whole, *scores)
             self._fitted = pooled, labels, known
-            self._beside = beside
             found = self.stacked_.posterior(
-                self.hood_, *self._fitted, num_draws=0, beside=beside
+                self.hood_, *self._fitted, num_draws=0, beside=self._beside
             ).marginals()
         self.label_distributions_ = found.numpy()
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]

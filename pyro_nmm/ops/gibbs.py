@@ -84,19 +84,19 @@ def left_out(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw) -> Tensor
     for b in range(len(draw.edges)):
         log_attention, alpha, evidence = (part[min(b, len(part) - 1)] for part in terms)
         chosen, labels = draw.edges[b], draw.labels[b]
-        above = alpha.flatten().clone()
-        above.index_add_(0, rows.source[chosen] * size + labels, above.new_ones(len(labels)))
-        above = above.view_as(alpha)
+        counts = alpha.new_zeros(alpha.numel())
+        counts.index_add_(0, rows.source[chosen] * size + labels, counts.new_ones(len(labels)))
+        counts = counts.view_as(alpha)
         parts = []
         for part in blocks(rows.num_rows, 3 * size * rows.num_edges // max(1, rows.num_rows)):
             first, last = rows.ptr[part.start].item(), rows.ptr[part.stop].item()
             edges, row = slice(first, last), rows.row[first:last]
             own = torch.arange(first, last, device=rows.device) == chosen[row]
-            seen = above[rows.source[edges]]
-            below = seen.sum(-1) - own.to(seen)
-            seen[own, labels[row[own]]] -= 1
+            seen = counts[rows.source[edges]]
+            seen[own, labels[row[own]]] -= 1  # before alpha is added, which one may round away
+            seen += alpha[rows.source[edges]]
             likelihood = evidence[edges if len(evidence) == rows.num_edges else row].exp()
-            summand = log_attention[edges].exp() * (seen * likelihood).sum(-1) / below
+            summand = log_attention[edges].exp() * (seen * likelihood).sum(-1) / seen.sum(-1)
             sums = summand.new_zeros(part.stop - part.start)
             parts.append(sums.index_add_(0, row - part.start, summand))
         found.append(torch.cat(parts).log())

@@ -6,7 +6,7 @@
 import pyro
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle import surrogate
 from pyro.ops.provenance import get_provenance, track_provenance
@@ -37,7 +37,6 @@ def parameters(*shape, num_classes=4):
 
 @kinds
 @pytest.mark.parametrize("loops", [True, False])
-@settings(deadline=None)  # the first call compiles
 @given(
     mean=st.floats(-40, 300),
     width=st.floats(0.05, 60),

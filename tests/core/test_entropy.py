@@ -148,7 +148,7 @@ def fixed_choices(hood, log_alpha, logits, order, size=2000):
 
 
 @pytest.mark.skipif(backend.compiled is None, reason="needs numba")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 9), st.integers(2, 4), st.integers(0, 2**31 - 1))
 def test_compiled_equals_tensor_code(num_nodes, num_classes, seed):
     torch.manual_seed(seed)

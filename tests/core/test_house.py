@@ -4,11 +4,13 @@
 """The layout: imports run down only, in no circle, and from room to room through doors."""
 
 import ast
+import re
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent.parent
 #: From the ground up; a package may import those before it, and its own modules.
@@ -127,6 +129,13 @@ def test_few_files_lie_side_by_side(folder):
     for inner in {path.parent for path in (ROOT / folder).rglob("*.py")}:
         first = Counter(path.stem.partition("_")[0] for path in inner.glob("[a-z]*_*.py"))
         assert all(number < 3 for number in first.values()), (inner, first)
+
+
+def test_no_test_has_a_time_limit():
+    """Hypothesis' default of 200 ms fails on a machine that does other work."""
+    assert settings().deadline is None
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        assert not re.search(r"deadline\s*=", path.read_text()), path
 
 
 def lines(*folders):

@@ -12,7 +12,7 @@ import torch
 from bounds import check_gradient, mean_over_orders
 from cases import KINDS, everything, permutations, random_case
 from graphs import house, labellings, parameters, shared_sources, star, to_hood
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO, WeighedPredictive
 from torch.nn.functional import one_hot
@@ -42,9 +42,7 @@ def test_permutations_in_order(kernels, name):
         torch.testing.assert_close((log_q + bound).logsumexp(0), mix.log_prob(y))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(st.integers(0, 2**31), st.sampled_from(["random", "hubs", "grid", "sources"]))
 def test_permutations_are_evidence(kernels, seed, kind):
     """Bit for bit the choices, their probabilities and what they are charged with."""

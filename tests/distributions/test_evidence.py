@@ -14,7 +14,7 @@ import torch
 from bounds import check_gradient, expected_evidence_bound, gradients
 from cases import everything, random_case
 from graphs import house, labellings, parameters, shared_sources, star, to_hood, two_triangles
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from scipy.stats import chi2
@@ -113,9 +113,7 @@ def draw_one_by_one(hood, alpha, logits, evidence, order, uniforms):
     return np.array(chosen), log_q, log_w
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100)
 @given(st.integers(0, 2**31), st.sampled_from(["random", "hubs", "grid", "sources"]))
 def test_same_uniforms_same_draws_as_one_by_one(kernels, seed, kind):
     hood, alpha, logits, _, observed, order, shape, uniforms = random_case(seed, kind)

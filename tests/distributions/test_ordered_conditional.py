@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import random_case
 from graphs import house, parameters, shared_sources, star, to_hood, two_triangles
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from sequential import draw as draw_one_by_one
@@ -52,9 +52,7 @@ def test_is_a_distribution_and_its_weights_integrate_to_the_likelihood(kernels, 
     assert (log_q.exp() * bound).sum() <= exact
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100)
 @given(st.integers(0, 2**31), st.sampled_from(["random", "hubs", "grid", "sources"]))
 def test_same_uniforms_same_choices_as_one_by_one(kernels, seed, kind):
     hood, alpha, logits, y, observed, order, shape, uniforms = random_case(seed, kind)

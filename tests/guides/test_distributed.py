@@ -4,7 +4,6 @@
 """Two processes with gloo do what one does, end together, and go on where they were."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,10 +12,11 @@ import pytest
 import ranks
 import torch
 from documents import ROOT
+from torch.distributed import TCPStore
 
 EXAMPLE = ROOT / "examples" / "distributed.py"
-#: The longest that a process may wait for one that is gone: torch's time limit there, and a margin.
-LIMIT = 60 + 30
+#: Seconds after which a process counts as hanging: ten times torch's limit for one that waits.
+LIMIT = 600
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,12 +24,10 @@ pytestmark = [
 ]
 
 
-def start(*command):
-    """A command as two processes of a group."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def start(port, *command):
+    """A command as two processes of a group, which meet at the store of this port."""
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     for rank in ("0", "1"):
         own = os.environ | group | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
@@ -39,10 +37,12 @@ def start(*command):
 @pytest.fixture(scope="module")
 def begin():
     """Starts a command as two processes; none is left behind."""
-    started = []
+    started, stores = [], []
 
     def begin(*command):
-        started.extend(start(*command))
+        # The store keeps its port: another process may take one that is only looked up.
+        stores.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+        started.extend(start(stores[-1].port, *command))
         return started[-2:]
 
     yield begin
@@ -52,9 +52,9 @@ def begin():
         process.stdout.close()
 
 
-def ended(processes, seconds=LIMIT):
+def ended(processes):
     """What they printed, with no error."""
-    printed = [process.communicate(timeout=seconds)[0] for process in processes]
+    printed = [process.communicate(timeout=LIMIT)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(printed)
     return "".join(printed)
 

@@ -3,6 +3,7 @@
 
 """The scikit-learn classifier on a graph of nearest rows."""
 
+import math
 import pickle
 from contextlib import nullcontext
 from unittest import SkipTest
@@ -118,6 +119,18 @@ def test_it_is_a_fit_of_folds(blobs):
         hood, pooled, torch.from_numpy(labels), known, num_draws=0, beside=(mean + own) / 2
     )
     np.testing.assert_allclose(posterior.marginals(), model.label_distributions_, atol=1e-5)
+
+
+def test_posterior_of_the_temperature():
+    """By hand: a normal prior of its logarithm, and each label's probability."""
+    x, grid = [[1.0, 0.0], [0.5, 2.0]], [math.exp(-3 + k / 10) for k in range(61)]
+    found, weights = temperature_posterior(torch.tensor(x), torch.tensor([0, 0]))
+    np.testing.assert_allclose(found, grid, rtol=1e-5)
+    expected = [
+        math.exp(-(math.log(t) ** 2) / 2) / (1 + math.exp(-1 / t)) / (1 + math.exp(1.5 / t))
+        for t in grid
+    ]
+    np.testing.assert_allclose(weights, np.array(expected) / sum(expected), rtol=1e-5)
 
 
 def held_rows(y, cv):

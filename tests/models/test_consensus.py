@@ -554,7 +554,7 @@ def test_what_priors_know_beyond_their_mean():
     assert standard_errors(prior.exp().mean(0).log().expand_as(prior), answers).abs() < 0.01
     assert standard_errors(prior[torch.randperm(len(truth))], answers) < 2
     alone = LeftOut(*(each[:1] for each in answers))
-    assert standard_errors(prior[:1], alone) == 0
+    assert standard_errors(prior[:1], alone).abs() < 0.01
 
 
 def test_strength_by_marginal_likelihood():

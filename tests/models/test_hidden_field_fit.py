@@ -4,6 +4,7 @@
 """Fits of hidden fields: by EM, by SVI, and without a graph."""
 
 import itertools
+import math
 from functools import partial
 
 import pyro
@@ -14,7 +15,7 @@ from graphs import parameters, shared_sources, star
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 
-from pyro_nmm import sources
+from pyro_nmm import Neighborhood, sources
 from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, FieldPrior, NormalEmission, fit_field, leave_one_out
 from pyro_nmm.models.latent import mixture_em
@@ -49,6 +50,18 @@ def test_left_out_rows():
                     likelihood = evidence[b, i if each == hood.num_nodes else e].exp()
                     total = total + attention[e] * (row / row.sum() * likelihood).sum()
                 assert found[b, i].item() == pytest.approx(total.log().item())
+
+
+def test_left_out_rows_in_single_precision():
+    """Rows alone at their sources: the prior is left, however small beside the count of one."""
+    alpha = torch.tensor([[3e-8, 1e-8]])
+    evidence = torch.tensor([[[0.0, -1.0]]])
+    hood = Neighborhood(torch.zeros(2, 1, dtype=torch.long), 1)
+    for dtype in (torch.double, torch.float):
+        terms = LatentTerms(*(x.to(dtype) for x in (torch.zeros(1, 1), alpha[None], evidence)))
+        draw = LatentDraw(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
+        expected = 0.75 + 0.25 * math.exp(-1)
+        assert left_out(hood, terms, draw).exp().item() == pytest.approx(expected, rel=1e-6)
 
 
 def halves(size=16, labels=2):

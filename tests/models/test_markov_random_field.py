@@ -54,7 +54,7 @@ def by_hand(field, y):
     return total
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**31 - 1), st.integers(1, 7), st.integers(2, 3))
 def test_exact_against_enumeration(seed, num_nodes, num_classes):
     field = random_field(seed, num_nodes, num_classes)
@@ -122,7 +122,7 @@ def test_samples():
     assert chisquare(seen.numpy(), (probs * len(draws)).numpy()).pvalue > 1e-3
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**31 - 1), st.integers(2, 5), st.integers(2, 3))
 def test_expected_potential(seed, num_nodes, num_classes):
     field = random_field(seed, num_nodes, num_classes)
@@ -179,7 +179,7 @@ def test_colors_and_orders():
         assert (place[i] < place[j]) == (j in last)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**31 - 1), st.integers(2, 6), st.integers(2, 3))
 def test_mean_field(seed, num_nodes, num_classes):
     field = random_field(seed, num_nodes, num_classes)

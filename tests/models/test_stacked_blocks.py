@@ -6,7 +6,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.utils import erdos_renyi_graph
 
@@ -46,7 +46,6 @@ def in_small_blocks(*arguments, **options):
     return torch.cat([probs for _, probs in found]), len(found)
 
 
-@settings(deadline=None)  # a posterior draws
 @given(seed=st.integers(0, 2**16), kind=st.sampled_from(["plain", "communities", "relabelled"]))
 def test_blocks_have_the_posterior(seed, kind):
     edges, scores, y, known = problem(seed)

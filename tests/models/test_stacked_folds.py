@@ -9,7 +9,7 @@ import torch
 from graphs import to_hood
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models import StackedNMM, edge_weights, marginals_in_blocks
+from pyro_nmm.models import StackedNMM, edge_weights, marginals_in_blocks, temperature_scaling
 from pyro_nmm.models.stacked import cross_fit, pooled
 from pyro_nmm.models.stacked.cross_fit import expected_share
 from pyro_nmm.models.stacked.inputs import GraphScores, scores_of_folds
@@ -180,7 +180,12 @@ def test_summary(problem):
     rows = (folds >= 0).nonzero()[:, 0]
     loss = torch.nn.functional.cross_entropy(scores[folds[rows], rows], y[rows])
     assert stacked.evidence.nll["classifier"] == pytest.approx(loss.item(), rel=1e-5)
-    assert stacked.evidence.nll["temperature scaling"] < stacked.evidence.nll["classifier"] + 0.1
+    own, part, truth = scores[folds[rows], rows], folds[rows], y[rows]
+    parts = [(part == k, temperature_scaling(own, truth, part != k)) for k in range(FOLDS)]
+    losses = [torch.nn.functional.cross_entropy(own[out] / t, truth[out]) for out, t in parts]
+    assert all(out.sum() == len(rows) / FOLDS for out, _ in parts)
+    expected = sum(losses).item() / FOLDS  # each label by the temperature of other folds
+    assert stacked.evidence.nll["temperature scaling"] == pytest.approx(expected, rel=1e-4)
     stacked.fit(hood, scores[0], y, folds == 0, folds == 1, num_steps=5)
     names = "classifier", "temperature scaling", "pool", "NMM"
     assert tuple(stacked.evidence.nll) == names
