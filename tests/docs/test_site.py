@@ -33,8 +33,10 @@ def cells(path):
     return [(options or "", code) for options, code in CELL.findall(path.read_text())]
 
 
-def shortened(code):
+def shortened(code, options=""):
     """With the numbers that comments have for tests: ``num_steps = 400  # tests: 20``."""
+    if "full-size" in options:  # what the page says of its output, asserted by make docs alone
+        code = re.sub(r"^( *)assert ", r"\1_ = ", code, flags=re.MULTILINE)
     return re.sub(r"= [\d_.e-]+(,?)  # tests: ([\d_.e-]+)$", r"= \2\1", code, flags=re.MULTILINE)
 
 
@@ -47,8 +49,9 @@ def test_tutorial(path, monkeypatch, capsys):
     pyro.clear_param_store()
     namespace = {}
     with matplotlib.rc_context():
-        for number, (_, code) in enumerate(cells(path)):
-            exec(compile(shortened(code), f"{path.name}, cell {number + 1}", "exec"), namespace)
+        for number, (options, code) in enumerate(cells(path)):
+            code = compile(shortened(code, options), f"{path.name}, cell {number + 1}", "exec")
+            exec(code, namespace)
         plt.close("all")
     assert capsys.readouterr().out
 
@@ -64,6 +67,8 @@ def test_form_of_a_tutorial(path):
             f"a picture without words for those who cannot see it:\n{code}"
         )
         assert all(len(line) <= 100 for line in code.splitlines())
+        assert ("assert " in code) == ("remove-cell" in options), code
+    assert "full-size" in text, "hidden cells assert what the page says of its output"
     for marked in re.findall(r".*# tests:.*", text):
         assert shortened(marked) != marked, marked
 
