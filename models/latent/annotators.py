@@ -170,7 +170,8 @@ class Annotators:
         """
         if self.named:
             votes = torch.stack([(data == k).sum(1) for k in range(self.num_labels)], 1)
-            votes = votes.to(torch.get_default_dtype()) + 1 / self.num_labels
+            given = votes.sum(0) > 0  # a label that nobody gives is not the label of doubtful nodes
+            votes = votes.to(torch.get_default_dtype()) + given / self.num_labels
             return self.maximise(data, shares(votes), {})
         if self.num_types is None:
             return mixture_em(self, data, self._seeds(data))[0]
@@ -274,13 +275,16 @@ class Annotators:
         return counts + self._pseudo_counts(counts)
 
     def _pseudo_counts(self, like: Tensor) -> Tensor:
-        """``(C, K)``: equal shares, or one half for the right answer if answers name labels."""
+        """``(C, K)``: equal shares, or one half for the right answer if answers name labels, and
+        two thirds of two answers: it must be more probable than each other one."""
         shape, columns = like.shape[-2:], like.shape[-1]
         default = 1.0 if self.named else columns / 2
         strength = default if self.strength is None else self.strength
         if not self.named:
             return like.new_full(shape, strength / columns)
-        return like.new_full(shape, strength / 2 / (columns - 1)).fill_diagonal_(strength / 2)
+        right = max(1 / 2, 2 / (columns + 1))
+        wrong = (1 - right) / (columns - 1)
+        return like.new_full(shape, strength * wrong).fill_diagonal_(strength * right)
 
 
 def _log_likelihood(confusion: Tensor, answers: Tensor) -> Tensor:

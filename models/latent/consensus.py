@@ -1,6 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_nmm.models.latent.contradictions import contradiction
 from pyro_nmm.models.latent.dependence import (
     Dependence,
     count_pairs,
@@ -82,6 +84,7 @@ class Consensus:
     :ivar Dependence dependence: excess agreement of annotators.
     :ivar list labels: names of labels, if answers are text that names them.
     :ivar list annotators: names of annotators, if answers are a data frame.
+    :ivar str doubt: the warning of :meth:`Annotators.fit`, if there was one.
     """
 
     field: HiddenField
@@ -92,6 +95,7 @@ class Consensus:
     dependence: Dependence
     labels: list[str] | None = None
     annotators: list | None = None
+    doubt: str | None = None
 
     def predict(self) -> Any:
         """``(N,)``: every node's most probable label, an array of names if answers are text that
@@ -149,9 +153,9 @@ class Consensus:
         if sum(self.powers.values()) - self.powers["answers"] < 0.5:
             why = "dependent errors, or a graph that does not fit"
             lines.append(f"neighbours predict answers badly: {why}")
-        if nodes == number and list(self.powers.values()) == ALONE[len(self.priors)]:
+        if nodes == number and self.powers["answers"] == ALONE[len(self.priors)][-1]:
             lines.append("no node has two answers: powers are defaults, confidence is a guess")
-        return "\n".join(lines)
+        return "\n".join(lines + [self.doubt] * (self.doubt is not None))
 
     def __repr__(self) -> str:
         return f"Consensus({self.summary()})".replace("\n", "; ")
@@ -180,39 +184,48 @@ def consensus_of(
         evidence = left_out.evidence + known
         own = evidence.softmax(-1).masked_fill(~sure[:, None], 0)
         priors = {"walk": walk.labels(own, part), "potts": potts_labels(walk, evidence, part)}
-        powers, log_prior = _pool(priors, left_out, field.known)
+        powers, log_prior, errors = _pool(priors, left_out, field.known)
         targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
         probs = (field.probs + targets.to(probs)) / 2
     # The classifier learns from the pool, and then once more from the pool that it is part of.
     if classifier is not None:
         for _ in range(ROUNDS):
             priors["classifier"] = classifier(targets, sure)
-            powers, log_prior = _pool(priors, left_out, field.known)
+            powers, log_prior, errors = _pool(priors, left_out, field.known)
             targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
     log_prior, probs = log_prior + known, targets.to(field.probs)
     named = dict(zip([*priors, "answers"], powers.tolist(), strict=True))
     priors = {name: _away_from_zero(prior).to(field.probs) for name, prior in priors.items()}
     dependence = excess_agreement(probs, log_prior, named["answers"], answers)
-    return Consensus(field, answers, probs, priors, named, dependence, **names)
+    doubt = None
+    if getattr(field.emission, "named", False):
+        doubt = contradiction(answers, probs, walk, part, errors.item())
+    if doubt is not None:
+        warnings.warn(doubt, stacklevel=4)
+    return Consensus(field, answers, probs, priors, named, dependence, doubt=doubt, **names)
 
 
 def _pool(
     priors: dict[str, Tensor], answers: LeftOut, known: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Powers, and the logarithms ``(N, C)`` of all priors to their powers."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Powers, the logarithms ``(N, C)`` of all priors to their powers, and their standard errors
+    before they were weighed by these."""
     logs = torch.stack([_away_from_zero(prior).log() for prior in priors.values()], 1)
     if answers.node.bincount().max() < 2:
         powers = logs.new_tensor(ALONE[len(priors)])
     else:
         powers = fit_powers(logs, answers)
+    errors = standard_errors(torch.einsum("npc,p->nc", logs, powers[:-1]), answers)
+    if answers.node.bincount().max() > 1:
         # Other answers predict one better than priors do (sum < 1) if annotators err together.
         # A graph that does not fit has small powers too, but they say nothing about errors.
-        errors = standard_errors(torch.einsum("npc,p->nc", logs, powers[:-1]), answers)
         least = UNINFORMED * (1 - errors / 2).clamp(0, 1)
         powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1).maximum(least)
+    # Priors that predict no answers must not overrule any.
+    powers[:-1] *= (errors - 1).clamp(0.01, 1)
     if known is not None:
         powers = refit_powers(powers, logs, answers.evidence, known)
-    return powers, torch.einsum("npc,p->nc", logs, powers[:-1])
+    return powers, torch.einsum("npc,p->nc", logs, powers[:-1]), errors
 
 
 def standard_errors(log_prior: Tensor, answers: LeftOut) -> Tensor:

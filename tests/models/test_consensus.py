@@ -293,7 +293,7 @@ def test_the_pool_is_its_formula(monkeypatch, right):
     left_out, pools = recorded(monkeypatch, "left_out_answers"), recorded(monkeypatch, "_pool")
     found = consensus_of(field, answers, walk)
     used, evidence = [args[2] for args, _ in left_out], [each.evidence for _, each in left_out]
-    powers, log_prior = pools[0][1]
+    powers, log_prior, _ = pools[0][1]
     first = (log_prior + powers[-1] * evidence[0]).softmax(-1).float()
     again = [] if len(right) > 1 else [(field.probs + first) / 2]
     torch.testing.assert_close(used, [field.probs, *again])
