@@ -24,6 +24,7 @@ from pyro_nmm.models.latent.answers import (
 from pyro_nmm.models.latent.classifier import out_of_fold
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
 from pyro_nmm.models.latent.emissions import Values, mixture_em
+from pyro_nmm.models.latent.entries import Entries
 from pyro_nmm.models.latent.fit import fit_field
 from pyro_nmm.models.latent.walks import Walk, walk_of
 from pyro_nmm.sources import hops
@@ -149,9 +150,10 @@ class Annotators:
         """Labels ``(N,)``: :meth:`Consensus.predict` of a :meth:`fit`."""
         return self.fit(graph, answers, **options).predict()
 
-    def check(self, hood: Neighborhood, data: Any) -> Tensor:
-        """Answers ``(N, M)`` as ``torch.long``, or an error that names what is wrong."""
-        answers = read_answers(data, hood.num_nodes, hood.device).table
+    def check(self, hood: Neighborhood, data: Any) -> Tensor | Entries:
+        """Entries of the answers ``(N, M)``, or an error that names what is wrong."""
+        given = data.table() if isinstance(data, Entries) else data
+        answers = read_answers(given, hood.num_nodes, hood.device).table
         if not answers.numel():
             raise ValueError(f"answers is empty, of shape {tuple(answers.shape)}")
         low, top, number = int(answers.min()), int(answers.max()), self._num_answers(answers)
@@ -161,15 +163,15 @@ class Annotators:
             cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
             raise ValueError(f"answers holds {wrong}, but must {must}: {cure}")
         refuse_silent(answers)
-        return answers
+        return Entries.of(answers)
 
-    def start(self, data: Tensor, hood: Neighborhood) -> Values:
+    def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
         """
         The majority vote if answers name labels, else a fit without the graph, and for the types a
         mixture of their counts at the sources.
         """
         if self.named:
-            votes = torch.stack([(data == k).sum(1) for k in range(self.num_labels)], 1)
+            votes = Entries.of(data).votes(self._num_answers(data))[:, : self.num_labels]
             given = votes.sum(0) > 0  # a label that nobody gives is not the label of doubtful nodes
             votes = votes.to(torch.get_default_dtype()) + given / self.num_labels
             return self.maximise(data, shares(votes), {})
@@ -178,10 +180,10 @@ class Annotators:
         plain = Annotators(self.num_types, self._num_answers(data), None, False, self.strength)
         values, probs = mixture_em(plain, data, plain._seeds(data))
         counts = source_counts(hood, probs)
-        seeds = counts[_draw_places(len(counts), self.num_labels, data.device)] + 1
+        seeds = counts[_draw_places(len(counts), self.num_labels, counts.device)] + 1
         return values | mixture_em(_Counts(self.num_labels), counts, {"types": shares(seeds)})[0]
 
-    def log_prob(self, values: Values, data: Tensor) -> Tensor:
+    def log_prob(self, values: Values, data: Tensor | Entries) -> Tensor:
         """``(N, C)``: of all answers about a node, in nats."""
         log_prob = _log_likelihood(values["confusion"], data)
         if self.num_types is None:
@@ -189,14 +191,14 @@ class Annotators:
         top = log_prob.detach().amax(-1, keepdim=True)
         return ((log_prob - top).exp() @ values["types"].mT).log() + top
 
-    def log_prior(self, values: Values, data: Tensor) -> Tensor:
+    def log_prior(self, values: Values, data: Tensor | Entries) -> Tensor:
         """Of all rows of the parameters, as densities of log-odds."""
         found = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
         if self.num_types is not None:
             found = found + (values["types"].log() / self.num_types).sum()
         return found
 
-    def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+    def maximise(self, data: Tensor | Entries, probs: Tensor, values: Values) -> Values:
         """Expected shares of answers, and of types or copies, under ``probs`` ``(N, C)``."""
         # Data without some nodes may lack the largest answer.
         number = values["confusion"].shape[-1] if values else None
@@ -209,7 +211,7 @@ class Annotators:
         of_types = likelihood * (share @ values["types"])
         return {"confusion": shares(self._counts(data, of_types, number)), "types": shares(types)}
 
-    def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
+    def draw(self, data: Tensor | Entries, labels: Tensor, values: Values) -> Values:
         """Draws from the Dirichlet posterior of every row, given types that are drawn first."""
         seen, found = labels, {}
         if self.num_types is not None:
@@ -223,7 +225,7 @@ class Annotators:
         probs = one_hot(seen, self.num_types or self.num_labels).to(values["confusion"])
         return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | found
 
-    def shrinking(self, data: Tensor, probs: Tensor) -> "Annotators":
+    def shrinking(self, data: Tensor | Entries, probs: Tensor) -> "Annotators":
         r"""
         The same annotators with a learned ``strength``: its mean given expected counts :math:`n`
         of answers under label distributions ``(N, C)``,
@@ -252,26 +254,28 @@ class Annotators:
         """Whether answers name labels."""
         return self.aligned and self.num_types is None
 
-    def _num_answers(self, data: Tensor) -> int:
+    def _num_answers(self, data: Tensor | Entries) -> int:
         if self.num_answers is not None:
             return self.num_answers
-        return self.num_labels if self.named else int(data.max()) + 1
+        return self.num_labels if self.named else int(Entries.of(data).answer.max()) + 1
 
-    def _seeds(self, data: Tensor) -> Values:
+    def _seeds(self, data: Tensor | Entries) -> Values:
         """Each label's matrix from ten times one random node's answers, all different."""
-        answered = data[(data >= 0).any(1)].unique(dim=0)
-        answers = answered[_draw_places(len(answered), self.num_labels, data.device)]
-        seen = 10 * torch.eye(self.num_labels, device=data.device).to(torch.get_default_dtype())
+        entries = Entries.of(data)
+        answered = entries.table()[entries.number() > 0].unique(dim=0)
+        answers = answered[_draw_places(len(answered), self.num_labels, answered.device)]
+        seen = 10 * torch.eye(self.num_labels, device=answers.device).to(torch.get_default_dtype())
         return {"confusion": shares(self._counts(answers, seen, self._num_answers(data)))}
 
-    def _counts(self, data: Tensor, probs: Tensor, number: int | None = None) -> Tensor:
+    def _counts(self, data: Tensor | Entries, probs: Tensor, number: int | None = None) -> Tensor:
         """``(M, C, K)``: answers counted with probabilities ``(N, C)``, and the prior's."""
         number = self._num_answers(data) if number is None else number
         # In double precision: a million small shares, one after the other, lose three digits.
-        counts = probs.new_zeros(data.shape[1], number + 1, probs.shape[1], dtype=torch.double)
-        for annotator, answers in enumerate(data.unbind(1)):
-            counts[annotator].index_add_(0, answers + 1, probs.double())
-        counts = counts[:, 1:].mT.to(probs)
+        entries, size = Entries.of(data), probs.shape[1]
+        counts = probs.new_zeros(entries.shape[1] * number, size, dtype=torch.double)
+        place = entries.annotator * number + entries.answer
+        counts.index_add_(0, place, probs.double().index_select(0, entries.node))
+        counts = counts.view(-1, number, size).mT.to(probs)
         return counts + self._pseudo_counts(counts)
 
     def _pseudo_counts(self, like: Tensor) -> Tensor:
@@ -287,14 +291,11 @@ class Annotators:
         return like.new_full(shape, strength * wrong).fill_diagonal_(strength * right)
 
 
-def _log_likelihood(confusion: Tensor, answers: Tensor) -> Tensor:
+def _log_likelihood(confusion: Tensor, data: Tensor | Entries) -> Tensor:
     """``(N, C)``: of all answers about a node."""
-    log = confusion.log()
-    table = torch.cat([log.new_zeros(*log.shape[:-1], 1), log], -1)  # a missing one says nothing
-    found = log.new_zeros(len(answers), log.shape[-2])
-    for annotator, column in enumerate(answers.unbind(1)):
-        found = found + table[annotator].index_select(-1, column + 1).mT
-    return found
+    entries, log = Entries.of(data), confusion.log()
+    each = log[entries.annotator, :, entries.answer]
+    return log.new_zeros(entries.shape[0], log.shape[1]).index_add(0, entries.node, each)
 
 
 def shares(counts: Tensor) -> Tensor:
