@@ -14,7 +14,9 @@ from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models.latent.answers import (
+    FORM,
     check_names,
+    check_range,
     edges_of,
     in_columns,
     known_labels,
@@ -133,6 +135,8 @@ class Annotators:
         data = read_answers(answers, hood.num_nodes, hood.device)
         if data.labels:
             check_names(data.labels, self._num_answers(data.table), self.named)
+        elif data.annotators is not None and data.table.numel():
+            check_range(data.table, self._num_answers(data.table), f"{self._cure()}; {FORM}")
         labels = data.labels if self.named else None
         pred_probs = in_columns(pred_probs, labels or [])
         shape, progress = (hood.num_nodes, self.num_labels), options.get("progress", iter)
@@ -156,12 +160,7 @@ class Annotators:
         answers = read_answers(given, hood.num_nodes, hood.device).table
         if not answers.numel():
             raise ValueError(f"answers is empty, of shape {tuple(answers.shape)}")
-        low, top, number = int(answers.min()), int(answers.max()), self._num_answers(answers)
-        if low < -1 or top >= number:
-            wrong = low if low < -1 else top
-            must = f"lie in 0..{number - 1}, or be -1 for a missing one"
-            cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
-            raise ValueError(f"answers holds {wrong}, but must {must}: {cure}")
+        check_range(answers, self._num_answers(answers), self._cure())
         refuse_silent(answers)
         return Entries.of(answers)
 
@@ -253,6 +252,9 @@ class Annotators:
     def named(self) -> bool:
         """Whether answers name labels."""
         return self.aligned and self.num_types is None
+
+    def _cure(self) -> str:
+        return "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
 
     def _num_answers(self, data: Tensor | Entries) -> int:
         if self.num_answers is not None:
