@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 
