@@ -10,6 +10,7 @@ import torch
 from graphs import shared_sources
 
 from pyro_nmm.models import Annotators, NormalEmission, PoissonEmission
+from pyro_nmm.models.latent.entries import Entries
 
 ANSWERS = torch.tensor([[0, 0, 1], [1, 0, -1], [-1, -1, -1], [1, 1, 1], [0, 1, 1]])
 COUNTS = torch.tensor([[0, 3], [4, -1], [-1, -1], [7, 0], [1, 1]])
@@ -32,6 +33,8 @@ def emission_case(name, graph=shared_sources):
     emission, data = EMISSIONS[name]
     hood = graph()
     data = emission.check(hood, data)
+    if isinstance(data, Entries):
+        data = data.table()
     pyro.set_rng_seed(1)
     probs = torch.rand(hood.num_nodes, 2).softmax(-1)
     values = emission.maximise(data, probs, emission.start(data, hood))

@@ -15,7 +15,9 @@ from torch_geometric.data import Data
 from pyro_nmm import Neighborhood
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.latent.answers import (
+    FORM,
     check_names,
+    check_range,
     edges_of,
     in_columns,
     known_labels,
@@ -25,6 +27,7 @@ from pyro_nmm.models.latent.answers import (
 from pyro_nmm.models.latent.classifier import out_of_fold
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
 from pyro_nmm.models.latent.emissions import Values, mixture_em
+from pyro_nmm.models.latent.entries import Entries
 from pyro_nmm.models.latent.fit import fit_field
 from pyro_nmm.models.latent.walks import Walk, walk_of
 from pyro_nmm.sources import hops
@@ -134,6 +137,8 @@ class Annotators:
         data = read_answers(answers, hood.num_nodes, hood.device)
         if data.labels:
             check_names(data.labels, self._num_answers(data.table), self.named)
+        elif data.annotators is not None and data.table.numel():
+            check_range(data.table, self._num_answers(data.table), f"{self._cure()}; {FORM}")
         labels = data.labels if self.named else None
         pred_probs = in_columns(pred_probs, labels or [])
         shape, progress = (hood.num_nodes, self.num_labels), options.get("progress", iter)
@@ -151,38 +156,35 @@ class Annotators:
         """Labels ``(N,)``: :meth:`Consensus.predict` of a :meth:`fit`."""
         return self.fit(graph, answers, **options).predict()
 
-    def check(self, hood: Neighborhood, data: Any) -> Tensor:
-        """Answers ``(N, M)`` as ``torch.long``, or an error that names what is wrong."""
-        answers = read_answers(data, hood.num_nodes, hood.device).table
+    def check(self, hood: Neighborhood, data: Any) -> Tensor | Entries:
+        """Entries of the answers ``(N, M)``, or an error that names what is wrong."""
+        given = data.table() if isinstance(data, Entries) else data
+        answers = read_answers(given, hood.num_nodes, hood.device).table
         if not answers.numel():
             raise ValueError(f"answers is empty, of shape {tuple(answers.shape)}")
-        low, top, number = int(answers.min()), int(answers.max()), self._num_answers(answers)
-        if low < -1 or top >= number:
-            wrong = low if low < -1 else top
-            must = f"lie in 0..{number - 1}, or be -1 for a missing one"
-            cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
-            raise ValueError(f"answers holds {wrong}, but must {must}: {cure}")
+        check_range(answers, self._num_answers(answers), self._cure())
         refuse_silent(answers)
-        return answers
+        return Entries.of(answers)
 
-    def start(self, data: Tensor, hood: Neighborhood) -> Values:
+    def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
         """
         The majority vote if answers name labels, else a fit without the graph, and for the types a
         mixture of their counts at the sources.
         """
         if self.named:
-            votes = torch.stack([(data == k).sum(1) for k in range(self.num_labels)], 1)
-            votes = votes.to(torch.get_default_dtype()) + 1 / self.num_labels
+            votes = Entries.of(data).votes(self._num_answers(data))[:, : self.num_labels]
+            given = votes.sum(0) > 0  # a label that nobody gives is not the label of doubtful nodes
+            votes = votes.to(torch.get_default_dtype()) + given / self.num_labels
             return self.maximise(data, shares(votes), {})
         if self.num_types is None:
             return mixture_em(self, data, self._seeds(data))[0]
         plain = Annotators(self.num_types, self._num_answers(data), None, False, self.strength)
         values, probs = mixture_em(plain, data, plain._seeds(data))
         counts = source_counts(hood, probs)
-        seeds = counts[_draw_places(len(counts), self.num_labels, data.device)] + 1
+        seeds = counts[_draw_places(len(counts), self.num_labels, counts.device)] + 1
         return values | mixture_em(_Counts(self.num_labels), counts, {"types": shares(seeds)})[0]
 
-    def log_prob(self, values: Values, data: Tensor) -> Tensor:
+    def log_prob(self, values: Values, data: Tensor | Entries) -> Tensor:
         """``(N, C)``: of all answers about a node, in nats."""
         log_prob = _log_likelihood(values["confusion"], data)
         if self.num_types is None:
@@ -190,14 +192,14 @@ class Annotators:
         top = log_prob.detach().amax(-1, keepdim=True)
         return ((log_prob - top).exp() @ values["types"].mT).log() + top
 
-    def log_prior(self, values: Values, data: Tensor) -> Tensor:
+    def log_prior(self, values: Values, data: Tensor | Entries) -> Tensor:
         """Of all rows of the parameters, as densities of log-odds."""
         found = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
         if self.num_types is not None:
             found = found + (values["types"].log() / self.num_types).sum()
         return found
 
-    def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+    def maximise(self, data: Tensor | Entries, probs: Tensor, values: Values) -> Values:
         """Expected shares of answers, and of types or copies, under ``probs`` ``(N, C)``."""
         # Data without some nodes may lack the largest answer.
         number = values["confusion"].shape[-1] if values else None
@@ -210,7 +212,7 @@ class Annotators:
         of_types = likelihood * (share @ values["types"])
         return {"confusion": shares(self._counts(data, of_types, number)), "types": shares(types)}
 
-    def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
+    def draw(self, data: Tensor | Entries, labels: Tensor, values: Values) -> Values:
         """Draws from the Dirichlet posterior of every row, given types that are drawn first."""
         seen, found = labels, {}
         if self.num_types is not None:
@@ -224,7 +226,7 @@ class Annotators:
         probs = one_hot(seen, self.num_types or self.num_labels).to(values["confusion"])
         return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | found
 
-    def shrinking(self, data: Tensor, probs: Tensor) -> "Annotators":
+    def shrinking(self, data: Tensor | Entries, probs: Tensor) -> "Annotators":
         r"""
         The same annotators with a learned ``strength``: its mean given expected counts :math:`n`
         of answers under label distributions ``(N, C)``,
@@ -253,46 +255,51 @@ class Annotators:
         """Whether answers name labels."""
         return self.aligned and self.num_types is None
 
-    def _num_answers(self, data: Tensor) -> int:
+    def _cure(self) -> str:
+        return "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
+
+    def _num_answers(self, data: Tensor | Entries) -> int:
         if self.num_answers is not None:
             return self.num_answers
-        return self.num_labels if self.named else int(data.max()) + 1
+        return self.num_labels if self.named else int(Entries.of(data).answer.max()) + 1
 
-    def _seeds(self, data: Tensor) -> Values:
+    def _seeds(self, data: Tensor | Entries) -> Values:
         """Each label's matrix from ten times one random node's answers, all different."""
-        answered = data[(data >= 0).any(1)].unique(dim=0)
-        answers = answered[_draw_places(len(answered), self.num_labels, data.device)]
-        seen = 10 * torch.eye(self.num_labels, device=data.device).to(torch.get_default_dtype())
+        entries = Entries.of(data)
+        answered = entries.table()[entries.number() > 0].unique(dim=0)
+        answers = answered[_draw_places(len(answered), self.num_labels, answered.device)]
+        seen = 10 * torch.eye(self.num_labels, device=answers.device).to(torch.get_default_dtype())
         return {"confusion": shares(self._counts(answers, seen, self._num_answers(data)))}
 
-    def _counts(self, data: Tensor, probs: Tensor, number: int | None = None) -> Tensor:
+    def _counts(self, data: Tensor | Entries, probs: Tensor, number: int | None = None) -> Tensor:
         """``(M, C, K)``: answers counted with probabilities ``(N, C)``, and the prior's."""
         number = self._num_answers(data) if number is None else number
         # In double precision: a million small shares, one after the other, lose three digits.
-        counts = probs.new_zeros(data.shape[1], number + 1, probs.shape[1], dtype=torch.double)
-        for annotator, answers in enumerate(data.unbind(1)):
-            counts[annotator].index_add_(0, answers + 1, probs.double())
-        counts = counts[:, 1:].mT.to(probs)
+        entries, size = Entries.of(data), probs.shape[1]
+        counts = probs.new_zeros(entries.shape[1] * number, size, dtype=torch.double)
+        place = entries.annotator * number + entries.answer
+        counts.index_add_(0, place, probs.double().index_select(0, entries.node))
+        counts = counts.view(-1, number, size).mT.to(probs)
         return counts + self._pseudo_counts(counts)
 
     def _pseudo_counts(self, like: Tensor) -> Tensor:
-        """``(C, K)``: equal shares, or one half for the right answer if answers name labels."""
+        """``(C, K)``: equal shares, or one half for the right answer if answers name labels, and
+        two thirds of two answers: it must be more probable than each other one."""
         shape, columns = like.shape[-2:], like.shape[-1]
         default = 1.0 if self.named else columns / 2
         strength = default if self.strength is None else self.strength
         if not self.named:
             return like.new_full(shape, strength / columns)
-        return like.new_full(shape, strength / 2 / (columns - 1)).fill_diagonal_(strength / 2)
+        right = max(1 / 2, 2 / (columns + 1))
+        wrong = (1 - right) / (columns - 1)
+        return like.new_full(shape, strength * wrong).fill_diagonal_(strength * right)
 
 
-def _log_likelihood(confusion: Tensor, answers: Tensor) -> Tensor:
+def _log_likelihood(confusion: Tensor, data: Tensor | Entries) -> Tensor:
     """``(N, C)``: of all answers about a node."""
-    log = confusion.log()
-    table = torch.cat([log.new_zeros(*log.shape[:-1], 1), log], -1)  # a missing one says nothing
-    found = log.new_zeros(len(answers), log.shape[-2])
-    for annotator, column in enumerate(answers.unbind(1)):
-        found = found + table[annotator].index_select(-1, column + 1).mT
-    return found
+    entries, log = Entries.of(data), confusion.log()
+    each = log[entries.annotator, :, entries.answer]
+    return log.new_zeros(entries.shape[0], log.shape[1]).index_add(0, entries.node, each)
 
 
 def shares(counts: Tensor) -> Tensor:

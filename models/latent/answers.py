@@ -12,6 +12,8 @@ from pyro_nmm.expect import as_tensor, expect_device
 
 #: Columns of a data frame with a row for every answer, as crowd-kit has it.
 LONG = {"task", "worker", "label"}
+#: What a data frame of another form may lack.
+FORM = "a row for each answer needs the columns task, worker, label"
 #: What stands for a missing answer beside text.
 MISSING = ("None", "nan", "NaN", "<NA>", "-1", "-1.0")
 
@@ -28,6 +30,9 @@ class Answers(NamedTuple):
 def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
     """Answers of a tensor, an array or a data frame, wide or long; text labels are sorted."""
     annotators, categories = None, set()
+    if hasattr(data, "tocsr") or getattr(data, "layout", torch.strided) != torch.strided:
+        cure = f"pass a dense one with -1 for missing ones, or a data frame: {FORM}"
+        raise ValueError(f"answers is a sparse matrix, in which label 0 may be missing: {cure}")
     if hasattr(data, "columns"):
         kinds = [data["label"].dtype] if set(data.columns) >= LONG else data.dtypes
         categories = {str(name) for kind in kinds for name in getattr(kind, "categories", ())}
@@ -36,7 +41,8 @@ def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
     found, labels = _array(data), None
     if isinstance(found, np.ndarray) and found.dtype.kind in "OUST":
         found, labels = _text_as_numbers(found, categories)
-    table = whole_answers(found, num_nodes, device)
+    form = "" if annotators is None else f"; {FORM}"
+    table = whole_answers(found, num_nodes, device, form)
     refuse_silent(table, annotators)
     return Answers(table, labels, annotators)
 
@@ -56,12 +62,20 @@ def check_names(labels: list[str], number: int, all_of_them: bool) -> None:
     """As many names of labels as there are answers."""
     some = f"{labels[:8]}{' ...' * (len(labels) > 8)}"
     if len(labels) > number:
-        cure = "a row for each answer needs the columns task, worker, label"
         must = f"name at most {number} labels (num_labels)"
-        raise ValueError(f"answers must {must}, got {len(labels)}: {some}; {cure}")
+        raise ValueError(f"answers must {must}, got {len(labels)}: {some}; {FORM}")
     if all_of_them and len(labels) < number:
         cure = f"pass num_labels={len(labels)}, or pandas categories that name all"
         raise ValueError(f"answers must name {number} labels, got {len(labels)}: {some}; {cure}")
+
+
+def check_range(table: Tensor, number: int, cure: str) -> None:
+    """Answers lie in ``0..number - 1``, or are -1."""
+    low, top = int(table.min()), int(table.max())
+    if low < -1 or top >= number:
+        wrong = low if low < -1 else top
+        must = f"lie in 0..{number - 1}, or be -1 for a missing one"
+        raise ValueError(f"answers holds {wrong}, but must {must}: {cure}")
 
 
 def in_columns(pred_probs: Any, labels: list[str]) -> Any:
@@ -123,22 +137,27 @@ def _is_missing(answer: Any) -> bool:
     return str(answer) in ("-1", "") if isinstance(answer, str) else str(answer) in MISSING
 
 
-def whole_answers(data: Any, num_nodes: int, device: torch.device) -> Tensor:
+def whole_answers(data: Any, num_nodes: int, device: torch.device, form: str = "") -> Tensor:
     """Answers of a tensor or an array of numbers as ``torch.long``; NaN is -1."""
     if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
-        data = torch.from_numpy(np.array(data)).to(device)  # a copy: pandas' arrays are frozen
+        data = _native(data).to(device)
     must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
     if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
         kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
         raise ValueError(f"{must}, got {kind}")
     if data.dim() != 2 or len(data) != num_nodes:
-        raise ValueError(f"{must}, got {tuple(data.shape)}")
+        raise ValueError(f"{must}, got {tuple(data.shape)}{form}")
     expect_device("answers", data, device)
     if data.is_floating_point():
         data = data.masked_fill(data.isnan(), -1)
         if (part := data != data.round()).any() or data.isinf().any():
             raise ValueError(f"{must}, got {data[part | data.isinf()][0].item()}")
     return data.long()
+
+
+def _native(data: np.ndarray) -> Tensor:
+    """A copy, because pandas' arrays are frozen, in the byte order of the machine."""
+    return torch.from_numpy(np.array(data, dtype=data.dtype.newbyteorder("=")))
 
 
 def known_labels(
@@ -155,7 +174,7 @@ def known_labels(
             raise ValueError(f"known holds {name!r}, which no annotator answers: labels {labels}")
         found = torch.tensor(text, device=device)
     if isinstance(found, np.ndarray) and found.dtype.kind in "iuf":
-        found = torch.from_numpy(np.array(found)).to(device)
+        found = _native(found).to(device)
     must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
     if not isinstance(found, Tensor) or found.shape != (num_nodes,) or found.dtype == torch.bool:
         got = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else type(known)
@@ -182,10 +201,11 @@ def edges_of(graph: Any, answers: Any) -> tuple[Tensor, int]:
         graph = as_tensor("graph", graph)
         if set(getattr(answers, "columns", ())) >= LONG:
             return graph, int(graph.max()) + 1 if graph.numel() else 0
-        if len(graph) == 2 and graph.numel() and (top := int(graph.max())) >= len(answers):
-            must = f"answers must have a row for each node, got {len(answers)}"
+        number = answers.shape[0] if hasattr(answers, "shape") else len(answers)
+        if len(graph) == 2 and graph.numel() and (top := int(graph.max())) >= number:
+            must = f"answers must have a row for each node, got {number}"
             raise ValueError(f"edge_index holds node id {top}, but {must}: -1 or NaN is no answer")
-        return graph, len(answers)
+        return graph, number
     cure = "torch_geometric.utils has from_networkx and from_scipy_sparse_matrix"
     if isinstance(graph, tuple):
         cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm import Neighborhood
 from pyro_nmm.models.latent.annotators import Annotators, shares
 from pyro_nmm.models.latent.emissions import Values
+from pyro_nmm.models.latent.entries import Entries
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class CopyingAnnotators(Annotators):
         if not self.named:
             must = "answers that name labels: aligned=True, no num_types"
             raise ValueError(f"CopyingAnnotators need {must}")
+
+    def check(self, hood: Neighborhood, data: Any) -> Tensor:
+        """Answers ``(N, M)``: each annotator is compared with all columns before."""
+        return Entries.of(super().check(hood, data)).table()
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """Half of the answers are copied, so that agreement counts for little at first."""

@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from pyro_nmm.models.latent.entries import Entries
+
 #: Replicates with independent errors, and draws of all labels for the answers and for each of them.
 NUM_REPLICATES, NUM_DRAWS = 10, (10, 2)
 #: Nodes that are compared, at random.
 MOST_NODES = 20_000
 #: Answers that the prior of a row of a confusion matrix counts for.
 STRENGTH = 0.3
+#: Replicates draw answers at all places of a table with an answer in ten of them or more. Twice as
+#: much doubles the cost of sparse tables, half as much makes more tables count as sparse.
+DENSE = 10
 
 
 class Dependence(NamedTuple):
@@ -52,23 +57,24 @@ class Dependence(NamedTuple):
         return f"excess agreement {excess:.3f} ({beside}): {verdict}"
 
 
-def count_all(answers: Tensor, num_answers: int) -> Tensor:
+def count_all(answers: Tensor | Entries, num_answers: int) -> Tensor:
     """Pairs of equal answers, over all annotators."""
-    votes = torch.stack([(answers == k).sum(1) for k in range(num_answers)])
+    votes = Entries.of(answers).votes(num_answers)
     return (votes * (votes - 1)).sum().double() / 2
 
 
-def count_pairs(answers: Tensor, num_answers: int) -> Tensor:
+def count_pairs(answers: Tensor | Entries, num_answers: int) -> Tensor:
     """``(M, M)``: equal answers of each pair of annotators, zeros on the diagonal."""
-    found = torch.zeros(answers.shape[1], answers.shape[1]).double().to(answers.device)
-    for given in ((answers == k).double() for k in range(num_answers)):
+    table = Entries.of(answers).table()
+    found = torch.zeros(table.shape[1], table.shape[1]).double().to(table.device)
+    for given in ((table == k).double() for k in range(num_answers)):
         found += given.mT @ given
     return found.fill_diagonal_(0)
 
 
 def excess_agreement(
     probs: Tensor, log_prior: Tensor, power: float, answers: Tensor,
-    count: Callable[[Tensor, int], Tensor] = count_all,
+    count: Callable[[Entries, int], Tensor] = count_all,
 ) -> Dependence:  # fmt: skip
     """
     Excess agreement of annotators, given label distributions of the nodes.
@@ -84,58 +90,69 @@ def excess_agreement(
     :param Tensor probs: ``(N, C)``, the consensus: ``log_prior`` and evidence of the answers
         times ``power``.
     :param count: all pairs together, or each one.
-    :return: see :class:`Dependence`. Cost: :math:`O(N M K)`, for pairs :math:`O(N M^2 K)`.
+    :return: see :class:`Dependence`. Cost: :math:`O(A K)` for ``A`` answers, for pairs
+        :math:`O(N M^2 K)`.
     """
-    rows = ((answers >= 0).sum(1) > 1).nonzero()[:, 0]
+    entries, size = Entries.of(answers), int(answers.max()) + 1
+    several = entries.number() > 1
+    rows = several.nonzero()[:, 0]
     rows = rows[torch.randperm(len(rows), device=rows.device)[:MOST_NODES]]
     if not len(rows):
-        unknown = torch.full_like(count(answers[:0], 1), torch.nan)
+        unknown = torch.full_like(count(entries.at(several), 1), torch.nan)
         return Dependence(unknown, unknown, unknown)
-    size = int(answers.max()) + 1
-    confusion = matrices(probs, answers, size)
-    probs, log_prior, answers = probs[rows].double(), log_prior[rows], answers[rows]
-    found = []
+    confusion = matrices(probs, entries, size)
+    probs, log_prior, entries = probs[rows].double(), log_prior[rows], Entries.of(answers[rows])
+    node, annotator, found = entries.node, entries.annotator, []
     for _ in range(NUM_REPLICATES):
         labels = Categorical(probs, validate_args=False).sample()
-        rows_of = confusion.transpose(0, 1)[labels]
-        drawn = Categorical(rows_of, validate_args=False).sample().masked_fill(answers < 0, -1)
-        evidence = log_prior.clone()
-        for annotator, column in enumerate(drawn.unbind(1)):
-            there = column >= 0
-            evidence[there] += power * confusion[annotator, :, column[there]].log().mT
+        drawn = entries.replaced(_draw(confusion, labels, entries))
+        each = power * confusion[annotator, :, drawn.answer].log()
+        evidence = log_prior.index_add(0, node, each.to(log_prior))
         found.append(_excess(drawn, evidence.softmax(-1), size, NUM_DRAWS[1], count))
-    observed, each = _excess(answers, probs, size, NUM_DRAWS[0], count), torch.stack(found)
+    observed, each = _excess(entries, probs, size, NUM_DRAWS[0], count), torch.stack(found)
     # Pairs of annotators with few common nodes have a value in some replicates only.
     mean, number = each.nanmean(0), each.isfinite().sum(0)
     error = ((each - mean).square().nansum(0) / (number - 1).clamp(min=0)).sqrt()
     return Dependence(observed, mean, error)
 
 
-def _excess(answers: Tensor, probs: Tensor, size: int, num_draws: int, count: Callable) -> Tensor:
-    observed, pairs = count(answers, size), count(answers.clamp(max=0), 1)
+def _draw(confusion: Tensor, labels: Tensor, entries: Entries) -> Tensor:
+    """``(A,)`` answers with independent errors, given labels of the nodes."""
+    node, annotator = entries.node, entries.annotator
+    if len(node) * DENSE < entries.shape[0] * entries.shape[1]:
+        rows = confusion[annotator, labels[node]]
+        return Categorical(rows, validate_args=False).sample()
+    # Random numbers of a table that is not sparse do not depend on which answers are missing.
+    rows = confusion.transpose(0, 1)[labels]
+    return Categorical(rows, validate_args=False).sample()[node, annotator]
+
+
+def _excess(answers: Entries, probs: Tensor, size: int, num_draws: int, count: Callable) -> Tensor:
+    equal = answers.replaced(torch.zeros_like(answers.answer))
+    observed, pairs = count(answers, size), count(equal, 1)
     draws = Categorical(probs, validate_args=False).sample((num_draws,))
     chance = torch.stack([count(permuted(answers, labels), size) for labels in draws]).mean(0)
     room = pairs - chance  # none where all answers would agree by chance
     return ((observed - chance) / room).where(room > 1e-9, torch.nan)
 
 
-def permuted(answers: Tensor, labels: Tensor) -> Tensor:
+def permuted(answers: Entries, labels: Tensor) -> Entries:
     """Each annotator's answers about the nodes of each label in a random order."""
-    node, annotator = (answers >= 0).nonzero(as_tuple=True)
-    group = annotator * (labels.max() + 1) + labels[node]
+    group = answers.annotator * (labels.max() + 1) + labels[answers.node]
     # A stable sort after a random order: random within each group.
-    mixed = torch.randperm(len(node), device=node.device)
+    mixed = torch.randperm(len(group), device=group.device)
     there, here = mixed[group[mixed].argsort(stable=True)], group.argsort(stable=True)
-    found = answers.clone()
-    found[node[here], annotator[here]] = answers[node[there], annotator[there]]
-    return found
+    found = answers.answer.clone()
+    found[here] = answers.answer[there]
+    return answers.replaced(found)
 
 
-def matrices(probs: Tensor, answers: Tensor, size: int) -> Tensor:
+def matrices(probs: Tensor, answers: Tensor | Entries, size: int) -> Tensor:
     """``(M, C, K)`` confusion matrices, given label distributions of all nodes."""
-    node, annotator = (answers >= 0).nonzero(as_tuple=True)
-    counts = probs.new_zeros(answers.shape[1] * size, probs.shape[1], dtype=torch.double)
-    counts.index_add_(0, annotator * size + answers[node, annotator], probs[node].double())
+    entries = Entries.of(answers)
+    counts = probs.new_zeros(entries.shape[1] * size, probs.shape[1], dtype=torch.double)
+    place = entries.annotator * size + entries.answer
+    counts.index_add_(0, place, probs[entries.node].double())
     counts = counts.view(-1, size, probs.shape[1])
     # Rare answers are as frequent as over all labels.
     share = counts.sum(-1, keepdim=True) / counts.sum((1, 2), keepdim=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.models.latent.emissions import Values
+from pyro_nmm.models.latent.entries import Entries
 from pyro_nmm.models.latent.field import HiddenField
 
 
@@ -31,36 +32,43 @@ def left_out_answers(
     look as if labels were uncertain, hence :meth:`Annotators.shrinking`.
     """
     fitted: Any = field.emission
+    checked = fitted.check(field.hood, data)
     evidence, found = probs.new_zeros(probs.shape, dtype=torch.double), []
     for number in range(int(part.max()) + 1):
-        here = (part == number).nonzero()[:, 0]
-        others = data.index_fill(0, here, -1)
+        here = part == number
+        others, own = _at(checked, ~here), _at(checked, here)
         emission = fitted.shrinking(others, probs) if shrink else fitted
         values = _double(emission.maximise(others, probs, field.values))
-        evidence[here] = emission.log_prob(values, data[here])
+        evidence[here] = emission.log_prob(values, own)[here]
         if values.keys() == {"confusion"}:  # evidence is a sum over annotators
-            found.append(each_alone(values["confusion"], data, here, evidence))
+            found.append(each_alone(values["confusion"], Entries.of(own), evidence))
             continue
         for annotator in range(data.shape[1]):
-            node = here[data[here, annotator] >= 0]
-            rest, own = data[node].clone(), torch.full_like(data[node], -1)
-            own[:, annotator], rest[:, annotator] = data[node, annotator], -1
-            tables = (emission.log_prob(values, answers) for answers in (rest, own))
+            node = (here & (data[:, annotator] >= 0)).nonzero()[:, 0]
+            rest, alone = data[node].clone(), torch.full_like(data[node], -1)
+            alone[:, annotator], rest[:, annotator] = data[node, annotator], -1
+            tables = (emission.log_prob(values, answers) for answers in (rest, alone))
             equal = (rest == data[node, annotator, None]).sum(1, dtype=torch.double)
             found.append((node, *tables, equal / (rest >= 0).sum(1).clamp(min=1)))
     return LeftOut(evidence, *(torch.cat(each) for each in zip(*found, strict=True)))
 
 
-def each_alone(confusion: Tensor, data: Tensor, here: Tensor, evidence: Tensor) -> tuple:
-    """Each answer about some nodes, linear in the answers, where these are independent."""
-    annotator, place = (data[here].mT >= 0).nonzero(as_tuple=True)
-    node = here[place]
-    answer = data[node, annotator]
-    own = confusion.log()[annotator, :, answer]
-    number = (data[node] >= 0).sum(1)
+def each_alone(confusion: Tensor, entries: Entries, evidence: Tensor) -> tuple:
+    """Each answer, annotator by annotator, linear in the answers, where these are independent."""
+    order = entries.annotator.argsort(stable=True)
+    node, answer = entries.node[order], entries.answer[order]
+    own = confusion.log()[entries.annotator[order], :, answer]
+    number = entries.number()[node]
     others = (evidence[node] - own).masked_fill((number == 1)[:, None], 0)
-    same = (data[node] == answer[:, None]).sum(1, dtype=torch.double) - 1
+    same = entries.votes(confusion.shape[-1])[node, answer].double() - 1
     return node, others, own, same / (number - 1).clamp(min=1)
+
+
+def _at(data: Tensor | Entries, rows: Tensor) -> Tensor | Entries:
+    """Answers about some nodes, as the emission takes them."""
+    if isinstance(data, Entries):
+        return data.at(rows)
+    return data.masked_fill(~rows[:, None], -1)
 
 
 def _double(values: Values) -> Values:

@@ -137,7 +137,9 @@ def of_answers(emission, data, labels):
     strength = emission.strength or (1 if emission.named else columns / 2)
     prior = torch.full((labels.shape[-1], columns), strength / columns)
     if emission.named:
-        prior = torch.full((2, columns), strength / 2 / (columns - 1)).fill_diagonal_(strength / 2)
+        right = 2 / 3 if columns == 2 else 1 / 2
+        prior = torch.full((2, columns), strength * (1 - right) / (columns - 1))
+        prior = prior.fill_diagonal_(strength * right)
     answers = one_hot(data + 1, columns + 1)[..., 1:].double()  # a missing one counts nowhere
     counts = torch.einsum("qnk,nma->qmka", labels, answers)
     return dirichlet_multinomial(counts, prior.double()).sum((1, 2))
@@ -237,13 +239,14 @@ def test_bound_of_the_program(loss):
     """Its loss is minus the mean of the bound, over all that the guide draws."""
     emission, hood, data, _ = emission_case("answers")
     pair = HiddenFieldGuide(emission, hood, ANSWERS)
-    elbo = loss(4000, vectorize_particles=True, max_plate_nesting=0)
-    found = -elbo.loss(pair.model, pair.guide)
+    # Particles of a call share an order of the nodes: the mean over calls varies by .014.
+    elbo = loss(100, vectorize_particles=True, max_plate_nesting=0)
+    found = -sum(elbo.loss(pair.model, pair.guide) for _ in range(40)) / 40
     mix = NeighborMixture(hood, *pair.prior(hood))
     joint = log_joint(emission, mix.log_prob(labellings(5)), data, pair.values())
     exact = joint.logsumexp(0) + pair.prior.log_prior()
     q = [mix.latents(emission.log_prob(pair.start, data)) for _ in range(40)]
     bound = torch.stack([each.log_evidence(each.sample((100,))).sum(-1).mean() for each in q])
     fixed = emission.log_prior(pair.start, data) + pair.prior.log_prior()
-    assert found == pytest.approx((bound.mean() + fixed).item(), abs=0.03)
+    assert found == pytest.approx((bound.mean() + fixed).item(), abs=0.06)
     assert found < exact
