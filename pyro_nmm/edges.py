@@ -54,7 +54,7 @@ def edges_of(graph: Any) -> tuple[Tensor, int | None]:
             some = f"{list(graph.columns)[:8]}"
             cure = "rename two columns, or pass graph.to_numpy() if it holds an edge_index"
             raise ValueError(f"graph must have the columns source and target, got {some}: {cure}")
-        edges = as_tensor("graph", graph[ENDS].to_numpy().T)
+        edges = as_tensor("source and target of graph", graph[ENDS].to_numpy().T)
     elif isinstance(graph, Tensor | np.ndarray | list):
         edges = as_tensor("graph", graph)
     else:
@@ -63,6 +63,11 @@ def edges_of(graph: Any) -> tuple[Tensor, int | None]:
         cure = ": some functions of pyro_nmm.sources return a pair, of which it is the first"
         got = f"{type(graph)}{cure * isinstance(graph, tuple)}"
         raise ValueError(f"graph must be {must}, got {got}")
+    if edges.layout == torch.strided and edges.dim() == 2 and len(edges) != 2:
+        cure = "pass its transpose"
+        if len(edges) == edges.shape[1]:
+            cure = "pass scipy.sparse.csr_array(graph) if it is an adjacency matrix"
+        raise ValueError(f"graph must have shape (2, E), got {tuple(edges.shape)}: {cure}")
     check_pairs("graph", edges)
     return edges.long(), size
 

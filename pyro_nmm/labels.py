@@ -42,22 +42,42 @@ def as_array(labels: Any) -> Any:
     if isinstance(labels, np.ndarray) and labels.dtype.kind == "S":
         labels = labels.astype(str)
     if isinstance(labels, np.ndarray) and labels.dtype == object:
-        found = np.empty(labels.shape, dtype=object)
-        found.flat = [each.decode() if isinstance(each, bytes) else each for each in labels.flat]
-        return found
+        found = np.empty(labels.size, dtype=object)
+        found[:] = [each.decode() if isinstance(each, bytes) else each for each in labels.flat]
+        return found.reshape(labels.shape)
     return labels
+
+
+def in_label_order(name: str, table: Any, labels: list[str] | None = None) -> Any:
+    """
+    Columns that are named by labels, or numbered by them, in the order of the labels.
+
+    >>> import pandas
+    >>> in_label_order("probs", pandas.DataFrame([[0.9, 0.1]], columns=[1, 0])).to_numpy()
+    array([[0.1, 0.9]])
+    """
+    columns = {str(each): each for each in getattr(table, "columns", ())}
+    if not columns:
+        return table
+    named = all(isinstance(each, str) for each in columns.values())
+    if labels and named and set(columns) != set(labels):
+        raise ValueError(f"{name} must have the columns {labels[:8]}, got {[*columns][:8]}")
+    numbers = [str(number) for number in range(len(columns))]
+    for order in (labels or [], numbers):
+        if set(order) == set(columns):
+            return table[[columns[each] for each in order]]
+    return table
 
 
 def check_same_order(name: str, values: Any, beside: str, others: Any) -> None:
     """Refuse pandas data whose index is another order of the index of other data."""
-    found, wanted = (getattr(each, "index", None) for each in (values, others))
-    if not hasattr(found, "equals") or not hasattr(wanted, "equals") or found.equals(wanted):
+    found, wanted = (getattr(each, "index", ()) for each in (values, others))
+    if callable(found) or callable(wanted) or np.array_equal(found, wanted):  # of lists
         return
     if Counter(found) == Counter(wanted):
         cure = f"{name}.loc[{beside}.index], or {name}.to_numpy() to keep the order"
-        raise ValueError(
-            f"{name} has rows in another order than the index of {beside}: pass {cure}"
-        )
+        must = f"have its rows in the order of {beside}"
+        raise ValueError(f"{name} must {must}, got another order of the same index: pass {cure}")
 
 
 def check_names(name: str, labels: Iterable[Any]) -> None:
@@ -70,13 +90,16 @@ def check_names(name: str, labels: Iterable[Any]) -> None:
         ...
     ValueError: y holds the text 'NaN' (2 times), which spells a missing value: for no label use ...
     """
-    labels, kinds = list(labels), {}
+    labels = list(labels)
+    kinds: dict[str, Any] = {}
     for label in labels:
         kinds.setdefault(_kind(label), label)
+    some = " and ".join(map(repr, kinds.values()))
     if len(kinds) > 1:
-        some = " and ".join(map(repr, kinds.values()))
         cure = "give all as text, or all as numbers"
         raise ValueError(f"{name} must hold labels of one type, got {some}: {cure}")
+    if not kinds.keys() <= {"text", "number", "bool"}:
+        raise ValueError(f"{name} must hold numbers or text, got {some}: pass their text")
     for text, number in Counter(labels if "text" in kinds else ()).items():
         plain = text.strip()
         if plain in SPELLED:
@@ -94,6 +117,7 @@ def check_names(name: str, labels: Iterable[Any]) -> None:
 
 
 def _kind(label: Any) -> str:
+    """ "text", "number", "bool", or the name of another type."""
     if isinstance(label, str):
         return "text"
     if isinstance(label, bool | np.bool_):

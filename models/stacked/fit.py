@@ -37,7 +37,8 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     :param Tensor held_out: mask ``(N,)`` or node ids of some nodes.
     """
     scores = expect("scores", as_tensor("scores", scores), ("N", "C"), kind="float").detach()
-    y, held_out = as_tensor("y", y, scores.device), as_tensor("held_out", held_out, scores.device)
+    y = as_tensor("y", y, scores.device, masked=-1)
+    held_out = as_tensor("held_out", held_out, scores.device)
     expect_device("held_out", held_out, scores.device, "scores")
     held_out = as_set(held_out, len(scores), scores.device, "held_out")
     y = expect("y", y, (len(scores),), kind="labels", note="one label per row of scores").long()

@@ -46,7 +46,7 @@ class GraphScores:
         if y is None or known is None:
             known = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
             return cls(hood, scores, known.long(), known, weight)
-        y = as_tensor("y", y, hood.device)
+        y = as_tensor("y", y, hood.device, masked=-1)
         if y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
             y = y[:, 0]
         size, note = (hood.num_nodes,), "one label per node"

@@ -285,8 +285,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         """Pairs of neighbouring rows; of nearest neighbours both ways round."""
         self._neighbors = None
         if graph is None:
-            number = min(self.n_neighbors, size - 1)
-            self._neighbors = finder_of(self.neighbors, number, self.metric, X)
+            nearest = min(self.n_neighbors, size - 1)
+            self._neighbors = finder_of(self.neighbors, nearest, self.metric, X)
             graph = found_by(self._neighbors, X, default=self.neighbors is None)
         edges, number = edges_of(graph)
         if number not in (None, size):
