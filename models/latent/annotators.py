@@ -153,8 +153,9 @@ class Annotators:
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Answers ``(N, M)`` as ``torch.long``, or an error that names what is wrong."""
-        self._check_range(answers := read_answers(data, hood.num_nodes, hood.device))
-        return answers.table
+        table = read_answers(data, hood.num_nodes, hood.device).table
+        self._check_range(Answers(table))
+        return table
 
     def _check_range(self, answers: Answers) -> None:
         """Refuse names and numbers that are no answers."""
@@ -162,8 +163,7 @@ class Annotators:
         if not table.numel():
             raise ValueError(f"answers is empty, of shape {tuple(table.shape)}")
         number, low, top = self._num_answers(table), int(table.min()), int(table.max())
-        if answers.labels:
-            check_number(answers.labels, number, self.named, columns)
+        check_number(answers.labels, number, self.named, columns)
         if low < -1 or top >= number:
             wrong = low if low < -1 else top
             must = f"lie in 0..{number - 1}, or be -1 for a missing one"

@@ -61,8 +61,12 @@ def refuse_silent(table: Tensor, annotators: list | None = None) -> None:
         raise ValueError(f"answers has none of annotator {name}: leave that column out")
 
 
-def check_number(labels: list[str], number: int, all_of_them: bool, columns: list | None) -> None:
-    """As many names of labels as there are answers."""
+def check_number(
+    labels: list[str] | None, number: int, all_of_them: bool, columns: list | None
+) -> None:
+    """As many names of labels as there are answers, if they have names."""
+    if not labels:
+        return
     some = f"{labels[:8]}{' ...' * (len(labels) > 8)}"
     if len(labels) > number:
         must = f"name at most {number} labels (num_labels)"

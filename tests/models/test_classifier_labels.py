@@ -74,11 +74,6 @@ def test_floats_without_nan_stay_floats():
     assert fitted(np.where(KNOWN, SPECIES, -1.0)).classes_.dtype == float
 
 
-def test_empty_text_is_a_class():
-    names = np.array(["", "oak", "yew"])[SPECIES]
-    assert fitted(np.where(KNOWN, names, None)).classes_.tolist() == ["", "oak", "yew"]
-
-
 def test_without_scikit_learn_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ImportError, match=r"tables need sklearn .*: pip install '\.\[examples\]'"):
