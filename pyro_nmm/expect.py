@@ -57,6 +57,8 @@ def _native(value: Any) -> np.ndarray:
     array = np.ascontiguousarray(value)
     if array.dtype == object:  # of numbers, perhaps
         array = np.array(array.tolist())
+    if not (array.flags.writeable or isinstance(value, np.memmap)):  # pandas' arrays are frozen
+        array = array.copy()
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
@@ -86,7 +88,7 @@ def expect(
     """
     sizes = [each[0] if isinstance(each, tuple) else str(each) for each in shape or ()]
     text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
-    if not isinstance(value, Tensor) or not _is_kind(value, kind):
+    if not isinstance(value, Tensor) or not is_kind(value, kind):
         got = value.dtype if isinstance(value, Tensor) else type(value)
         cure = "; torch.as_tensor makes one of an array, PyG's index_to_mask of node ids"
         fix = cure if kind == "mask" else ""
@@ -118,7 +120,8 @@ def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = ""
         raise ValueError(f"{name} must {must}, got {got}{f' at {where}' if where else ''}{cure}")
 
 
-def _is_kind(value: Tensor, kind: str) -> bool:
+def is_kind(value: Tensor, kind: str) -> bool:
+    """Whether a tensor is of a kind."""
     if kind == "float":
         return value.is_floating_point()
     if kind in ("integers", "labels"):
@@ -216,7 +219,7 @@ def as_set(
     """
     nodes = as_tensor(name, nodes, device)
     none = nodes.numel() == 0 and nodes.dtype != torch.bool
-    ids = nodes.dim() == 1 and (none or _is_kind(nodes, "integers"))
+    ids = nodes.dim() == 1 and (none or is_kind(nodes, "integers"))
     repeats = ids and len(values := nodes.unique()) < len(nodes)
     if repeats and len(nodes) == num_nodes and 0 <= values[0] <= values[-1] <= 1:
         nodes = nodes.bool()

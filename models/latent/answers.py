@@ -120,7 +120,7 @@ def whole_answers(
 ) -> Tensor:
     """Answers of a tensor or an array of numbers as ``torch.long``; NaN is -1."""
     if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
-        data = as_tensor("answers", np.array(data), device)  # a copy: pandas' arrays are frozen
+        data = as_tensor("answers", data, device)
     must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
     if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
         kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
@@ -157,8 +157,8 @@ def known_labels(
             name = str(names[text.index(len(labels))])
             raise ValueError(f"known holds {name!r}, which no annotator answers: labels {labels}")
         found = torch.tensor(text, device=device).view(found.shape)
-    if isinstance(found, np.ndarray) and found.dtype.kind in "iuf":
-        found = as_tensor("known", np.array(found), device)
+    if isinstance(found, Tensor) or (isinstance(found, np.ndarray) and found.dtype.kind in "iuf"):
+        found = as_tensor("known", found, device)
     must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
     if not isinstance(found, Tensor) or found.shape != (num_nodes,) or found.dtype == torch.bool:
         got = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else type(known)

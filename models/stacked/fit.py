@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.expect import as_set, as_tensor, expect, expect_all, expect_device
+from pyro_nmm.expect import as_set, as_tensor, expect, expect_all, expect_device, is_kind
+from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores, places
 from pyro_nmm.models.stacked.parameters import ParameterPriors
@@ -36,7 +37,9 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     :param Tensor scores: ``(N, C)`` finite logits, with labels ``y``, ``(N,)``.
     :param Tensor held_out: mask ``(N,)`` or node ids of some nodes.
     """
-    scores = expect("scores", as_tensor("scores", scores), ("N", "C"), kind="float").detach()
+    scores = as_tensor("scores", in_label_order("scores", scores))
+    scores = scores.to(torch.get_default_dtype()) if is_kind(scores, "integers") else scores
+    scores = expect("scores", scores, ("N", "C"), kind="float").detach()
     y = as_tensor("y", y, scores.device, masked=-1)
     held_out = as_tensor("held_out", held_out, scores.device)
     expect_device("held_out", held_out, scores.device, "scores")
