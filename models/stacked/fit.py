@@ -195,10 +195,19 @@ def maximise(
 def label_log_probs(stacked: Any, fold: Fold) -> Tensor:
     """``(n,)``: of each held-out label alone, by the NMM. Cost: linear in the edges into them."""
     formula, rows = stacked.formula, fold.hood.restrict(fold.held_out)
-    alpha, probs = formula.concentrations(fold.hood, formula.predictor.probs(fold.inputs))
+    probs = formula.predictor.probs(fold.inputs)
     weight = None if fold.edge_weight is None else fold.edge_weight[rows.edge]
+    return row_log_probs(formula, fold.hood, rows, probs, weight, fold.y[rows.nodes])
+
+
+def row_log_probs(
+    formula: Formula, hood: Neighborhood, rows: Neighborhood, probs: Tensor, weight: Tensor | None,
+    y: Tensor,
+) -> Tensor:  # fmt: skip
+    """The same of labels ``(n,)`` of some rows, of :math:`P` of all nodes of ``hood``."""
+    alpha, probs = formula.concentrations(hood, probs)
     logits, *relabel = formula.attention(rows, probs, weight)
-    attention, y = rows.softmax(logits), fold.y[rows.nodes]
+    attention = rows.softmax(logits)
     if relabel:
         return taken(node_marginals(rows, alpha, attention, *map(as_channel, relabel)), y).log()
     return node_log_probs(rows, alpha, attention, y)
