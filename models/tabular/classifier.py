@@ -271,9 +271,11 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             given = given.astype(int)
         self.classes_, index, count = np.unique(given, return_inverse=True, return_counts=True)
         if len(self.classes_) < 2 or count.min() < 2:
-            found = dict(zip(self.classes_.tolist(), count.tolist(), strict=True))
+            rare = count.argsort(kind="stable")[:8]
+            found = dict(zip(self.classes_[rare].tolist(), count[rare].tolist(), strict=True))
+            some = f"{found}{' ...' * (len(count) > 8)}"
             raise ValueError(
-                f"y must have at least two classes and two labelled rows of each, got {found} of "
+                f"y must have at least two classes and two labelled rows of each, got {some} of "
                 f"n_samples={size} (-1, NaN and None mean unlabelled): label another row of a "
                 f"class with one label, or mark its row as unlabelled"
             )
