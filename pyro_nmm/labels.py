@@ -34,7 +34,7 @@ def as_array(labels: Any) -> Any:
     """
     if isinstance(labels, list | tuple):
         labels = np.asarray(labels, dtype=object)
-        if len({_kind(each) for each in labels.flat}) == 1:
+        if len(kinds := {_kind(each) for each in labels.flat}) == 1 and kinds != {"MaskedConstant"}:
             labels = np.asarray(labels.tolist())
     if isinstance(labels, np.ma.MaskedArray):
         mask, labels = np.ma.getmaskarray(labels), labels.data.astype(object)
