@@ -85,10 +85,10 @@ def check_names(name: str, labels: Iterable[Any]) -> None:
     Refuse labels of several types, and text that spells a missing value. Warn of text that may
     spell one.
 
-    >>> check_names("y", ["oak", "NaN", "yew", "NaN"])
+    >>> check_names("y", ["oak", 1])
     Traceback (most recent call last):
         ...
-    ValueError: y holds the text 'NaN' (2 times), which spells a missing value: for no label use ...
+    ValueError: y must hold labels of one type, got 'oak' and 1: give all as text, or all as numbers
     """
     labels = list(labels)
     kinds: dict[str, Any] = {}
