@@ -54,8 +54,8 @@ def compatibility(
     check_positive(strength=strength)
     check_integers(2, num_classes=num_classes)
     observed = as_set(observed, hood.num_nodes, hood.device, "observed")
-    y, shape, note = as_tensor("y", y, hood.device), (hood.num_nodes,), "one label per node"
-    y = expect("y", y, shape, kind="labels", like=hood, note=note).long()
+    y, shape = as_tensor("y", y, hood.device, masked=-1), (hood.num_nodes,)
+    y = expect("y", y, shape, kind="labels", like=hood, note="one label per node").long()
     good = ~observed | (y >= 0) & (y < num_classes)
     expect_all("y", y, good, f"hold labels 0..{num_classes - 1} where observed")
     both = observed[hood.source] & observed[hood.target] & (hood.source != hood.target)

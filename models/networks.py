@@ -13,7 +13,8 @@ from torch_geometric.utils import is_sparse
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import Concentrations, in_single
-from pyro_nmm.expect import as_tensor, check_edge_index, expect, expect_all
+from pyro_nmm.expect import UNSIGNED, as_tensor, check_edge_index, expect, expect_all
+from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.ops.edge_products import edge_products
 from pyro_nmm.validation import check_finite, check_hood, check_integers, check_positive
@@ -169,6 +170,9 @@ def check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
     expect("x", x, (hood.num_nodes, width if width > 0 else "F"), kind="float")
     if not is_sparse(edge_index):
         expect("edge_index", edge_index, (2, "num_edges"), kind="integers")
+        if edge_index.dtype in UNSIGNED:  # PyG's layers do not compute with it
+            got = f"got {edge_index.dtype}: pass edge_index.long()"
+            raise ValueError(f"edge_index must hold node ids (torch.long), {got}")
         if pyro.settings.get("validate_distributions_pyro"):
             check_edge_index(edge_index, hood.num_nodes)
 
@@ -209,8 +213,8 @@ class FreeNMM(nn.Module):
         shape = hood.num_sources, num_classes
         if marginals is None:
             marginals = torch.full(shape, 1 / num_classes, device=hood.device)
-        marginals, note = as_tensor("marginals", marginals, hood.device), "one row of probabilities"
-        expect("marginals", marginals, shape, note=f"{note} per source")
+        marginals = as_tensor("marginals", in_label_order("marginals", marginals), hood.device)
+        expect("marginals", marginals, shape, note="one row of probabilities per source")
         good = marginals.isfinite() & (marginals >= 0)
         expect_all("marginals", marginals, good, "be probabilities")
         start = kappa * ((1 - epsilon) * marginals.detach() + epsilon / num_classes)

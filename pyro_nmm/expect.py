@@ -13,6 +13,8 @@ from torch_geometric.utils import index_to_mask
 
 #: A size, the name of a free size, a name with the least size, or "..." for batch dimensions.
 Dim = int | str | tuple[str, int]
+#: Unsigned integers that PyTorch stores and does not compute with.
+UNSIGNED = torch.uint16, torch.uint32, torch.uint64
 #: Kinds of tensors, in words.
 KINDS = {
     "tensor": "be a tensor",
@@ -24,17 +26,51 @@ KINDS = {
 }
 
 
-def as_tensor(name: str, value: Any, device: torch.device | None = None) -> Tensor:
-    """A tensor as it is, or an array or a nested list as a tensor on a device."""
+def as_tensor(
+    name: str, value: Any, device: torch.device | None = None, *, masked: int | None = None
+) -> Tensor:
+    """
+    A tensor as it is, or an array or a nested list as a tensor on a device, in native integers.
+
+    :param int masked: what stands for a masked entry of NumPy's masked arrays. Default: an error.
+    """
     if isinstance(value, Tensor):
-        return value
+        return value.long() if value.dtype in UNSIGNED else value
+    check_order(name, value)
+    if isinstance(value, np.ma.MaskedArray):
+        if masked is None and (number := np.ma.count_masked(value)):
+            cure = f"pass {name}.filled(...)"
+            raise ValueError(f"{name} has {number} masked entries, which have no value: {cure}")
+        value = value.filled(masked)
     try:
-        array = value if isinstance(value, list | tuple) else np.ascontiguousarray(value)
-        return torch.as_tensor(array, device=device)
-    except (TypeError, ValueError, RuntimeError):
+        array = value if isinstance(value, list | tuple) else _native(value)
+        found = torch.as_tensor(array, device=device)
+        return found.long() if found.dtype in UNSIGNED else found
+    except (KeyError, TypeError, ValueError, RuntimeError):
         of = "a tensor, an array or a nested list of numbers"
         got = f"{type(value)}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}"
         raise ValueError(f"{name} must be {of}, got {got}") from None
+
+
+def _native(value: Any) -> np.ndarray:
+    """A contiguous array of a type that PyTorch computes with."""
+    array = np.ascontiguousarray(value)
+    if array.dtype == object:  # of numbers, perhaps
+        array = np.array(array.tolist())
+    if not (array.flags.writeable or isinstance(value, np.memmap)):  # pandas' arrays are frozen
+        array = array.copy()
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def check_order(name: str, value: Any) -> None:
+    """Refuse pandas data whose rows are numbered 0, 1, ... in another order."""
+    if callable(index := getattr(value, "index", ())):  # of a list
+        return
+    found, order = np.asarray(index), np.arange(len(index))
+    other = found.dtype.kind in "iu" and not np.array_equal(found, order)
+    if other and np.array_equal(np.sort(found), order):
+        cure = f"{name}.sort_index(), or {name}.reset_index(drop=True) to keep the order"
+        raise ValueError(f"{name} has rows in another order than its index, 0..N-1: pass {cure}")
 
 
 def expect(
@@ -52,7 +88,7 @@ def expect(
     """
     sizes = [each[0] if isinstance(each, tuple) else str(each) for each in shape or ()]
     text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
-    if not isinstance(value, Tensor) or not _is_kind(value, kind):
+    if not isinstance(value, Tensor) or not is_kind(value, kind):
         got = value.dtype if isinstance(value, Tensor) else type(value)
         cure = "; torch.as_tensor makes one of an array, PyG's index_to_mask of node ids"
         fix = cure if kind == "mask" else ""
@@ -63,7 +99,7 @@ def expect(
         raise ValueError(f"{name} must {must} {text}, got {tuple(value.shape)}")
     if like is not None:
         expect_device(name, value, like.device)
-    return value
+    return value.long() if value.dtype in UNSIGNED else value
 
 
 def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:
@@ -84,7 +120,8 @@ def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = ""
         raise ValueError(f"{name} must {must}, got {got}{f' at {where}' if where else ''}{cure}")
 
 
-def _is_kind(value: Tensor, kind: str) -> bool:
+def is_kind(value: Tensor, kind: str) -> bool:
+    """Whether a tensor is of a kind."""
     if kind == "float":
         return value.is_floating_point()
     if kind in ("integers", "labels"):
@@ -108,10 +145,22 @@ def out_of_range(ids: Tensor, size: int) -> int | None:
     """An integer that is not in ``0..size - 1``, if there is one."""
     if ids.numel() == 0:
         return None
+    ids = ids.long() if ids.dtype in UNSIGNED else ids
     low, high = torch.stack(ids.aminmax()).tolist()  # a GPU waits once
     if low >= 0 and high < size:
         return None
     return low if low < 0 else high
+
+
+def check_pairs(name: str, edge_index: Tensor) -> None:
+    """Refuse all but a dense tensor of integers ``(2, num_edges)``."""
+    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
+        cure = "take PyG's to_edge_index(adj)[0], whose rows are sources"
+        raise ValueError(f"{name} must hold pairs of node ids, got a sparse matrix: {cure}")
+    expect(name, edge_index, (2, "num_edges"))
+    if edge_index.is_meta:
+        raise ValueError(f"{name} is on the meta device and holds no node ids")
+    expect(name, edge_index, kind="integers")
 
 
 def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
@@ -121,13 +170,7 @@ def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None
     for what, size in ends:
         if not isinstance(size, Integral) or size < 1:
             raise ValueError(f"num_{what}s must be a positive integer, got {size!r}")
-    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
-        cure = "take PyG's to_edge_index(adj)[0], whose rows are sources"
-        raise ValueError(f"edge_index must hold pairs of node ids, got a sparse matrix: {cure}")
-    expect("edge_index", edge_index, (2, "num_edges"))
-    if edge_index.is_meta:
-        raise ValueError("edge_index is on the meta device and holds no node ids")
-    expect("edge_index", edge_index, kind="integers")
+    check_pairs("edge_index", edge_index)
     for ids, (what, size) in zip(edge_index, ends, strict=True):
         if (bad := out_of_range(ids, size)) is not None:
             raise ValueError(
@@ -176,7 +219,7 @@ def as_set(
     """
     nodes = as_tensor(name, nodes, device)
     none = nodes.numel() == 0 and nodes.dtype != torch.bool
-    ids = nodes.dim() == 1 and (none or _is_kind(nodes, "integers"))
+    ids = nodes.dim() == 1 and (none or is_kind(nodes, "integers"))
     repeats = ids and len(values := nodes.unique()) < len(nodes)
     if repeats and len(nodes) == num_nodes and 0 <= values[0] <= values[-1] <= 1:
         nodes = nodes.bool()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyro_nmm.expect import as_tensor, expect, expect_all
+from pyro_nmm.labels import in_label_order
 from pyro_nmm.validation import check_ids
 
 __all__ = ["brier", "independent_pairs", "mean_log_prob", "pair_log_likelihood"]
@@ -68,7 +69,7 @@ def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:
     tensor([[[0.1000, 0.4000],
              [0.1000, 0.4000]]])
     """
-    probs = expect("probs", as_tensor("probs", probs), ("N", "C"), kind="float")
+    probs = _by_label(probs)
     pairs = _pairs(pairs, len(probs), probs.device)
     expect_all("probs", probs, _are_probabilities(probs), "hold probabilities")
     first, second = probs[pairs]
@@ -76,11 +77,16 @@ def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:
 
 
 def _scored(probs: Any, y: Any) -> tuple[Tensor, Tensor]:
-    probs = expect("probs", as_tensor("probs", probs), ("n", "C"), kind="float")
+    probs = _by_label(probs)
     y, note = as_tensor("y", y, probs.device), "one label per row of probs"
     y = expect("y", y, (len(probs),), kind="labels", note=note).long()
     _check_values("probs", probs, "y", y)
     return probs, y
+
+
+def _by_label(probs: Any) -> Tensor:
+    probs = as_tensor("probs", in_label_order("probs", probs))
+    return expect("probs", probs, ("n", "C"), kind="float")
 
 
 def _pairs(pairs: Any, num_nodes: int, device: torch.device) -> Tensor:

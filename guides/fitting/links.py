@@ -44,6 +44,7 @@ def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) ->
     """
     how = options_of(fit_links, Steps, {"num_steps": 500, "lr": 0.01} | options)
     x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")
+    x = x.to(pair.encoder.log_sticks.dtype)  # once, and not in every step
     if x.is_meta:
         raise ValueError("x must be a tensor with values, got a meta tensor")
     # Adam's own constant is meant for losses of order one.

@@ -14,15 +14,15 @@ from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.fitting import with_gradients
+from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.latent.answers import (
-    FORM,
-    check_names,
-    check_range,
-    edges_of,
-    in_columns,
+    Answers,
+    check_beside,
+    check_number,
+    edges_and_size,
     known_labels,
+    long_form,
     read_answers,
-    refuse_silent,
 )
 from pyro_nmm.models.latent.classifier import out_of_fold
 from pyro_nmm.models.latent.consensus import Consensus, consensus_of
@@ -129,18 +129,16 @@ class Annotators:
         else:
             if edge_attr is not None:
                 raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
-            ends, num_nodes = edges_of(graph, answers)
+            ends, num_nodes = edges_and_size(graph, answers)
             hood, edge_attr = hops(ends, num_nodes)
             if options.get("prior") is not None:
                 edge_attr = None  # a network has inputs of its own
             walk = Walk.on_graph(ends, num_nodes)
         data = read_answers(answers, hood.num_nodes, hood.device)
-        if data.labels:
-            check_names(data.labels, self._num_answers(data.table), self.named)
-        elif data.annotators is not None and data.table.numel():
-            check_range(data.table, self._num_answers(data.table), f"{self._cure()}; {FORM}")
+        self._check_range(data)
         labels = data.labels if self.named else None
-        pred_probs = in_columns(pred_probs, labels or [])
+        pred_probs = in_label_order("pred_probs", pred_probs, labels)
+        check_beside(answers, pred_probs=pred_probs, known=known)
         shape, progress = (hood.num_nodes, self.num_labels), options.get("progress", iter)
         learn = out_of_fold(graph, classifier, pred_probs, shape, progress)
         if known is not None:
@@ -159,12 +157,22 @@ class Annotators:
     def check(self, hood: Neighborhood, data: Any) -> Tensor | Entries:
         """Entries of the answers ``(N, M)``, or an error that names what is wrong."""
         given = data.table() if isinstance(data, Entries) else data
-        answers = read_answers(given, hood.num_nodes, hood.device).table
-        if not answers.numel():
-            raise ValueError(f"answers is empty, of shape {tuple(answers.shape)}")
-        check_range(answers, self._num_answers(answers), self._cure())
-        refuse_silent(answers)
-        return Entries.of(answers)
+        table = read_answers(given, hood.num_nodes, hood.device).table
+        self._check_range(Answers(table))
+        return Entries.of(table)
+
+    def _check_range(self, answers: Answers) -> None:
+        """Refuse names and numbers that are no answers."""
+        table, columns = answers.table, answers.annotators
+        if not table.numel():
+            raise ValueError(f"answers is empty, of shape {tuple(table.shape)}")
+        number, low, top = self._num_answers(table), int(table.min()), int(table.max())
+        check_number(answers.labels, number, self.named, columns)
+        if low < -1 or top >= number:
+            wrong = low if low < -1 else top
+            must = f"lie in 0..{number - 1}, or be -1 for a missing one"
+            cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
+            raise ValueError(f"answers holds {wrong}, but must {must}: {cure}{long_form(columns)}")
 
     def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
         """
@@ -254,9 +262,6 @@ class Annotators:
     def named(self) -> bool:
         """Whether answers name labels."""
         return self.aligned and self.num_types is None
-
-    def _cure(self) -> str:
-        return "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
 
     def _num_answers(self, data: Tensor | Entries) -> int:
         if self.num_answers is not None:

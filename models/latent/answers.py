@@ -6,16 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
-from pyro_nmm.expect import as_tensor, expect_device
+from pyro_nmm.edges import edges_of
+from pyro_nmm.expect import as_tensor, check_order, expect_device
+from pyro_nmm.labels import as_array, check_names, check_same_order, is_missing
 
 #: Columns of a data frame with a row for every answer, as crowd-kit has it.
 LONG = {"task", "worker", "label"}
-#: What a data frame of another form may lack.
-FORM = "a row for each answer needs the columns task, worker, label"
-#: What stands for a missing answer beside text.
-MISSING = ("None", "nan", "NaN", "<NA>", "-1", "-1.0")
 
 
 class Answers(NamedTuple):
@@ -31,20 +28,29 @@ def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
     """Answers of a tensor, an array or a data frame, wide or long; text labels are sorted."""
     annotators, categories = None, set()
     if hasattr(data, "tocsr") or getattr(data, "layout", torch.strided) != torch.strided:
-        cure = f"pass a dense one with -1 for missing ones, or a data frame: {FORM}"
+        cure = f"pass a dense one with -1 for missing ones, or a data frame{long_form([])}"
         raise ValueError(f"answers is a sparse matrix, in which label 0 may be missing: {cure}")
     if hasattr(data, "columns"):
         kinds = [data["label"].dtype] if set(data.columns) >= LONG else data.dtypes
         categories = {str(name) for kind in kinds for name in getattr(kind, "categories", ())}
-        data = _wide(data, num_nodes) if set(data.columns) >= LONG else _in_order(data)
+        data = _wide(data, num_nodes) if set(data.columns) >= LONG else data
         annotators = list(data.columns)
-    found, labels = _array(data), None
-    if isinstance(found, np.ndarray) and found.dtype.kind in "OUST":
+    check_order("answers", data)
+    try:
+        found, labels = _array("answers", data), None
+    except ValueError as error:
+        raise ValueError(f"{error}{long_form(annotators)}") from None
+    if isinstance(found, np.ndarray) and found.dtype.kind in "OUT":
         found, labels = _text_as_numbers(found, categories)
-    form = "" if annotators is None else f"; {FORM}"
-    table = whole_answers(found, num_nodes, device, form)
+    table = whole_answers(found, num_nodes, device, annotators)
     refuse_silent(table, annotators)
     return Answers(table, labels, annotators)
+
+
+def long_form(columns: list | None) -> str:
+    """What an error adds about a data frame, which may have a row for each answer."""
+    hint = "; a row for each answer needs the columns task, worker, label"
+    return "" if columns is None else f"{hint}{f', got {columns[:8]}' if columns else ''}"
 
 
 def refuse_silent(table: Tensor, annotators: list | None = None) -> None:
@@ -58,53 +64,27 @@ def refuse_silent(table: Tensor, annotators: list | None = None) -> None:
         raise ValueError(f"answers has none of annotator {name}: leave that column out")
 
 
-def check_names(labels: list[str], number: int, all_of_them: bool) -> None:
-    """As many names of labels as there are answers."""
+def check_number(
+    labels: list[str] | None, number: int, all_of_them: bool, columns: list | None
+) -> None:
+    """As many names of labels as there are answers, if they have names."""
+    if not labels:
+        return
     some = f"{labels[:8]}{' ...' * (len(labels) > 8)}"
     if len(labels) > number:
         must = f"name at most {number} labels (num_labels)"
-        raise ValueError(f"answers must {must}, got {len(labels)}: {some}; {FORM}")
+        raise ValueError(f"answers must {must}, got {len(labels)}: {some}{long_form(columns)}")
     if all_of_them and len(labels) < number:
         cure = f"pass num_labels={len(labels)}, or pandas categories that name all"
         raise ValueError(f"answers must name {number} labels, got {len(labels)}: {some}; {cure}")
 
 
-def check_range(table: Tensor, number: int, cure: str) -> None:
-    """Answers lie in ``0..number - 1``, or are -1."""
-    low, top = int(table.min()), int(table.max())
-    if low < -1 or top >= number:
-        wrong = low if low < -1 else top
-        must = f"lie in 0..{number - 1}, or be -1 for a missing one"
-        raise ValueError(f"answers holds {wrong}, but must {must}: {cure}")
-
-
-def in_columns(pred_probs: Any, labels: list[str]) -> Any:
-    """Columns with the labels' names may be in any order."""
-    columns = list(getattr(pred_probs, "columns", ()))
-    if not labels or not columns or not isinstance(columns[0], str):
-        return pred_probs
-    if set(columns) != set(labels):
-        raise ValueError(f"pred_probs must have the columns {labels[:8]}, got {columns[:8]}")
-    return pred_probs[labels]
-
-
-def _in_order(data: Any) -> Any:
-    """A wide data frame whose index does not say that its rows are in another order."""
-    index, order = np.asarray(data.index), np.arange(len(data))
-    other = index.dtype.kind in "iu" and not np.array_equal(index, order)
-    if other and np.array_equal(np.sort(index), order):
-        cure = "pass answers.sort_index(), or answers.reset_index(drop=True) to keep the order"
-        raise ValueError(f"answers has rows in another order than its index, 0..N-1: {cure}")
-    return data
-
-
-def _array(data: Any) -> Any:
+def _array(name: str, data: Any) -> Any:
     """A data frame as an array, and an array of numbers and None as floats."""
-    found = data.to_numpy() if hasattr(data, "to_numpy") else data
-    if isinstance(found, np.ndarray) and found.dtype.kind == "S":
-        return found.astype(str)
-    if isinstance(found, np.ndarray) and found.dtype == object:
-        plain = [np.nan if _is_missing(each) else each for each in found.flat]
+    found = as_array(data.to_numpy() if hasattr(data, "to_numpy") else data)
+    if isinstance(found, np.ndarray) and found.dtype.kind in "OUT":
+        plain = [None if _no_name(each) else each for each in found.flat]
+        check_names(name, [each for each in plain if each is not None])
         if not any(isinstance(each, str) for each in plain):
             return np.array(plain, dtype=float).reshape(found.shape)
     return found
@@ -125,28 +105,31 @@ def _wide(data: Any, num_nodes: int) -> Any:
 
 
 def _text_as_numbers(table: np.ndarray, categories: set[str]) -> tuple[np.ndarray, list[str]]:
-    missing = np.array([_is_missing(each) for each in table.flat], dtype=bool)
-    text = table.flat[~missing].astype(str)
-    labels = np.array(sorted({*text, *categories}), dtype=str)
+    missing = np.array([_no_name(each) for each in table.flat], dtype=bool)
+    text = table.flat[~missing]
+    labels = np.array(sorted({*text.tolist(), *categories}), dtype=str)
     found = np.full(table.size, -1)
-    found[~missing] = np.searchsorted(labels, text)
+    found[~missing] = np.searchsorted(labels, text.astype(str))
     return found.reshape(table.shape), labels.tolist()
 
 
-def _is_missing(answer: Any) -> bool:
-    return str(answer) in ("-1", "") if isinstance(answer, str) else str(answer) in MISSING
+def _no_name(answer: Any) -> bool:
+    """Arrays of text have no -1 but its text."""
+    return answer in ("-1", "") if isinstance(answer, str) else is_missing(answer)
 
 
-def whole_answers(data: Any, num_nodes: int, device: torch.device, form: str = "") -> Tensor:
+def whole_answers(
+    data: Any, num_nodes: int, device: torch.device, columns: list | None = None
+) -> Tensor:
     """Answers of a tensor or an array of numbers as ``torch.long``; NaN is -1."""
     if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
-        data = _native(data).to(device)
+        data = as_tensor("answers", data, device)
     must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
     if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
         kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
         raise ValueError(f"{must}, got {kind}")
     if data.dim() != 2 or len(data) != num_nodes:
-        raise ValueError(f"{must}, got {tuple(data.shape)}{form}")
+        raise ValueError(f"{must}, got {tuple(data.shape)}{long_form(columns)}")
     expect_device("answers", data, device)
     if data.is_floating_point():
         data = data.masked_fill(data.isnan(), -1)
@@ -155,33 +138,37 @@ def whole_answers(data: Any, num_nodes: int, device: torch.device, form: str = "
     return data.long()
 
 
-def _native(data: np.ndarray) -> Tensor:
-    """A copy, because pandas' arrays are frozen, in the byte order of the machine."""
-    return torch.from_numpy(np.array(data, dtype=data.dtype.newbyteorder("=")))
+def check_beside(answers: Any, **tables: Any) -> None:
+    """Known labels and probabilities have a row for each node, in the order of wide answers."""
+    for name, values in tables.items():
+        if not set(getattr(answers, "columns", ())) >= LONG:
+            check_same_order(name, values, "answers", answers)
 
 
 def known_labels(
     known: Any, num_nodes: int, labels: list[str] | int, device: torch.device
 ) -> Tensor:
     """``(N,)`` true labels, -1 where unknown, of numbers with NaN, or of names."""
-    found = _array(known)
-    named = isinstance(found, np.ndarray) and found.dtype.kind in "OUST"
+    check_order("known", known)
+    found = _array("known", known)
+    named = isinstance(found, np.ndarray) and found.dtype.kind in "OUT"
     if isinstance(labels, list) and named:
-        place = {name: number for number, name in enumerate(labels)}
-        text = [-1 if _is_missing(each) else place.get(str(each), len(labels)) for each in found]
+        place = {name: number for number, name in enumerate(labels)} | {None: -1}
+        names = [None if _no_name(each) else each for each in found.flat]
+        text = [place.get(name, len(labels)) for name in names]
         if len(labels) in text:
-            name = str(found[text.index(len(labels))])
+            name = str(names[text.index(len(labels))])
             raise ValueError(f"known holds {name!r}, which no annotator answers: labels {labels}")
-        found = torch.tensor(text, device=device)
-    if isinstance(found, np.ndarray) and found.dtype.kind in "iuf":
-        found = _native(found).to(device)
+        found = torch.tensor(text, device=device).view(found.shape)
+    if isinstance(found, Tensor) or (isinstance(found, np.ndarray) and found.dtype.kind in "iuf"):
+        found = as_tensor("known", found, device)
     must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
     if not isinstance(found, Tensor) or found.shape != (num_nodes,) or found.dtype == torch.bool:
         got = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else type(known)
         raise ValueError(f"{must}, got {got}")
     expect_device("known", found, device)
     if found.is_floating_point():
-        found = found.nan_to_num(-1.0)
+        found = found.masked_fill(found.isnan(), -1)
     if isinstance(labels, list) and not named and (found >= 0).any():
         raise ValueError(f"known must name labels as answers do, {labels}, got {found.dtype}")
     number = labels if isinstance(labels, int) else len(labels)
@@ -191,23 +178,17 @@ def known_labels(
     return found.long()
 
 
-def edges_of(graph: Any, answers: Any) -> tuple[Tensor, int]:
+def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
     """Edges and the number of nodes of a graph that is no neighborhood."""
-    if isinstance(graph, Data):
-        if graph.edge_index is None:
-            raise ValueError("graph has no edge_index")
-        return graph.edge_index, int(graph.num_nodes)
-    if isinstance(graph, Tensor | np.ndarray | list):  # nodes without edges have answers
-        graph = as_tensor("graph", graph)
-        if set(getattr(answers, "columns", ())) >= LONG:
-            return graph, int(graph.max()) + 1 if graph.numel() else 0
-        number = answers.shape[0] if hasattr(answers, "shape") else len(answers)
-        if len(graph) == 2 and graph.numel() and (top := int(graph.max())) >= number:
-            must = f"answers must have a row for each node, got {number}"
-            raise ValueError(f"edge_index holds node id {top}, but {must}: -1 or NaN is no answer")
-        return graph, number
-    cure = "torch_geometric.utils has from_networkx and from_scipy_sparse_matrix"
-    if isinstance(graph, tuple):
-        cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
-    must = "PyG's Data, an edge_index or a Neighborhood"
-    raise ValueError(f"graph must be {must}, got {type(graph)}: {cure}")
+    edges, size = edges_of(graph)
+    if size is not None:
+        return edges, size
+    top = int(edges.max()) if edges.numel() else -1
+    if set(getattr(answers, "columns", ())) >= LONG:
+        return edges, top + 1
+    number = answers.shape[0] if hasattr(answers, "shape") else len(answers)
+    if top >= number:  # nodes without edges have answers
+        must = f"answers must have a row for each node, got {number}: -1 or NaN is no answer"
+        columns = list(answers.columns) if hasattr(answers, "columns") else None
+        raise ValueError(f"edge_index holds node id {top}, but {must}{long_form(columns)}")
+    return edges, number

@@ -15,8 +15,10 @@ from torch_geometric.nn import GCN, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyro_nmm.datasets import seed_batch
+from pyro_nmm.edges import edges_of
 from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.fitting import with_gradients
+from pyro_nmm.models.estimators import probabilities_of, with_probabilities
 from pyro_nmm.sparse import sparse_csr, to_csr
 
 Progress = Callable[[range], Iterable[int]]
@@ -40,16 +42,19 @@ def out_of_fold(
     if pred_probs is not None:
         if classifier is not None:
             raise ValueError("give classifier or pred_probs, not both")
-        given = expect("pred_probs", as_tensor("pred_probs", pred_probs), shape, kind="float")
+        given = as_tensor("pred_probs", pred_probs)
+        given = expect("pred_probs", given, shape, kind="float")
         expect_all("pred_probs", given, given >= 0, "be probabilities")
         good = (given.double().sum(1) - 1).abs() < 1e-3
         expect_all("pred_probs", given.double().sum(1), good, "have rows that sum to one")
         return lambda targets, rows: given.to(targets)
-    if classifier is None and getattr(graph, "x", None) is None:
+    x = graph.x if isinstance(graph, Data) else None
+    if classifier is None and x is None:
         return None
-    if getattr(graph, "x", None) is None:
+    if x is None:
         raise ValueError("classifier needs features: give PyG's Data with x as graph")
-    return OutOfFold(classifier, graph, progress)
+    data = Data(as_tensor("graph.x", x), edges_of(graph)[0], num_nodes=shape[0])
+    return OutOfFold(classifier, data, progress)
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,11 @@ class OutOfFold:
         x = expect("graph.x", self.data.x, (int(self.data.num_nodes or 0), "F"))
         values = x if x.layout == torch.strided else x.values()
         expect_all("graph.x", values, values.isfinite(), "be finite")
-        network = self.classifier is None or isinstance(self.classifier, nn.Module)
-        if not network and not hasattr(self.classifier, "predict_proba"):
+        if isinstance(self.classifier, nn.Module):
+            if not any(each.requires_grad for each in self.classifier.parameters()):
+                cure = "unfreeze a layer, or pass its probabilities as pred_probs"
+                raise ValueError(f"classifier has no parameter that requires_grad: {cure}")
+        elif self.classifier is not None and not hasattr(self.classifier, "fit"):
             must = "a network, or have fit and predict_proba"
             raise ValueError(f"classifier must be {must}, got {type(self.classifier).__name__}")
 
@@ -135,7 +143,9 @@ class OutOfFold:
             network.load_state_dict(best)
         if self.classifier is None and len(x) > LARGE:
             edges = _normalized(edges, len(x))  # products of it make no messages of all edges
-        return network.eval()(x, edges).softmax(-1)
+        logits = network.eval()(x, edges)
+        expect_all("logits of classifier", logits, ~logits.isnan(), "not be NaN")
+        return logits.softmax(-1)
 
     def _network(self, x: Tensor, num_labels: int) -> tuple[nn.Module, Tensor]:
         """A network with new parameters, and the edges as it reads them."""
@@ -173,19 +183,21 @@ class OutOfFold:
             share = torch.bincount(torch.from_numpy(labels), minlength=targets.shape[1]).to(targets)
             return ((share + 1) / (len(labels) + len(share))).expand_as(targets)
         model = deepcopy(self.classifier).fit(x[rows].cpu().numpy(), labels)
+        probs = probabilities_of(
+            "classifier", with_probabilities("classifier", model), x.cpu().numpy()
+        )
         found = targets.new_zeros(targets.shape)
         columns = torch.as_tensor(model.classes_, device=found.device)
-        found[:, columns] = torch.as_tensor(
-            model.predict_proba(x.cpu().numpy()), device=found.device
-        ).to(found)
+        found[:, columns] = torch.from_numpy(probs).to(found)
         return (len(labels) * found + 1) / (len(labels) + found.shape[1])
 
 
 def _fresh(network: nn.Module) -> nn.Module:
-    """A copy with new parameters where its layers can draw them."""
+    """A copy with new parameters where its layers can draw them, and none of them is frozen."""
     network = deepcopy(network)
     for module in network.modules():
-        if callable(reset := getattr(module, "reset_parameters", None)):
+        trained = all(each.requires_grad for each in module.parameters())
+        if trained and callable(reset := getattr(module, "reset_parameters", None)):
             reset()
     return network.train()
 

@@ -189,7 +189,7 @@ class _Fit:
         if isinstance(self.network, FieldPrior | None):
             self.network, self.inputs = None, (self.edge_attr,)
         if self.known is not None:
-            self.known = as_tensor("known", self.known, self.hood.device)
+            self.known = as_tensor("known", self.known, self.hood.device, masked=-1)
         self.allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)
 
     def evidence(self, values: Values) -> Tensor:

@@ -14,8 +14,9 @@ from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.edge_values import edges_between
-from pyro_nmm.expect import as_set, as_tensor, expect, expect_all, expect_device
+from pyro_nmm.expect import as_set, as_tensor, expect, expect_all, expect_device, is_kind
 from pyro_nmm.fitting import with_gradients
+from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import ParameterPriors
@@ -39,8 +40,11 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     :param Tensor scores: ``(N, C)`` finite logits, with labels ``y``, ``(N,)``.
     :param Tensor held_out: mask ``(N,)`` or node ids of some nodes.
     """
-    scores = expect("scores", as_tensor("scores", scores), ("N", "C"), kind="float").detach()
-    y, held_out = as_tensor("y", y, scores.device), as_tensor("held_out", held_out, scores.device)
+    scores = as_tensor("scores", in_label_order("scores", scores))
+    scores = scores.to(torch.get_default_dtype()) if is_kind(scores, "integers") else scores
+    scores = expect("scores", scores, ("N", "C"), kind="float").detach()
+    y = as_tensor("y", y, scores.device, masked=-1)
+    held_out = as_tensor("held_out", held_out, scores.device)
     expect_device("held_out", held_out, scores.device, "scores")
     held_out = as_set(held_out, len(scores), scores.device, "held_out")
     y = expect("y", y, (len(scores),), kind="labels", note="one label per row of scores").long()
@@ -194,10 +198,19 @@ def maximise(
 def label_log_probs(stacked: Any, fold: Fold) -> Tensor:
     """``(n,)``: of each held-out label alone, by the NMM. Cost: linear in the edges into them."""
     formula, rows = stacked.formula, fold.hood.restrict(fold.held_out)
-    alpha, probs = formula.concentrations(fold.hood, formula.predictor.probs(fold.inputs))
+    probs = formula.predictor.probs(fold.inputs)
     weight = None if fold.edge_weight is None else fold.edge_weight[rows.edge]
+    return row_log_probs(formula, fold.hood, rows, probs, weight, fold.y[rows.nodes])
+
+
+def row_log_probs(
+    formula: Formula, hood: Neighborhood, rows: Neighborhood, probs: Tensor, weight: Tensor | None,
+    y: Tensor,
+) -> Tensor:  # fmt: skip
+    """The same of labels ``(n,)`` of some rows, of :math:`P` of all nodes of ``hood``."""
+    alpha, probs = formula.concentrations(hood, probs)
     logits, *relabel = formula.attention(rows, probs, weight)
-    attention, y = rows.softmax(logits), fold.y[rows.nodes]
+    attention = rows.softmax(logits)
     if relabel:
         return taken(node_marginals(rows, alpha, attention, *map(as_channel, relabel)), y).log()
     return node_log_probs(rows, alpha, attention, y)

@@ -16,7 +16,8 @@ from torch import Tensor
 from pyro_nmm import Neighborhood
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.edge_values import edges_between
-from pyro_nmm.expect import as_set, as_tensor, check_edge_index, expect
+from pyro_nmm.expect import as_set, as_tensor, check_edge_index, expect, is_kind
+from pyro_nmm.labels import in_label_order
 from pyro_nmm.validation import check_all_rows, check_hood, check_label_range
 
 
@@ -47,7 +48,7 @@ class GraphScores:
         if y is None or known is None:
             known = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
             return cls(hood, scores, known.long(), known, weight)
-        y = as_tensor("y", y, hood.device)
+        y = as_tensor("y", y, hood.device, masked=-1)
         if y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
             y = y[:, 0]
         size, note = (hood.num_nodes,), "one label per node"
@@ -71,7 +72,7 @@ class GraphScores:
         """The same, with label probabilities beside the NMM."""
         if beside is None:
             return self
-        beside = as_tensor("beside", beside, self.hood.device)
+        beside = as_tensor("beside", in_label_order("beside", beside), self.hood.device)
         expect("beside", beside, tuple(self.scores.shape), note="one row of probabilities per node")
         if not (beside >= 0).all() or not ((beside.sum(-1) - 1).abs() < 1e-3).all():
             raise ValueError("beside must hold probabilities: each row must sum to one")
@@ -80,11 +81,12 @@ class GraphScores:
 
 def as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tensor:
     """``(N, C)`` finite logits."""
-    scores = as_tensor("scores", scores, hood.device)
+    scores = as_tensor("scores", in_label_order("scores", scores), hood.device)
     if scores.is_meta:
         raise ValueError("scores must be a tensor with values, got one on the meta device")
     each = "num_classes columns" if num_classes else "one row of logits per node and C >= 2 labels"
     expect("scores", scores, (hood.num_nodes, num_classes or ("C", 2)), note=each)
+    scores = scores.to(torch.get_default_dtype()) if is_kind(scores, "integers") else scores
     if not scores.is_floating_point() or not scores.isfinite().all():
         raise ValueError(
             f"scores must be finite floating-point logits, got {int((~scores.isfinite()).sum())} "

@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-import math
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
+from sklearn.metrics import accuracy_score
 from sklearn.model_selection import StratifiedKFold
-from sklearn.neighbors import KNeighborsTransformer
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import _safe_indexing, check_random_state, get_tags
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import (
@@ -31,8 +27,12 @@ from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph,
 
 from pyro_nmm import Neighborhood, Posterior
 from pyro_nmm.datasets.entries import seeded
+from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import with_gradients
+from pyro_nmm.labels import as_array, check_names, check_same_order, is_missing
+from pyro_nmm.models.estimators import probabilities_of, with_probabilities
 from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
+from pyro_nmm.models.tabular.neighbors import EXAMPLE, finder_of, found_by
 from pyro_nmm.models.tabular.temperature import averaged_temperature, temperature_posterior
 from pyro_nmm.validation import check_integers
 
@@ -47,14 +47,6 @@ TABLES = {
     "gamma": (1.2, 0.9),
     "similarity": (2.4, 1.0),
 }
-
-
-def is_missing(label: Any) -> bool:
-    """Whether a label is -1, NaN, None or a missing value of pandas."""
-    try:
-        return label is None or bool(label != label or label == -1)
-    except TypeError:  # pandas.NA is neither equal nor different
-        return True
 
 
 class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
@@ -115,10 +107,14 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         """
         Fit the classifier and the NMM on top of it.
 
-        :param X: ``(n, features)`` rows, an array, a sparse matrix or a data frame.
-        :param y: ``(n,)`` labels of any type; -1, NaN or None for rows without a label.
-        :param graph: ``(2, E)`` pairs of rows (source, target) or a sparse ``(n, n)`` matrix, in
-            the place of nearest neighbours. New rows can then not be predicted.
+        :param X: ``(n, features)`` rows, an array, a sparse matrix or a data frame. With
+            ``neighbors`` or ``graph`` also what the pipelines read, such as a list of texts.
+        :param y: ``(n,)`` labels of one type; -1, NaN, None or masked for rows without a label.
+        :param graph: in the place of nearest neighbours, edges between rows: ``(2, E)`` pairs
+            (source, target), or a sparse ``(n, n)`` matrix, each of whose stored entries is an edge
+            in both directions, whatever its value, zeros too. Also PyG's ``Data``, a NetworkX graph
+            of the nodes ``0..n - 1``, or a data frame with the columns ``source`` and ``target``.
+            New rows can then not be predicted.
         :raises ValueError: for rows, labels or options that do not fit.
 
         Cost: ``cv + 1`` fits of the classifier, nearest neighbours, and time linear in the edges.
@@ -129,16 +125,11 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             raise ValueError(
                 "n_neighbors and metric have no effect beside neighbors: set them there"
             )
-        if not hasattr(self.estimator, "predict_proba"):
-            raise ValueError(
-                f"estimator must have predict_proba, got {type(self.estimator).__name__}: wrap it "
-                f"in CalibratedClassifierCV"
-            )
         if not 0 < self.clip < 1:
             raise ValueError(f"clip must lie between 0 and 1, got {self.clip}")
-        X = self._checked(X, reset=True)
+        X = self._checked(X, True, graph is not None or self.neighbors is not None)
         size = _num_samples(X)
-        labels, known = self._encoded(y, size)
+        labels, known = self._encoded(y, X, size)
         self.hood_ = Neighborhood(self._edges(X, graph, size), size)
         rows, folds, parts = known.nonzero()[:, 0].numpy(), -torch.ones(size).long(), []
         most = int(labels[rows].bincount().max())
@@ -182,7 +173,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
                 "predict_proba cannot place new rows in the graph that fit was given: give fit all "
                 "rows, with label -1 where it is unknown, and read label_distributions_"
             )
-        X = self._checked(X, reset=False)
+        X = self._checked(X, False, self.neighbors is not None)
         size, new, hood = self.hood_.num_nodes, _num_samples(X), self.hood_
         row, near = from_scipy_sparse_matrix(self._neighbors.transform(X))[0].long()
         edges = torch.stack([hood.source, hood.target])
@@ -207,6 +198,16 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy on rows with a label; ``y`` as for :meth:`fit`."""
+        X = self._checked(X, False, self.neighbors is not None)
+        y, known = self._labels(y, X)
+        if not known.any():
+            raise ValueError("y must hold a label: all are -1, NaN or None")
+        given, weight = y[known].tolist(), sample_weight
+        weight = None if weight is None else np.asarray(weight)[known]
+        return accuracy_score(given, self.predict(X)[known], sample_weight=weight)
+
     def summary(self) -> str:
         """
         How often neighbours with labels agree, the NLL of the held-out labels by candidate, and
@@ -217,11 +218,13 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         edges = torch.stack([self.hood_.source, self.hood_.target])
         edges = to_undirected(subgraph(known, edges[:, edges[0] != edges[1]])[0])
         chance = labels[known].bincount().div(known.sum()).square().sum().item()
-        agree = homophily(edges, labels) if edges.numel() else math.nan
+        line = "no two neighbours have labels: it is unknown how often neighbours agree"
+        if edges.numel():
+            line = f"neighbours agree in {homophily(edges, labels):.0%} of {edges.shape[1] // 2} "
+            line += f"pairs with labels ({chance:.0%} by chance)"
         return (
             f"{len(known)} rows, {int(known.sum())} labels of {len(self.classes_)} classes\n"
-            f"neighbours agree in {agree:.0%} of {edges.shape[1] // 2} pairs with labels "
-            f"({chance:.0%} by chance)\n{self.stacked_.summary()}"
+            f"{line}\n{self.stacked_.summary()}"
         )
 
     def __sklearn_tags__(self) -> Any:
@@ -229,27 +232,39 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         tags.input_tags.sparse = get_tags(self.estimator).input_tags.sparse
         return tags
 
-    def _checked(self, X: Any, reset: bool) -> Any:
-        """Data frames as they are, anything else as an array or a sparse matrix of rows."""
-        if not hasattr(X, "iloc"):
-            X = check_array(X, accept_sparse="csr", dtype=None, ensure_all_finite=False)
+    def _checked(self, X: Any, reset: bool, raw: bool) -> Any:
+        """
+        Data frames as they are, anything else as an array or a sparse matrix of rows, or ``raw``
+        rows that a pipeline reads, such as texts.
+        """
+        if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+            raise ValueError("X has masked entries, which have no value: pass X.filled(np.nan)")
+        try:
+            if not hasattr(X, "iloc"):
+                X = check_array(X, accept_sparse="csr", dtype=None, ensure_all_finite=False)
+        except ValueError as error:
+            if not raw:
+                cure = f"Rows of another kind, such as texts, need neighbors={EXAMPLE}."
+                raise ValueError(f"{error}\n{cure}") from error
         validate_data(self, X, reset=reset, skip_check_array=True)
         return X
 
-    def _encoded(self, y: Any, size: int) -> tuple[Tensor, Tensor]:
-        """Indices of classes, and a mask of the labelled rows; sets ``classes_``."""
+    def _labels(self, y: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Labels ``(n,)`` in the order of the rows, and a mask of the labelled ones."""
         if y is None:
             raise ValueError("fit requires y to be passed, but the target y is None")
-        if isinstance(y, (list, tuple)):  # beside text, NumPy makes text of NaN
-            y = np.asarray(y, dtype=object if any(isinstance(v, str) for v in y) else None)
-        y = column_or_1d(y, warn=True)
+        check_same_order("y", y, "X", X)
+        y, size = column_or_1d(as_array(y), warn=True), _num_samples(X)
         if y.shape != (size,):
             raise ValueError(f"y must have shape ({size},), one label per row of X, got {y.shape}")
-        known = np.array([not is_missing(value) for value in y.tolist()])
-        for text in ("-1", "nan"):
-            if (y[known].astype(str) == text).any():
-                cure = "for no label use the number -1, NaN or None, in a list or an object array"
-                raise ValueError(f"y holds the text {text!r}: {cure}")
+        known = np.array([not is_missing(value) for value in y.tolist()], dtype=bool)
+        if y.dtype.kind in "OUST":
+            check_names("y", y[known].tolist())
+        return y, known
+
+    def _encoded(self, y: Any, X: Any, size: int) -> tuple[Tensor, Tensor]:
+        """Indices of classes, and a mask of the labelled rows; sets ``classes_``."""
+        y, known = self._labels(y, X)
         given = np.asarray(y[known].tolist() if y.dtype == object else y[known])
         if known.any() and type_of_target(given) not in ("binary", "multiclass"):
             raise ValueError(f"y must hold classes, got {type_of_target(given)} values: bin them")
@@ -257,9 +272,11 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             given = given.astype(int)
         self.classes_, index, count = np.unique(given, return_inverse=True, return_counts=True)
         if len(self.classes_) < 2 or count.min() < 2:
-            found = dict(zip(self.classes_.tolist(), count.tolist(), strict=True))
+            rare = count.argsort(kind="stable")[:8]
+            found = dict(zip(self.classes_[rare].tolist(), count[rare].tolist(), strict=True))
+            some = f"{found}{' ...' * (len(count) > 8)}"
             raise ValueError(
-                f"y must have at least two classes and two labelled rows of each, got {found} of "
+                f"y must have at least two classes and two labelled rows of each, got {some} of "
                 f"n_samples={size} (-1, NaN and None mean unlabelled): label another row of a "
                 f"class with one label, or mark its row as unlabelled"
             )
@@ -268,52 +285,26 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return labels, torch.from_numpy(known)
 
     def _edges(self, X: Any, graph: Any, size: int) -> Tensor:
-        """Pairs of neighbouring rows, both ways round unless they are given as ``(2, E)``."""
+        """Pairs of neighbouring rows; of nearest neighbours both ways round."""
         self._neighbors = None
         if graph is None:
-            self._neighbors = self._finder(min(self.n_neighbors, size - 1), not issparse(X))
-            graph = self._found(self._neighbors, X)
-        elif not hasattr(graph, "tocoo"):
-            return torch.as_tensor(graph)
-        elif graph.shape != (size, size):
-            raise ValueError(f"graph must have shape ({size}, {size}), got {tuple(graph.shape)}")
-        return to_undirected(from_scipy_sparse_matrix(graph)[0].long())
-
-    def _found(self, finder: Any, X: Any) -> Any:
-        """The sparse matrix of neighbours, or an error that says how to prepare the rows."""
-        example = "make_pipeline(preparation, KNeighborsTransformer(n_neighbors=10))"
-        try:
-            graph = finder.fit_transform(X)
-        except ValueError as error:
-            if self.neighbors is not None:
-                raise
-            raise ValueError(
-                f"the default neighbours need numeric rows without missing values and a known "
-                f"metric: else pass neighbors={example}. The error was: {error}"
-            ) from error
-        if not hasattr(graph, "tocoo"):
-            raise ValueError(
-                f"neighbors must turn rows into a sparse matrix of their neighbours, got "
-                f"{type(graph).__name__}: end it in a KNeighborsTransformer, as in {example}"
-            )
-        return graph
-
-    def _finder(self, number: int, dense: bool) -> Any:
-        """A transformer of rows into a sparse matrix of their neighbours among the fitted rows."""
-        if self.neighbors is not None:
-            return clone(self.neighbors)
-        finder = KNeighborsTransformer(n_neighbors=number, metric=self.metric)
-        scaled = self.metric == "euclidean"
-        return make_pipeline(StandardScaler(with_mean=dense), finder) if scaled else finder
+            nearest = min(self.n_neighbors, size - 1)
+            self._neighbors = finder_of(self.neighbors, nearest, self.metric, X)
+            graph = found_by(self._neighbors, X, default=self.neighbors is None)
+        edges, number = edges_of(graph)
+        if number not in (None, size):
+            raise ValueError(f"graph must have {size} nodes, one for each row of X, got {number}")
+        return edges
 
     def _trained(self, X: Any, labels: Tensor, rows: np.ndarray) -> Any:
-        return clone(self.estimator).fit(_safe_indexing(X, rows), self.classes_[labels[rows]])
+        given = _safe_indexing(X, rows), self.classes_[labels[rows]]
+        return with_probabilities("estimator", clone(self.estimator).fit(*given))
 
     def _log_probs(self, estimator: Any, X: Any) -> Tensor:
         """``(n, C)`` logarithms of a classifier's clipped probabilities."""
         probs = np.full((_num_samples(X), len(self.classes_)), self.clip)
         columns = np.searchsorted(self.classes_, estimator.classes_)
-        probs[:, columns] = estimator.predict_proba(X)
+        probs[:, columns] = probabilities_of("estimator", estimator, X)
         return torch.from_numpy(probs).clamp(min=self.clip).log().float()
 
     def _pooled(self, whole: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:

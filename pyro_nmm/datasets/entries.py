@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyro_nmm.expect import expect
+from pyro_nmm.expect import as_tensor, expect
 
 #: Held by the thread whose seed is in torch's global generator.
 SEEDED = threading.RLock()
@@ -32,10 +32,11 @@ def contents(data: Data) -> dict[str, object]:
 
 
 def checked(data: Data) -> Data:
-    """The checked data, with labels of ``torch.long``."""
+    """The checked data, with labels of ``torch.long`` and edges that PyTorch computes with."""
     if data.x is not None:
         entry(data, "x")
-    check_edge_index(entry(data, "edge_index"), "data.edge_index")
+    edge_index = entry(data, "edge_index")
+    check_edge_index(edge_index, "data.edge_index")
     size = data.num_nodes
     for name in ("train_mask", "val_mask"):
         mask = entry(data, name)
@@ -51,7 +52,7 @@ def checked(data: Data) -> Data:
         raise ValueError(f"{masks} both hold node {node}: its label is known and cannot validate")
     y = expect("data.y", entry(data, "y"), (size,), kind="labels", note="one label per node")
     data = copy.copy(data)
-    data.y = y.long()
+    data.y, data.edge_index = y.long(), edge_index
     return data
 
 
@@ -102,7 +103,7 @@ def entry(data: Data, name: str) -> Tensor:
         raise ValueError(f"data.{name} must be a tensor, got {type(value)}{hint}")
     if value.is_meta:
         raise ValueError(f"data.{name} is on the meta device, which holds no values")
-    return value
+    return as_tensor(f"data.{name}", value)
 
 
 def as_seed(seed: Any) -> int:

@@ -14,7 +14,7 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, continued, extended, of_components
 from pyro_nmm.distributions.predictions import predicted
 from pyro_nmm.distributions.smc import sequential_monte_carlo, stage_size
-from pyro_nmm.expect import as_set, check_mask
+from pyro_nmm.expect import as_set, as_tensor, check_mask
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
@@ -288,7 +288,7 @@ class Posterior:
         check_integers(1, num_samples=num_samples)
         if label >= self.num_classes:
             raise ValueError(f"label must lie in 0..{self.num_classes - 1}, got {label}")
-        if len(sets) == 0 or torch.as_tensor(sets[0]).dim() == 0:
+        if len(sets) == 0 or as_tensor("sets", sets[0]).dim() == 0:
             raise ValueError("sets must be a sequence: give [nodes] for a single set of nodes")
         hood, (plain, provenance) = self.hood, untracked(*sets)
         members = torch.stack([as_set(s, hood.num_nodes, hood.device, "sets") for s in plain])

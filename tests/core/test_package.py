@@ -260,4 +260,4 @@ def test_import_direction():
 def test_files_are_short():
     for folder in ("pyro_nmm", "models", "guides", "examples", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
-            assert len(path.read_text().splitlines()) <= 330, path
+            assert len(path.read_text().splitlines()) <= 500, path

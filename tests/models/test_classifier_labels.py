@@ -74,9 +74,62 @@ def test_floats_without_nan_stay_floats():
     assert fitted(np.where(KNOWN, SPECIES, -1.0)).classes_.dtype == float
 
 
-def test_empty_text_is_a_class():
-    names = np.array(["", "oak", "yew"])[SPECIES]
-    assert fitted(np.where(KNOWN, names, None)).classes_.tolist() == ["", "oak", "yew"]
+NAMES = np.array(["ash", "oak", "yew"], dtype=object)[SPECIES]
+SPELLED = ["-1", "-1.0", "nan", "NaN", "None", "<NA>", "NaT", "null", "NULL", "", " ", " nan "]
+
+
+@pytest.mark.parametrize("text", SPELLED)
+def test_text_of_a_missing_value(text):
+    """As ``astype(str)`` of a column makes it, or a file."""
+    y = np.where(KNOWN, NAMES, text)
+    with pytest.raises(ValueError, match=f"y holds the text {text!r} .120 times.*or None"):
+        fitted(y.astype(str))
+    with pytest.raises(ValueError, match=f"y holds the text {text!r}"):
+        fitted(pd.Series(y, dtype="category"))
+
+
+@pytest.mark.parametrize(
+    ("two", "match"),
+    [((0, "spam"), "0 and 'spam'"), ((1, "1"), "1 and '1'"), ((2, True), "2 and True")],
+)
+def test_labels_of_several_types(two, match):
+    y = [two[0] if number % 2 else two[1] for number in range(150)]
+    y[0] = two[0]
+    for given in (y, np.array(y, dtype=object), pd.Series(y, dtype=object)):
+        with pytest.raises(ValueError, match=f"y must hold labels of one type, got {match}"):
+            fitted(given)
+
+
+@pytest.mark.parametrize("labels", [SPECIES, NAMES.astype(str)])
+def test_masked_labels_are_missing(labels):
+    model, y = fitted(np.where(KNOWN, SPECIES, -1)), np.ma.array(labels, mask=~KNOWN)
+    other = fitted(y)
+    np.testing.assert_array_equal(other.label_distributions_, model.label_distributions_)
+    assert other.classes_.tolist() == np.unique(labels).tolist()
+    assert other.score(ROWS, y) == other.score(ROWS, list(y))
+
+
+def test_labels_in_another_order_than_the_rows():
+    y, model = (
+        pd.Series(np.where(KNOWN, SPECIES, -1)),
+        tabular.NeighborMixtureClassifier(LogisticRegression()),
+    )
+    other, frame = y.sample(frac=1, random_state=0), pd.DataFrame(ROWS)
+    with pytest.raises(ValueError, match=r"y must have its rows in the order of X.*y.loc\[X.ind"):
+        model.fit(frame, other)
+    model.fit(frame, other.to_numpy()[np.argsort(other.index)])
+    model.fit(frame, y.set_axis(np.arange(150) + 9))  # another index is not read
+
+
+@pytest.mark.parametrize("missing", [-1, None, np.nan, np.ma.masked])
+def test_rows_without_a_label_have_no_score(missing):
+    model = fitted(np.where(KNOWN, SPECIES, -1))
+    right = (model.predict(ROWS) == SPECIES)[KNOWN].mean()
+    y = [label if known else missing for label, known in zip(SPECIES, KNOWN, strict=True)]
+    assert model.score(ROWS, y) == right
+    assert model.score(ROWS, y, sample_weight=1.0 * KNOWN) == right
+    with pytest.raises(ValueError, match="y must hold a label"):
+        model.score(ROWS[:3], [missing] * 3)
 
 
 def test_without_scikit_learn_the_error_names_the_extra(monkeypatch):

@@ -492,7 +492,7 @@ NAMES = np.array(["ash", "birch", "cedar"])[TRUTH]
         (EDGES, TRUTH[:200, None], {}, "answers must have a row for each node, got 200"),
         (EDGES, TRUTH[:, None] + 1, {}, "number from 0, or raise num_labels"),
         ((EDGES, 256), TRUTH[:, None], {}, "return a pair"),
-        ("edges", TRUTH[:, None], {}, "from_networkx"),
+        ("edges", TRUTH[:, None], {}, "a NetworkX graph, a data frame of edges"),
         (
             EDGES,
             pd.DataFrame({"task": np.arange(1, 257), "worker": "a", "label": NAMES}),

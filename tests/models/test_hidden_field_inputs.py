@@ -40,7 +40,7 @@ BAD = {
         Annotators(2),
         np.array([["a"], ["b"], ["c"], ["a"], [None]]),
     ),
-    "answers must be integers.*got <class 'list'>": (Annotators(2), [[0, 1]]),
+    r"answers must be integers.*got \(1, 2\)": (Annotators(2), [[0, 1]]),
     r"answers must be integers.*got \(4, 3\)": (Annotators(2), ANSWERS[:4].numpy()),
     "answers must be integers.*got torch.bool": (Annotators(2), ANSWERS > 0),
     "answers is empty": (Annotators(2), ANSWERS[:, :0]),
