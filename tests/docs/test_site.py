@@ -73,6 +73,16 @@ def test_form_of_a_tutorial(path):
         assert shortened(marked) != marked, marked
 
 
+def test_a_failed_assert_of_a_tutorial_breaks_the_build():
+    config = {}
+    exec((ROOT / "docs" / "conf.py").read_text(), config)
+    assert config["nb_execution_raise_on_error"]
+    assert config["nb_execution_mode"] == "cache"
+    hidden = "if True:\n    assert 1 > 2\n"
+    assert shortened(hidden) == shortened(hidden, "tags: [remove-cell]") == hidden
+    exec(shortened(hidden, "tags: [remove-cell, full-size]"))
+
+
 def test_snippet_of_your_graph_on_another_graph():
     """Wines, joined to those of near measurements, and a classifier that sees three of these."""
     page = ROOT / "docs" / "tutorials" / "your-graph.md"

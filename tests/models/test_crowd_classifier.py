@@ -6,6 +6,9 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.ensemble import StackingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import LinearSVC
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, MLP, GraphSAGE
 from torch_geometric.utils import grid
@@ -231,3 +234,65 @@ def test_errors(options, error):
         near = Neighborhood(EDGES, 256)
         with pytest.raises(ValueError, match=r"not both|classifier needs features"):
             Annotators(3).fit(near, answers, **options, **QUICK)
+
+
+def test_frozen_networks():
+    """A network without a parameter to train is refused, and a frozen layer stays as it is."""
+    data, _, truth = crowd()
+    targets, rows = torch.nn.functional.one_hot(truth, 3).float(), torch.ones(256).bool()
+    with pytest.raises(ValueError, match=r"no parameter that requires_grad: .* as pred_probs"):
+        OutOfFold(Nodewise().requires_grad_(False), data)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    network[0].requires_grad_(False).weight.data = torch.eye(4)
+    network[0].bias.data.zero_()
+
+    class Bottom(Nodewise):
+        def __init__(self):
+            super().__init__()
+            self.layer = network
+
+    found = OutOfFold(Bottom(), data)
+    assert torch.equal(module._fresh(found.classifier).layer[0].weight, torch.eye(4))
+    assert not torch.equal(module._fresh(found.classifier).layer[1].weight, network[1].weight)
+    assert (found(targets, rows).argmax(1) == truth).double().mean() > 0.7
+
+
+class NotANumber(LogisticRegression):
+    def predict_proba(self, X):
+        return super().predict_proba(X) * np.where(np.arange(len(X)) == 7, np.nan, 1)[:, None]
+
+
+class Diverged(Nodewise):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) / 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (NotANumber(), r"classifier gives 1 of 256 rows .* not finite, first row 7"),
+        (Diverged(), "logits of classifier must not be NaN"),
+        (LinearSVC(), "classifier must have predict_proba, got LinearSVC"),
+    ],
+)
+def test_classifiers_without_probabilities(kind, match):
+    data, _, truth = crowd()
+    targets, rows = torch.nn.functional.one_hot(truth, 3).float(), torch.ones(256).bool()
+    with pytest.raises(ValueError, match=match):
+        OutOfFold(kind, data)(targets, rows)
+
+
+def test_probabilities_that_are_known_after_a_fit():
+    data, _, truth = crowd()
+    targets, rows = torch.nn.functional.one_hot(truth, 3).float(), torch.ones(256).bool()
+    found = OutOfFold(StackingClassifier([("a", LogisticRegression())], cv=2), data)(targets, rows)
+    assert (found.argmax(1) == truth).double().mean() > 0.7
+
+
+def test_features_in_numpy():
+    data, answers, _ = crowd()
+    found = []
+    for given in (data, Data(data.x.numpy(), data.edge_index.numpy())):
+        torch.manual_seed(0)
+        found.append(Annotators(3).fit(given, answers, classifier=Memory(), **QUICK).probs)
+    assert torch.equal(*found)

@@ -352,6 +352,21 @@ def test_scores_are_finite_in_every_call():
                 call(hood, scores, y, train)
 
 
+def test_priors_follow_agreement_and_temperature():
+    """The less neighbours agree, the more a node keeps to itself; a prior that is given stays."""
+
+    def means(prior, **options):
+        stacked = StackedNMM(2, **options, prior=prior)
+        priors = ParameterPriors(stacked, stacked.declared, stacked.prior, 4.0, agreement=0.25)
+        return {each.name: each.mean for each, _ in priors.pairs}
+
+    assert means({})["gamma"] == 0.5 + 4 * 0.75**2
+    assert means({"gamma": (0.5, 0.6)})["gamma"] == 0.5
+    assert means({}, pool=False)["gamma"] == 2.0
+    assert means({}, pool=False)["log_scale"] == -math.log(4)
+    assert means({})["pool.log_scale"] == -0.9  # the pool has a temperature of its own
+
+
 def test_options_of_the_optimisation():
     hood, *given = few_labels()
     with pytest.raises(TypeError, match="num_step"):

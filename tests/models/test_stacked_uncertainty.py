@@ -8,12 +8,12 @@ import pytest
 import torch
 from graphs import to_hood
 
-from pyro_nmm import NeighborMixture, Posterior
+from pyro_nmm import NeighborMixture, Posterior, blocks
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
-from pyro_nmm.models import StackedNMM
+from pyro_nmm.models import StackedNMM, compatibility
 from pyro_nmm.models.stacked import uncertainty
 from pyro_nmm.models.stacked.cross_fit import agreement
-from pyro_nmm.models.stacked.fit import fold_of
+from pyro_nmm.models.stacked.fit import fold_of, label_log_probs
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import ParameterPriors
 from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS, deviations, label_gradients
@@ -49,6 +49,32 @@ def test_gradients_of_labels(problem, fitted):
         mixture.marginals()[row, fold.y[row]].log().backward(retain_graph=True)
         columns.append(torch.cat([value.grad.view(-1) for value in fitted.parameters()]))
     torch.testing.assert_close(found.to(columns[0]), torch.stack(columns), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("change", ["none", "weights", "relabel", "blocks"])
+def test_offsets_of_all_labels_in_one_pass(problem, change, monkeypatch):
+    """As finite differences have them, in as many evaluations for any number of labels."""
+    hood, scores, y, train, held_out = problem
+    weight = torch.rand(hood.num_edges) + 0.5 if change == "weights" else None
+    matrix = compatibility(hood, y, train, 3) if change == "relabel" else None
+    if change == "blocks":
+        monkeypatch.setattr(blocks, "NUMBERS", 500)
+    stacked = StackedNMM(3, compatibility=matrix)
+    stacked.fit(*problem, num_steps=5, edge_weight=weight)
+    data = stacked.formula.graph_scores(hood, scores, y, train | held_out, weight)
+    fold, calls = fold_of(stacked.formula, data, held_out), []
+
+    def counted(*args):
+        calls.append(args)
+        return label_log_probs(*args)
+
+    monkeypatch.setattr(uncertainty, "label_log_probs", counted)
+    found = label_gradients(stacked, fold)
+    assert len(calls) == 2 * (found.shape[1] - 3)
+    for k, step in enumerate(1e-4 * torch.eye(found.shape[1])[-3:]):
+        ends = [label_log_probs(uncertainty.moved(stacked, s), fold) for s in (step, -step)]
+        slope = (ends[0] - ends[1]) / 2e-4
+        torch.testing.assert_close(found[:, k - 3], slope, atol=1e-8, rtol=1e-6)
 
 
 def test_distribution_of_the_draws(problem, fitted, monkeypatch):
