@@ -206,7 +206,9 @@ def consensus_of(
     dependence = excess_agreement(probs, log_prior, named["answers"], answers)
     doubt = None
     if getattr(field.emission, "named", False):
-        doubt = contradiction(answers, probs, walk, part, bool(errors >= INFORMED))
+        unknown = answers.masked_fill(known.isinf().any(1)[:, None], -1)
+        learned = priors.get("classifier")
+        doubt = contradiction(unknown, probs, walk, part, bool(errors >= INFORMED), learned)
     if doubt is not None:
         warnings.warn(doubt, stacklevel=4)
     return Consensus(field, answers, probs, priors, named, dependence, doubt=doubt, **names)
