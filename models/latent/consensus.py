@@ -206,9 +206,7 @@ def consensus_of(
     dependence = excess_agreement(probs, log_prior, named["answers"], answers)
     doubt = None
     if getattr(field.emission, "named", False):
-        unknown = answers.masked_fill(known.isinf().any(1)[:, None], -1)
-        learned = priors.get("classifier")
-        doubt = contradiction(unknown, probs, walk, part, bool(errors >= INFORMED), learned)
+        doubt = contradiction(answers, probs, walk, part, bool(errors >= INFORMED))
     if doubt is not None:
         warnings.warn(doubt, stacklevel=4)
     return Consensus(field, answers, probs, priors, named, dependence, doubt=doubt, **names)

@@ -19,21 +19,19 @@ MANY = 10
 
 
 def contradiction(
-    answers: Tensor, probs: Tensor, walk: Walk, part: Tensor, informed: bool,
-    learned: Tensor | None = None,
-) -> str | None:  # fmt: skip
+    answers: Tensor, probs: Tensor, walk: Walk, part: Tensor, informed: bool
+) -> str | None:
     """
     A warning if the consensus contradicts too many nodes whose answers all agree.
 
     The neighbours' answers support a contradiction if a walk from the node, over the votes of other
     nodes, meets the label of the consensus more often than the label of the answers. They support
-    nothing on a graph that does not predict answers. A classifier supports what it predicts.
+    nothing on a graph that does not predict answers.
 
     :param Tensor answers: ``(N, M)``, which name labels, -1 for missing ones.
     :param Tensor probs: ``(N, C)``, the consensus.
     :param Tensor part: ``(N,)`` integers from zero; a part's own votes are left out for it.
     :param bool informed: whether the priors of the consensus predict answers.
-    :param Tensor learned: ``(N, C)``, predictions of a classifier.
     :return: the warning, or None. Cost: a walk where there are many contradictions.
     """
     entries, size = Entries.of(answers), max(probs.shape[1], int(answers.max()) + 1)
@@ -46,8 +44,7 @@ def contradiction(
     limit = FEW + SHARE * int(agree.sum())
     if wrong.sum() > limit and informed:
         around = walk.labels(votes / number.clamp(min=1)[:, None], part)
-        for support in (around, *([] if learned is None else [learned])):
-            wrong &= (support.gather(1, found[:, None]) <= support.gather(1, label[:, None]))[:, 0]
+        wrong &= (around.gather(1, found[:, None]) <= around.gather(1, label[:, None]))[:, 0]
     if wrong.sum() <= limit:
         return None
     what = f"{int(wrong.sum())} of {int(agree.sum())} nodes whose answers all agree"
