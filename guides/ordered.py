@@ -124,7 +124,7 @@ def evidence_guide(
 
 
 def _latent_sites(q: "_Draw", collapsed: bool, site: str) -> Tensor:
-    check_plates(q.rows, q.batch_shape)
+    check_plates(q.rows, q.batch_shape, latent=True)
     with OneEvent(q.rows, q.batch_shape):
         both = pyro.sample(f"c and {site}", q, infer={"is_auxiliary": True})
         c, labels = both.unbind(-2)

@@ -104,7 +104,8 @@ def nmm(
         raise ValueError("predict draws the nodes that observed leaves out, but it selects all")
     shapes = alpha.shape[:-2], logits.shape[:-1], channel.batch_shape
     batch = torch.broadcast_shapes(*shapes, () if obs is None else obs.shape[:-1])
-    check_plates(rows, batch, latent=obs is None)
+    if obs is not None:
+        check_plates(rows, batch)
     with OneEvent(rows, batch) as event:
         z = None
         if not collapsed:
@@ -112,13 +113,15 @@ def nmm(
                 raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
             z = pyro.sample("z", Dirichlet(alpha).to_event(1))
         c = pyro.sample("c", _choice(rows, logits))
-        if event.fixed and collapsed and own.certain and obs is None:
-            # The labels that a guide drew the choices for; it leaves them in this site.
-            unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)
-            seen = pyro.sample("u", unknown, infer={"is_auxiliary": True})
-            event.forgotten = bool((seen < 0).any())
-            if not event.forgotten:
-                alpha = posterior_alpha(written_out(alpha), c, seen)
+        prior = alpha
+        if event.fixed and collapsed and own.certain:
+            if event.seen is None:  # the guide leaves the labels that it saw in this site
+                unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)
+                event.seen = pyro.sample("u", unknown, infer={"is_auxiliary": True})
+            if (event.seen >= 0).all():
+                alpha = posterior_alpha(written_out(alpha), c, event.seen)
+            else:
+                event.forgotten = True
         chosen = own.chosen(rows, c) if own.certain else KEEP
         labels = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
         borrowed = None
@@ -131,6 +134,8 @@ def nmm(
         with torch.no_grad():
             if borrowed is None:
                 borrowed = own.chosen(rows, c).borrow(y)
+            # Labels that were drawn anew come on top of those that the guide saw.
+            alpha = alpha if event.drawn else prior
             y_rest = _rest(rest, alpha, logits, z, c, borrowed, channel.of(rest.edge))
             pyro.deterministic("y_rest", y_rest, event_dim=1)
     return y

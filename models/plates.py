@@ -6,6 +6,7 @@ Plates around and below a field. Pyro does not check dimensions beside its plate
 be enumerated, and would count a labelling once for each of their elements.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK, get_plates
 from torch import Size, Tensor
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import Neighborhood, OrderedConditional
 from pyro_nmm.expect import expect
 from pyro_nmm.validation import check_each_call, check_integers
 
@@ -37,9 +38,10 @@ class OneEvent(Messenger):
     :param Size batch_shape: of the arguments together: parameters, and labels or evidence.
     """
 
-    #: Whether ``Predictive`` gives the choices, and whether the labels that they were drawn for
-    #: are lost.
-    fixed = forgotten = False
+    fixed = False  #: whether the choices are a guide's, and labels may be drawn
+    seen: Tensor | None = None  #: the labels that the choices were drawn for, if known
+    forgotten = False  #: whether they are lost
+    drawn = False  #: whether the labels were drawn
 
     def __init__(self, rows: Neighborhood, batch_shape: Size) -> None:
         super().__init__()
@@ -52,8 +54,18 @@ class OneEvent(Messenger):
                 handler._postprocess_message = partial(_watched, handler)  # type: ignore[method-assign]
         return super().__enter__()
 
+    def _replay(self, msg: Any) -> None:
+        """Choices of a trace that lacks labels: those of an ordered guide were drawn for some."""
+        for handler in _PYRO_STACK:
+            trace = handler.trace if isinstance(handler, ReplayMessenger) else None
+            if trace is None or msg["name"] not in trace or _beside(msg["name"], "y") in trace:
+                continue
+            draw = trace.nodes[msg["name"]]["fn"]
+            if isinstance(draw, OrderedConditional):
+                self.fixed, self.seen = True, draw.borrowed(msg["value"])
+
     def _pyro_post_sample(self, msg) -> None:
-        name, site = msg["name"], msg["name"].rpartition("/")[2]
+        name, site = msg["name"], kind_of(msg["name"])
         batch = msg["fn"].batch_shape
         for kind in ("scale", "mask"):
             shape = msg[kind].shape if isinstance(msg[kind], Tensor) else Size()
@@ -72,8 +84,10 @@ class OneEvent(Messenger):
                     f"{self.num_rows} here: give model and guide the same mask"
                 )
         if site == "c":
-            self.fixed = msg["is_observed"] and msg["mask"] is False
-        if site == "y" and self.forgotten and not msg["is_observed"]:
+            self.fixed = msg["is_observed"] and msg["mask"] is False  # by Predictive
+            self._replay(msg)
+        self.drawn = site == "y" and not msg["is_observed"]
+        if self.drawn and self.forgotten:
             raise ValueError(
                 f"site {name!r} would be drawn given choices alone, without the labels that they "
                 f"were drawn for: take the choices from ordered_guide, or give collapsed=False to "
@@ -83,6 +97,17 @@ class OneEvent(Messenger):
         counted = any(isinstance(each, ReplayMessenger) or _copies(each) for each in _PYRO_STACK)
         if counted and not msg["stop"]:
             _check_owned(msg, self.batch_shape)
+
+
+def kind_of(name: str) -> str:
+    """A site's name without its scopes and the number that ``name_count`` gives it."""
+    return re.sub(r"__\d+$", "", name.rpartition("/")[2])
+
+
+def _beside(name: str, kind: str) -> str:
+    """The name of another site of the same field."""
+    place, own = name.rfind("/") + 1, kind_of(name)
+    return name[:place] + kind + name[place + len(own) :]
 
 
 def _copies(handler: Messenger) -> bool:
@@ -114,13 +139,14 @@ def _check_owned(msg: Any, batch: Size) -> None:
     owners = f" ({', '.join(plates)})" if plates else ""
     if any(isinstance(handler, OneEvent) for handler in _PYRO_STACK):
         what, cure = "alpha, logits, labels or evidence", (
-            "put the field in a plate, or move the dimension to its plate: with plates between, "
-            "kappa[..., None, None] * probs needs one None more for each"
+            "put the field in a plate, or move the dimension to its plate: "
+            "kappa[..., None, None] * probs, with one None more for each plate between"
         )  # fmt: skip
     else:
         what, cure = "values or parameters", (
-            "give it a plate. Labels of nmm have their nodes right of all plates: replace a plate "
-            "over nodes by .to_event(1), or by pyro_nmm.models.node_plate"
+            "move it to its plate, with one [..., None] for each plate to the right. Labels of nmm "
+            "have their nodes right of all plates: replace a plate over nodes by .to_event(1), or "
+            "by pyro_nmm.models.node_plate"
         )  # fmt: skip
     raise ValueError(
         f"site {msg['name']!r} has {what} of batch shape {tuple(batch)}, whose dimension "
@@ -140,19 +166,23 @@ def unowned(msg: Any, batch_shape: Size) -> list[int]:
 
 def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) -> None:
     """
-    Refuse plates in which the arguments, of this batch shape, do not differ. Latent labels may
-    differ all the same, unless it is a plate over nodes.
+    Refuse plates in which the arguments, of this batch shape, do not differ. Latent labels differ
+    all the same, unless the plate has an element for each node: then it is meant for the nodes.
     """
     for frame in get_plates():
-        if frame.dim is None or frame.name in COPIES or frame.size == 1:
+        size = frame.full_size or frame.size
+        if frame.dim is None or frame.name in COPIES or size == 1:
             continue
-        if latent and frame.full_size not in (rows.num_nodes, rows.num_rows):
+        if latent and size not in (rows.num_nodes, rows.num_rows):
             continue
-        if -frame.dim > len(batch_shape) or batch_shape[frame.dim] == 1:
+        missing = -frame.dim > len(batch_shape)
+        if missing or batch_shape[frame.dim] < frame.size:
+            given = "alpha, logits or evidence" if latent else "y, alpha or logits"
             raise ValueError(
-                f"plate {frame.name!r} of size {frame.size} surrounds one labelling of all nodes, "
-                f"whose joint log-probability would be counted {frame.size} times: use observed= "
-                f"or poutine.scale, or give y, alpha or logits a batch dimension for the plate"
+                f"plate {frame.name!r} of size {size} surrounds one labelling of all nodes, whose "
+                f"joint log-probability would be counted {size} times: use observed= or "
+                f"poutine.scale. If it is a plate of {size} fields, give {given} a batch dimension "
+                f"for it, such as by expand"
             )
 
 
