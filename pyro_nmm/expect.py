@@ -41,7 +41,8 @@ def as_tensor(
         if masked is None and (number := np.ma.count_masked(value)):
             cure = f"pass {name}.filled(...)"
             raise ValueError(f"{name} has {number} masked entries, which have no value: {cure}")
-        value = value.filled(masked)
+        data = value.data.astype(np.int64) if value.dtype.kind == "u" else value.data
+        value = data if masked is None else np.where(np.ma.getmaskarray(value), masked, data)
     try:
         array = value if isinstance(value, list | tuple) else _native(value)
         found = torch.as_tensor(array, device=device)

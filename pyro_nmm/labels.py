@@ -27,14 +27,17 @@ def is_missing(label: Any) -> bool:
         return True
 
 
-def as_array(labels: Any) -> Any:
+def as_array(name: str, labels: Any) -> Any:
     """
     Lists, masked arrays and bytes as arrays, None where masked. Numbers beside text stay numbers.
     Other data are returned as they are.
     """
     if isinstance(labels, list | tuple):
         labels = np.asarray(labels, dtype=object)
-        if len(kinds := {_kind(each) for each in labels.flat}) == 1 and kinds != {"MaskedConstant"}:
+        kinds = {_kind(each) for each in labels.flat}
+        if kinds == {"list"}:  # which NumPy makes no table of
+            raise ValueError(f"{name} must hold lists of one length")
+        if len(kinds) == 1 and kinds != {"MaskedConstant"}:
             labels = np.asarray(labels.tolist())
     if isinstance(labels, np.ma.MaskedArray):
         mask, labels = np.ma.getmaskarray(labels), labels.data.astype(object)

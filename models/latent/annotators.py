@@ -106,11 +106,11 @@ class Annotators:
         """
         Fit the model, and pool the answers about each node with its neighbours and its features.
 
-        :param graph: PyG's ``Data``, an ``edge_index``, whose sources are then nodes within two
-            hops, or a neighborhood of your choice.
-        :param answers: ``(N, M)`` integers or text, -1 or NaN if missing: a tensor, an array, or a
-            data frame with a column for each annotator. A data frame with the columns ``task``,
-            ``worker`` and ``label`` has a row for each answer, and node ids as tasks.
+        :param graph: a neighborhood of your choice; or PyG's ``Data``, an ``edge_index``, a sparse
+            matrix of edges, or a NetworkX graph, whose sources are then nodes within two hops.
+        :param answers: ``(N, M)`` integers or text, -1, NaN or masked if missing: a tensor, an
+            array, or a data frame with a column for each annotator. With the columns ``task``,
+            ``worker`` and ``label`` it has a row for each answer, and node ids as tasks.
         :param Tensor edge_attr: features of the edges of a neighborhood, such as hops.
         :param known: ``(N,)`` true labels of some nodes, -1 or NaN elsewhere.
         :param classifier: of ``x``, if graph is ``Data`` with ``x``: a network, called as

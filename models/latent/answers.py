@@ -81,7 +81,7 @@ def check_number(
 
 def _array(name: str, data: Any) -> Any:
     """A data frame as an array, and an array of numbers and None as floats."""
-    found = as_array(data.to_numpy() if hasattr(data, "to_numpy") else data)
+    found = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
     if isinstance(found, np.ndarray) and found.dtype.kind in "OUT":
         plain = [None if _no_name(each) else each for each in found.flat]
         check_names(name, [each for each in plain if each is not None])

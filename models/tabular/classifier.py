@@ -254,7 +254,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         if y is None:
             raise ValueError("fit requires y to be passed, but the target y is None")
         check_same_order("y", y, "X", X)
-        y, size = column_or_1d(as_array(y), warn=True), _num_samples(X)
+        y, size = column_or_1d(as_array("y", y), warn=True), _num_samples(X)
         if y.shape != (size,):
             raise ValueError(f"y must have shape ({size},), one label per row of X, got {y.shape}")
         known = np.array([not is_missing(value) for value in y.tolist()], dtype=bool)

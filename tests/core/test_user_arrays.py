@@ -151,7 +151,8 @@ def test_whole_logits_are_taken():
 def test_a_masked_label_is_missing():
     y = np.ma.array([0, 1, 10, 9], mask=[False, False, True, True])
     same = torch.testing.assert_close
-    same(StackedNMM(2)(HOOD, SCORES, y, TWO), StackedNMM(2)(HOOD, SCORES, Y, TWO))
+    for given in (y, y.astype("u8")):
+        same(StackedNMM(2)(HOOD, SCORES, given, TWO), StackedNMM(2)(HOOD, SCORES, Y, TWO))
     same(compatibility(HOOD, y, TWO, 2), compatibility(HOOD, Y, TWO, 2))
     for call in (lambda: StackedNMM(2)(HOOD, SCORES, y, ~MASK), lambda: brier(SCORES, y)):
         with pytest.raises(ValueError, match=r"holds label -1|2 masked entries"):

@@ -15,7 +15,7 @@ ONE = [1, 0, -2, 0.5, True, "", "nan", "-1", b"a", ("a", 1)]
 @pytest.mark.parametrize("label", [-1, -1.0, np.nan, None, np.ma.masked, pd.NA, pd.NaT])
 def test_missing(label):
     assert is_missing(label)
-    assert is_missing(as_array([label, 1]).tolist()[0])
+    assert is_missing(as_array("y", [label, 1]).tolist()[0])
     assert not any(map(is_missing, ONE))
 
 
@@ -44,9 +44,11 @@ def test_names_of_labels(names):
     ],
 )
 def test_arrays_of_labels(labels, expected):
-    assert str(as_array(labels).tolist()) == str(expected)
+    assert str(as_array("y", labels).tolist()) == str(expected)
 
 
 def test_other_types_are_refused():
+    with pytest.raises(ValueError, match="y must hold lists of one length"):
+        as_array("y", [[1], [2, 3]])
     with pytest.raises(ValueError, match=r"y must hold numbers or text, got Timestamp.*their text"):
         check_names("y", [pd.Timestamp("2020")])
