@@ -18,6 +18,7 @@ from scipy.stats import chi2
 from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborMixture, OrderedConditional
+from pyro_nmm.relabel import as_channel
 
 GRAPHS = {"star": partial(star, 3), "house": house, "shared": shared_sources}
 GRAPHS |= {"path": lambda: to_hood(nx.path_graph(4))}
@@ -159,6 +160,16 @@ def test_samples(kind):
             counts = torch.stack([(draws[:, b] == row).all(1).sum() for row in labellings(4)])
             statistic = ((counts - 30_000 * probs) ** 2 / (30_000 * probs)).sum()
             assert chi2.sf(statistic, 15) > 1e-4
+
+
+def test_a_permutation_and_its_inverse():
+    """Of three labels in a circle, which is not its own inverse."""
+    circle = as_channel(torch.tensor([[1, 2, 0]]))
+    borrowed, shown = torch.tensor([[0], [1], [2]]), torch.tensor([[1], [2], [0]])
+    assert torch.equal(circle.show(borrowed), shown)
+    assert torch.equal(circle.borrow(shown), borrowed)
+    probs = torch.tensor([[0.5, 0.3, 0.2]])
+    torch.testing.assert_close(circle.push(probs), torch.tensor([[0.2, 0.5, 0.3]]))
 
 
 def test_batch_of_matrices():

@@ -73,6 +73,11 @@ def test_a_walk_is_label_spreading():
     again = walk.labels(changed, part)
     torch.testing.assert_close(again[part == 1], found[part == 1])
     assert (again[part == 0] != found[part == 0]).any()
+    alone = torch.zeros(12, 3).double()
+    alone[0, 2] = 1.0
+    places = walk.labels(alone, (torch.arange(12) != 0).long())  # node 0 meets no label of others
+    assert places[0].tolist() == [1 / 3] * 3
+    assert torch.equal(places[1:], alone[:1].expand(11, 3))
 
 
 def test_a_walk_over_sources_follows_the_attention():
