@@ -12,11 +12,12 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.infer import TraceGraph_ELBO
+from pyro.infer.tracegraph_elbo import TrackNonReparam
 from pyro.ops.provenance import get_provenance
 from torch import Tensor
 
-from pyro_nmm import EvidenceConditional
-from pyro_nmm.models.plates import check_site
+from pyro_nmm import ChosenLabels, EvidenceConditional
+from pyro_nmm.models.plates import beside, check_site, kind_of
 from pyro_nmm.provenance import untracked
 from pyro_nmm.validation import check_integers
 
@@ -85,9 +86,16 @@ def check_program(
     with torch.random.fork_rng(devices=[]), store.scope(store.get_state()):
         with pyro.validation_enabled(True):
             one = list(_traces(program, 1, num_runs))
-            _check_labels(program, *one[0])
-            many = list(_traces(program, PARTICLES, num_runs // PARTICLES))
-            _check_particles(program, one[0][0], many[0][0])
+            _check_labels(program)
+            try:
+                many = list(_traces(program, PARTICLES, num_runs // PARTICLES))
+            except RuntimeError as failure:
+                raise ValueError(
+                    f"with vectorized particles the program fails: {str(failure).splitlines()[0]}. "
+                    f"Values of particles have more dimensions on the left: write kappa[..., None, "
+                    f"None] * probs, with one None more for each plate"
+                ) from failure
+            _check_particles(program)
         means = _log_probs(one, 1), _log_probs(many, PARTICLES)
         _compare(*means)
         _check_without_validation(program)
@@ -129,9 +137,29 @@ def _log_probs(traces: list, particles: int) -> dict[tuple[str, str], Tensor]:
     return {key: torch.stack(values) for key, values in found.items()}
 
 
-def _check_particles(program: tuple, one: poutine.Trace, many: poutine.Trace) -> None:
-    """Each particle of a vectorized run of the model, run again alone, has the same densities."""
+def _run(program: tuple, particles: int) -> tuple[poutine.Trace, poutine.Trace]:
+    """One run of model and guide, with the subsamples of plates, which losses leave out."""
+    model, guide, args, kwargs = program
+    elbo = _elbo(particles)
+    if particles > 1:
+        elbo._guess_max_plate_nesting(model, guide, args, kwargs)
+        model, guide = map(elbo._vectorized_num_particles, (model, guide))
+    with TrackNonReparam():
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        return _replayed((model, guide, args, kwargs), guide_trace), guide_trace
+
+
+def _replayed(program: tuple, values: poutine.Trace) -> poutine.Trace:
+    """The model at the values of a trace."""
     model, _, args, kwargs = program
+    trace = poutine.trace(poutine.replay(model, trace=values)).get_trace(*args, **kwargs)
+    trace.compute_log_prob()
+    return trace
+
+
+def _check_particles(program: tuple) -> None:
+    """Each particle of a vectorized run of the model, run again alone, has the same densities."""
+    (one, _), (many, _) = _run(program, 1), _run(program, PARTICLES)
 
     def of_particle(value: Tensor, number: int, event_dim: int, frames: Any) -> Tensor:
         dims = [f.dim - event_dim for f in frames if f.name == "num_particles_vectorized"]
@@ -146,23 +174,23 @@ def _check_particles(program: tuple, one: poutine.Trace, many: poutine.Trace) ->
                 frames, value = many.nodes[name]["cond_indep_stack"], many.nodes[name]["value"]
                 value = of_particle(_plain(value), number, event_dim, frames)
                 alone.nodes[name] = {**site, "value": value.reshape(site["value"].shape)}
-        again = []
-        for _ in range(2):
-            trace = poutine.trace(poutine.replay(model, trace=alone)).get_trace(*args, **kwargs)
-            trace.compute_log_prob()
-            again.append({name: _plain(site["log_prob_sum"]) for name, site in _sites(trace)})
-        if any(not torch.equal(value, again[1][name]) for name, value in again[0].items()):
+        first, again = (
+            {name: _plain(site["log_prob_sum"]) for name, site in _sites(trace)}
+            for trace in (_replayed(program, alone), _replayed(program, alone))
+        )
+        if any(not torch.equal(value, again[name]) for name, value in first.items()):
             return  # the program has random numbers beside its sites, such as dropout
-        for name in again[0].keys() & many.nodes.keys():
-            found, site = again[0][name], many.nodes[name]
+        for name in first.keys() & many.nodes.keys():
+            found, site = first[name], many.nodes[name]
             log_prob = _plain(site["log_prob"])
             wanted = of_particle(log_prob, number, 0, site["cond_indep_stack"]).sum()
             if (wanted - found).abs() > 1e-3 * (1 + found.abs()):
                 raise ValueError(
                     f"site {name!r} has the log-probability {found:.6g} at the values of one "
                     f"particle, and {wanted:.6g} among vectorized particles: it reads values of "
-                    f"another particle. Index from the right, as values[..., i], and take a value "
-                    f"for each label by Vindex(values[..., None, :])[..., y]"
+                    f"another particle. Index from the right, as values[..., i], sum over nodes by "
+                    f"sum(-1), and take a value for each label by Vindex(values[..., None, :])"
+                    f"[..., y], with one None more for each plate"
                 )
 
 
@@ -192,58 +220,67 @@ def _check_without_validation(program: tuple) -> None:
         )
 
 
-def _check_labels(program: tuple, model_trace: poutine.Trace, guide_trace: poutine.Trace) -> None:
+def _check_labels(program: tuple) -> None:
     """Sites below latent labels, at other labels: are they tracked, and are they the evidence?"""
+    before, guide_trace = _run(program, 1)
     for name, site in _sites(guide_trace):
         draw = site["fn"]
         while hasattr(draw, "base_dist"):
             draw = draw.base_dist
-        if isinstance(draw, EvidenceConditional) and name.endswith("c and y"):
-            _check_field(program, name, draw, model_trace, guide_trace)
+        if isinstance(draw, EvidenceConditional) and kind_of(name) == "c and y":
+            labels, evidence = beside(name, "y"), _plain(draw.evidence)
+            if evidence.shape[-2] != draw.hood.num_nodes:
+                continue
+            old = _plain(guide_trace.nodes[labels]["value"])
+            evidence = evidence[..., draw.observed_rows.nodes, :].expand(*old.shape, -1)
+            possible = evidence.isfinite().to(evidence).flatten(0, -2)
+            new = torch.multinomial(possible, 1).view_as(old)
+            below = _below(program, labels, name, new, before)
+            change = [evidence.gather(-1, y.unsqueeze(-1)).sum(-1) for y in (new, old)]
+            if site["mask"] is None:
+                _compare_evidence(name, below, ((change[0] - change[1]) * site["scale"]).sum())
+        elif isinstance(draw, ChosenLabels) and name in before:
+            old = _plain(site["value"])
+            _below(program, name, name, torch.randint_like(old, draw.num_classes), before)
 
 
-def _check_field(
-    program: tuple, name: str, draw: EvidenceConditional, before: Any, guide_trace: Any
-) -> None:
-    model, _, args, kwargs = program
-    prefix = name.removesuffix("c and y")
-    old, evidence = _plain(guide_trace.nodes[f"{prefix}y"]["value"]), _plain(draw.evidence)
-    if evidence.shape[-2] != draw.hood.num_nodes:
-        return
-    evidence = evidence[..., draw.observed_rows.nodes, :].expand(*old.shape, -1)
-    possible = evidence.isfinite().to(evidence).flatten(0, -2)
-    new = torch.multinomial(possible, 1).view_as(old)
-    changed = guide_trace.copy()
-    changed.nodes[f"{prefix}y"] = {**guide_trace.nodes[f"{prefix}y"], "value": new}
-    after = poutine.trace(poutine.replay(model, trace=changed)).get_trace(*args, **kwargs)
-    after.compute_log_prob()
-    own = {f"{prefix}{site}" for site in ("c", "y", "z", "u")}
-    difference, below = torch.zeros((), dtype=torch.double), []
-    for site_name, site in _sites(before):
-        if site_name in own or site_name not in after.nodes:
+def _below(
+    program: tuple, labels: str, drawn: str, new: Tensor, before: poutine.Trace
+) -> list[tuple[Any, Tensor]]:
+    """Sites that depend on labels, and by how much they change at ``new`` ones."""
+    changed = before.copy()
+    changed.nodes[labels] = {**before.nodes[labels], "value": new}
+    after, found = _replayed(program, changed), []
+    own = {beside(labels, kind) for kind in ("c", "y", "z", "u")} | {labels}
+    for name, site in _sites(before):
+        if name in own or name not in after.nodes:
             continue
-        both = site, after.nodes[site_name]
-        pair = [_plain(each["log_prob_sum"]).double().cpu() for each in both]
+        pair = [_plain(trace.nodes[name]["log_prob_sum"]).double() for trace in (before, after)]
         if torch.equal(*pair):
             continue
-        if name not in get_provenance(site["log_prob_sum"]):
+        if drawn not in get_provenance(site["log_prob_sum"]):
             raise ValueError(
-                f"site {site_name!r} depends on the labels {prefix}y, but Pyro has lost track of "
-                f"it, and TraceGraph_ELBO would be biased: assignments such as out[i] = y, NumPy, "
+                f"site {name!r} depends on the labels {labels!r}, but Pyro has lost track of it, "
+                f"and TraceGraph_ELBO would be biased: assignments such as out[i] = y, NumPy, "
                 f"tolist() and torch.vmap lose it; indexing, gather, torch.where and stack keep it"
             )
-        below.append(site)
-        difference = difference + pair[1] - pair[0]
-    if any(not site["is_observed"] for site in below):
-        return  # other latent sites depend on the labels: their evidence is an approximation
-    at = [evidence.gather(-1, labels.unsqueeze(-1)).sum().double().cpu() for labels in (old, new)]
-    wanted = at[1] - at[0]
+        found.append((site, pair[1] - pair[0]))
+    return found
+
+
+def _compare_evidence(name: str, below: list[tuple[Any, Tensor]], wanted: Tensor) -> None:
+    for site, _ in below:
+        frames = site["cond_indep_stack"]
+        if not site["is_observed"] or any(f.size < (f.full_size or f.size) for f in frames):
+            return  # latent sites below, and subsamples, have evidence of their own
+    wanted = wanted.double()
+    difference = torch.stack([wanted - wanted, *(change for _, change in below)]).sum()
     if (difference - wanted).abs() > 1e-3 * (1 + wanted.abs() + difference.abs()):
-        names = ", ".join(repr(str(site["name"])) for site in below) or "no observed site"
+        names = ", ".join(repr(str(site["name"])) for site, _ in below) or "no observed site"
         warnings.warn(
-            f"at other labels {prefix}y the log-likelihood of {names} changes by {difference:.4g} "
-            f"nats, but the evidence of evidence_guide by {wanted:.4g}: the bound is looser than "
-            f"it need be. Give the log-likelihood of each node's observation at each label, with "
-            f"the scales of the sites",
+            f"at other labels {beside(name, 'y')} the log-likelihood of {names} changes by "
+            f"{difference:.4g} nats, but the evidence of evidence_guide by {wanted:.4g}: the bound "
+            f"is looser than it need be. Give the log-likelihood of each node's observation at "
+            f"each label, with the scales of the sites",
             stacklevel=4,
         )

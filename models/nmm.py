@@ -115,13 +115,12 @@ def nmm(
         c = pyro.sample("c", _choice(rows, logits))
         prior = alpha
         if event.fixed and collapsed and own.certain:
-            if event.seen is None:  # the guide leaves the labels that it saw in this site
-                unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)
-                event.seen = pyro.sample("u", unknown, infer={"is_auxiliary": True})
-            if (event.seen >= 0).all():
-                alpha = posterior_alpha(written_out(alpha), c, event.seen)
-            else:
-                event.forgotten = True
+            # A guide leaves the labels that it drew the choices for in this site.
+            unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)
+            seen = pyro.sample("u", unknown, infer={"is_auxiliary": True})
+            event.forgotten = bool((seen < 0).any())
+            if not event.forgotten:
+                alpha = posterior_alpha(written_out(alpha), c, seen)
         chosen = own.chosen(rows, c) if own.certain else KEEP
         labels = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
         borrowed = None

@@ -38,9 +38,8 @@ class OneEvent(Messenger):
     :param Size batch_shape: of the arguments together: parameters, and labels or evidence.
     """
 
-    fixed = False  #: whether the choices are a guide's, and labels may be drawn
-    seen: Tensor | None = None  #: the labels that the choices were drawn for, if known
-    forgotten = False  #: whether they are lost
+    fixed = False  #: whether ``Predictive`` gives the choices
+    forgotten = False  #: whether the labels that they were drawn for are lost
     drawn = False  #: whether the labels were drawn
 
     def __init__(self, rows: Neighborhood, batch_shape: Size) -> None:
@@ -53,16 +52,6 @@ class OneEvent(Messenger):
                 # This plate sees the sites below the field, too, and lives as long as the run.
                 handler._postprocess_message = partial(_watched, handler)  # type: ignore[method-assign]
         return super().__enter__()
-
-    def _replay(self, msg: Any) -> None:
-        """Choices of a trace that lacks labels: those of an ordered guide were drawn for some."""
-        for handler in _PYRO_STACK:
-            trace = handler.trace if isinstance(handler, ReplayMessenger) else None
-            if trace is None or msg["name"] not in trace or _beside(msg["name"], "y") in trace:
-                continue
-            draw = trace.nodes[msg["name"]]["fn"]
-            if isinstance(draw, OrderedConditional):
-                self.fixed, self.seen = True, draw.borrowed(msg["value"])
 
     def _pyro_post_sample(self, msg) -> None:
         name, site = msg["name"], kind_of(msg["name"])
@@ -85,12 +74,11 @@ class OneEvent(Messenger):
                 )
         if site == "c":
             self.fixed = msg["is_observed"] and msg["mask"] is False  # by Predictive
-            self._replay(msg)
         self.drawn = site == "y" and not msg["is_observed"]
-        if self.drawn and self.forgotten:
+        if self.drawn and (self.forgotten or _given_choices(name)):
             raise ValueError(
                 f"site {name!r} would be drawn given choices alone, without the labels that they "
-                f"were drawn for: take the choices from ordered_guide, or give collapsed=False to "
+                f"were drawn for: use Predictive with ordered_guide, or give collapsed=False to "
                 f"model and guide"
             )
         # Elsewhere a batch is drawn, and its densities are not added up.
@@ -104,10 +92,21 @@ def kind_of(name: str) -> str:
     return re.sub(r"__\d+$", "", name.rpartition("/")[2])
 
 
-def _beside(name: str, kind: str) -> str:
+def beside(name: str, kind: str) -> str:
     """The name of another site of the same field."""
     place, own = name.rfind("/") + 1, kind_of(name)
     return name[:place] + kind + name[place + len(own) :]
+
+
+def _given_choices(labels: str) -> bool:
+    """Whether labels are drawn after the choices of a trace, which were drawn for other labels."""
+    for handler in _PYRO_STACK:
+        trace = handler.trace if isinstance(handler, ReplayMessenger) else None
+        if trace is not None and labels not in trace and beside(labels, "c") in trace:
+            nodes = trace.nodes
+            choices = isinstance(nodes[beside(labels, "c")]["fn"], OrderedConditional)
+            return choices and beside(labels, "z") not in nodes
+    return False
 
 
 def _copies(handler: Messenger) -> bool:

@@ -39,7 +39,8 @@ def edge_values(
         with or without self-loops.
     :param Tensor values: ``(..., E)``.
     :param float fill_value: for the self-loops that ``edge_index`` lacks. As a logit, 0 is neutral
-        and ``-inf`` switches them off. Missing self-loops are an error without it.
+        and ``-inf`` switches them off, which leaves an isolated node without any neighbour.
+        Missing self-loops are an error without it.
     :param str reduce: for edges that ``edge_index`` lists several times, as for PyG's ``scatter``:
         ``"sum"`` of attention or weights, ``"mean"``, ``"max"``. They are an error without it.
     :return: ``(..., num_edges)``, with the gradient of the values. Cost: :math:`O(E \log E)`.

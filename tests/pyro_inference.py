@@ -66,6 +66,15 @@ def replicates():
     assert drawn["y"].shape == (9, 3)
 
 
+@row("Predictive, uncondition")
+def unconditioned():
+    """The numbers are in ``test_replicates.py``."""
+    pair = Pair()
+    model = poutine.uncondition(pair.model)
+    drawn = infer.Predictive(model, guide=pair.guide, num_samples=500, parallel=True)()["y"]
+    assert len(drawn.unique(dim=0)) > 1
+
+
 @row("Predictive, choices alone")
 def forgotten():
     pair = Pair()

@@ -3,6 +3,7 @@
 
 """Rows of docs/pyro.md: plates around and below a field, and what else programs get wrong."""
 
+import warnings
 from functools import partial
 
 import pyro
@@ -133,8 +134,56 @@ def nodes_in_a_plate():
 @row("plate, over nodes, labels latent", "plate, of some nodes, labels latent")
 def latent_over_nodes(name):
     program = Measured()
-    with pyro.plate("nodes", 3, subsample_size=2 if "some" in name else None):
-        nmm(*program.prior, collapsed=True)
+
+    def in_plate(part):
+        def run():
+            with pyro.plate("nodes", 3, subsample_size=1 if "some" in name else None):
+                part()
+
+        return run
+
+    losses(in_plate(program.model), in_plate(program.guide), nesting=1)
+
+
+@row("plate, evidence of all fields")
+def shared_evidence():
+    """Of two latent fields, and of three that have a dimension for their plate."""
+    program = Measured()
+    for number, shape in ((2, ()), (3, (3,))):
+
+        def in_plate(part, number=number):
+            def run():
+                with pyro.plate("fields", number):
+                    part()
+
+            return run
+
+        def guide(shape=shape):
+            evidence = program.evidence().expand(*shape, -1, -1)
+            evidence_guide(*program.prior, evidence, collapsed=True)
+
+        found = losses(in_plate(program.model), in_plate(guide), nesting=1)
+        near(-found, number * program.bound().detach())
+
+
+@row("sum over nodes")
+def summed():
+    program = Measured(lambda y: dist.Normal(y.sum(-1).double(), 1.0), x=torch.tensor(1.2))
+    evidence = torch.zeros(3, 2)
+    program.evidence = lambda: evidence
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_program(program.model, program.guide, num_runs=8)
+        program.below = lambda y: dist.Normal(y.sum().double(), 1.0)
+        with pytest.raises(ValueError, match=r"'x' .* reads values of another particle.*sum\(-1\)"):
+            check_program(program.model, program.guide, num_runs=8)
+
+
+@row("replay, labels drawn")
+def replayed_choices():
+    pair = Pair()
+    drawn = poutine.trace(pair.guide).get_trace()
+    poutine.replay(pair.model, trace=drawn)(None)
 
 
 @row("plate, around evidence_guide")

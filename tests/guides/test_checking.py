@@ -16,6 +16,7 @@ from torch import nn
 from pyro_nmm.guides import (
     AmortizedNMM,
     HiddenFieldGuide,
+    MixtureGuide,
     check_program,
     evidence_guide,
     ordered_guide,
@@ -78,6 +79,46 @@ def test_right_programs():
     Program(in_plate).check()
 
 
+def test_subsamples_scales_and_other_sites():
+    """All of these are right, and there is nothing to warn of."""
+
+    def some(loc, y):
+        means = loc.squeeze(-2) if loc.dim() > 1 else loc
+        with node_plate("nodes", PATH, y, subsample_size=2) as (nodes, y):
+            mean = Vindex(means[..., None, :])[..., y]
+            pyro.sample("x", dist.Normal(mean, 0.5), obs=X[nodes])
+
+    for _ in range(4):
+        Program(some).check()
+    halved = Program(right)
+    halves = (pyro.poutine.scale(p, scale=0.5) for p in (halved.model, halved.guide))
+    check_program(*halves, num_runs=8)
+
+    def noisy(loc, y):
+        right(loc, y)
+        pyro.sample("other", dist.Normal(at_labels(loc, y)[..., 0], 1.0))
+
+    program = Program(noisy)
+
+    def guide():
+        program.guide()
+        pyro.sample("other", dist.Normal(0.0, 1.0))
+
+    check_program(program.model, guide, num_runs=8)
+
+
+def test_lost_labels_of_a_family():
+    """Below a ``MixtureGuide``, whose labels are sites of their own."""
+
+    def target():
+        uniform = dist.Categorical(torch.ones(3, 2, dtype=torch.double)).to_event(1)
+        assigned(LOC, pyro.sample("y", uniform))
+
+    pair = MixtureGuide(PATH, FreeNMM(PATH, 2), target)
+    with pytest.raises(ValueError, match="'x' depends on the labels 'y', but Pyro has lost track"):
+        check_program(pair.model, pair.guide, num_runs=8)
+
+
 def test_pairs_of_this_library():
     network = FreeNMM(PATH, 2)
     pair = AmortizedNMM(PATH, network)
@@ -123,6 +164,10 @@ def listed(loc, y):
     observe(torch.tensor(at_labels(loc, y).tolist()))
 
 
+def by_node(loc, y):
+    observe(at_labels(loc, y) + loc[..., 0] * torch.ones(3))
+
+
 def plate(loc, y):
     with pyro.plate("nodes", 3):
         pyro.sample("x", dist.Normal(at_labels(loc, y), 0.5), obs=X)
@@ -140,8 +185,9 @@ def unvalidated(loc, y):
 @pytest.mark.parametrize(
     ("below", "match"),
     [
-        (assigned, "'x' depends on the labels y, but Pyro has lost track"),
-        (listed, "'x' depends on the labels y, but Pyro has lost track"),
+        (assigned, "'x' depends on the labels 'y', but Pyro has lost track"),
+        (listed, "'x' depends on the labels 'y', but Pyro has lost track"),
+        (by_node, "with vectorized particles the program fails: .*None"),
         (plate, r"'x' has .*dimension -3 belongs to no plate.*\.to_event\(1\).*node_plate"),
         (first_particle, "'x' has the log-probability .* reads values of another particle.*Vindex"),
         (unvalidated, "with pyro.enable_validation and .* without"),

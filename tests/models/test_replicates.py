@@ -12,6 +12,7 @@ from bounds import PATH, all_choices
 from cases import KINDS
 from graphs import parameters
 from pyro import poutine
+from pyro.contrib.autoname import name_count
 from pyro.infer import Predictive, WeighedPredictive
 from torch.nn.functional import one_hot
 
@@ -86,6 +87,44 @@ def test_weighed_replicates_are_exact(kind, observed, collapsed):
         (PATH, mix.alpha, logits), (Y, observed), collapsed=collapsed, relabel=relabel
     )
     check(*found, posterior_predictive(mix, Y, PATH.restrict(observed)))
+
+
+def test_labels_that_are_not_conditioned_on():
+    """Pyro's own way to replicate observed sites, and the other way round, with other nodes."""
+    alpha, logits = parameters(PATH, 2, scale=1.0)
+    mix, known = NeighborMixture(PATH, 0.5 * alpha, logits), torch.tensor([True, False, True])
+    given, exact = (PATH, mix.alpha, logits), posterior_predictive(mix, Y, PATH)
+    model, guide = (partial(f, *given, Y, collapsed=True) for f in (nmm, ordered_guide))
+    weighed = WeighedPredictive(
+        poutine.uncondition(model), guide=guide, num_samples=20_000, parallel=True
+    )
+    found = weighed(model_guide=model)
+    check(found.samples["y"], found.log_weights, exact)
+    rest = partial(nmm, *given, None, known, collapsed=True, predict=True)
+    weighed = WeighedPredictive(
+        poutine.condition(rest, data={"y": Y[known]}), num_samples=20_000, parallel=True,
+        guide=partial(ordered_guide, *given, Y, known, collapsed=True),
+    )  # fmt: skip
+    found = weighed()
+    marginals = mix.condition(Y, known).marginals()
+    check(found.samples["y_rest"], found.log_weights, marginals[~known])
+
+
+def test_names_that_are_counted():
+    """Of two fields with the same data."""
+    alpha, logits = parameters(PATH, 2, scale=1.0)
+    given = PATH, 0.2 * alpha, logits
+
+    def both(field, *y):
+        for _ in range(2):
+            field(*given, *y, collapsed=True)
+
+    model, guide = (name_count(partial(both, *f)) for f in ((nmm,), (ordered_guide, Y)))
+    drawn = Predictive(model, guide=guide, num_samples=4000, parallel=True)()
+    rates = [drawn[name].double().mean(0) for name in ("y", "y__1")]
+    assert (rates[0] - rates[1]).abs().max() < 0.1  # the orders of two guides differ
+    forgotten = (given[1] / given[1].sum(-1, keepdim=True)).mean(0)[1]
+    assert abs(rates[1].mean() - rates[0].mean()) < abs(rates[1].mean() - forgotten)
 
 
 def test_one_after_the_other():
