@@ -206,7 +206,9 @@ def consensus_of(
     dependence = excess_agreement(probs, log_prior, named["answers"], answers)
     doubt = None
     if getattr(field.emission, "named", False):
-        doubt = contradiction(answers, probs, walk, part, bool(errors >= INFORMED))
+        informed = bool(errors >= INFORMED) or field.known is not None
+        learned = priors.get("classifier")
+        doubt = contradiction(answers, probs, walk, part, informed, learned, field.known)
     if doubt is not None:
         warnings.warn(doubt, stacklevel=4)
     return Consensus(field, answers, probs, priors, named, dependence, doubt=doubt, **names)
@@ -215,24 +217,28 @@ def consensus_of(
 def _pool(
     priors: dict[str, Tensor], answers: LeftOut, known: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Powers, the logarithms ``(N, C)`` of all priors to their powers, and their standard errors
-    before they were weighed by these."""
+    """Powers, the logarithms ``(N, C)`` of all priors to their powers, and the largest standard
+    errors of a prior."""
     logs = torch.stack([_away_from_zero(prior).log() for prior in priors.values()], 1)
     if answers.node.bincount().max() < 2:
         powers = logs.new_tensor(ALONE[len(priors)])
     else:
         powers = fit_powers(logs, answers)
-    errors = standard_errors(torch.einsum("npc,p->nc", logs, powers[:-1]), answers)
+    weighted = logs * powers[:-1, None]
+    errors = standard_errors(weighted.sum(1), answers)
     if answers.node.bincount().max() > 1:
         # Other answers predict one better than priors do (sum < 1) if annotators err together.
         # A graph that does not fit has small powers too, but they say nothing about errors.
         least = UNINFORMED * (1 - errors / INFORMED).clamp(0, 1)
         powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1).maximum(least)
-    # Priors that predict no answers must not overrule any. Known labels can raise small powers.
+    # A prior that predicts no answers, neither alone nor with the others, must not overrule any.
+    # Known labels can raise its small power.
+    alone = torch.stack([standard_errors(each, answers) for each in weighted.unbind(1)])
+    errors = errors.maximum(alone)
     powers[:-1] *= (errors - INFORMED + 1).clamp(NEARLY, 1)
     if known is not None:
         powers = refit_powers(powers, logs, answers.evidence, known)
-    return powers, torch.einsum("npc,p->nc", logs, powers[:-1]), errors
+    return powers, torch.einsum("npc,p->nc", logs, powers[:-1]), errors.max()
 
 
 def standard_errors(log_prior: Tensor, answers: LeftOut) -> Tensor:
