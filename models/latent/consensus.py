@@ -231,9 +231,11 @@ def _pool(
         # A graph that does not fit has small powers too, but they say nothing about errors.
         least = UNINFORMED * (1 - errors / INFORMED).clamp(0, 1)
         powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1).maximum(least)
-    # A prior that predicts no answers, neither alone nor with the others, must not overrule any.
-    # Known labels can raise its small power.
-    alone = torch.stack([standard_errors(each, answers) for each in weighted.unbind(1)])
+    # The graph, or a classifier, that predicts no answers must not overrule any. Known labels can
+    # raise their small powers.
+    walk, potts, *learned = weighted.unbind(1)
+    parts = walk + potts, walk + potts, *learned
+    alone = torch.stack([standard_errors(part, answers) for part in parts])
     errors = errors.maximum(alone)
     powers[:-1] *= (errors - INFORMED + 1).clamp(NEARLY, 1)
     if known is not None:
