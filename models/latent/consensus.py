@@ -66,9 +66,9 @@ class Consensus:
     same answers, and because a small :math:`b` shows dependent errors. The last factor is at least
     :math:`.7 (1 - t / 2)` if the priors predict answers by only :math:`t < 2` standard errors
     better than their own mean: on a graph that does not fit, :math:`b` shows nothing. Such priors
-    must not overrule answers, so :math:`b_q` is multiplied by :math:`t - 1`, at least .01. The
-    prior of the matrices is learned (:meth:`Annotators.shrinking`). Where no node has two answers
-    the powers are fixed, and matrices come from the mean of the field's and a first pool's labels.
+    must not overrule answers, so :math:`b_q` is multiplied by :math:`t - 1`, at least .01, with the
+    :math:`t` of the graph or of the classifier alone if it is larger. The prior of the matrices is
+    learned (:meth:`Annotators.shrinking`). Where no node has two answers the powers are fixed, and matrices come from the mean of the field's and a first pool's labels.
     Known labels move all powers, and :math:`w` may then exceed one.
 
     >>> from torch_geometric.utils import grid
@@ -217,8 +217,8 @@ def consensus_of(
 def _pool(
     priors: dict[str, Tensor], answers: LeftOut, known: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Powers, the logarithms ``(N, C)`` of all priors to their powers, and the largest standard
-    errors of a prior."""
+    """Powers, the logarithms ``(N, C)`` of all priors to their powers, and by how many standard
+    errors a prior predicts answers, at most."""
     logs = torch.stack([_away_from_zero(prior).log() for prior in priors.values()], 1)
     if answers.node.bincount().max() < 2:
         powers = logs.new_tensor(ALONE[len(priors)])
