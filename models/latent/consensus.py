@@ -68,8 +68,9 @@ class Consensus:
     better than their own mean: on a graph that does not fit, :math:`b` shows nothing. Such priors
     must not overrule answers, so :math:`b_q` is multiplied by :math:`t - 1`, at least .01, with the
     :math:`t` of the graph or of the classifier alone if it is larger. The prior of the matrices is
-    learned (:meth:`Annotators.shrinking`). Where no node has two answers the powers are fixed, and matrices come from the mean of the field's and a first pool's labels.
-    Known labels move all powers, and :math:`w` may then exceed one.
+    learned (:meth:`Annotators.shrinking`). Where no node has two answers the powers are fixed, and
+    matrices come from the mean of the field's and a first pool's labels. Known labels move all
+    powers, and :math:`w` may then exceed one.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
