@@ -66,10 +66,11 @@ class Consensus:
     same answers, and because a small :math:`b` shows dependent errors. The last factor is at least
     :math:`.7 (1 - t / 2)` if the priors predict answers by only :math:`t < 2` standard errors
     better than their own mean: on a graph that does not fit, :math:`b` shows nothing. Such priors
-    must not overrule answers, so :math:`b_q` is multiplied by :math:`t - 1`, at least .01. The
-    prior of the matrices is learned (:meth:`Annotators.shrinking`). Where no node has two answers
-    the powers are fixed, and matrices come from the mean of the field's and a first pool's labels.
-    Known labels move all powers, and :math:`w` may then exceed one.
+    must not overrule answers, so :math:`b_q` is multiplied by :math:`t - 1`, at least .01, with the
+    :math:`t` of the graph or of the classifier alone if it is larger. The prior of the matrices is
+    learned (:meth:`Annotators.shrinking`). Where no node has two answers the powers are fixed, and
+    matrices come from the mean of the field's and a first pool's labels. Known labels move all
+    powers, and :math:`w` may then exceed one.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -206,7 +207,9 @@ def consensus_of(
     dependence = excess_agreement(probs, log_prior, named["answers"], answers)
     doubt = None
     if getattr(field.emission, "named", False):
-        doubt = contradiction(answers, probs, walk, part, bool(errors >= INFORMED))
+        informed = bool(errors >= INFORMED) or field.known is not None
+        learned = priors.get("classifier")
+        doubt = contradiction(answers, probs, walk, part, informed, learned, field.known)
     if doubt is not None:
         warnings.warn(doubt, stacklevel=4)
     return Consensus(field, answers, probs, priors, named, dependence, doubt=doubt, **names)
@@ -215,24 +218,30 @@ def consensus_of(
 def _pool(
     priors: dict[str, Tensor], answers: LeftOut, known: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Powers, the logarithms ``(N, C)`` of all priors to their powers, and their standard errors
-    before they were weighed by these."""
+    """Powers, the logarithms ``(N, C)`` of all priors to their powers, and by how many standard
+    errors a prior predicts answers, at most."""
     logs = torch.stack([_away_from_zero(prior).log() for prior in priors.values()], 1)
     if answers.node.bincount().max() < 2:
         powers = logs.new_tensor(ALONE[len(priors)])
     else:
         powers = fit_powers(logs, answers)
-    errors = standard_errors(torch.einsum("npc,p->nc", logs, powers[:-1]), answers)
+    weighted = logs * powers[:-1, None]
+    errors = standard_errors(weighted.sum(1), answers)
     if answers.node.bincount().max() > 1:
         # Other answers predict one better than priors do (sum < 1) if annotators err together.
         # A graph that does not fit has small powers too, but they say nothing about errors.
         least = UNINFORMED * (1 - errors / INFORMED).clamp(0, 1)
         powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1).maximum(least)
-    # Priors that predict no answers must not overrule any. Known labels can raise small powers.
+    # The graph, or a classifier, that predicts no answers must not overrule any. Known labels can
+    # raise their small powers.
+    walk, potts, *learned = weighted.unbind(1)
+    parts = walk + potts, walk + potts, *learned
+    alone = torch.stack([standard_errors(part, answers) for part in parts])
+    errors = errors.maximum(alone)
     powers[:-1] *= (errors - INFORMED + 1).clamp(NEARLY, 1)
     if known is not None:
         powers = refit_powers(powers, logs, answers.evidence, known)
-    return powers, torch.einsum("npc,p->nc", logs, powers[:-1]), errors
+    return powers, torch.einsum("npc,p->nc", logs, powers[:-1]), errors.max()
 
 
 def standard_errors(log_prior: Tensor, answers: LeftOut) -> Tensor:

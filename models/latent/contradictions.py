@@ -19,19 +19,22 @@ MANY = 10
 
 
 def contradiction(
-    answers: Tensor, probs: Tensor, walk: Walk, part: Tensor, informed: bool
-) -> str | None:
+    answers: Tensor, probs: Tensor, walk: Walk, part: Tensor, informed: bool,
+    classifier: Tensor | None = None, known: Tensor | None = None,
+) -> str | None:  # fmt: skip
     """
     A warning if the consensus contradicts too many nodes whose answers all agree.
 
     The neighbours' answers support a contradiction if a walk from the node, over the votes of other
-    nodes, meets the label of the consensus more often than the label of the answers. They support
-    nothing on a graph that does not predict answers.
+    nodes, meets the label of the consensus more often than the label of the answers. A classifier
+    supports the label that it prefers. Both support nothing if the priors predict no answers.
 
     :param Tensor answers: ``(N, M)``, which name labels, -1 for missing ones.
     :param Tensor probs: ``(N, C)``, the consensus.
     :param Tensor part: ``(N,)`` integers from zero; a part's own votes are left out for it.
     :param bool informed: whether the priors of the consensus predict answers.
+    :param Tensor classifier: ``(N, C)`` predictions that did not learn from the node itself.
+    :param Tensor known: ``(N,)`` true labels, which are not compared, -1 where unknown.
     :return: the warning, or None. Cost: a walk where there are many contradictions.
     """
     entries, size = Entries.of(answers), max(probs.shape[1], int(answers.max()) + 1)
@@ -40,15 +43,20 @@ def contradiction(
     found = probs.argmax(1)
     # Two answers that agree say more than one; if no node has two, one is all there is.
     agree = (most == number) & (number >= number.max().clamp(max=2))
+    if known is not None:
+        agree &= known < 0
     wrong = agree & (found != label)
     limit = FEW + SHARE * int(agree.sum())
     if wrong.sum() > limit and informed:
         around = walk.labels(votes / number.clamp(min=1)[:, None], part)
-        wrong &= (around.gather(1, found[:, None]) <= around.gather(1, label[:, None]))[:, 0]
+        for labels in (around, classifier):
+            if labels is not None:
+                low = labels.gather(1, found[:, None]) <= labels.gather(1, label[:, None])
+                wrong &= low[:, 0]
     if wrong.sum() <= limit:
         return None
     what = f"{int(wrong.sum())} of {int(agree.sum())} nodes whose answers all agree"
-    doubt = f"consensus contradicts {what}, and neighbours do not support it: it is probably less"
+    doubt = f"consensus contradicts {what}, and nothing else supports it: it is probably less"
     doubt = f"{doubt} accurate than the majority vote."
     given = torch.stack([(answers == k).sum(0) for k in range(size)])
     single = int(((given.amax(0) == given.sum(0)) & (given.sum(0) >= MANY)).sum())

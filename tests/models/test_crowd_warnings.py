@@ -142,6 +142,13 @@ def test_contradictions_by_hand():
     # All labels exchanged: neighbours side with the answers.
     found = contradiction(answers, probs.flip(1), walk, part, True)
     assert found.startswith("consensus contradicts 33 of 40 nodes")  # of 34, one at the border
+    # A classifier may support them, and known labels contradict nothing.
+    uniform = torch.full((40, 2), 0.5)
+    assert "33 of 40" in contradiction(answers, probs.flip(1), walk, part, True, uniform)
+    assert contradiction(answers, probs.flip(1), walk, part, True, probs.flip(1)) is None
+    known = (1 - truth).where(torch.arange(40) < 30, -1)
+    found = contradiction(answers, probs.flip(1), walk, part, True, known=known)
+    assert "7 of 10 nodes" in found
     # One answer a node counts where no node has two, else not.
     single = answers.clone()
     single[:, 1] = -1
