@@ -237,7 +237,9 @@ def _check_labels(program: tuple) -> None:
             new = torch.multinomial(possible, 1).view_as(old)
             below = _below(program, labels, name, new, before)
             change = [evidence.gather(-1, y.unsqueeze(-1)).sum(-1) for y in (new, old)]
-            if site["mask"] is None:
+            frames = {frame for _, each in _sites(before) for frame in each["cond_indep_stack"]}
+            whole = all(f.size == (f.full_size or f.size) for f in frames)
+            if site["mask"] is None and whole:  # a subsample has evidence of its own
                 _compare_evidence(name, below, ((change[0] - change[1]) * site["scale"]).sum())
         elif isinstance(draw, ChosenLabels) and name in before:
             old = _plain(site["value"])
@@ -269,10 +271,8 @@ def _below(
 
 
 def _compare_evidence(name: str, below: list[tuple[Any, Tensor]], wanted: Tensor) -> None:
-    for site, _ in below:
-        frames = site["cond_indep_stack"]
-        if not site["is_observed"] or any(f.size < (f.full_size or f.size) for f in frames):
-            return  # latent sites below, and subsamples, have evidence of their own
+    if not all(site["is_observed"] for site, _ in below):
+        return  # latent sites below the labels have evidence of their own
     wanted = wanted.double()
     difference = torch.stack([wanted - wanted, *(change for _, change in below)]).sum()
     if (difference - wanted).abs() > 1e-3 * (1 + wanted.abs() + difference.abs()):
