@@ -158,11 +158,10 @@ class MixtureGuide(MarginalGuide):
             result = self.target(*inputs)
             labels = self._labels(tracer.trace)
             y, support = labels["value"], labels["fn"].support
-            if labels["fn"].event_dim != 1:
+            if labels["fn"].event_dim == 0:
                 raise ValueError(
-                    f"target has labels {self.site!r} of event shape "
-                    f"{tuple(labels['fn'].event_shape)}: make the nodes one event, by .to_event(1) "
-                    f"instead of a plate"
+                    f"target has single labels at site {self.site!r}: make the nodes one event, by "
+                    f".to_event(1) instead of a plate"
                 )
             if support.is_discrete and not support.check(untracked(y)[0][0]).all():
                 raise ValueError(
