@@ -132,7 +132,7 @@ def test_a_second_network_of_the_same_name_is_refused():
         AmortizedNMM(hood, NMMNetwork(Linear(2), Linear(3), num_classes=2)) for _ in range(2)
     )
     poutine.trace(first.guide)(x, edge_index, y=y, observed=train)
-    with pytest.raises(ValueError, match="update_module_params=True.*name="):
+    with pytest.raises(ValueError, match=r"update_module_params=True.*name="):
         second.guide(x, edge_index, y=y, observed=train)
     pyro.clear_param_store()
     second.guide(x, edge_index, y=y, observed=train)
