@@ -186,7 +186,7 @@ def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) ->
 
 
 def node_plate(
-    name: str, hood: Neighborhood, y: Tensor, observed: Tensor | None = None, *,
+    hood: Neighborhood, y: Tensor, observed: Tensor | None = None, *, name: str = "nodes",
     subsample_size: int | None = None, dim: int | None = None,
 ) -> AbstractContextManager[tuple[Tensor, Tensor]]:  # fmt: skip
     r"""
@@ -201,13 +201,14 @@ def node_plate(
     >>> hood, x = Neighborhood.grid(2, 2), torch.tensor([-1.2, 0.3, 1.0, 0.2])
     >>> def model():
     ...     y = nmm(hood, torch.ones(4, 2), torch.zeros(hood.num_edges), collapsed=True)
-    ...     with node_plate("nodes", hood, y, subsample_size=2) as (nodes, y):
+    ...     with node_plate(hood, y, subsample_size=2) as (nodes, y):
     ...         pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0), obs=x[nodes])
     >>> pyro.poutine.trace(model).get_trace().nodes["x"]["value"].shape
     torch.Size([2])
 
     :param Tensor y: ``(..., n)`` labels, as ``nmm`` returns them.
     :param Tensor observed: ``(N,)`` boolean mask of their nodes, as for ``nmm``.
+    :param str name: of the plate, another one for each plate of a program.
     :param int subsample_size: number ``k`` of nodes in a subsample, default all.
     :param int dim: of the plate, as for ``pyro.plate``.
     :return: node ids ``(k,)`` in the plate, and labels with the nodes in its dimension.

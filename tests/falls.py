@@ -83,7 +83,6 @@ FALLS = {
         StackedNMM.fit(folds: -7)
         communities(membership: 10^9)
         letters(text: nonsense)
-        node_plate(name: nonsense)
         node_plate(y: 10^9)
         walks(membership: 10^9)
     """,

@@ -120,7 +120,7 @@ def nodes_in_a_plate():
     program = Measured()
 
     def below(y, **options):
-        with node_plate("nodes", PATH, y, **options) as (nodes, y):
+        with node_plate(PATH, y, **options) as (nodes, y):
             pyro.sample("x", program.sample(y), obs=X[nodes])
 
     program.below = below

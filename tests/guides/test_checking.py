@@ -71,7 +71,7 @@ def test_right_programs():
     assert torch.equal(torch.get_rng_state(), state)
 
     def in_plate(loc, y):
-        with node_plate("nodes", PATH, y) as (nodes, y):
+        with node_plate(PATH, y) as (nodes, y):
             means = loc.squeeze(-2) if loc.dim() > 1 else loc  # (..., 2), of particles
             means = Vindex(means[..., None, :])[..., y]
             pyro.sample("x", dist.Normal(means, 0.5), obs=X[nodes])
@@ -84,7 +84,7 @@ def test_subsamples_scales_and_other_sites():
 
     def some(loc, y):
         means = loc.squeeze(-2) if loc.dim() > 1 else loc
-        with node_plate("nodes", PATH, y, subsample_size=2) as (nodes, y):
+        with node_plate(PATH, y, subsample_size=2) as (nodes, y):
             mean = Vindex(means[..., None, :])[..., y]
             pyro.sample("x", dist.Normal(mean, 0.5), obs=X[nodes])
 
