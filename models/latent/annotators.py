@@ -181,7 +181,7 @@ class Annotators:
         """
         if self.named:
             votes = Entries.of(data).votes(self._num_answers(data))[:, : self.num_labels]
-            given = votes.sum(0) > 0  # a label that nobody gives is not the label of doubtful nodes
+            given = votes.sum(0) > 0  # a label without answers is not the label of doubtful nodes
             votes = votes.to(torch.get_default_dtype()) + given / self.num_labels
             return self.maximise(data, shares(votes), {})
         if self.num_types is None:
