@@ -67,8 +67,6 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | No
     check_integers(1, num_hops=num_hops)
     seeds = as_tensor("seeds", seeds, edge_index.device)
     check_ids("seeds", seeds, ("S",), size, note="of a mask take mask.nonzero()[:, 0]")
-    if len(seeds) == 0:
-        raise ValueError("seeds holds no node: give at least one")
     if len(seeds.unique()) < len(seeds):
         raise ValueError("seeds must be distinct: a node has one label only")
     if num_neighbors is not None:
