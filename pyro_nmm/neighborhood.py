@@ -10,8 +10,7 @@ from torch import Tensor
 from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
-from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.expect import (
+from pyro_nmm.arguments import (
     as_mask,
     as_tensor,
     check_edge_index,
@@ -20,6 +19,7 @@ from pyro_nmm.expect import (
     expect,
     out_of_range,
 )
+from pyro_nmm.caching import LastCall, derived
 
 
 class Neighborhood:
