@@ -255,8 +255,8 @@ class Neighborhood:
         """``(B, num_rows)``: edges to the nodes ``(B, num_rows)`` chosen; -1 if no neighbours."""
         choices = as_tensor("choices", choices, self.device)
         expect("choices", choices, ("B", self.num_rows), kind="integers")
-        if backend.compiled and self.device.type == "cpu":
-            return backend.compiled.find(self, choices)
+        if loops := backend.loops_on(self.device):
+            return loops.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.
         hit = choices.index_select(-1, self.row) == self.source
         number = torch.arange(1, self.num_edges + 1, device=self.device)

@@ -25,8 +25,9 @@ from pyro_nmm.models.latent.field import (
     without_relabel,
 )
 from pyro_nmm.models.latent.options import FieldRun, FieldSampling
-from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
+from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
+from pyro_nmm.ops.sampling import draw_entries
 
 
 @with_gradients
@@ -110,8 +111,8 @@ def sample_field(
             has = f"prior has {labels} labels and {features} features of edges"
             want = f"emission {emission.num_labels} labels and edge_attr {expected} features"
             raise ValueError(f"{has}, but {want}")
-    terms = LatentTerms(*fit.terms(prior), fit.evidence(values)[None])
-    draw = draw_latent(hood, terms, fit.uniforms())
+    terms = evidence_entries(*fit.terms(prior), fit.evidence(values)[None])
+    draw = draw_entries(hood, terms, fit.uniforms())
     for _ in range(how.num_sweeps):
         draw = sweep(hood, terms, draw, fit.uniforms(1)).draw
     score = left_out(hood, terms, draw).mean().item()
@@ -167,7 +168,7 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
 class _State(NamedTuple):
     prior: nn.Module
     values: Values
-    draw: LatentDraw
+    draw: Draw
     score: float
 
 
@@ -200,7 +201,7 @@ class _Fit:
 
     @torch.no_grad()
     def terms(self, prior: nn.Module) -> tuple[Tensor, Tensor]:
-        """The log attention and concentrations of :class:`LatentTerms`."""
+        """The log attention and concentrations of :func:`evidence_entries`."""
         alpha, logits = without_relabel(prior.eval()(self.hood, *self.inputs))
         expect("alpha of prior", alpha, (self.hood.num_sources, self.emission.num_labels))
         return self.hood.log_softmax(logits)[None], alpha[None]
@@ -234,12 +235,13 @@ class _Fit:
             saved.restore(state)
             move = partial(torch.Tensor.to, device=hood.device)
             values = {name: move(value) for name, value in state["values"].items()}
-            probs, draw = move(state["probs"]), LatentDraw(*map(move, state["draw"]))
-            terms = LatentTerms(*self.terms(prior), self.evidence(values)[None])
+            probs, (edges, labels) = move(state["probs"]), map(move, state["draw"][:2])
+            draw = Draw(edges, labels)
+            terms = evidence_entries(*self.terms(prior), self.evidence(values)[None])
         else:
             probs = torch.zeros_like(evidence)
-            terms = LatentTerms(*self.terms(prior), evidence[None])
-            draw = draw_latent(hood, terms, self.uniforms())
+            terms = evidence_entries(*self.terms(prior), evidence[None])
+            draw = draw_entries(hood, terms, self.uniforms())
         for step in how.progress(range(state["steps"] if state else 0, how.num_steps)):
             found = sweep(hood, terms, draw, self.uniforms(2))
             draw, seen = found.draw, found.visits.sum(0).to(probs)
@@ -249,7 +251,7 @@ class _Fit:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * max(gain, 0.1)
             self.ascend(prior, optimizer, draw)
-            terms = LatentTerms(*self.terms(prior), self.evidence(values)[None])
+            terms = evidence_entries(*self.terms(prior), self.evidence(values)[None])
             if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():  # NaN would break the sweep
                 raise ValueError(f"lr={how.lr} is too large: concentrations are no longer finite")
             if step + 1 == how.num_steps or (step + 1) % how.save_every == 0:
@@ -276,7 +278,7 @@ class _Fit:
         groups = [{"params": [prior.log_kappa], "lr": 3 * lr}, others]
         return prior, torch.optim.Adam(groups)
 
-    def ascend(self, prior: nn.Module, optimizer: torch.optim.Optimizer, draw: LatentDraw) -> None:
+    def ascend(self, prior: nn.Module, optimizer: torch.optim.Optimizer, draw: Draw) -> None:
         hood, choices = self.hood, self.hood.source[draw.edges]
         alpha, logits = without_relabel(prior.train()(hood, *self.inputs))
         found = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)
@@ -290,13 +292,13 @@ class _Fit:
         optimizer.step()
 
     def gibbs(
-        self, prior: tuple[Tensor, Tensor], values: list[Values], draw: LatentDraw, num_sweeps: int
-    ) -> tuple[list[Values], LatentTerms, Sweeps]:
+        self, prior: tuple[Tensor, Tensor], values: list[Values], draw: Draw, num_sweeps: int
+    ) -> tuple[list[Values], Entries, Sweeps]:
         """Each chain with emission parameters drawn anew, and sweeps given these."""
         emission, data = self.emission, self.data
         pairs = zip(draw.labels, values, strict=True)
         values = [emission.draw(data, labels, old) for labels, old in pairs]
-        terms = LatentTerms(*prior, torch.stack([self.evidence(own) for own in values]))
+        terms = evidence_entries(*prior, torch.stack([self.evidence(own) for own in values]))
         return values, terms, sweep(self.hood, terms, draw, self.uniforms(num_sweeps))
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import Places, compact
-from pyro_nmm.ops.evidence import edge_evidence
+from pyro_nmm.ops.entries import edge_evidence
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.relabel import Channel
 
@@ -200,9 +200,9 @@ def continued(
         earlier = choices[part], of_components(known, part)
         counts = stages.counts(*earlier) if len(old.nodes) else None
         stage = stages.draw(counts, 0, len(nodes), len(choices[part]))
-        edges = stage.edges[:, order.argsort()]
-        drawn.append(stages.choices(edges))
-        borrowed += [stages.borrowed(edges)] if own else []
+        numbers = stage.numbers[:, order.argsort()]
+        drawn.append(stages.choices(numbers))
+        borrowed += [stages.borrowed(numbers)] if own else []
         gains += [stage.log_labels().sum(-1)] if weighted else []
     shown = torch.cat([shown, labels.expand(*shown.shape[:-1], -1)], -1)
     labels = torch.cat([known, torch.cat(borrowed) if own else labels], -1)

@@ -28,8 +28,9 @@ from pyro_nmm.guides import (
 from pyro_nmm.models import (
     nmm,
 )
-from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.entries import evidence_entries
 from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.sampling import draw_entries
 
 
 @pytest.mark.parametrize("graph", list(connected_graphs(4)))
@@ -83,8 +84,8 @@ def test_same_uniforms_same_latent_draws(device):
             there = hood.to(place)
             log_attention = there.log_softmax(logits.to(place))
             tables = (t.to(place)[None] for t in (alpha, evidence))
-            terms = LatentTerms(log_attention[None], *tables)
-            draw = draw_latent(there, terms, start.to(place))
+            terms = evidence_entries(log_attention[None], *tables)
+            draw = draw_entries(there, terms, start.to(place))
             swept = sweep(there, terms, draw, numbers.to(place))
             found[place] = [t.cpu() for t in (*draw, *swept.draw, swept.visits, swept.totals)]
         assert all(map(torch.equal, *found.values()))

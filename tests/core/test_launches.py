@@ -15,8 +15,9 @@ from torch_geometric.nn import GCN
 from pyro_nmm import NeighborMixture
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import NMMNetwork
-from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.entries import evidence_entries
 from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.sampling import draw_entries
 
 SIZE, CLASSES = 2000, 7
 #: The most calls and waits. A step, a draw and a sweep wait once more for every fourth sweep of a
@@ -83,8 +84,8 @@ def test_queries(device, mixture):
 def test_latent_labels(device, mixture):
     hood, evidence = mixture.hood, torch.randn(SIZE, CLASSES).to(device)
     log_attention = hood.log_softmax(mixture.logits)[None]
-    terms = LatentTerms(log_attention, mixture.alpha[None], evidence[None])
+    terms = evidence_entries(log_attention, mixture.alpha[None], evidence[None])
     uniforms = torch.rand(2, 4, SIZE, dtype=torch.double, device=device)
-    check("draw given evidence", lambda: draw_latent(hood, terms, uniforms[0]))
-    draw = draw_latent(hood, terms, uniforms[0])
+    check("draw given evidence", lambda: draw_entries(hood, terms, uniforms[0]))
+    draw = draw_entries(hood, terms, uniforms[0])
     check("sweep given evidence", lambda: sweep(hood, terms, draw, uniforms[1:]))

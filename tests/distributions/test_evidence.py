@@ -26,9 +26,10 @@ from pyro_nmm import (
     NeighborMixture,
     OrderedConditional,
 )
+from pyro_nmm.distributions import in_order
 from pyro_nmm.guides import evidence_guide, ordered_guide
 from pyro_nmm.models import nmm
-from pyro_nmm.ops.evidence import latent_predictive
+from pyro_nmm.ops.predictive import predictive
 
 GRAPHS = {"star": partial(star, 3), "house": house, "triangles": two_triangles}
 GRAPHS |= {"shared": shared_sources}
@@ -124,7 +125,7 @@ def test_same_uniforms_same_draws_as_one_by_one(kernels, seed, kind):
     q = EvidenceConditional(hood, alpha, logits, evidence, observed, order)
     draw = q._draw(shape, uniforms)
     choices = q.rows.source[draw.edges]
-    log_w, log_q = (part.sum(-1) for part in latent_predictive(q.rows, q._flat(shape), draw))
+    log_w, log_q = (part.sum(-1) for part in predictive(q.rows, q._flat(shape), draw))
     alpha = alpha.expand(*shape, -1, -1).reshape(-1, *alpha.shape[-2:])
     logits = logits.expand(*shape, -1).reshape(-1, hood.num_edges)
     evidence = evidence.expand(*shape, -1, -1).reshape(-1, *size)
@@ -290,7 +291,7 @@ def test_one_step_credit_is_a_finite_difference(kernels):
     q = EvidenceConditional(hood, alpha, logits, evidence, None, order, "one_step_credit")
     draw = q._draw(torch.Size([4]))
     terms = q._flat(torch.Size([4]))
-    predicted = latent_predictive(q.rows, terms, draw)[0]
+    predicted = predictive(q.rows, terms, draw)[0]
     credits = q._costs(draw, predicted)
     attention = hood.softmax(logits)
     for b in range(4):
@@ -315,9 +316,9 @@ def test_one_step_credit_is_a_finite_difference(kernels):
 
 def test_a_step_evaluates_its_draw_once(monkeypatch):
     """Density and score are asked for by two sites, of which one has the batch of the particles."""
-    calls, values = [], EvidenceConditional._values
+    calls = []
     monkeypatch.setattr(
-        EvidenceConditional, "_values", lambda q, *draw: calls.append(q) or values(q, *draw)
+        in_order, "predictive", lambda *draw: calls.append(draw) or predictive(*draw)
     )
     elbo = TraceGraph_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
     field = Field()

@@ -20,9 +20,10 @@ from pyro_nmm import (
     OrderedConditional,
     backend,
 )
+from pyro_nmm.ops.entries import Entries
 from pyro_nmm.ops.enumeration import enumerate_choices
 from pyro_nmm.ops.predictive import predictive
-from pyro_nmm.ops.sampling import draw_by_sweeps
+from pyro_nmm.ops.sampling import draw_by_sweeps, draw_entries
 
 GRAPHS = {"star": star, "house": house, "two_triangles": two_triangles, "shared": shared_sources}
 MASKS = [None, torch.tensor([True, False, True, True, False])]
@@ -59,7 +60,7 @@ def test_same_uniforms_same_choices_as_one_by_one(kernels, seed, kind):
     q = OrderedConditional(hood, alpha, logits, y, observed, order)
     draw = q._draw(shape, uniforms)
     choices = q.rows.source[draw.edges]
-    log_q = predictive(q.rows, q._flat(shape)[0], draw)[1].sum(-1)
+    log_q = predictive(q.rows, q._flat(shape), draw)[1].sum(-1)
     alpha = alpha.expand(*shape, -1, -1).reshape(-1, *alpha.shape[-2:])
     logits = logits.expand(*shape, -1).reshape(-1, hood.num_edges)
     y = y.expand(*shape, -1).reshape(-1, hood.num_nodes)
@@ -77,11 +78,10 @@ def test_sweeps_and_loop_agree_on_a_graph_with_hubs(num_classes):
     for scale in (0.01, 1.0, 100.0):
         alpha, logits = parameters(hood, num_classes)
         q = OrderedConditional(hood, scale * alpha, logits, torch.randint(num_classes, (3000,)))
-        terms, labels = q._flat(torch.Size([2]))
-        uniforms = torch.rand(2, 3000)
-        one = draw_by_sweeps(q.rows, terms, labels[:, q.rows.row], num_classes, uniforms)
-        two = backend.compiled.draw_choices(q.rows, terms, labels, num_classes, uniforms)
-        assert all(map(torch.equal, one, two))
+        entries, uniforms = q._flat(torch.Size([2])), torch.rand(2, 3000)
+        one = draw_by_sweeps(q.rows, entries, uniforms)
+        two = draw_entries(q.rows, entries, uniforms)
+        assert all(map(torch.equal, (*one[:2], *one.counts), (*two[:2], *two.counts)))
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -176,10 +176,14 @@ def test_gradient_of_the_predictive_pass():
         q = OrderedConditional(hood, alpha, logits, y)
         shape = torch.Size([3])
         draw = q._draw(shape)
-        terms = [t.detach().requires_grad_() for t in q._flat(shape)[0]]
+        *terms, labels, _ = q._flat(shape)
+        terms = [t.detach().requires_grad_() for t in terms]
         # log-attention is any number here: the pass does not assume that rows sum to one.
         assert torch.autograd.gradcheck(
-            lambda *t, q=q, draw=draw: predictive(q.rows, t, draw), terms
+            lambda *t, q=q, draw=draw, labels=labels: predictive(
+                q.rows, Entries(*t, labels, 3), draw
+            ),
+            terms,
         )
 
 

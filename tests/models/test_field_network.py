@@ -17,9 +17,10 @@ from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
 from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, FreeNMM, NMMNetwork, fit_field
 from pyro_nmm.models.latent.fit import _Fit
+from pyro_nmm.ops.entries import evidence_entries
 from pyro_nmm.ops.enumeration import enumerate_labels
-from pyro_nmm.ops.evidence import LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.sampling import draw_entries
 
 EDGES, _ = grid(12, 12)
 
@@ -61,8 +62,8 @@ def test_gradient_is_that_of_the_evidence(known):
     log_data = evidence[torch.arange(4), labels].sum(1)
     exact = torch.autograd.grad((log_prior + log_data).logsumexp(0), list(network.parameters()))
 
-    terms = LatentTerms(*fit.terms(network), evidence[None])
-    draw = draw_latent(hood, terms, fit.uniforms())
+    terms = evidence_entries(*fit.terms(network), evidence[None])
+    draw = draw_entries(hood, terms, fit.uniforms())
     sgd = torch.optim.SGD(network.parameters(), 0.0)
     found = []
     for step in range(60):
