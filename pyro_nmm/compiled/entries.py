@@ -17,35 +17,54 @@ from pyro_nmm.compiled.loops import _array, _check_labels, _graph, _in_threads, 
 @compiled
 def _of(b, inputs):
     # The inputs of one draw of a batch that may share them.
-    ptr, source, attention, alpha, total, labels, likelihood = inputs
-    b_a, b_l = min(b, len(alpha) - 1), min(b, len(likelihood) - 1)
-    b_t, b_y = min(b, len(attention) - 1), min(b, len(labels) - 1)
-    total = total[min(b, len(total) - 1)]
-    return ptr, source, attention[b_t], alpha[b_a], total, labels[b_y], likelihood[b_l]
+    single, ptr, source, attention, alpha, total, labels, likelihood = inputs
+    attention, alpha = attention[min(b, len(attention) - 1)], alpha[min(b, len(alpha) - 1)]
+    total, labels = total[min(b, len(total) - 1)], labels[min(b, len(labels) - 1)]
+    return (
+        single,
+        ptr,
+        source,
+        attention,
+        alpha,
+        total,
+        labels,
+        likelihood[min(b, len(likelihood) - 1)],
+    )
 
 
 @compiled
 def _place(e, i, inputs):
     # Of an edge: its source, its place in alpha, its place in the data, and its first label.
-    source, alpha, labels = inputs[1], inputs[3], inputs[5]
+    single, _, source, _, _, _, labels, _ = inputs
     place = e if len(labels) == len(source) else i
-    return source[e], e if alpha.shape[1] == 1 else source[e], place, labels[place]
+    if len(single):
+        return source[e], e, place, labels[place]
+    return source[e], source[e], place, 0
+
+
+@compiled
+def _above(place, counts, inputs):
+    # The sum over the entries of an edge, and how many they are.
+    j, a, row, label = place
+    single, _, _, _, alpha, _, _, likelihood = inputs
+    if len(single):
+        return alpha[a, 0] + counts[j, label]
+    above = 0.0
+    for k in range(alpha.shape[1]):
+        above += (alpha[a, k] + counts[j, k]) * likelihood[row, k]
+    return above
 
 
 @compiled
 def _draw(first, last, inputs, table, uniforms, edges, labels, same_label, any_label):
-    # With room for them, same_label and any_label get the counts that edges see.
-    ptr, source = inputs[0], inputs[1]
+    ptr, source = inputs[1], inputs[2]
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
-    every, counts = table.shape[1] - 1, same_label.shape[1] > 0
+    every = table.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
+        counts = same_label[b], any_label[b]
         for i in range(len(ptr) - 1):
-            if counts:
-                for e in range(ptr[i], ptr[i + 1]):
-                    j, _, _, label = _place(e, i, one)
-                    same_label[b, e], any_label[b, e] = table[j, label], table[j, every]
-            e, k = _draw_row(i, one, table, uniforms[b, i], running)
+            e, k = _draw_row(i, one, table, uniforms[b, i], running, counts)
             edges[b, i], labels[b, i] = e, k
             table[source[e], k] += 1
             table[source[e], every] += 1
@@ -53,39 +72,41 @@ def _draw(first, last, inputs, table, uniforms, edges, labels, same_label, any_l
 
 
 @compiled
-def _draw_row(i, inputs, table, uniform, running):
-    ptr, _, attention, alpha, total, _, likelihood = inputs
+def _draw_row(i, inputs, table, uniform, running, counts):
+    single, ptr, _, attention, alpha, total, _, likelihood = inputs
     every, weight = table.shape[1] - 1, 0.0
     for e in range(ptr[i], ptr[i + 1]):
-        j, a, place, label = _place(e, i, inputs)
-        above = 0.0
-        for k in range(alpha.shape[1]):
-            above += (alpha[a, k] + table[j, label + k]) * likelihood[place, k]
-        weight += attention[e] * above / (total[a] + table[j, every])
+        place = _place(e, i, inputs)
+        j, a, _, label = place
+        if len(single):  # what the edge has seen
+            counts[0][e], counts[1][e] = table[j, label], table[j, every]
+        weight += attention[e] * _above(place, table, inputs) / (total[a] + table[j, every])
         running[e - ptr[i]] = weight
     e, threshold = ptr[i], uniform * weight
     while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
         e += 1
-    # What is left of the threshold goes through the labels of this edge.
     j, a, place, label = _place(e, i, inputs)
+    if len(single):
+        return e, label
+    # What is left of the threshold goes through the labels of this edge.
     scale = attention[e] / (total[a] + table[j, every])
     rest = threshold - running[e - 1 - ptr[i]] if e > ptr[i] else threshold
     chosen = 0  # of weights that are not numbers, too: the loops do not look where they count
-    for k in range(alpha.shape[1]):
-        part = scale * (alpha[a, k] + table[j, label + k]) * likelihood[place, k]
+    for k in range(every):
+        part = scale * (alpha[a, k] + table[j, k]) * likelihood[place, k]
         if part > 0:
             chosen = k
             if rest < part:
                 break
         rest -= part
-    return e, label + chosen
+    return e, chosen
 
 
 @compiled
 def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others.
-    ptr, source = inputs[0], inputs[1]
-    running = np.empty(np.max(ptr[1:] - ptr[:-1]))
+    ptr, source = inputs[1], inputs[2]
+    running, none = np.empty(np.max(ptr[1:] - ptr[:-1])), np.empty(0, np.int32)
     for b in range(first, last):
         one = _of(b, inputs)
         for i in range(len(ptr) - 1):
@@ -95,7 +116,7 @@ def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
             for i in range(len(ptr) - 1):
                 table[source[edges[b, i]], labels[b, i]] -= 1
                 table[source[edges[b, i]], -1] -= 1
-                e, k = _draw_row(i, one, table, uniforms[sweep, b, i], running)
+                e, k = _draw_row(i, one, table, uniforms[sweep, b, i], running, (none, none))
                 edges[b, i], labels[b, i] = e, k
                 visits[b, i, k] += 1
                 totals[b, sweep, k] += 1
@@ -117,15 +138,13 @@ def _evaluate(first, last, inputs, table, edges, labels, predicted, log_choice):
     every = table.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        ptr, source, attention, alpha, total, _, likelihood = one
+        _, ptr, source, attention, alpha, total, _, likelihood = one
         for i in range(len(ptr) - 1):
             weight = 0.0
             for e in range(ptr[i], ptr[i + 1]):
-                j, _, place, _ = _place(e, i, one)
-                above = 0.0
-                for k in range(every):
-                    above += (alpha[j, k] + table[j, k]) * likelihood[place, k]
-                weight += attention[e] * above / (total[j] + table[j, every])
+                place = _place(e, i, one)
+                above = _above(place, table, one)
+                weight += attention[e] * above / (total[place[1]] + table[place[0], every])
             e, k = edges[b, i], labels[b, i]
             j, _, place, _ = _place(e, i, one)
             part = attention[e] * (alpha[j, k] + table[j, k]) * likelihood[place, k]
@@ -144,7 +163,7 @@ def _gradient(first, last, inputs, table, edges, labels, predicted, to_predicted
     every = table.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        ptr, source, attention, alpha, total, _, likelihood = one
+        _, ptr, source, attention, alpha, total, _, likelihood = one
         grad_attention = to_attention[min(b, len(to_attention) - 1)]
         grad_alpha = to_alpha[min(b, len(to_alpha) - 1)]
         grad_likelihood = to_likelihood[min(b, len(to_likelihood) - 1)]
@@ -182,7 +201,7 @@ def _credit(first, last, inputs, counts, edges, labels, predicted, costs, table)
     every = counts.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        ptr, source, attention, alpha, total, _, likelihood = one
+        single, ptr, source, attention, _, total, _, likelihood = one
         for i in range(len(ptr) - 1):
             counts[source[edges[b, i]], labels[b, i]] += 1
             counts[source[edges[b, i]], every] += 1
@@ -193,38 +212,43 @@ def _credit(first, last, inputs, counts, edges, labels, predicted, costs, table)
             counts[j, every] -= 1
             shrink = np.exp(-predicted[b, i])
             for e in range(ptr[i], ptr[i + 1]):
-                j, a, place, label = _place(e, i, one)
+                place = _place(e, i, one)
+                j, a, row, label = place
                 if counts[j, every] == 0:
                     continue
-                above, below, other = 0.0, total[a] + counts[j, every], 0.0
-                for k in range(alpha.shape[1]):
-                    above += (alpha[a, k] + counts[j, label + k]) * likelihood[place, k]
+                above, below = _above(place, counts, one), total[a] + counts[j, every]
                 share, now = shrink * attention[e], above / below
-                if alpha.shape[1] < every:
+                if len(single):
                     other = -np.log1p(share * (above / (below - 1) - now))
                     table[j, every] += other
-                for k in range(alpha.shape[1]):
-                    if counts[j, label + k] > 0:
-                        fewer = (above - likelihood[place, k]) / (below - 1)
-                        table[j, label + k] -= np.log1p(share * (fewer - now)) + other
+                    if counts[j, label] > 0:
+                        equal = -np.log1p(share * ((above - 1) / (below - 1) - now))
+                        table[j, label] += equal - other
+                else:
+                    for k in range(every):
+                        if counts[j, k] > 0:
+                            fewer = (above - likelihood[row, k]) / (below - 1)
+                            table[j, k] -= np.log1p(share * (fewer - now))
         for i in range(len(ptr) - 1):
             for e in range(ptr[i], ptr[i + 1]):
                 j, _, _, label = _place(e, i, one)
-                table[j, every] = 0
-                for k in range(alpha.shape[1]):
-                    table[j, label + k] = 0
+                if len(single):
+                    table[j, label] = table[j, every] = 0
+                else:
+                    table[j] = 0
 
 
 def _inputs(rows, entries) -> tuple:
+    # The length of the first, empty or not, is known when numba compiles.
     attention, alpha, total = (_array(t, np.float64) for t in entries[:3])
     if entries.observed:
         _check_labels(entries.data, entries.num_classes)
-        alpha, labels = alpha[..., None], _array(entries.data)
-        likelihood = np.ones((1, labels.shape[1], 1))
+        alpha, labels, likelihood = alpha[..., None], _array(entries.data), np.ones((1, 1, 1))
     else:
         likelihood = np.exp(_array(entries.data, np.float64))
         labels = np.zeros((1, likelihood.shape[1]), np.int64)
-    return *_graph(rows), np.exp(attention), alpha, total, labels, likelihood
+    single = (1,) if entries.observed else ()
+    return single, *_graph(rows), np.exp(attention), alpha, total, labels, likelihood
 
 
 def _run(loop, rows, entries, size: int, *arrays, sweeps=1, scratch=lambda first: ()) -> None:
