@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.concentrations import written_out
+from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.hidden import (
     Emission,
@@ -29,7 +30,6 @@ from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
 from pyro_nmm.relabel import as_channel, evidence_of
-from pyro_nmm.validation import check_all_rows
 
 
 def ordered_guide(

@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.annotators.answers import (
@@ -30,7 +31,6 @@ from pyro_nmm.models.annotators.out_of_fold import out_of_fold
 from pyro_nmm.models.annotators.walks import Walk, walk_of
 from pyro_nmm.models.hidden import Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
-from pyro_nmm.validation import check_integers, check_positive
 
 #: Strengths of the prior of confusion matrices that are compared; log-normal around ten.
 STRENGTHS = 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
+from pyro_nmm.arguments import as_tensor, check_integers, expect, options_of
 from pyro_nmm.checkpoints import Saved, as_path, fingerprint
-from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.fitting import with_gradients
+from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.hidden.field import (
     FieldPrior,
@@ -26,7 +27,6 @@ from pyro_nmm.models.hidden.field import (
 from pyro_nmm.models.hidden.options import FieldRun, FieldSampling
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
-from pyro_nmm.validation import check_all_rows, check_integers, options_of
 
 
 @with_gradients
