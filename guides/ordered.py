@@ -17,7 +17,7 @@ from pyro_nmm.concentrations import written_out
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.guides.shared_forward import SharedForward
-from pyro_nmm.models.latent import (
+from pyro_nmm.models.hidden import (
     Emission,
     FieldPrior,
     HiddenField,
@@ -184,7 +184,7 @@ class HiddenFieldGuide(SharedForward):
     [0, 3]
     >>> field = pair.field()  # with probabilities ``(N, C)``
 
-    :param prior: a network in place of :class:`~pyro_nmm.models.latent.FieldPrior`, called as
+    :param prior: a network in place of :class:`~pyro_nmm.models.hidden.FieldPrior`, called as
         ``prior(hood, *inputs)``. Model and guide share its dropout.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param str name: of the parameters in Pyro's store.

@@ -254,7 +254,7 @@ class Neighborhood:
     def find(self, choices: Tensor) -> Tensor:
         """``(B, num_rows)``: edges to the nodes ``(B, num_rows)`` chosen; -1 if no neighbours."""
         choices = as_tensor("choices", choices, self.device)
-        expect("choices", choices, ("B", self.num_rows))
+        expect("choices", choices, ("B", self.num_rows), kind="integers")
         if backend.compiled and self.device.type == "cpu":
             return backend.compiled.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.
