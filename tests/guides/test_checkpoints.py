@@ -19,8 +19,8 @@ from torch_geometric.nn import MLP
 
 from pyro_nmm import Neighborhood, checkpoints
 from pyro_nmm.checkpoints import load_checkpoint, save_checkpoint
+from pyro_nmm.fitting import train
 from pyro_nmm.guides import Consistency, fit_classifier, fit_images
-from pyro_nmm.guides.fitting.loop import train
 from pyro_nmm.models import Denoiser, UNet
 from pyro_nmm.models.backbones import appnp, gcn
 

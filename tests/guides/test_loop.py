@@ -11,7 +11,7 @@ from torch import nn
 
 from pyro_nmm import checkpoints
 from pyro_nmm.checkpoints import load_checkpoint, save_checkpoint
-from pyro_nmm.guides.fitting.loop import train
+from pyro_nmm.fitting import train
 
 
 class Killed(BaseException):

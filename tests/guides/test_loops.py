@@ -18,6 +18,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.checkpoints import load_checkpoint
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.datasets.nodes import inner_edges, random_split, select_split
+from pyro_nmm.fitting import train
 from pyro_nmm.guides import (
     Consistency,
     DGLFRMGuide,
@@ -28,7 +29,6 @@ from pyro_nmm.guides import (
     fit_nmm,
     mean_field,
 )
-from pyro_nmm.guides.fitting.loop import train
 from pyro_nmm.models import DGLFRM, Denoiser, FreeNMM, StackedNMM, UNet, grid_edges, ising, potts
 
 
@@ -415,7 +415,9 @@ def test_splits_of_data_without_labels_or_masks():
 
 def test_fit_names_its_options():
     field, hood = ising(grid_edges(2, 2), 0.1, torch.zeros(4)), Neighborhood.grid(2, 2)
-    with pytest.raises(TypeError, match="fit_mixture has no option 'steps'"):
+    with pytest.raises(
+        TypeError, match=r"fit_mixture\(\) got an unexpected keyword argument 'steps'"
+    ):
         fit_mixture(field, hood, FreeNMM(hood, 2), steps=3)
 
 
