@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 
-from pyro_nmm.checkpoints import Saved, as_path, fingerprint
+from pyro_nmm.checkpoints import Checkpoint
 from pyro_nmm.validation import check_integers, check_positive
 
 P = ParamSpec("P")
@@ -225,20 +225,18 @@ def train(
     history: list = []
     parts: dict[str, Any] = {"module": module, "optimizer": optimizer}
     parts |= {} if schedule is None else {"schedule": schedule}
-    path = as_path(options.checkpoint)
-    here = {} if path is None else fingerprint(module, optimizer, options.named_settings)
-    saved = Saved(path, parts, here)
+    saved = Checkpoint(options.checkpoint, parts, options.named_settings)
     if (state := saved.read()) is not None:
         best, history = state["best"], state["history"]
         epochs = range(len(history)) if validate else ()
         late = any(epoch - _best_epoch(history[:epoch]) > patience for epoch in epochs)
         if late or len(history) > num_epochs:
             raise ValueError(
-                f"checkpoint {path} holds {len(history)} {unit}s, more than "
+                f"checkpoint {saved.path} holds {len(history)} {unit}s, more than "
                 f"{num_epochs=} and {patience=} allow"
             )
         saved.restore(state)
-        _check_weights(module, f"reading {path}", "remove the checkpoint")
+        _check_weights(module, f"reading {saved.path}", "remove the checkpoint")
     stored = len(history)
     for step in options.progress(range(stored, num_epochs)):
         if validate is not None and step - _best_epoch(history) > patience:
