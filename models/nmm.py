@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The NMM as a Pyro program."""
+
 import pyro
 import torch
 from pyro.distributions import Categorical, Delta, Dirichlet, Independent
@@ -8,17 +10,17 @@ from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
-from pyro_nmm.models.plates import OneEvent, check_plates
-from pyro_nmm.ops.counts import posterior_alpha
-from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import KEEP, Channel, Matrices, check_relabel
-from pyro_nmm.validation import (
+from pyro_nmm.graph_arguments import (
     check_all_rows,
     check_label_range,
     check_labels,
     check_shapes,
     check_values,
 )
+from pyro_nmm.models.plates import OneEvent, check_plates
+from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.provenance import untracked
+from pyro_nmm.relabel import KEEP, Channel, Matrices, check_relabel
 
 
 def nmm(
@@ -94,7 +96,7 @@ def nmm(
     channel = check_relabel(hood, relabel, alpha.shape[-1])
     if validate:
         channel.check_values()
-    own = channel.of(rows.edge)
+    changes = channel.of(rows.edge)
     obs = None
     if y is not None:
         obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
@@ -114,25 +116,25 @@ def nmm(
             z = pyro.sample("z", Dirichlet(alpha).to_event(1))
         c = pyro.sample("c", _choice(rows, logits))
         prior = alpha
-        if event.fixed and collapsed and own.certain:
+        if event.fixed and collapsed and changes.certain:
             # A guide leaves the labels that it drew the choices for in this site.
             unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)
             seen = pyro.sample("u", unknown, infer={"is_auxiliary": True})
             event.forgotten = bool((seen < 0).any())
             if not event.forgotten:
                 alpha = posterior_alpha(written_out(alpha), c, seen)
-        chosen = own.chosen(rows, c) if own.certain else KEEP
+        chosen = changes.chosen(rows, c) if changes.certain else KEEP
         labels = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
         borrowed = None
-        if isinstance(own, Matrices):  # the labels shown are drawn given the borrowed labels
+        if isinstance(changes, Matrices):  # the labels shown are drawn given the borrowed labels
             borrowed = pyro.sample("u", labels)
-            labels = Categorical(own.shown_probs(rows, c, borrowed)).to_event(1)
+            labels = Categorical(changes.shown_probs(rows, c, borrowed)).to_event(1)
         y = pyro.sample("y", labels, obs=obs)
     if predict:
         rest = hood.restrict(~observed)  # type: ignore[operator]
         with torch.no_grad():
             if borrowed is None:
-                borrowed = own.chosen(rows, c).borrow(y)
+                borrowed = changes.chosen(rows, c).borrow(y)
             # Labels that were drawn anew come on top of those that the guide saw.
             alpha = alpha if event.drawn else prior
             y_rest = _rest(rest, alpha, logits, z, c, borrowed, channel.of(rest.edge))

@@ -18,8 +18,8 @@ from torch.distributions import Distribution
 from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 
+from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.checkpoints import Checkpoint
-from pyro_nmm.validation import check_integers, check_positive
 
 P = ParamSpec("P")
 R = TypeVar("R")

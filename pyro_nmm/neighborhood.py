@@ -10,16 +10,16 @@ from torch import Tensor
 from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
-from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.expect import (
-    as_mask,
+from pyro_nmm.arguments import (
+    as_set,
     as_tensor,
     check_edge_index,
-    check_grid,
+    check_integers,
     check_mask,
     expect,
     out_of_range,
 )
+from pyro_nmm.caching import LastCall, derived
 
 
 class Neighborhood:
@@ -102,7 +102,8 @@ class Neighborhood:
                 [6, 9, 6],
                 [4, 6, 4]])
         """
-        check_grid(radius, height=height, width=width)
+        check_integers(1, height=height, width=width)
+        check_integers(0, radius=radius)
         step = torch.arange(-radius, radius + 1, device=device)
         down, right = torch.meshgrid(step, step, indexing="ij")
         pixel = torch.arange(height * width, device=device)
@@ -204,7 +205,7 @@ class Neighborhood:
         (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
         """
         nodes = as_tensor("nodes", nodes, self.device)
-        mask = as_mask(nodes, self.num_nodes, self.device)
+        mask = as_set(nodes, self.num_nodes, self.device, "nodes")
         size = int(mask.sum())
         if nodes.dtype != torch.bool and size < len(nodes):
             raise ValueError("nodes must be distinct ids, or a mask of dtype torch.bool")
@@ -254,7 +255,7 @@ class Neighborhood:
     def find(self, choices: Tensor) -> Tensor:
         """``(B, num_rows)``: edges to the nodes ``(B, num_rows)`` chosen; -1 if no neighbours."""
         choices = as_tensor("choices", choices, self.device)
-        expect("choices", choices, ("B", self.num_rows))
+        expect("choices", choices, ("B", self.num_rows), kind="integers")
         if backend.compiled and self.device.type == "cpu":
             return backend.compiled.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.

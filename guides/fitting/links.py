@@ -9,8 +9,8 @@ from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor
 
+from pyro_nmm.arguments import as_tensor, expect
 from pyro_nmm.datasets.links import LinkSplit
-from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.fitting import Steps, with_gradients, with_options
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 

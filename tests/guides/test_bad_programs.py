@@ -39,7 +39,7 @@ from pyro_nmm.models import (
     sample_field,
 )
 from pyro_nmm.models.backbones import gcn
-from pyro_nmm.models.latent import FieldPrior, hidden_field
+from pyro_nmm.models.hidden import FieldPrior, hidden_field
 
 HOOD, EDGES, X = house(), torch.tensor([[0, 1], [1, 0]]), torch.randn(5, 3).double()
 DATA = torch.tensor([[0.0], [0.1], [2.0], [2.1], [1.9]]).double()
@@ -126,7 +126,7 @@ def test_no_hood(make):
         (X.tolist(), EDGES, "x must be a floating-point tensor, got .*list"),
         (X, EDGES[[0, 1, 1]], r"edge_index must have shape \(2, num_edges\), got \(3, 2\)"),
         (X, EDGES[..., None], r"edge_index must have shape \(2, num_edges\), got \(2, 2, 1\)"),
-        (X, EDGES - 7, "edge_index holds node id -7, but ids must lie in 0..4"),
+        (X, EDGES - 7, "edge_index holds node id -7, but ids lie in 0..4"),
         (X, EDGES + 0.5, "edge_index must hold integers"),
         (X, EDGES.tolist(), "edge_index must .*got .*list"),
     ],
