@@ -14,16 +14,24 @@ from torch.nn import functional as F
 from torch_geometric.utils import index_to_mask, segment
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm.arguments import (
+    as_set,
+    as_tensor,
+    check_integers,
+    check_positive,
+    expect,
+    expect_all,
+    expect_device,
+    is_kind,
+)
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.edge_values import edges_between
-from pyro_nmm.expect import as_set, as_tensor, expect, expect_all, expect_device, is_kind
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula, Priors
 from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
 from pyro_nmm.relabel import as_channel, taken
-from pyro_nmm.validation import check_integers, check_positive
 
 #: Candidates of the labels' probabilities.
 TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
@@ -106,8 +114,8 @@ class FitOptions:
     num_folds: int = 1
     max_held_out: int = 5_000
     lr: float = 0.1
-    refit_steps: int = 20
     progress: Callable[[range], Iterable[int]] = iter
+    refit_steps: int = 20
 
     def __post_init__(self) -> None:
         check_integers(1, num_steps=self.num_steps, num_folds=self.num_folds)

@@ -15,13 +15,13 @@ from torch.nn.functional import one_hot
 from torch_geometric.utils import index_to_mask, scatter, segment
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.arguments import check_each_call, check_integers, expect
 from pyro_nmm.blocks import row_blocks
-from pyro_nmm.expect import expect
+from pyro_nmm.graph_arguments import check_all_rows, check_hood
 from pyro_nmm.models.compatibility import between_nodes
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.sparse import sparse_csr, spread
-from pyro_nmm.validation import check_all_rows, check_each_call, check_hood, check_integers
 
 #: Probability that the walk takes another step, and its largest number of steps.
 DAMPING, STEPS = 0.9, 20

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.arguments import check_integers, options_of
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.fitting import with_gradients
+from pyro_nmm.graph_arguments import check_all_rows, check_hood
 from pyro_nmm.models.stacked.fit import (
     NUM_DRAWS,
     Evidence,
@@ -45,7 +47,6 @@ from pyro_nmm.models.stacked.table import (
 )
 from pyro_nmm.ops.marginals import node_marginals
 from pyro_nmm.relabel import as_channel
-from pyro_nmm.validation import check_all_rows, check_hood, check_integers, options_of
 
 
 class StackedNMM(nn.Module):

@@ -41,6 +41,7 @@ BAD = [
     (lambda: HOOD.take(torch.tensor([0.5])), "rows must hold integers"),
     (lambda: HOOD.take(torch.zeros(1, 1).long()), r"rows must have shape \(R,\)"),
     (lambda: HOOD.find(torch.zeros(1, 3, 1).long()), r"choices must have shape \(B, 3\)"),
+    (lambda: HOOD.find(torch.zeros(1, 3)), "choices must hold integers"),
     (lambda: HOOD.subgraph(torch.tensor([0, 1, 0])), "nodes must be distinct"),
     (lambda: HOOD.common_neighbors(pair(0, -1)), r"pairs must hold row numbers in 0\.\.2, got -1"),
     (lambda: HOOD.common_neighbors(pair(0, 3)), r"pairs must hold row numbers in 0\.\.2, got 3"),
