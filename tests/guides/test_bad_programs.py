@@ -109,7 +109,7 @@ def test_numbers(name, make, wrong):
         (X.tolist(), EDGES, "x must be a floating-point tensor, got .*list"),
         (X, EDGES[[0, 1, 1]], r"edge_index must have shape \(2, num_edges\), got \(3, 2\)"),
         (X, EDGES[..., None], r"edge_index must have shape \(2, num_edges\), got \(2, 2, 1\)"),
-        (X, EDGES - 7, "edge_index holds node id -7, but ids must lie in 0..4"),
+        (X, EDGES - 7, "edge_index holds node id -7, but ids lie in 0..4"),
         (X, EDGES + 0.5, "edge_index must hold integers"),
         (X, EDGES.tolist(), "edge_index must .*got .*list"),
     ],

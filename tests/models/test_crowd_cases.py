@@ -19,7 +19,7 @@ from pyro_nmm.checkpoints import fingerprint
 from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, NormalEmission, accuracy, fit_field, information
 from pyro_nmm.models.annotators import out_of_fold
-from pyro_nmm.models.annotators.left_out import left_out_answers
+from pyro_nmm.models.annotators.consensus import left_out_answers
 from pyro_nmm.models.hidden import hidden_field
 from pyro_nmm.models.hidden.field import matched
 

@@ -361,7 +361,7 @@ def test_bad_input(simulated):
         fit(scores=None)
     with pytest.raises(ValueError, match=r"scores must be a tensor .*meta device"):
         fit(scores=scores.to("meta"))
-    with pytest.raises(ValueError, match=r"train must hold node ids in 0..359, got 360"):
+    with pytest.raises(ValueError, match=r"train holds node id 360, but ids lie in 0..359"):
         fit(train=torch.tensor([0, 360]))
     with pytest.raises(ValueError, match="held_out must be a boolean mask"):
         fit(held_out=2 * held_out.long())
