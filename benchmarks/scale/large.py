@@ -101,14 +101,13 @@ def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Calla
     truth = mix.sample()[:, None]
     wrong = torch.rand(hood.num_nodes, 10) < 0.4
     answers = torch.where(wrong, torch.randint(num_classes, wrong.shape), truth)
-    emission = Annotators(num_classes)
+    emission, name = Annotators(num_classes), "Annotators.fit, 10 annotators, 2 chains of 50 sweeps"
     if query == "annotators":
         options = {"num_starts": 1, "num_steps": 20, "num_draws": 5, "num_chains": 2}
-        name = "Annotators.fit, 10 annotators, 2 chains of 50 sweeps"
         return name, partial(fit_field, emission, hood, answers, **options)
-    evidence = emission.log_prob(emission.start(answers, hood), answers)[None]
-    parts = hood.log_softmax(mix.logits)[None], mix.table[None], evidence
-    terms = evidence_entries(*(part.detach() for part in parts))
+    evidence = emission.log_prob(emission.start(answers, hood), answers)
+    terms = evidence_entries(hood.log_softmax(mix.logits), mix.table, evidence)
+    terms = terms.map(lambda part: part.detach()[None])
     first, second = torch.rand(2, 1, hood.num_nodes, dtype=torch.double)
     draw = draw_entries(hood, terms, first)
     return "a sweep of latent labels, one chain", partial(sweep, hood, terms, draw, second[None])

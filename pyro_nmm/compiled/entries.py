@@ -195,47 +195,67 @@ def _gradient(first, last, inputs, table, edges, labels, predicted, to_predicted
 
 @compiled
 def _credit(first, last, inputs, counts, edges, labels, predicted, costs, table):
-    # From the last row to the first, a row's own count taken out before its edges are visited.
-    # The last column of table[j] holds what one count fewer at j would have changed in the later
-    # rows with edges that have no entry of its label, and the others what they change beyond that.
+    # Given evidence. From the last row to the first, a row's own count taken out before its edges
+    # are visited: table[j, k] holds what one count of k fewer at j would have changed in the later
+    # rows.
     every = counts.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        single, ptr, source, attention, _, total, _, likelihood = one
+        _, ptr, source, attention, _, total, _, likelihood = one
         for i in range(len(ptr) - 1):
             counts[source[edges[b, i]], labels[b, i]] += 1
             counts[source[edges[b, i]], every] += 1
         for i in range(len(ptr) - 2, -1, -1):
             j, label = source[edges[b, i]], labels[b, i]
-            costs[b, i] = table[j, every] + table[j, label]
+            costs[b, i] = table[j, label]
             counts[j, label] -= 1
             counts[j, every] -= 1
             shrink = np.exp(-predicted[b, i])
             for e in range(ptr[i], ptr[i + 1]):
                 place = _place(e, i, one)
-                j, a, row, label = place
+                j, _, row, _ = place
                 if counts[j, every] == 0:
                     continue
-                above, below = _above(place, counts, one), total[a] + counts[j, every]
+                above, below = _above(place, counts, one), total[j] + counts[j, every]
                 share, now = shrink * attention[e], above / below
-                if len(single):
-                    other = -np.log1p(share * (above / (below - 1) - now))
-                    table[j, every] += other
-                    if counts[j, label] > 0:
-                        equal = -np.log1p(share * ((above - 1) / (below - 1) - now))
-                        table[j, label] += equal - other
-                else:
-                    for k in range(every):
-                        if counts[j, k] > 0:
-                            fewer = (above - likelihood[row, k]) / (below - 1)
-                            table[j, k] -= np.log1p(share * (fewer - now))
+                for k in range(every):
+                    if counts[j, k] > 0:
+                        fewer = (above - likelihood[row, k]) / (below - 1)
+                        table[j, k] -= np.log1p(share * (fewer - now))
+        for i in range(len(ptr) - 1):
+            for e in range(ptr[i], ptr[i + 1]):
+                table[source[e]] = 0
+
+
+@compiled
+def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, costs,
+                      same_label, any_label, changes):  # fmt: skip
+    # Of observed labels, from the counts that the draw has met: 1.35 times as fast as to count
+    # again. The last column of changes[j] is the change of later rows by one count fewer at j, the
+    # others the excess for an equal label.
+    other = table.shape[1] - 1
+    for b in range(first, last):
+        one = _of(b, inputs)
+        _, ptr, source, attention, alpha, total, _, _ = one
+        for i in range(len(ptr) - 2, -1, -1):
+            j = source[edges[b, i]]
+            costs[b, i] = changes[j, other] + changes[j, labels[b, i]]
+            shrink = np.exp(-predicted[b, i])
+            for e in range(ptr[i], ptr[i + 1]):
+                if any_label[b, e] == 0:
+                    continue
+                j, _, _, label = _place(e, i, one)
+                above, below = alpha[e, 0] + same_label[b, e], total[e] + any_label[b, e]
+                scale, now = shrink * attention[e], above / below
+                change = -np.log1p(scale * (above / (below - 1) - now))
+                changes[j, other] += change
+                if same_label[b, e] > 0:
+                    equal = -np.log1p(scale * ((above - 1) / (below - 1) - now))
+                    changes[j, label] += equal - change
         for i in range(len(ptr) - 1):
             for e in range(ptr[i], ptr[i + 1]):
                 j, _, _, label = _place(e, i, one)
-                if len(single):
-                    table[j, label] = table[j, every] = 0
-                else:
-                    table[j] = 0
+                changes[j, other] = changes[j, label] = 0
 
 
 def _inputs(rows, entries) -> tuple:
@@ -317,6 +337,8 @@ def gradient(rows, entries, draw, predicted, to_predicted, to_choice):
 def credits(rows, entries, draw, predicted):
     """See :func:`pyro_nmm.ops.score_costs.one_step_credits`. Cost: :math:`O(B E K)`."""
     costs, size = np.empty(tuple(draw.edges.shape)), (rows.num_sources, entries.num_classes + 1)
-    arrays = *map(_array, draw[:2]), _array(predicted, np.float64), costs
-    _run(_credit, rows, entries, len(costs), *arrays, scratch=lambda first: (np.zeros(size),))
+    arrays = [*map(_array, draw[:2]), _array(predicted, np.float64), costs]
+    loop = _credit_of_labels if entries.observed else _credit
+    arrays += map(_array, draw.counts or ())
+    _run(loop, rows, entries, len(costs), *arrays, scratch=lambda first: (np.zeros(size),))
     return torch.from_numpy(costs)

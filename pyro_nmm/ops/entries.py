@@ -97,13 +97,11 @@ class Wide:
     """Rows with an edge for every entry, which are numbered ``edge * size + k``."""
 
     def __init__(self, rows: Neighborhood, entries: Entries) -> None:
-        self.num_classes = entries.num_classes
+        self.num_classes, self._data = entries.num_classes, entries.data
         self.size = size = 1 if entries.observed else entries.num_classes
-        if entries.observed:
-            self.rows, self.labels = rows, on_edges(rows, entries.data)
-            self.log_weight, self.alpha, self.total = entries[:3]
+        if size == 1:
+            self.rows, (self.log_weight, self.alpha, self.total) = rows, entries[:3]
             return
-        self.labels = torch.arange(size, device=rows.device).repeat(rows.num_edges)[None]
         source = rows.source.repeat_interleave(size)
         arguments = rows.num_nodes, rows.nodes, rows.ptr * size, source
         self.rows = Neighborhood.of_rows(*arguments, num_sources=rows.num_sources)
@@ -113,6 +111,13 @@ class Wide:
         flat = (term.reshape(len(term), -1) for term in (weight, alpha, total))
         #: ``(b, num_entries)`` each, as are ``labels``.
         self.log_weight, self.alpha, self.total = flat
+
+    @cached_property
+    def labels(self) -> Tensor:
+        if self.size == 1:
+            return on_edges(self.rows, self._data)
+        number = self.rows.num_edges // self.size
+        return torch.arange(self.size, device=self.rows.device).repeat(number)[None]
 
     @property
     def repeats(self) -> bool:

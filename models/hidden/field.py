@@ -19,7 +19,7 @@ from pyro_nmm.arguments import (
     expect_all,
     expect_device,
 )
-from pyro_nmm.models.latent.emissions import Emission, Values
+from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.gibbs import Chains
 

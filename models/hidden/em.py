@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.arguments import as_tensor, check_integers, expect, options_of
-from pyro_nmm.checkpoints import Saved, as_path, fingerprint
+from pyro_nmm.checkpoints import Checkpoint
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.graph_arguments import check_all_rows
-from pyro_nmm.models.latent.emissions import Emission, Values
-from pyro_nmm.models.latent.field import (
+from pyro_nmm.models.hidden.emissions import Emission, Values
+from pyro_nmm.models.hidden.field import (
     FieldPrior,
     HiddenField,
     allowed_labels,
@@ -24,7 +24,7 @@ from pyro_nmm.models.latent.field import (
     start_of,
     without_relabel,
 )
-from pyro_nmm.models.latent.options import FieldRun, FieldSampling
+from pyro_nmm.models.hidden.options import FieldRun, FieldSampling
 from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
 from pyro_nmm.ops.sampling import draw_entries
@@ -62,7 +62,7 @@ def fit_field(
         as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
         ``prior(hood, *inputs)``. It is copied, and trained by Adam with ``lr``, and with weight
         decay of its matrices.
-    :param options: of :class:`~pyro_nmm.models.latent.FieldRun`.
+    :param options: of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
     how = options_of(fit_field, FieldRun, options)
@@ -98,7 +98,7 @@ def sample_field(
 
     :param prior: a :class:`FieldPrior`, or a network with its ``inputs``.
     :param dict values: the emission's parameters that chains start with.
-    :param options: of :class:`~pyro_nmm.models.latent.FieldSampling`.
+    :param options: of :class:`~pyro_nmm.models.hidden.FieldSampling`.
     :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
     """
     how = options_of(sample_field, FieldSampling, options)
@@ -208,17 +208,14 @@ class _Fit:
 
     def saved(
         self, how: FieldRun, turn: int, prior: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> Saved:
-        parts = {"prior": prior, "optimizer": optimizer}
-        if (path := as_path(how.checkpoint)) is None:
-            return Saved(None, parts, {})
+    ) -> Checkpoint:
         names = "emission", "data", "edge_attr", "known", "inputs", "num_chains"
         settings = {name: getattr(self, name) for name in names}
         settings["emission's attributes"] = getattr(self.emission, "__dict__", None)
         settings["edges"] = self.hood.ptr, self.hood.source, self.hood.num_sources
         settings |= {"start": turn, "num_steps": how.num_steps}
-        here = fingerprint(prior, optimizer, settings)
-        return Saved(path.with_name(f"{path.name}.{turn}"), parts, here)
+        path = None if how.checkpoint is None else f"{how.checkpoint}.{turn}"
+        return Checkpoint(path, {"prior": prior, "optimizer": optimizer}, settings)
 
     def uniforms(self, *shape: int) -> Tensor:
         size = *shape, self.num_chains, self.hood.num_nodes
