@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Random graphs whose edges are independent given a vector of every node."""
+
 from collections.abc import Sequence
 
 import torch
