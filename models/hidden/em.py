@@ -337,14 +337,12 @@ class _Start(nn.Module):
             loss.backward()
             return loss.item()
 
-        path, settings = as_path(options.checkpoint), {}
-        if path is not None:
-            path = path.with_name(f"{path.name}.{self._turn}")
-            names = "emission", "data", "edge_attr", "known", "inputs", "num_chains"
-            settings = {name: getattr(chains, name) for name in names}
-            settings["emission's attributes"] = getattr(chains.emission, "__dict__", None)
-            settings["edges"] = chains.hood.ptr, chains.hood.source, chains.hood.num_sources
-            settings |= {"start": self._turn, "num_steps": options.num_steps}
+        names = "emission", "data", "edge_attr", "known", "inputs", "num_chains"
+        settings = {name: getattr(chains, name) for name in names}
+        settings["emission's attributes"] = getattr(chains.emission, "__dict__", None)
+        settings["edges"] = chains.hood.ptr, chains.hood.source, chains.hood.num_sources
+        settings |= {"start": self._turn, "num_steps": options.num_steps}
+        path = None if options.checkpoint is None else Path(f"{options.checkpoint}.{self._turn}")
         train(
             self, optimizer, backward, num_epochs=options.num_steps,
             schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: max(gain(k), 0.1)),
