@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_nmm.arguments import as_tensor, expect, expect_all
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field
-from pyro_nmm.validation import check_integers
+from pyro_nmm.arguments import check_integers
 
 
 @torch.no_grad()

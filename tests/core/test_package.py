@@ -194,11 +194,10 @@ import pyro
 
 from pyro_nmm.models.annotators import out_of_fold
 from pyro_nmm.models.hidden.options import FieldRun
-from pyro_nmm.models.stacked import cross_fit
 from pyro_nmm.models.stacked.fit import FitOptions
 
-out_of_fold.NUM_EPOCHS, cross_fit.REFIT_STEPS = 2, 2
-for options, few in ((FieldRun, (1, 2, 2, 2)), (FitOptions, (2,))):
+out_of_fold.NUM_EPOCHS = 2
+for options, few in ((FieldRun, (1, 2, 2, 2)), (FitOptions, (2, 8, 1, 5000, 0.1, 2))):
     defaults = options.__init__.__defaults__
     options.__init__.__defaults__ = (*few, *defaults[len(few) :])
 for path in sys.argv[1:]:
