@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked.fit import folds_of, surrogate
-from pyro_nmm.models.stacked.formula import with_own_sources
-from pyro_nmm.models.stacked.inputs import GraphScores
-from pyro_nmm.models.stacked.pooled import DAMPING, SHRINKAGE, STEPS
+from pyro_nmm.models.stacked.formula import DAMPING, SHRINKAGE, STEPS, with_own_sources
+from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.sources import communities
 
 
