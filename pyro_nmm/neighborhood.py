@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import coalesce, scatter, segment, softmax
+from torch_geometric.utils import coalesce, cumsum, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.arguments import (
@@ -74,7 +74,7 @@ class Neighborhood:
                 f"edge_index has no edge into node {int(empty[0])} ({len(empty)} such nodes): with "
                 f"num_sources there are no self-loops, so give every node a source"
             )
-        self._fill(num_nodes, nodes, _pointers(degree), source, None, num_sources)
+        self._fill(num_nodes, nodes, cumsum(degree), source, None, num_sources)
 
     def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> Neighborhood:
         self.num_nodes, self.nodes, self.ptr, self.source = num_nodes, nodes, ptr, source
@@ -111,7 +111,7 @@ class Neighborhood:
         x = (pixel % width)[:, None] + right.flatten()
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         source = (y * width + x)[inside]
-        return cls.of_rows(height * width, pixel, _pointers(inside.sum(1)), source)
+        return cls.of_rows(height * width, pixel, cumsum(inside.sum(1)), source)
 
     @derived
     def row(self) -> Tensor:
@@ -168,7 +168,7 @@ class Neighborhood:
             must = f"lie in 0..{self.num_rows - 1}"
             raise ValueError(f"rows must {must}, got {out_of_range(rows, self.num_rows)}") from None
         degree = self.ptr[rows + 1] - self.ptr[rows]
-        ptr = _pointers(degree)
+        ptr = cumsum(degree)
         edges = spans(self.ptr[rows], degree, ptr, num_edges)
         source = self.source.index_select(0, edges)
         edge = edges if self._edge is None else self._edge.index_select(0, edges)
@@ -213,7 +213,7 @@ class Neighborhood:
         keep = rows[self.row] if self.bipartite else rows[self.row] & mask[self.source]
         kept = keep.nonzero()[:, 0]
         source = self.source[kept] if self.bipartite else number[self.source[kept]]
-        ptr = _pointers(torch.bincount(self.row[kept], minlength=self.num_rows)[rows])
+        ptr = cumsum(torch.bincount(self.row[kept], minlength=self.num_rows)[rows])
         own = number[self.nodes[rows]]
         part = self.of_rows(size, own, ptr, source, num_sources=self._own_sources)
         part.within = kept
@@ -316,15 +316,11 @@ class Neighborhood:
         )
 
 
-def _pointers(degree: Tensor) -> Tensor:
-    return torch.nn.functional.pad(degree.cumsum(0), (1, 0))
-
-
 def spans(
     first: Tensor, size: Tensor, ptr: Tensor | None = None, total: int | None = None
 ) -> Tensor:
     """``first, first + 1, ...`` of every span, one after the other; spans start at ``ptr``."""
-    ptr = _pointers(size) if ptr is None else ptr
+    ptr = cumsum(size) if ptr is None else ptr
     total = int(ptr[-1]) if total is None else total
     places = torch.repeat_interleave(first - ptr[:-1], size, output_size=total)
     places += torch.arange(len(places), device=places.device)
