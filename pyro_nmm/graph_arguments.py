@@ -1,45 +1,17 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Checks of arguments: errors name the argument, what it got and what would be right."""
+"""What a neighborhood, its labels and its nodes must be, as in :mod:`pyro_nmm.arguments`."""
 
-import math
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import fields
-from enum import StrEnum
-from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pyro.distributions import is_validation_enabled
 from torch import Size, Tensor
 
+from pyro_nmm.arguments import check_ids, check_plain, expect, expect_all
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
-from pyro_nmm.expect import expect, expect_all, out_of_range
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
-
-Member = TypeVar("Member", bound=StrEnum)
-Options = TypeVar("Options")
-
-
-def check_each_call(
-    name: str, value: Tensor, good: Callable = torch.isfinite, must: str = "be finite"
-) -> None:
-    """
-    Refuse bad values while ``pyro.enable_validation`` is on, because the check makes a GPU wait.
-    What is traced, compiled, captured or on the meta device is not read.
-    """
-    if torch.compiler.is_compiling() or value.is_meta or not is_validation_enabled():
-        return
-    if value.is_cuda and torch.cuda.is_current_stream_capturing():
-        return
-    with suppress(RuntimeError):  # a traced value cannot be read
-        # A finite sum has finite terms, in one pass instead of several.
-        if not good(value.detach().sum() if good is torch.isfinite else value).all():
-            (plain,), _ = untracked(value)
-            expect_all(name, plain, good(plain), must)
 
 
 def check_shapes(
@@ -67,40 +39,6 @@ def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
     shape = "...", hood.num_edges
     note = "one score per edge of hood (self-loops included, in the order of hood.source)"
     return in_single(expect("logits", logits, shape, kind="float", like=hood, note=note))
-
-
-def check_integers(least: int, **values: int) -> None:
-    """Refuse numbers of steps, samples and the like below ``least``."""
-    for name, value in values.items():
-        if not isinstance(value, Integral) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
-
-
-def as_member(kind: type[Member], **value: str) -> Member:
-    """The member of an enum that an argument names."""
-    ((name, given),) = value.items()
-    try:
-        return kind(given)
-    except ValueError:
-        known = tuple(str(member) for member in kind)
-        raise ValueError(f"{name} must be one of {known}, got {given!r}") from None
-
-
-def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
-    """Options as one value, or an error that lists them."""
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    if unknown := sorted(options.keys() - known):
-        raise TypeError(
-            f"{function.__name__} has no option {unknown[0]!r}: its options are {', '.join(known)}"
-        )
-    return kind(**options)
-
-
-def check_positive(**values: float) -> None:
-    """Refuse rates and the like that are not positive and finite."""
-    for name, value in values.items():
-        if not isinstance(value, Real | Tensor) or not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
 def check_hood(hood: Any) -> None:
@@ -184,21 +122,6 @@ def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
     return expect("y", y, shape, kind="labels", like=hood, note=note).long()
 
 
-def as_shape(sample_shape: Any) -> Size:
-    """A shape of draws."""
-    if not isinstance(sample_shape, Iterable) or not all(
-        isinstance(size, Integral) and int(size) >= 0 for size in sample_shape
-    ):
-        raise ValueError(f"sample_shape must hold integers of at least 0, got {sample_shape!r}")
-    return Size(map(int, sample_shape))
-
-
-def check_plain(method: str, batch_shape: Size) -> None:
-    """Refuse a batch."""
-    if batch_shape:
-        raise ValueError(f"{method} needs a mixture without batch, got {batch_shape}")
-
-
 def check_labelling(method: str, hood: Neighborhood, batch_shape: Size, y: Tensor) -> Tensor:
     """One labelling ``(N,)`` of a mixture without batch."""
     check_plain(method, batch_shape)
@@ -255,25 +178,9 @@ def check_pairs(hood: Neighborhood, pairs: Tensor) -> None:
     check_ids("pairs", pairs, (2, ("P", 1)), hood.num_nodes, like=hood, note="at least one")
 
 
-def check_ids(name: str, ids: Tensor, shape: tuple, num_nodes: int, **expected: Any) -> None:
-    """Refuse node ids out of range, or that :func:`~pyro_nmm.expect.expect` refuses."""
-    expect(name, ids, shape, kind="ids", **expected)
-    if (bad := out_of_range(ids, num_nodes)) is not None:
-        raise ValueError(f"{name} holds node id {bad}, but ids lie in 0..{num_nodes - 1}")
-
-
 def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
     """Concentrations ``(..., N, C)`` among which node ids ``(..., n)`` choose."""
     if not isinstance(alpha, OrdinalConcentrations):
         alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
-    expect("choices", choices, ("...", "n"), kind="ids")
-    if (bad := out_of_range(choices, size := alpha.shape[-2])) is not None:
-        raise ValueError(f"choices holds node id {bad}, but alpha has nodes 0..{size - 1}")
+    check_ids("choices", choices, ("...", "n"), alpha.shape[-2])
     return alpha
-
-
-def check_finite(**values: float) -> None:
-    """Refuse what is no finite number."""
-    for name, value in values.items():
-        if not isinstance(value, Real | Tensor) or not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value!r}")

@@ -1,0 +1,236 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Answers of annotators as users have them, as a table, and as a list of the answers there are."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_nmm.arguments import as_tensor, check_order, expect_device
+from pyro_nmm.edges import edges_of
+from pyro_nmm.labels import as_array, check_names, is_missing
+
+#: Columns of a data frame with a row for every answer, as crowd-kit has it.
+LONG = {"task", "worker", "label"}
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """
+    The answers that are there in a table ``(N, M)``, node by node: a table of many annotators who
+    give few answers each is read once.
+
+    >>> entries = Entries.of(torch.tensor([[0, -1], [-1, 2]]))
+    >>> entries.node, entries.annotator, entries.answer
+    (tensor([0, 1]), tensor([0, 1]), tensor([0, 2]))
+    """
+
+    node: Tensor  #: ``(A,)``, ascending
+    annotator: Tensor  #: ``(A,)``, ascending at each node
+    answer: Tensor  #: ``(A,)``, from zero
+    shape: tuple[int, int]  #: of the table
+
+    @classmethod
+    def of(cls, data: "Tensor | Entries") -> "Entries":
+        """Of a table in which -1 is missing."""
+        if isinstance(data, Entries):
+            return data
+        if (data < -1).any():
+            raise ValueError(f"answers must be -1 where missing, got {int(data.min())}")
+        node, annotator = (data >= 0).nonzero(as_tuple=True)
+        return cls(node, annotator, data[node, annotator], (data.shape[0], data.shape[1]))
+
+    def table(self) -> Tensor:
+        """``(N, M)``, -1 for missing answers."""
+        table = self.answer.new_full(self.shape, -1)
+        table[self.node, self.annotator] = self.answer
+        return table
+
+    def at(self, rows: Tensor) -> "Entries":
+        """Only answers about some nodes, a mask ``(N,)``, of a table of the same shape."""
+        here = rows[self.node]
+        return Entries(self.node[here], self.annotator[here], self.answer[here], self.shape)
+
+    def replaced(self, answer: Tensor) -> "Entries":
+        """Other answers ``(A,)`` at the same places."""
+        return replace(self, answer=answer)
+
+    def number(self) -> Tensor:
+        """``(N,)``: answers about each node."""
+        return self.node.bincount(minlength=self.shape[0])
+
+    def votes(self, num_answers: int) -> Tensor:
+        """``(N, K)``: how many annotators give each answer about each node."""
+        place = self.node * num_answers + self.answer
+        return place.bincount(minlength=self.shape[0] * num_answers).view(-1, num_answers)
+
+    def confusion(self, labels: Tensor, num_answers: int) -> Tensor:
+        """``(M, C, K)`` in double precision: answers counted with weights ``(A, C)`` of labels."""
+        size = self.shape[1] * num_answers, labels.shape[1]
+        # In double precision: a million small shares, one after the other, lose three digits.
+        counts, place = labels.new_zeros(size, dtype=torch.double), self.annotator * num_answers
+        counts.index_add_(0, place + self.answer, labels.double())
+        return counts.view(-1, num_answers, labels.shape[1]).mT
+
+    def evidence(self, confusion: Tensor) -> Tensor:
+        """``(N, C)``: log-likelihood of all answers about a node, given matrices ``(M, C, K)``."""
+        log = confusion.log()
+        each = log[self.annotator, :, self.answer]
+        return log.new_zeros(self.shape[0], log.shape[1]).index_add(0, self.node, each)
+
+
+class Answers(NamedTuple):
+    """Answers ``(N, M)`` as ``torch.long`` with -1 for missing ones, and the names of labels and
+    annotators where the data have names."""
+
+    table: Tensor
+    labels: list[str] | None = None
+    annotators: list | None = None
+
+
+def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
+    """Answers of a tensor, an array or a data frame, wide or long; text labels are sorted."""
+    annotators, categories, labels = None, set(), None
+    if hasattr(data, "tocsr") or getattr(data, "layout", torch.strided) != torch.strided:
+        cure = f"pass a dense one with -1 for missing ones, or a data frame{long_form([])}"
+        raise ValueError(f"answers is a sparse matrix, in which label 0 may be missing: {cure}")
+    if hasattr(data, "columns"):
+        kinds = [data["label"].dtype] if is_long(data) else data.dtypes
+        categories = {str(name) for kind in kinds for name in getattr(kind, "categories", ())}
+        data = _wide(data, num_nodes) if is_long(data) else data
+        annotators = list(data.columns)
+    check_order("answers", data)
+    try:
+        array = _array("answers", data)
+    except ValueError as error:
+        raise ValueError(f"{error}{long_form(annotators)}") from None
+    if is_text(array):
+        array, labels = _text_as_numbers(array, categories)
+    must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
+    hint = long_form(annotators)
+    table = _integers("answers", array, (num_nodes, "M"), device, must, hint)
+    silent = (table == -1).all(0)
+    if table.numel() and silent.all():
+        raise ValueError("answers holds no answer: all are -1 or NaN")
+    if silent.any():
+        number = int(silent.nonzero()[0])
+        name = number if annotators is None else annotators[number]
+        raise ValueError(f"answers has none of annotator {name}: leave that column out")
+    return Answers(table, labels, annotators)
+
+
+def is_long(data: Any) -> bool:
+    """Whether a data frame has a row for each answer."""
+    return set(getattr(data, "columns", ())) >= LONG
+
+
+def is_text(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind in "OUT"
+
+
+def long_form(columns: list | None) -> str:
+    """What an error adds about a data frame, which may have a row for each answer."""
+    hint = "; a row for each answer needs the columns task, worker, label"
+    return "" if columns is None else f"{hint}{f', got {columns[:8]}' if columns else ''}"
+
+
+def _array(name: str, data: Any) -> Any:
+    """A data frame as an array, and an array of numbers and None as floats."""
+    array = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
+    if is_text(array):
+        plain = [None if _no_name(each) else each for each in array.flat]
+        check_names(name, [each for each in plain if each is not None])
+        if not any(isinstance(each, str) for each in plain):
+            return np.array(plain, dtype=float).reshape(array.shape)
+    return array
+
+
+def _wide(data: Any, num_nodes: int) -> Any:
+    wrong = ~data["task"].isin(range(num_nodes))
+    if wrong.any():
+        task = data["task"][wrong].iloc[0]
+        cure = "map ids to nodes; Data(edge_index=..., num_nodes=N) counts nodes without edges"
+        must = f"answers must have node ids 0..{num_nodes - 1} as tasks"
+        raise ValueError(f"{must}, got {task} ({type(task).__name__}): {cure}")
+    twice = data.duplicated(["task", "worker"])
+    if twice.any():
+        task, worker = data[["task", "worker"]][twice].iloc[0]
+        raise ValueError(f"answers holds two labels of worker {worker} for task {task}")
+    return data.pivot(index="task", columns="worker", values="label").reindex(range(num_nodes))
+
+
+def _text_as_numbers(table: np.ndarray, categories: set[str]) -> tuple[np.ndarray, list[str]]:
+    missing = np.array([_no_name(each) for each in table.flat], dtype=bool)
+    text = table.flat[~missing]
+    labels = np.array(sorted({*text.tolist(), *categories}), dtype=str)
+    numbers = np.full(table.size, -1)
+    numbers[~missing] = np.searchsorted(labels, text.astype(str))
+    return numbers.reshape(table.shape), labels.tolist()
+
+
+def _no_name(answer: Any) -> bool:
+    """Arrays of text have no -1 but its text."""
+    return answer in ("-1", "") if isinstance(answer, str) else is_missing(answer)
+
+
+def _integers(
+    name: str, data: Any, shape: tuple, device: torch.device, must: str, hint: str = ""
+) -> Tensor:
+    """A tensor or an array of numbers as ``torch.long``, in which NaN is -1."""
+    if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
+        data = as_tensor(name, data, device)
+    if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
+        kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
+        raise ValueError(f"{must}, got {kind}")
+    if data.shape[:1] != shape[:1] or data.dim() != len(shape):
+        raise ValueError(f"{must}, got {tuple(data.shape)}{hint}")
+    expect_device(name, data, device)
+    if data.is_floating_point():
+        data = data.masked_fill(data.isnan(), -1)
+        if (part := (data != data.round()) | data.isinf()).any():
+            raise ValueError(f"{must}, got {data[part][0].item()}")
+    return data.long()
+
+
+def known_labels(
+    known: Any, num_nodes: int, labels: list[str] | int, device: torch.device
+) -> Tensor:
+    """``(N,)`` true labels, -1 where unknown, of numbers with NaN, or of names."""
+    check_order("known", known)
+    array = _array("known", known)
+    named = is_text(array)
+    if isinstance(labels, list) and named:
+        place = {name: number for number, name in enumerate(labels)} | {None: -1}
+        names = [None if _no_name(each) else each for each in array.flat]
+        if strange := [name for name in names if name not in place]:
+            missing = f"holds {str(strange[0])!r}, which no annotator answers"
+            raise ValueError(f"known {missing}: labels {labels}")
+        array = torch.tensor([place[name] for name in names], device=device).view(array.shape)
+    must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
+    found = _integers("known", array, (num_nodes,), device, must)
+    if isinstance(labels, list) and not named and (found >= 0).any():
+        raise ValueError(f"known must name labels as answers do, {labels}, got {array.dtype}")
+    number = labels if isinstance(labels, int) else len(labels)
+    if (wrong := (found < -1) | (found >= number)).any():
+        raise ValueError(f"{must} and below {number} elsewhere, got {found[wrong][0].item()}")
+    return found
+
+
+def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
+    """Edges and the number of nodes of a graph that is no neighborhood."""
+    edges, size = edges_of(graph)
+    if size is not None:
+        return edges, size
+    top = int(edges.max()) if edges.numel() else -1
+    if is_long(answers):
+        return edges, top + 1
+    number = answers.shape[0] if hasattr(answers, "shape") else len(answers)
+    if top >= number:  # nodes without edges have answers
+        must = f"answers must have a row for each node, got {number}: -1 or NaN is no answer"
+        columns = list(answers.columns) if hasattr(answers, "columns") else None
+        raise ValueError(f"edge_index holds node id {top}, but {must}{long_form(columns)}")
+    return edges, number
