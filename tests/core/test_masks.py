@@ -27,20 +27,12 @@ def test_compatibility():
     observed = torch.tensor([True, True, False, True, True])
     for same in (observed.long(), observed.to(torch.uint8), torch.tensor([0, 1, 3, 4])):
         assert torch.equal(compatibility(hood, y, same, 3), compatibility(hood, y, observed, 3))
-    with pytest.raises(ValueError, match=r"observed must be a boolean mask \(N,\)"):
-        compatibility(hood, y, observed[:4], 3)
 
 
 def test_temperature_scaling():
     scores, y, mask = torch.randn(6, 3), torch.randint(3, (6,)), torch.arange(6) > 2
     for same in (mask.long(), mask.to(torch.uint8), torch.tensor([3, 5, 4]), [3, 4, 5]):
         assert temperature_scaling(scores, y, same) == temperature_scaling(scores, y, mask)
-    with pytest.raises(ValueError, match=r"held_out must be a boolean mask.*that repeat"):
-        temperature_scaling(scores, y, torch.tensor([3, 3]))
-    with pytest.raises(ValueError, match="held_out selects no node"):
-        temperature_scaling(scores, y, mask & ~mask)
-    with pytest.raises(ValueError, match="scores must be finite, got nan"):
-        temperature_scaling(scores.masked_fill(~mask[:, None], torch.nan), y, mask)
 
 
 def test_pooled_scores():
@@ -49,8 +41,6 @@ def test_pooled_scores():
     for same in (known.long(), known.to(torch.uint8), torch.tensor([3, 2]), [2, 3]):
         expected = pool.terms(hood, scores, y, known)
         torch.testing.assert_close(pool.terms(hood, scores, y, same), expected)
-    with pytest.raises(ValueError, match=r"known must be a boolean mask.*that repeat"):
-        pool.terms(hood, scores, y, torch.tensor([2, 2]))
     stacked = StackedNMM(3)
     assert pool.terms(hood, scores, y, known & ~known).isfinite().all()
     torch.testing.assert_close(

@@ -13,7 +13,7 @@ from pyro.ops.provenance import get_provenance, track_provenance
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
-from pyro_nmm import ChosenLabels, Neighborhood, NeighborMixture
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.ops.compact import Places, sharing
 from pyro_nmm.validation import order_to_rows
 
@@ -161,20 +161,6 @@ def test_pairs_that_share_a_source():
     assert set(map(tuple, sharing(to_hood(tree), nodes).T.tolist())) == expected
 
 
-def test_bad_input():
-    posterior = given_one_label()
-    with pytest.raises(ValueError, match=r"label must lie in 0..1, got 2"):
-        posterior.counts([torch.tensor([0])], label=2)
-    with pytest.raises(ValueError, match=r"sets must be a sequence.*\[nodes\]"):
-        posterior.counts(torch.tensor([0, 1]), label=1)
-    with pytest.raises(ValueError, match="num_samples must be an integer of at least 1"):
-        posterior.counts([torch.tensor([0])], label=1, num_samples=0)
-    with pytest.raises(ValueError, match="nodes must be distinct"):
-        posterior.sample((2,), torch.tensor([1, 1]))
-    with pytest.raises(ValueError, match="nodes holds node id 7"):
-        posterior.information_gain(torch.tensor([7]))
-
-
 @pytest.mark.parametrize("batch", [(), (4, 1)])
 def test_queries_of_an_expanded_mixture(batch):
     """Every place of a plate has its own numbers: else a sum over it would miss most of them."""
@@ -214,9 +200,6 @@ def test_no_draws_at_all(kernels, batch, kind):
             assert law.sample().shape == draws.shape
             assert law.log_prob(draws).shape == (*shape, *batch)
     assert mix.expand((0, *batch)).log_prob(torch.zeros(5)).shape == (0, *batch)
-    for law in (mix, ChosenLabels(alpha, torch.zeros(5, dtype=torch.long))):
-        with pytest.raises(ValueError, match=r"broadcast|shape|size"):
-            law.log_prob(torch.zeros(0, *batch, 4))
 
 
 def test_keys_of_another_layout_do_not_warn(recwarn):
