@@ -32,7 +32,7 @@ from pyro_nmm import sources
 from pyro_nmm.datasets import digits
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, accuracy, information
-from pyro_nmm.models.latent import mixture_em
+from pyro_nmm.models.hidden import mixture_em
 
 #: Accuracies; the third annotator exchanges the digits of a pair.
 ANNOTATORS = {"careful": 0.85, "good": 0.7, "confuses 1-7, 3-8, 4-9": 0.9, "fair": 0.5,

@@ -26,7 +26,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from pyro_nmm.datasets import digits
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators
-from pyro_nmm.models.latent import mixture_em
+from pyro_nmm.models.hidden import mixture_em
 
 MAJORITY, DAWID_SKENE = "regression on majority", "regression on Dawid-Skene"
 GRAPH, BOTH = "Annotators: graph", "Annotators: graph, regression"

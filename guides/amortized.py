@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.expect import expect
+from pyro_nmm.arguments import check_each_call, check_finite, check_integers, expect
+from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import check_each_call, check_finite, check_hood, check_integers
 
 
 class Consistency(nn.Module):

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import as_set, check_integers, check_positive
 from pyro_nmm.datasets.batches import IN_DEGREE
 from pyro_nmm.datasets.entries import entry
-from pyro_nmm.expect import as_set
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import NoSites
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
-from pyro_nmm.validation import check_integers, check_positive
 
 
 class SeedLoss(nn.Module):

@@ -17,9 +17,9 @@ from pyro.ops.provenance import get_provenance
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, EvidenceConditional
+from pyro_nmm.arguments import check_integers
 from pyro_nmm.models.plates import beside, check_site, kind_of
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import check_integers
 
 #: Particles of a vectorized run. Two would do: a site that counts them repeatedly counts twice.
 PARTICLES = 4

@@ -17,11 +17,20 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import sort_edge_index
 
 from pyro_nmm import MembershipMixture, Neighborhood
+from pyro_nmm.arguments import (
+    as_member,
+    as_tensor,
+    check_edge_index,
+    check_finite,
+    check_ids,
+    check_integers,
+    expect,
+)
 from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.inner_product import observed_edges
 from pyro_nmm.distributions.membership_mixture import relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
-from pyro_nmm.expect import as_tensor, check_edge_index, expect
+from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models.backbones import RandomInput
@@ -29,7 +38,6 @@ from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.param_store import register
 from pyro_nmm.sparse import sparse_csr
-from pyro_nmm.validation import as_member, check_finite, check_hood, check_ids, check_integers
 
 
 class LinkEstimator(StrEnum):

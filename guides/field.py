@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.expect import as_tensor
+from pyro_nmm.arguments import as_member, as_tensor, check_integers
+from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.random_fields import PairwiseMRF, RandomField, check_field
 from pyro_nmm.ops.entropy import EntropyEstimator
-from pyro_nmm.validation import as_member, check_integers, order_to_rows
 
 
 class FieldGuide(SharedForward):

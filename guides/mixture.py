@@ -12,12 +12,12 @@ from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
-from pyro_nmm.expect import as_tensor
+from pyro_nmm.arguments import as_tensor, check_integers
+from pyro_nmm.graph_arguments import check_hood, order_to_rows
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import check_hood, check_integers, order_to_rows
 
 
 class MarginalGuide(SharedForward):

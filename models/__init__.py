@@ -3,24 +3,26 @@
 
 """Pyro models, and the modules that give them their parameters."""
 
-from pyro_nmm.models.compatibility import Compatibility, compatibility
-from pyro_nmm.models.images import ConvolutionalNMM, Denoiser, UNet
-from pyro_nmm.models.latent import (
+from pyro_nmm.models.annotators import (
     Annotators,
     Consensus,
     CopyingAnnotators,
+    accuracy,
+    information,
+)
+from pyro_nmm.models.compatibility import Compatibility, compatibility
+from pyro_nmm.models.hidden import (
     Emission,
     FieldPrior,
     HiddenField,
     NormalEmission,
     PoissonEmission,
-    accuracy,
     fit_field,
     hidden_field,
-    information,
     leave_one_out,
     sample_field,
 )
+from pyro_nmm.models.images import ConvolutionalNMM, Denoiser, UNet
 from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import FreeNMM, NMMNetwork, ParameterNetwork, Parameters
 from pyro_nmm.models.nmm import nmm

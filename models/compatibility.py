@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.expect import as_set, as_tensor, expect, expect_all
+from pyro_nmm.arguments import as_set, as_tensor, check_integers, check_positive, expect, expect_all
+from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.models.networks import Parameters
-from pyro_nmm.validation import check_hood, check_integers, check_positive
 
 
 def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:

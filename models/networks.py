@@ -12,12 +12,21 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import is_sparse
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import (
+    UNSIGNED,
+    as_tensor,
+    check_edge_index,
+    check_finite,
+    check_integers,
+    check_positive,
+    expect,
+    expect_all,
+)
 from pyro_nmm.concentrations import Concentrations, in_single
-from pyro_nmm.expect import UNSIGNED, as_tensor, check_edge_index, expect, expect_all
+from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.ops.edge_products import edge_products
-from pyro_nmm.validation import check_finite, check_hood, check_integers, check_positive
 
 #: Positive links for ``alpha``. ``exp`` makes alpha's direction the softmax of the backbone alone.
 #: It ends at about 3 million, beyond which single precision cannot add a count.

@@ -8,17 +8,17 @@ from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
-from pyro_nmm.models.plates import OneEvent, check_plates
-from pyro_nmm.ops.counts import posterior_alpha
-from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import KEEP, Channel, Matrices, check_relabel
-from pyro_nmm.validation import (
+from pyro_nmm.graph_arguments import (
     check_all_rows,
     check_label_range,
     check_labels,
     check_shapes,
     check_values,
 )
+from pyro_nmm.models.plates import OneEvent, check_plates
+from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.provenance import untracked
+from pyro_nmm.relabel import KEEP, Channel, Matrices, check_relabel
 
 
 def nmm(

@@ -23,8 +23,7 @@ from pyro.poutine.runtime import _PYRO_STACK, get_plates
 from torch import Size, Tensor
 
 from pyro_nmm import Neighborhood, OrderedConditional
-from pyro_nmm.expect import expect
-from pyro_nmm.validation import check_each_call, check_integers
+from pyro_nmm.arguments import check_each_call, check_integers, expect
 
 #: Plates that Pyro makes for copies of a whole program.
 COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_predictive_samples")

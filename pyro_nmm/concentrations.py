@@ -14,8 +14,8 @@ from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 
 from pyro_nmm import backend
+from pyro_nmm.arguments import as_tensor, expect, expect_all
 from pyro_nmm.blocks import blocks
-from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.provenance import untracked
 
 #: Nodes whose labels are written out at once, and labels that are summed at once.

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from pyro_nmm.expect import as_tensor, check_edge_index, expect, expect_all
+from pyro_nmm.arguments import as_tensor, check_edge_index, expect, expect_all
+from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.validation import check_all_rows
 
 
 def edge_values(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
 
-from pyro_nmm.expect import as_tensor, check_pairs
+from pyro_nmm.arguments import as_tensor, check_edges
 from pyro_nmm.neighborhood import Neighborhood
 
 #: Names of the columns of a data frame of edges, as networkx.from_pandas_edgelist reads them.
@@ -43,7 +43,7 @@ def edges_of(graph: Any) -> tuple[Tensor, int | None]:
             raise ValueError(f"graph has no edge_index{hint if 'adj_t' in graph else ''}")
         graph = copy.copy(graph)
         edges = graph.edge_index = as_tensor("graph.edge_index", graph.edge_index)
-        check_pairs("graph.edge_index", edges)
+        check_edges("graph.edge_index", edges)
         size = graph.num_nodes
     elif hasattr(graph, "tocoo"):
         edges, size = _of_sparse(graph), graph.shape[0]
@@ -68,7 +68,7 @@ def edges_of(graph: Any) -> tuple[Tensor, int | None]:
         if len(edges) == edges.shape[1]:
             cure = "pass scipy.sparse.csr_array(graph) if it is an adjacency matrix"
         raise ValueError(f"graph must have shape (2, E), got {tuple(edges.shape)}: {cure}")
-    check_pairs("graph", edges)
+    check_edges("graph", edges)
     return edges.long(), size
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyro_nmm.expect import as_tensor, expect, expect_all
+from pyro_nmm.arguments import as_tensor, check_ids, expect, expect_all
 from pyro_nmm.labels import in_label_order
-from pyro_nmm.validation import check_ids
 
 __all__ = ["brier", "independent_pairs", "mean_log_prob", "pair_log_likelihood"]
 

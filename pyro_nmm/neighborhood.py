@@ -10,8 +10,7 @@ from torch import Tensor
 from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
-from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.expect import (
+from pyro_nmm.arguments import (
     as_mask,
     as_tensor,
     check_edge_index,
@@ -20,6 +19,7 @@ from pyro_nmm.expect import (
     expect,
     out_of_range,
 )
+from pyro_nmm.caching import LastCall, derived
 
 
 class Neighborhood:
@@ -254,7 +254,7 @@ class Neighborhood:
     def find(self, choices: Tensor) -> Tensor:
         """``(B, num_rows)``: edges to the nodes ``(B, num_rows)`` chosen; -1 if no neighbours."""
         choices = as_tensor("choices", choices, self.device)
-        expect("choices", choices, ("B", self.num_rows))
+        expect("choices", choices, ("B", self.num_rows), kind="integers")
         if backend.compiled and self.device.type == "cpu":
             return backend.compiled.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.

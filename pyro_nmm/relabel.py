@@ -18,10 +18,10 @@ from pyro.ops.provenance import extract_provenance, track_provenance
 from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
-from pyro_nmm.expect import expect_all, expect_device
+from pyro_nmm.arguments import expect_all, expect_device
+from pyro_nmm.graph_arguments import check_evidence_values, check_label_range, check_labels
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import check_evidence_values, check_label_range, check_labels
 
 
 @dataclass(frozen=True, eq=False)

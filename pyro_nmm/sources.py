@@ -10,9 +10,16 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to_undirected
 
-from pyro_nmm.expect import as_tensor, check_edge_index, check_grid, expect, expect_all
+from pyro_nmm.arguments import (
+    as_tensor,
+    check_edge_index,
+    check_finite,
+    check_grid,
+    check_integers,
+    expect,
+    expect_all,
+)
 from pyro_nmm.neighborhood import Neighborhood, spans
-from pyro_nmm.validation import check_finite, check_integers
 
 __all__ = ["communities", "grid", "hops", "points", "walks"]
 

@@ -78,7 +78,6 @@ FALLS = {
         MixtureGuide.__init__(site: nonsense)
         Neighborhood.find(choices: -7)
         Neighborhood.find(choices: 10^9)
-        Neighborhood.find(choices: halves)
         PoissonEmission.log_prob(data: 10^9)
         StackedNMM.fit(folds: -7)
         communities(membership: 10^9)

@@ -151,7 +151,7 @@ def answered(name: str, kind: str, root: Path, seed: int) -> Data:
 
 def independent(answers: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
     """Each annotator's answers about the nodes of each label, in a random order."""
-    # Rows depend on this order of draws; `permuted` in models/latent/dependence.py has another one.
+    # Rows depend on this order of draws; `permuted` in annotators/agreement.py has another one.
     found = answers.clone()
     for column in found.unbind(1):
         for label in range(int(y.max()) + 1):

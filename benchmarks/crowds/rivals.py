@@ -16,7 +16,7 @@ from torch_geometric.nn import GCN
 
 from benchmarks.latent import AnnotatedPotts, Found, majority, spread_labels
 from pyro_nmm.models import Annotators
-from pyro_nmm.models.latent import mixture_em
+from pyro_nmm.models.hidden import mixture_em
 
 
 def votes(data: Data) -> Tensor:

@@ -20,7 +20,7 @@ from benchmarks.latent import grid_mixture, noisy
 from benchmarks.nodes import node_scores
 from benchmarks.shared.records import RESULTS, Records, command
 from pyro_nmm.models import Annotators, Consensus, CopyingAnnotators, accuracy
-from pyro_nmm.models.latent import excess_agreement
+from pyro_nmm.models.annotators import excess_agreement
 
 FILE = RESULTS / "crowds.jsonl"
 OURS, FIELD, BEST = "Annotators", "Annotators, answers independent", "Annotators, best powers"

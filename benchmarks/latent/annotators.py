@@ -23,7 +23,7 @@ from benchmarks.shared.louvain import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick
 from pyro_nmm import Neighborhood, NeighborMixture, sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, fit_field, grid_edges
-from pyro_nmm.models.latent import leave_one_out
+from pyro_nmm.models.hidden import leave_one_out
 
 SECTIONS = ["151507", "151509", "151670", "151672", "151673", "151675"]
 #: Numbers of labels, and halves of the clusterings: two random ones, and PCA against UMAP.

@@ -19,7 +19,7 @@ from torch_geometric.utils import degree, remove_self_loops, to_torch_coo_tensor
 
 from benchmarks.shared.timing import timed as timed_by
 from pyro_nmm.models import Annotators, potts
-from pyro_nmm.models.latent import mixture_em
+from pyro_nmm.models.hidden import mixture_em
 
 #: Chains and steps of Gibbs sampling inside EM, and sweeps after it, as in our fit.
 NUM_CHAINS, NUM_STEPS, NUM_SWEEPS = 4, 120, 50

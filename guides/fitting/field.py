@@ -10,12 +10,12 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.expect import as_tensor
+from pyro_nmm.arguments import as_tensor, check_finite, check_integers, options_of
 from pyro_nmm.fitting import ordinary, with_gradients
+from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.field import FieldGuide
 from pyro_nmm.guides.fitting.loop import Steps, unvalidated
 from pyro_nmm.models.random_fields import MarginalField, RandomField
-from pyro_nmm.validation import check_finite, check_hood, check_integers, options_of
 
 
 @with_gradients

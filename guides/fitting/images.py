@@ -14,13 +14,13 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import options_of
 from pyro_nmm.fitting import ordinary, with_gradients
 from pyro_nmm.guides.fitting.loop import Steps, unvalidated
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.images import Denoiser, UNet
 from pyro_nmm.models.nmm import nmm
-from pyro_nmm.validation import options_of
 
 LOSSES = ("squared", "log")
 

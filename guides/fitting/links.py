@@ -9,12 +9,11 @@ from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor
 
+from pyro_nmm.arguments import as_tensor, expect, options_of
 from pyro_nmm.datasets.links import LinkSplit
-from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.fitting.loop import Steps
-from pyro_nmm.validation import options_of
 
 
 @with_gradients

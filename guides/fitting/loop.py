@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.checkpoints import Saved, as_path, fingerprint
 from pyro_nmm.fitting import with_gradients
-from pyro_nmm.validation import check_integers, check_positive
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.arguments import check_integers, check_positive, options_of
 from pyro_nmm.datasets.entries import checked, contents, labels_in
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
 from pyro_nmm.guides.fitting.loop import Run, train, unvalidated
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Compatibility, NMMNetwork
-from pyro_nmm.validation import check_integers, check_positive, options_of
 
 Scores = list[tuple[float, ...]]
 

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import check_integers
+from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.models.random_fields import PairwiseMRF, check_field, coarseness, grid_edges
-from pyro_nmm.validation import check_hood, check_integers
 
 
 class ConvolutionalNMM(nn.Module):

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import LogisticConcentrations, Neighborhood
+from pyro_nmm.arguments import check_each_call, check_finite, expect
 from pyro_nmm.concentrations import OrdinalConcentrations
-from pyro_nmm.expect import expect
 from pyro_nmm.models.images.unet import UNet
 from pyro_nmm.models.networks import attention_scores
-from pyro_nmm.validation import check_each_call, check_finite
 
 
 class Denoiser(nn.Module):

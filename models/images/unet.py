@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pyro_nmm.expect import expect
-from pyro_nmm.validation import check_each_call
+from pyro_nmm.arguments import check_each_call, expect
 
 
 class UNet(nn.Module):

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import InnerProductGraph
+from pyro_nmm.arguments import check_finite, check_integers, expect
 from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
-from pyro_nmm.expect import expect
 from pyro_nmm.models.param_store import register
-from pyro_nmm.validation import check_finite, check_integers
 
 
 class DGLFRM(nn.Module):

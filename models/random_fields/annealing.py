@@ -8,7 +8,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from pyro_nmm.expect import as_tensor, expect, expect_all
+from pyro_nmm.arguments import as_tensor, expect, expect_all
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field
 
 

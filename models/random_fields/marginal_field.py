@@ -13,8 +13,8 @@ from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborChoice, NeighborMixture
+from pyro_nmm.arguments import as_shape, as_tensor, check_integers, check_mask, check_plain
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.expect import as_tensor, check_mask
 from pyro_nmm.models.random_fields.elimination import greedy_colors
 from pyro_nmm.models.random_fields.pairwise import (
     PairwiseMRF,
@@ -25,7 +25,6 @@ from pyro_nmm.models.random_fields.pairwise import (
 from pyro_nmm.ops.enumeration import enumerate_labels
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_shape, check_integers, check_plain
 
 #: Most labellings of a node's neighbours for which the node is summed out.
 MAX_LABELLINGS = 4096

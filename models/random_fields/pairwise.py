@@ -11,13 +11,20 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
 from pyro_nmm import NeighborMixture
+from pyro_nmm.arguments import (
+    as_shape,
+    as_tensor,
+    check_integers,
+    check_positive,
+    expect,
+    expect_all,
+    out_of_range,
+)
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.expect import as_tensor, expect, expect_all, out_of_range
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.random_fields.elimination import exact_draws, greedy_colors, log_sum
 from pyro_nmm.ops.marginals import expected_interaction, node_marginals
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_shape, check_integers, check_positive
 
 #: The product of two spins, by their labels.
 SPINS = [[1.0, -1.0], [-1.0, 1.0]]

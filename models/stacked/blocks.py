@@ -11,12 +11,12 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.blocks import row_blocks
+from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.module import StackedNMM
 from pyro_nmm.models.stacked.pooled import terms_in_blocks
 from pyro_nmm.ops.marginals import node_marginals
 from pyro_nmm.relabel import as_channel
-from pyro_nmm.validation import check_all_rows
 
 
 @torch.no_grad()

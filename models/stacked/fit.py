@@ -13,8 +13,17 @@ from torch.nn import functional as F
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.arguments import (
+    as_set,
+    as_tensor,
+    check_integers,
+    check_positive,
+    expect,
+    expect_all,
+    expect_device,
+    is_kind,
+)
 from pyro_nmm.edge_values import edges_between
-from pyro_nmm.expect import as_set, as_tensor, expect, expect_all, expect_device, is_kind
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula
@@ -22,7 +31,6 @@ from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import ParameterPriors
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
 from pyro_nmm.relabel import as_channel, taken
-from pyro_nmm.validation import check_integers, check_positive
 
 
 @with_gradients

@@ -14,11 +14,11 @@ from torch.nn.functional import one_hot
 from torch_geometric.utils import index_to_mask, scatter
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.models.compatibility import between_nodes
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.pooled import PooledScores, all_terms
-from pyro_nmm.validation import check_hood
 
 #: Concentrations of a known node's label, and of the others: certain in single precision.
 CERTAIN, EXCLUDED = 1e6, 1e-6

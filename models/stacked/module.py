@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.arguments import options_of
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.fitting import with_gradients
@@ -24,7 +25,6 @@ from pyro_nmm.models.stacked.inputs import GraphScores, disjoint_masks, scores_o
 from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
 from pyro_nmm.models.stacked.pooled import PooledScores
 from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS, drawn, number_of_draws
-from pyro_nmm.validation import options_of
 
 
 class StackedNMM(nn.Module):

@@ -11,12 +11,12 @@ from torch.nn.functional import one_hot
 from torch_geometric.utils import segment
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import check_each_call, check_integers, expect
 from pyro_nmm.blocks import row_blocks
-from pyro_nmm.expect import expect
+from pyro_nmm.graph_arguments import check_all_rows, check_hood
 from pyro_nmm.models.stacked.inputs import GraphScores
 from pyro_nmm.models.stacked.parameters import POOL, ParameterPriors
 from pyro_nmm.sparse import sparse_csr
-from pyro_nmm.validation import check_all_rows, check_each_call, check_hood, check_integers
 
 #: Probability that the walk takes another step, and its largest number of steps.
 DAMPING, STEPS = 0.9, 20

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch_geometric.utils import segment
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import check_integers
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.models.stacked.fit import Fold, label_log_probs, row_log_probs
 from pyro_nmm.models.stacked.parameters import ParameterPriors
-from pyro_nmm.validation import check_integers
 
 #: Draws of the parameters, in pairs of opposite deviations from the fit.
 NUM_DRAWS = 16

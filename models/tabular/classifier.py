@@ -26,6 +26,7 @@ from torch import Tensor
 from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph, to_undirected
 
 from pyro_nmm import Neighborhood, Posterior
+from pyro_nmm.arguments import check_integers
 from pyro_nmm.datasets.entries import seeded
 from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import with_gradients
@@ -34,7 +35,6 @@ from pyro_nmm.models.estimators import probabilities_of, with_probabilities
 from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
 from pyro_nmm.models.tabular.neighbors import EXAMPLE, finder_of, found_by
 from pyro_nmm.models.tabular.temperature import averaged_temperature, temperature_posterior
-from pyro_nmm.validation import check_integers
 
 #: Priors of the parameters on neighbour graphs of tables, chosen on 74 tables that are not reported
 #: (``benchmarks/tabular/README.md`` lists them).

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
+from pyro_nmm.arguments import as_tensor, check_ids, check_integers
 from pyro_nmm.datasets.entries import check_edge_index, entry
-from pyro_nmm.expect import as_tensor
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.validation import check_ids, check_integers
 
 #: The attribute of nodes that holds their number of distinct neighbours in the whole graph.
 IN_DEGREE = "in_degree"

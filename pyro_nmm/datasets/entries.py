@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyro_nmm.expect import as_tensor, expect
+from pyro_nmm.arguments import as_tensor, expect
 
 #: Held by the thread whose seed is in torch's global generator.
 SEEDED = threading.RLock()

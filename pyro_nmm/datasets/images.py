@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_nmm.arguments import as_tensor, check_finite, check_integers, expect
 from pyro_nmm.datasets.entries import extra, reading
-from pyro_nmm.expect import as_tensor, expect
-from pyro_nmm.validation import check_finite, check_integers
 
 
 def photographs() -> dict[str, Tensor]:

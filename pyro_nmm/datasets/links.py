@@ -16,11 +16,10 @@ from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
+from pyro_nmm.arguments import as_tensor, check_edge_index, check_finite, expect, out_of_range
 from pyro_nmm.datasets.entries import extra, reading, seeded
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
-from pyro_nmm.expect import as_tensor, check_edge_index, expect, out_of_range
 from pyro_nmm.sparse import identity, sparse_csr
-from pyro_nmm.validation import check_finite
 
 
 class LinkSplit(NamedTuple):

@@ -17,8 +17,8 @@ from torch_geometric.io import fs
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
+from pyro_nmm.arguments import as_tensor, expect, out_of_range
 from pyro_nmm.datasets.entries import as_seed, check_edge_index, entry, extra, reading
-from pyro_nmm.expect import as_tensor, expect, out_of_range
 from pyro_nmm.sparse import to_csr
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from pyro_nmm.arguments import as_shape
 from pyro_nmm.distributions.posterior import Posterior
+from pyro_nmm.graph_arguments import as_nodes
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.validation import as_nodes, as_shape
 
 
 class AveragedPosterior(Posterior):

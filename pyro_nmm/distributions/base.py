@@ -5,7 +5,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Size, Tensor
 
-from pyro_nmm.expect import expect
+from pyro_nmm.arguments import expect
 
 
 def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:

@@ -10,11 +10,11 @@ from torch.distributions import constraints
 
 from pyro_nmm.concentrations import Concentrations, at_labels, gather, totals
 from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.graph_arguments import check_choices, check_values
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, check_permutations
-from pyro_nmm.validation import check_choices, check_values
 
 
 class ChosenLabels(GraphDistribution):

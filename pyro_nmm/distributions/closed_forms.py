@@ -8,12 +8,12 @@ from torch import Tensor
 from pyro_nmm.caching import derived
 from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.graph_arguments import check_label_range, check_labels, check_pairs
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.intervals import Intervals, label_intervals
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, taken
-from pyro_nmm.validation import check_label_range, check_labels, check_pairs
 
 
 class ClosedForms(GraphDistribution):

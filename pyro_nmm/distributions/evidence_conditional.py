@@ -6,6 +6,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch_geometric.utils import index_to_mask
 
+from pyro_nmm.arguments import check_integers, check_mask, check_plain
 from pyro_nmm.blocks import NUMBERS
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import flatten
@@ -14,20 +15,13 @@ from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.neighbor_choice import Neighbors
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
-from pyro_nmm.expect import check_mask
+from pyro_nmm.graph_arguments import check_evidence, check_evidence_values, check_shapes
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent, latent_predictive
 from pyro_nmm.ops.evidence import one_step_credits as latent_credits
 from pyro_nmm.ops.gibbs import run_chains
 from pyro_nmm.ops.stages import LatentStages
 from pyro_nmm.provenance import posterior_values, untracked
-from pyro_nmm.validation import (
-    check_evidence,
-    check_evidence_values,
-    check_integers,
-    check_plain,
-    check_shapes,
-)
 
 #: States that all chains keep by default: standard errors of .016 at most if independent.
 MOST_STATES = 1024

@@ -9,13 +9,14 @@ from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
+from pyro_nmm.arguments import as_member
 from pyro_nmm.caching import LastCall
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.graph_arguments import check_all_rows, check_values, order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.score_costs import ScoreEstimator, costs_to_go, less_baseline, score_parts
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_member, check_all_rows, check_values, order_to_rows
 
 
 class InOrder(GraphDistribution):

@@ -10,10 +10,17 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
 from torch.nn import functional as F
 
+from pyro_nmm.arguments import (
+    as_shape,
+    as_tensor,
+    check_integers,
+    check_positive,
+    expect,
+    expect_all,
+    out_of_range,
+)
 from pyro_nmm.distributions.base import GraphDistribution, flatten
-from pyro_nmm.expect import as_tensor, expect, expect_all, out_of_range
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import as_shape, check_integers, check_positive
 
 #: Numbers of a block of the matrix of all pairs: it stays in the cache.
 BLOCK = 2**20

@@ -13,18 +13,12 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
 from torch.nn import functional as F
 
+from pyro_nmm.arguments import as_member, check_positive, expect, expect_all
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
-from pyro_nmm.expect import expect, expect_all
+from pyro_nmm.graph_arguments import check_hood, check_logits, check_values
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import (
-    as_member,
-    check_hood,
-    check_logits,
-    check_positive,
-    check_values,
-)
 
 
 class AttentionEstimator(StrEnum):

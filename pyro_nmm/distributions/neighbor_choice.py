@@ -10,10 +10,10 @@ from torch.distributions import constraints
 
 from pyro_nmm.caching import derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.graph_arguments import check_logits, check_values
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.provenance import untracked
-from pyro_nmm.validation import check_logits, check_values
 
 
 class Neighbors(constraints.Constraint):

@@ -9,6 +9,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch_geometric.utils import scatter
 
+from pyro_nmm.arguments import as_member, as_shape, check_integers, check_plain
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.closed_forms import ClosedForms
@@ -18,25 +19,21 @@ from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
+from pyro_nmm.graph_arguments import (
+    check_all_rows,
+    check_label_range,
+    check_labelling,
+    check_labels,
+    check_nodes,
+    check_shapes,
+    check_values,
+)
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel, check_edge_evidence, check_relabel, evidence_of
-from pyro_nmm.validation import (
-    as_member,
-    as_shape,
-    check_all_rows,
-    check_integers,
-    check_label_range,
-    check_labelling,
-    check_labels,
-    check_nodes,
-    check_plain,
-    check_shapes,
-    check_values,
-)
 
 
 class NeighborMixture(ClosedForms):

@@ -11,6 +11,7 @@ from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import flatten
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.neighbor_choice import Neighbors
+from pyro_nmm.graph_arguments import check_label_range, check_labels, check_shapes
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import earlier_choices, on_edges
 from pyro_nmm.ops.predictive import predictive
@@ -19,7 +20,6 @@ from pyro_nmm.ops.score_costs import one_step_credits
 from pyro_nmm.ops.stages import edge_terms
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, check_relabel
-from pyro_nmm.validation import check_label_range, check_labels, check_shapes
 
 
 class OrderedConditional(InOrder):

@@ -10,11 +10,19 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
+from pyro_nmm.arguments import as_set, as_shape, as_tensor, check_integers, check_mask
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, continued, extended, of_components
 from pyro_nmm.distributions.predictions import predicted
 from pyro_nmm.distributions.smc import sequential_monte_carlo, stage_size
-from pyro_nmm.expect import as_set, as_tensor, check_mask
+from pyro_nmm.graph_arguments import (
+    as_nodes,
+    check_label_range,
+    check_labelling,
+    check_labels,
+    check_nodes,
+    check_pairs,
+)
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import compact
@@ -26,16 +34,6 @@ from pyro_nmm.ops.sampling import pick
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import KEEP, Channel, check_shown
-from pyro_nmm.validation import (
-    as_nodes,
-    as_shape,
-    check_integers,
-    check_label_range,
-    check_labelling,
-    check_labels,
-    check_nodes,
-    check_pairs,
-)
 
 
 class Posterior:

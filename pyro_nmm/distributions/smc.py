@@ -23,10 +23,10 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
-from pyro_nmm.expect import check_mask
+from pyro_nmm.arguments import check_integers, check_mask
+from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.stages import Counts, Stages
-from pyro_nmm.validation import check_integers, order_to_rows
 
 #: Nodes of a stage, and on a GPU, to which the hundred calls of each stage are much.
 STAGE, STAGE_OF_A_GPU = 64, 1024

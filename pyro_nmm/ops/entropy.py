@@ -17,12 +17,12 @@ from torch.autograd.function import once_differentiable
 from torch.special import entr
 
 from pyro_nmm import backend
+from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, indicator
 from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.ops.score_costs import costs_to_go, others_mean
-from pyro_nmm.validation import order_to_rows
 
 
 class EntropyEstimator(StrEnum):

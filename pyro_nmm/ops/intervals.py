@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_nmm.arguments import as_tensor, expect, expect_all
 from pyro_nmm.concentrations import Concentrations, chosen_rows, written_out
-from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.sparse import sparse_csr
 

@@ -44,7 +44,13 @@ def test_examples(name, monkeypatch):
 
 
 def test_examples_reach_every_room():
-    rooms = ("models.stacked", "models.latent", "models.random_fields", "models.links")
+    rooms = (
+        "models.stacked",
+        "models.hidden",
+        "models.annotators",
+        "models.random_fields",
+        "models.links",
+    )
     rooms += ("models.images", "guides.fitting", "ops", "distributions", "datasets")
     for room in rooms:
         assert any(name.startswith(f"pyro_nmm.{room}.") for name in MODULES), room

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import check_each_call
 from pyro_nmm.guides import Consistency
 from pyro_nmm.models import Denoiser, NormalEmission, PooledScores, UNet
-from pyro_nmm.validation import check_each_call
 
 IMAGE, NORMAL = torch.ones(1, 3, 4, 4), {"mean": torch.zeros(2, 3), "variance": torch.ones(2, 3)}
 CALLS = {

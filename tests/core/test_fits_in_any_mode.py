@@ -48,7 +48,7 @@ from pyro_nmm.models import (
     leave_one_out,
     temperature_scaling,
 )
-from pyro_nmm.models.latent import classifier
+from pyro_nmm.models.annotators import out_of_fold
 from pyro_nmm.models.stacked.fit import FitOptions
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
@@ -267,7 +267,7 @@ def result(name, making, fitting):
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_is_the_same_in_every_mode(name, monkeypatch):
-    monkeypatch.setattr(classifier, "NUM_EPOCHS", 2)
+    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 2)
     defaults = FitOptions.__init__.__defaults__
     monkeypatch.setattr(FitOptions.__init__, "__defaults__", (2, *defaults[1:]))  # steps
     usual = result(name, nullcontext, nullcontext)

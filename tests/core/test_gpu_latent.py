@@ -25,7 +25,7 @@ from pyro_nmm.models import (
     information,
     leave_one_out,
 )
-from pyro_nmm.models.latent import classifier
+from pyro_nmm.models.annotators import out_of_fold
 
 EDGES, PLACES = grid(8, 8)
 QUICK = {"num_starts": 1, "num_steps": 6, "num_draws": 3}
@@ -41,7 +41,7 @@ def crowd():
 @pytest.mark.parametrize("features", [False, True])
 def test_consensus(device, features, monkeypatch):
     """Every answer about annotators, from neighbours and from a network."""
-    monkeypatch.setattr(classifier, "NUM_EPOCHS", 6)
+    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 6)
     truth, answers = crowd()
     x = truth[:, None] + torch.randn(64, 3)
     graph = Data(x, EDGES).to(device) if features else EDGES.to(device)

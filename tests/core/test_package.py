@@ -192,12 +192,12 @@ from pathlib import Path
 
 import pyro
 
-from pyro_nmm.models.latent import classifier
-from pyro_nmm.models.latent.options import FieldRun
+from pyro_nmm.models.annotators import out_of_fold
+from pyro_nmm.models.hidden.options import FieldRun
 from pyro_nmm.models.stacked import cross_fit
 from pyro_nmm.models.stacked.fit import FitOptions
 
-classifier.NUM_EPOCHS, cross_fit.REFIT_STEPS = 2, 2
+out_of_fold.NUM_EPOCHS, cross_fit.REFIT_STEPS = 2, 2
 for options, few in ((FieldRun, (1, 2, 2, 2)), (FitOptions, (2,))):
     defaults = options.__init__.__defaults__
     options.__init__.__defaults__ = (*few, *defaults[len(few) :])

@@ -10,8 +10,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyro_nmm import InnerProductGraph, Neighborhood, NeighborMixture, OrderedConditional, sources
+from pyro_nmm.arguments import as_tensor
 from pyro_nmm.datasets import inner_edges, link_split, seed_batch
-from pyro_nmm.expect import as_tensor
 from pyro_nmm.guides import FieldGuide
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.metrics import brier, independent_pairs, pair_log_likelihood

@@ -14,8 +14,8 @@ from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops.compact import Places, sharing
-from pyro_nmm.validation import order_to_rows
 
 EVERY = torch.tensor(list(itertools.product(range(2), repeat=3)))
 

@@ -8,7 +8,7 @@ import torch
 from documents import load
 
 from pyro_nmm.datasets.nodes import digits
-from pyro_nmm.models.latent import classifier
+from pyro_nmm.models.annotators import out_of_fold
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_crowds(tmp_path, monkeypatch):
     example = load("examples/crowds.py")
     monkeypatch.setattr(example, "digits", lambda: digits().subgraph(torch.arange(900)))
     monkeypatch.setattr(example, "ROUNDS", 1)
-    monkeypatch.setattr(classifier, "NUM_EPOCHS", 100)
+    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 100)
     options = ["--shares", "0.3", "--output", str(tmp_path / "crowds.png")]
     result = example.main(args := example.parser().parse_args(options))
     assert args.output.stat().st_size > 50_000

@@ -16,8 +16,8 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, random_split
 from pyro_nmm.guides import mean_field
 from pyro_nmm.metrics import mean_log_prob
-from pyro_nmm.models.latent import classifier
-from pyro_nmm.models.latent.options import FieldRun
+from pyro_nmm.models.annotators import out_of_fold
+from pyro_nmm.models.hidden.options import FieldRun
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_readme_on_top_of_a_classifier(capsys):
 
 
 def test_readme_annotators(monkeypatch):
-    monkeypatch.setattr(classifier, "NUM_EPOCHS", 60)
+    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 60)
     pyro.set_rng_seed(0)
     data = digits()
     answers = torch.where(torch.rand(1797, 5) < 0.6, data.y[:, None], torch.randint(10, (1797, 5)))
@@ -179,7 +179,7 @@ def test_docs_annotators_in_ten_lines(capsys):
 
 @pytest.mark.slow
 def test_docs_annotators(capsys, monkeypatch):
-    monkeypatch.setattr(classifier, "NUM_EPOCHS", 40)
+    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 40)
     _, *others = FieldRun.__init__.__defaults__
     monkeypatch.setattr(FieldRun.__init__, "__defaults__", (2, *others))  # starts
     pyro.set_rng_seed(0)

@@ -39,7 +39,7 @@ from pyro_nmm.models import (
     sample_field,
 )
 from pyro_nmm.models.backbones import gcn
-from pyro_nmm.models.latent import FieldPrior, hidden_field
+from pyro_nmm.models.hidden import FieldPrior, hidden_field
 
 HOOD, EDGES, X = house(), torch.tensor([[0, 1], [1, 0]]), torch.randn(5, 3).double()
 DATA = torch.tensor([[0.0], [0.1], [2.0], [2.1], [1.9]]).double()

@@ -20,7 +20,7 @@ from pyro_nmm.models import (
     information,
     sample_field,
 )
-from pyro_nmm.models.latent import mixture_em
+from pyro_nmm.models.hidden import mixture_em
 
 #: Of three labels.
 ORDERS = [torch.tensor(names) for names in itertools.permutations(range(3))]

@@ -13,7 +13,7 @@ from torch_geometric.utils import grid
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import Annotators, CopyingAnnotators, fit_field
-from pyro_nmm.models.latent.answers import edges_and_size, known_labels, read_answers
+from pyro_nmm.models.annotators.answers import edges_and_size, known_labels, read_answers
 
 EDGES, PLACES = grid(16, 16)
 NAMES = np.array(["ash", "birch", "cedar"])[(PLACES[:, 0] * 3 // 16).long()]

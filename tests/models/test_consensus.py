@@ -15,28 +15,28 @@ from torch_geometric.utils import grid, to_dense_adj
 from pyro_nmm import sources
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
-from pyro_nmm.models.latent import consensus
-from pyro_nmm.models.latent.annotators import STRENGTHS
-from pyro_nmm.models.latent.consensus import (
-    ALONE,
-    consensus_of,
-    fit_powers,
-    refit_powers,
-    standard_errors,
-)
-from pyro_nmm.models.latent.dependence import (
+from pyro_nmm.models.annotators import consensus
+from pyro_nmm.models.annotators.agreement import (
     count_all,
     count_pairs,
     excess_agreement,
     matrices,
     permuted,
 )
-from pyro_nmm.models.latent.entries import Entries
-from pyro_nmm.models.latent.left_out import LeftOut, left_out_answers
-from pyro_nmm.models.latent.potts import OWN, potts_labels
-from pyro_nmm.models.latent.potts import STRENGTH as PULL
-from pyro_nmm.models.latent.quality import fit_confusion
-from pyro_nmm.models.latent.walks import Walk, walk_of
+from pyro_nmm.models.annotators.consensus import (
+    ALONE,
+    consensus_of,
+    fit_powers,
+    refit_powers,
+    standard_errors,
+)
+from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.annotators.left_out import LeftOut, left_out_answers
+from pyro_nmm.models.annotators.model import STRENGTHS
+from pyro_nmm.models.annotators.potts import OWN, potts_labels
+from pyro_nmm.models.annotators.potts import STRENGTH as PULL
+from pyro_nmm.models.annotators.quality import fit_confusion
+from pyro_nmm.models.annotators.walks import Walk, walk_of
 
 EDGES, PLACES = grid(16, 16)
 TRUTH = (PLACES[:, 0] * 3 // 16).long()

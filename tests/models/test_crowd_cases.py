@@ -18,9 +18,10 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.checkpoints import fingerprint
 from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, NormalEmission, accuracy, fit_field, information
-from pyro_nmm.models.latent import classifier, hidden_field
-from pyro_nmm.models.latent.field import matched
-from pyro_nmm.models.latent.left_out import left_out_answers
+from pyro_nmm.models.annotators import out_of_fold
+from pyro_nmm.models.annotators.left_out import left_out_answers
+from pyro_nmm.models.hidden import hidden_field
+from pyro_nmm.models.hidden.field import matched
 
 EDGES, PLACES = grid(12, 12)
 TRUTH = (PLACES[:, 0] >= 6).long()
@@ -95,7 +96,7 @@ class Bag(torch.nn.Module):
 
 
 def test_a_network_gets_features_as_they_are(monkeypatch):
-    monkeypatch.setattr(classifier, "NUM_EPOCHS", 5)
+    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 5)
     x = torch.zeros(144, 40)
     x[torch.arange(144), 20 * TRUTH + torch.arange(144) % 20] = 1  # a bag with one word
     Annotators(2).fit(Data(x, EDGES), answers_of(3), classifier=Bag(), **QUICK)
@@ -103,7 +104,7 @@ def test_a_network_gets_features_as_they_are(monkeypatch):
 
 def test_a_classifier_of_one_label():
     """A part of the nodes may have answers of one label, or none."""
-    learn = classifier.OutOfFold(LogisticRegression(), Data(torch.randn(144, 2), EDGES))
+    learn = out_of_fold.OutOfFold(LogisticRegression(), Data(torch.randn(144, 2), EDGES))
     targets, rows = torch.tensor([[0.9, 0.1]]).repeat(144, 1), torch.arange(144) < 3
     found = learn(targets, rows)
     assert (found > 0).all()
@@ -164,7 +165,7 @@ def test_known_labels_replace_the_guess():
 
 def test_bad_levels_are_found_at_once(monkeypatch):
     found = Annotators(2).fit(EDGES, answers_of(3), **QUICK)
-    monkeypatch.setattr("pyro_nmm.models.latent.quality._by_label", None)
+    monkeypatch.setattr("pyro_nmm.models.annotators.quality._by_label", None)
     for query in (accuracy, information):
         with pytest.raises(ValueError, match="level must lie between 0 and 1, got 90"):
             query(found, level=90)

@@ -15,9 +15,9 @@ from torch_geometric.utils import grid
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import Annotators
-from pyro_nmm.models.latent import classifier as module
-from pyro_nmm.models.latent.classifier import NUM_FOLDS, OutOfFold
-from pyro_nmm.models.latent.consensus import ALONE
+from pyro_nmm.models.annotators import out_of_fold as module
+from pyro_nmm.models.annotators.consensus import ALONE
+from pyro_nmm.models.annotators.out_of_fold import NUM_FOLDS, OutOfFold
 
 EDGES, PLACES = grid(16, 16)
 QUICK = {"num_steps": 30, "num_draws": 5}

@@ -13,10 +13,10 @@ from torch_geometric.utils import grid
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import Annotators
-from pyro_nmm.models.latent.contradictions import contradiction
-from pyro_nmm.models.latent.dependence import excess_agreement
-from pyro_nmm.models.latent.entries import Entries
-from pyro_nmm.models.latent.walks import Walk
+from pyro_nmm.models.annotators.agreement import excess_agreement
+from pyro_nmm.models.annotators.contradictions import contradiction
+from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.annotators.walks import Walk
 
 EDGES, PLACES = grid(12, 12)
 HALVES = (PLACES[:, 0] >= 6).long()

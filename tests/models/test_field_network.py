@@ -16,7 +16,7 @@ from torch_geometric.utils import add_self_loops, grid
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
 from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, FreeNMM, NMMNetwork, fit_field
-from pyro_nmm.models.latent.fit import _Fit
+from pyro_nmm.models.hidden.em import _Fit
 from pyro_nmm.ops.enumeration import enumerate_labels
 from pyro_nmm.ops.evidence import LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import sweep

@@ -18,8 +18,8 @@ from pyro.optim import Adam
 from pyro_nmm import Neighborhood, sources
 from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, FieldPrior, NormalEmission, fit_field, leave_one_out
-from pyro_nmm.models.latent import mixture_em
-from pyro_nmm.models.latent.annotators import source_counts
+from pyro_nmm.models.annotators.model import source_counts
+from pyro_nmm.models.hidden import mixture_em
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms
 from pyro_nmm.ops.gibbs import left_out
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
+from pyro_nmm.arguments import as_tensor, check_integers, expect, options_of
 from pyro_nmm.checkpoints import Saved, as_path, fingerprint
-from pyro_nmm.expect import as_tensor, expect
 from pyro_nmm.fitting import with_gradients
-from pyro_nmm.models.latent.emissions import Emission, Values
-from pyro_nmm.models.latent.field import (
+from pyro_nmm.graph_arguments import check_all_rows
+from pyro_nmm.models.hidden.emissions import Emission, Values
+from pyro_nmm.models.hidden.field import (
     FieldPrior,
     HiddenField,
     allowed_labels,
@@ -23,10 +24,9 @@ from pyro_nmm.models.latent.field import (
     start_of,
     without_relabel,
 )
-from pyro_nmm.models.latent.options import FieldRun, FieldSampling
+from pyro_nmm.models.hidden.options import FieldRun, FieldSampling
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
-from pyro_nmm.validation import check_all_rows, check_integers, options_of
 
 
 @with_gradients
@@ -61,7 +61,7 @@ def fit_field(
         as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
         ``prior(hood, *inputs)``. It is copied, and trained by Adam with ``lr``, and with weight
         decay of its matrices.
-    :param options: of :class:`~pyro_nmm.models.latent.FieldRun`.
+    :param options: of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
     how = options_of(fit_field, FieldRun, options)
@@ -97,7 +97,7 @@ def sample_field(
 
     :param prior: a :class:`FieldPrior`, or a network with its ``inputs``.
     :param dict values: the emission's parameters that chains start with.
-    :param options: of :class:`~pyro_nmm.models.latent.FieldSampling`.
+    :param options: of :class:`~pyro_nmm.models.hidden.FieldSampling`.
     :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
     """
     how = options_of(sample_field, FieldSampling, options)

@@ -11,11 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
-from pyro_nmm.expect import as_tensor, expect, expect_all, expect_device
-from pyro_nmm.models.latent.emissions import Emission, Values
+from pyro_nmm.arguments import (
+    as_tensor,
+    check_integers,
+    check_positive,
+    expect,
+    expect_all,
+    expect_device,
+)
+from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.gibbs import Chains
-from pyro_nmm.validation import check_integers, check_positive
 
 
 class FieldPrior(nn.Module):

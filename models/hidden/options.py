@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.checkpoints import as_path
-from pyro_nmm.validation import check_integers, check_positive
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+from pyro_nmm.arguments import as_tensor, expect, expect_all
 from pyro_nmm.datasets import seed_batch
 from pyro_nmm.edges import edges_of
-from pyro_nmm.expect import as_tensor, expect, expect_all
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.estimators import probabilities_of, with_probabilities
 from pyro_nmm.sparse import sparse_csr, to_csr

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.latent.annotators import Annotators
-from pyro_nmm.models.latent.consensus import Consensus
-from pyro_nmm.models.latent.field import HiddenField
+from pyro_nmm.models.annotators.consensus import Consensus
+from pyro_nmm.models.annotators.model import Annotators
+from pyro_nmm.models.hidden import HiddenField
 
 #: Draws of confusion matrices beside the neighbours.
 NUM_DRAWS = 100

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.latent.field import HiddenField
+from pyro_nmm.models.hidden import HiddenField
 from pyro_nmm.sparse import sparse_csr
 
 #: Probability to go on after an edge, and the longest walk.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from pyro_nmm.models.latent.entries import Entries
+from pyro_nmm.models.annotators.entries import Entries
 
 #: Replicates with independent errors, and draws of all labels for the answers and for each of them.
 NUM_REPLICATES, NUM_DRAWS = 10, (10, 2)

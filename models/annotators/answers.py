@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_nmm.arguments import as_tensor, check_order, expect_device
 from pyro_nmm.edges import edges_of
-from pyro_nmm.expect import as_tensor, check_order, expect_device
 from pyro_nmm.labels import as_array, check_names, check_same_order, is_missing
 
 #: Columns of a data frame with a row for every answer, as crowd-kit has it.

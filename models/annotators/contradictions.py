@@ -6,8 +6,8 @@
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.latent.entries import Entries
-from pyro_nmm.models.latent.walks import Walk
+from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.annotators.walks import Walk
 
 #: Contradictions without support that are too many, as a share of the nodes whose answers agree,
 #: and beside it. Half of both warns of good fits to small graphs. Twice of both is silent about a

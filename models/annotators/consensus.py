@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.latent.contradictions import contradiction
-from pyro_nmm.models.latent.dependence import (
+from pyro_nmm.models.annotators.agreement import (
     Dependence,
     count_pairs,
     excess_agreement,
     matrices,
 )
-from pyro_nmm.models.latent.field import HiddenField, allowed_labels
-from pyro_nmm.models.latent.left_out import LeftOut, left_out_answers
-from pyro_nmm.models.latent.potts import potts_labels
-from pyro_nmm.models.latent.walks import Walk
+from pyro_nmm.models.annotators.contradictions import contradiction
+from pyro_nmm.models.annotators.left_out import LeftOut, left_out_answers
+from pyro_nmm.models.annotators.potts import potts_labels
+from pyro_nmm.models.annotators.walks import Walk
+from pyro_nmm.models.hidden import HiddenField, allowed_labels
 
 #: From label distributions and the nodes to learn from, to predictions of a classifier.
 Classifier = Callable[[Tensor, Tensor], Tensor]

@@ -11,9 +11,16 @@ from torch.distributions import Gamma, Normal, constraints
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import (
+    as_tensor,
+    check_each_call,
+    check_integers,
+    check_positive,
+    expect,
+    expect_all,
+)
 from pyro_nmm.concentrations import in_single
-from pyro_nmm.expect import as_tensor, expect, expect_all
-from pyro_nmm.validation import check_each_call, check_hood, check_integers, check_positive
+from pyro_nmm.graph_arguments import check_hood
 
 Values = dict[str, Tensor]
 ROWS = "a row for every node of hood"

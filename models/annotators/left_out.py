@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.latent.emissions import Values
-from pyro_nmm.models.latent.entries import Entries
-from pyro_nmm.models.latent.field import HiddenField
+from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.hidden import HiddenField, Values
 
 
 class LeftOut(NamedTuple):

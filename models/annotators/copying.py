@@ -10,9 +10,9 @@ from torch.distributions import Categorical, Dirichlet, constraints
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.latent.annotators import Annotators, shares
-from pyro_nmm.models.latent.emissions import Values
-from pyro_nmm.models.latent.entries import Entries
+from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.annotators.model import Annotators, shares
+from pyro_nmm.models.hidden import Values
 
 
 @dataclass(frozen=True)

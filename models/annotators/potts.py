@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.latent.walks import Walk
+from pyro_nmm.models.annotators.walks import Walk
 
 #: Weight of a node's own evidence, strength of the neighbours, and damped steps.
 OWN, STRENGTH, NUM_STEPS = 0.3, 2.5, 30

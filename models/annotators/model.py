@@ -13,9 +13,10 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import in_label_order
-from pyro_nmm.models.latent.answers import (
+from pyro_nmm.models.annotators.answers import (
     Answers,
     check_beside,
     check_number,
@@ -24,14 +25,12 @@ from pyro_nmm.models.latent.answers import (
     long_form,
     read_answers,
 )
-from pyro_nmm.models.latent.classifier import out_of_fold
-from pyro_nmm.models.latent.consensus import Consensus, consensus_of
-from pyro_nmm.models.latent.emissions import Values, mixture_em
-from pyro_nmm.models.latent.entries import Entries
-from pyro_nmm.models.latent.fit import fit_field
-from pyro_nmm.models.latent.walks import Walk, walk_of
+from pyro_nmm.models.annotators.consensus import Consensus, consensus_of
+from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.annotators.out_of_fold import out_of_fold
+from pyro_nmm.models.annotators.walks import Walk, walk_of
+from pyro_nmm.models.hidden import Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
-from pyro_nmm.validation import check_integers, check_positive
 
 #: Strengths of the prior of confusion matrices that are compared; log-normal around ten.
 STRENGTHS = 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0

@@ -1,0 +1,20 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Answers of annotators who disagree: their model, the consensus, and their quality."""
+
+from pyro_nmm.models.annotators.agreement import Dependence, excess_agreement
+from pyro_nmm.models.annotators.consensus import Consensus
+from pyro_nmm.models.annotators.copying import CopyingAnnotators
+from pyro_nmm.models.annotators.model import Annotators
+from pyro_nmm.models.annotators.quality import accuracy, information
+
+__all__ = [
+    "Annotators",
+    "Consensus",
+    "CopyingAnnotators",
+    "Dependence",
+    "accuracy",
+    "excess_agreement",
+    "information",
+]

@@ -1,0 +1,41 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hidden fields: latent labels on a graph, observed through emissions."""
+
+from pyro_nmm.models.hidden.em import fit_field, leave_one_out, sample_field
+from pyro_nmm.models.hidden.emissions import (
+    Emission,
+    NormalEmission,
+    PoissonEmission,
+    Values,
+    mixture_em,
+)
+from pyro_nmm.models.hidden.field import (
+    FieldPrior,
+    HiddenField,
+    allowed_labels,
+    check_edge_attr,
+    hidden_field,
+    without_relabel,
+)
+from pyro_nmm.models.hidden.options import FieldRun, FieldSampling
+
+__all__ = [
+    "Emission",
+    "FieldPrior",
+    "FieldRun",
+    "FieldSampling",
+    "HiddenField",
+    "NormalEmission",
+    "PoissonEmission",
+    "Values",
+    "allowed_labels",
+    "check_edge_attr",
+    "fit_field",
+    "hidden_field",
+    "leave_one_out",
+    "mixture_em",
+    "sample_field",
+    "without_relabel",
+]

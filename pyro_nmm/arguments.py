@@ -1,0 +1,329 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+What a tensor, a number or a set of nodes must be: errors name the argument, what it got and what
+would be right.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import fields
+from enum import StrEnum
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from pyro.distributions import is_validation_enabled
+from torch import Size, Tensor
+from torch_geometric.utils import index_to_mask
+
+from pyro_nmm.provenance import untracked
+
+Member = TypeVar("Member", bound=StrEnum)
+Options = TypeVar("Options")
+
+#: A size, the name of a free size, a name with the least size, or "..." for batch dimensions.
+Dim = int | str | tuple[str, int]
+#: Unsigned integers that PyTorch stores and does not compute with.
+UNSIGNED = torch.uint16, torch.uint32, torch.uint64
+#: Kinds of tensors, in words.
+KINDS = {
+    "tensor": "be a tensor",
+    "float": "be a floating-point tensor",
+    "integers": "hold integers (torch.long)",
+    "labels": "hold integer labels (torch.long)",
+    "ids": "hold node ids (torch.long)",
+    "mask": "be a boolean mask (torch.bool)",
+}
+
+
+def as_tensor(
+    name: str, value: Any, device: torch.device | None = None, *, masked: int | None = None
+) -> Tensor:
+    """
+    A tensor as it is, or an array or a nested list as a tensor on a device, in native integers.
+
+    :param int masked: what stands for a masked entry of NumPy's masked arrays. Default: an error.
+    """
+    if isinstance(value, Tensor):
+        return value.long() if value.dtype in UNSIGNED else value
+    check_order(name, value)
+    if isinstance(value, np.ma.MaskedArray):
+        if masked is None and (number := np.ma.count_masked(value)):
+            cure = f"pass {name}.filled(...)"
+            raise ValueError(f"{name} has {number} masked entries, which have no value: {cure}")
+        data = value.data.astype(np.int64) if value.dtype.kind == "u" else value.data
+        value = data if masked is None else np.where(np.ma.getmaskarray(value), masked, data)
+    try:
+        array = value if isinstance(value, list | tuple) else _native(value)
+        found = torch.as_tensor(array, device=device)
+        return found.long() if found.dtype in UNSIGNED else found
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        of = "a tensor, an array or a nested list of numbers"
+        got = f"{type(value)}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}"
+        raise ValueError(f"{name} must be {of}, got {got}") from None
+
+
+def _native(value: Any) -> np.ndarray:
+    """A contiguous array of a type that PyTorch computes with."""
+    array = np.ascontiguousarray(value)
+    if array.dtype == object:  # of numbers, perhaps
+        array = np.array(array.tolist())
+    if not (array.flags.writeable or isinstance(value, np.memmap)):  # pandas' arrays are frozen
+        array = array.copy()
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def check_order(name: str, value: Any) -> None:
+    """Refuse pandas data whose rows are numbered 0, 1, ... in another order."""
+    if callable(index := getattr(value, "index", ())):  # of a list
+        return
+    found, order = np.asarray(index), np.arange(len(index))
+    other = found.dtype.kind in "iu" and not np.array_equal(found, order)
+    if other and np.array_equal(np.sort(found), order):
+        cure = f"{name}.sort_index(), or {name}.reset_index(drop=True) to keep the order"
+        raise ValueError(f"{name} has rows in another order than its index, 0..N-1: pass {cure}")
+
+
+def expect(
+    name: str, value: Any, shape: tuple[Dim, ...] | None = None, *, kind: str = "tensor",
+    like: Any = None, note: str = "",
+) -> Tensor:  # fmt: skip
+    """
+    A tensor of a kind, of a shape and on the device of ``like``, or an error with a ``note``.
+
+    >>> expect("x", torch.zeros(2, 3), ("N", 4), kind="float")
+    Traceback (most recent call last):
+        ...
+    ValueError: x must have shape (N, 4), got (2, 3)
+
+    """
+    sizes = [each[0] if isinstance(each, tuple) else str(each) for each in shape or ()]
+    text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
+    if not isinstance(value, Tensor) or not is_kind(value, kind):
+        got = value.dtype if isinstance(value, Tensor) else type(value)
+        cure = "; torch.as_tensor makes one of an array, PyG's index_to_mask of node ids"
+        fix = cure if kind == "mask" else ""
+        of = f" of {text}" if shape and kind in ("ids", "tensor") else ""
+        raise ValueError(f"{name} must {KINDS[kind]}{of}, got {got}{fix}")
+    if shape is not None and not _fits(tuple(value.shape), shape):
+        must = f"{KINDS[kind]} of" if kind == "ids" else "have"
+        raise ValueError(f"{name} must {must} {text}, got {tuple(value.shape)}")
+    if like is not None:
+        expect_device(name, value, like.device)
+    return value.long() if value.dtype in UNSIGNED else value
+
+
+def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:
+    """Refuse two arguments on different devices."""
+    if value.device != device:
+        raise ValueError(
+            f"{name} is on {value.device} but {beside} on {device}: move one with .to(device)"
+        )
+
+
+def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = "") -> None:
+    """Refuse values that are not all good; the error names the first bad one and its place."""
+    if not good.all():
+        where = (~good).nonzero()[0].tolist()
+        first = value[tuple(where)].detach().cpu()
+        first = first.float() if first.dtype == torch.bfloat16 else first  # unknown to NumPy
+        got = np.array2string(first.numpy(), separator=", ")
+        raise ValueError(f"{name} must {must}, got {got}{f' at {where}' if where else ''}{cure}")
+
+
+def is_kind(value: Tensor, kind: str) -> bool:
+    """Whether a tensor is of a kind."""
+    if kind == "float":
+        return value.is_floating_point()
+    if kind in ("integers", "labels"):
+        return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    types = {"ids": torch.long, "mask": torch.bool}
+    return kind not in types or value.dtype == types[kind]
+
+
+def _fits(found: tuple[int, ...], shape: tuple[Dim, ...]) -> bool:
+    if shape[:1] == ("...",):
+        shape = shape[1:]
+        found = found[max(0, len(found) - len(shape)) :]
+    least = [each[1] if isinstance(each, tuple) else 0 for each in shape]
+    return len(found) == len(shape) and all(
+        size == each if isinstance(each, int) else size >= low
+        for size, each, low in zip(found, shape, least, strict=True)
+    )
+
+
+def out_of_range(ids: Tensor, size: int) -> int | None:
+    """An integer that is not in ``0..size - 1``, if there is one."""
+    if ids.numel() == 0:
+        return None
+    ids = ids.long() if ids.dtype in UNSIGNED else ids
+    low, high = torch.stack(ids.aminmax()).tolist()  # a GPU waits once
+    if low >= 0 and high < size:
+        return None
+    return low if low < 0 else high
+
+
+def check_edges(name: str, edge_index: Tensor) -> None:
+    """Refuse all but a dense tensor of integers ``(2, num_edges)``."""
+    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
+        cure = "take PyG's to_edge_index(adj)[0], whose rows are sources"
+        raise ValueError(f"{name} must hold pairs of node ids, got a sparse matrix: {cure}")
+    expect(name, edge_index, (2, "num_edges"))
+    if edge_index.is_meta:
+        raise ValueError(f"{name} is on the meta device and holds no node ids")
+    expect(name, edge_index, kind="integers")
+
+
+def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
+    """Pairs of node ids, as PyG has them, or of a source and a node."""
+    nodes = "node", num_nodes
+    ends = nodes if num_sources is None else ("source", num_sources), nodes
+    for what, size in ends:
+        if not isinstance(size, Integral) or size < 1:
+            raise ValueError(f"num_{what}s must be a positive integer, got {size!r}")
+    check_edges("edge_index", edge_index)
+    for ids, (what, size) in zip(edge_index, ends, strict=True):
+        if (bad := out_of_range(ids, size)) is not None:
+            raise ValueError(
+                f"edge_index holds {what} id {bad}, but ids must lie in 0..{size - 1}: "
+                f"renumber the {what}s or raise num_{what}s (now {size})"
+            )
+
+
+def check_grid(radius: int, **sizes: int) -> None:
+    """Refuse sizes of a grid below one, and a negative radius."""
+    values = *sizes.values(), radius
+    if not all(isinstance(n, int) for n in values) or min(values[:-1]) < 1 or radius < 0:
+        needed, got = ", ".join(f"{name} >= 1" for name in sizes), ", ".join(map(repr, values))
+        raise ValueError(f"grid needs {needed} and radius >= 0, integers, got {got}")
+
+
+def check_mask(
+    mask: Tensor, num_nodes: int, device: torch.device, name: str = "observed", *,
+    empty: bool = False,
+) -> None:  # fmt: skip
+    """Refuse all but a boolean mask on the device of ``hood``."""
+    expect(name, mask, (num_nodes,), kind="mask", note="one entry per node")
+    expect_device(name, mask, device)
+    if not empty and not mask.any():
+        raise ValueError(f"{name} selects no node: at least one entry must be True")
+
+
+def as_mask(
+    nodes: Tensor, num_nodes: int, device: torch.device, name: str = "nodes", *, empty: bool = False
+) -> Tensor:
+    """Nodes given by ids or by a mask, as a mask; see :func:`check_mask`."""
+    if isinstance(nodes, Tensor) and nodes.dtype in (torch.int32, torch.int64) and nodes.dim() == 1:
+        if (bad := out_of_range(nodes, num_nodes)) is not None:
+            raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}, got {bad}")
+        nodes = index_to_mask(nodes.long(), num_nodes)
+    check_mask(nodes, num_nodes, device, name, empty=empty)
+    return nodes
+
+
+def as_set(
+    nodes: Any, num_nodes: int, device: torch.device, name: str, *, empty: bool = False
+) -> Tensor:
+    """
+    :func:`as_mask` of arrays and lists too. ``N`` zeros and ones that repeat are a mask, and node
+    ids are distinct.
+    """
+    nodes = as_tensor(name, nodes, device)
+    none = nodes.numel() == 0 and nodes.dtype != torch.bool
+    ids = nodes.dim() == 1 and (none or is_kind(nodes, "integers"))
+    repeats = ids and len(values := nodes.unique()) < len(nodes)
+    if repeats and len(nodes) == num_nodes and 0 <= values[0] <= values[-1] <= 1:
+        nodes = nodes.bool()
+    elif ids and not repeats:
+        nodes = nodes.long()
+    elif nodes.dtype != torch.bool or nodes.shape != (num_nodes,):
+        raise ValueError(
+            f"{name} must be a boolean mask (N,) or node ids (K,), N = {num_nodes}, got "
+            f"{nodes.dtype} of shape {tuple(nodes.shape)}{' that repeat' * repeats}"
+        )
+    return as_mask(nodes, num_nodes, device, name, empty=empty)
+
+
+def check_ids(name: str, ids: Tensor, shape: tuple, num_nodes: int, **expected: Any) -> None:
+    """Refuse node ids out of range, or that :func:`expect` refuses."""
+    expect(name, ids, shape, kind="ids", **expected)
+    if (bad := out_of_range(ids, num_nodes)) is not None:
+        raise ValueError(f"{name} holds node id {bad}, but ids lie in 0..{num_nodes - 1}")
+
+
+def check_integers(least: int, **values: int) -> None:
+    """Refuse numbers of steps, samples and the like below ``least``."""
+    for name, value in values.items():
+        if not isinstance(value, Integral) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
+
+
+def check_positive(**values: float) -> None:
+    """Refuse rates and the like that are not positive and finite."""
+    for name, value in values.items():
+        if not isinstance(value, Real | Tensor) or not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def check_finite(**values: float) -> None:
+    """Refuse what is no finite number."""
+    for name, value in values.items():
+        if not isinstance(value, Real | Tensor) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value!r}")
+
+
+def as_shape(sample_shape: Any) -> Size:
+    """A shape of draws."""
+    if not isinstance(sample_shape, Iterable) or not all(
+        isinstance(size, Integral) and int(size) >= 0 for size in sample_shape
+    ):
+        raise ValueError(f"sample_shape must hold integers of at least 0, got {sample_shape!r}")
+    return Size(map(int, sample_shape))
+
+
+def check_plain(method: str, batch_shape: Size) -> None:
+    """Refuse a batch."""
+    if batch_shape:
+        raise ValueError(f"{method} needs a mixture without batch, got {batch_shape}")
+
+
+def as_member(kind: type[Member], **value: str) -> Member:
+    """The member of an enum that an argument names."""
+    ((name, given),) = value.items()
+    try:
+        return kind(given)
+    except ValueError:
+        known = tuple(str(member) for member in kind)
+        raise ValueError(f"{name} must be one of {known}, got {given!r}") from None
+
+
+def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
+    """Options as one value, or an error that lists them."""
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(
+            f"{function.__name__} has no option {unknown[0]!r}: its options are {', '.join(known)}"
+        )
+    return kind(**options)
+
+
+def check_each_call(
+    name: str, value: Tensor, good: Callable = torch.isfinite, must: str = "be finite"
+) -> None:
+    """
+    Refuse bad values while ``pyro.enable_validation`` is on, because the check makes a GPU wait.
+    What is traced, compiled, captured or on the meta device is not read.
+    """
+    if torch.compiler.is_compiling() or value.is_meta or not is_validation_enabled():
+        return
+    if value.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    with suppress(RuntimeError):  # a traced value cannot be read
+        # A finite sum has finite terms, in one pass instead of several.
+        if not good(value.detach().sum() if good is torch.isfinite else value).all():
+            (plain,), _ = untracked(value)
+            expect_all(name, plain, good(plain), must)

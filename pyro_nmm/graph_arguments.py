@@ -1,0 +1,188 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a neighborhood, its labels and its nodes must be, as in :mod:`pyro_nmm.arguments`."""
+
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from pyro_nmm.arguments import check_ids, check_plain, expect, expect_all, out_of_range
+from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.provenance import untracked
+
+
+def check_shapes(
+    hood: Neighborhood, alpha: Concentrations, logits: Tensor
+) -> tuple[Concentrations, Tensor]:
+    """Parameters of the right shapes, dtypes and devices, in single precision at least."""
+    check_hood(hood)
+    what, size = "source" if hood.bipartite else "node", hood.num_sources
+    if isinstance(alpha, OrdinalConcentrations):
+        note, dtype = f"one number per {what}", alpha.mean.dtype
+        expect("alpha.mean", alpha.mean, ("...", size), like=hood, note=note)
+    else:
+        shape, note = ("...", size, ("C", 2)), f"one row per {what} and C >= 2 labels"
+        alpha = in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=note))
+        dtype = alpha.dtype
+    logits = check_logits(hood, logits)
+    if dtype != logits.dtype:
+        both = f"{dtype} and {logits.dtype}"
+        raise ValueError(f"alpha and logits must have the same dtype, got {both}")
+    return alpha, logits
+
+
+def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
+    """The attention's scores, see :func:`check_shapes`."""
+    shape = "...", hood.num_edges
+    note = "one score per edge of hood (self-loops included, in the order of hood.source)"
+    return in_single(expect("logits", logits, shape, kind="float", like=hood, note=note))
+
+
+def check_hood(hood: Any) -> None:
+    """Refuse what is no neighborhood, as where two arguments are swapped."""
+    if not isinstance(hood, Neighborhood):
+        cure = "Neighborhood(edge_index, num_nodes) makes one"
+        if isinstance(hood, tuple):
+            cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
+        raise ValueError(f"hood must be a Neighborhood, got {type(hood)}: {cure}")
+
+
+def check_all_rows(hood: Neighborhood) -> None:
+    """Refuse a part of a graph."""
+    check_hood(hood)
+    if hood.num_rows != hood.num_nodes:
+        got = f"{hood.num_nodes} nodes, got {hood.num_rows} rows"
+        raise ValueError(f"hood must hold all {got}: pass the whole neighborhood and observed")
+
+
+def check_values(
+    alpha: Concentrations | None, logits: Tensor | None, hood: Neighborhood | None = None
+) -> None:
+    """Refuse parameters of bad values. Follows ``validate_args``, because it reads the data."""
+    (alpha, logits), _ = untracked(alpha, logits)
+    if isinstance(alpha, OrdinalConcentrations):
+        cure = ": pass it through softplus or exp"
+        for name in ("width", "scale"):
+            value = getattr(alpha, name)
+            good = (value > 0) & value.isfinite()
+            expect_all(f"alpha.{name}", value, good, "be positive and finite", cure)
+        expect_all("alpha.mean", alpha.mean, alpha.mean.isfinite(), "be finite")
+    elif alpha is not None:
+        cure = ": pass the network's output through softplus or exp and add a floor"
+        expect_all("alpha", alpha, alpha > 0, "be positive", cure)
+        expect_all("alpha", alpha, alpha < torch.inf, "be finite")
+    if logits is not None:
+        expect_all("logits", logits, logits < torch.inf, "not be NaN or +inf")
+    if logits is not None and hood is not None and logits.isinf().any():
+        empty = hood.sum(logits.isfinite().int()) == 0
+        if empty.any():
+            node = hood.nodes[empty.nonzero()[0, -1]].item()
+            raise ValueError(f"logits of node {node} are all -inf: leave at least one finite")
+
+
+def check_evidence(
+    hood: Neighborhood, alpha: Concentrations, evidence: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As :func:`check_shapes`, for evidence of the labels of every node or of every edge."""
+    if isinstance(alpha, OrdinalConcentrations):
+        raise ValueError("alpha must be written out where labels are latent: pass alpha.table()")
+    expect("evidence", evidence, kind="float", like=hood)
+    nodes, edges = ((size, alpha.shape[-1]) for size in (hood.num_nodes, hood.num_edges))
+    if evidence.shape[-2:] not in (nodes, edges):
+        raise ValueError(
+            f"evidence must hold log-likelihoods of shape {nodes}, one row per node, or {edges}, "
+            f"one per edge, after batch dimensions, got {tuple(evidence.shape)}"
+        )
+    evidence = in_single(evidence)
+    if evidence.dtype != alpha.dtype:
+        both = f"{alpha.dtype} and {evidence.dtype}"
+        raise ValueError(f"alpha and evidence must have the same dtype, got {both}")
+    return alpha, evidence
+
+
+def check_evidence_values(rows: Neighborhood, evidence: Tensor) -> None:
+    """Refuse bad values of evidence ``(..., num_rows, C)`` or ``(..., num_edges, C)`` of rows."""
+    cure = ": log-likelihoods are finite or -inf"
+    expect_all("evidence", evidence, evidence < torch.inf, "not be NaN or +inf", cure)
+    possible = evidence.isfinite().any(-1)
+    if evidence.shape[-2] == rows.num_edges:
+        possible = rows.sum(possible.int()) > 0
+    if not possible.all():
+        node = rows.nodes[(~possible).nonzero()[0, -1]].item()
+        cure = "leave one finite, or mask the node out with observed"
+        raise ValueError(f"evidence rules out every label of node {node}: {cure}")
+
+
+def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
+    """Labels of the right shape and device, as ``torch.long``."""
+    shape, note = ("...", num_nodes), "one label per node"
+    return expect("y", y, shape, kind="labels", like=hood, note=note).long()
+
+
+def check_labelling(method: str, hood: Neighborhood, batch_shape: Size, y: Tensor) -> Tensor:
+    """One labelling ``(N,)`` of a mixture without batch."""
+    check_plain(method, batch_shape)
+    y = check_labels(hood, y, hood.num_nodes)
+    if y.dim() != 1:
+        raise ValueError(f"{method} needs one labelling y of shape (N,), got {tuple(y.shape)}")
+    return y
+
+
+def check_label_range(
+    rows: Neighborhood, labels: Tensor, num_classes: int, has: str = "alpha has",
+    cure: str = "mask that node out with observed, or give alpha more columns",
+) -> None:  # fmt: skip
+    """Refuse observed labels ``(..., num_rows)`` beyond the classes."""
+    labels = expect("y", labels, kind="labels").long()  # uint8 compares with 256 modulo 256
+    wrong = (labels < 0) | (labels >= num_classes)
+    if wrong.any():
+        where = wrong.nonzero()[0]
+        label, node = labels[tuple(where)].item(), rows.nodes[where[-1]].item()
+        raise ValueError(
+            f"y holds label {label} at node {node}, but {has} labels 0..{num_classes - 1}: {cure}"
+        )
+
+
+def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:
+    """Row numbers of an order of node ids, a permutation of the rows' nodes."""
+    good = isinstance(order, Tensor) and (order.dtype, order.device) == (torch.long, rows.device)
+    if not good or not torch.equal(order.sort().values, rows.nodes):
+        got = f"{order.dtype} of shape {tuple(order.shape)}" if isinstance(order, Tensor) else order
+        raise ValueError(
+            f"order must be a permutation of the {rows.num_rows} observed node ids "
+            f"(torch.long, on {rows.device}), got {got}"
+        )
+    return torch.searchsorted(rows.nodes, order.contiguous())
+
+
+def check_nodes(hood: Neighborhood, nodes: Tensor) -> None:
+    """Refuse node ids ``(K,)`` that are none, repeat or are out of range."""
+    check_ids("nodes", nodes, (("K", 1),), hood.num_nodes, like=hood, note="at least one")
+    if len(nodes.unique()) < len(nodes):
+        raise ValueError("nodes must be distinct: a node has one label only")
+
+
+def as_nodes(hood: Neighborhood, nodes: Tensor | None) -> Tensor:
+    """Node ids ``(K,)`` that :func:`check_nodes` accepts, default all."""
+    if nodes is None:
+        return torch.arange(hood.num_nodes, device=hood.device)
+    check_nodes(hood, nodes)
+    return nodes
+
+
+def check_pairs(hood: Neighborhood, pairs: Tensor) -> None:
+    """Refuse pairs of node ids ``(2, P)`` that are none or out of range."""
+    check_ids("pairs", pairs, (2, ("P", 1)), hood.num_nodes, like=hood, note="at least one")
+
+
+def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
+    """Concentrations ``(..., N, C)`` among which node ids ``(..., n)`` choose."""
+    if not isinstance(alpha, OrdinalConcentrations):
+        alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
+    expect("choices", choices, ("...", "n"), kind="ids")
+    if (bad := out_of_range(choices, size := alpha.shape[-2])) is not None:
+        raise ValueError(f"choices holds node id {bad}, but alpha has nodes 0..{size - 1}")
+    return alpha
