@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.concentrations import written_out
+from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.hidden import (
@@ -29,7 +30,7 @@ from pyro_nmm.models.hidden import (
 from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
-from pyro_nmm.relabel import as_channel, evidence_of
+from pyro_nmm.relabel import as_channel
 
 
 def ordered_guide(
@@ -62,7 +63,7 @@ def ordered_guide(
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
     if not as_channel(relabel).certain:
-        evidence = evidence_of(hood, relabel, y, observed)
+        evidence = Parameters.of(hood, alpha, logits, relabel).evidence(y, observed)
         draw = _Draw(hood, written_out(alpha), logits, evidence, observed, None, estimator)
         _latent_sites(draw, collapsed, site="u")
         return

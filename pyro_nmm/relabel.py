@@ -19,7 +19,6 @@ from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.arguments import expect_all, expect_device
-from pyro_nmm.graph_arguments import check_evidence_values, check_label_range, check_labels
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
@@ -84,7 +83,7 @@ class Channel:
         matrices, shown = self.matrices(like), labels.index_select(-1, rows.row)
         batch = torch.broadcast_shapes(matrices.shape[:-3], labels.shape[:-1])
         shown = shown[..., None].expand(*batch, *matrices.shape[-3:-1])
-        return log_entries(taken(matrices.expand(*batch, *matrices.shape[-3:]), shown))
+        return log_entries(entries_at(matrices.expand(*batch, *matrices.shape[-3:]), shown))
 
     def split(self, batch: Size) -> list[Channel]:
         """One channel for each element of a batch."""
@@ -129,7 +128,7 @@ class Permutations(Channel):
 
     def show(self, labels: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(self.relabel.shape[:-1], labels.shape)
-        return taken(self.relabel.expand(*shape, -1), labels.expand(shape))
+        return entries_at(self.relabel.expand(*shape, -1), labels.expand(shape))
 
     def borrow(self, labels: Tensor) -> Tensor:
         return Permutations(self.inverse).show(labels)
@@ -200,25 +199,18 @@ def _extract_provenance(channel: Channel) -> tuple[Channel, frozenset]:
     return type(channel)(relabel), provenance
 
 
-def taken(table: Tensor, labels: Tensor) -> Tensor:
+def entries_at(table: Tensor, labels: Tensor) -> Tensor:
     """``(...)``: entries of a table ``(..., C)`` at labels ``(...)``."""
     return table.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+taken = entries_at
 
 
 def log_entries(matrices: Tensor) -> Tensor:
     """Logarithms of probabilities, ``-inf`` of zeros, which get a gradient of zero, not NaN."""
     zero = matrices == 0
     return matrices.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
-
-
-def evidence_of(
-    hood: Neighborhood, relabel: Any, y: Tensor, observed: Tensor | None = None
-) -> Tensor:
-    r"""``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` over every edge, in nats."""
-    y, channel = check_labels(hood, y, hood.num_nodes), as_channel(relabel)
-    rows = hood.restrict(observed)
-    check_label_range(rows, y.index_select(-1, rows.nodes), channel.relabel.shape[-1])
-    return channel.evidence(hood, y if observed is None else y.where(observed, 0), channel.relabel)
 
 
 def as_channel(relabel: Any, needed: str = "be a tensor") -> Channel:
@@ -248,15 +240,6 @@ def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
             f"relabel: give logsumexp(log(relabel[e, u]) + evidence[i]) for each of the "
             f"{hood.num_edges} edges e into i; or use condition for observed labels"
         )
-
-
-def check_shown(
-    hood: Neighborhood, channel: Channel, nodes: Tensor, labels: Tensor, like: Tensor
-) -> None:
-    """Refuse labels ``(n,)`` of nodes that none of their edges can show."""
-    if not channel.certain:
-        rows = hood.take(nodes)
-        check_evidence_values(rows, channel.of(rows.edge).evidence(rows, labels, like))
 
 
 def check_permutations(relabel: Any, choices: Tensor, num_classes: int) -> Channel:
