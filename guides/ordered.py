@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Guides without parameters: choices, and latent labels, node after node."""
+
 from typing import Any
 
 import pyro
@@ -74,7 +76,7 @@ def ordered_guide(
         if not collapsed:
             posterior = posterior_alpha(written_out(q.alpha), c, q.borrowed(c))
             pyro.sample("z", Dirichlet(posterior).to_event(1))
-        elif any(isinstance(each, InitMessenger | ConditionMessenger) for each in _PYRO_STACK):
+        elif any(isinstance(h, InitMessenger | ConditionMessenger) for h in _PYRO_STACK):
             # Predictive runs the guide: nmm draws replicates given the choices and these labels.
             borrowed = Delta(q.borrowed(c), event_dim=1).mask(False)
             pyro.sample("u", borrowed, infer={"is_auxiliary": True})

@@ -1,17 +1,29 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Programs that share one run of a network, and the contexts in which they run."""
+
 import operator
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyro
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models.param_store import register
+
+
+@contextmanager
+def unvalidated() -> Iterator[None]:
+    """Around Pyro's steps, whose inputs are checked before, and whose NaN is our error."""
+    with warnings.catch_warnings(), pyro.validation_enabled(False):
+        warnings.filterwarnings("ignore", "Encountered (NaN|.*inf)")
+        yield
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from torch_geometric.utils import coalesce, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.arguments import (
-    as_mask,
+    as_set,
     as_tensor,
     check_edge_index,
-    check_grid,
+    check_integers,
     check_mask,
     expect,
     out_of_range,
@@ -102,7 +102,8 @@ class Neighborhood:
                 [6, 9, 6],
                 [4, 6, 4]])
         """
-        check_grid(radius, height=height, width=width)
+        check_integers(1, height=height, width=width)
+        check_integers(0, radius=radius)
         step = torch.arange(-radius, radius + 1, device=device)
         down, right = torch.meshgrid(step, step, indexing="ij")
         pixel = torch.arange(height * width, device=device)
@@ -204,7 +205,7 @@ class Neighborhood:
         (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
         """
         nodes = as_tensor("nodes", nodes, self.device)
-        mask = as_mask(nodes, self.num_nodes, self.device)
+        mask = as_set(nodes, self.num_nodes, self.device, "nodes")
         size = int(mask.sum())
         if nodes.dtype != torch.bool and size < len(nodes):
             raise ValueError("nodes must be distinct ids, or a mask of dtype torch.bool")

@@ -123,8 +123,8 @@ class Permutations(Channel):
     def chosen(self, rows: Neighborhood, choices: Tensor) -> Channel:
         (relabel, choices), provenance = untracked(self.relabel, choices)
         edges = rows.find(choices.reshape(-1, rows.num_rows)).clamp(min=0)
-        found = relabel[edges].view(*choices.shape, relabel.shape[-1])
-        return Permutations(track_provenance(found, provenance))
+        chosen = relabel[edges].view(*choices.shape, relabel.shape[-1])
+        return Permutations(track_provenance(chosen, provenance))
 
     def show(self, labels: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(self.relabel.shape[:-1], labels.shape)
@@ -228,18 +228,10 @@ def check_relabel(hood: Neighborhood, relabel: Any, num_classes: int, kinds: str
     needed = f"integers of shape {shape}"
     if not kinds:
         needed += f" or probabilities of shape {(*shape, num_classes)}"
-    fits = channel.keeps or (channel.relabel.shape == shape if channel.certain else not kinds)
-    return _checked(channel, fits, shape, needed, hood)
-
-
-def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
-    """Refuse evidence of nodes' own labels, which would be read as evidence of borrowed ones."""
-    if evidence.dim() >= 2 and evidence.shape[-2] == hood.num_nodes != hood.num_edges:
-        raise ValueError(
-            f"evidence of shape {tuple(evidence.shape)} is of nodes' own labels, but edges "
-            f"relabel: give logsumexp(log(relabel[e, u]) + evidence[i]) for each of the "
-            f"{hood.num_edges} edges e into i; or use condition for observed labels"
-        )
+    fits = channel.certain or not kinds
+    if isinstance(channel, Permutations):
+        fits = channel.relabel.dim() == 2  # no batch
+    return _checked(channel, fits, shape, needed, hood.device, "hood")
 
 
 def check_permutations(relabel: Any, choices: Tensor, num_classes: int) -> Channel:
@@ -247,11 +239,13 @@ def check_permutations(relabel: Any, choices: Tensor, num_classes: int) -> Chann
     shape = choices.shape[-1], num_classes
     needed = f"integers of shape (..., {shape[0]}, {shape[1]}), a permutation for every choice"
     channel = as_channel(relabel, f"hold {needed}")
-    return _checked(channel, channel.certain, shape, needed, choices, "choices")
+    return _checked(channel, channel.certain, shape, needed, choices.device, "choices")
 
 
-def _checked(channel: Channel, fits: bool, shape: tuple, needed: str, like: Any,
-             beside: str = "hood") -> Channel:  # fmt: skip
+def _checked(
+    channel: Channel, fits: bool, shape: tuple[int, ...], needed: str, device: torch.device,
+    beside: str,
+) -> Channel:  # fmt: skip
     if channel.keeps:
         return channel
     relabel = channel.relabel
@@ -259,5 +253,5 @@ def _checked(channel: Channel, fits: bool, shape: tuple, needed: str, like: Any,
     if not fits or relabel.shape[-len(shape) :] != shape:
         got = f"{relabel.dtype} of shape {tuple(relabel.shape)}"
         raise ValueError(f"relabel must hold {needed}, got {got}")
-    expect_device("relabel", relabel, like.device, beside)
+    expect_device("relabel", relabel, device, beside)
     return Permutations(relabel.long()) if channel.certain else channel

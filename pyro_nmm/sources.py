@@ -14,7 +14,6 @@ from pyro_nmm.arguments import (
     as_tensor,
     check_edge_index,
     check_finite,
-    check_grid,
     check_integers,
     expect,
     expect_all,
@@ -38,7 +37,8 @@ def grid(
         ``stride``: two or three sources in each direction, one at the border.
     """
     radius = stride if radius is None else radius
-    check_grid(radius, height=height, width=width, stride=stride)
+    check_integers(1, height=height, width=width, stride=stride)
+    check_integers(0, radius=radius)
     axes = [_near(size, stride, radius, device) for size in (height, width)]
     (rows, above, _), (columns, left, across) = axes
     # Every pair of a row's edge with a column's edge is an edge of the pixel.

@@ -1,9 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sparse matrices."""
+"""Sparse matrices, and label spreading."""
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,3 +32,24 @@ def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
+
+
+def spread(
+    step: Callable[[Tensor], Tensor], labels: Tensor, damping: float, num_steps: int
+) -> Tensor:
+    r"""
+    Label spreading, :math:`R \leftarrow g W R + (1 - g) Y` from :math:`Y` (Zhou et al. 2003,
+    "Learning with Local and Global Consistency", NeurIPS).
+
+    >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> spread(lambda values: swap @ values, torch.tensor([[1.0], [0.0]]), 0.5, 2)
+    tensor([[0.7500],
+            [0.2500]])
+
+    :param step: multiplies by :math:`W`, the means of neighbours.
+    :param Tensor labels: :math:`Y`, zeros at nodes without a label.
+    """
+    reached = labels
+    for _ in range(num_steps):
+        reached = step(reached).mul_(damping).add_(labels, alpha=1 - damping)
+    return reached

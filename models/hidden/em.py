@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.arguments import as_tensor, check_integers, expect, options_of
-from pyro_nmm.checkpoints import Saved, as_path, fingerprint
+from pyro_nmm.checkpoints import Checkpoint
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
@@ -207,17 +207,14 @@ class _Fit:
 
     def saved(
         self, how: FieldRun, turn: int, prior: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> Saved:
-        parts = {"prior": prior, "optimizer": optimizer}
-        if (path := as_path(how.checkpoint)) is None:
-            return Saved(None, parts, {})
+    ) -> Checkpoint:
         names = "emission", "data", "edge_attr", "known", "inputs", "num_chains"
         settings = {name: getattr(self, name) for name in names}
         settings["emission's attributes"] = getattr(self.emission, "__dict__", None)
         settings["edges"] = self.hood.ptr, self.hood.source, self.hood.num_sources
         settings |= {"start": turn, "num_steps": how.num_steps}
-        here = fingerprint(prior, optimizer, settings)
-        return Saved(path.with_name(f"{path.name}.{turn}"), parts, here)
+        path = None if how.checkpoint is None else f"{how.checkpoint}.{turn}"
+        return Checkpoint(path, {"prior": prior, "optimizer": optimizer}, settings)
 
     def uniforms(self, *shape: int) -> Tensor:
         size = *shape, self.num_chains, self.hood.num_nodes

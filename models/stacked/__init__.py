@@ -2,18 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-An NMM on top of a trained classifier.
-
-``inputs`` checks the arguments, ``parameters`` declares each parameter with its prior, ``formula``
-makes label probabilities, concentrations and attention, ``fit`` has folds and steps, and ``module``
-picks the cases.
+An NMM on top of a trained classifier: ``table`` has what users give, ``formula`` the parameters and
+their meaning, ``fit`` the steps, and ``model`` the class.
 """
 
-from pyro_nmm.models.stacked.blocks import marginals_in_blocks
 from pyro_nmm.models.stacked.fit import bounded_temperature, temperature_scaling
-from pyro_nmm.models.stacked.inputs import edge_weights
-from pyro_nmm.models.stacked.module import StackedNMM
-from pyro_nmm.models.stacked.pooled import PooledScores
+from pyro_nmm.models.stacked.formula import PooledScores
+from pyro_nmm.models.stacked.model import StackedNMM, marginals_in_blocks
+from pyro_nmm.models.stacked.table import edge_weights
 
 __all__ = [
     "PooledScores",

@@ -1,18 +1,19 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The fit of a StackedNMM: folds of the held-out labels, the objective and the steps."""
+"""The fit of a StackedNMM: steps, uncertain parameters, and evidence of held-out labels."""
 
-from collections.abc import Callable, Iterable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Size, Tensor
 from torch.nn import functional as F
-from torch_geometric.utils import index_to_mask
+from torch_geometric.utils import index_to_mask, segment
 
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.arguments import (
     as_set,
     as_tensor,
@@ -23,14 +24,38 @@ from pyro_nmm.arguments import (
     expect_device,
     is_kind,
 )
+from pyro_nmm.blocks import row_blocks
 from pyro_nmm.edge_values import edges_between
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import in_label_order
-from pyro_nmm.models.stacked.formula import Formula
-from pyro_nmm.models.stacked.inputs import GraphScores
-from pyro_nmm.models.stacked.parameters import ParameterPriors
+from pyro_nmm.models.stacked.formula import Formula, Priors
+from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
 from pyro_nmm.relabel import as_channel, taken
+
+#: Candidates of the labels' probabilities.
+TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
+#: Folds of held-out nodes for the evidence of a fit without folds of its own, and the most nodes.
+FOLDS, MOST_LABELS = 5, 2_000
+#: Pairs of neighbours that shrink their agreement, and labels that the prior of a share counts as.
+PAIRS, LABELS = 10, 5
+#: Draws of the parameters, in pairs of opposite deviations from the fit.
+NUM_DRAWS = 16
+#: Change of a parameter in a difference quotient, in double precision.
+CHANGE = 1e-3
+
+
+def minimise(loss: Callable[[], Tensor], parameters: Iterable[Tensor], max_steps: int) -> None:
+    optimizer = torch.optim.LBFGS(parameters, max_iter=max_steps, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(closure)
 
 
 @with_gradients
@@ -41,8 +66,8 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     Networks", ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.
 
     >>> scores, y = torch.tensor([[2.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 0, 1])
-    >>> found = temperature_scaling(scores, y, held_out=torch.ones(4, dtype=torch.bool))
-    >>> (scores[0] / found).softmax(0)  # right in three of four cases
+    >>> temperature = temperature_scaling(scores, y, held_out=torch.ones(4, dtype=torch.bool))
+    >>> (scores[0] / temperature).softmax(0)  # right in three of four cases
     tensor([0.7500, 0.2500])
 
     :param Tensor scores: ``(N, C)`` finite logits, with labels ``y``, ``(N,)``.
@@ -63,28 +88,21 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     cure = ": for log(0), clamp probabilities"
     expect_all("scores", scores, scores.isfinite(), "be finite", cure)
     log_scale = torch.zeros((), dtype=scores.dtype, device=scores.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS([log_scale], max_iter=100, line_search_fn="strong_wolfe")
-
-    def closure():
-        optimizer.zero_grad()
-        loss = F.cross_entropy(scores[held_out] * log_scale.exp(), y[held_out])
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
+    kept, labels = scores[held_out], y[held_out]
+    minimise(lambda: F.cross_entropy(kept * log_scale.exp(), labels), [log_scale], 100)
     return (-log_scale).exp().item()
 
 
 def bounded_temperature(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     """:func:`temperature_scaling` between .05 and 20 standard deviations of the scores."""
     # Few held-out nodes may all be predicted rightly, and would have a temperature of zero.
-    unit, own = scores.std(), scores - scores.mean(1, keepdim=True)
-    if own.std() <= unit / 20:  # numbers that all labels of a row share hide the scale
-        scores, unit = own, own.std()
+    unit, centred = scores.std(), scores - scores.mean(1, keepdim=True)
+    if centred.std() <= unit / 20:  # numbers that all labels of a row share hide the scale
+        scores, unit = centred, centred.std()
     if unit < 1e-12:
         return 1.0
-    found = temperature_scaling(scores / unit, y, held_out)
-    return unit.item() * min(max(found, 0.05), 20.0)
+    temperature = temperature_scaling(scores / unit, y, held_out)
+    return unit.item() * min(max(temperature, 0.05), 20.0)
 
 
 @dataclass(frozen=True)
@@ -97,12 +115,28 @@ class FitOptions:
     max_held_out: int = 5_000
     lr: float = 0.1
     progress: Callable[[range], Iterable[int]] = iter
+    refit_steps: int = 20
 
     def __post_init__(self) -> None:
         check_integers(1, num_steps=self.num_steps, num_folds=self.num_folds)
-        check_integers(1, max_held_out=self.max_held_out)
+        check_integers(1, max_held_out=self.max_held_out, refit_steps=self.refit_steps)
         check_integers(2, num_samples=self.num_samples)
         check_positive(lr=self.lr)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How probable each candidate finds held-out labels, and the share of the NMM that follows."""
+
+    nll: dict[str, float]  #: mean negative log-likelihood of the labels, by candidate
+    share: float
+
+    def __str__(self) -> str:
+        lowest = min(self.nll, key=lambda name: self.nll[name])
+        lines = [f"{name:24}{value:8.3f}{'  lowest' * (name == lowest)}"
+                 for name, value in self.nll.items()]  # fmt: skip
+        shares = [f"{'share of the NMM':24}{self.share:8.3f}"] if self.share < 1 else []
+        return "\n".join(["held-out NLL", *lines, *shares])
 
 
 @dataclass(frozen=True)
@@ -110,13 +144,19 @@ class Fold:
     """Labels that are held out, given others, on the nodes that they depend on."""
 
     hood: Neighborhood
-    inputs: Tensor  #: of the predictor
+    inputs: Tensor  #: of the formula
     edge_weight: Tensor | None
     y: Tensor
     given: Tensor  #: mask of nodes that the mixture is conditioned on
     held_out: Tensor  #: mask
 
-    def small(self) -> "Fold":
+    @classmethod
+    def of(cls, formula: Formula, data: GraphScores, out: Tensor) -> Fold:
+        """Some known labels, held out, given the others."""
+        inputs, given = formula.inputs(replace(data, known=data.known & ~out))
+        return cls(data.hood, inputs, data.edge_weight, data.y, given, out).small()
+
+    def small(self) -> Fold:
         """The same on a smaller graph: of the nodes that its labels depend on."""
         near, kept, sources = sources_of(self.hood, self.given | self.held_out)
         weight = self.edge_weight
@@ -135,14 +175,8 @@ def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: i
     for fold in range(num_folds):
         out = torch.zeros_like(held_out)
         out[nodes[fold::num_folds]] = True
-        folds.append(fold_of(formula, data, out))
+        folds.append(Fold.of(formula, data, out))
     return folds
-
-
-def fold_of(formula: Formula, data: GraphScores, out: Tensor) -> Fold:
-    """Some known labels, held out, given the others."""
-    inputs, given = formula.predictor.read(replace(data, known=data.known & ~out))
-    return Fold(data.hood, inputs, data.edge_weight, data.y, given, out).small()
 
 
 def some_of(mask: Tensor, most: int) -> Tensor:
@@ -178,11 +212,109 @@ def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tens
     return Neighborhood(torch.cat([edges, own], 1), len(nodes), num_sources), nodes, sources
 
 
-def maximise(
-    formula: Formula, parameters: ParameterPriors, folds: list[Fold], options: FitOptions
-) -> None:
-    """Fits the parameters in steps, each on the next fold."""
-    optimizer = torch.optim.Adam(parameters.values, lr=options.lr, betas=(0.9, 0.99))
+def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
+    """
+    The disjoint union of the graphs of some folds, and the fold of each of its nodes. Sources that
+    are no nodes follow all nodes. Cost: linear in the graphs of the folds.
+    """
+    hoods = [fold.hood for fold in folds]
+    num_nodes, sources, ptr = sum(hood.num_nodes for hood in hoods), [], []
+    nodes = edges = 0
+    others = num_nodes
+    for hood in hoods:
+        inside = hood.source < hood.num_nodes
+        sources.append(hood.source + torch.where(inside, nodes, others - hood.num_nodes))
+        ptr.append(hood.ptr[:-1] + edges)
+        nodes, edges = nodes + hood.num_nodes, edges + hood.num_edges
+        others += hood.num_sources - hood.num_nodes
+    first = hoods[0]
+    union = Neighborhood.of_rows(
+        num_nodes, torch.arange(num_nodes, device=first.device),
+        torch.cat([*ptr, first.ptr.new_tensor([edges])]), torch.cat(sources),
+        num_sources=others if first.bipartite else None,
+    )  # fmt: skip
+    weights = [fold.edge_weight for fold in folds if fold.edge_weight is not None]
+    part = torch.cat([torch.full_like(fold.y, k) for k, fold in enumerate(folds)])
+    y, given, out = (torch.cat([getattr(f, n) for f in folds]) for n in ("y", "given", "held_out"))
+    inputs = torch.cat([fold.inputs for fold in folds], -2)
+    return Fold(union, inputs, torch.cat(weights) if weights else None, y, given, out), part
+
+
+def fit_folds(
+    formula: Formula, priors: Priors, copies: Sequence[tuple[GraphScores, Tensor]],
+    options: FitOptions, agree: float,
+) -> tuple[Tensor, Evidence | None]:  # fmt: skip
+    """
+    Fit the formula's values to a graph's held-out nodes, or to one copy of the graph for each fold
+    of the labels. Return draws of the parameters and, with a pool, the evidence of labels that no
+    fit has seen.
+    """
+    if len(copies) == 1:
+        folds = folds_of(formula, *copies[0], options.num_folds)
+    else:
+        union, part = side_by_side([Fold.of(formula, *each) for each in copies])
+        folds = [union]
+    maximise(formula, priors, folds, options)
+    draws = deviations(formula, priors, folds)
+    fold, share = folds[0], formula.share
+    if formula.temperature is None or len(folds) > 1 or int(fold.held_out.sum()) == 1:
+        return draws, None
+    if len(copies) == 1:
+        fold = replace(fold, held_out=some_of(fold.held_out, MOST_LABELS)).small()
+        nodes = shuffled(fold.held_out.nonzero()[:, 0])
+        part = torch.full_like(fold.y, -1)
+        part[nodes] = torch.arange(len(nodes), device=part.device) % FOLDS
+    log_probs = held_out_log_probs(formula, priors, fold, part, options.refit_steps)
+    if len(copies) > 1:
+        share = expected_share(log_probs[NMM], log_probs[TEMPERED], agree)
+    return draws, Evidence({name: -each.mean().item() for name, each in log_probs.items()}, share)
+
+
+def held_out_log_probs(
+    formula: Formula, priors: Priors, fold: Fold, part: Tensor, num_steps: int
+) -> dict[str, Tensor]:
+    """
+    Log-probability ``(n,)`` of each held-out label by the classifier's own scores, by temperature
+    scaling, by the pool and by the NMM. The last three are refitted without the label's part
+    ``(N,)`` of the fold. A refit that diverges gives its labels no probability.
+    """
+    scaled, y, part = fold.inputs[0, fold.held_out], fold.y[fold.held_out], part[fold.held_out]
+    raw = taken((scaled * formula.temperature).log_softmax(-1), y)
+    by = {"classifier": raw} | {name: torch.empty_like(raw) for name in (TEMPERED, POOL, NMM)}
+    for k in part.unique().tolist():
+        out = part == k
+        tempered = scaled / bounded_temperature(scaled, y, ~out)
+        by[TEMPERED][out] = taken(tempered.log_softmax(-1), y)[out]
+        for name, log_probs in ((POOL, pool_log_probs), (NMM, label_log_probs)):
+            again = refitted(formula, priors, fold, ~out, log_probs, num_steps)
+            by[name][out] = again[out].nan_to_num(nan=-torch.inf)
+    return by
+
+
+def refitted(
+    formula: Formula, priors: Priors, fold: Fold, rows: Tensor,
+    log_probs: Callable[[Formula, Fold], Tensor], num_steps: int,
+) -> Tensor:  # fmt: skip
+    """``(n,)``: log-probabilities of the held-out labels by a copy that is refitted to some."""
+    again, number = formula.copied(fold.inputs), int(rows.sum())
+
+    def loss() -> Tensor:
+        likelihood = log_probs(again, fold)[rows].sum()
+        return -(likelihood + priors.log_prob(again.values)) / number
+
+    minimise(loss, again.values.values(), num_steps)
+    with torch.no_grad():
+        return log_probs(again, fold)
+
+
+def pool_log_probs(formula: Formula, fold: Fold) -> Tensor:
+    """``(n,)``: log-probabilities of the held-out labels, by the pool alone."""
+    return taken(formula.probs(fold.inputs[:, fold.held_out]), fold.y[fold.held_out]).log()
+
+
+def maximise(formula: Formula, priors: Priors, folds: list[Fold], options: FitOptions) -> None:
+    """Fit the formula's values in steps, each on the next fold."""
+    optimizer = torch.optim.Adam(formula.values.values(), lr=options.lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, 2 - 2 * step / options.num_steps)
     )
@@ -190,24 +322,35 @@ def maximise(
     for step in options.progress(range(options.num_steps)):
         optimizer.zero_grad()
         fold = folds[step % len(folds)]
-        found = formula(fold.hood, fold.inputs, fold.edge_weight)
-        mixture = NeighborMixture(fold.hood, *found, validate_args=False)
+        parameters = formula(fold.hood, fold.inputs, fold.edge_weight)
+        mixture = NeighborMixture(fold.hood, *parameters, validate_args=False)
         sets = [mask.nonzero()[:, 0] for mask in (fold.given, fold.held_out)]
         order = torch.cat([shuffled(nodes) for nodes in sets])
         q = mixture.in_order(fold.y, fold.given | fold.held_out, order)
         loss = -surrogate(q, len(sets[0]), options.num_samples) / len(sets[1])
-        (loss - parameters.log_prior() / whole).backward()
+        (loss - priors.log_prob(formula.values) / whole).backward()
         optimizer.step()
         schedule.step()
-        if not parameters.are_finite():
+        if not priors.are_finite(formula.values):
             raise ValueError(f"lr={options.lr} is too large: the parameters are no longer finite")
 
 
-def label_log_probs(stacked: Any, fold: Fold) -> Tensor:
+def surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tensor:
+    """
+    A number with the gradient of :math:`E_q \\sum_i f_i` over the nodes after ``num_given``. The
+    score of the choices has the mean of the other draws as baseline.
+    """
+    choices = q.sample(Size([num_samples]))
+    bound = q.log_terms(choices)[:, num_given:].sum(-1)
+    others = (bound.sum() - bound) / (num_samples - 1)
+    return (bound + q.log_prob(choices) * (bound - others).detach()).mean()
+
+
+def label_log_probs(formula: Formula, fold: Fold) -> Tensor:
     """``(n,)``: of each held-out label alone, by the NMM. Cost: linear in the edges into them."""
-    formula, rows = stacked.formula, fold.hood.restrict(fold.held_out)
-    probs = formula.predictor.probs(fold.inputs)
+    rows = fold.hood.restrict(fold.held_out)
     weight = None if fold.edge_weight is None else fold.edge_weight[rows.edge]
+    probs = formula.probs(fold.inputs)
     return row_log_probs(formula, fold.hood, rows, probs, weight, fold.y[rows.nodes])
 
 
@@ -224,12 +367,113 @@ def row_log_probs(
     return node_log_probs(rows, alpha, attention, y)
 
 
-def surrogate(q: Any, num_given: int, num_samples: int) -> Tensor:
+def agreement(data: GraphScores) -> float:
     """
-    A number with the gradient of :math:`E_q \\sum_i f_i` over the nodes after ``num_given``. The
-    score of the choices has the mean of the other draws as baseline.
+    How often labelled neighbours agree, from chance (0) to always (1), shrunk towards chance as if
+    ten further pairs agreed as often as by chance.
     """
-    choices = q.sample(Size([num_samples]))
-    bound = q.log_terms(choices)[:, num_given:].sum(-1)
-    others = (bound.sum() - bound) / (num_samples - 1)
-    return (bound + q.log_prob(choices) * (bound - others).detach()).mean()
+    hood, labels = data.hood, data.y[data.known]
+    pairs = (hood.source < hood.num_nodes) & (hood.source != hood.target) & data.known[hood.target]
+    source, target = hood.source[pairs], hood.target[pairs]
+    inside = data.known[source]
+    same = data.y[source[inside]] == data.y[target[inside]]
+    chance = labels.bincount().div(len(labels)).square().sum().item()
+    excess = (same.double() - chance).sum().item() / 2  # an undirected pair counts once
+    return max(excess, 0.0) / (len(same) / 2 + PAIRS) / (1 - chance) if chance < 1 else 0.0
+
+
+def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
+    r"""
+    Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights [1],
+
+    .. math::
+
+        p(w) \propto w^{5 h} (1 - w)^{5 (1 - h)}
+            \prod_i \left( w \, p_{-k(i)}(y_i) + (1 - w) \, t_{-k(i)}(y_i) \right)
+
+    over the held-out labels. :math:`p_{-k}` are the marginals of an NMM and :math:`t_{-k}`
+    temperature scaling, both refitted without the fold :math:`k` of the label. The prior counts as
+    five labels, of which the NMM explains the share :math:`h`, the agreement of neighbours. It was
+    chosen on tables that are not reported (``benchmarks/tabular/README.md``).
+
+    [1] Yuling Yao et al. (2018) "Using Stacking to Average Bayesian Predictive Distributions",
+    Bayesian Analysis 13, https://doi.org/10.1214/17-BA1091.
+
+    :param Tensor nmm: ``(n,)`` log-probabilities of the labels, as ``tempered``.
+    """
+    share = (torch.arange(200).double() + 0.5) / 200
+    pair = torch.stack([nmm, tempered]).double().cpu()[..., None]
+    pair = pair + torch.stack([share, 1 - share])[:, None].log()
+    prior = LABELS * (agree * share.log() + (1 - agree) * (1 - share).log())
+    return float(((pair.logsumexp(0).sum(0) + prior).softmax(0) * share).sum())
+
+
+def deviations(formula: Formula, priors: Priors, folds: list[Fold]) -> Tensor:
+    r"""
+    ``(NUM_DRAWS, d)``: draws of the parameters minus the fitted ones. The weighted likelihood
+    bootstrap [1] refits the parameters to labels with random weights :math:`1 + \xi_{bi}`. Its
+    first step is
+
+    .. math::
+
+        \theta_b - \hat\theta = H^{-1} \sum_i \xi_{bi} \, g_i, \qquad
+        H = \Lambda + \sum_i g_i g_i^\top, \qquad \xi_{bi} \sim \mathcal{N}(0, 1)
+
+    where :math:`g_i` is the gradient of the log-probability of held-out label ``i``, and
+    :math:`\Lambda` the precision of the prior. Every second draw has the opposite deviation, so
+    that the mean of the draws is the fit. Cost: :math:`O(E_\tau C)`; with communities ``2 d`` times
+    the held-out nodes' edges.
+
+    [1] Michael A. Newton, Adrian E. Raftery (1994) "Approximate Bayesian Inference with the
+    Weighted Likelihood Bootstrap", Journal of the Royal Statistical Society B 56,
+    https://doi.org/10.1111/j.2517-6161.1994.tb01956.x.
+    """
+    gradients = torch.cat([label_gradients(formula, fold) for fold in folds])
+    hessian = gradients.T @ gradients + priors.precision(formula.values).double().diag()
+    scores = torch.randn(NUM_DRAWS // 2, len(gradients)).to(gradients) @ gradients
+    half = torch.linalg.solve(hessian, scores.T).T
+    return torch.stack([half, -half], 1).flatten(0, 1).to(folds[0].inputs)
+
+
+@torch.no_grad()
+def label_gradients(formula: Formula, fold: Fold) -> Tensor:
+    """
+    ``(n, d)``: of log-probabilities of held-out labels towards the parameters, in double. They are
+    difference quotients, because segments and products over edges have no forward derivatives.
+    """
+    fold, numbers = replace(fold, inputs=fold.inputs.double()), formula.numbers().double()
+    exact, columns = formula.with_values(numbers), []
+    changes, offsets = CHANGE * torch.eye(len(numbers)).to(fold.inputs), numbers.new_empty(0)
+    if exact.temperature is not None and not fold.hood.bipartite:
+        offsets = offset_gradients(exact, fold)  # the last parameters
+        changes = changes[: -offsets.shape[1]]
+    for change in changes:
+        ends = [
+            label_log_probs(exact.with_values(numbers + step), fold) for step in (change, -change)
+        ]
+        columns.append((ends[0] - ends[1]) / (2 * CHANGE))
+    gradients = torch.stack(columns, 1)
+    gradients = torch.cat([gradients, offsets], 1) if len(offsets) else gradients
+    return gradients.nan_to_num(0.0, 0.0, 0.0)  # of a label without a probability
+
+
+@torch.enable_grad()
+def offset_gradients(formula: Formula, fold: Fold) -> Tensor:
+    """
+    ``(n, C)``: the gradient towards the offsets of all labels in one pass. A label depends on the
+    probabilities of its row's sources alone, so each edge gets a copy of them as a leaf.
+    """
+    rows, probs = fold.hood.restrict(fold.held_out), formula.probs(fold.inputs).detach()
+    gradients = probs.new_empty(rows.num_rows, probs.shape[1])
+    for block in row_blocks(rows.ptr, 8 * probs.shape[1]):  # eight tables of the edges at a time
+        part = rows.take(torch.arange(block.start, block.stop, device=rows.device))
+        place = torch.arange(part.num_edges, device=rows.device)
+        stars = Neighborhood.of_rows(len(place), place[part.source == part.target], part.ptr, place)
+        sources = probs.index_select(0, part.source).requires_grad_()
+        weight = None if fold.edge_weight is None else fold.edge_weight[part.edge]
+        log_probs = row_log_probs(formula, stars, stars, sources, weight, fold.y[part.nodes])
+        (slope,) = torch.autograd.grad(log_probs.sum(), sources)
+        near = sources.detach()
+        slope = near * (slope - (near * slope).sum(-1, keepdim=True))
+        gradients[block] = segment(slope, part.ptr)
+    return gradients

@@ -16,7 +16,13 @@ from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
-from pyro_nmm.arguments import as_tensor, check_edge_index, check_finite, expect, out_of_range
+from pyro_nmm.arguments import (
+    as_tensor,
+    check_edge_index,
+    check_finite,
+    check_range,
+    expect,
+)
 from pyro_nmm.datasets.entries import extra, reading, seeded
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
 from pyro_nmm.sparse import identity, sparse_csr
@@ -102,8 +108,7 @@ def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
         if name not in arrays:
             raise ValueError(f"path: {path} has no array {name!r}; it needs {names}")
         pairs = expect(name, as_tensor(name, arrays[name]), ("P", 2), kind="integers").long()
-        if (bad := out_of_range(pairs, num_nodes)) is not None:
-            raise ValueError(f"{name} of {path} holds node id {bad}, but {num_nodes=}")
+        check_range(f"{name} of {path}", pairs, num_nodes)
         arrays[name] = pairs.T.contiguous()
     train, *held = (arrays[name] for name in names)
     return LinkSplit(to_undirected(train, num_nodes=num_nodes), *held)

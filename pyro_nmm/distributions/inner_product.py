@@ -15,9 +15,9 @@ from pyro_nmm.arguments import (
     as_tensor,
     check_integers,
     check_positive,
+    check_range,
     expect,
     expect_all,
-    out_of_range,
 )
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.provenance import untracked
@@ -173,8 +173,7 @@ class InnerProductGraph(GraphDistribution):
 def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
     """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
     expect(name, pairs, (2, "P"), kind="integers")
-    if (bad := out_of_range(pairs, num_nodes)) is not None:
-        raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}, got {bad}")
+    check_range(name, pairs, num_nodes)
     low, high = pairs.long().sort(0).values
     number = (low * num_nodes + high)[low != high].unique()
     return torch.stack([number // num_nodes, number % num_nodes])

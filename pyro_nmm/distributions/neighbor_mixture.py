@@ -36,7 +36,7 @@ from pyro_nmm.ops.intervals import Intervals, label_intervals
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
-from pyro_nmm.relabel import Channel, check_edge_evidence, check_relabel, entries_at
+from pyro_nmm.relabel import Channel, check_relabel, entries_at
 
 
 class NeighborMixture(GraphDistribution):
@@ -153,8 +153,13 @@ class NeighborMixture(GraphDistribution):
         arguments = self.hood, self.table, self.logits, evidence, observed, order
         relabels = not self.channel.keeps
         q = EvidenceConditional(*arguments, relabels=relabels, validate_args=self._validate_args)
-        if relabels:
-            check_edge_evidence(self.hood, q.evidence)
+        shape, num_edges = tuple(q.evidence.shape), self.hood.num_edges
+        if relabels and shape[-2] == self.hood.num_nodes != num_edges:
+            raise ValueError(
+                f"evidence of shape {shape} is of nodes' own labels, but edges relabel: give "
+                f"logsumexp(log(relabel[e, u]) + evidence[i]) for each of the {num_edges} edges e "
+                f"into i; or use condition for observed labels"
+            )
         return q
 
     def log_prob(self, value: Tensor) -> Tensor:

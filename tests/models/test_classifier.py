@@ -28,7 +28,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM
-from pyro_nmm.models.stacked import bounded_temperature, cross_fit
+from pyro_nmm.models.stacked import bounded_temperature
 from pyro_nmm.models.stacked.fit import FitOptions
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 from pyro_nmm.models.tabular.classifier import TABLES
@@ -323,8 +323,7 @@ def test_default_neighbours_need_numbers(blobs, bad):
 def test_checks_of_scikit_learn(monkeypatch):
     """Of the interface, so few steps will do."""
     defaults = FitOptions.__init__.__defaults__
-    monkeypatch.setattr(FitOptions.__init__, "__defaults__", (5, *defaults[1:]))
-    monkeypatch.setattr(cross_fit, "REFIT_STEPS", 2)
+    monkeypatch.setattr(FitOptions.__init__, "__defaults__", (5, *defaults[1:-1], 2))
     model = NeighborMixtureClassifier(LogisticRegression(), cv=2, random_state=0)
     failed = {}
     for estimator, check in estimator_checks_generator(model):

@@ -15,7 +15,7 @@ from torch_geometric.utils import coalesce, to_dense_adj
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import PooledScores, StackedNMM, edge_weights
 from pyro_nmm.models.stacked.fit import folds_of
-from pyro_nmm.models.stacked.inputs import GraphScores
+from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.sources import communities
 
 

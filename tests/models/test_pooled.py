@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked.fit import folds_of, surrogate
-from pyro_nmm.models.stacked.formula import with_own_sources
-from pyro_nmm.models.stacked.inputs import GraphScores
-from pyro_nmm.models.stacked.pooled import DAMPING, SHRINKAGE, STEPS
+from pyro_nmm.models.stacked.formula import DAMPING, SHRINKAGE, STEPS, with_own_sources
+from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.sources import communities
 
 
@@ -361,7 +360,7 @@ def test_bad_input(simulated):
         fit(scores=None)
     with pytest.raises(ValueError, match=r"scores must be a tensor .*meta device"):
         fit(scores=scores.to("meta"))
-    with pytest.raises(ValueError, match=r"train must hold node ids in 0..359, got 360"):
+    with pytest.raises(ValueError, match=r"train holds node id 360, but ids lie in 0..359"):
         fit(train=torch.tensor([0, 360]))
     with pytest.raises(ValueError, match="held_out must be a boolean mask"):
         fit(held_out=2 * held_out.long())

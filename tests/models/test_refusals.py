@@ -63,7 +63,7 @@ def annealed(start=None, **options):
 
 
 FIELDS = [
-    *((lambda name=name: field(**{name: EYE.numpy()}), rf"{name} must be a tensor, got .*ndarray")
+    *((lambda name=name: field(**{name: EYE.numpy()}), rf"{name} must .*, got .*ndarray")
       for name in ("edges", "unary", "strength", "interaction")),
     (lambda: field(interaction=EYE / 0), "interaction must be"),
     (lambda: field().log_potential(ids(0, -7, 0)), r"hold labels in 0\.\.1, got -7"),
@@ -83,7 +83,7 @@ FIELDS = [
     (lambda: ising_posterior(torch.zeros(2, 3), sigma=NAN), "sigma must be positive"),
     (lambda: grid_edges(2, NAN), "width must be an integer of at least 1, got nan"),
     (lambda: coarse_to_fine("3", 3), "height must be an integer of at least 1, got 3"),
-    (lambda: annealed(num_steps=1.5), "num_steps and num_chains must be integers, got 1.5 and"),
+    (lambda: annealed(num_steps=1.5), "num_steps must be an integer of at least 1, got 1.5"),
     (lambda: annealed(torch.full((3, 2), NAN)), "start must be finite and not negative, got nan"),
     (lambda: NormalEmission(2).start(FEATURES, Neighborhood.grid(1, 4)), r"data must have shape"),
     (lambda: NormalEmission(2).start(FEATURES, None), "hood must be a Neighborhood"),
@@ -139,7 +139,7 @@ SCORES = [
     (lambda: link_split(TREE + 9, 21, 0), "edge_index holds node id 28"),
     (lambda: link_split(TREE, 21, 0.5), "seed must be an integer, got 0.5"),
     (lambda: link_split(TREE, 21, 0, val=NAN), "val must be a finite number, got nan"),
-    (lambda: inner_edges(EDGE + 7, TWO), "edge_index holds node id 8, but mask has nodes 0..1"),
+    (lambda: inner_edges(EDGE + 7, TWO), "edge_index holds node id 8, but ids lie in 0..1"),
     (lambda: inner_edges(EDGE + 0.5, TWO), "edge_index must hold integers"),
     (lambda: inner_edges(EDGE, LABELS), "mask must be a boolean mask"),
     (lambda: inner_edges(torch.eye(2).to_sparse_csr(), TWO), "edge_index must"),

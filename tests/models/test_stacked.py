@@ -21,8 +21,7 @@ from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked.fit import bounded_temperature, surrogate
-from pyro_nmm.models.stacked.formula import Formula
-from pyro_nmm.models.stacked.parameters import Parameter, ParameterPriors
+from pyro_nmm.models.stacked.formula import Formula, Priors
 
 PRIOR = StackedNMM(pool=False).prior
 NAMES = list(PRIOR)
@@ -325,14 +324,6 @@ def test_prior_is_an_argument(pool, name):
     assert told.gamma.item() != plain.gamma.item()
 
 
-def test_a_start_may_differ_from_the_mean():
-    declared = Parameter("gamma", 2.0, 1.0, start=0.5)
-    ParameterPriors(stacked := StackedNMM(pool=False), [declared], {"gamma": (3.0, 2.0)}).start()
-    assert stacked.gamma.item() == 0.5
-    found = ParameterPriors(stacked, [declared], {"gamma": (3.0, 2.0)}).log_prior()
-    torch.testing.assert_close(found, torch.tensor(-0.5 * (2.5 / 2) ** 2).to(found))
-
-
 @pytest.mark.parametrize(
     ("prior", "wrong"),
     [({"kappa": (0.0, 1.0)}, "'kappa'"), ({"gamma": (0.0, 0.0)}, "gamma"),
@@ -357,8 +348,8 @@ def test_priors_follow_agreement_and_temperature():
 
     def means(prior, **options):
         stacked = StackedNMM(2, **options, prior=prior)
-        priors = ParameterPriors(stacked, stacked.declared, stacked.prior, 4.0, agreement=0.25)
-        return {each.name: each.mean for each, _ in priors.pairs}
+        priors = Priors.of(stacked.declared, stacked.prior, 4.0, agreement=0.25)
+        return {each.name: each.mean for each in priors.declared}
 
     assert means({})["gamma"] == 0.5 + 4 * 0.75**2
     assert means({"gamma": (0.5, 0.6)})["gamma"] == 0.5

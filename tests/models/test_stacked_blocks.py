@@ -12,8 +12,8 @@ from torch_geometric.utils import erdos_renyi_graph
 
 from pyro_nmm import Neighborhood, blocks
 from pyro_nmm.models import StackedNMM, marginals_in_blocks
-from pyro_nmm.models.stacked.inputs import GraphScores
-from pyro_nmm.models.stacked.pooled import walked
+from pyro_nmm.models.stacked.formula import walked
+from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.sources import communities
 
 

@@ -10,9 +10,9 @@ from graphs import to_hood
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM, edge_weights, marginals_in_blocks, temperature_scaling
-from pyro_nmm.models.stacked import cross_fit, pooled
-from pyro_nmm.models.stacked.cross_fit import expected_share
-from pyro_nmm.models.stacked.inputs import GraphScores, scores_of_folds
+from pyro_nmm.models.stacked import fit, formula
+from pyro_nmm.models.stacked.fit import expected_share
+from pyro_nmm.models.stacked.table import GraphScores, scores_of_folds
 from pyro_nmm.sources import communities
 
 FOLDS = 3
@@ -43,7 +43,7 @@ def copies(hood, scores, y, folds):
 @pytest.fixture
 def labels_by_copy(monkeypatch, problem):
     """Known labels around a node, relative to the labels' shares in its own copy of the graph."""
-    hood, around = problem[0], pooled.propagated
+    hood, around = problem[0], formula.propagated
 
     def in_copies(data):
         if data.hood.num_nodes == hood.num_nodes:
@@ -53,7 +53,7 @@ def labels_by_copy(monkeypatch, problem):
         every = zip(*parts, weights, strict=True)
         return torch.cat([around(GraphScores(hood, *part)) for part in every])
 
-    monkeypatch.setattr(pooled, "propagated", in_copies)
+    monkeypatch.setattr(formula, "propagated", in_copies)
 
 
 def test_nested_lists(problem):
@@ -147,23 +147,23 @@ def test_agreement_of_labelled_neighbours():
     y, known = torch.tensor([0, 0, 1, 1, 0, 1, 0]), torch.tensor([True] * 6 + [False])
     data = GraphScores(hood, torch.zeros(7, 2), y, known)
     # Pairs 0-1 and 2-3 of four agree, and three of six labels are equal: as often as by chance.
-    assert cross_fit.agreement(data) == 0
+    assert fit.agreement(data) == 0
     y[5] = 0
     data = GraphScores(hood, torch.zeros(7, 2), y, known & (torch.arange(7) != 2))
-    assert cross_fit.agreement(data) == pytest.approx(2 / 12)  # 0-1 and 4-5
+    assert fit.agreement(data) == pytest.approx(2 / 12)  # 0-1 and 4-5
     whole = to_hood(nx.disjoint_union(nx.complete_graph(10), nx.complete_graph(10)))
     y = torch.arange(20) // 10
     data = GraphScores(whole, torch.zeros(20, 2), y, torch.ones(20, dtype=torch.bool))
-    assert cross_fit.agreement(data) == pytest.approx(90 / 100)
+    assert fit.agreement(data) == pytest.approx(90 / 100)
 
 
 def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
     hood, scores, y, folds = problem
 
-    def nan(stacked, parameters, fold, rows, log_probs):
+    def nan(formula, priors, fold, rows, log_probs, num_steps):
         return torch.full(rows.shape, torch.nan)
 
-    monkeypatch.setattr(cross_fit, "refitted", nan)
+    monkeypatch.setattr(fit, "refitted", nan)
     stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=5)
     assert 0 < float(stacked.share) < 0.2
     assert stacked.evidence.nll["NMM"] == torch.inf

@@ -11,12 +11,17 @@ from graphs import to_hood
 from pyro_nmm import NeighborMixture, Posterior, blocks
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.models import StackedNMM, compatibility
-from pyro_nmm.models.stacked import uncertainty
-from pyro_nmm.models.stacked.cross_fit import agreement
-from pyro_nmm.models.stacked.fit import fold_of, label_log_probs
-from pyro_nmm.models.stacked.inputs import GraphScores
-from pyro_nmm.models.stacked.parameters import ParameterPriors
-from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS, deviations, label_gradients
+from pyro_nmm.models.stacked import fit as uncertainty
+from pyro_nmm.models.stacked.fit import (
+    NUM_DRAWS,
+    Fold,
+    agreement,
+    deviations,
+    label_gradients,
+    label_log_probs,
+)
+from pyro_nmm.models.stacked.formula import Priors
+from pyro_nmm.models.stacked.table import GraphScores
 
 
 @pytest.fixture
@@ -35,13 +40,13 @@ def fitted(request, problem):
 
 def given(stacked, problem):
     hood, scores, y, train, held_out = problem
-    data = stacked.formula.graph_scores(hood, scores, y, train | held_out, None)
-    return fold_of(stacked.formula, data, held_out)
+    data = stacked._read(hood, scores, y, train | held_out, None)
+    return Fold.of(stacked.formula, data, held_out)
 
 
 def test_gradients_of_labels(problem, fitted):
     fold, columns = given(fitted, problem), []
-    found = label_gradients(fitted, fold)
+    found = label_gradients(fitted.formula, fold)
     mixture = NeighborMixture(fold.hood, *fitted.formula(fold.hood, fold.inputs, None))
     rows = fold.held_out.nonzero()[:, 0]
     for row in rows:
@@ -61,18 +66,19 @@ def test_offsets_of_all_labels_in_one_pass(problem, change, monkeypatch):
         monkeypatch.setattr(blocks, "NUMBERS", 500)
     stacked = StackedNMM(3, compatibility=matrix)
     stacked.fit(*problem, num_steps=5, edge_weight=weight)
-    data = stacked.formula.graph_scores(hood, scores, y, train | held_out, weight)
-    fold, calls = fold_of(stacked.formula, data, held_out), []
+    data = stacked._read(hood, scores, y, train | held_out, weight)
+    fold, calls = Fold.of(stacked.formula, data, held_out), []
 
     def counted(*args):
         calls.append(args)
         return label_log_probs(*args)
 
     monkeypatch.setattr(uncertainty, "label_log_probs", counted)
-    found = label_gradients(stacked, fold)
+    found = label_gradients(stacked.formula, fold)
     assert len(calls) == 2 * (found.shape[1] - 3)
     for k, step in enumerate(1e-4 * torch.eye(found.shape[1])[-3:]):
-        ends = [label_log_probs(uncertainty.moved(stacked, s), fold) for s in (step, -step)]
+        moved = [stacked.formula.with_values(stacked.formula.numbers() + s) for s in (step, -step)]
+        ends = [label_log_probs(formula, fold) for formula in moved]
         slope = (ends[0] - ends[1]) / 2e-4
         torch.testing.assert_close(found[:, k - 3], slope, atol=1e-8, rtol=1e-6)
 
@@ -81,12 +87,12 @@ def test_distribution_of_the_draws(problem, fitted, monkeypatch):
     """Their mean is the fit; their covariance is the sandwich."""
     monkeypatch.setattr(uncertainty, "NUM_DRAWS", 40_000)
     fold = given(fitted, problem)
-    priors = ParameterPriors(fitted, fitted.declared, fitted.prior)
-    found = deviations(fitted, priors, [fold]).double()
+    priors = Priors.of(fitted.declared, fitted.prior)
+    found = deviations(fitted.formula, priors, [fold]).double()
     torch.testing.assert_close(found[::2], -found[1::2])
-    gradients = label_gradients(fitted, fold)
+    gradients = label_gradients(fitted.formula, fold)
     fisher = gradients.T @ gradients
-    inverse = torch.linalg.inv(fisher + priors.precision().double().diag())
+    inverse = torch.linalg.inv(fisher + priors.precision(fitted.formula.values).double().diag())
     expected = inverse @ fisher @ inverse
     error = found[::2].T.cov() - expected
     sd = expected.diagonal().clamp(min=1e-12).sqrt()
@@ -172,8 +178,7 @@ def test_new_labels_are_evidence_and_in_the_pool(problem):
     stacked.update(hood, scores, y, train, new, num_steps=5)
     assert stacked.updated
     found = stacked.posterior(hood, scores, y, train, new=some, **exact)
-    data = stacked.formula.graph_scores(hood, scores, y, train | some, None)
-    alpha, logits = stacked.formula.of(data)
+    alpha, logits = stacked(hood, scores, y, train | some)
     plain = NeighborMixture(hood, alpha.detach(), logits.detach()).condition(y, some)
     torch.testing.assert_close(found.marginals()[~train], plain.marginals()[~train])
     assert found.observed.equal(train | some)

@@ -6,25 +6,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import options_of
+from pyro_nmm.arguments import check_integers, options_of
+from pyro_nmm.blocks import row_blocks
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.fitting import with_gradients
-from pyro_nmm.models.stacked.cross_fit import Evidence, fit_copies
-from pyro_nmm.models.stacked.fit import FitOptions, some_of
-from pyro_nmm.models.stacked.formula import Formula, formula_of
-from pyro_nmm.models.stacked.inputs import GraphScores, disjoint_masks, scores_of_folds
-from pyro_nmm.models.stacked.parameters import ParameterPriors, declarations, prior_of
-from pyro_nmm.models.stacked.pooled import PooledScores
-from pyro_nmm.models.stacked.uncertainty import NUM_DRAWS, drawn, number_of_draws
+from pyro_nmm.graph_arguments import check_all_rows, check_hood
+from pyro_nmm.models.stacked.fit import (
+    NUM_DRAWS,
+    Evidence,
+    FitOptions,
+    agreement,
+    bounded_temperature,
+    fit_folds,
+    some_of,
+)
+from pyro_nmm.models.stacked.formula import (
+    Formula,
+    PooledScores,
+    Priors,
+    declarations,
+    prior_of,
+    terms_in_blocks,
+)
+from pyro_nmm.models.stacked.table import (
+    GraphScores,
+    disjoint_masks,
+    scores_of_folds,
+    warn_of_one_way,
+    warn_of_probabilities,
+)
+from pyro_nmm.ops.marginals import node_marginals
+from pyro_nmm.relabel import as_channel
 
 
 class StackedNMM(nn.Module):
@@ -155,12 +177,38 @@ class StackedNMM(nn.Module):
         self.register_buffer("deviations", torch.zeros(NUM_DRAWS, size))
         #: Mean and standard deviation of each parameter's prior, by name.
         self.prior = prior_of(self.declared, prior or {})
-        ParameterPriors(self, self.declared, self.prior).start()
+        Priors.of(self.declared, self.prior).start(self.formula.values)
 
     @property
     def formula(self) -> Formula:
         """``alpha`` and ``logits`` as functions of the parameters."""
-        return formula_of(self)
+        values = dict(self.named_parameters())
+        if self.pool is None:
+            return Formula(values, None, self.communities, self.compatibility)
+        return Formula(
+            values, self.pool.temperature, self.communities, self.compatibility, float(self.share)
+        )
+
+    def _read(
+        self, hood: Neighborhood, scores: Any, y: Any, known: Any, weight: Any, new: Any = None
+    ) -> GraphScores:
+        """A checked graph with scores and labels."""
+        check_hood(hood)
+        loops = int((hood.source == hood.target).sum())
+        if not self.communities and hood.bipartite:
+            raise ValueError(
+                "hood has sources that are no nodes: if they are communities, made by "
+                "pyro_nmm.sources.communities, use StackedNMM(..., communities=True)"
+            )
+        whole = hood.bipartite and hood.num_rows == hood.num_nodes == loops
+        if self.communities and not whole:
+            raise ValueError(
+                f"communities=True needs a hood of pyro_nmm.sources.communities, whole, whose "
+                f"sources are the nodes and then communities, got {hood}: make one, or use "
+                f"StackedNMM(...)"
+            )
+        num_classes = None if self.pool is None else len(self.pool.offsets)
+        return GraphScores.of(hood, scores, y, known, weight, num_classes, new)
 
     def forward(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
@@ -179,8 +227,8 @@ class StackedNMM(nn.Module):
         :param Tensor edge_weight: ``(num_edges,)`` positive weights, see
             :func:`~pyro_nmm.models.edge_weights`; in all calls or in none.
         """
-        formula = self.formula
-        return formula.of(formula.graph_scores(hood, scores, y, known, edge_weight))
+        data, formula = self._read(hood, scores, y, known, edge_weight), self.formula
+        return formula(hood, formula.inputs(data)[0], data.edge_weight)
 
     @with_gradients
     def fit(
@@ -218,17 +266,17 @@ class StackedNMM(nn.Module):
         if folds is not None:
             if train is not None or held_out is not None:
                 raise ValueError("folds says which labels are held out: leave out train, held_out")
-            copies = []
-            for own, known, out in scores_of_folds(hood, scores, folds):
-                data = self.formula.graph_scores(hood, own, y, known, edge_weight)
-                copies.append((data, out))
-            return fit_copies(self, copies, how)
+            copies = [
+                (self._read(hood, scores_of_fold, y, known, edge_weight), out)
+                for scores_of_fold, known, out in scores_of_folds(hood, scores, folds)
+            ]
+            return self._fit(copies, how)
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
         held_out = some_of(held_out, how.max_held_out)
-        data = self.formula.graph_scores(hood, scores, y, train | held_out, edge_weight)
-        return fit_copies(self, [(data, held_out)], how)
+        data = self._read(hood, scores, y, train | held_out, edge_weight)
+        return self._fit([(data, held_out)], how)
 
     @with_gradients
     def update(
@@ -245,8 +293,40 @@ class StackedNMM(nn.Module):
         """
         how = options_of(self.update, FitOptions, {"num_folds": 5, "num_steps": 100} | options)
         train, new = disjoint_masks(hood, train=train, new=new)
-        data = self.formula.graph_scores(hood, scores, y, train, edge_weight, new)
-        return fit_copies(self, [(data, new)], how, afresh=False)
+        data = self._read(hood, scores, y, train, edge_weight, new)
+        return self._fit([(data, new)], how, afresh=False)
+
+    def _fit(
+        self, copies: Sequence[tuple[GraphScores, Tensor]], options: FitOptions, afresh: bool = True
+    ) -> StackedNMM:
+        """
+        Fit to a graph's held-out nodes, or to one copy of the graph for each fold of the labels. An
+        error leaves the module as it was.
+        """
+        copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
+        scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
+        warn_of_probabilities(scores)
+        warn_of_one_way(copies[0][0].hood)
+        temperature = bounded_temperature(scores, y, torch.cat([out for _, out in copies]))
+        agree = agreement(copies[0][0])
+        priors = Priors.of(self.declared, self.prior, temperature, agree)
+        formula = self.formula.copied(scores)
+        if afresh:
+            priors.start(formula.values)
+            if self.pool is not None:
+                formula = replace(formula, temperature=scores.new_tensor(temperature), share=1.0)
+        draws, evidence = fit_folds(formula, priors, copies, options, agree)
+        self.to(scores)
+        with torch.no_grad():
+            for name, value in formula.values.items():
+                self.get_parameter(name).copy_(value)
+            if self.pool is not None:
+                self.pool.temperature.copy_(formula.temperature)
+                self.share.fill_(formula.share if evidence is None else evidence.share)
+            self.deviations.copy_(draws)
+            self.updated.fill_(not afresh)
+        self.evidence = evidence
+        return self
 
     @torch.no_grad()
     def mixture(
@@ -258,12 +338,11 @@ class StackedNMM(nn.Module):
         its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
         :raises ValueError: also before :meth:`fit`, ``load_state_dict`` or an optimiser's step.
         """
-        data = self.formula.graph_scores(hood, scores, y, known, edge_weight)
-        return self._mixtures(data)[0]
+        return self._mixtures(self._read(hood, scores, y, known, edge_weight))[0]
 
     def check_fitted(self) -> None:
         """Refuse parameters that are all as they were made."""
-        if ParameterPriors(self, self.declared, self.prior).at_start():
+        if Priors.of(self.declared, self.prior).at_start(self.formula.values):
             raise ValueError(
                 "stacked has the parameters that it was made with: call fit(...) or "
                 "load_state_dict(...) first"
@@ -288,27 +367,36 @@ class StackedNMM(nn.Module):
         :param Tensor beside: ``(N, C)`` label probabilities with the share :math:`1 - w` after a
             fit by folds, default temperature scaling of the scores.
         """
-        number = number_of_draws(num_draws, num_samples)
+        check_integers(0, num_draws=num_draws)
+        if num_samples is not None:
+            check_integers(1, num_samples=num_samples)
+            num_draws = min(num_draws, num_samples)
+        if num_draws > NUM_DRAWS:
+            raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
         if self.pool is None and beside is not None:
             raise ValueError("beside needs a pool: with pool=False the NMM has no share")
-        data = self.formula.graph_scores(hood, scores, y, known, edge_weight, new)
+        data = self._read(hood, scores, y, known, edge_weight, new)
         data, observed = data.with_beside(beside), data.known
         if not self.updated:
             data = replace(data, known=data.certain)
-        mixes = self._mixtures(data, number)
-        each = num_samples and num_samples // len(mixes)
+        mixes = self._mixtures(data, num_draws)
+        share = num_samples and num_samples // len(mixes)
         if observed.any():
-            members = [mix.condition(data.y, observed, each) for mix in mixes]
+            members = [mix.condition(data.y, observed, share) for mix in mixes]
         else:
-            members = [mix.prior(each) for mix in mixes]
+            members = [mix.prior(share) for mix in mixes]
         return AveragedPosterior(members) if len(members) > 1 else members[0]
 
     def _mixtures(self, data: GraphScores, num_draws: int = 0) -> list[NeighborMixture]:
+        """Mixtures by draws of the parameters; by the fitted ones, if there are no draws."""
         self.check_fitted()
-        predictor = self.formula.predictor
-        inputs, formulas = predictor.read(data)[0], (m.formula for m in drawn(self, num_draws))
-        every = (formula(data.hood, inputs, data.edge_weight) for formula in formulas)
-        return list(predictor.mixtures(data, every))
+        formula, formulas = self.formula, [self.formula]
+        if num_draws and self.deviations.any():
+            numbers = formula.numbers()
+            formulas = [formula.with_values(numbers + d) for d in self.deviations[:num_draws]]
+        inputs, _ = formula.inputs(data)
+        parameters = (each(data.hood, inputs, data.edge_weight) for each in formulas)
+        return list(formula.mixtures(data, parameters))
 
     def summary(self) -> str:
         """
@@ -322,8 +410,69 @@ class StackedNMM(nn.Module):
         return str(self.evidence)
 
     def extra_repr(self) -> str:
-        found = {name: value.item() for name, value in self.named_parameters(recurse=False)}
-        shown = {} if self.pool else {"temperature": math.exp(-found.pop("log_scale"))}
-        logs = [each.name for each in self.declared if each.log and each.name in found]
-        shown |= {name.removeprefix("log_"): math.exp(found.pop(name)) for name in logs}
-        return ", ".join(f"{name}={value:.4g}" for name, value in (shown | found).items())
+        values = {name: value.item() for name, value in self.named_parameters(recurse=False)}
+        shown = {} if self.pool else {"temperature": math.exp(-values.pop("log_scale"))}
+        logs = [each.name for each in self.declared if each.log and each.name in values]
+        shown |= {name.removeprefix("log_"): math.exp(values.pop(name)) for name in logs}
+        return ", ".join(f"{name}={value:.4g}" for name, value in (shown | values).items())
+
+
+@torch.no_grad()
+def marginals_in_blocks(
+    stacked: StackedNMM, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, *,
+    edge_weight: Tensor | None = None,
+    progress: Callable[[list[slice]], Iterable[slice]] = iter,
+) -> Iterator[tuple[slice, Tensor]]:  # fmt: skip
+    r"""
+    Marginals of ``stacked.posterior(..., num_draws=0)``, one block of nodes after the other, for
+    graphs whose edges fit into memory once but not several times. ``scores`` and the arrays of
+    ``hood`` may be memory-mapped files, and the blocks may be written to one.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
+    >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
+    >>> y, known = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, True])
+    >>> stacked, train = StackedNMM(num_classes=2), torch.tensor([0])
+    >>> stacked = stacked.fit(hood, scores, y, train, held_out=torch.tensor([1, 2]), num_steps=20)
+    >>> probs = torch.zeros(4, 2)
+    >>> for nodes, block in marginals_in_blocks(stacked, hood, scores, y, known):
+    ...     probs[nodes] = block
+    >>> probs.argmax(-1)
+    tensor([0, 0, 1, 1])
+
+    Cost: :math:`O(E C)` time, 22 times; memory for ``hood``, for five tables ``(N, C)``, the scores
+    among them, and for one block of :math:`2^{24}` numbers.
+
+    :param StackedNMM stacked: with a pool. Other parameters as for
+        :meth:`~pyro_nmm.models.StackedNMM.forward`.
+    :param progress: wraps the list of blocks, for example ``tqdm``.
+    :return: slices of nodes, and their marginals, ``(size of the slice, C)``.
+    :raises ValueError: for ``pool=False``, because its posterior needs draws.
+    """
+    check_all_rows(hood)
+    data = stacked._read(hood, scores, y, known, edge_weight)
+    if stacked.pool is None:
+        raise ValueError("stacked has pool=False, whose posterior needs draws: use posterior()")
+    stacked.check_fitted()
+    formula, probs = stacked.formula, torch.empty_like(data.scores)
+    for rows, terms in terms_in_blocks(data, formula.temperature, probs.shape[1]):
+        probs[rows] = formula.probs(terms)
+    return _blocks(formula, data, probs, progress)
+
+
+@torch.no_grad()
+def _blocks(
+    formula: Formula, data: GraphScores, probs: Tensor, progress: Callable
+) -> Iterator[tuple[slice, Tensor]]:
+    hood, num_classes, share = data.hood, probs.shape[1], formula.share
+    alpha, probs = formula.concentrations(hood, probs)
+    for rows in progress(list(row_blocks(hood.ptr, num_classes))):
+        near = hood.take(torch.arange(rows.start, rows.stop, device=hood.device))
+        weight = None if data.edge_weight is None else data.edge_weight[near.edge]
+        logits, *relabel = formula.attention(near, probs, weight)
+        marginals = node_marginals(near, alpha, near.softmax(logits), *map(as_channel, relabel))
+        if share < 1:
+            beside = (data.scores[rows] / formula.temperature).softmax(-1)
+            marginals = share * marginals + (1 - share) * beside
+        labels, known = data.y[rows], data.known[rows]
+        marginals[known] = one_hot(labels[known], num_classes).to(marginals)
+        yield rows, marginals

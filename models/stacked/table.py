@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""A classifier's scores, known labels and edge weights, checked once."""
+"""A classifier's scores, known labels and edge weights on a graph, checked once."""
 
 from __future__ import annotations
 
@@ -38,13 +38,21 @@ class GraphScores:
         cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None,
         num_classes: int | None = None, new: Any = None,
     ) -> GraphScores:  # fmt: skip
-        """Of tensors or arrays, as users have them. Without ``y`` no label is known."""
-        scores = as_scores(hood, scores, num_classes)
+        """
+        Of tensors or arrays, as users have them. Without ``y`` no label is known, which a pool of
+        ``num_classes`` refuses.
+        """
+        if num_classes and (y is None or known is None):
+            raise ValueError(
+                "y and known are needed: the labels that are known, and where, are a part of what "
+                "is pooled; on a graph without any, give a mask that selects no node"
+            )
+        scores = _as_scores(hood, scores, num_classes)
         if weight is not None:
             check_all_rows(hood)
             note = "one per edge of hood: pyro_nmm.models.edge_weights makes them of PyG's"
             weight = as_tensor("edge_weight", weight, hood.device)
-            weight = positive_weights(weight, hood.num_edges, note)
+            _check_weights(weight, hood.num_edges, note)
         if y is None or known is None:
             known = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
             return cls(hood, scores, known.long(), known, weight)
@@ -53,7 +61,7 @@ class GraphScores:
             y = y[:, 0]
         size, note = (hood.num_nodes,), "one label per node"
         y = expect("y", y, size, kind="labels", like=hood, note=note).long()
-        known = as_nodes(hood, known, "known")
+        known = as_set(known, hood.num_nodes, hood.device, "known", empty=True)
         if new is not None:
             known, new = disjoint_masks(hood, known=known, new=new)
             known = known | new
@@ -79,13 +87,13 @@ class GraphScores:
         return replace(self, beside=beside.to(self.scores))
 
 
-def as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tensor:
+def _as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tensor:
     """``(N, C)`` finite logits."""
     scores = as_tensor("scores", in_label_order("scores", scores), hood.device)
     if scores.is_meta:
         raise ValueError("scores must be a tensor with values, got one on the meta device")
-    each = "num_classes columns" if num_classes else "one row of logits per node and C >= 2 labels"
-    expect("scores", scores, (hood.num_nodes, num_classes or ("C", 2)), note=each)
+    note = "num_classes columns" if num_classes else "one row of logits per node and C >= 2 labels"
+    expect("scores", scores, (hood.num_nodes, num_classes or ("C", 2)), note=note)
     scores = scores.to(torch.get_default_dtype()) if is_kind(scores, "integers") else scores
     if not scores.is_floating_point() or not scores.isfinite().all():
         raise ValueError(
@@ -103,18 +111,17 @@ def scores_of_folds(
     scores, folds = as_tensor("scores", scores, hood.device), as_tensor("folds", folds, hood.device)
     expect("scores", scores, (("K", 2), hood.num_nodes, "C"), note="where folds are given")
     expect("folds", folds, (hood.num_nodes,), kind="labels", like=hood, note="one fold per node")
-    last, found = len(scores) - 1, set(folds.tolist())
-    if max(found) > last or not set(range(last + 1)) <= found:
+    last, numbers = len(scores) - 1, set(folds.tolist())
+    if max(numbers) > last or not set(range(last + 1)) <= numbers:
         raise ValueError(
             f"folds must hold each of 0..{last}, one for every row of scores, and negative numbers "
-            f"for nodes without a label, got {sorted(found)[:10]}"
+            f"for nodes without a label, got {sorted(numbers)[:10]}"
         )
-    for fold, own in enumerate(scores):
-        yield own, folds >= 0, folds == fold
+    for fold, scores_of_fold in enumerate(scores):
+        yield scores_of_fold, folds >= 0, folds == fold
 
 
 def warn_of_probabilities(scores: Tensor) -> None:
-    """The warning names the caller of the caller's caller."""
     if (scores >= 0).all() and ((scores.sum(-1) - 1).abs() < 1e-3).all():
         warnings.warn(
             "scores look like probabilities: each row sums to one. Give logits, "
@@ -123,25 +130,22 @@ def warn_of_probabilities(scores: Tensor) -> None:
         )
 
 
-def as_nodes(hood: Neighborhood, nodes: Any, name: str, empty: bool = True) -> Tensor:
-    """``(N,)`` boolean mask, also of node ids."""
-    check_hood(hood)
-    return as_set(nodes, hood.num_nodes, hood.device, name, empty=empty)
-
-
 def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
     """Masks of two disjoint sets of nodes. The first may be empty."""
-    one, other = sets
-    first, second = as_nodes(hood, sets[one], one), as_nodes(hood, sets[other], other, empty=False)
+    check_hood(hood)
+    first, second = (
+        as_set(nodes, hood.num_nodes, hood.device, name, empty=place == 0)
+        for place, (name, nodes) in enumerate(sets.items())
+    )
     if (first & second).any():
         raise ValueError(
-            f"{one} and {other} must be disjoint, because a classifier is overconfident where it "
-            f"was trained, but both hold node {int((first & second).nonzero()[0])}"
+            f"{' and '.join(sets)} must be disjoint, because a classifier is overconfident where "
+            f"it was trained, but both hold node {int((first & second).nonzero()[0])}"
         )
     return first, second
 
 
-def positive_weights(edge_weight: Any, number: int, note: str) -> Tensor:
+def _check_weights(edge_weight: Tensor, number: int, note: str) -> None:
     expect("edge_weight", edge_weight, (number,), note=note)
     good = edge_weight.is_floating_point() and edge_weight.isfinite().all()
     if not good or not (edge_weight > 0).all():
@@ -149,7 +153,6 @@ def positive_weights(edge_weight: Any, number: int, note: str) -> Tensor:
             "edge_weight must be finite positive floating-point numbers: leave out the edges "
             "whose weight is zero"
         )
-    return edge_weight
 
 
 def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
@@ -175,18 +178,18 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
     edge_index = as_tensor("edge_index", edge_index, hood.device)
     edge_weight = as_tensor("edge_weight", edge_weight, hood.device)
     check_edge_index(edge_index, hood.num_nodes)
-    positive_weights(edge_weight, edge_index.shape[1], "one for each edge of edge_index")
+    _check_weights(edge_weight, edge_index.shape[1], "one for each edge of edge_index")
     place, loop = edges_between(hood, *edge_index.long()), hood.source == hood.target
-    found = edge_weight.new_zeros(hood.num_edges).index_add(0, place.clamp(min=0), edge_weight)
-    given = found > 0
-    if (place < 0).any() or (~given & (hood.source < hood.num_nodes) & ~loop).any():
+    weight = edge_weight.new_zeros(hood.num_edges).index_add(0, place.clamp(min=0), edge_weight)
+    weighted = weight > 0
+    if (place < 0).any() or (~weighted & (hood.source < hood.num_nodes) & ~loop).any():
         raise ValueError(
             "edge_index and hood must be of the same edges: give the edge_index that hood is of"
         )
-    number = hood.sum((given & ~loop).to(found))
-    mean = hood.sum(found.masked_fill(loop, 0)) / number.clamp(min=1)
+    number = hood.sum((weighted & ~loop).to(weight))
+    mean = hood.sum(weight.masked_fill(loop, 0)) / number.clamp(min=1)
     fill = mean.where(number > 0, 1.0).index_select(0, hood.row)
-    return found.where(given, fill.where(loop, 1.0))
+    return weight.where(weighted, fill.where(loop, 1.0))
 
 
 def warn_of_one_way(hood: Neighborhood) -> None:
