@@ -9,9 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pyro_nmm.arguments import as_tensor, expect, expect_all
+from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field
-from pyro_nmm.arguments import check_integers
 
 
 @torch.no_grad()

@@ -144,19 +144,20 @@ datasets.digits = lambda: digits().subgraph(torch.arange(300))
 """,
 }
 RUN = """
+import inspect
 import sys
 from pathlib import Path
 
 import pyro
 
 from pyro_nmm.models.annotators import out_of_fold
-from pyro_nmm.models.hidden.options import FieldRun
+from pyro_nmm.models.hidden import fit_field
 from pyro_nmm.models.stacked.fit import FitOptions
 
 out_of_fold.NUM_EPOCHS = 2
-for options, few in ((FieldRun, (1, 2, 2, 2)), (FitOptions, (2, 8, 1, 5000, 0.1, 2))):
-    defaults = options.__init__.__defaults__
-    options.__init__.__defaults__ = (*few, *defaults[len(few) :])
+few = {"num_starts": 1, "num_steps": 2, "num_chains": 2, "num_draws": 2}
+vars(inspect.unwrap(fit_field).__kwdefaults__["options"]).update(few)
+FitOptions.__init__.__defaults__ = (2, 8, 1, 5000, 0.1, 2, *FitOptions.__init__.__defaults__[6:])
 for path in sys.argv[1:]:
     print(path, flush=True)
     pyro.clear_param_store()

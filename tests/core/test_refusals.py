@@ -196,7 +196,7 @@ GRAPHS = [
     (lambda: sources.grid(9, 9, stride=6, radius=1), "radius=1 reaches no source"),
     (lambda: sources.grid(9, 0, stride=6), "width must be an integer of at least 1, got 0"),
     (lambda: sources.points(torch.zeros(3, 2), 1.0, 2.0), "radius must be at least"),
-    (lambda: sources.points(torch.zeros(3), 1.0, 1.0), "positions must be finite floats"),
+    (lambda: sources.points(torch.zeros(3), 1.0, 1.0), r"positions must have shape \(N, D\)"),
     (lambda: sources.points(torch.zeros(3, 2), "1", 1.0), "radius must be a finite number, got "),
     (lambda: sources.communities(EDGE, 2, torch.zeros(2)), "membership must hold integers"),
     (lambda: sources.communities(EDGE, 2, ids(0, -1)), "membership must not be negative"),

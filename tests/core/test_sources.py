@@ -131,6 +131,3 @@ def test_networks():
     network = NMMNetwork(gcn(5, 3), gcn(5, 4, attention=True), num_classes=3)
     with pytest.raises(ValueError, match="hood has sources that are no nodes"):
         network(hood, x, edge_index)
-
-
-PAIRS = torch.tensor([[0, 1], [0, 1]])

@@ -474,7 +474,7 @@ def test_bad_input():
             Data(edge_index=EDGES, num_nodes=256), forms["long"].replace({"task": {0: 999}})
         ),
         "two labels of worker": lambda: fit(EDGES, forms["long"].assign(worker=0)),
-        "has no option 'steps'": lambda: fit(EDGES, answers, steps=3),
+        "unexpected keyword argument 'steps'": lambda: fit(EDGES, answers, steps=3),
     }.items():
         with pytest.raises((ValueError, TypeError), match=message.replace("..", r"\.\.")):
             call()
