@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Crowds that mislead a consensus: it is as good as the vote, or warns; and crowds as users have them."""
+"""Crowds that mislead a consensus: it is as good as the vote, or warns."""
 
 import pytest
 import torch
@@ -216,11 +216,9 @@ def test_known_labels_name_labels(kind):
             hood, x = Neighborhood.grid(12, 12), 2.0 * HALVES[:, None] + torch.randn(144, 1)
             found = fit_field(NormalEmission(2), hood, x, known=known, num_starts=1, **QUICK)
         else:
-            options = {"num_types": 3} if kind == "types" else {"aligned": False}
-            people = Annotators(2, **options)
-            found = people.fit(
-                EDGES, answers_to(HALVES, [0.8] * 3, 0.0, 2), known=known, num_starts=1, **QUICK
-            )
+            people = Annotators(2, num_types=3 if kind == "types" else None, aligned=False)
+            answers = answers_to(HALVES, [0.8] * 3, missing=0.0, labels=2)
+            found = people.fit(EDGES, answers, known=known, num_starts=1, **QUICK)
         hits.append((found.predict() == HALVES).double().mean())
     assert min(hits) > 0.8
 
