@@ -5,11 +5,8 @@
 
 import math
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
-from torch_geometric.data import Data
 from torch_geometric.utils import grid, to_dense_adj
 
 from pyro_nmm import sources
@@ -389,50 +386,6 @@ def test_known_labels_are_kept():
     assert torch.allclose(marginals[rows, known[rows]], torch.tensor(1.0))
 
 
-def tables():
-    pandas = pytest.importorskip("pandas")
-    answers = answers_to(TRUTH, [0.8, 0.7, 0.6])
-    names = np.array(["ant", "bee", "cat", ""])[answers.numpy()]
-    wide = pandas.DataFrame(answers.numpy(), columns=["ann", "bob", "eve"]).replace(-1, pandas.NA)
-    text = pandas.DataFrame(names, columns=["ann", "bob", "eve"])
-    node, worker = (answers >= 0).nonzero(as_tuple=True)
-    long = {"task": node.numpy(), "worker": worker.numpy(), "label": answers[node, worker].numpy()}
-    long_text = {**long, "label": names[node, worker]}
-    return answers, {
-        "array": answers.numpy(),
-        "floats": answers.double().masked_fill(answers < 0, math.nan).numpy(),
-        "wide": wide.astype("Int64").astype(object).where(wide.notna(), None),
-        "text": text,
-        "array of text": names,
-        "long": pandas.DataFrame(long),
-        "long text": pandas.DataFrame(long_text).sample(frac=1.0, random_state=0),
-    }
-
-
-def test_answers_in_every_form_and_graphs_too():
-    answers, forms = tables()
-    torch.manual_seed(0)
-    expected = Annotators(3).fit(EDGES, answers, **QUICK)
-    for name, form in forms.items():
-        for graph in (EDGES, Data(edge_index=EDGES, num_nodes=256)):
-            torch.manual_seed(0)
-            found = Annotators(3).fit(graph, form, **QUICK)
-            assert torch.equal(found.probs, expected.probs), name
-        if "text" in name:
-            assert found.labels == ["ant", "bee", "cat"]
-            assert found.predict()[0] == ["ant", "bee", "cat"][int(expected.predict()[0])]
-        else:
-            assert torch.equal(found.predict(), expected.predict())
-    torch.manual_seed(0)
-    labels = Annotators(3).fit_predict(EDGES, forms["text"], **QUICK)
-    assert labels.tolist() == [["ant", "bee", "cat"][k] for k in expected.predict()]
-    assert torch.equal(expected.predict_proba(), expected.probs)
-    known = np.where(np.arange(256) < 9, np.array(["ant", "bee", "cat"])[TRUTH], "")
-    found = Annotators(3).fit(EDGES, forms["text"], known=known, **QUICK)
-    assert found.predict()[:9].tolist() == known[:9].tolist()
-    assert found.annotators == ["ann", "bob", "eve"]
-
-
 def test_progress_and_starts():
     seen = []
 
@@ -456,73 +409,6 @@ def test_clusterings_with_a_rare_number(types):
     found = emission.fit(EDGES, answers, num_starts=1, num_steps=30, num_draws=5)
     assert found.field.values["confusion"].shape[-1] == 5
     assert torch.allclose(found.probs.sum(1), torch.tensor(1.0))
-
-
-def test_bad_input():
-    answers, forms = tables()
-    fit = Annotators(3).fit
-    for message, call in {
-        "graph must be PyG's Data": lambda: fit((EDGES, None), answers),
-        "graph has no edge_index": lambda: fit(Data(num_nodes=256), answers),
-        "edge_attr belongs to a Neighborhood": lambda: fit(EDGES, answers, torch.zeros(9)),
-        "edge_index holds node id 255": lambda: fit(EDGES, answers[:100]),
-        "known must hold integer labels": lambda: fit(EDGES, answers, known=torch.zeros(9)),
-        "below 3 elsewhere, got 3": lambda: fit(EDGES, answers, known=torch.full((256,), 3)),
-        "known holds 'dog'": lambda: fit(EDGES, forms["text"], known=np.array(["dog"] * 256)),
-        "answers holds 3, but must lie in 0..2": lambda: fit(EDGES, answers + 1),
-        "node ids 0..255 as tasks, got 999": lambda: fit(
-            Data(edge_index=EDGES, num_nodes=256), forms["long"].replace({"task": {0: 999}})
-        ),
-        "two labels of worker": lambda: fit(EDGES, forms["long"].assign(worker=0)),
-        "unexpected keyword argument 'steps'": lambda: fit(EDGES, answers, steps=3),
-    }.items():
-        with pytest.raises((ValueError, TypeError), match=message.replace("..", r"\.\.")):
-            call()
-
-
-NAMES = np.array(["ash", "birch", "cedar"])[TRUTH]
-
-
-@pytest.mark.parametrize(
-    ("graph", "answers", "options", "message"),
-    [
-        (
-            EDGES,
-            np.stack([NAMES, PLACES[:, 1].numpy().astype(str)], 1),
-            {},
-            "name at most 3 labels",
-        ),
-        (EDGES, NAMES[:, None], {"known": TRUTH}, "known must name labels as answers do"),
-        (EDGES, TRUTH[:, None], {"known": TRUTH > 0}, "known must hold integer labels"),
-        (EDGES, TRUTH[:200, None], {}, "answers must have a row for each node, got 200"),
-        (EDGES, TRUTH[:, None] + 1, {}, "number from 0, or raise num_labels"),
-        ((EDGES, 256), TRUTH[:, None], {}, "return a pair"),
-        ("edges", TRUTH[:, None], {}, "a NetworkX graph, a data frame of edges"),
-        (
-            EDGES,
-            pd.DataFrame({"task": np.arange(1, 257), "worker": "a", "label": NAMES}),
-            {},
-            r"node ids 0..255 as tasks, got 256 .*map ids to nodes",
-        ),
-    ],
-)
-def test_what_users_confuse(graph, answers, options, message):
-    with pytest.raises(ValueError, match=message):
-        Annotators(3).fit(graph, answers, **options, **QUICK)
-
-
-def test_columns_of_probabilities_may_have_names():
-    names, probs = ["cedar", "ash", "birch"], torch.rand(256, 3).softmax(-1).numpy()
-    found = []
-    for given in (pd.DataFrame(probs, columns=names), probs[:, [1, 2, 0]]):
-        torch.manual_seed(0)
-        found.append(Annotators(3).fit(EDGES, NAMES[:, None], pred_probs=given, **QUICK).probs)
-    torch.testing.assert_close(*found)
-
-
-def test_labels_that_answers_do_not_name_have_no_names():
-    fitted = Annotators(3, aligned=False).fit(EDGES, NAMES[:, None], num_starts=1, **QUICK)
-    assert isinstance(fitted.predict(), torch.Tensor)
 
 
 def test_a_few_answers_leave_a_wide_interval():

@@ -6,7 +6,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -133,27 +132,6 @@ def test_known_labels_name_labels(kind):
 def test_matched():
     agree = torch.tensor([[1.0, 5.0, 0.0], [4.0, 6.0, 0.0], [0.0, 0.0, 0.0]])
     assert matched(agree).tolist() == [0, 1, 2]
-
-
-def test_text_that_names_no_labels():
-    """Clusters of text: labels are numbers, in what is given and in what comes back."""
-    texts = np.array(["a", "b", "c"])[(TRUTH[:, None] + answers_of(3)).numpy()]
-    known = TRUTH.where(torch.arange(144) % 9 == 0, -1)
-    probs = pd.DataFrame({"x": 1.0 - TRUTH.numpy(), "y": TRUTH.numpy()})
-    people = Annotators(2, aligned=False)
-    found = people.fit(EDGES, texts, known=known, pred_probs=probs, num_starts=1, **QUICK)
-    assert found.labels is None
-    assert (found.predict() == TRUTH).double().mean() > 0.9
-    with pytest.raises(ValueError, match="known must hold integer labels"):
-        people.fit(EDGES, texts, known=np.where(known.numpy() < 0, "-1", "a"), **QUICK)
-
-
-def test_bytes_may_be_missing():
-    texts = np.array([b"dog", b"cat"])[answers_of(3).numpy()]
-    texts[::3, 0] = b"-1"
-    found = Annotators(2).fit(EDGES, texts, **QUICK)
-    assert found.labels == ["cat", "dog"]
-    assert (found.answers[::3, 0] == -1).all()
 
 
 def test_known_labels_replace_the_guess():

@@ -3,15 +3,10 @@
 
 """Crowds for which a consensus was far below the vote: it is as good as the vote, or warns."""
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
-from scipy import sparse
-from torch_geometric.data import Data
 from torch_geometric.utils import grid
 
-from pyro_nmm import Neighborhood
 from pyro_nmm.models import Annotators
 from pyro_nmm.models.annotators.agreement import contradiction, excess_agreement
 from pyro_nmm.models.annotators.answers import Entries
@@ -215,45 +210,3 @@ def test_dependence_of_a_sparse_table():
     first = answers[node, (answers >= 0).long().argmax(1)]
     copies = answers.where((answers < 0) | (torch.rand(answers.shape) < 0.5), first[:, None])
     assert excess_agreement(probs, log_prior, 1.0, copies).found
-
-
-LONG = pd.DataFrame({
-    "question": np.repeat(np.arange(144), 3),
-    "performer": np.tile(np.arange(3), 144),
-    "answer": np.repeat(HALVES.numpy(), 3),
-})  # fmt: skip
-
-
-@pytest.mark.parametrize("graph", [EDGES, Data(edge_index=EDGES, num_nodes=144)])
-@pytest.mark.parametrize(
-    "answers",
-    [
-        LONG,
-        LONG.set_axis(["Task", "Worker", "Label"], axis=1),
-        LONG.assign(performer="w" + LONG.performer.astype(str)),
-        LONG[:144],
-    ],
-)
-def test_long_answers_need_columns(graph, answers):
-    with pytest.raises(ValueError, match="needs the columns task, worker, label"):
-        Annotators(2).fit(graph, answers, **QUICK)
-
-
-@pytest.mark.parametrize("kind", [">i2", ">i4", ">i8", ">f4", ">f8"])
-def test_arrays_of_another_byte_order(kind):
-    answers = HALVES[:, None].repeat(1, 3).numpy()
-    frame, known = pd.DataFrame(answers.astype(kind)), HALVES.numpy().astype(kind)
-    for given in (answers.astype(kind), frame):
-        found = Annotators(2).fit(EDGES, given, known=known, **QUICK)
-        assert torch.equal(found.answers, torch.from_numpy(answers))
-        assert torch.equal(found.predict(), HALVES)
-
-
-@pytest.mark.parametrize("form", [sparse.csr_array, sparse.coo_matrix, torch.Tensor.to_sparse])
-def test_sparse_answers_are_refused(form):
-    answers = HALVES[:, None].repeat(1, 3)
-    given = form(answers if form is torch.Tensor.to_sparse else answers.numpy())
-    hood = Neighborhood(EDGES, 144)
-    for graph in (EDGES, Data(edge_index=EDGES, num_nodes=144), hood):
-        with pytest.raises(ValueError, match="sparse matrix, in which label 0 may be missing"):
-            Annotators(2).fit(graph, given, **QUICK)
