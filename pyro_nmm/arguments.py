@@ -117,6 +117,15 @@ def expect(
     return value.long() if value.dtype in UNSIGNED else value
 
 
+def as_expected(
+    name: str, value: Any, shape: tuple[Dim, ...] | None = None, *, kind: str = "tensor",
+    like: Any = None, note: str = "",
+) -> Tensor:  # fmt: skip
+    """:func:`expect` of arrays and lists too, which are put on the device of ``like``."""
+    value = as_tensor(name, value, None if like is None else like.device)
+    return expect(name, value, shape, kind=kind, like=like, note=note)
+
+
 def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:
     """Refuse two arguments on different devices."""
     if value.device != device:
@@ -188,6 +197,15 @@ def check_edges(name: str, edge_index: Tensor) -> None:
     if edge_index.is_meta:
         raise ValueError(f"{name} is on the meta device and holds no node ids")
     expect(name, edge_index, kind="integers")
+
+
+def as_edge_index(
+    edge_index: Any, num_nodes: int, num_sources: int | None = None, like: Any = None
+) -> Tensor:
+    """Edges that :func:`check_edge_index` accepts, of arrays and lists too, as ``torch.long``."""
+    edge_index = as_tensor("edge_index", edge_index, None if like is None else like.device)
+    check_edge_index(edge_index, num_nodes, num_sources)
+    return edge_index.long()
 
 
 def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:

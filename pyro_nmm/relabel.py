@@ -25,7 +25,7 @@ from pyro_nmm.provenance import untracked
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """What each of the ``E`` edges of ``rows`` makes of a label. This class keeps labels."""
+    """What each of ``E`` edges makes of a label. This class keeps labels."""
 
     relabel: Any = None  #: as users give it
     keeps = True  #: whether no edge changes a label

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.agreement import (
     Dependence,
     contradiction,
@@ -346,7 +347,7 @@ def fit_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:
         unlikely = unlikely + (PRIOR[1] * powers - PRIOR[0] * powers.log()).sum()
         return (unlikely - likelihood) / len(own)
 
-    _minimise(loss, free)
+    minimise(loss, [free], 60)
     return torch.cat([free[:-2].exp(), free[-2:-1].sigmoid()]).detach()
 
 
@@ -365,18 +366,5 @@ def refit_powers(powers: Tensor, log_priors: Tensor, evidence: Tensor, known: Te
         loss = torch.nn.functional.cross_entropy(logits, known[rows], reduction="sum")
         return loss + (free - start).square().sum() / 2
 
-    _minimise(loss, free)
+    minimise(loss, [free], 60)
     return free.exp().detach()
-
-
-def _minimise(loss: Callable[[], Tensor], free: Tensor) -> None:
-    bfgs = torch.optim.LBFGS([free], max_iter=60, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        bfgs.zero_grad()
-        value = loss()
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        bfgs.step(closure)

@@ -1,25 +1,57 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Programs that do not fit: plates, handlers, guides and networks; and Pyro's other losses."""
+"""Programs that are trained, and programs that do not fit: plates, handlers and networks."""
 
 from functools import partial
 
+import networkx as nx
 import pyro
 import pytest
 import torch
 from cases import HOUSE_LABELS as LABELS
 from cases import house_and_parameters
-from graphs import star
+from graphs import star, to_hood
 from pyro import poutine
-from pyro.infer import Predictive, TraceGraph_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, Predictive, TraceGraph_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroSample
+from pyro.optim import Adam
 from pyro_rows import Pair, Y, in_plate, vectorized
+from torch.distributions import constraints
 
 from pyro_nmm import ChosenLabels, NeighborChoice, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AmortizedNMM, MixtureGuide, density, ordered_guide
 from pyro_nmm.models import FreeNMM, nmm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("estimator", "collapsed", "particles"),
+    [("reward_to_go", False, 8), ("one_step_credit", True, 8), ("no_score", False, 1),
+     ("reward_to_go", True, 1)],
+)  # fmt: skip
+def test_svi_raises_the_bound(estimator, collapsed, particles):
+    """On a ladder whose labels change in the middle, a fifth of them unobserved."""
+    hood, observed = to_hood(nx.ladder_graph(8)), torch.arange(16) % 5 > 0
+    labels = (torch.arange(16) % 8 >= 4).long().where(observed, -1)
+
+    def program(field):
+        alpha = pyro.param("alpha", torch.ones(16, 2), constraint=constraints.positive)
+        logits = pyro.param("logits", torch.zeros(hood.num_edges))
+        field(hood, alpha, logits, labels, observed, collapsed=collapsed)
+
+    elbo = TraceGraph_ELBO(num_particles=particles, vectorize_particles=particles > 1)
+    guide = partial(ordered_guide, estimator=estimator)
+    svi = SVI(partial(program, nmm), partial(program, guide), Adam({"lr": 0.06}), elbo)
+    losses = torch.tensor([svi.step() for _ in range(80)])
+    assert losses.isfinite().all()
+    before, after = losses[:16].mean(), losses[-16:].mean()
+    assert after < before - 3
+    store = pyro.get_param_store()
+    mix = NeighborMixture(hood, store["alpha"], store["logits"])
+    bound = mix.elbo(labels, observed, 200).mean().detach()
+    torch.testing.assert_close(-after, bound, atol=1.0, rtol=0)
 
 
 @pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score"])

@@ -134,7 +134,7 @@ RUNS = {
     "unet": (images("unet"), (3,)),
     "images": (images("nmm"), (4,)),
     "mixture": (mixture, (3,)),
-    "field": (hidden, (1, 5, 7, 12)),
+    "field": (hidden, (1, 5, 8, 12)),
     "field of a network": (lambda **o: hidden(network=True, **o), (6,)),
     "annotators": (annotators, (3,)),
 }

@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import FieldGuide, fit_mixture
 from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF, grid_edges, ising, potts
-from pyro_nmm.models.random_fields.marginal_field import MAX_LABELLINGS, joint_labels
+from pyro_nmm.models.random_fields.marginal_field import MAX_LABELLINGS
 from pyro_nmm.ops.enumeration import enumerate_labels as labellings
 
 
@@ -84,15 +84,6 @@ def test_conditionals_and_completions(half):
     counts = (draws == full[:, None]).all(-1).sum(1)
     assert counts.sum() == 4000
     assert chisquare(counts, 4000 * probs / probs.sum()).pvalue > 1e-4
-
-
-def test_labels_taken_from_chosen_sources():
-    """The closed form against the mixture's own exact sum, given certain choices."""
-    alpha, choices = torch.rand(3, 2) + 0.1, torch.tensor([0, 2, 0, 0])
-    edges = torch.stack([choices, torch.arange(4)])
-    mix = NeighborMixture(Neighborhood(edges, 4, num_sources=3), alpha, torch.zeros(4))
-    exact = mix.log_prob(labellings(4, 2)).exp()
-    assert torch.allclose(joint_labels(alpha, choices), exact, atol=1e-6)
 
 
 def test_expected_potential_and_its_gradient(half):
