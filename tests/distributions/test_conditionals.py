@@ -203,6 +203,11 @@ def test_a_draw_that_is_remembered(kernels, kind):
     q = case.q
     for shape in [(), (1,), (2, 3)]:
         sample, fresh = q.sample(shape), case.again()
+        if case.observed:
+            edges = case.hood.find(sample.reshape(-1, 5))
+            labels = case.edge_evidence[edges].argmax(-1).view_as(sample)
+            assert torch.equal(q.borrowed(sample), labels)
+            assert torch.equal(q.borrowed(sample.clone()), labels)
         kept = q.log_prob(sample), q.log_terms(sample)
         torch.testing.assert_close(kept, (fresh.log_prob(sample), fresh.log_terms(sample)))
         torch.testing.assert_close(
