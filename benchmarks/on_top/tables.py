@@ -85,12 +85,10 @@ def of_splits(files: Files, heterophilous: bool = False) -> DataFrame:
 
 
 def calibration(files: Files) -> str:
-    """How good are the probabilities of each method?"""
     return all_methods(of_splits(files))
 
 
 def heterophilous_methods(files: Files) -> str:
-    """And where neighbours have different labels?"""
     return all_methods(of_splits(files, heterophilous=True))
 
 
@@ -105,7 +103,6 @@ def all_methods(rows: DataFrame) -> str:
 
 
 def missed_cells(files: Files) -> str:
-    """Is StackedNMM better than the best of its rivals?"""
     rows, lines = rows_of(files, "splits"), []
     for (graph, backbone), part in shown.groups(rows, CELL):
         line, missed = {"graph": graph, "backbone": backbone}, []
@@ -124,7 +121,6 @@ def missed_cells(files: Files) -> str:
 
 
 def without_a_graph_network(files: Files) -> str:
-    """What does a graph add to a classifier that has not seen it?"""
     rows = of_splits(files)
     kinds = ["MLP, temperature", "MLP, C&S", f"MLP, {OURS}", "GCN, temperature", f"GCN, {OURS}"]
     rows["kind"] = rows["backbone"].astype(str) + ", " + rows["method"].astype(str)
@@ -134,7 +130,6 @@ def without_a_graph_network(files: Files) -> str:
 
 
 def edge_scores(files: Files) -> str:
-    """How good are the joint probabilities of both labels of an edge?"""
     cells = {"runs": count, "accuracy": average("all.accuracy", ".1f", 100)}
     cells |= {name: average(f"all.{field}", ".3f") for name, field in SCORED.items()}
     for which in ("agreeing", "disagreeing"):
@@ -143,7 +138,6 @@ def edge_scores(files: Files) -> str:
 
 
 def contributions(files: Files) -> str:
-    """What do the pool, the NMM and the priors contribute?"""
     rows = rows_of(files, "splits").assign(beyond=lambda r: r["joint"] + r["nll"])
     cells = {
         "NLL minus the pool's": minus(OURS, POOL, "nll"),
@@ -157,7 +151,6 @@ def contributions(files: Files) -> str:
 
 
 def new_labels(files: Files) -> str:
-    """Which method makes the most of labels that are observed later?"""
     rows = rows_of(files, "labels")
     rows["known"] = [f"{100 * share:.0f} %" for share in rows["share"]]
     scores = bracketed(average("nll", ".3f"), average("ece", ".3f"))
@@ -173,7 +166,6 @@ def new_labels(files: Files) -> str:
 
 
 def counts_in_sets(files: Files) -> str:
-    """How well does each model predict how many nodes of a set have a label?"""
     cells: dict = {"splits": count}
     for model in ("joint", "fitted", "own product", "temperature"):
         cells[model, f"{model}: coverage"] = percent(f"{model}.coverage")
@@ -190,7 +182,6 @@ def counts_in_sets(files: Files) -> str:
 
 
 def twenty_questions(files: Files) -> str:
-    """Which rule asks for the most useful labels?"""
     rows, cells = rows_of(files, "questions"), {}
     rows["communities"] = ordered(rows["communities"], {False: "no", True: "yes"})
     rows["asked by"] = rows["method"]
@@ -204,7 +195,6 @@ def twenty_questions(files: Files) -> str:
 
 
 def weights_of_edges(files: Files) -> str:
-    """Do edge weights improve StackedNMM?"""
     rows, cells = rows_of(files, "weights"), {"runs": count}
     rows["edge weights"] = rows["method"]
     for name, field in (SCORED | {JOINT: "joint"}).items():
@@ -214,7 +204,6 @@ def weights_of_edges(files: Files) -> str:
 
 
 def calibration_priors(files: Files) -> str:
-    """Which parameters fit nearly all labels best?"""
     cells = {name: spread(f"numbers.{field}", 2) for field, name in PARAMETERS.items()}
     return table(rows_of(files, "priors"), CELL, {"fits": count} | cells)
 

@@ -39,7 +39,6 @@ def measured(function: Callable, *args) -> tuple:
 
 
 def scale(args, results: Records) -> None:
-    """Queries, on parts of their graphs' sizes."""
     for query, (*whole, classes) in QUERIES.items():
         for part in args.parts:
             nodes, edges = (number // part for number in whole)
@@ -114,7 +113,6 @@ def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Calla
 
 
 def sizes(args, results: Records) -> None:
-    """A StackedNMM in two processes: the first leaves graph and scores in a file for the second."""
     for key in results.missing(task="sizes", nodes=args.sizes, threads=args.threads):
         with tempfile.TemporaryDirectory() as folder:
             for stages in (in_memory, from_files):

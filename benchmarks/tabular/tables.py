@@ -11,7 +11,7 @@ from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, against, average, count, ordered, table
 from benchmarks.tabular.data import KINDS
-from benchmarks.tabular.run import GRAPHS, METHODS, OURS, SCIKIT, TEMPERATURE
+from benchmarks.tabular.rivals import GRAPHS, METHODS, OURS, SCIKIT, TEMPERATURE
 
 CELL = ["table", "seed", "classifier"]
 
@@ -100,14 +100,12 @@ def cost_by_rows(files: Files) -> str:
 
 
 def folds_or_held_out(files: Files) -> str:
-    """Do five retrainings use the labels better than held-out nodes?"""
     rows = shown.frame(files["tabular"], task="folds")
     rows = rows.assign(graph=ordered(rows["dataset"], shown.GRAPHS))
     return table(rows, ["graph", "backbone", "method"], {"runs": count} | SCORES)
 
 
 def agreement_figure(files: Files) -> Figure:
-    """The gain in NLL over temperature scaling by the agreement of neighbours, a dot a table."""
     rows, figure = rows_of(files, "tables"), plt.figure(figsize=(7, 4), layout="constrained")
     axis = figure.subplots()
     points = [(-gap(part, TEMPERATURE, CELL).mean, part["agreement"].mean(), str(name))

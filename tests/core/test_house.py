@@ -150,3 +150,9 @@ def test_benchmarks_are_small():
     assert lines("benchmarks/crowds") <= 610
     rest = lines("benchmarks") - lines("benchmarks/tabular", "benchmarks/crowds")
     assert rest <= 6500 < lines("pyro_nmm", "models", "guides")
+
+
+def test_files_are_short():
+    for folder in ("pyro_nmm", "models", "guides", "examples", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 500, path
