@@ -324,20 +324,3 @@ def test_a_step_evaluates_its_draw_once(monkeypatch):
     model = partial(field.model, collapsed=True)
     elbo.loss_and_grads(model, partial(field.guide, collapsed=True, estimator="reward_to_go"))
     assert len(calls) == 1
-
-
-BAD = {
-    "evidence must hold log-likelihoods of shape": torch.zeros(4, 2),
-    "evidence must be a floating-point tensor": torch.zeros(5, 2, dtype=torch.long),
-    "evidence must not be NaN": torch.full((5, 2), torch.nan).double(),
-    "evidence rules out every label of node 2": torch.zeros(5, 2)
-    .double()
-    .index_fill(0, torch.tensor([2]), -torch.inf),
-    "same dtype": torch.zeros(5, 2, dtype=torch.float),
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_errors(message):
-    with pytest.raises(ValueError, match=message):
-        EvidenceConditional(house(), *parameters(house(), 2), BAD[message])
