@@ -162,8 +162,11 @@ SAMPLERS = {
 }  # fmt: skip
 #: One sampler of each kind of kernel; the name of the parent is tested for all.
 WITH_GRADIENT = (
+    "choices",
     "choices given labels, alpha",
+    "choices given sampled labels",
     "latent labels, evidence",
+    "labels given choices",
     "labels given sampled choices",
     "grey levels, logistic",
     "latent labels, matrices",
