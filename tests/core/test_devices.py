@@ -48,8 +48,9 @@ from pyro_nmm.models import (
     nmm,
 )
 from pyro_nmm.models.annotators import out_of_fold
-from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.entries import evidence_entries
 from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.sampling import draw_entries
 
 ESTIMATORS = "reward_to_go", "one_step_credit", "no_score", "reinforce"
 ELBO = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
@@ -95,7 +96,8 @@ def draws(kind, there):
     """Choices of given uniforms."""
     for seed in range(200 if there.place == "cuda" else 8):
         hood, *parts, shape, uniforms = random_case(seed, kind)
-        yield from OrderedConditional(*there(hood, *parts))._draw(shape, there(uniforms))
+        draw = OrderedConditional(*there(hood, *parts))._draw(shape, there(uniforms))
+        yield from (*draw[:2], *draw.counts)
 
 
 def latent_case(seed):
@@ -112,10 +114,10 @@ def latent_draws(there):
     for seed in range(40 if there.place == "cuda" else 4):
         hood, alpha, logits, evidence = there(*latent_case(seed))
         start, numbers = there(torch.rand(5, hood.num_rows), torch.rand(3, 5, hood.num_rows))
-        terms = LatentTerms(hood.log_softmax(logits)[None], alpha[None], evidence[None])
-        draw = draw_latent(hood, terms, start)
+        terms = evidence_entries(hood.log_softmax(logits)[None], alpha[None], evidence[None])
+        draw = draw_entries(hood, terms, start)
         swept = sweep(hood, terms, draw, numbers)
-        yield from (*draw, *swept.draw, swept.visits, swept.totals)
+        yield from (*draw[:2], *swept.draw[:2], swept.visits, swept.totals)
 
 
 def score_of(conditional, there, **options):
@@ -326,9 +328,9 @@ MOST = {
 def counted(there, mix):
     """Calls to a device, by the names of the table."""
     hood, evidence = mix.hood, there(torch.randn(SIZE, CLASSES))
-    terms = LatentTerms(hood.log_softmax(mix.logits)[None], mix.alpha[None], evidence[None])
+    terms = evidence_entries(hood.log_softmax(mix.logits)[None], mix.alpha[None], evidence[None])
     uniforms = torch.rand(2, 4, SIZE, dtype=torch.double, device=there.place)
-    draw = draw_latent(hood, terms, uniforms[0])
+    draw = draw_entries(hood, terms, uniforms[0])
     y, observed = mix.sample(), there(torch.arange(SIZE) < SIZE // 10)
     posterior = mix.condition(y, observed, num_samples=64)
     x, edges = there(torch.randn(SIZE, 20)), torch.stack([hood.source, hood.target])
@@ -338,7 +340,7 @@ def counted(there, mix):
     yield "marginals", mix.marginals
     yield "condition, 64 samples", lambda: mix.condition(y, observed, num_samples=64)
     yield "marginals of the posterior", posterior.marginals
-    yield "draw given evidence", lambda: draw_latent(hood, terms, uniforms[0])
+    yield "draw given evidence", lambda: draw_entries(hood, terms, uniforms[0])
     yield "sweep given evidence", lambda: sweep(hood, terms, draw, uniforms[1:])
     yield "step", lambda: ELBO.loss_and_grads(pair.model, pair.guide, x, edges, y=y)
 
