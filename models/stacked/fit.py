@@ -408,9 +408,11 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
     return float(((pair.logsumexp(0).sum(0) + prior).softmax(0) * share).sum())
 
 
-def deviations(formula: Formula, priors: Priors, folds: list[Fold]) -> Tensor:
+def deviations(
+    formula: Formula, priors: Priors, folds: list[Fold], number: int = NUM_DRAWS
+) -> Tensor:
     r"""
-    ``(NUM_DRAWS, d)``: draws of the parameters minus the fitted ones. The weighted likelihood
+    ``(number, d)``: draws of the parameters minus the fitted ones. The weighted likelihood
     bootstrap [1] refits the parameters to labels with random weights :math:`1 + \xi_{bi}`. Its
     first step is
 
@@ -430,7 +432,7 @@ def deviations(formula: Formula, priors: Priors, folds: list[Fold]) -> Tensor:
     """
     gradients = torch.cat([label_gradients(formula, fold) for fold in folds])
     hessian = gradients.T @ gradients + priors.precision(formula.values).double().diag()
-    scores = torch.randn(NUM_DRAWS // 2, len(gradients)).to(gradients) @ gradients
+    scores = torch.randn(number // 2, len(gradients)).to(gradients) @ gradients
     half = torch.linalg.solve(hessian, scores.T).T
     return torch.stack([half, -half], 1).flatten(0, 1).to(folds[0].inputs)
 

@@ -25,12 +25,10 @@ from pyro_nmm.models import (
     FreeNMM,
     MarginalField,
     PairwiseMRF,
-    StackedNMM,
     grid_edges,
     ising,
 )
 from pyro_nmm.models.backbones import RandomInput
-from pyro_nmm.models.stacked.fit import bounded_temperature
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 
@@ -82,21 +80,6 @@ def test_an_order_may_be_a_list():
     target, hood = ising(grid_edges(1, 3), 0.4, torch.zeros(3)), to_hood(nx.path_graph(3))
     guide = FieldGuide(hood, FreeNMM(hood, 2), target, order=[2, 0, 1])
     assert guide.order.tolist() == [2, 0, 1]
-
-
-def test_scores_with_an_offset_of_each_row():
-    """Softmax ignores it; log joints of generative classifiers have it."""
-    torch.manual_seed(0)
-    y, held_out = torch.randint(2, (200,)), torch.arange(200) < 150
-    scores = torch.randn(200, 2) + 2 * torch.nn.functional.one_hot(y)
-    plain = bounded_temperature(scores, y, held_out)
-    moved = bounded_temperature(scores + 500 * torch.randn(200, 1), y, held_out)
-    assert abs(moved - plain) < 0.05 * plain
-    hood = to_hood(nx.path_graph(200))
-    for constant in (torch.ones(200, 2), torch.full((200, 2), 0.5).log()):
-        assert bounded_temperature(constant, y, held_out) == 1
-        stacked = StackedNMM(2).fit(hood, constant, y, ~held_out, held_out, num_steps=5)
-        assert stacked.posterior(hood, constant, y, ~held_out).marginals().isfinite().all()
 
 
 def test_a_convolution_is_one_layer():
