@@ -14,23 +14,22 @@ of human cortex: ten clusterings of the spots are the annotators, and no label i
 
 from __future__ import annotations
 
-import argparse
 import csv
+from argparse import ArgumentParser
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import pyro
 import torch
-from plotting import PALETTE, save
+from common import options, scores
+from plotting import PALETTE, canvas, save
 from scipy.optimize import linear_sum_assignment
 from sklearn.manifold import TSNE
 from sklearn.metrics import adjusted_rand_score, confusion_matrix, mutual_info_score
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm import sources
 from pyro_nmm.datasets import digits
-from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, accuracy, information
 from pyro_nmm.models.hidden import mixture_em
 
@@ -85,7 +84,7 @@ def digits_by_annotators(args) -> dict:
         "Dawid-Skene": dawid_skene(emission, consensus.field.hood, answers),
         "NMM": consensus.probs,
     }
-    results = {name: scores(p, y) for name, p in probs.items()}
+    results = {name: scores(p, y, least=1e-12) for name, p in probs.items()}
     print(f"\n{'':24}{'accuracy':>9}{'NLL':>9}{'ECE':>9}")
     for name, row in results.items():
         print(f"{name:24}", *(f"{value:8.4f}" for value in row.values()))
@@ -106,14 +105,6 @@ def digits_by_annotators(args) -> dict:
         axes[5].set(xlabel="accuracy", title="How good annotators are")
         save(figure, args.output)
     return results | {"rates": rates, "quality": quality}
-
-
-def scores(probs, y) -> dict:
-    return {
-        "accuracy": (probs.argmax(1) == y).double().mean().item(),
-        "NLL": -mean_log_prob(probs.clamp(min=1e-12), y).item(),
-        "ECE": multiclass_calibration_error(probs, y, probs.shape[1], n_bins=15).item(),
-    }
 
 
 def section(folder: Path, name: str):
@@ -183,9 +174,7 @@ def colored_as(labels, truth):
 
 def panels(places, labels: dict, names, truth=None, size: float = 8):
     """Four of six panels: labels as colors. Given the truth, wrong labels are ringed."""
-    matplotlib.use("Agg")
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(2, 3, figsize=(14, 8.6), layout="constrained")
+    figure, axes = canvas(2, 3, (14, 8.6))
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     axes = axes.flatten()
     style = {"cmap": matplotlib.colors.ListedColormap(PALETTE), "vmin": 0, "vmax": len(PALETTE)}
@@ -242,16 +231,13 @@ def main(args) -> dict:
     return cortex_by_clusterings(args) if args.data_root else digits_by_annotators(args)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> ArgumentParser:
+    parser = options(__doc__, "annotators.png")
     parser.add_argument("--data-root", type=Path, help="folder that holds dlpfc; default: digits")
     parser.add_argument("--section", default="151673", help="of cortex")
     parser.add_argument("--num-labels", type=int, default=6, help="of cortex")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-threads", type=int, default=1, help="results depend on it")
-    parser.add_argument("--output", type=Path, default=Path("output/annotators.png"))
     return parser
 
 

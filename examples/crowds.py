@@ -11,20 +11,16 @@ ask next?
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from argparse import ArgumentParser
 
-import matplotlib
-import matplotlib.pyplot as plt
 import pyro
 import torch
-from plotting import PALETTE, progress_bar, reliability, save
+from common import options, progress_bar, scores
+from plotting import PALETTE, canvas, diagonal, reliability, save
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import one_hot
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm.datasets import digits
-from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators
 from pyro_nmm.models.hidden import mixture_em
 
@@ -88,15 +84,6 @@ def asking(data, everything, best: bool) -> list[float]:
     return found
 
 
-def scores(probs, y) -> dict:
-    clear = probs.clamp(min=1e-6)
-    return {
-        "accuracy": (probs.argmax(1) == y).double().mean().item(),
-        "NLL": -mean_log_prob(clear / clear.sum(1, keepdim=True), y).item(),
-        "ECE": multiclass_calibration_error(probs, y, 10, n_bins=15).item(),
-    }
-
-
 def main(args) -> dict:
     torch.set_num_threads(args.num_threads)
     data, found, asked = digits(), {}, {}
@@ -125,9 +112,7 @@ def main(args) -> dict:
 
 def draw(args, data, found, shown, asked) -> None:
     """Accuracy over the share of nodes asked, reliability, and accuracy over questions."""
-    matplotlib.use("Agg")
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
+    figure, axes = canvas(1, 3, (14, 4.6))
     colors = dict(zip(NAMES, ("0.6", PALETTE[0], PALETTE[2], PALETTE[4]), strict=True))
     for name, color in colors.items():
         accuracy = [found[share][name]["accuracy"] for share in found]
@@ -139,8 +124,7 @@ def draw(args, data, found, shown, asked) -> None:
     axes[0].legend(frameon=False)
     for name in (DAWID_SKENE, BOTH):
         reliability(axes[1], shown[1][name].double(), data.y, colors[name], name)
-    low = min(*axes[1].get_xlim(), *axes[1].get_ylim())
-    axes[1].plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
+    diagonal(axes[1])
     axes[1].set(xlabel="confidence", ylabel="accuracy",
                 title=f"Reliability, {shown[0]:.0%} asked, ± one standard error")  # fmt: skip
     axes[1].legend(frameon=False)
@@ -152,14 +136,11 @@ def draw(args, data, found, shown, asked) -> None:
     save(figure, args.output)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> ArgumentParser:
+    parser = options(__doc__, "crowds.png")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of nodes asked")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, default=Path("output/crowds.png"))
     return parser
 
 

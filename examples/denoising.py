@@ -11,16 +11,15 @@ and denoises the other.
 
 from __future__ import annotations
 
-import argparse
 import time
+from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
 
-import matplotlib
-import matplotlib.pyplot as plt
 import pyro
 import torch
-from plotting import progress_bar, save
+from common import options, progress_bar
+from plotting import canvas, save
 from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
@@ -116,9 +115,7 @@ def main(args) -> dict:
 
 
 def draw(args, clean: Tensor, shown: dict, extra: dict, result: dict) -> None:
-    matplotlib.use("Agg")
-    plt.rcParams.update({"font.size": 9})
-    figure, axes = plt.subplots(2, 3, figsize=(10.5, 7.2), layout="constrained")
+    figure, axes = canvas(2, 3, (10.5, 7.2), font=9, box=True)
     axes = axes.T.flatten()
     for axis, (name, image) in zip(axes, ({"clean": clean} | shown).items(), strict=False):
         axis.imshow((image / 255).clamp(0, 1).permute(1, 2, 0).cpu().numpy())
@@ -136,10 +133,8 @@ def draw(args, clean: Tensor, shown: dict, extra: dict, result: dict) -> None:
     save(figure, args.output)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> ArgumentParser:
+    parser = options(__doc__, "denoising.png")
     parser.add_argument("--noise", type=float, default=25.0, help="standard deviation at the test")
     parser.add_argument("--crop", type=int, default=256, help="side of the test image; 0: all")
     parser.add_argument("--width", type=int, default=24)
@@ -151,7 +146,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-root", type=Path, help="with bsds300/images/train and kodak24")
-    parser.add_argument("--output", type=Path, default=Path("output/denoising.png"))
     return parser
 
 

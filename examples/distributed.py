@@ -14,9 +14,9 @@ downloaded by PyG. An interrupted run continues with --checkpoint FILE --resume.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
+from argparse import ArgumentParser
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -25,7 +25,7 @@ from pathlib import Path
 import pyro
 import torch
 import torch.distributed as dist
-from classified_graphs import NAMES, load
+from common import GRAPHS, load_graph, options
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
@@ -70,10 +70,10 @@ def prepare(data: Data) -> Data:
 
 
 def make_network(args, data: Data) -> NMMNetwork:
-    options = {"dropout": args.dropout, "normalize": False}
+    layer = {"dropout": args.dropout, "normalize": False}
     classes = int(data.y.max()) + 1
-    labels = GCN(data.num_features, 16, LAYERS, out_channels=classes, **options)
-    attention = GCN(data.num_features, 64, 1, **options)
+    labels = GCN(data.num_features, 16, LAYERS, out_channels=classes, **layer)
+    attention = GCN(data.num_features, 64, 1, **layer)
     return NMMNetwork(labels, attention, num_classes=classes, floor=0.1, gamma=2.0)
 
 
@@ -152,7 +152,7 @@ def main(args) -> dict[str, float] | None:
     rank, world, device = start()
     pyro.enable_validation(False)
     pyro.set_rng_seed(args.seed)  # the network's weights are the same everywhere
-    data = prepare(load(args.graph, args.data_root)).to(device)
+    data = prepare(load_graph(args.graph, args.data_root)).to(device)
     network = make_network(args, data).to(device)
     train(args, network, data, rank, world)
     if dist.is_initialized():
@@ -170,11 +170,9 @@ def main(args) -> dict[str, float] | None:
     return scores
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--graph", default="digits", choices=NAMES)
+def parser() -> ArgumentParser:
+    parser = options(__doc__)
+    parser.add_argument("--graph", default="digits", choices=GRAPHS)
     parser.add_argument("--data-root", type=Path, help="folder of PyG's Planetoid data")
     parser.add_argument("--num-epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=32, help="seeds a step, of all processes")

@@ -10,37 +10,24 @@ label. The classifier alone, calibrated, label spreading, and an NMM on top of t
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from argparse import ArgumentParser
 
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from plotting import COLORS, progress_bar, reliability, save
+from common import options, progress_bar, scores
+from plotting import COLORS, diagonal, reliability, save
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_digits
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.neighbors import KNeighborsTransformer
 from sklearn.semi_supervised import LabelSpreading
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 BOOSTING, TEMPERATURE, SPREADING = "boosting", "boosting + temperature", "label spreading"
 NMM = "boosting + NMM"
-
-
-def scores(probs: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Of probabilities ``(n, 10)`` of images without a label."""
-    p, truth = torch.as_tensor(probs).double(), torch.as_tensor(y)
-    p = p.clamp(min=1e-6)
-    p = p / p.sum(1, keepdim=True)
-    return {
-        "accuracy": (p.argmax(1) == truth).double().mean().item(),
-        "NLL": -p.gather(1, truth[:, None]).log().mean().item(),
-        "ECE": multiclass_calibration_error(p, truth, 10, n_bins=15).item(),
-    }
 
 
 def main(args) -> dict:
@@ -50,7 +37,7 @@ def main(args) -> dict:
     calibrated = CalibratedClassifierCV(boosting, method="temperature", cv=5)
     spreading = LabelSpreading(kernel="knn", n_neighbors=10)
     near = KNeighborsTransformer(n_neighbors=10)  # of the pixels as they are, in the same unit
-    found: dict[str, list[dict]] = {name: [] for name in (BOOSTING, TEMPERATURE, SPREADING, NMM)}
+    runs: dict[str, list[dict]] = {name: [] for name in (BOOSTING, TEMPERATURE, SPREADING, NMM)}
     for seed in progress_bar(range(args.num_seeds), desc="few labels", unit="draw"):
         known = np.random.default_rng(seed).permutation(len(rows)) < args.num_labels
         y = np.where(known, digits, -1)
@@ -62,13 +49,14 @@ def main(args) -> dict:
             SPREADING: np.nan_to_num(spreading.fit(rows, y).label_distributions_),
             NMM: model.label_distributions_,
         }
-        for name, each in probs.items():
-            found[name].append(scores(each[~known], digits[~known]))
+        for name, table in probs.items():
+            truth = torch.as_tensor(digits[~known])
+            runs[name].append(scores(torch.as_tensor(table[~known]).double(), truth))
     print(model.summary())
     print(f"{len(rows) - args.num_labels} images without a label, mean of {args.num_seeds} draws")
     print(f"{'':24}", *(f"{name:>9}" for name in ("accuracy", "NLL", "ECE")))
-    means = {name: {k: np.mean([each[k] for each in runs]) for k in runs[0]}
-             for name, runs in found.items()}  # fmt: skip
+    means = {name: {score: np.mean([row[score] for row in draws]) for score in draws[0]}
+             for name, draws in runs.items()}  # fmt: skip
     for name, row in means.items():
         print(f"{name:24}", *(f"{value:9.4f}" for value in row.values()))
     if args.output:
@@ -95,8 +83,7 @@ def draw(args, rows, digits, known, model, probs) -> None:
     for name, color in zip((TEMPERATURE, NMM), COLORS, strict=True):
         p, y = torch.as_tensor(probs[name][~known]), torch.as_tensor(digits[~known])
         reliability(axis, p.double(), y, color, name)
-    low = min(*axis.get_xlim(), *axis.get_ylim())
-    axis.plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
+    diagonal(axis)
     axis.set(xlabel="confidence", ylabel="accuracy", title="Reliability, ± one standard error")
     axis.legend(frameon=False, loc="lower right")
     axis, nodes = right.subplots(), torch.from_numpy(np.flatnonzero(~known))
@@ -111,15 +98,12 @@ def draw(args, rows, digits, known, model, probs) -> None:
     save(figure, args.output)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> ArgumentParser:
+    parser = options(__doc__, "few_labels.png")
     parser.add_argument("--num-labels", type=int, default=400)
     parser.add_argument("--num-seeds", type=int, default=2, help="draws of the labelled images")
     parser.add_argument("--max-iter", type=int, default=60, help="of boosting")
     parser.add_argument("--num-threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, default=Path("output/few_labels.png"))
     return parser
 
 

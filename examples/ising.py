@@ -11,15 +11,13 @@ measures both.
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser
 from functools import partial
-from pathlib import Path
 
-import matplotlib
-import matplotlib.pyplot as plt
 import pyro
 import torch
-from plotting import progress_bar, save
+from common import options, progress_bar
+from plotting import canvas, save
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
@@ -72,9 +70,7 @@ def main(args) -> dict:
 
 def draw(args, clean: Tensor, noisy: Tensor, marginals: dict[str, Tensor],
          samples: dict[str, Tensor], curve: list[float], result: dict) -> None:  # fmt: skip
-    matplotlib.use("Agg")
-    plt.rcParams.update({"font.size": 9})
-    figure, axes = plt.subplots(4, 4, figsize=(13, 6.2), layout="constrained")
+    figure, axes = canvas(4, 4, (13, 6.2), font=9, box=True)
     shape, exact = clean.shape, marginals["exact"]
     grey = {"cmap": "gray_r", "vmin": 0, "vmax": 1}
     show(axes[0, 0], clean > 0, "letters", **grey)
@@ -116,10 +112,8 @@ def show(axis, image: Tensor, title: str, **style):
     return axis.imshow(image.cpu(), **style)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> ArgumentParser:
+    parser = options(__doc__, "ising.png")
     parser.add_argument("--text", default="NMM")
     parser.add_argument("--height", type=int, default=14, help="pixels; exact sums take up to 17")
     parser.add_argument("--width", type=int, default=44)
@@ -129,7 +123,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--output", type=Path, default=Path("output/ising.png"))
     return parser
 
 

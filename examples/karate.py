@@ -12,15 +12,14 @@ likelihood, and sampled posterior marginals with exact ones.
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser
 from functools import partial
-from pathlib import Path
 
-import matplotlib
 import matplotlib.pyplot as plt
 import networkx as nx
 import pyro
-from plotting import progress_bar, save
+from common import options, progress_bar
+from plotting import canvas, save
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from torch_geometric.datasets import KarateClub
@@ -79,18 +78,13 @@ def settings(lr, name) -> dict:
 
 
 def draw(args, data, mix, posterior, curve) -> None:
-    matplotlib.use("Agg")
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(12, 6), width_ratios=(1, 2.1), layout="constrained"
-    )
+    figure, (left, right) = canvas(1, 2, (12, 6), width_ratios=(1, 2.1))
     steps, bound, log_prob = zip(*curve, strict=True)
     left.plot(steps, log_prob, color="black", label=r"$\log p(y_\tau)$, exact")
     left.plot(steps, bound, "--", color="#D55E00", label="lower bound, 256 samples")
     gap = max(abs(a - b) for a, b in zip(bound, log_prob, strict=True))
-    left.set(
-        xlabel="SVI step", ylabel="nats", title=f"Bound and likelihood differ by at most {gap:.4f}"
-    )
+    title = f"Bound and likelihood differ by at most {gap:.4f}"
+    left.set(xlabel="SVI step", ylabel="nats", title=title)
     left.legend(frameon=False)
 
     hood, attention = mix.hood, mix.attention.cpu()
@@ -130,15 +124,12 @@ def draw(args, data, mix, posterior, curve) -> None:
     save(figure, args.output)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def parser() -> ArgumentParser:
+    parser = options(__doc__, "karate.png")
     parser.add_argument("--num-steps", type=int, default=150)
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--output", type=Path, default=Path("output/karate.png"))
     return parser
 
 

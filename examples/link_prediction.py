@@ -11,19 +11,18 @@ who meets whom in Les Misérables.
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 import time
+from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
 
-import matplotlib
-import matplotlib.pyplot as plt
 import networkx
 import pyro
 import torch
+from common import options, progress_bar
 from matplotlib.patches import Rectangle
-from plotting import progress_bar, save
+from plotting import canvas, save
 from sklearn.cluster import KMeans
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
@@ -133,9 +132,7 @@ def communities(
 
 
 def draw(args, data: Data, names: list[str], split: LinkSplit, pairs: dict, curves: dict) -> None:
-    matplotlib.use("Agg")
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(1, 3, figsize=(14, 5), layout="constrained")
+    figure, axes = canvas(1, 3, (14, 5), font=9)
     community, fit = communities(list(pairs.values())[-1], split, data.x)
     order = (2 * community - fit / fit.abs().max()).argsort()
     matrix = to_dense_adj(data.edge_index.cpu(), max_num_nodes=data.num_nodes)[0]
@@ -165,10 +162,8 @@ def draw(args, data: Data, names: list[str], split: LinkSplit, pairs: dict, curv
     save(figure, args.output)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> ArgumentParser:
+    parser = options(__doc__, "links.png")
     parser.add_argument("--dataset", default="lesmis", choices=["lesmis", "synthetic", "nips12",
                         "yeast", "cora", "citeseer", "pubmed"])  # fmt: skip
     parser.add_argument("--guide", nargs="+", default=list(NAMES), choices=NAMES)
@@ -181,7 +176,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("output/links.png"))
     return parser
 
 

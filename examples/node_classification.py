@@ -14,26 +14,21 @@ from --data-root. With --checkpoint FOLDER an interrupted run continues.
 
 from __future__ import annotations
 
-import argparse
 import time
+from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
 
 import pyro
 import torch
-from classified_graphs import NAMES, load
-from plotting import draw, progress_bar
-from torchmetrics.functional.classification import multiclass_calibration_error
+from common import GRAPHS, load_graph, options, progress_bar
+from common import scores as label_scores
+from plotting import draw
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import inner_edges
 from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
-from pyro_nmm.metrics import (
-    brier,
-    independent_pairs,
-    mean_log_prob,
-    pair_log_likelihood,
-)
+from pyro_nmm.metrics import brier, independent_pairs, pair_log_likelihood
 from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
 from pyro_nmm.models.backbones import appnp, gat, gcn
 
@@ -67,14 +62,10 @@ def timed(fit, *args, label: str, **options):
 
 
 def scores(probs, data, pairs, table, seconds=None) -> dict:
-    test, y = data.test_mask, data.y
-    p = probs[test]
-    return {
-        "accuracy": (p.argmax(-1) == y[test]).double().mean().item(),
-        "NLL": -mean_log_prob(p.clamp(min=1e-12), y[test]).item(),
-        "ECE": multiclass_calibration_error(p, y[test], p.shape[-1], n_bins=15).item(),
-        "Brier": brier(p, y[test]).item(),
-        "PLL": pair_log_likelihood(table.clamp(min=1e-24), y, pairs).item(),
+    p, y = probs[data.test_mask], data.y[data.test_mask]
+    return label_scores(p, y, least=1e-12) | {
+        "Brier": brier(p, y).item(),
+        "PLL": pair_log_likelihood(table.clamp(min=1e-24), data.y, pairs).item(),
         "s/epoch": seconds,
     }
 
@@ -91,17 +82,17 @@ def main(args) -> dict:
     torch.set_num_threads(args.num_threads)
     pyro.enable_validation(False)
     pyro.set_rng_seed(args.seed)
-    data = load(args.dataset, args.data_root, args.split).to(args.device)
+    data = load_graph(args.dataset, args.data_root, args.split).to(args.device)
     num_classes, y = int(data.y.max()) + 1, data.y
     hood = Neighborhood(data.edge_index, data.num_nodes)
     pairs = inner_edges(data.edge_index, data.test_mask)
     alone, network = (net.to(args.device) for net in networks(args, data, num_classes))
     files = {name: args.checkpoint and args.checkpoint / f"{name}.pt" for name in ("alone", "nmm")}
-    options = {"lr": args.lr, "weight_decay": args.weight_decay, "num_epochs": args.num_epochs}
+    how = {"lr": args.lr, "weight_decay": args.weight_decay, "num_epochs": args.num_epochs}
 
     name = args.backbone.upper()
     logits, curve, seconds = timed(
-        fit_classifier, alone, data, label=name, checkpoint=files["alone"], **options
+        fit_classifier, alone, data, label=name, checkpoint=files["alone"], **how
     )
     probs = logits.softmax(-1)
     scaled = (logits / temperature_scaling(logits, y, data.val_mask)).softmax(-1)
@@ -123,7 +114,7 @@ def main(args) -> dict:
     consistency = Consistency(data.num_nodes, num_classes, weight=args.consistency).to(args.device)
     mix, nmm_curve, seconds = timed(
         fit_nmm, network, data, hood, label=f"NMM-{name}", checkpoint=files["nmm"],
-        consistency=consistency if args.consistency else None, **options,
+        consistency=consistency if args.consistency else None, **how,
     )  # fmt: skip
     post = mix.condition(y, data.train_mask, num_samples=64)
     results[f"NMM-{name}"] = scores(post.marginals(), data, pairs, post.pairwise(pairs), seconds)
@@ -144,11 +135,9 @@ def main(args) -> dict:
     return results | {"joint": joint}
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--dataset", default="digits", choices=NAMES)
+def parser() -> ArgumentParser:
+    parser = options(__doc__, "node_classification.png")
+    parser.add_argument("--dataset", default="digits", choices=GRAPHS)
     parser.add_argument("--backbone", default="gcn", choices=BACKBONES)
     parser.add_argument("--shared", action="store_true", help="one network for alpha and attention")
     parser.add_argument("--split", type=int, default=0, help="number of the split")
@@ -163,7 +152,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-threads", type=int, default=1, help="results depend on it")
     parser.add_argument("--data-root", type=Path, help="folder that holds Cora/raw and the like")
     parser.add_argument("--checkpoint", type=Path, help="folder for resumable checkpoints")
-    parser.add_argument("--output", type=Path, default=Path("output/node_classification.png"))
     return parser
 
 

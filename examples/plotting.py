@@ -1,25 +1,29 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Progress and figures of the examples; the three panels of node_classification.py."""
+"""Figures of the examples, and the three panels of node_classification.py."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-#: A bar on a terminal, and nothing in a log.
-progress_bar = partial(tqdm, unit="step", disable=None, dynamic_ncols=True)
 COLORS = ("#E69F00", "#0072B2")
 #: Okabe and Ito's palette for up to eight labels, extended by greys.
 PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000",
            "#999999", "#555555")  # fmt: skip
+
+
+def canvas(rows: int, columns: int, size: tuple[float, float], font: int = 10, **style):
+    """A figure and its axes, without lines on top and on the right by default."""
+    matplotlib.use("Agg")
+    lines = dict.fromkeys(("axes.spines.top", "axes.spines.right"), style.pop("box", False))
+    plt.rcParams.update({"font.size": font} | lines)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", **style)
 
 
 def save(figure, path: Path) -> None:
@@ -30,25 +34,20 @@ def save(figure, path: Path) -> None:
 
 
 def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
-    matplotlib.use("Agg")
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
+    figure, axes = canvas(1, 3, (14, 4.6))
     test = data.test_mask
     for (name, p), color in zip(probs.items(), COLORS, strict=True):
         reliability(axes[0], p[test].cpu(), data.y[test].cpu(), color, name)
         accuracy = [row[0] for row in curves[name]]
         axes[1].plot(range(1, len(accuracy) + 1), accuracy, color=color, label=name)
-    low = min(axes[0].get_xlim()[0], axes[0].get_ylim()[0], 0.9)
-    axes[0].plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
+    low = diagonal(axes[0], 0.9)
     axes[0].set(xlabel="confidence", ylabel="accuracy", xlim=(low, 1.01), ylim=(low, 1.01),
                 title="Reliability on the test nodes, ± one standard error")  # fmt: skip
     axes[1].set(xlabel="epoch", ylabel="accuracy", title="Validation accuracy")
     axes[1].set_ylim(bottom=min(0.5, max(max(row[0] for row in c) for c in curves.values()) - 0.1))
     for axis in axes[:2]:
         axis.legend(frameon=False, loc="lower right")
-    node = args.node
-    if node is None:
-        node = uncertain_node(data, mix, *probs.values())
+    node = uncertain_node(data, mix, *probs.values()) if args.node is None else args.node
     neighbourhood(axes[2], data, mix, list(probs.values())[1], node)
     save(figure, args.output)
 
@@ -62,6 +61,13 @@ def reliability(axis, probs: Tensor, y: Tensor, color: str, label: str, bins: in
     share = torch.stack([hit[part].mean() for part in parts])
     error = (share * (1 - share) / torch.tensor([len(part) for part in parts])).sqrt()
     axis.errorbar(x, share, error, fmt="o-", ms=4, capsize=2, color=color, label=label)
+
+
+def diagonal(axis, low: float = 1.0) -> float:
+    """Where accuracy equals confidence; returns the least value shown."""
+    low = min(axis.get_xlim()[0], axis.get_ylim()[0], low)
+    axis.plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
+    return low
 
 
 def uncertain_node(data, mix, first: Tensor, second: Tensor) -> int:
@@ -80,9 +86,8 @@ def neighbourhood(axis, data, mix, marginals: Tensor, node: int) -> None:
     weight = dict(zip(hood.source[row].tolist(), mix.attention[row].tolist(), strict=True))
     others = sorted((j for j in weight if j != node), key=lambda j: -weight[j])[:8]
     angle = torch.arange(len(others)) * 2 * torch.pi / max(len(others), 1) + 0.3
-    places = {node: (0.0, 0.0)} | dict(
-        zip(others, (1.1 * torch.stack([angle.cos(), angle.sin()], -1)).tolist(), strict=True)
-    )
+    circle = (1.1 * torch.stack([angle.cos(), angle.sin()], -1)).tolist()
+    places = {node: (0.0, 0.0)} | dict(zip(others, circle, strict=True))
     for j in others:
         x, y = places[j]
         axis.plot([0, x], [0, y], color="0.4", lw=30 * weight[j], alpha=0.5, zorder=1,

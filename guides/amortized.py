@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""A network and an NMM as model and guide, and a penalty for few labels."""
+
 import pyro
 import torch
 from torch import Tensor, nn

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The loss of a mini-batch of seed nodes."""
+
 import functools
 import warnings
 from collections.abc import Sequence
@@ -85,8 +87,8 @@ class SeedLoss(nn.Module):
         mask = self._seeds(batch, seeds)
         if mask is None:
             # Every parameter takes part, or other processes would wait for its gradient.
-            every = [(0 * p).sum() for p in self.parameters() if p.requires_grad]
-            return torch.stack(every).sum()
+            parts = [(0 * p).sum() for p in self.parameters() if p.requires_grad]
+            return torch.stack(parts).sum()
         if total is not None:
             check_positive(total=total)
         edge_index = entry(batch, "edge_index")
@@ -94,11 +96,11 @@ class SeedLoss(nn.Module):
         hood = Neighborhood(edge_index[:, mask[edge_index[1]]], batch.num_nodes)
         self._check_whole(batch, hood, mask)
         with NoSites():
-            found = Parameters(*self.network(hood, *(batch[name] for name in self.inputs)))
-        given = hood, found.alpha, found.logits, entry(batch, "y"), mask
-        options = {"relabel": found.relabel, "collapsed": True}
-        model = functools.partial(nmm, *given, **options)
-        guide = functools.partial(ordered_guide, *given, estimator=self.estimator, **options)
+            outputs = Parameters(*self.network(hood, *(batch[name] for name in self.inputs)))
+        arguments = hood, outputs.alpha, outputs.logits, entry(batch, "y"), mask
+        options = {"relabel": outputs.relabel, "collapsed": True}
+        model = functools.partial(nmm, *arguments, **options)
+        guide = functools.partial(ordered_guide, *arguments, estimator=self.estimator, **options)
         bound = self._elbo.differentiable_loss(model, guide)
         return bound / (int(mask.sum()) if total is None else total)
 
@@ -122,10 +124,10 @@ class SeedLoss(nn.Module):
                 )
                 self._told = True
             return
-        found = hood.ptr.diff() - 1
-        if (cut := mask & (found < whole)).any():
+        loaded = hood.ptr.diff() - 1
+        if (cut := mask & (loaded < whole)).any():
             node = cut.nonzero()[0].item()
             raise ValueError(
-                f"seed {node} has {found[node].item()} of its {whole[node].item()} neighbours in "
+                f"seed {node} has {loaded[node].item()} of its {whole[node].item()} neighbours in "
                 f"the batch ({int(cut.sum())} such seeds): the fan-out of the first hop must be -1"
             )

@@ -85,10 +85,10 @@ def check_program(
     store = pyro.get_param_store()
     with torch.random.fork_rng(devices=[]), store.scope(store.get_state()):
         with pyro.validation_enabled(True):
-            one = list(_traces(program, 1, num_runs))
+            one = _log_probs(program, 1, num_runs)
             _check_labels(program)
             try:
-                many = list(_traces(program, PARTICLES, num_runs // PARTICLES))
+                many = _log_probs(program, PARTICLES, num_runs // PARTICLES)
             except RuntimeError as failure:
                 raise ValueError(
                     f"with vectorized particles the program fails: {str(failure).splitlines()[0]}. "
@@ -96,26 +96,15 @@ def check_program(
                     f"None] * probs, with one None more for each plate"
                 ) from failure
             _check_particles(program)
-        means = _log_probs(one, 1), _log_probs(many, PARTICLES)
-        _compare(*means)
+        _compare(one, many)
         _check_without_validation(program)
-    loss, other = (-torch.stack(list(sites.values())).sum(0) for sites in means)
-    error = (loss.var() / len(loss) + other.var() / len(other)).sqrt()
+    loss, other = (-torch.stack(list(sites.values())).sum(0) for sites in (one, many))
+    error = _error_of_difference(loss, other)
     return ProgramCheck(loss.mean().item(), other.mean().item(), error.item())
 
 
 def _elbo(particles: int) -> TraceGraph_ELBO:
     return TraceGraph_ELBO(num_particles=particles, vectorize_particles=particles > 1)
-
-
-def _traces(program: tuple, particles: int, runs: int) -> Iterator[tuple[Any, Any]]:
-    elbo = _elbo(particles)
-    for _ in range(runs):
-        for pair in elbo._get_traces(*program):
-            for trace in pair:
-                for _, site in _sites(trace):
-                    check_site(site)
-            yield pair
 
 
 def _sites(trace: poutine.Trace) -> Iterator[tuple[str, Any]]:
@@ -126,15 +115,22 @@ def _plain(value: Any) -> Tensor:
     return untracked(value.detach())[0][0]
 
 
-def _log_probs(traces: list, particles: int) -> dict[tuple[str, str], Tensor]:
+def _error_of_difference(first: Tensor, second: Tensor) -> Tensor:
+    """Standard error of the difference between two means."""
+    return (first.var() / len(first) + second.var() / len(second)).sqrt()
+
+
+def _log_probs(program: tuple, particles: int, runs: int) -> dict[tuple[str, str], Tensor]:
     """``(runs,)``: what each site of model and guide adds to the bound of a particle."""
-    found = defaultdict(list)
-    for pair in traces:
-        for program, trace, sign in zip(("model", "guide"), pair, (1, -1), strict=True):
-            for name, site in _sites(trace):
-                total = _plain(site["log_prob_sum"]).double().cpu()
-                found[program, name].append(sign * total / particles)
-    return {key: torch.stack(values) for key, values in found.items()}
+    elbo, totals = _elbo(particles), defaultdict(list)
+    for _ in range(runs):
+        for pair in elbo._get_traces(*program):
+            for kind, trace, sign in zip(("model", "guide"), pair, (1, -1), strict=True):
+                for name, site in _sites(trace):
+                    check_site(site)
+                    total = _plain(site["log_prob_sum"]).double().cpu()
+                    totals[kind, name].append(sign * total / particles)
+    return {key: torch.stack(values) for key, values in totals.items()}
 
 
 def _run(program: tuple, particles: int) -> tuple[poutine.Trace, poutine.Trace]:
@@ -181,13 +177,13 @@ def _check_particles(program: tuple) -> None:
         if any(not torch.equal(value, again[name]) for name, value in first.items()):
             return  # the program has random numbers beside its sites, such as dropout
         for name in first.keys() & many.nodes.keys():
-            found, site = first[name], many.nodes[name]
+            value, site = first[name], many.nodes[name]
             log_prob = _plain(site["log_prob"])
-            wanted = of_particle(log_prob, number, 0, site["cond_indep_stack"]).sum()
-            if (wanted - found).abs() > 1e-3 * (1 + found.abs()):
+            among = of_particle(log_prob, number, 0, site["cond_indep_stack"]).sum()
+            if (among - value).abs() > 1e-3 * (1 + value.abs()):
                 raise ValueError(
-                    f"site {name!r} has the log-probability {found:.6g} at the values of one "
-                    f"particle, and {wanted:.6g} among vectorized particles: it reads values of "
+                    f"site {name!r} has the log-probability {value:.6g} at the values of one "
+                    f"particle, and {among:.6g} among vectorized particles: it reads values of "
                     f"another particle. Index from the right, as values[..., i], sum over nodes by "
                     f"sum(-1), and take a value for each label by Vindex(values[..., None, :])"
                     f"[..., y], with one None more for each plate"
@@ -197,9 +193,8 @@ def _check_particles(program: tuple) -> None:
 def _compare(one: dict, many: dict) -> None:
     for place in one.keys() & many.keys():
         first, second = one[place], many[place]
-        error = (first.var() / len(first) + second.var() / len(second)).sqrt()
-        difference = (first.mean() - second.mean()).abs()
-        if difference > ERRORS * error + 1e-4 * (1 + first.mean().abs()):
+        tolerance = ERRORS * _error_of_difference(first, second) + 1e-4 * (1 + first.mean().abs())
+        if (first.mean() - second.mean()).abs() > tolerance:
             program, site = place
             raise ValueError(
                 f"site {site!r} of the {program} has a mean log-probability of {first.mean():.4g} "
@@ -236,11 +231,13 @@ def _check_labels(program: tuple) -> None:
             possible = evidence.isfinite().to(evidence).flatten(0, -2)
             new = torch.multinomial(possible, 1).view_as(old)
             below = _below(program, labels, name, new, before)
-            change = [evidence.gather(-1, y.unsqueeze(-1)).sum(-1) for y in (new, old)]
-            frames = {frame for _, each in _sites(before) for frame in each["cond_indep_stack"]}
+            totals = [evidence.gather(-1, y.unsqueeze(-1)).sum(-1) for y in (new, old)]
+            frames = {frame for _, other in _sites(before) for frame in other["cond_indep_stack"]}
             whole = all(f.size == (f.full_size or f.size) for f in frames)
-            if site["mask"] is None and whole:  # a subsample has evidence of its own
-                _compare_evidence(name, below, ((change[0] - change[1]) * site["scale"]).sum())
+            latent = not all(other["is_observed"] for other, _ in below)
+            # A subsample, and latent sites below the labels, have evidence of their own.
+            if site["mask"] is None and whole and not latent:
+                _compare_evidence(name, below, ((totals[0] - totals[1]) * site["scale"]).sum())
         elif isinstance(draw, ChosenLabels) and name in before:
             old = _plain(site["value"])
             _below(program, name, name, torch.randint_like(old, draw.num_classes), before)
@@ -252,10 +249,10 @@ def _below(
     """Sites that depend on labels, and by how much they change at ``new`` ones."""
     changed = before.copy()
     changed.nodes[labels] = {**before.nodes[labels], "value": new}
-    after, found = _replayed(program, changed), []
-    own = {beside(labels, kind) for kind in ("c", "y", "z", "u")} | {labels}
+    after, below = _replayed(program, changed), []
+    field = {beside(labels, kind) for kind in ("c", "y", "z", "u")} | {labels}
     for name, site in _sites(before):
-        if name in own or name not in after.nodes:
+        if name in field or name not in after.nodes:
             continue
         pair = [_plain(trace.nodes[name]["log_prob_sum"]).double() for trace in (before, after)]
         if torch.equal(*pair):
@@ -266,20 +263,17 @@ def _below(
                 f"and TraceGraph_ELBO would be biased: assignments such as out[i] = y, NumPy, "
                 f"tolist() and torch.vmap lose it; indexing, gather, torch.where and stack keep it"
             )
-        found.append((site, pair[1] - pair[0]))
-    return found
+        below.append((site, pair[1] - pair[0]))
+    return below
 
 
-def _compare_evidence(name: str, below: list[tuple[Any, Tensor]], wanted: Tensor) -> None:
-    if not all(site["is_observed"] for site, _ in below):
-        return  # latent sites below the labels have evidence of their own
-    wanted = wanted.double()
-    difference = torch.stack([wanted - wanted, *(change for _, change in below)]).sum()
-    if (difference - wanted).abs() > 1e-3 * (1 + wanted.abs() + difference.abs()):
+def _compare_evidence(name: str, below: list[tuple[Any, Tensor]], evidence: Tensor) -> None:
+    change = sum((change for _, change in below), torch.zeros_like(evidence.double()))
+    if (change - evidence).abs() > 1e-3 * (1 + evidence.abs() + change.abs()):
         names = ", ".join(repr(str(site["name"])) for site, _ in below) or "no observed site"
         warnings.warn(
             f"at other labels {beside(name, 'y')} the log-likelihood of {names} changes by "
-            f"{difference:.4g} nats, but the evidence of evidence_guide by {wanted:.4g}: the bound "
+            f"{change:.4g} nats, but the evidence of evidence_guide by {evidence:.4g}: the bound "
             f"is looser than it need be. Give the log-likelihood of each node's observation at "
             f"each label, with the scales of the sites",
             stacklevel=4,

@@ -1,8 +1,9 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Guides of the latent feature model of links, with and without an NMM."""
+
 from enum import StrEnum
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import pyro
@@ -24,6 +25,7 @@ from pyro_nmm.arguments import (
     check_finite,
     check_ids,
     check_integers,
+    check_positive,
     expect,
 )
 from pyro_nmm.caching import LastCall
@@ -99,14 +101,13 @@ class DGLFRMGuide(nn.Module):
         super().__init__()
         way = as_member(LinkEstimator, estimator=estimator)
         check_integers(1, num_features=num_features, hidden=hidden, width=width)
-        check_finite(temperature=temperature, gamma=gamma)
-        if not temperature > 0 or not (num_columns is None or _is_count(num_columns)):
-            must, got = "positive, the second an integer", f"{temperature} and {num_columns}"
-            raise ValueError(f"temperature and num_columns must be {must}, got {got}")
-        size = target.num_nodes
+        check_positive(temperature=temperature)
+        check_finite(gamma=gamma)
+        if num_columns is not None:
+            check_integers(1, num_columns=num_columns)
         if hood is not None:
             check_hood(hood)
-            if hood.num_nodes != size:
+            if hood.num_nodes != (size := target.num_nodes):
                 raise ValueError(f"hood must have the {size} nodes of target, got {hood.num_nodes}")
         self.target, self.hood, self.name = target, hood, name
         self.temperature, self.num_columns = temperature, num_columns
@@ -122,8 +123,8 @@ class DGLFRMGuide(nn.Module):
             return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
 
         options: dict[str, Any] = {"family": family, "site": "s", "name": name}
-        if marginal:
-            options["credit"] = self._credit if local else None
+        if marginal and local:
+            options["credit"] = self._credit
         kind = MarginalGuide if marginal else MixtureGuide
         self.memberships: MarginalGuide = kind(hood, self.encoder, self._rest, **options)
 
@@ -138,9 +139,8 @@ class DGLFRMGuide(nn.Module):
         :return: ``(..., N, K)``, :math:`b \odot r`.
         """
         if held_out is not None and pyro.settings.get("validate_distributions_pyro"):
-            size = self.target.num_nodes
-            question = edge_index, held_out, size
-            self._last_check.get(question, lambda: _check_held_out(edge_index, held_out, size))
+            question = edge_index, held_out
+            self._last_check.get(question, lambda: self._check_held_out(edge_index, held_out))
         a, b = self.encoder.sticks(self.target.concentration)
         v = pyro.sample("v", StickShares(a, b).expand(self.target.shape).to_event(2))
         inputs = v, edge_index, x, held_out
@@ -168,11 +168,10 @@ class DGLFRMGuide(nn.Module):
         ``(P,)``: log-odds of edges between pairs ``(2, P)``, means over rounded :math:`b`. Tensors
         may be arrays or nested lists.
         """
-        if not _is_count(num_samples):
-            raise ValueError(f"num_samples must be at least 1, an integer, got {num_samples}")
-        given, device = (pairs, edge_index, x), self.encoder.log_sticks.device
-        names = "pairs", "edge_index", "x"
-        pairs, edge_index, x = (as_tensor(*each, device) for each in zip(names, given, strict=True))
+        check_integers(1, num_samples=num_samples)
+        device = self.encoder.log_sticks.device
+        pairs, x = as_tensor("pairs", pairs, device), as_tensor("x", x, device)
+        edge_index = as_tensor("edge_index", edge_index, device)
         pairs = expect("pairs", pairs, (2, "P"), kind="integers").long()
         check_ids("pairs", pairs, (2, "P"), self.target.num_nodes)
         with evaluation(self):
@@ -182,6 +181,13 @@ class DGLFRMGuide(nn.Module):
                 members = (nodes["s"]["value"] > 0) * nodes["r"]["value"]
                 total = total + self.target.link_logits(members, pairs)
         return total / num_samples
+
+    def _check_held_out(self, edge_index: Tensor, held_out: Tensor) -> None:
+        size = self.target.num_nodes
+        edges, others = (observed_edges(edge_index, size, hidden) for hidden in (None, held_out))
+        if edges.shape != others.shape:
+            pairs = "edge_index must not hold pairs of held_out"
+            raise ValueError(f"{pairs}: the network would see them")
 
     def _rest(self, v: Tensor, edge_index: Tensor, x: Tensor, held_out: Tensor | None) -> Tensor:
         modelled = None if self.target.features is None else x
@@ -212,16 +218,6 @@ class DGLFRMGuide(nn.Module):
             # Half, as both draws stand for either one, and twice, as every other step has none.
             credit = gain.index_select(0, hood.row) * change
         return (credit * (family.logits - family.logits.detach())).sum()
-
-
-def _is_count(value: int) -> bool:
-    return isinstance(value, Integral) and value >= 1
-
-
-def _check_held_out(edge_index: Tensor, held_out: Tensor, num_nodes: int) -> None:
-    edges = [observed_edges(edge_index, num_nodes, hidden) for hidden in (None, held_out)]
-    if edges[0].shape != edges[1].shape:
-        raise ValueError("edge_index must not hold pairs of held_out: the network would see them")
 
 
 class _Outputs(NamedTuple):
@@ -280,7 +276,7 @@ class _Encoder(nn.Module):
         outputs = [head(F.dropout(h, self.dropout, self.training), graph)
                    for head, h in zip(self.heads, hidden, strict=True)]  # fmt: skip
         mean, log_scale, odds = outputs[:3]
-        found = _Outputs(odds + stick_logits(v), mean, log_scale.exp())
+        memberships = _Outputs(odds + stick_logits(v), mean, log_scale.exp())
         if hood is None:
-            return found, None
-        return found, attention_scores(hood, outputs[3], self.omega.square(), self.gamma)
+            return memberships, None
+        return memberships, attention_scores(hood, outputs[3], self.omega.square(), self.gamma)

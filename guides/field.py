@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The NMM as a variational family for Markov random fields, and the mean field."""
+
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,8 +12,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_member, as_tensor, check_integers
-from pyro_nmm.graph_arguments import order_to_rows
-from pyro_nmm.guides.shared_forward import SharedForward
+from pyro_nmm.guides.shared_forward import SharedForward, as_order
 from pyro_nmm.models.random_fields import PairwiseMRF, RandomField, check_field
 from pyro_nmm.ops.entropy import EntropyEstimator
 
@@ -65,11 +66,7 @@ class FieldGuide(SharedForward):
                     f"got {target.num_nodes} nodes and batch {tuple(target.batch_shape)}"
                 )
             order = torch.cat(target.colors()) if order is None else order
-        if order is None:
-            order = torch.randperm(hood.num_nodes, device=hood.device)
-        order = as_tensor("order", order, hood.device)
-        order_to_rows(hood, order)
-        self.register_buffer("order", order)
+        self.register_buffer("order", as_order(hood, order))
 
     def guide(self, *inputs) -> None:
         """The factor ``entropy``."""

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The NMM as a variational family for any Pyro program."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +14,9 @@ from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_tensor, check_integers
-from pyro_nmm.graph_arguments import check_hood, order_to_rows
-from pyro_nmm.guides.shared_forward import SharedForward
+from pyro_nmm.arguments import check_integers
+from pyro_nmm.graph_arguments import check_hood
+from pyro_nmm.guides.shared_forward import SharedForward, as_order
 from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
@@ -131,6 +133,8 @@ class MixtureGuide(MarginalGuide):
         :class:`~pyro_nmm.MembershipMixture`.
     """
 
+    order: Tensor
+
     def __init__(
         self, hood: Neighborhood, network: nn.Module, target: Callable[..., Any], *,
         order: Tensor | None = None, site: str = "y", name: str = "mixture",
@@ -139,12 +143,7 @@ class MixtureGuide(MarginalGuide):
         if isinstance(target, RandomField):
             raise ValueError(f"target is a {type(target).__name__}, no program: use FieldGuide")
         super().__init__(hood, network, target, family, site=site, name=name)
-        if order is None:
-            order = torch.randperm(hood.num_nodes, device=hood.device)
-        order = as_tensor("order", order, hood.device)
-        order_to_rows(hood, order)
-        self.order: Tensor
-        self.register_buffer("order", order)
+        self.register_buffer("order", as_order(hood, order))
 
     def draw(self, parameters: Any, logits: Tensor, *relabel: Tensor) -> Tensor:
         """Sites ``c`` and ``y``, for an output of the network."""
@@ -168,9 +167,9 @@ class MixtureGuide(MarginalGuide):
                     f"network gives {int(y.max()) + 1} or more labels, but target's site "
                     f"{self.site!r} takes {support}: give both the same num_classes"
                 )
-            with poutine.trace() as own:
+            with poutine.trace() as choices:
                 c = pyro.sample("c", family.choices(y, order=self.order))
-        (site,) = (node for node in own.trace.nodes.values() if node["type"] == "sample")
+        (site,) = (node for node in choices.trace.nodes.values() if node["type"] == "sample")
         if (drawn := str(site["name"]).removesuffix("c") + self.site) != labels["name"]:
             where = f"labels at {labels['name']!r}, but the guide draws {drawn!r}"
             raise ValueError(f"target has {where}: name them in full, such as site='prior/y'")
@@ -180,13 +179,13 @@ class MixtureGuide(MarginalGuide):
     def _labels(self, trace: poutine.Trace) -> Any:
         """The target's site of labels, whose prefix is the shortest: the prefix of outer scopes."""
         names = [name for name, node in trace.nodes.items() if node["type"] == "sample"]
-        found = [name for name in names if f"/{name}".endswith(f"/{self.site}")]
-        depth = min((name.count("/") for name in found), default=0)
-        found = [name for name in found if name.count("/") == depth]
-        if len(found) != 1:
+        ends = [name for name in names if f"/{name}".endswith(f"/{self.site}")]
+        depth = min((name.count("/") for name in ends), default=0)
+        labels = [name for name in ends if name.count("/") == depth]
+        if len(labels) != 1:
             must = f"one site {self.site!r} for the labels, with its scopes in site="
             raise ValueError(f"target must have {must}; it has {names}")
-        name = found[0]
+        name = labels[0]
         if f"{name.removesuffix(self.site)}c" in names:
             raise ValueError(
                 f"target has a site 'c' beside its labels {name!r}, the name of the guide's "
@@ -204,10 +203,10 @@ class MixtureGuide(MarginalGuide):
         if not dims or not torch.is_grad_enabled():
             return family.logits.new_zeros(())
         (c, y), _ = untracked(c, y)
-        choice, given = NeighborChoice(self.hood, family.logits), family.given(c)
-        (choice_log_prob, label_log_prob), _ = untracked(choice.log_prob(c), given.log_prob(y))
+        choice, labels = NeighborChoice(self.hood, family.logits), family.given(c)
+        (choice_log_prob, label_log_prob), _ = untracked(choice.log_prob(c), labels.log_prob(y))
         log_prob = choice_log_prob + label_log_prob
-        score = choice_log_prob if given.has_rsample else log_prob
+        score = choice_log_prob if labels.has_rsample else log_prob
         with torch.no_grad():
             trace.compute_log_prob()
             sites = [s["log_prob"] for s in trace.nodes.values() if s["type"] == "sample"]

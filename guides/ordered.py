@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Guides without parameters: choices, and latent labels, node after node."""
+
 from typing import Any
 
 import pyro
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.concentrations import written_out
+from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.hidden import (
@@ -29,7 +32,7 @@ from pyro_nmm.models.hidden import (
 from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
-from pyro_nmm.relabel import as_channel, evidence_of
+from pyro_nmm.relabel import as_channel
 
 
 def ordered_guide(
@@ -62,7 +65,7 @@ def ordered_guide(
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
     if not as_channel(relabel).certain:
-        evidence = evidence_of(hood, relabel, y, observed)
+        evidence = Parameters.of(hood, alpha, logits, relabel).evidence(y, observed)
         draw = _Draw(hood, written_out(alpha), logits, evidence, observed, None, estimator)
         _latent_sites(draw, collapsed, site="u")
         return
@@ -73,7 +76,7 @@ def ordered_guide(
         if not collapsed:
             posterior = posterior_alpha(written_out(q.alpha), c, q.borrowed(c))
             pyro.sample("z", Dirichlet(posterior).to_event(1))
-        elif any(isinstance(each, InitMessenger | ConditionMessenger) for each in _PYRO_STACK):
+        elif any(isinstance(h, InitMessenger | ConditionMessenger) for h in _PYRO_STACK):
             # Predictive runs the guide: nmm draws replicates given the choices and these labels.
             borrowed = Delta(q.borrowed(c), event_dim=1).mask(False)
             pyro.sample("u", borrowed, infer={"is_auxiliary": True})

@@ -1,17 +1,32 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Programs that share one run of a network, and the contexts in which they run."""
+
 import operator
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyro
 import torch
 from pyro.poutine.messenger import Messenger
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.arguments import as_tensor
+from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.models.param_store import register
+
+
+@contextmanager
+def unvalidated() -> Iterator[None]:
+    """Around Pyro's steps, whose inputs are checked before, and whose NaN is our error."""
+    with warnings.catch_warnings(), pyro.validation_enabled(False):
+        warnings.filterwarnings("ignore", "Encountered (NaN|.*inf)")
+        yield
 
 
 @contextmanager
@@ -27,6 +42,15 @@ def evaluation(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
+def as_order(hood: Neighborhood, order: Any) -> Tensor:
+    """A permutation of the nodes, default random."""
+    if order is None:
+        order = torch.randperm(hood.num_nodes, device=hood.device)
+    order = as_tensor("order", order, hood.device)
+    order_to_rows(hood, order)
+    return order
+
+
 class NoSites(Messenger):
     """Refuses sample sites: the model takes over the guide's output, and would lack their prior."""
 
@@ -38,7 +62,7 @@ class NoSites(Messenger):
         )
 
 
-class SharedForward(nn.Module):
+class SharedForward(nn.Module, ABC):
     """
     A model and a guide that share one run of a network, so that both see the same dropout mask: the
     model takes over the guide's output, if it comes next with the same inputs and weights.
@@ -52,10 +76,18 @@ class SharedForward(nn.Module):
         self.hood, self.network, self.name, self.family = hood, network, name, family
         self._kept: tuple | None = None
 
+    @abstractmethod
+    def guide(self, *inputs: Any, **data: Any) -> Any:
+        """The program that comes first."""
+
+    @abstractmethod
+    def model(self, *inputs: Any, **data: Any) -> Any:
+        """The program that takes over the guide's output."""
+
     def mixture(self, *inputs) -> Any:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
         with evaluation(self):
-            outputs = [each if each is None else each.detach() for each in self.run(inputs)]
+            outputs = [part if part is None else part.detach() for part in self.run(inputs)]
         return self.family(self.hood, *outputs)
 
     def run(self, inputs: tuple) -> Any:

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Networks from node features, or free parameters, to the parameters of an NMM."""
+
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -79,11 +81,11 @@ def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor
     ``(..., num_edges)``: :math:`\text{scale} \cdot v_i^\top v_j / (\|v_i\| \|v_j\|) +
     \gamma \, \delta(i = j)` of vectors ``(..., N, H)``.
     """
-    target, (*batch, num_nodes, width) = hood.target, v.shape
-    each = F.normalize(v, dim=-1).reshape(-1, num_nodes, width)
-    found = torch.stack([edge_products(part, target, hood.source) for part in each])
-    own = (target == hood.source).to(v)
-    return scale * found.reshape(*batch, hood.num_edges) + gamma * own
+    target, batch = hood.target, v.shape[:-2]
+    units = F.normalize(v, dim=-1).reshape(-1, *v.shape[-2:])
+    cosines = torch.stack([edge_products(unit, target, hood.source) for unit in units])
+    loops = (target == hood.source).to(v)
+    return scale * cosines.reshape(*batch, hood.num_edges) + gamma * loops
 
 
 class NMMNetwork(nn.Module):
@@ -228,14 +230,14 @@ class FreeNMM(nn.Module):
         expect_all("marginals", marginals, good, "be probabilities")
         start = kappa * ((1 - epsilon) * marginals.detach() + epsilon / num_classes)
         self.log_alpha = nn.Parameter(start.log().contiguous())  # as Pyro's store keeps it
-        own = (hood.source == hood.target) & (not hood.bipartite)
-        self.logits = nn.Parameter(gamma * own.to(start))
+        loops = (hood.source == hood.target) & (not hood.bipartite)
+        self.logits = nn.Parameter(gamma * loops.to(start))
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
         """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``."""
-        sizes, own = (hood.num_sources, hood.num_edges), (len(self.log_alpha), len(self.logits))
+        sources, edges = len(self.log_alpha), len(self.logits)
         # Sources that are no nodes have errors of their own, where the output is used.
-        if sizes != own and not hood.bipartite:
-            must = f"the {own[0]} sources and {own[1]} edges of these parameters"
-            raise ValueError(f"hood must have {must}, got {sizes[0]} and {sizes[1]}")
+        if (hood.num_sources, hood.num_edges) != (sources, edges) and not hood.bipartite:
+            must = f"the {sources} sources and {edges} edges of these parameters"
+            raise ValueError(f"hood must have {must}, got {hood.num_sources} and {hood.num_edges}")
         return self.log_alpha.exp(), self.logits

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The NMM as a Pyro program."""
+
 import pyro
 import torch
 from pyro.distributions import Categorical, Delta, Dirichlet, Independent
@@ -8,17 +10,12 @@ from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
-from pyro_nmm.graph_arguments import (
-    check_all_rows,
-    check_label_range,
-    check_labels,
-    check_shapes,
-    check_values,
-)
+from pyro_nmm.distributions.parameters import Parameters
+from pyro_nmm.graph_arguments import check_label_range, check_labels
 from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import KEEP, Channel, Matrices, check_relabel
+from pyro_nmm.relabel import KEEP, Channel, Matrices
 
 
 def nmm(
@@ -85,25 +82,19 @@ def nmm(
         borrowed labels have a site ``u`` of their own, of event shape ``(n,)``.
     :return: ``(..., n)`` the labels of the rows. Cost: :math:`O(N C + E)`.
     """
-    alpha, logits = check_shapes(hood, alpha, logits)
-    check_all_rows(hood)
-    validate = pyro.settings.get("validate_distributions_pyro")
-    if validate:
-        check_values(alpha, logits, hood)
+    prior = Parameters.of(hood, alpha, logits, relabel)
     rows = hood.restrict(observed)
-    channel = check_relabel(hood, relabel, alpha.shape[-1])
-    if validate:
-        channel.check_values()
-    own = channel.of(rows.edge)
-    obs = None
+    of_rows, obs = prior.of_rows(rows), None
+    alpha, channel = prior.alpha, of_rows.channel
     if y is not None:
         obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
-        if validate:
-            check_label_range(rows, obs, alpha.shape[-1])
+    if pyro.settings.get("validate_distributions_pyro"):
+        prior.check_values()
+        if obs is not None:
+            check_label_range(rows, obs, prior.num_classes)
     if predict and (observed is None or observed.all()):
         raise ValueError("predict draws the nodes that observed leaves out, but it selects all")
-    shapes = alpha.shape[:-2], logits.shape[:-1], channel.batch_shape
-    batch = torch.broadcast_shapes(*shapes, () if obs is None else obs.shape[:-1])
+    batch = torch.broadcast_shapes(prior.batch_shape, () if obs is None else obs.shape[:-1])
     if obs is not None:
         check_plates(rows, batch)
     with OneEvent(rows, batch) as event:
@@ -112,36 +103,30 @@ def nmm(
             if isinstance(alpha, OrdinalConcentrations):
                 raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
             z = pyro.sample("z", Dirichlet(alpha).to_event(1))
-        c = pyro.sample("c", _choice(rows, logits))
-        prior = alpha
-        if event.fixed and collapsed and own.certain:
+        c = pyro.sample("c", NeighborChoice(rows, of_rows.logits))
+        if event.fixed and collapsed and channel.certain:
             # A guide leaves the labels that it drew the choices for in this site.
             unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)
             seen = pyro.sample("u", unknown, infer={"is_auxiliary": True})
             event.forgotten = bool((seen < 0).any())
             if not event.forgotten:
-                alpha = posterior_alpha(written_out(alpha), c, seen)
-        chosen = own.chosen(rows, c) if own.certain else KEEP
+                alpha = posterior_alpha(prior.table, c, seen)
+        chosen = channel.chosen(rows, c) if channel.certain else KEEP
         labels = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
         borrowed = None
-        if isinstance(own, Matrices):  # the labels shown are drawn given the borrowed labels
+        if isinstance(channel, Matrices):  # the labels shown are drawn given the borrowed labels
             borrowed = pyro.sample("u", labels)
-            labels = Categorical(own.shown_probs(rows, c, borrowed)).to_event(1)
+            labels = Categorical(channel.shown_probs(rows, c, borrowed)).to_event(1)
         y = pyro.sample("y", labels, obs=obs)
     if predict:
-        rest = hood.restrict(~observed)  # type: ignore[operator]
         with torch.no_grad():
             if borrowed is None:
-                borrowed = own.chosen(rows, c).borrow(y)
+                borrowed = channel.chosen(rows, c).borrow(y)
             # Labels that were drawn anew come on top of those that the guide saw.
-            alpha = alpha if event.drawn else prior
-            y_rest = _rest(rest, alpha, logits, z, c, borrowed, channel.of(rest.edge))
-            pyro.deterministic("y_rest", y_rest, event_dim=1)
+            alpha = alpha if event.drawn else prior.alpha
+            rest = prior.of_rows(hood.restrict(~observed))  # type: ignore[operator]
+            pyro.deterministic("y_rest", _rest(rest, alpha, z, c, borrowed), event_dim=1)
     return y
-
-
-def _choice(rows: Neighborhood, logits: Tensor) -> NeighborChoice:
-    return NeighborChoice(rows, logits.index_select(-1, rows.edge))
 
 
 def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:
@@ -153,16 +138,16 @@ def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:
 
 
 def _rest(
-    rows: Neighborhood, alpha: Concentrations, logits: Tensor, z: Tensor | None, c: Tensor,
-    borrowed: Tensor, channel: Channel,
-) -> Tensor:  # fmt: skip
+    rest: Parameters, alpha: Concentrations, z: Tensor | None, c: Tensor, borrowed: Tensor
+) -> Tensor:
     """Labels of other rows, given choices and labels: without ``z`` a field again."""
-    (alpha, logits, z, c, borrowed, channel), _ = untracked(alpha, logits, z, c, borrowed, channel)
+    values = alpha, rest.logits, z, c, borrowed, rest.channel
+    (alpha, logits, z, c, borrowed, channel), _ = untracked(*values)
     batch = torch.broadcast_shapes(c.shape[:-1], borrowed.shape[:-1])
-    c_rest = _choice(rows, logits).expand(batch).sample()
+    c_rest = NeighborChoice(rest.hood, logits).expand(batch).sample()
     if z is not None:
         labels = _of_chosen(z, c_rest).sample()
     else:
-        drawn = (value.expand(*batch, -1) for value in (c, borrowed))
-        labels = ChosenLabels(posterior_alpha(written_out(alpha), *drawn), c_rest).sample()
-    return channel.draw(rows, c_rest, labels)
+        seen = (value.expand(*batch, -1) for value in (c, borrowed))
+        labels = ChosenLabels(posterior_alpha(written_out(alpha), *seen), c_rest).sample()
+    return channel.draw(rest.hood, c_rest, labels)

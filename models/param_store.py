@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Networks in Pyro's parameter store."""
+
 import warnings
 
 import pyro

@@ -58,7 +58,7 @@ class OneEvent(Messenger):
         for kind in ("scale", "mask"):
             shape = msg[kind].shape if isinstance(msg[kind], Tensor) else Size()
             sizes = zip(reversed(shape), reversed(batch), strict=False)
-            if len(shape) > len(batch) or any(size not in (1, own) for size, own in sizes):
+            if len(shape) > len(batch) or any(entries not in (1, size) for entries, size in sizes):
                 raise ValueError(
                     f"poutine.{kind} of shape {tuple(shape)} around site {name!r} of batch "
                     f"shape {tuple(batch)} would count the joint log-probability of all nodes "
@@ -81,7 +81,7 @@ class OneEvent(Messenger):
                 f"model and guide"
             )
         # Elsewhere a batch is drawn, and its densities are not added up.
-        counted = any(isinstance(each, ReplayMessenger) or _copies(each) for each in _PYRO_STACK)
+        counted = any(isinstance(h, ReplayMessenger) or _copies(h) for h in _PYRO_STACK)
         if counted and not msg["stop"]:
             _check_owned(msg, self.batch_shape)
 
@@ -93,18 +93,18 @@ def kind_of(name: str) -> str:
 
 def beside(name: str, kind: str) -> str:
     """The name of another site of the same field."""
-    place, own = name.rfind("/") + 1, kind_of(name)
-    return name[:place] + kind + name[place + len(own) :]
+    start = name.rfind("/") + 1
+    return name[:start] + kind + name[start + len(kind_of(name)) :]
 
 
 def _given_choices(labels: str) -> bool:
     """Whether labels are drawn after the choices of a trace, which were drawn for other labels."""
+    choices = beside(labels, "c")
     for handler in _PYRO_STACK:
         trace = handler.trace if isinstance(handler, ReplayMessenger) else None
-        if trace is not None and labels not in trace and beside(labels, "c") in trace:
-            nodes = trace.nodes
-            choices = isinstance(nodes[beside(labels, "c")]["fn"], OrderedConditional)
-            return choices and beside(labels, "z") not in nodes
+        if trace is not None and labels not in trace and choices in trace:
+            conditional = isinstance(trace.nodes[choices]["fn"], OrderedConditional)
+            return conditional and beside(labels, "z") not in trace
     return False
 
 
@@ -130,36 +130,32 @@ def check_site(msg: Any) -> None:
 
 
 def _check_owned(msg: Any, batch: Size) -> None:
-    dims = unowned(msg, batch)
+    """Refuse a batch shape with a dimension that belongs to no plate and is not enumerated."""
+    frames = {frame.dim for frame in msg["cond_indep_stack"]}
+    enums = [h.first_available_dim for h in _PYRO_STACK if isinstance(h, EnumMessenger)]
+    first = max((-1 if dim is None else dim for dim in enums), default=-inf)
+    dims = [d for d in range(-len(batch), 0) if batch[d] > 1 and d not in frames and d > first]
     if not dims:
         return
     plates = [f"{f.name!r} has {f.dim}" for f in msg["cond_indep_stack"] if f.dim is not None]
     owners = f" ({', '.join(plates)})" if plates else ""
     if any(isinstance(handler, OneEvent) for handler in _PYRO_STACK):
-        what, cure = "alpha, logits, labels or evidence", (
+        what = "alpha, logits, labels or evidence"
+        cure = (
             "put the field in a plate, or move the dimension to its plate: "
             "kappa[..., None, None] * probs, with one None more for each plate between"
-        )  # fmt: skip
+        )
     else:
-        what, cure = "values or parameters", (
+        what = "values or parameters"
+        cure = (
             "move it to its plate, with one [..., None] for each plate to the right. Labels of nmm "
             "have their nodes right of all plates: replace a plate over nodes by .to_event(1), or "
             "by pyro_nmm.models.node_plate"
-        )  # fmt: skip
+        )
     raise ValueError(
         f"site {msg['name']!r} has {what} of batch shape {tuple(batch)}, whose dimension "
         f"{dims[-1]} belongs to no plate{owners}: {cure}"
     )
-
-
-def unowned(msg: Any, batch_shape: Size) -> list[int]:
-    """Dimensions of a batch shape that belong to no plate and are not enumerated."""
-    own = {frame.dim for frame in msg["cond_indep_stack"]}
-    enums = [handler for handler in _PYRO_STACK if isinstance(handler, EnumMessenger)]
-    first = max((-1 if e.first_available_dim is None else e.first_available_dim for e in enums),
-                default=-inf)  # fmt: skip
-    dims = range(-len(batch_shape), 0)
-    return [dim for dim in dims if batch_shape[dim] > 1 and dim not in own and dim > first]
 
 
 def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) -> None:
@@ -173,14 +169,13 @@ def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) ->
             continue
         if latent and size not in (rows.num_nodes, rows.num_rows):
             continue
-        missing = -frame.dim > len(batch_shape)
-        if missing or batch_shape[frame.dim] < frame.size:
-            given = "alpha, logits or evidence" if latent else "y, alpha or logits"
+        if -frame.dim > len(batch_shape) or batch_shape[frame.dim] < frame.size:
+            arguments = "alpha, logits or evidence" if latent else "y, alpha or logits"
             raise ValueError(
                 f"plate {frame.name!r} of size {size} surrounds one labelling of all nodes, whose "
                 f"joint log-probability would be counted {size} times: use observed= or "
-                f"poutine.scale. If it is a plate of {size} fields, give {given} a batch dimension "
-                f"for it, such as by expand"
+                f"poutine.scale. If it is a plate of {size} fields, give {arguments} a batch "
+                f"dimension for it, such as by expand"
             )
 
 
@@ -218,13 +213,12 @@ def node_plate(
     check_each_call("y", y, lambda value: value >= 0, "hold labels from 0 on")
     if subsample_size is not None:
         check_integers(1, subsample_size=subsample_size)
-    return _node_plate(pyro.plate(name, rows.num_rows, subsample_size, dim=dim), rows, y)
+    plate = pyro.plate(name, rows.num_rows, subsample_size, dim=dim)
+    return _labels_in_plate(plate, rows, y)
 
 
 @contextmanager
-def _node_plate(
-    plate: Any, rows: Neighborhood, y: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
+def _labels_in_plate(plate: Any, rows: Neighborhood, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     with plate as places:
         place = plate.dim - 1
         y = y.reshape(*[1] * (-place - y.dim()), *y.shape)

@@ -59,8 +59,8 @@ def as_tensor(
         value = data if masked is None else np.where(np.ma.getmaskarray(value), masked, data)
     try:
         array = value if isinstance(value, list | tuple) else _native(value)
-        found = torch.as_tensor(array, device=device)
-        return found.long() if found.dtype in UNSIGNED else found
+        tensor = torch.as_tensor(array, device=device)
+        return tensor.long() if tensor.dtype in UNSIGNED else tensor
     except (KeyError, TypeError, ValueError, RuntimeError):
         of = "a tensor, an array or a nested list of numbers"
         got = f"{type(value)}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}"
@@ -81,9 +81,9 @@ def check_order(name: str, value: Any) -> None:
     """Refuse pandas data whose rows are numbered 0, 1, ... in another order."""
     if callable(index := getattr(value, "index", ())):  # of a list
         return
-    found, order = np.asarray(index), np.arange(len(index))
-    other = found.dtype.kind in "iu" and not np.array_equal(found, order)
-    if other and np.array_equal(np.sort(found), order):
+    numbers, order = np.asarray(index), np.arange(len(index))
+    differs = numbers.dtype.kind in "iu" and not np.array_equal(numbers, order)
+    if differs and np.array_equal(np.sort(numbers), order):
         cure = f"{name}.sort_index(), or {name}.reset_index(drop=True) to keep the order"
         raise ValueError(f"{name} has rows in another order than its index, 0..N-1: pass {cure}")
 
@@ -101,7 +101,7 @@ def expect(
     ValueError: x must have shape (N, 4), got (2, 3)
 
     """
-    sizes = [each[0] if isinstance(each, tuple) else str(each) for each in shape or ()]
+    sizes = [dim[0] if isinstance(dim, tuple) else str(dim) for dim in shape or ()]
     text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
     if not isinstance(value, Tensor) or not is_kind(value, kind):
         got = value.dtype if isinstance(value, Tensor) else type(value)
@@ -115,6 +115,15 @@ def expect(
     if like is not None:
         expect_device(name, value, like.device)
     return value.long() if value.dtype in UNSIGNED else value
+
+
+def as_expected(
+    name: str, value: Any, shape: tuple[Dim, ...] | None = None, *, kind: str = "tensor",
+    like: Any = None, note: str = "",
+) -> Tensor:  # fmt: skip
+    """:func:`expect` of arrays and lists too, which are put on the device of ``like``."""
+    value = as_tensor(name, value, None if like is None else like.device)
+    return expect(name, value, shape, kind=kind, like=like, note=note)
 
 
 def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:
@@ -145,14 +154,14 @@ def is_kind(value: Tensor, kind: str) -> bool:
     return kind not in types or value.dtype == types[kind]
 
 
-def _fits(found: tuple[int, ...], shape: tuple[Dim, ...]) -> bool:
+def _fits(sizes: tuple[int, ...], shape: tuple[Dim, ...]) -> bool:
     if shape[:1] == ("...",):
         shape = shape[1:]
-        found = found[max(0, len(found) - len(shape)) :]
-    least = [each[1] if isinstance(each, tuple) else 0 for each in shape]
-    return len(found) == len(shape) and all(
-        size == each if isinstance(each, int) else size >= low
-        for size, each, low in zip(found, shape, least, strict=True)
+        sizes = sizes[max(0, len(sizes) - len(shape)) :]
+    least = [dim[1] if isinstance(dim, tuple) else 0 for dim in shape]
+    return len(sizes) == len(shape) and all(
+        size == dim if isinstance(dim, int) else size >= low
+        for size, dim, low in zip(sizes, shape, least, strict=True)
     )
 
 
@@ -167,6 +176,18 @@ def out_of_range(ids: Tensor, size: int) -> int | None:
     return low if low < 0 else high
 
 
+def check_range(name: str, ids: Tensor, size: int, kind: str = "node", cure: str = "") -> None:
+    """Refuse ids that are not in ``0..size - 1``."""
+    if (bad := out_of_range(ids, size)) is not None:
+        raise ValueError(f"{name} holds {kind} id {bad}, but ids lie in 0..{size - 1}{cure}")
+
+
+def check_ids(name: str, ids: Tensor, shape: tuple, num_nodes: int, **expected: Any) -> None:
+    """Refuse node ids out of range, or that :func:`expect` refuses."""
+    expect(name, ids, shape, kind="ids", **expected)
+    check_range(name, ids, num_nodes)
+
+
 def check_edges(name: str, edge_index: Tensor) -> None:
     """Refuse all but a dense tensor of integers ``(2, num_edges)``."""
     if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
@@ -178,28 +199,26 @@ def check_edges(name: str, edge_index: Tensor) -> None:
     expect(name, edge_index, kind="integers")
 
 
+def as_edge_index(
+    edge_index: Any, num_nodes: int, num_sources: int | None = None, like: Any = None
+) -> Tensor:
+    """Edges that :func:`check_edge_index` accepts, of arrays and lists too, as ``torch.long``."""
+    edge_index = as_tensor("edge_index", edge_index, None if like is None else like.device)
+    check_edge_index(edge_index, num_nodes, num_sources)
+    return edge_index.long()
+
+
 def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
     """Pairs of node ids, as PyG has them, or of a source and a node."""
     nodes = "node", num_nodes
     ends = nodes if num_sources is None else ("source", num_sources), nodes
-    for what, size in ends:
+    for kind, size in ends:
         if not isinstance(size, Integral) or size < 1:
-            raise ValueError(f"num_{what}s must be a positive integer, got {size!r}")
+            raise ValueError(f"num_{kind}s must be a positive integer, got {size!r}")
     check_edges("edge_index", edge_index)
-    for ids, (what, size) in zip(edge_index, ends, strict=True):
-        if (bad := out_of_range(ids, size)) is not None:
-            raise ValueError(
-                f"edge_index holds {what} id {bad}, but ids must lie in 0..{size - 1}: "
-                f"renumber the {what}s or raise num_{what}s (now {size})"
-            )
-
-
-def check_grid(radius: int, **sizes: int) -> None:
-    """Refuse sizes of a grid below one, and a negative radius."""
-    values = *sizes.values(), radius
-    if not all(isinstance(n, int) for n in values) or min(values[:-1]) < 1 or radius < 0:
-        needed, got = ", ".join(f"{name} >= 1" for name in sizes), ", ".join(map(repr, values))
-        raise ValueError(f"grid needs {needed} and radius >= 0, integers, got {got}")
+    for ids, (kind, size) in zip(edge_index, ends, strict=True):
+        cure = f": renumber the {kind}s or raise num_{kind}s (now {size})"
+        check_range("edge_index", ids, size, kind, cure)
 
 
 def check_mask(
@@ -213,24 +232,12 @@ def check_mask(
         raise ValueError(f"{name} selects no node: at least one entry must be True")
 
 
-def as_mask(
-    nodes: Tensor, num_nodes: int, device: torch.device, name: str = "nodes", *, empty: bool = False
-) -> Tensor:
-    """Nodes given by ids or by a mask, as a mask; see :func:`check_mask`."""
-    if isinstance(nodes, Tensor) and nodes.dtype in (torch.int32, torch.int64) and nodes.dim() == 1:
-        if (bad := out_of_range(nodes, num_nodes)) is not None:
-            raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}, got {bad}")
-        nodes = index_to_mask(nodes.long(), num_nodes)
-    check_mask(nodes, num_nodes, device, name, empty=empty)
-    return nodes
-
-
 def as_set(
     nodes: Any, num_nodes: int, device: torch.device, name: str, *, empty: bool = False
 ) -> Tensor:
     """
-    :func:`as_mask` of arrays and lists too. ``N`` zeros and ones that repeat are a mask, and node
-    ids are distinct.
+    A mask of nodes given by a mask or by distinct node ids. ``N`` zeros and ones that repeat are a
+    mask.
     """
     nodes = as_tensor(name, nodes, device)
     none = nodes.numel() == 0 and nodes.dtype != torch.bool
@@ -239,20 +246,15 @@ def as_set(
     if repeats and len(nodes) == num_nodes and 0 <= values[0] <= values[-1] <= 1:
         nodes = nodes.bool()
     elif ids and not repeats:
-        nodes = nodes.long()
+        check_range(name, nodes, num_nodes)
+        nodes = index_to_mask(nodes.long(), num_nodes)
     elif nodes.dtype != torch.bool or nodes.shape != (num_nodes,):
         raise ValueError(
             f"{name} must be a boolean mask (N,) or node ids (K,), N = {num_nodes}, got "
             f"{nodes.dtype} of shape {tuple(nodes.shape)}{' that repeat' * repeats}"
         )
-    return as_mask(nodes, num_nodes, device, name, empty=empty)
-
-
-def check_ids(name: str, ids: Tensor, shape: tuple, num_nodes: int, **expected: Any) -> None:
-    """Refuse node ids out of range, or that :func:`expect` refuses."""
-    expect(name, ids, shape, kind="ids", **expected)
-    if (bad := out_of_range(ids, num_nodes)) is not None:
-        raise ValueError(f"{name} holds node id {bad}, but ids lie in 0..{num_nodes - 1}")
+    check_mask(nodes, num_nodes, device, name, empty=empty)
+    return nodes
 
 
 def check_integers(least: int, **values: int) -> None:
@@ -293,17 +295,17 @@ def check_plain(method: str, batch_shape: Size) -> None:
 
 def as_member(kind: type[Member], **value: str) -> Member:
     """The member of an enum that an argument names."""
-    ((name, given),) = value.items()
+    ((name, text),) = value.items()
     try:
-        return kind(given)
+        return kind(text)
     except ValueError:
         known = tuple(str(member) for member in kind)
-        raise ValueError(f"{name} must be one of {known}, got {given!r}") from None
+        raise ValueError(f"{name} must be one of {known}, got {text!r}") from None
 
 
 def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
     """Options as one value, or an error that lists them."""
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
         raise TypeError(
             f"{function.__name__} has no option {unknown[0]!r}: its options are {', '.join(known)}"

@@ -1,21 +1,16 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Checkpoints of a run: written whole or not at all, and never taken for another run's."""
+"""Checkpoints of runs: written whole or not at all, and refused by other runs."""
 
 import contextlib
 import dataclasses
-import enum
-import glob
 import hashlib
-import io
-import itertools
 import os
-import shutil
-import uuid
+import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +19,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-#: Values whose repr says all, and is the same in every process.
-PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
-#: Seconds after which no process writes a temporary file any more.
-ABANDONED = 3600
 
-
-@dataclasses.dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """
     The file of a run, or none.
 
-    :param parts: by name, with ``state_dict`` and ``load_state_dict``.
-    :param settings: the :func:`fingerprint` of the run.
+    :param parts: modules, optimisers and the like by name.
+    :param settings: values by name. A run of others refuses the file.
     """
 
-    path: Path | None
-    parts: Mapping[str, Any]
-    settings: Mapping[str, str]
+    def __init__(
+        self, path: str | Path | None, parts: Mapping[str, Any], settings: Mapping[str, object]
+    ) -> None:
+        self.path, self.parts = as_path(path), parts
+        self.settings = {} if self.path is None else dict(fingerprint(parts, settings))
 
     def read(self) -> dict | None:
-        """What was written, or ``None``."""
+        """The state, or ``None`` if there is no file."""
         if self.path is None or (state := load_checkpoint(self.path)) is None:
             return None
         there = state.get("settings") if isinstance(state, dict) else None
         cure = f"remove it or give another path (it is {self.path}*)"
-        if not isinstance(there, dict) or not all(isinstance(v, str) for v in there.values()):
+        if not isinstance(there, dict):
             raise ValueError(f"checkpoint {self.path} holds no run of this kind: {cure}")
-        if found := differences(there, self.settings):
+        pairs = {name: (there.get(name), self.settings.get(name)) for name in self.settings | there}
+        differences = [f"{name} ({old} there, {new} here)"
+                       for name, (old, new) in pairs.items() if old != new]  # fmt: skip
+        if differences:
             seed = "to resume, set the same pyro.set_rng_seed before both runs"
-            what = f"is of another run, which differs in {found}"
+            what = f"is of another run, which differs in {', '.join(differences[:6])}"
             raise ValueError(f"checkpoint {self.path} {what}: {cure}; {seed}")
         return state
 
@@ -65,7 +59,7 @@ class Saved:
         torch.cuda.set_rng_state_all(state["generators"][1 : 1 + torch.cuda.device_count()])
 
     def write(self, **state: Any) -> None:
-        """Save this, the parts and the generators."""
+        """Save the state, the parts and the generators."""
         if self.path is not None:
             state |= {name: part.state_dict() for name, part in self.parts.items()}
             state["generators"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
@@ -83,38 +77,26 @@ def as_path(checkpoint: str | Path | None) -> Path | None:
 
 def save_checkpoint(state: dict, path: Path) -> None:
     """
-    Writes under a temporary name and renames, and keeps the one before. If two processes save to
-    one path, the later save stays. Removes temporary files that killed processes left an hour ago.
+    Write a state under a temporary name and rename it. The one before stays as
+    ``<name>.previous``. If two processes save to one path, the later save stays.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Names of this process alone: another one may save to the same path.
-    unique = uuid.uuid4().hex[:12]
-    temporary, former = (path.with_name(f"{path.name}.{unique}.{k}.tmp") for k in (0, 1))
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with temporary.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        _remove_abandoned(path, temporary.stat().st_mtime - ABANDONED)
-        if path.exists():
-            # A copy, so that a valid file is under the path at every moment.
-            shutil.copyfile(path, former)
-            former.replace(path.with_name(path.name + ".previous"))
+        with contextlib.suppress(FileNotFoundError):  # the first save
+            path.replace(path.with_name(path.name + ".previous"))
         temporary.replace(path)
-    except BaseException as error:
-        for file_left in (temporary, former):
-            file_left.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
-            raise error.__context__ from None  # torch.save raises it on top of a full disk's error
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch.save hides a full disk behind its own
+            raise error.__context__ from None
         raise
-
-
-def _remove_abandoned(path: Path, before: float) -> None:
-    for left in path.parent.glob(f"{glob.escape(path.name)}.{'?' * 12}.[01].tmp"):
-        with contextlib.suppress(OSError):  # another process may have removed it
-            if left.stat().st_mtime < before:
-                left.unlink()
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> Any:
@@ -122,132 +104,95 @@ def load_checkpoint(path: Path) -> Any:
     The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
     ``<name>.unreadable``, with a warning, if the previous one is readable.
     """
-    newest, unreadable = Path(path), {}
-    for candidate in (newest, newest.with_name(newest.name + ".previous")):
+    path, unreadable = Path(path), []
+    for file in (path, path.with_name(path.name + ".previous")):
         try:
-            content = _undamaged(candidate.read_bytes())
-            state = torch.load(content, weights_only=True, map_location="cpu")
+            with zipfile.ZipFile(file) as archive:  # torch.load compares no checksums
+                summed = any(entry.CRC for entry in archive.infolist())
+                if summed and (damaged := archive.testzip()):
+                    raise ValueError(f"{damaged} does not match its checksum")
+            state = torch.load(file, weights_only=True, map_location="cpu")
         except FileNotFoundError:
             continue
         except (OSError, MemoryError):  # they may pass
             raise
         except Exception as error:  # noise can make torch.load raise almost anything
-            unreadable[candidate] = str(error).splitlines()[0] if str(error) else repr(error)
+            warnings.warn(f"checkpoint {file} cannot be read ({error})", stacklevel=2)
+            unreadable.append(file)
             continue
-        for bad, reason in unreadable.items():
-            kept = bad.rename(_free_name(bad.with_name(bad.name + ".unreadable")))
-            warnings.warn(f"checkpoint {bad} cannot be read ({reason}); kept as {kept}",
-                          stacklevel=2)  # fmt: skip
+        for damaged_file in unreadable:  # or the next save would replace the readable one
+            damaged_file.replace(damaged_file.with_name(damaged_file.name + ".unreadable"))
         return state
-    for bad, reason in unreadable.items():
-        warnings.warn(f"checkpoint {bad} cannot be read ({reason})", stacklevel=2)
     if unreadable:
         names = " and ".join(map(str, unreadable))
         raise RuntimeError(f"no readable checkpoint: {names} cannot be read; remove to start anew")
     return None
 
 
-def _undamaged(content: bytes) -> io.BytesIO:
-    """The same, after a comparison with checksums, which torch.load does not make."""
-    file = io.BytesIO(content)
-    with zipfile.ZipFile(file) as archive:
-        # All are zero after torch.serialization.set_crc32_options(False).
-        damaged = any(each.CRC for each in archive.infolist()) and archive.testzip()
-    if damaged:
-        raise ValueError(f"{damaged} does not match its checksum")
-    file.seek(0)
-    return file
-
-
-def _free_name(path: Path) -> Path:
-    names = (path.with_name(f"{path.name}.{k}") for k in itertools.count(1))
-    return next(p for p in itertools.chain([path], names) if not p.exists())
-
-
 def fingerprint(
-    module: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, object]
-) -> dict[str, str]:
+    parts: Mapping[str, Any], settings: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
     """
-    One line for every setting, plain attribute of a part of the network and number of the
-    optimiser, the seed and the weights. Tensors and long texts are digests, functions are names.
+    Name and text of every setting, plain attribute of a module and number of an optimiser, of the
+    seed and the weights.
 
-    >>> module = nn.Dropout(0.3)
-    >>> lines = fingerprint(module, torch.optim.SGD([torch.zeros(1)], 0.1), {"data": "mine"})
+    >>> module, rate = nn.Dropout(0.3), torch.optim.SGD([torch.zeros(1)], 0.1)
+    >>> lines = dict(fingerprint({"module": module, "optimizer": rate}, {"data": "mine"}))
     >>> lines["data"], lines["module.p"], lines["optimizer.lr"]
     ("'mine'", '0.3', '[0.1]')
     """
-    lines = {name: _text(value) for name, value in settings.items()}
-    lines["seed"] = str(torch.initial_seed())
-    lines["initial weights"] = _digest(_text(module.state_dict()))
-    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    lines["frozen parameters"] = _text(frozen)
-    for path, part in module.named_modules():
-        place = f"module.{path}" if path else "module"
-        lines[place] = type(part).__qualname__
-        for name, value in vars(part).items():
-            # Private ones are torch's tables and what layers keep from call to call.
-            if not name.startswith("_") and name != "training":
-                lines[f"{place}.{name}"] = _text(value)
-    lines["optimizer"] = type(optimizer).__qualname__
-    for name in optimizer.defaults:
-        lines[f"optimizer.{name}"] = _text([group[name] for group in optimizer.param_groups])
-    return lines
-
-
-def differences(there: Mapping[str, str], here: Mapping[str, str], most: int = 6) -> str:
-    names = [n for n in {**there, **here} if there.get(n) != here.get(n)]
-    words = []
-    for name in names[:most]:
-        values = there.get(name, "nothing"), here.get(name, "nothing")
-        hidden = any("#" in value for value in values)
-        words.append(name if hidden else f"{name} ({values[0]} there, {values[1]} here)")
-    return ", ".join(words) + (f" and {len(names) - most} more" if len(names) > most else "")
+    yield "seed", str(torch.initial_seed())
+    for name, value in settings.items():
+        yield name, _text(value)
+    for name, part in parts.items():
+        if isinstance(part, torch.optim.Optimizer):
+            yield name, type(part).__qualname__
+            for key in part.defaults:
+                yield f"{name}.{key}", _text([group[key] for group in part.param_groups])
+        if isinstance(part, nn.Module):
+            yield "initial weights", _text(part.state_dict())
+            frozen = [key for key, value in part.named_parameters() if not value.requires_grad]
+            yield "frozen parameters", _text(frozen)
+            for place, inner in part.named_modules(prefix=name):
+                yield place, type(inner).__qualname__
+                for key, value in vars(inner).items():
+                    # Private ones are torch's tables and what layers keep from call to call.
+                    if not key.startswith("_") and key != "training":
+                        yield f"{place}.{key}", _text(value)
 
 
 def _text(value: object) -> str:
-    if isinstance(value, np.generic):
-        value = value.item()
+    """The same of equal values in every process; of tensors and long texts a digest."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.tensor(value)
     if isinstance(value, Tensor):
-        return _tensor(value)
-    if isinstance(value, np.ndarray):
-        plain = value.dtype.kind in "biufc"
-        return _tensor(torch.tensor(value)) if plain else _digest(repr(value.tolist()))
-    if isinstance(value, PLAIN):
-        text = repr(value)
-    elif isinstance(value, Mapping):
-        text = "{" + ", ".join(f"{key!r}: {_text(v)}" for key, v in value.items()) + "}"
-    elif isinstance(value, (list, tuple)):
-        text = "[" + ", ".join(map(_text, value)) + "]"
-    elif isinstance(value, (set, frozenset)):
-        text = "{" + ", ".join(sorted(map(_text, value))) + "}"
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return "uninitialized" if is_lazy(value) else _tensor(value)
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         text = type(value).__qualname__ + _text(fields)
-    else:  # of other objects the class; a repr may hold an address
-        name = getattr(value, "__qualname__", None)
-        text = name if isinstance(name, str) else type(value).__qualname__
-    return text if len(text) <= 80 else _digest(text)
+    elif isinstance(value, Mapping):
+        text = "{" + ", ".join(f"{key!r}: {_text(item)}" for key, item in value.items()) + "}"
+    elif isinstance(value, list | tuple):
+        text = "[" + ", ".join(map(_text, value)) + "]"
+    elif re.search(r"\b0x[0-9a-f]+", text := repr(value)):  # an address
+        text = getattr(value, "__qualname__", type(value).__qualname__)
+    return text if len(text) <= 80 else _digest(text.encode())
 
 
 def _tensor(value: Tensor) -> str:
-    if is_lazy(value):
-        return "uninitialized"
-    value = value.detach()
-    if value.layout == torch.sparse_csr:
-        parts = [value.crow_indices(), value.col_indices(), value.values()]
-    elif value.layout != torch.strided:
-        value = value.to_sparse_coo().coalesce()
-        parts = [value.indices(), value.values()]
-    else:
-        parts = [value.as_subclass(Tensor)]
-    digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)}".encode())
-    for part in parts:
-        # Bytes, because NumPy knows no bfloat16; a copy, because one entry may have stride zero.
-        plain = part.resolve_conj().resolve_neg().cpu().flatten()
-        plain = plain.clone(memory_format=torch.contiguous_format)
-        digest.update(plain.view(torch.uint8).numpy().data)
-    return f"#{digest.hexdigest()[:16]}"
+    value = value.detach().cpu()
+    if value.layout != torch.strided:
+        entries = value.to_sparse_coo().coalesce()
+        return _text((value.shape, entries.indices(), entries.values()))
+    # Bytes, because NumPy knows no bfloat16; a copy, because one entry may have stride zero.
+    plain = value.as_subclass(Tensor).resolve_conj().resolve_neg().flatten()
+    plain = plain.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    return _digest(f"{value.dtype} {tuple(value.shape)}".encode(), plain.numpy().data)
 
 
-def _digest(text: str) -> str:
-    return "#" + hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest(*contents: bytes | memoryview) -> str:
+    return "#" + hashlib.sha256(b"".join(contents)).hexdigest()[:16]

@@ -14,7 +14,7 @@ from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 
 from pyro_nmm import backend
-from pyro_nmm.arguments import as_tensor, expect, expect_all
+from pyro_nmm.arguments import as_expected, as_tensor, expect, expect_all
 from pyro_nmm.blocks import blocks
 from pyro_nmm.provenance import untracked
 
@@ -33,12 +33,11 @@ class OrdinalConcentrations:
         self, mean: Tensor, width: Tensor | float, scale: Tensor | float = 1.0,
         num_classes: int = 256, floor: float = 1e-5,
     ) -> None:  # fmt: skip
-        mean = expect("mean", as_tensor("mean", mean), ("...", "N"), kind="float")
+        mean = in_single(as_expected("mean", mean, ("...", "N"), kind="float"))
         whole = isinstance(num_classes, Integral)
         if not whole or num_classes < 2 or not floor > 0:
             got = f"{num_classes} and {floor}"
             raise ValueError(f"num_classes must be at least 2 and floor positive, got {got}")
-        mean = in_single(mean)
         self.mean, self.num_classes, self.floor = mean, num_classes, floor
         # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled width.
         self.width, self.scale = (
@@ -80,16 +79,16 @@ class OrdinalConcentrations:
 
     def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
         """:math:`g`, which broadcasts."""
-        given, last = [], self.num_classes - 1
+        values, last = [], self.num_classes - 1
         for name, value in {"labels": labels, "mean": mean, "width": width}.items():
             if isinstance(value, Real):
                 value = torch.tensor(value, dtype=None if name == "labels" else self.mean.dtype)
-            given.append(as_tensor(name, value, self.mean.device))
-        k, u, s = expect("labels", given[0], kind="labels").long(), *given[1:]
+            values.append(as_tensor(name, value, self.mean.device))
+        k, u, s = expect("labels", values[0], kind="labels").long(), *values[1:]
         try:
             torch.broadcast_shapes(k.shape, u.shape, s.shape)
         except RuntimeError:
-            got = ", ".join(str(tuple(each.shape)) for each in given)
+            got = ", ".join(str(tuple(value.shape)) for value in values)
             raise ValueError(f"labels, mean and width must broadcast, got shapes {got}") from None
         expect_all("labels", k, (k >= 0) & (k <= last), f"lie in 0..{last}")
         expect_all("mean", u, u.isfinite(), "be finite")

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from pyro_nmm.arguments import as_tensor, check_edge_index, expect, expect_all
+from pyro_nmm.arguments import (
+    as_edge_index,
+    as_expected,
+    expect_all,
+)
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.neighborhood import Neighborhood
 
@@ -47,16 +51,16 @@ def edge_values(
     :raises ValueError: if ``edge_index`` has other edges than ``hood``.
     """
     check_all_rows(hood)
-    edge_index = as_tensor("edge_index", edge_index, hood.device)
-    check_edge_index(edge_index, hood.num_nodes, hood.num_sources if hood.bipartite else None)
-    values = as_tensor("values", values, hood.device)
-    expect("values", values, ("...", edge_index.shape[1]), like=hood, note="one per edge")
+    num_sources = hood.num_sources if hood.bipartite else None
+    edge_index = as_edge_index(edge_index, hood.num_nodes, num_sources, like=hood)
+    shape = "...", edge_index.shape[1]
+    values = as_expected("values", values, shape, like=hood, note="one per edge")
     expect_all("values", values, values < torch.inf, "not be NaN or +inf")
     if reduce not in (None, "sum", "mean", "max", "min", "mul"):
         raise ValueError(f"reduce must be 'sum', 'mean', 'max', 'min' or 'mul', got {reduce!r}")
     if fill_value is not None and not (isinstance(fill_value, Real) and fill_value == fill_value):
         raise ValueError(f"fill_value must be a number or -inf, got {fill_value!r}")
-    place = edges_between(hood, *edge_index.long())
+    place = edges_between(hood, *edge_index)
     if (place < 0).any():
         edge = edge_index[:, place < 0][:, 0].tolist()
         raise ValueError(f"edge_index has the edge {edge}, which hood lacks: of another graph?")
@@ -76,8 +80,8 @@ def edge_values(
             f"edge_index lists the edge {edge} {most} times: give reduce, 'sum' for attention or "
             f"weights, 'mean' for logits"
         )
-    found = scatter(values, place, -1, hood.num_edges, reduce or "sum")
-    return found if fill_value is None else found.masked_fill(lost, fill_value)
+    ordered = scatter(values, place, -1, hood.num_edges, reduce or "sum")
+    return ordered if fill_value is None else ordered.masked_fill(lost, fill_value)
 
 
 def edges_between(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
-from pyro_nmm.arguments import check_ids, check_plain, expect, expect_all, out_of_range
+from pyro_nmm.arguments import check_ids, check_plain, expect, expect_all
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
@@ -182,7 +182,5 @@ def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
     """Concentrations ``(..., N, C)`` among which node ids ``(..., n)`` choose."""
     if not isinstance(alpha, OrdinalConcentrations):
         alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
-    expect("choices", choices, ("...", "n"), kind="ids")
-    if (bad := out_of_range(choices, size := alpha.shape[-2])) is not None:
-        raise ValueError(f"choices holds node id {bad}, but alpha has nodes 0..{size - 1}")
+    check_ids("choices", choices, ("...", "n"), alpha.shape[-2])
     return alpha

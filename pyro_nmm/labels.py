@@ -34,7 +34,7 @@ def as_array(name: str, labels: Any) -> Any:
     """
     if isinstance(labels, list | tuple):
         labels = np.asarray(labels, dtype=object)
-        kinds = {_kind(each) for each in labels.flat}
+        kinds = {_kind(label) for label in labels.flat}
         if kinds == {"list"}:  # which NumPy makes no table of
             raise ValueError(f"{name} must hold lists of one length")
         if len(kinds) == 1 and kinds != {"MaskedConstant"}:
@@ -45,9 +45,10 @@ def as_array(name: str, labels: Any) -> Any:
     if isinstance(labels, np.ndarray) and labels.dtype.kind == "S":
         labels = labels.astype(str)
     if isinstance(labels, np.ndarray) and labels.dtype == object:
-        found = np.empty(labels.size, dtype=object)
-        found[:] = [each.decode() if isinstance(each, bytes) else each for each in labels.flat]
-        return found.reshape(labels.shape)
+        decoded = np.empty(labels.size, dtype=object)
+        texts = (text.decode() if isinstance(text, bytes) else text for text in labels.flat)
+        decoded[:] = list(texts)
+        return decoded.reshape(labels.shape)
     return labels
 
 
@@ -59,25 +60,25 @@ def in_label_order(name: str, table: Any, labels: list[str] | None = None) -> An
     >>> in_label_order("probs", pandas.DataFrame([[0.9, 0.1]], columns=[1, 0])).to_numpy()
     array([[0.1, 0.9]])
     """
-    columns = {str(each): each for each in getattr(table, "columns", ())}
+    columns = {str(column): column for column in getattr(table, "columns", ())}
     if not columns:
         return table
-    named = all(isinstance(each, str) for each in columns.values())
+    named = all(isinstance(column, str) for column in columns.values())
     if labels and named and set(columns) != set(labels):
         raise ValueError(f"{name} must have the columns {labels[:8]}, got {[*columns][:8]}")
     numbers = [str(number) for number in range(len(columns))]
     for order in (labels or [], numbers):
         if set(order) == set(columns):
-            return table[[columns[each] for each in order]]
+            return table[[columns[label] for label in order]]
     return table
 
 
 def check_same_order(name: str, values: Any, beside: str, others: Any) -> None:
     """Refuse pandas data whose index is another order of the index of other data."""
-    found, wanted = (getattr(each, "index", ()) for each in (values, others))
-    if callable(found) or callable(wanted) or np.array_equal(found, wanted):  # of lists
+    index, wanted = (getattr(data, "index", ()) for data in (values, others))
+    if callable(index) or callable(wanted) or np.array_equal(index, wanted):  # of lists
         return
-    if Counter(found) == Counter(wanted):
+    if Counter(index) == Counter(wanted):
         cure = f"{name}.loc[{beside}.index], or {name}.to_numpy() to keep the order"
         must = f"have its rows in the order of {beside}"
         raise ValueError(f"{name} must {must}, got another order of the same index: pass {cure}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyro_nmm.arguments import as_tensor, check_ids, expect, expect_all
+from pyro_nmm.arguments import as_expected, check_range, expect, expect_all
 from pyro_nmm.labels import in_label_order
 
 __all__ = ["brier", "independent_pairs", "mean_log_prob", "pair_log_likelihood"]
@@ -49,9 +49,9 @@ def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
     >>> pair_log_likelihood(independent_pairs(probs, pairs), torch.tensor([0, 1]), pairs).exp()
     tensor(0.4000)
     """
-    table = expect("table", as_tensor("table", table), ("P", "C", "C"), kind="float")
-    y = expect("y", as_tensor("y", y, table.device), ("N",), kind="labels").long()
-    pairs = _pairs(pairs, len(y), table.device)
+    table = as_expected("table", table, ("P", "C", "C"), kind="float")
+    y = as_expected("y", y, ("N",), kind="labels", like=table).long()
+    pairs = _pairs(pairs, len(y), table)
     size = table.shape[-1]
     expect("table", table, (pairs.shape[1], size, size), note="one table per pair")
     first, second = labels = y[pairs]
@@ -69,7 +69,7 @@ def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:
              [0.1000, 0.4000]]])
     """
     probs = _by_label(probs)
-    pairs = _pairs(pairs, len(probs), probs.device)
+    pairs = _pairs(pairs, len(probs), probs)
     expect_all("probs", probs, _are_probabilities(probs), "hold probabilities")
     first, second = probs[pairs]
     return first[:, :, None] * second[:, None, :]
@@ -77,20 +77,19 @@ def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:
 
 def _scored(probs: Any, y: Any) -> tuple[Tensor, Tensor]:
     probs = _by_label(probs)
-    y, note = as_tensor("y", y, probs.device), "one label per row of probs"
-    y = expect("y", y, (len(probs),), kind="labels", note=note).long()
+    note = "one label per row of probs"
+    y = as_expected("y", y, (len(probs),), kind="labels", like=probs, note=note).long()
     _check_values("probs", probs, "y", y)
     return probs, y
 
 
 def _by_label(probs: Any) -> Tensor:
-    probs = as_tensor("probs", in_label_order("probs", probs))
-    return expect("probs", probs, ("n", "C"), kind="float")
+    return as_expected("probs", in_label_order("probs", probs), ("n", "C"), kind="float")
 
 
-def _pairs(pairs: Any, num_nodes: int, device: torch.device) -> Tensor:
-    pairs = expect("pairs", as_tensor("pairs", pairs, device), (2, "P"), kind="integers").long()
-    check_ids("pairs", pairs, (2, "P"), num_nodes)
+def _pairs(pairs: Any, num_nodes: int, like: Tensor) -> Tensor:
+    pairs = as_expected("pairs", pairs, (2, "P"), kind="integers", like=like).long()
+    check_range("pairs", pairs, num_nodes)
     return pairs
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import coalesce, scatter, segment, softmax
+from torch_geometric.utils import coalesce, cumsum, scatter, segment, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.arguments import (
-    as_mask,
+    as_edge_index,
+    as_expected,
+    as_set,
     as_tensor,
-    check_edge_index,
-    check_grid,
+    check_integers,
     check_mask,
-    expect,
     out_of_range,
 )
 from pyro_nmm.caching import LastCall, derived
@@ -59,10 +59,9 @@ class Neighborhood:
     # Neighbourhoods are kept and shared: made inside of inference mode, they serve training too.
     @torch.inference_mode(False)
     def __init__(self, edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
-        edge_index = as_tensor("edge_index", edge_index)
-        check_edge_index(edge_index, num_nodes, num_sources)
+        edges = as_edge_index(edge_index, num_nodes, num_sources)
         num_nodes, num_sources = int(num_nodes), num_sources and int(num_sources)
-        nodes, edges = torch.arange(num_nodes, device=edge_index.device), edge_index.long()
+        nodes = torch.arange(num_nodes, device=edges.device)
         if num_sources is None:
             edges = torch.cat([edges, nodes.expand(2, -1)], dim=1)
         ids = max(num_nodes, num_sources or 0)
@@ -74,7 +73,7 @@ class Neighborhood:
                 f"edge_index has no edge into node {int(empty[0])} ({len(empty)} such nodes): with "
                 f"num_sources there are no self-loops, so give every node a source"
             )
-        self._fill(num_nodes, nodes, _pointers(degree), source, None, num_sources)
+        self._fill(num_nodes, nodes, cumsum(degree), source, None, num_sources)
 
     def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> Neighborhood:
         self.num_nodes, self.nodes, self.ptr, self.source = num_nodes, nodes, ptr, source
@@ -102,7 +101,8 @@ class Neighborhood:
                 [6, 9, 6],
                 [4, 6, 4]])
         """
-        check_grid(radius, height=height, width=width)
+        check_integers(1, height=height, width=width)
+        check_integers(0, radius=radius)
         step = torch.arange(-radius, radius + 1, device=device)
         down, right = torch.meshgrid(step, step, indexing="ij")
         pixel = torch.arange(height * width, device=device)
@@ -110,7 +110,7 @@ class Neighborhood:
         x = (pixel % width)[:, None] + right.flatten()
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         source = (y * width + x)[inside]
-        return cls.of_rows(height * width, pixel, _pointers(inside.sum(1)), source)
+        return cls.of_rows(height * width, pixel, cumsum(inside.sum(1)), source)
 
     @derived
     def row(self) -> Tensor:
@@ -159,15 +159,14 @@ class Neighborhood:
         The rows with the given numbers ``(R,)``, in that order. Cost: linear in their edges, whose
         number may be given, because a GPU would wait for it.
         """
-        rows = as_tensor("rows", rows, self.device)
-        rows = expect("rows", rows, ("R",), kind="integers", like=self).long()
+        rows = as_expected("rows", rows, ("R",), kind="integers", like=self).long()
         try:
             nodes = self.nodes.index_select(0, rows)
         except IndexError:  # of a CPU; a GPU would wait for a check
             must = f"lie in 0..{self.num_rows - 1}"
             raise ValueError(f"rows must {must}, got {out_of_range(rows, self.num_rows)}") from None
         degree = self.ptr[rows + 1] - self.ptr[rows]
-        ptr = _pointers(degree)
+        ptr = cumsum(degree)
         edges = spans(self.ptr[rows], degree, ptr, num_edges)
         source = self.source.index_select(0, edges)
         edge = edges if self._edge is None else self._edge.index_select(0, edges)
@@ -204,7 +203,7 @@ class Neighborhood:
         (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
         """
         nodes = as_tensor("nodes", nodes, self.device)
-        mask = as_mask(nodes, self.num_nodes, self.device)
+        mask = as_set(nodes, self.num_nodes, self.device, "nodes")
         size = int(mask.sum())
         if nodes.dtype != torch.bool and size < len(nodes):
             raise ValueError("nodes must be distinct ids, or a mask of dtype torch.bool")
@@ -212,7 +211,7 @@ class Neighborhood:
         keep = rows[self.row] if self.bipartite else rows[self.row] & mask[self.source]
         kept = keep.nonzero()[:, 0]
         source = self.source[kept] if self.bipartite else number[self.source[kept]]
-        ptr = _pointers(torch.bincount(self.row[kept], minlength=self.num_rows)[rows])
+        ptr = cumsum(torch.bincount(self.row[kept], minlength=self.num_rows)[rows])
         own = number[self.nodes[rows]]
         part = self.of_rows(size, own, ptr, source, num_sources=self._own_sources)
         part.within = kept
@@ -234,8 +233,7 @@ class Neighborhood:
 
     def _of_edges(self, name: str, values: Tensor) -> Tensor:
         """Values ``(..., num_edges)``. NaN goes through, because every step comes here."""
-        values = as_tensor(name, values, self.device)
-        return expect(name, values, ("...", self.num_edges), like=self)
+        return as_expected(name, values, ("...", self.num_edges), like=self)
 
     def _shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         top = segment(logits.detach().movedim(-1, 0), self.ptr, reduce="max").movedim(0, -1)
@@ -253,8 +251,8 @@ class Neighborhood:
 
     def find(self, choices: Tensor) -> Tensor:
         """``(B, num_rows)``: edges to the nodes ``(B, num_rows)`` chosen; -1 if no neighbours."""
-        choices = as_tensor("choices", choices, self.device)
-        expect("choices", choices, ("B", self.num_rows), kind="integers")
+        shape = "B", self.num_rows
+        choices = as_expected("choices", choices, shape, kind="integers", like=self)
         if backend.compiled and self.device.type == "cpu":
             return backend.compiled.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.
@@ -268,8 +266,7 @@ class Neighborhood:
         the edge of its first row and the edge of its second row. The last answer is kept. Cost:
         :math:`O(E)` and :math:`O(\\log E)` for each edge of the smaller row of a pair.
         """
-        pairs = as_tensor("pairs", pairs, self.device)
-        expect("pairs", pairs, (2, "P"), kind="integers", like=self)
+        pairs = as_expected("pairs", pairs, (2, "P"), kind="integers", like=self)
         return self._last_pairs.get((pairs,), lambda: self._common_neighbors(pairs.long()))
 
     def _common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -315,15 +312,11 @@ class Neighborhood:
         )
 
 
-def _pointers(degree: Tensor) -> Tensor:
-    return torch.nn.functional.pad(degree.cumsum(0), (1, 0))
-
-
 def spans(
     first: Tensor, size: Tensor, ptr: Tensor | None = None, total: int | None = None
 ) -> Tensor:
     """``first, first + 1, ...`` of every span, one after the other; spans start at ``ptr``."""
-    ptr = _pointers(size) if ptr is None else ptr
+    ptr = cumsum(size) if ptr is None else ptr
     total = int(ptr[-1]) if total is None else total
     places = torch.repeat_interleave(first - ptr[:-1], size, output_size=total)
     places += torch.arange(len(places), device=places.device)

@@ -19,14 +19,13 @@ from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.arguments import expect_all, expect_device
-from pyro_nmm.graph_arguments import check_evidence_values, check_label_range, check_labels
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """What each of the ``E`` edges of ``rows`` makes of a label. This class keeps labels."""
+    """What each of ``E`` edges makes of a label. This class keeps labels."""
 
     relabel: Any = None  #: as users give it
     keeps = True  #: whether no edge changes a label
@@ -84,7 +83,7 @@ class Channel:
         matrices, shown = self.matrices(like), labels.index_select(-1, rows.row)
         batch = torch.broadcast_shapes(matrices.shape[:-3], labels.shape[:-1])
         shown = shown[..., None].expand(*batch, *matrices.shape[-3:-1])
-        return log_entries(taken(matrices.expand(*batch, *matrices.shape[-3:]), shown))
+        return log_entries(entries_at(matrices.expand(*batch, *matrices.shape[-3:]), shown))
 
     def split(self, batch: Size) -> list[Channel]:
         """One channel for each element of a batch."""
@@ -124,12 +123,12 @@ class Permutations(Channel):
     def chosen(self, rows: Neighborhood, choices: Tensor) -> Channel:
         (relabel, choices), provenance = untracked(self.relabel, choices)
         edges = rows.find(choices.reshape(-1, rows.num_rows)).clamp(min=0)
-        found = relabel[edges].view(*choices.shape, relabel.shape[-1])
-        return Permutations(track_provenance(found, provenance))
+        chosen = relabel[edges].view(*choices.shape, relabel.shape[-1])
+        return Permutations(track_provenance(chosen, provenance))
 
     def show(self, labels: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(self.relabel.shape[:-1], labels.shape)
-        return taken(self.relabel.expand(*shape, -1), labels.expand(shape))
+        return entries_at(self.relabel.expand(*shape, -1), labels.expand(shape))
 
     def borrow(self, labels: Tensor) -> Tensor:
         return Permutations(self.inverse).show(labels)
@@ -200,25 +199,18 @@ def _extract_provenance(channel: Channel) -> tuple[Channel, frozenset]:
     return type(channel)(relabel), provenance
 
 
-def taken(table: Tensor, labels: Tensor) -> Tensor:
+def entries_at(table: Tensor, labels: Tensor) -> Tensor:
     """``(...)``: entries of a table ``(..., C)`` at labels ``(...)``."""
     return table.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+taken = entries_at
 
 
 def log_entries(matrices: Tensor) -> Tensor:
     """Logarithms of probabilities, ``-inf`` of zeros, which get a gradient of zero, not NaN."""
     zero = matrices == 0
     return matrices.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
-
-
-def evidence_of(
-    hood: Neighborhood, relabel: Any, y: Tensor, observed: Tensor | None = None
-) -> Tensor:
-    r"""``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` over every edge, in nats."""
-    y, channel = check_labels(hood, y, hood.num_nodes), as_channel(relabel)
-    rows = hood.restrict(observed)
-    check_label_range(rows, y.index_select(-1, rows.nodes), channel.relabel.shape[-1])
-    return channel.evidence(hood, y if observed is None else y.where(observed, 0), channel.relabel)
 
 
 def as_channel(relabel: Any, needed: str = "be a tensor") -> Channel:
@@ -236,27 +228,10 @@ def check_relabel(hood: Neighborhood, relabel: Any, num_classes: int, kinds: str
     needed = f"integers of shape {shape}"
     if not kinds:
         needed += f" or probabilities of shape {(*shape, num_classes)}"
-    fits = channel.keeps or (channel.relabel.shape == shape if channel.certain else not kinds)
-    return _checked(channel, fits, shape, needed, hood)
-
-
-def check_edge_evidence(hood: Neighborhood, evidence: Tensor) -> None:
-    """Refuse evidence of nodes' own labels, which would be read as evidence of borrowed ones."""
-    if evidence.dim() >= 2 and evidence.shape[-2] == hood.num_nodes != hood.num_edges:
-        raise ValueError(
-            f"evidence of shape {tuple(evidence.shape)} is of nodes' own labels, but edges "
-            f"relabel: give logsumexp(log(relabel[e, u]) + evidence[i]) for each of the "
-            f"{hood.num_edges} edges e into i; or use condition for observed labels"
-        )
-
-
-def check_shown(
-    hood: Neighborhood, channel: Channel, nodes: Tensor, labels: Tensor, like: Tensor
-) -> None:
-    """Refuse labels ``(n,)`` of nodes that none of their edges can show."""
-    if not channel.certain:
-        rows = hood.take(nodes)
-        check_evidence_values(rows, channel.of(rows.edge).evidence(rows, labels, like))
+    fits = channel.certain or not kinds
+    if isinstance(channel, Permutations):
+        fits = channel.relabel.dim() == 2  # no batch
+    return _checked(channel, fits, shape, needed, hood.device, "hood")
 
 
 def check_permutations(relabel: Any, choices: Tensor, num_classes: int) -> Channel:
@@ -264,11 +239,13 @@ def check_permutations(relabel: Any, choices: Tensor, num_classes: int) -> Chann
     shape = choices.shape[-1], num_classes
     needed = f"integers of shape (..., {shape[0]}, {shape[1]}), a permutation for every choice"
     channel = as_channel(relabel, f"hold {needed}")
-    return _checked(channel, channel.certain, shape, needed, choices, "choices")
+    return _checked(channel, channel.certain, shape, needed, choices.device, "choices")
 
 
-def _checked(channel: Channel, fits: bool, shape: tuple, needed: str, like: Any,
-             beside: str = "hood") -> Channel:  # fmt: skip
+def _checked(
+    channel: Channel, fits: bool, shape: tuple[int, ...], needed: str, device: torch.device,
+    beside: str,
+) -> Channel:  # fmt: skip
     if channel.keeps:
         return channel
     relabel = channel.relabel
@@ -276,5 +253,5 @@ def _checked(channel: Channel, fits: bool, shape: tuple, needed: str, like: Any,
     if not fits or relabel.shape[-len(shape) :] != shape:
         got = f"{relabel.dtype} of shape {tuple(relabel.shape)}"
         raise ValueError(f"relabel must hold {needed}, got {got}")
-    expect_device("relabel", relabel, like.device, beside)
+    expect_device("relabel", relabel, device, beside)
     return Permutations(relabel.long()) if channel.certain else channel

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to_undirected
 
 from pyro_nmm.arguments import (
+    as_edge_index,
+    as_expected,
     as_tensor,
-    check_edge_index,
     check_finite,
-    check_grid,
     check_integers,
     expect,
     expect_all,
@@ -38,7 +38,8 @@ def grid(
         ``stride``: two or three sources in each direction, one at the border.
     """
     radius = stride if radius is None else radius
-    check_grid(radius, height=height, width=width, stride=stride)
+    check_integers(1, height=height, width=width, stride=stride)
+    check_integers(0, radius=radius)
     axes = [_near(size, stride, radius, device) for size in (height, width)]
     (rows, above, _), (columns, left, across) = axes
     # Every pair of a row's edge with a column's edge is an edge of the pixel.
@@ -73,11 +74,8 @@ def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborho
         diagonal of a lattice cell, so that it reaches one.
     :param float spacing: from one source to the next along each axis.
     """
-    positions = as_tensor("positions", positions)
-    good = positions.is_floating_point() and positions.dim() == 2
-    if not good or not len(positions) or not positions.isfinite().all():
-        got = tuple(positions.shape)
-        raise ValueError(f"positions must be finite floats of shape (N, D), N >= 1, got {got}")
+    positions = as_expected("positions", positions, (("N", 1), "D"), kind="float")
+    expect_all("positions", positions, positions.isfinite(), "be finite")
     check_finite(radius=radius, spacing=spacing)
     num_nodes, num_axes = positions.shape
     if not spacing > 0 or not radius >= spacing * num_axes**0.5 / 2:
@@ -112,11 +110,10 @@ def hops(
     :param Tensor edge_index: ``(2, num_edges)`` node ids; an edge counts in both directions.
     :param int radius: A node reaches the sources at most so many hops away; at least ``spacing``.
     """
-    edge_index = as_tensor("edge_index", edge_index)
-    check_edge_index(edge_index, num_nodes)
-    check_integers(1, num_nodes=num_nodes, spacing=spacing)
+    edges = as_edge_index(edge_index, num_nodes)
+    check_integers(1, spacing=spacing)
     check_integers(spacing, radius=radius)
-    edges = to_undirected(edge_index.long(), num_nodes=num_nodes)
+    edges = to_undirected(edges, num_nodes=num_nodes)
     degrees = edges[0].bincount(minlength=num_nodes)
     starts = degrees.cumsum(0) - degrees
     at = _spread_out(edges, num_nodes, spacing).nonzero()[:, 0]
@@ -171,11 +168,10 @@ def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neigh
     :param Tensor membership: ``(N,)`` or, for several partitions, ``(R, N)``: the community of
         every node, integers from zero.
     """
-    edge_index = as_tensor("edge_index", edge_index)
-    check_edge_index(edge_index, num_nodes)
+    edge_index = as_edge_index(edge_index, num_nodes)
     membership = _as_membership(membership, edge_index.device, "...", num_nodes)
     nodes, num_sources = torch.arange(num_nodes, device=edge_index.device), num_nodes
-    edges = [edge_index.long(), nodes.expand(2, -1)]
+    edges = [edge_index, nodes.expand(2, -1)]
     for partition in membership.reshape(-1, num_nodes):
         edges.append(torch.stack([partition + num_sources, nodes]))
         num_sources += int(partition.max()) + 1
@@ -206,24 +202,22 @@ def walks(
 
     :param Tensor membership: ``(N,)`` the group of every node, integers from zero.
     """
-    edge_index = as_tensor("edge_index", edge_index)
-    check_edge_index(edge_index, num_nodes)
+    edges, dtype = as_edge_index(edge_index, num_nodes), torch.get_default_dtype()
     check_integers(1, num_steps=num_steps)
-    groups = _as_membership(membership, edge_index.device, num_nodes)
-    device, dtype = edge_index.device, torch.get_default_dtype()
-    edges = to_undirected(edge_index.long(), num_nodes=num_nodes)
+    groups = _as_membership(membership, edges.device, num_nodes)
+    edges = to_undirected(edges, num_nodes=num_nodes)
     edges, _ = add_remaining_self_loops(edges, num_nodes=num_nodes)
-    node, num_groups = torch.arange(num_nodes, device=device), int(groups.max()) + 1
+    node, num_groups = torch.arange(num_nodes, device=edges.device), int(groups.max()) + 1
     share = 1 / degree(edges[0], num_nodes, dtype)[edges[0]]
-    found = torch.ones_like(node, dtype=dtype)
+    chance = torch.ones_like(node, dtype=dtype)
     for _ in range(num_steps):
         # Every edge brings the groups of its other end.
         counts = node.bincount(minlength=num_nodes)
         number, starts = counts[edges[1]], counts.cumsum(0) - counts
         place = spans(starts[edges[1]], number)
         pairs = torch.stack([edges[0].repeat_interleave(number), groups[place]])
-        (node, groups), found = coalesce(pairs, share.repeat_interleave(number) * found[place])
-    return Neighborhood(torch.stack([groups, node]), num_nodes, num_groups), found.log()
+        (node, groups), chance = coalesce(pairs, share.repeat_interleave(number) * chance[place])
+    return Neighborhood(torch.stack([groups, node]), num_nodes, num_groups), chance.log()
 
 
 def _as_membership(membership: Any, device: torch.device, *shape: int | str) -> Tensor:

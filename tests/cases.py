@@ -6,6 +6,8 @@
 import networkx as nx
 import torch
 from graphs import house, labellings, parameters, random_sources, to_hood
+from oracle import label_probs
+from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.ops.enumeration import enumerate_choices
@@ -96,3 +98,18 @@ def table_of(posterior):
     """``(C^N,)``: the probability of every labelling."""
     labels = labellings(len(posterior.labels), posterior.num_classes)
     return posterior.log_marginal(torch.arange(len(posterior.labels)), labels).exp()
+
+
+def enumerated(mix):
+    """All labellings ``(Q, N)`` and their probabilities, of the oracle."""
+    relabel = mix.relabel
+    if relabel is not None and not relabel.is_floating_point():
+        relabel = one_hot(relabel, mix.num_classes).double()
+    relabel = None if relabel is None else relabel.numpy()
+    return tuple(map(torch.from_numpy, label_probs(mix.hood, mix.alpha, mix.logits, relabel)))
+
+
+def joint_tables(labels, probs):
+    """``(N, N, C, C)``: joint distributions of all pairs of nodes."""
+    hot = one_hot(labels).double()
+    return torch.einsum("q,qia,qjb->ijab", probs, hot, hot)

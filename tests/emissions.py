@@ -10,7 +10,7 @@ import torch
 from graphs import shared_sources
 
 from pyro_nmm.models import Annotators, NormalEmission, PoissonEmission
-from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.annotators.answers import Entries
 
 ANSWERS = torch.tensor([[0, 0, 1], [1, 0, -1], [-1, -1, -1], [1, 1, 1], [0, 1, 1]])
 COUNTS = torch.tensor([[0, 3], [4, -1], [-1, -1], [7, 0], [1, 1]])

@@ -66,6 +66,33 @@ def of_hood(hood, alpha, logits, nodes=None):
     return Oracle(alpha.detach().numpy(), neighbors, attention)
 
 
+def label_probs(hood, alpha, logits, relabel=None):
+    """
+    All labellings ``(Q, N)`` and their probabilities, as the model reads: a sum over choices and
+    borrowed labels of attention, moments of the label distributions, and what edges make of a
+    label, ``(num_edges, C, C)``.
+    """
+    if relabel is None:
+        oracle = of_hood(hood, alpha, logits)
+        return oracle.labels, np.exp(oracle.log_prob)
+    neighbors, attention = edge_lists(hood, logits)
+    alpha, first = alpha.detach().numpy(), hood.ptr.numpy()
+    num_classes = alpha.shape[1]
+    labels = np.array(list(itertools.product(range(num_classes), repeat=len(neighbors))))
+    probs = np.zeros(len(labels))
+    for places in itertools.product(*(range(len(row)) for row in neighbors)):
+        weight = np.prod([attention[i][place] for i, place in enumerate(places)])
+        chosen = [neighbors[i][place] for i, place in enumerate(places)]
+        for borrowed in labels:
+            counts = np.zeros_like(alpha)
+            np.add.at(counts, (chosen, borrowed), 1)
+            moment = Oracle._log_beta(alpha + counts) - Oracle._log_beta(alpha)
+            shown = [relabel[first[i] + place, borrowed[i], labels[:, i]]
+                     for i, place in enumerate(places)]  # fmt: skip
+            probs += weight * np.exp(moment.sum()) * np.prod(shown, 0)
+    return labels, probs
+
+
 def entropy_bound(alpha, neighbors, attention, order):
     """
     E sum_i H(p(y_i | earlier labels and choices)), by recursion over everything that the

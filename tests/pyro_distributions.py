@@ -5,6 +5,7 @@
 
 import copy
 import io
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -15,20 +16,13 @@ from pyro import infer
 from pyro_rows import Pair, Y, row
 from torch.distributions import kl_divergence
 
-from pyro_nmm import NeighborMixture
-
 LABELS, KNOWN = labellings(3), torch.tensor([True, True, False])
-
-
-def mixture(scale=None):
-    pair = Pair()
-    alpha = pair.alpha if scale is None else pair.alpha * scale[:, None, None]
-    return NeighborMixture(PATH, alpha, pair.logits)
 
 
 @row("MixtureSameFamily")
 def mixtures():
-    parts, weights = mixture(torch.tensor([0.1, 1.0, 9.0])), torch.tensor([0.2, 0.5, 0.3])
+    pair, weights = Pair(), torch.tensor([0.2, 0.5, 0.3])
+    parts = pair.mixture(pair.alpha * torch.tensor([0.1, 1.0, 9.0])[:, None, None])
     both = dist.MixtureSameFamily(dist.Categorical(weights), parts)
     assert (both.batch_shape, both.event_shape) == ((), (3,))
     exact = weights @ parts.log_prob(LABELS[:, None]).exp().T
@@ -40,7 +34,7 @@ def mixtures():
 
 @row("TransformedDistribution")
 def transformed():
-    mix, turn = mixture(), torch.tensor([2, 0, 1])
+    mix, turn = Pair().mixture(), torch.tensor([2, 0, 1])
     for change, volume in (
         (dist.transforms.Permute(turn), 1),
         (dist.transforms.AffineTransform(1, -1), 1),
@@ -54,37 +48,7 @@ def transformed():
 
 @row("kl_divergence")
 def divergence():
-    kl_divergence(mixture(), mixture())
-
-
-def things(mix):
-    return mix, mix.choices(Y), mix.latents(torch.zeros(3, 2)), mix.condition(Y, KNOWN)
-
-
-def ask(thing):
-    if hasattr(thing, "marginals"):
-        return thing.marginals()
-    torch.manual_seed(1)
-    return thing.log_prob(thing.sample())
-
-
-def same(change, mix):
-    for thing in things(mix):
-        torch.testing.assert_close(ask(change(thing)), ask(thing))
-
-
-@row("deepcopy")
-def copied():
-    same(copy.deepcopy, mixture())
-    pair = Pair()
-    fitted = NeighborMixture(PATH, pair.log_alpha.exp(), pair.logits)
-    assert torch.equal(copy.deepcopy(fitted.prior()).marginals(), fitted.marginals())
-
-
-@row("deepcopy, with a gradient")
-def copied_graph():
-    pair = Pair()
-    copy.deepcopy(NeighborMixture(PATH, pair.log_alpha.exp(), pair.logits))
+    kl_divergence(Pair().mixture(), Pair().mixture())
 
 
 def saved(thing, **options):
@@ -94,14 +58,32 @@ def saved(thing, **options):
     return torch.load(file, **options)
 
 
-@row("torch.save")
-def files():
-    same(lambda thing: saved(thing, weights_only=False), mixture())
+def ask(law):
+    if hasattr(law, "marginals"):
+        return law.marginals()
+    torch.manual_seed(1)
+    return law.log_prob(law.sample())
+
+
+@row("deepcopy", "torch.save")
+def copies(name):
+    change = copy.deepcopy if name == "deepcopy" else partial(saved, weights_only=False)
+    mix = Pair().mixture()
+    for law in (mix, mix.choices(Y), mix.latents(torch.zeros(3, 2)), mix.condition(Y, KNOWN)):
+        torch.testing.assert_close(ask(change(law)), ask(law))
+    fitted = Pair().mixture(Pair().log_alpha.exp())
+    assert torch.equal(copy.deepcopy(fitted.prior()).marginals(), fitted.marginals())
+
+
+@row("deepcopy, with a gradient")
+def copied_graph():
+    pair = Pair()
+    copy.deepcopy(pair.mixture(pair.log_alpha.exp()))
 
 
 @row("torch.load, weights_only")
 def unsafe_files():
-    mix = mixture()
+    mix = Pair().mixture()
     content = {"edge_index": torch.stack([PATH.source, PATH.row]), "alpha": mix.alpha}
     assert torch.equal(saved(content, weights_only=True)["alpha"], mix.alpha)
     saved(mix, weights_only=True)
@@ -117,7 +99,7 @@ class BelowSwitch(Pair):
 
     def posterior(self, x):
         alpha = self.alpha + 9 * torch.stack([1 - x, x])
-        return NeighborMixture(PATH, alpha, self.logits).condition(Y, KNOWN)
+        return self.mixture(alpha).condition(Y, KNOWN)
 
     def own(self):
         return dist.Bernoulli(logits=pyro.param("rate", self.rate))
@@ -151,13 +133,13 @@ def no_gradient():
 
     def model():
         alpha = pyro.param("log_alpha", pair.log_alpha).exp()
-        drawn = NeighborMixture(PATH, alpha, pair.logits).condition(Y, KNOWN).sample()
+        drawn = pair.mixture(alpha).condition(Y, KNOWN).sample()
         pyro.factor("w", gain[drawn[2]])
 
     elbo = infer.Trace_ELBO()
-    found = [elbo.loss_and_grads(model, lambda: None) for _ in range(300)]
+    sampled = [elbo.loss_and_grads(model, lambda: None) for _ in range(300)]
     log_probs = torch.stack([pair.log_prob(torch.tensor([*Y[:2], k])) for k in (0, 1)])
     exact = -log_probs.softmax(0) @ gain
-    near(torch.tensor(found), exact.detach())
+    near(torch.tensor(sampled), exact.detach())
     assert pair.log_alpha.grad is None
     assert pair.gradient(exact).norm() > 0.05

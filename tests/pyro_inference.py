@@ -3,19 +3,19 @@
 
 """Rows of docs/pyro.md: inference and automatic guides."""
 
+import itertools
 import math
 from functools import partial
 
 import pyro
 import pyro.distributions as dist
 import torch
-from bounds import PATH, expected_bound, near
+from bounds import PATH, near
 from pyro import infer, poutine
 from pyro.contrib.autoname import scope
 from pyro.infer import autoguide, inspect
 from pyro_rows import Pair, Parent, Y, losses, row
 
-from pyro_nmm import NeighborMixture
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 
@@ -30,49 +30,35 @@ def importance():
 @row("Predictive")
 def predictive():
     pair = Pair()
-    drawn = infer.Predictive(pair.model, num_samples=4000, parallel=True)(None)["y"]
-    mix = NeighborMixture(PATH, pair.alpha, pair.logits)
-    near((drawn == Y).all(-1).double(), mix.log_prob(Y).exp())
-    given = infer.Predictive(pair.model, guide=pair.guide, num_samples=4000, parallel=True)()
-    q = mix.choices(Y)
-    orders = [torch.tensor([0, 1, 2]).roll(k) for k in range(3)]
-    orders += [order.flip(0) for order in orders]
-    c = torch.tensor([1, 1, 1])
-    exact = [mix.choices(Y, order=order).log_prob(c).exp() for order in orders]
-    assert given["c"].shape == (4000, *q.event_shape)
+    mix, c = pair.mixture(), torch.tensor([1, 1, 1])
+    for collapsed, parallel, size in ((True, True, 4000), (False, True, 4000), (True, False, 300)):
+        model = partial(pair.model, collapsed=collapsed)
+        drawn = infer.Predictive(model, num_samples=size, parallel=parallel)(None)["y"]
+        near((drawn == Y).all(-1).double(), mix.log_prob(Y).exp())
+    sites = infer.Predictive(pair.model, guide=pair.guide, num_samples=4000, parallel=True)()
+    assert (sites["y"] == Y).all()
+    assert sites["c"].shape == (4000, 3)
     # One order is drawn, which all draws share.
-    found = (given["c"] == c).all(-1).double().mean()
-    assert min((found - value).abs() for value in exact) < 4 * 0.5 / 4000**0.5
+    orders = map(torch.tensor, itertools.permutations(range(3)))
+    exact = [mix.choices(Y, order=order).log_prob(c).exp() for order in orders]
+    share = (sites["c"] == c).all(-1).double().mean()
+    assert min((share - value).abs() for value in exact) < 4 * 0.5 / 4000**0.5
 
 
-@row("Predictive, other nodes")
-def rest():
-    """The numbers are in ``test_predictive.py``."""
-    pair, known = Pair(), torch.tensor([True, False, True])
-    given = PATH, pair.alpha, pair.logits, Y, known
-    model = partial(nmm, collapsed=True, predict=True)
-    guide = partial(ordered_guide, collapsed=True)
-    found = infer.WeighedPredictive(model, guide=guide, num_samples=20_000, parallel=True)(*given)
-    exact = NeighborMixture(PATH, pair.alpha, pair.logits).condition(Y, known).marginals()[1, 1]
-    weights, hit = found.log_weights.softmax(0), found.samples["y_rest"][:, 0].double()
-    assert abs(weights @ hit - exact) < 4 * (weights**2 * (hit - exact) ** 2).sum().sqrt()
-
-
-@row("Predictive, replicates")
-def replicates():
-    """The numbers are in ``test_replicates.py``."""
-    pair = Pair()
-    drawn = infer.Predictive(lambda: pair.model(None), guide=pair.guide, num_samples=9)()
-    assert drawn["y"].shape == (9, 3)
-
-
-@row("Predictive, uncondition")
-def unconditioned():
-    """The numbers are in ``test_replicates.py``."""
-    pair = Pair()
-    model = poutine.uncondition(pair.model)
-    drawn = infer.Predictive(model, guide=pair.guide, num_samples=500, parallel=True)()["y"]
-    assert len(drawn.unique(dim=0)) > 1
+@row("Predictive, other nodes", "Predictive, replicates", "Predictive, uncondition")
+def anew(name):
+    """The numbers are in ``test_predictive.py`` and ``test_replicates.py``."""
+    pair, options = Pair(), {"num_samples": 99, "parallel": True}
+    model, guide = {
+        "Predictive, other nodes": (
+            partial(pair.model, observed=Y == 0, predict=True), partial(pair.guide, observed=Y == 0)
+        ),
+        "Predictive, replicates": (lambda: pair.model(None), pair.guide),
+        "Predictive, uncondition": (poutine.uncondition(pair.model), pair.guide),
+    }[name]  # fmt: skip
+    drawn = infer.Predictive(model, guide=guide, **options)()
+    labels = drawn["y_rest" if name == "Predictive, other nodes" else "y"]
+    assert len(labels.unique(dim=0)) > 1
 
 
 @row("Predictive, choices alone")
@@ -80,7 +66,7 @@ def forgotten():
     pair = Pair()
 
     def guide():
-        pyro.sample("c", NeighborMixture(PATH, pair.alpha, pair.logits).choices(Y))
+        pyro.sample("c", pair.mixture().choices(Y))
 
     infer.Predictive(lambda: pair.model(None), guide=guide, num_samples=9)()
 
@@ -108,7 +94,7 @@ def relations_of_a_posterior():
 
     def model():
         alpha = pyro.param("alpha", pair.alpha)
-        NeighborMixture(PATH, alpha, pair.logits).condition(Y, Y > 0)
+        pair.mixture(alpha).condition(Y, Y > 0)
 
     inspect.get_model_relations(model)
 
@@ -120,11 +106,11 @@ class Scalar(Pair):
         return pyro.sample("shift", dist.Normal(0.0, 1.0))
 
     def exact(self):
-        mix = NeighborMixture(PATH, self.alpha * self.shift().exp(), self.logits)
+        mix = self.mixture(self.alpha * self.shift().exp())
         pyro.sample("y", mix, obs=Y)
 
     def program(self):
-        nmm(PATH, self.alpha * self.shift().exp(), self.logits, Y, collapsed=True)
+        self.at(lambda: self.alpha * self.shift().exp())[0]()
 
 
 @row("NUTS, exact log_prob")
@@ -135,16 +121,11 @@ def nuts():
     grid = torch.linspace(-6, 6, 400)
     alpha = pair.alpha * grid.exp()[:, None, None]
     log_weight = dist.Normal(0.0, 1.0).log_prob(grid)
-    log_weight = log_weight + NeighborMixture(PATH, alpha, pair.logits).log_prob(Y)
+    log_weight = log_weight + pair.mixture(alpha).log_prob(Y)
     truth = (log_weight.softmax(0) * grid).sum()
-    found = mcmc.get_samples()["shift"]
+    samples = mcmc.get_samples()["shift"]
     size = mcmc.diagnostics()["shift"]["n_eff"]
-    assert abs(found.mean() - truth) < 4 * found.std() / math.sqrt(size)
-
-
-@row("NUTS, nmm")
-def choices_in_nuts():
-    infer.MCMC(infer.NUTS(Scalar().program), 2, 2, disable_progbar=True).run()
+    assert abs(samples.mean() - truth) < 4 * samples.std() / math.sqrt(size)
 
 
 class Series:
@@ -190,7 +171,7 @@ def filtering():
     alpha = series[0].alpha(switch)
     for time, y in enumerate(labels):
         filtered = filtered if time == 0 else filtered @ turn
-        filtered = filtered * NeighborMixture(PATH, alpha, pair.logits).log_prob(y).exp()
+        filtered = filtered * pair.mixture(alpha).log_prob(y).exp()
         filtered = filtered / filtered.sum()
     assert abs(torch.stack(means).mean() - filtered[1]) < 0.02
     assert abs(filtered[1] - 0.5) > 0.1
@@ -198,10 +179,9 @@ def filtering():
 
 @row("infer_discrete")
 def not_inferred():
-    pair, drawn = Pair(), []
+    pair = Pair()
     model = infer.infer_discrete(infer.config_enumerate(pair.model), first_available_dim=-2)
-    for _ in range(300):
-        drawn.append(poutine.trace(model).get_trace().nodes["c"]["value"][0])
+    drawn = [poutine.trace(model).get_trace().nodes["c"]["value"][0] for _ in range(150)]
     attention = PATH.softmax(pair.logits)[PATH.ptr[0] : PATH.ptr[1]]
     near((torch.stack(drawn) == PATH.source[0]).double(), attention[0])
 
@@ -221,17 +201,17 @@ def above_the_field(name):
     sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
     log_q = sum(site["log_prob"] for site in sites if site["name"] != "num_particles_vectorized")
     shift = trace.nodes["shift"]["value"]
-    bound = expected_bound(PATH, pair.alpha * shift.exp(), pair.logits, Y.expand(*log_q.shape, 3))
+    bound = pair.bound(Y.expand(*log_q.shape, 3), pair.alpha * shift.exp())
     exact = (pair.prior().log_prob(shift) + bound - log_q).detach()
     error = (found.var() / len(found) + exact.var() / len(exact)).sqrt()
     assert abs(found.mean() + exact.mean()) < 4 * error + 1e-9
 
 
-@row("AutoNormal, nothing hidden")
-def choices_in_autoguide():
-    autoguide.AutoNormal(Parent().model)()
-
-
-@row("AutoDiscreteParallel")
-def enumerated_choices():
-    autoguide.AutoDiscreteParallel(Pair().model)()
+@row("NUTS, nmm", "AutoNormal, nothing hidden", "AutoDiscreteParallel")
+def choices_in_other_methods(name):
+    if name == "NUTS, nmm":
+        infer.MCMC(infer.NUTS(Scalar().program), 2, 2, disable_progbar=True).run()
+    elif name == "AutoDiscreteParallel":
+        autoguide.AutoDiscreteParallel(Pair().model)()
+    else:
+        autoguide.AutoNormal(Parent().model)()

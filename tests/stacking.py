@@ -13,6 +13,7 @@ from pyro_nmm import NeighborMixture, OrderedConditional
 from pyro_nmm.models import StackedNMM
 from pyro_nmm.models.stacked import bounded_temperature
 from pyro_nmm.models.stacked.fit import surrogate
+from pyro_nmm.models.tabular import NeighborMixtureClassifier
 from pyro_nmm.sources import communities
 
 #: Kinds of a StackedNMM: options beside the number of classes.
@@ -27,6 +28,12 @@ KINDS = {
 }
 #: A fit of which only the way is tested.
 FEW = {"num_steps": 5, "refit_steps": 4}
+
+
+class QuickClassifier(NeighborMixtureClassifier):
+    """With a short fit of the NMM."""
+
+    _fit_options = FEW
 
 
 def mask(size, *nodes):

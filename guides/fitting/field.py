@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The fit of an NMM to a Markov random field."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +12,20 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_tensor, check_finite, check_integers, options_of
-from pyro_nmm.fitting import ordinary, with_gradients
+from pyro_nmm.arguments import as_tensor, check_finite, check_integers
+from pyro_nmm.fitting import Steps, ordinary, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.field import FieldGuide
-from pyro_nmm.guides.fitting.loop import Steps, unvalidated
+from pyro_nmm.guides.shared_forward import unvalidated
 from pyro_nmm.models.random_fields import MarginalField, RandomField
 
 
+@with_options
 @with_gradients
 def fit_mixture(
     field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module, *,
-    order: Tensor | None = None, num_samples: int = 4, warmup: float = 0.5, **options: Any,
+    order: Tensor | None = None, num_samples: int = 4, warmup: float = 0.5,
+    options: Steps = Steps(),
 ) -> tuple[NeighborMixture, list[float]]:  # fmt: skip
     r"""
     Fit an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
@@ -43,11 +47,10 @@ def fit_mixture(
         the last nodes are no neighbours in the target.
     :param int num_samples: draws of the entropy a step.
     :param float warmup: share of the steps over which interactions rise.
-    :param options: of :class:`~pyro_nmm.guides.fitting.Steps`.
+    :param options: keywords of :class:`~pyro_nmm.guides.fitting.Steps`.
     :return: the mixture for the last step's target, and every step's loss, in nats. A step costs
         :math:`O(E C^2)` a sample.
     """
-    how = options_of(fit_mixture, Steps, options)
     check_hood(hood)
     check_integers(1, num_samples=num_samples)
     check_finite(warmup=warmup)
@@ -57,8 +60,8 @@ def fit_mixture(
     if not isinstance(field, RandomField) and not callable(field):
         kinds = "a PairwiseMRF, a MarginalField or a function that makes one"
         raise ValueError(f"field must be {kinds}, got {type(field)}")
-    optimizer = torch.optim.Adam(network.parameters(), lr=how.lr, betas=(0.9, 0.99))
-    elbo, rise = TraceGraph_ELBO(), warmup * how.num_steps
+    optimizer = torch.optim.Adam(network.parameters(), lr=options.lr, betas=(0.9, 0.99))
+    elbo, rise = TraceGraph_ELBO(), warmup * options.num_steps
     family: FieldGuide | None = None
     target: RandomField | None = None
 
@@ -71,13 +74,13 @@ def fit_mixture(
             raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
         if family is None:
             last = torch.cat(target.colors()) if order is None else order
-            options: dict[str, Any] = {"num_samples": num_samples, "order": last}
-            family = FieldGuide(hood, network, lambda given: given, **options)
+            family = FieldGuide(hood, network, lambda field: field,
+                                num_samples=num_samples, order=last)  # fmt: skip
             family.mixture(target)  # with all checks, which the steps leave out
         return family, target
 
     def rate(step: int) -> float:
-        return max(min(1.0, 2 - 2 * step / how.num_steps), 1e-3)
+        return max(min(1.0, 2 - 2 * step / options.num_steps), 1e-3)
 
     def backward(step: int) -> float:
         pair, now = take(step)
@@ -91,9 +94,9 @@ def fit_mixture(
         "order": order, "num_samples": num_samples, "warmup": warmup,
     }  # fmt: skip
     with pyro.get_param_store().scope():
-        losses = how.train(network, optimizer, backward, rate, **settings)
+        losses = options.train(network, optimizer, backward, rate, **settings)
         if family is None or target is None:  # a checkpoint had all steps
-            family, target = take(how.num_steps - 1)
+            family, target = take(options.num_steps - 1)
         return family.mixture(target), losses
 
 

@@ -1,11 +1,12 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Fits to patches of images with noise: a U-Net, and an NMM over pixels."""
+
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pyro
 import torch
@@ -14,11 +15,9 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import options_of
-from pyro_nmm.fitting import ordinary, with_gradients
-from pyro_nmm.guides.fitting.loop import Steps, unvalidated
+from pyro_nmm.fitting import Steps, ordinary, with_gradients, with_options
 from pyro_nmm.guides.ordered import ordered_guide
-from pyro_nmm.guides.shared_forward import SharedForward
+from pyro_nmm.guides.shared_forward import SharedForward, unvalidated
 from pyro_nmm.models.images import Denoiser, UNet
 from pyro_nmm.models.nmm import nmm
 
@@ -57,9 +56,10 @@ class PatchRun(Steps):
         return losses
 
 
+@with_options
 @with_gradients
 def fit_unet(
-    unet: UNet, draw: Callable[[], Tensor], *, loss: str = "squared", **options: Any
+    unet: UNet, draw: Callable[[], Tensor], *, loss: str = "squared", options: PatchRun = PatchRun()
 ) -> list[float]:
     r"""
     Fit a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
@@ -77,28 +77,28 @@ def fit_unet(
     :param draw: returns clean patches ``(B, channels, H, W)``, integer grey levels in 0 to 255.
         Name its images in ``settings``, so that a checkpoint knows them.
     :param str loss: ``"squared"`` or ``"log"``.
-    :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`.
+    :param options: keywords of :class:`~pyro_nmm.guides.fitting.PatchRun`.
     :return: every step's loss. The network is in evaluation mode.
     """
-    how = options_of(fit_unet, PatchRun, options)
     if loss not in LOSSES:
         raise ValueError(f"loss must be one of {LOSSES}, got {loss!r}")
-    optimizer = torch.optim.Adam(unet.parameters(), how.lr)
+    optimizer = torch.optim.Adam(unet.parameters(), options.lr)
 
     def backward(step: int) -> float:
-        clean, noisy = _noisy(draw(), step, how.max_noise, 256)
+        clean, noisy = _noisy(draw(), step, options.max_noise, 256)
         errors = (255 * unet(noisy / 255)[0] - clean).square().flatten(1).mean(1)
         value = (errors if loss == "squared" else (errors + 4).log()).mean()
         value.backward()
         return value.item()
 
-    return how.fit(unet, optimizer, backward, loss=loss)
+    return options.fit(unet, optimizer, backward, loss=loss)
 
 
+@with_options
 @with_gradients
 def fit_images(
     network: Denoiser, draw: Callable[[], Tensor], *, radius: int = 1, estimator: str = "no_score",
-    mean_weight: float = 0.5, unet_rate: float = 1.0, **options: Any,
+    mean_weight: float = 0.5, unet_rate: float = 1.0, options: PatchRun = PatchRun(),
 ) -> list[float]:  # fmt: skip
     r"""
     Fit an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound on
@@ -123,20 +123,19 @@ def fit_images(
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param float mean_weight: :math:`w`; one half is a Gaussian's likelihood, zero the bound alone.
     :param float unet_rate: times ``lr`` is the U-Net's rate; below one for a U-Net fitted before.
-    :param options: of :class:`~pyro_nmm.guides.fitting.PatchRun`.
+    :param options: keywords of :class:`~pyro_nmm.guides.fitting.PatchRun`.
     :return: every step's negative bound, in nats a pixel and channel.
     """
-    how = options_of(fit_images, PatchRun, options)
     for name, amount in (("mean_weight", mean_weight), ("unet_rate", unet_rate)):
         if not 0 <= amount < math.inf:
             raise ValueError(f"{name} must be finite and not negative, got {amount}")
     own = [p for name, p in network.named_parameters() if not name.startswith("unet.")]
     groups: list[dict] = [
-        {"params": list(network.unet.parameters()), "lr": unet_rate * how.lr},
+        {"params": list(network.unet.parameters()), "lr": unet_rate * options.lr},
         {"params": [p for p in own if p.dim() > 0]},
-        {"params": [p for p in own if p.dim() == 0], "lr": 10 * how.lr},
+        {"params": [p for p in own if p.dim() == 0], "lr": 10 * options.lr},
     ]
-    optimizer = torch.optim.Adam(groups, how.lr)
+    optimizer = torch.optim.Adam(groups, options.lr)
     elbo = TraceGraph_ELBO()
 
     @functools.lru_cache(maxsize=1)
@@ -145,7 +144,7 @@ def fit_images(
         return _Program(hood, network, estimator, mean_weight)
 
     def backward(step: int) -> float:
-        clean, noisy = _noisy(draw(), step, how.max_noise, network.num_classes)
+        clean, noisy = _noisy(draw(), step, options.max_noise, network.num_classes)
         pair = program(*clean.shape[-2:], clean.device)
         scale = poutine.scale(scale=1 / clean.numel())
         with unvalidated():
@@ -155,7 +154,7 @@ def fit_images(
 
     with pyro.get_param_store().scope():
         settings = {"radius": radius, "estimator": estimator, "mean_weight": mean_weight}
-        return how.fit(network, optimizer, backward, **settings)
+        return options.fit(network, optimizer, backward, **settings)
 
 
 class _Program(SharedForward):

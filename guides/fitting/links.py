@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from typing import Any
+"""The fit of a latent feature model of links."""
 
 import pyro
 import torch
@@ -9,15 +9,21 @@ from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor
 
-from pyro_nmm.arguments import as_tensor, expect, options_of
+from pyro_nmm.arguments import as_tensor, expect
 from pyro_nmm.datasets.links import LinkSplit
-from pyro_nmm.fitting import with_gradients
+from pyro_nmm.fitting import Steps, with_gradients, with_options
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
-from pyro_nmm.guides.fitting.loop import Steps
 
 
+@with_options
 @with_gradients
-def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) -> list[float]:
+def fit_links(
+    pair: DGLFRMGuide,
+    split: LinkSplit,
+    x: Tensor,
+    *,
+    options: Steps = Steps(num_steps=500, lr=0.01),
+) -> list[float]:
     r"""
     Fit a latent feature model and its guide to the training edges of a split by Adam at a constant
     rate, as Mehta, Carin and Rai (2019).
@@ -36,22 +42,20 @@ def fit_links(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, **options: Any) ->
 
     :param LinkSplit split: see :func:`~pyro_nmm.datasets.link_split`.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
-    :param options: of :class:`~pyro_nmm.guides.fitting.Steps`; here ``num_steps`` is 500 by
-        default, and ``lr`` 0.01.
+    :param options: keywords of :class:`~pyro_nmm.guides.fitting.Steps`.
     :return: every step's loss, the negative bound in nats a pair of nodes, as noisy as one draw.
         A step costs :math:`O(N^2)`.
     """
-    how = options_of(fit_links, Steps, {"num_steps": 500, "lr": 0.01} | options)
     x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")
     x = x.to(pair.encoder.log_sticks.dtype)  # once, and not in every step
     if x.is_meta:
         raise ValueError("x must be a tensor with values, got a meta tensor")
     # Adam's own constant is meant for losses of order one.
     model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
-    optimizer, elbo = torch.optim.Adam(pair.parameters(), how.lr), TraceMeanField_ELBO()
+    optimizer, elbo = torch.optim.Adam(pair.parameters(), options.lr), TraceMeanField_ELBO()
 
     def backward(step: int) -> float:
         return elbo.loss_and_grads(model, guide, split.train, x, split.held_out)
 
     with pyro.get_param_store().scope():
-        return how.train(pair, optimizer, backward, x=x, **split._asdict())
+        return options.train(pair, optimizer, backward, x=x, **split._asdict())

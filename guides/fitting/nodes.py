@@ -1,11 +1,12 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Fits of node classifiers and NMMs, stopped early by the validation nodes."""
+
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pyro
 import torch
@@ -17,11 +18,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import check_integers, check_positive, options_of
+from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.datasets.entries import checked, contents, labels_in
-from pyro_nmm.fitting import with_gradients
+from pyro_nmm.fitting import Run, train, with_gradients, with_options
 from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
-from pyro_nmm.guides.fitting.loop import Run, train, unvalidated
+from pyro_nmm.guides.shared_forward import unvalidated
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Compatibility, NMMNetwork
 
@@ -78,16 +79,21 @@ class NodeRun(Run):
             first = self.criterion == "accuracy"
             return (accuracy, likelihood) if first else (likelihood, accuracy)
 
-        run = self.also(**contents(data), criterion=self.criterion, **settings)
         return train(
             nn.ModuleDict(parts), optimizer, backward, validate,
-            num_epochs=self.num_epochs, patience=self.patience, **run,
+            num_epochs=self.num_epochs, patience=self.patience,
+            options=self.also(**contents(data), criterion=self.criterion, **settings),
         )  # fmt: skip
 
 
+@with_options
 @with_gradients
 def fit_classifier(
-    network: nn.Module, data: Data, *, consistency: Consistency | None = None, **options: Any
+    network: nn.Module,
+    data: Data,
+    *,
+    consistency: Consistency | None = None,
+    options: NodeRun = NodeRun(),
 ) -> tuple[Tensor, Scores]:
     r"""
     Fit a classifier alone by the cross entropy :math:`-\frac1{|\tau|} \sum_{i \in \tau} \log
@@ -107,11 +113,11 @@ def fit_classifier(
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
     :param Consistency consistency: the penalty, with the classifier's own predictions as the
         teacher.
-    :param options: of :class:`~pyro_nmm.guides.fitting.NodeRun`.
+    :param options: keywords of :class:`~pyro_nmm.guides.fitting.NodeRun`.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first. Cost of an epoch: two runs of the network.
     """
-    how, data = options_of(fit_classifier, NodeRun, options), checked(data)
+    data = checked(data)
     inputs = (data.x, data.edge_index)
 
     def backward(epoch: int) -> float:
@@ -127,15 +133,17 @@ def fit_classifier(
     def predict() -> Tensor:
         return network(*inputs).softmax(-1)
 
-    scores = how.fit(network, consistency, data, backward, predict)
+    scores = options.fit(network, consistency, data, backward, predict)
     with torch.no_grad():
         return network(*inputs), scores
 
 
+@with_options
 @with_gradients
 def fit_nmm(
     network: nn.Module, data: Data, hood: Neighborhood, *, consistency: Consistency | None = None,
-    estimator: str = "reward_to_go", num_particles: int = 4, num_samples: int = 8, **options: Any,
+    estimator: str = "reward_to_go", num_particles: int = 4, num_samples: int = 8,
+    options: NodeRun = NodeRun(),
 ) -> tuple[NeighborMixture, Scores]:  # fmt: skip
     r"""
     Fit an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
@@ -171,7 +179,7 @@ def fit_nmm(
         :func:`fit_classifier`, whose ``data`` and ``options`` these are. Cost of an epoch: two runs
         of the network, the marginals, and :math:`O(E_\tau \log E_\tau)` a particle.
     """
-    how, data = options_of(fit_nmm, NodeRun, options), checked(data)
+    data = checked(data)
     check_integers(1, num_particles=num_particles, num_samples=num_samples)
     if hood.num_nodes != data.num_nodes:
         raise ValueError(f"hood has {hood.num_nodes} nodes, but data {data.num_nodes}")
@@ -205,7 +213,7 @@ def fit_nmm(
         "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
     }  # fmt: skip
     with pyro.get_param_store().scope():
-        scores = how.fit(network, consistency, data, backward, predict, **settings)
+        scores = options.fit(network, consistency, data, backward, predict, **settings)
         return program.mixture(*inputs), scores
 
 

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Do annotators agree more often than independent errors explain?"""
+"""Agreement of annotators: beyond independent errors, and against a consensus."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.annotators.neighbors import Walk
 
 #: Replicates with independent errors, and draws of all labels for the answers and for each of them.
 NUM_REPLICATES, NUM_DRAWS = 10, (10, 2)
@@ -21,6 +22,13 @@ STRENGTH = 0.3
 #: Replicates draw answers at all places of a table with an answer in ten of them or more. Twice as
 #: much doubles the cost of sparse tables, half as much makes more tables count as sparse.
 DENSE = 10
+#: Contradictions without support that are too many, as a share of the nodes whose answers agree,
+#: and beside it. Half of both warns of good fits to small graphs. Twice of both is silent about a
+#: consensus that is .05 less accurate than the vote.
+CONTRADICTED, FEW = 0.05, 2
+#: Equal answers that show an annotator of one label. Five occur by chance, and twenty miss
+#: annotators who answer rarely.
+MANY = 10
 
 
 class Dependence(NamedTuple):
@@ -52,7 +60,7 @@ class Dependence(NamedTuple):
         if self.excess.isnan():
             return "dependence of annotators: unknown with one answer a node"
         verdict = "errors are dependent" if self.found else "no dependence found"
-        excess, expected, error = (each.item() for each in self)
+        excess, expected, error = (value.item() for value in self)
         beside = f"{expected:.3f} ± {error:.3f} if errors are independent"
         return f"excess agreement {excess:.3f} ({beside}): {verdict}"
 
@@ -66,10 +74,10 @@ def count_all(answers: Tensor | Entries, num_answers: int) -> Tensor:
 def count_pairs(answers: Tensor | Entries, num_answers: int) -> Tensor:
     """``(M, M)``: equal answers of each pair of annotators, zeros on the diagonal."""
     table = Entries.of(answers).table()
-    found = torch.zeros(table.shape[1], table.shape[1]).double().to(table.device)
-    for given in ((table == k).double() for k in range(num_answers)):
-        found += given.mT @ given
-    return found.fill_diagonal_(0)
+    pairs = torch.zeros(table.shape[1], table.shape[1]).double().to(table.device)
+    for answered in ((table == k).double() for k in range(num_answers)):
+        pairs += answered.mT @ answered
+    return pairs.fill_diagonal_(0)
 
 
 def excess_agreement(
@@ -102,17 +110,17 @@ def excess_agreement(
         return Dependence(unknown, unknown, unknown)
     confusion = matrices(probs, entries, size)
     probs, log_prior, entries = probs[rows].double(), log_prior[rows], Entries.of(answers[rows])
-    node, annotator, found = entries.node, entries.annotator, []
+    excess = []
     for _ in range(NUM_REPLICATES):
         labels = Categorical(probs, validate_args=False).sample()
         drawn = entries.replaced(_draw(confusion, labels, entries))
-        each = power * confusion[annotator, :, drawn.answer].log()
-        evidence = log_prior.index_add(0, node, each.to(log_prior))
-        found.append(_excess(drawn, evidence.softmax(-1), size, NUM_DRAWS[1], count))
-    observed, each = _excess(entries, probs, size, NUM_DRAWS[0], count), torch.stack(found)
+        each = power * confusion[entries.annotator, :, drawn.answer].log()
+        evidence = log_prior.index_add(0, entries.node, each.to(log_prior))
+        excess.append(_excess(drawn, evidence.softmax(-1), size, NUM_DRAWS[1], count))
+    observed, replicates = _excess(entries, probs, size, NUM_DRAWS[0], count), torch.stack(excess)
     # Pairs of annotators with few common nodes have a value in some replicates only.
-    mean, number = each.nanmean(0), each.isfinite().sum(0)
-    error = ((each - mean).square().nansum(0) / (number - 1).clamp(min=0)).sqrt()
+    mean, number = replicates.nanmean(0), replicates.isfinite().sum(0)
+    error = ((replicates - mean).square().nansum(0) / (number - 1).clamp(min=0)).sqrt()
     return Dependence(observed, mean, error)
 
 
@@ -142,19 +150,65 @@ def permuted(answers: Entries, labels: Tensor) -> Entries:
     # A stable sort after a random order: random within each group.
     mixed = torch.randperm(len(group), device=group.device)
     there, here = mixed[group[mixed].argsort(stable=True)], group.argsort(stable=True)
-    found = answers.answer.clone()
-    found[here] = answers.answer[there]
-    return answers.replaced(found)
+    mixed_answers = answers.answer.clone()
+    mixed_answers[here] = answers.answer[there]
+    return answers.replaced(mixed_answers)
 
 
 def matrices(probs: Tensor, answers: Tensor | Entries, size: int) -> Tensor:
     """``(M, C, K)`` confusion matrices, given label distributions of all nodes."""
     entries = Entries.of(answers)
-    counts = probs.new_zeros(entries.shape[1] * size, probs.shape[1], dtype=torch.double)
-    place = entries.annotator * size + entries.answer
-    counts.index_add_(0, place, probs[entries.node].double())
-    counts = counts.view(-1, size, probs.shape[1])
+    counts = entries.confusion(probs[entries.node], size).mT
     # Rare answers are as frequent as over all labels.
     share = counts.sum(-1, keepdim=True) / counts.sum((1, 2), keepdim=True)
     counts = (counts + STRENGTH * share).mT
     return counts / counts.sum(-1, keepdim=True)
+
+
+def contradiction(
+    answers: Tensor, probs: Tensor, walk: Walk, part: Tensor, informed: bool,
+    classifier: Tensor | None = None, known: Tensor | None = None,
+) -> str | None:  # fmt: skip
+    """
+    A warning if the consensus contradicts too many nodes whose answers all agree.
+
+    The neighbours' answers support a contradiction if a walk from the node, over the votes of other
+    nodes, meets the label of the consensus more often than the label of the answers. A classifier
+    supports the label that it prefers. Both support nothing if the priors predict no answers.
+
+    :param Tensor answers: ``(N, M)``, which name labels, -1 for missing ones.
+    :param Tensor probs: ``(N, C)``, the consensus.
+    :param Tensor part: ``(N,)`` integers from zero; a part's own votes are left out for it.
+    :param bool informed: whether the priors of the consensus predict answers.
+    :param Tensor classifier: ``(N, C)`` predictions that did not learn from the node itself.
+    :param Tensor known: ``(N,)`` true labels, which are not compared, -1 where unknown.
+    :return: the warning, or None. Cost: a walk where there are many contradictions.
+    """
+    entries, size = Entries.of(answers), max(probs.shape[1], int(answers.max()) + 1)
+    votes, number = entries.votes(size)[:, : probs.shape[1]].double(), entries.number()
+    most, label = votes.max(1)
+    chosen = probs.argmax(1)
+    # Two answers that agree say more than one; if no node has two, one is all there is.
+    agree = (most == number) & (number >= number.max().clamp(max=2))
+    if known is not None:
+        agree &= known < 0
+    wrong = agree & (chosen != label)
+    limit = FEW + CONTRADICTED * int(agree.sum())
+    if wrong.sum() > limit and informed:
+        around = walk.labels(votes / number.clamp(min=1)[:, None], part)
+        for labels in (around, classifier):
+            if labels is not None:
+                low = labels.gather(1, chosen[:, None]) <= labels.gather(1, label[:, None])
+                wrong &= low[:, 0]
+    if wrong.sum() <= limit:
+        return None
+    what = f"{int(wrong.sum())} of {int(agree.sum())} nodes whose answers all agree"
+    doubt = f"consensus contradicts {what}, and nothing else supports it: it is probably less"
+    doubt = f"{doubt} accurate than the majority vote."
+    number = torch.stack([(answers == k).sum(0) for k in range(size)])
+    single = int(((number.amax(0) == number.sum(0)) & (number.sum(0) >= MANY)).sum())
+    if 2 * single > answers.shape[1]:
+        cure = f"number missing answers {size} and set num_answers={size + 1}"
+        return f"{doubt} {single} of {answers.shape[1]} annotators give one label only: {cure}"
+    cure = "Compare consensus.field, or pass a graph on which neighbours have equal labels"
+    return f"{doubt} {cure}"

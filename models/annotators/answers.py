@@ -1,6 +1,9 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Answers of annotators as users have them, as a table, and as a list of the answers there are."""
+
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,10 +12,75 @@ from torch import Tensor
 
 from pyro_nmm.arguments import as_tensor, check_order, expect_device
 from pyro_nmm.edges import edges_of
-from pyro_nmm.labels import as_array, check_names, check_same_order, is_missing
+from pyro_nmm.labels import as_array, check_names, is_missing
 
 #: Columns of a data frame with a row for every answer, as crowd-kit has it.
 LONG = {"task", "worker", "label"}
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """
+    The answers that are there in a table ``(N, M)``, node by node: a table of many annotators who
+    give few answers each is read once.
+
+    >>> entries = Entries.of(torch.tensor([[0, -1], [-1, 2]]))
+    >>> entries.node, entries.annotator, entries.answer
+    (tensor([0, 1]), tensor([0, 1]), tensor([0, 2]))
+    """
+
+    node: Tensor  #: ``(A,)``, ascending
+    annotator: Tensor  #: ``(A,)``, ascending at each node
+    answer: Tensor  #: ``(A,)``, from zero
+    shape: tuple[int, int]  #: of the table
+
+    @classmethod
+    def of(cls, data: "Tensor | Entries") -> "Entries":
+        """Of a table in which -1 is missing."""
+        if isinstance(data, Entries):
+            return data
+        if (data < -1).any():
+            raise ValueError(f"answers must be -1 where missing, got {int(data.min())}")
+        node, annotator = (data >= 0).nonzero(as_tuple=True)
+        return cls(node, annotator, data[node, annotator], (data.shape[0], data.shape[1]))
+
+    def table(self) -> Tensor:
+        """``(N, M)``, -1 for missing answers."""
+        table = self.answer.new_full(self.shape, -1)
+        table[self.node, self.annotator] = self.answer
+        return table
+
+    def at(self, rows: Tensor) -> "Entries":
+        """Only answers about some nodes, a mask ``(N,)``, of a table of the same shape."""
+        here = rows[self.node]
+        return Entries(self.node[here], self.annotator[here], self.answer[here], self.shape)
+
+    def replaced(self, answer: Tensor) -> "Entries":
+        """Other answers ``(A,)`` at the same places."""
+        return replace(self, answer=answer)
+
+    def number(self) -> Tensor:
+        """``(N,)``: answers about each node."""
+        return self.node.bincount(minlength=self.shape[0])
+
+    def votes(self, num_answers: int) -> Tensor:
+        """``(N, K)``: how many annotators give each answer about each node."""
+        place = self.node * num_answers + self.answer
+        return place.bincount(minlength=self.shape[0] * num_answers).view(-1, num_answers)
+
+    def confusion(self, labels: Tensor, num_answers: int) -> Tensor:
+        """``(M, C, K)`` in double precision: answers counted with weights ``(A, C)`` of labels."""
+        size = self.shape[1] * num_answers, labels.shape[1]
+        # In double precision: a million small shares, one after the other, lose three digits.
+        counts, place = labels.new_zeros(size, dtype=torch.double), self.annotator * num_answers
+        counts.index_add_(0, place + self.answer, labels.double())
+        return counts.view(-1, num_answers, labels.shape[1]).mT
+
+    def evidence(self, confusion: Tensor) -> Tensor:
+        """``(N, C)``: log-likelihood of all answers about a node, given matrices ``(M, C, K)``."""
+        log = confusion.log()
+        each = log[self.annotator, :, self.answer]
+        return log.new_zeros(self.shape[0], log.shape[1]).index_add(0, self.node, each)
 
 
 class Answers(NamedTuple):
@@ -26,25 +94,42 @@ class Answers(NamedTuple):
 
 def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
     """Answers of a tensor, an array or a data frame, wide or long; text labels are sorted."""
-    annotators, categories = None, set()
+    annotators, categories, labels = None, set(), None
     if hasattr(data, "tocsr") or getattr(data, "layout", torch.strided) != torch.strided:
         cure = f"pass a dense one with -1 for missing ones, or a data frame{long_form([])}"
         raise ValueError(f"answers is a sparse matrix, in which label 0 may be missing: {cure}")
     if hasattr(data, "columns"):
-        kinds = [data["label"].dtype] if set(data.columns) >= LONG else data.dtypes
+        kinds = [data["label"].dtype] if is_long(data) else data.dtypes
         categories = {str(name) for kind in kinds for name in getattr(kind, "categories", ())}
-        data = _wide(data, num_nodes) if set(data.columns) >= LONG else data
+        data = _wide(data, num_nodes) if is_long(data) else data
         annotators = list(data.columns)
     check_order("answers", data)
     try:
-        found, labels = _array("answers", data), None
+        array = _array("answers", data)
     except ValueError as error:
         raise ValueError(f"{error}{long_form(annotators)}") from None
-    if isinstance(found, np.ndarray) and found.dtype.kind in "OUT":
-        found, labels = _text_as_numbers(found, categories)
-    table = whole_answers(found, num_nodes, device, annotators)
-    refuse_silent(table, annotators)
+    if is_text(array):
+        array, labels = _text_as_numbers(array, categories)
+    must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
+    hint = long_form(annotators)
+    table = _integers("answers", array, (num_nodes, "M"), device, must, hint)
+    silent = (table == -1).all(0)
+    if table.numel() and silent.all():
+        raise ValueError("answers holds no answer: all are -1 or NaN")
+    if silent.any():
+        number = int(silent.nonzero()[0])
+        name = number if annotators is None else annotators[number]
+        raise ValueError(f"answers has none of annotator {name}: leave that column out")
     return Answers(table, labels, annotators)
+
+
+def is_long(data: Any) -> bool:
+    """Whether a data frame has a row for each answer."""
+    return set(getattr(data, "columns", ())) >= LONG
+
+
+def is_text(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind in "OUT"
 
 
 def long_form(columns: list | None) -> str:
@@ -53,41 +138,15 @@ def long_form(columns: list | None) -> str:
     return "" if columns is None else f"{hint}{f', got {columns[:8]}' if columns else ''}"
 
 
-def refuse_silent(table: Tensor, annotators: list | None = None) -> None:
-    """Every annotator has answers."""
-    silent = (table == -1).all(0)
-    if table.numel() and silent.all():
-        raise ValueError("answers holds no answer: all are -1 or NaN")
-    if silent.any():
-        number = int(silent.nonzero()[0])
-        name = number if annotators is None else annotators[number]
-        raise ValueError(f"answers has none of annotator {name}: leave that column out")
-
-
-def check_number(
-    labels: list[str] | None, number: int, all_of_them: bool, columns: list | None
-) -> None:
-    """As many names of labels as there are answers, if they have names."""
-    if not labels:
-        return
-    some = f"{labels[:8]}{' ...' * (len(labels) > 8)}"
-    if len(labels) > number:
-        must = f"name at most {number} labels (num_labels)"
-        raise ValueError(f"answers must {must}, got {len(labels)}: {some}{long_form(columns)}")
-    if all_of_them and len(labels) < number:
-        cure = f"pass num_labels={len(labels)}, or pandas categories that name all"
-        raise ValueError(f"answers must name {number} labels, got {len(labels)}: {some}; {cure}")
-
-
 def _array(name: str, data: Any) -> Any:
     """A data frame as an array, and an array of numbers and None as floats."""
-    found = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
-    if isinstance(found, np.ndarray) and found.dtype.kind in "OUT":
-        plain = [None if _no_name(each) else each for each in found.flat]
+    array = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
+    if is_text(array):
+        plain = [None if _no_name(each) else each for each in array.flat]
         check_names(name, [each for each in plain if each is not None])
         if not any(isinstance(each, str) for each in plain):
-            return np.array(plain, dtype=float).reshape(found.shape)
-    return found
+            return np.array(plain, dtype=float).reshape(array.shape)
+    return array
 
 
 def _wide(data: Any, num_nodes: int) -> Any:
@@ -108,9 +167,9 @@ def _text_as_numbers(table: np.ndarray, categories: set[str]) -> tuple[np.ndarra
     missing = np.array([_no_name(each) for each in table.flat], dtype=bool)
     text = table.flat[~missing]
     labels = np.array(sorted({*text.tolist(), *categories}), dtype=str)
-    found = np.full(table.size, -1)
-    found[~missing] = np.searchsorted(labels, text.astype(str))
-    return found.reshape(table.shape), labels.tolist()
+    numbers = np.full(table.size, -1)
+    numbers[~missing] = np.searchsorted(labels, text.astype(str))
+    return numbers.reshape(table.shape), labels.tolist()
 
 
 def _no_name(answer: Any) -> bool:
@@ -118,31 +177,23 @@ def _no_name(answer: Any) -> bool:
     return answer in ("-1", "") if isinstance(answer, str) else is_missing(answer)
 
 
-def whole_answers(
-    data: Any, num_nodes: int, device: torch.device, columns: list | None = None
+def _integers(
+    name: str, data: Any, shape: tuple, device: torch.device, must: str, hint: str = ""
 ) -> Tensor:
-    """Answers of a tensor or an array of numbers as ``torch.long``; NaN is -1."""
+    """A tensor or an array of numbers as ``torch.long``, in which NaN is -1."""
     if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
-        data = as_tensor("answers", data, device)
-    must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
+        data = as_tensor(name, data, device)
     if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
         kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
         raise ValueError(f"{must}, got {kind}")
-    if data.dim() != 2 or len(data) != num_nodes:
-        raise ValueError(f"{must}, got {tuple(data.shape)}{long_form(columns)}")
-    expect_device("answers", data, device)
+    if data.shape[:1] != shape[:1] or data.dim() != len(shape):
+        raise ValueError(f"{must}, got {tuple(data.shape)}{hint}")
+    expect_device(name, data, device)
     if data.is_floating_point():
         data = data.masked_fill(data.isnan(), -1)
-        if (part := data != data.round()).any() or data.isinf().any():
-            raise ValueError(f"{must}, got {data[part | data.isinf()][0].item()}")
+        if (part := (data != data.round()) | data.isinf()).any():
+            raise ValueError(f"{must}, got {data[part][0].item()}")
     return data.long()
-
-
-def check_beside(answers: Any, **tables: Any) -> None:
-    """Known labels and probabilities have a row for each node, in the order of wide answers."""
-    for name, values in tables.items():
-        if not set(getattr(answers, "columns", ())) >= LONG:
-            check_same_order(name, values, "answers", answers)
 
 
 def known_labels(
@@ -150,32 +201,23 @@ def known_labels(
 ) -> Tensor:
     """``(N,)`` true labels, -1 where unknown, of numbers with NaN, or of names."""
     check_order("known", known)
-    found = _array("known", known)
-    named = isinstance(found, np.ndarray) and found.dtype.kind in "OUT"
+    array = _array("known", known)
+    named = is_text(array)
     if isinstance(labels, list) and named:
         place = {name: number for number, name in enumerate(labels)} | {None: -1}
-        names = [None if _no_name(each) else each for each in found.flat]
-        text = [place.get(name, len(labels)) for name in names]
-        if len(labels) in text:
-            name = str(names[text.index(len(labels))])
-            raise ValueError(f"known holds {name!r}, which no annotator answers: labels {labels}")
-        found = torch.tensor(text, device=device).view(found.shape)
-    if isinstance(found, Tensor) or (isinstance(found, np.ndarray) and found.dtype.kind in "iuf"):
-        found = as_tensor("known", found, device)
+        names = [None if _no_name(each) else each for each in array.flat]
+        if strange := [name for name in names if name not in place]:
+            missing = f"holds {str(strange[0])!r}, which no annotator answers"
+            raise ValueError(f"known {missing}: labels {labels}")
+        array = torch.tensor([place[name] for name in names], device=device).view(array.shape)
     must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
-    if not isinstance(found, Tensor) or found.shape != (num_nodes,) or found.dtype == torch.bool:
-        got = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else type(known)
-        raise ValueError(f"{must}, got {got}")
-    expect_device("known", found, device)
-    if found.is_floating_point():
-        found = found.masked_fill(found.isnan(), -1)
+    found = _integers("known", array, (num_nodes,), device, must)
     if isinstance(labels, list) and not named and (found >= 0).any():
-        raise ValueError(f"known must name labels as answers do, {labels}, got {found.dtype}")
+        raise ValueError(f"known must name labels as answers do, {labels}, got {array.dtype}")
     number = labels if isinstance(labels, int) else len(labels)
-    wrong = (found != found.long()) | (found < -1) | (found >= number)
-    if wrong.any():
+    if (wrong := (found < -1) | (found >= number)).any():
         raise ValueError(f"{must} and below {number} elsewhere, got {found[wrong][0].item()}")
-    return found.long()
+    return found
 
 
 def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
@@ -184,7 +226,7 @@ def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
     if size is not None:
         return edges, size
     top = int(edges.max()) if edges.numel() else -1
-    if set(getattr(answers, "columns", ())) >= LONG:
+    if is_long(answers):
         return edges, top + 1
     number = answers.shape[0] if hasattr(answers, "shape") else len(answers)
     if top >= number:  # nodes without edges have answers

@@ -1,25 +1,27 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""One label distribution per node: a pool of answers, neighbours and a classifier."""
+
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.agreement import (
     Dependence,
+    contradiction,
     count_pairs,
     excess_agreement,
     matrices,
 )
-from pyro_nmm.models.annotators.contradictions import contradiction
-from pyro_nmm.models.annotators.left_out import LeftOut, left_out_answers
-from pyro_nmm.models.annotators.potts import potts_labels
-from pyro_nmm.models.annotators.walks import Walk
+from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.annotators.neighbors import Walk, potts_labels
 from pyro_nmm.models.hidden import HiddenField, allowed_labels
 
 #: From label distributions and the nodes to learn from, to predictions of a classifier.
@@ -106,10 +108,8 @@ class Consensus:
     def predict(self) -> Any:
         """``(N,)``: every node's most probable label, an array of names if answers are text that
         names labels."""
-        found = self.probs.argmax(-1)
-        if self.labels is None:
-            return found
-        return np.array(self.labels)[found.cpu().numpy()]
+        numbers = self.probs.argmax(-1)
+        return numbers if self.labels is None else np.array(self.labels)[numbers.cpu().numpy()]
 
     def predict_proba(self) -> Tensor:
         """:attr:`probs`, under the name of scikit-learn."""
@@ -140,10 +140,8 @@ class Consensus:
         """``(M, M)``: which annotators err together, the excess agreement of each pair. NaN where
         two share no answers that could differ, zeros on the diagonal."""
         power = self.powers["answers"]
-        given = self.probs, self.log_prior, power, self.answers
-        return Dependence(
-            *(each.fill_diagonal_(0) for each in excess_agreement(*given, count_pairs))
-        )
+        pairs = excess_agreement(self.probs, self.log_prior, power, self.answers, count_pairs)
+        return Dependence(*(table.fill_diagonal_(0) for table in pairs))
 
     def summary(self) -> str:
         """What was fitted, how answers and neighbours count, and whether annotators agree more
@@ -171,63 +169,120 @@ class Consensus:
 
 @torch.no_grad()
 def consensus_of(
-    field: HiddenField, answers: Tensor, walk: Walk, classifier: Classifier | None = None,
-    **names: Any,
-) -> Consensus:  # fmt: skip
+    field: HiddenField, answers: Tensor, walk: Walk, classifier: Classifier | None = None
+) -> Consensus:
     """
     Pool of neighbours, a classifier and answers, of a fit to answers as its emission checked them.
 
     :param Walk walk: on the graph, or over the sources of the field.
     :param classifier: from label distributions ``(N, C)`` and the nodes to learn from, ``(N,)``,
         to predictions ``(N, C)`` that did not learn from the node itself.
-    :param names: ``labels`` and ``annotators``.
     """
     part = torch.randperm(len(answers), device=answers.device) % PARTS
     known = allowed_labels(field.known, field.hood, field.probs.shape[1]).double()
-    sure, probs = (answers >= 0).any(1) | known.isinf().any(1), field.probs
+    certain, probs = (answers >= 0).any(1) | known.isinf().any(1), field.probs
     alone = bool((answers >= 0).sum(1).max() < 2)
     # The field believes an annotator whom no other one contradicts: look again with the pool.
     for _ in range(2 if alone else 1):
         left_out = left_out_answers(field, answers, probs, part, shrink=not alone)
         evidence = left_out.evidence + known
-        own = evidence.softmax(-1).masked_fill(~sure[:, None], 0)
-        priors = {"walk": walk.labels(own, part), "potts": potts_labels(walk, evidence, part)}
-        powers, log_prior, errors = _pool(priors, left_out, field.known)
-        targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
-        probs = (field.probs + targets.to(probs)) / 2
+        near = evidence.softmax(-1).masked_fill(~certain[:, None], 0)
+        priors = {"walk": walk.labels(near, part), "potts": potts_labels(walk, evidence, part)}
+        pool = _pool(priors, left_out, known, field.known)
+        probs = (field.probs + pool.probs.to(probs)) / 2
     # The classifier learns from the pool, and then once more from the pool that it is part of.
-    if classifier is not None:
-        for _ in range(ROUNDS):
-            priors["classifier"] = classifier(targets, sure)
-            powers, log_prior, errors = _pool(priors, left_out, field.known)
-            targets = (log_prior + powers[-1] * left_out.evidence + known).softmax(-1)
-    log_prior, probs = log_prior + known, targets.to(field.probs)
-    named = dict(zip([*priors, "answers"], powers.tolist(), strict=True))
+    for _ in range(ROUNDS if classifier is not None else 0):
+        priors["classifier"] = classifier(pool.probs, certain)  # type: ignore[misc]
+        pool = _pool(priors, left_out, known, field.known)
+    log_prior, probs = pool.log_prior + known, pool.probs.to(field.probs)
+    powers = dict(zip([*priors, "answers"], pool.powers.tolist(), strict=True))
     priors = {name: _away_from_zero(prior).to(field.probs) for name, prior in priors.items()}
-    dependence = excess_agreement(probs, log_prior, named["answers"], answers)
+    dependence = excess_agreement(probs, log_prior, powers["answers"], answers)
     doubt = None
     if getattr(field.emission, "named", False):
-        informed = bool(errors >= INFORMED) or field.known is not None
+        informed = bool(pool.errors >= INFORMED) or field.known is not None
         learned = priors.get("classifier")
         doubt = contradiction(answers, probs, walk, part, informed, learned, field.known)
     if doubt is not None:
         warnings.warn(doubt, stacklevel=4)
-    return Consensus(field, answers, probs, priors, named, dependence, doubt=doubt, **names)
+    return Consensus(field, answers, probs, priors, powers, dependence, doubt=doubt)
+
+
+class LeftOut(NamedTuple):
+    """What is known about ``A`` answers without them."""
+
+    evidence: Tensor  #: ``(N, C)`` of all answers at each node, in nats
+    node: Tensor  #: ``(A,)`` the node that each answer is about
+    others: Tensor  #: ``(A, C)`` evidence of the other answers at the node
+    own: Tensor  #: ``(A, C)`` evidence of the answer itself
+    same: Tensor  #: ``(A,)`` the share of the other answers that are the same
+
+
+def left_out_answers(
+    field: HiddenField, data: Tensor, probs: Tensor, part: Tensor, shrink: bool = True
+) -> LeftOut:
+    """
+    The M-step without the answers of a part of the nodes, under label distributions ``(N, C)``,
+    gives the evidence in that part.
+
+    Rows of a confusion matrix have few answers each. Their noise makes answers that are left out
+    look as if labels were uncertain, hence :meth:`Annotators.shrinking`.
+    """
+    fitted: Any = field.emission
+    checked = fitted.check(field.hood, data)
+    evidence, parts = probs.new_zeros(probs.shape, dtype=torch.double), []
+    for number in range(int(part.max()) + 1):
+        here = part == number
+        others, inside = _at(checked, ~here), _at(checked, here)
+        emission = fitted.shrinking(others, probs) if shrink else fitted
+        values = emission.maximise(others, probs, field.values)
+        values = {name: value.double() for name, value in values.items()}
+        evidence[here] = emission.log_prob(values, inside)[here]
+        if values.keys() == {"confusion"}:  # evidence is a sum over annotators
+            parts.append(_each_alone(values["confusion"], Entries.of(inside), evidence))
+            continue
+        for annotator in range(data.shape[1]):
+            node = (here & (data[:, annotator] >= 0)).nonzero()[:, 0]
+            rest, alone = data[node].clone(), torch.full_like(data[node], -1)
+            alone[:, annotator], rest[:, annotator] = data[node, annotator], -1
+            tables = (emission.log_prob(values, answers) for answers in (rest, alone))
+            equal = (rest == data[node, annotator, None]).sum(1, dtype=torch.double)
+            parts.append((node, *tables, equal / (rest >= 0).sum(1).clamp(min=1)))
+    return LeftOut(evidence, *(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _each_alone(confusion: Tensor, entries: Entries, evidence: Tensor) -> tuple:
+    """Each answer, annotator by annotator, linear in the answers, where these are independent."""
+    order = entries.annotator.argsort(stable=True)
+    node, answer = entries.node[order], entries.answer[order]
+    own = confusion.log()[entries.annotator[order], :, answer]
+    number = entries.number()[node]
+    others = (evidence[node] - own).masked_fill((number == 1)[:, None], 0)
+    same = entries.votes(confusion.shape[-1])[node, answer].double() - 1
+    return node, others, own, same / (number - 1).clamp(min=1)
+
+
+def _at(data: Tensor | Entries, rows: Tensor) -> Tensor | Entries:
+    """Answers about some nodes, as the emission takes them."""
+    return data.at(rows) if isinstance(data, Entries) else data.masked_fill(~rows[:, None], -1)
+
+
+class _Pool(NamedTuple):
+    probs: Tensor  #: ``(N, C)``
+    powers: Tensor  #: of the priors and the answers
+    log_prior: Tensor  #: ``(N, C)``: all priors to their powers
+    errors: Tensor  #: by how many standard errors a prior predicts answers, at most
 
 
 def _pool(
-    priors: dict[str, Tensor], answers: LeftOut, known: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Powers, the logarithms ``(N, C)`` of all priors to their powers, and by how many standard
-    errors a prior predicts answers, at most."""
+    priors: dict[str, Tensor], answers: LeftOut, allowed: Tensor, known: Tensor | None
+) -> _Pool:
     logs = torch.stack([_away_from_zero(prior).log() for prior in priors.values()], 1)
-    if answers.node.bincount().max() < 2:
-        powers = logs.new_tensor(ALONE[len(priors)])
-    else:
-        powers = fit_powers(logs, answers)
+    several = answers.node.bincount().max() > 1
+    powers = fit_powers(logs, answers) if several else logs.new_tensor(ALONE[len(priors)])
     weighted = logs * powers[:-1, None]
     errors = standard_errors(weighted.sum(1), answers)
-    if answers.node.bincount().max() > 1:
+    if several:
         # Other answers predict one better than priors do (sum < 1) if annotators err together.
         # A graph that does not fit has small powers too, but they say nothing about errors.
         least = UNINFORMED * (1 - errors / INFORMED).clamp(0, 1)
@@ -241,7 +296,9 @@ def _pool(
     powers[:-1] *= (errors - INFORMED + 1).clamp(NEARLY, 1)
     if known is not None:
         powers = refit_powers(powers, logs, answers.evidence, known)
-    return powers, torch.einsum("npc,p->nc", logs, powers[:-1]), errors.max()
+    log_prior = torch.einsum("npc,p->nc", logs, powers[:-1])
+    probs = (log_prior + powers[-1] * answers.evidence + allowed).softmax(-1)
+    return _Pool(probs, powers, log_prior, errors.max())
 
 
 def standard_errors(log_prior: Tensor, answers: LeftOut) -> Tensor:
@@ -285,12 +342,12 @@ def fit_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:
         logits = torch.einsum("apc,p->ac", priors, powers) + odds.sigmoid() * others
         alone = (logits.log_softmax(-1) + own).logsumexp(-1).exp()
         copied = free[-1].sigmoid() * several
-        found = ((1 - copied) * alone + copied * same).log().sum()
+        likelihood = ((1 - copied) * alone + copied * same).log().sum()
         unlikely = ((odds - ANSWERS_PRIOR[0]) / ANSWERS_PRIOR[1]).square() / 2
         unlikely = unlikely + (PRIOR[1] * powers - PRIOR[0] * powers.log()).sum()
-        return (unlikely - found) / len(own)
+        return (unlikely - likelihood) / len(own)
 
-    _minimise(loss, free)
+    minimise(loss, [free], 60)
     return torch.cat([free[:-2].exp(), free[-2:-1].sigmoid()]).detach()
 
 
@@ -306,21 +363,8 @@ def refit_powers(powers: Tensor, log_priors: Tensor, evidence: Tensor, known: Te
     def loss() -> Tensor:
         logits = torch.einsum("npc,p->nc", log_priors[rows], free[:-1].exp())
         logits = logits + free[-1].exp() * evidence[rows]
-        found = torch.nn.functional.cross_entropy(logits, known[rows], reduction="sum")
-        return found + (free - start).square().sum() / 2
+        loss = torch.nn.functional.cross_entropy(logits, known[rows], reduction="sum")
+        return loss + (free - start).square().sum() / 2
 
-    _minimise(loss, free)
+    minimise(loss, [free], 60)
     return free.exp().detach()
-
-
-def _minimise(loss: Callable[[], Tensor], free: Tensor) -> None:
-    bfgs = torch.optim.LBFGS([free], max_iter=60, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        bfgs.zero_grad()
-        value = loss()
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        bfgs.step(closure)

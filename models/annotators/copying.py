@@ -10,7 +10,7 @@ from torch.distributions import Categorical, Dirichlet, constraints
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.model import Annotators, shares
 from pyro_nmm.models.hidden import Values
 

@@ -1,7 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-import math
+"""Annotators who answer about latent labels: Dawid and Skene's model, with an NMM as the prior."""
+
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,20 +16,19 @@ from torch_geometric.data import Data
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.fitting import with_gradients
-from pyro_nmm.labels import in_label_order
+from pyro_nmm.labels import check_same_order, in_label_order
 from pyro_nmm.models.annotators.answers import (
     Answers,
-    check_beside,
-    check_number,
+    Entries,
     edges_and_size,
+    is_long,
     known_labels,
     long_form,
     read_answers,
 )
 from pyro_nmm.models.annotators.consensus import Consensus, consensus_of
-from pyro_nmm.models.annotators.entries import Entries
+from pyro_nmm.models.annotators.neighbors import Walk, walk_of
 from pyro_nmm.models.annotators.out_of_fold import out_of_fold
-from pyro_nmm.models.annotators.walks import Walk, walk_of
 from pyro_nmm.models.hidden import Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
 
@@ -123,21 +123,23 @@ class Annotators:
             both trainings of a classifier.
         :return: the consensus. Cost: as for ``fit_field``, and :math:`O(E C)` for the pool.
         """
+        walk = None
         if isinstance(graph, Neighborhood):
-            hood, walk = graph, None
+            hood = graph
+        elif edge_attr is not None:
+            raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
         else:
-            if edge_attr is not None:
-                raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
             ends, num_nodes = edges_and_size(graph, answers)
-            hood, edge_attr = hops(ends, num_nodes)
-            if options.get("prior") is not None:
-                edge_attr = None  # a network has inputs of its own
+            hood, distance = hops(ends, num_nodes)
+            edge_attr = distance if options.get("prior") is None else None
             walk = Walk.on_graph(ends, num_nodes)
         data = read_answers(answers, hood.num_nodes, hood.device)
         self._check_range(data)
         labels = data.labels if self.named else None
         pred_probs = in_label_order("pred_probs", pred_probs, labels)
-        check_beside(answers, pred_probs=pred_probs, known=known)
+        if not is_long(answers):
+            check_same_order("pred_probs", pred_probs, "answers", answers)
+            check_same_order("known", known, "answers", answers)
         shape, progress = (hood.num_nodes, self.num_labels), options.get("progress", iter)
         learn = out_of_fold(graph, classifier, pred_probs, shape, progress)
         if known is not None:
@@ -145,9 +147,8 @@ class Annotators:
         run = {"num_starts": 1 if self.named else 5}
         options = run | (LARGE_RUN if hood.num_nodes > LARGE else {}) | options
         field = fit_field(self, hood, data.table, edge_attr, known, **options)
-        walk = walk_of(field) if walk is None else walk
-        names = {"labels": labels, "annotators": data.annotators}
-        return consensus_of(field, data.table, walk, learn, **names)
+        consensus = consensus_of(field, data.table, walk or walk_of(field), learn)
+        return replace(consensus, labels=labels, annotators=data.annotators)
 
     def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:
         """Labels ``(N,)``: :meth:`Consensus.predict` of a :meth:`fit`."""
@@ -155,18 +156,25 @@ class Annotators:
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor | Entries:
         """Entries of the answers ``(N, M)``, or an error that names what is wrong."""
-        given = data.table() if isinstance(data, Entries) else data
-        table = read_answers(given, hood.num_nodes, hood.device).table
-        self._check_range(Answers(table))
-        return Entries.of(table)
+        table = data.table() if isinstance(data, Entries) else data
+        answers = read_answers(table, hood.num_nodes, hood.device)
+        self._check_range(Answers(answers.table))
+        return Entries.of(answers.table)
 
     def _check_range(self, answers: Answers) -> None:
         """Refuse names and numbers that are no answers."""
-        table, columns = answers.table, answers.annotators
+        table, labels, columns = answers
         if not table.numel():
             raise ValueError(f"answers is empty, of shape {tuple(table.shape)}")
         number, low, top = self._num_answers(table), int(table.min()), int(table.max())
-        check_number(answers.labels, number, self.named, columns)
+        if labels:
+            got = f"got {len(labels)}: {labels[:8]}{' ...' * (len(labels) > 8)}"
+            if len(labels) > number:
+                must = f"name at most {number} labels (num_labels)"
+                raise ValueError(f"answers must {must}, {got}{long_form(columns)}")
+            if self.named and len(labels) < number:
+                cure = f"pass num_labels={len(labels)}, or pandas categories that name all"
+                raise ValueError(f"answers must name {number} labels, {got}; {cure}")
         if low < -1 or top >= number:
             wrong = low if low < -1 else top
             must = f"lie in 0..{number - 1}, or be -1 for a missing one"
@@ -180,20 +188,22 @@ class Annotators:
         """
         if self.named:
             votes = Entries.of(data).votes(self._num_answers(data))[:, : self.num_labels]
-            given = votes.sum(0) > 0  # a label without answers is not the label of doubtful nodes
-            votes = votes.to(torch.get_default_dtype()) + given / self.num_labels
+            voted = votes.sum(0) > 0  # a label without answers is not the label of doubtful nodes
+            votes = votes.to(torch.get_default_dtype()) + voted / self.num_labels
             return self.maximise(data, shares(votes), {})
         if self.num_types is None:
             return mixture_em(self, data, self._seeds(data))[0]
         plain = Annotators(self.num_types, self._num_answers(data), None, False, self.strength)
         values, probs = mixture_em(plain, data, plain._seeds(data))
-        counts = source_counts(hood, probs)
+        # Probabilities of types, counted at the sources of each node in equal shares.
+        share = (probs * (1 / hood.ptr.diff().to(probs))[:, None]).index_select(0, hood.row)
+        counts = probs.new_zeros(hood.num_sources, probs.shape[1]).index_add_(0, hood.source, share)
         seeds = counts[_draw_places(len(counts), self.num_labels, counts.device)] + 1
         return values | mixture_em(_Counts(self.num_labels), counts, {"types": shares(seeds)})[0]
 
     def log_prob(self, values: Values, data: Tensor | Entries) -> Tensor:
         """``(N, C)``: of all answers about a node, in nats."""
-        log_prob = _log_likelihood(values["confusion"], data)
+        log_prob = Entries.of(data).evidence(values["confusion"])
         if self.num_types is None:
             return log_prob
         top = log_prob.detach().amax(-1, keepdim=True)
@@ -201,10 +211,10 @@ class Annotators:
 
     def log_prior(self, values: Values, data: Tensor | Entries) -> Tensor:
         """Of all rows of the parameters, as densities of log-odds."""
-        found = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
+        total = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
         if self.num_types is not None:
-            found = found + (values["types"].log() / self.num_types).sum()
-        return found
+            total = total + (values["types"].log() / self.num_types).sum()
+        return total
 
     def maximise(self, data: Tensor | Entries, probs: Tensor, values: Values) -> Values:
         """Expected shares of answers, and of types or copies, under ``probs`` ``(N, C)``."""
@@ -212,7 +222,7 @@ class Annotators:
         number = values["confusion"].shape[-1] if values else None
         if self.num_types is None:
             return {"confusion": shares(self._counts(data, probs, number))}
-        log_prob = _log_likelihood(values["confusion"], data)
+        log_prob = Entries.of(data).evidence(values["confusion"])
         likelihood = (log_prob - log_prob.amax(-1, keepdim=True)).exp()
         share = probs / (likelihood @ values["types"].mT)
         types = values["types"] * (share.mT @ likelihood) + 1 / self.num_types
@@ -221,17 +231,17 @@ class Annotators:
 
     def draw(self, data: Tensor | Entries, labels: Tensor, values: Values) -> Values:
         """Draws from the Dirichlet posterior of every row, given types that are drawn first."""
-        seen, found = labels, {}
+        causes, drawn = labels, {}
         if self.num_types is not None:
-            log_prob = _log_likelihood(values["confusion"], data)
+            log_prob = Entries.of(data).evidence(values["confusion"])
             logits = log_prob + values["types"].log().index_select(0, labels)
-            seen = Categorical(logits=logits, validate_args=False).sample()
+            causes = Categorical(logits=logits, validate_args=False).sample()
             shape = self.num_labels, self.num_types
-            pairs = (labels * self.num_types + seen).bincount(minlength=math.prod(shape))
+            pairs = (labels * self.num_types + causes).bincount(minlength=shape[0] * shape[1])
             counts = pairs.view(shape) + 1 / self.num_types
-            found["types"] = Dirichlet(counts.to(log_prob)).sample()
-        probs = one_hot(seen, self.num_types or self.num_labels).to(values["confusion"])
-        return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | found
+            drawn["types"] = Dirichlet(counts.to(log_prob)).sample()
+        probs = one_hot(causes, self.num_types or self.num_labels).to(values["confusion"])
+        return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | drawn
 
     def shrinking(self, data: Tensor | Entries, probs: Tensor) -> "Annotators":
         r"""
@@ -277,13 +287,8 @@ class Annotators:
 
     def _counts(self, data: Tensor | Entries, probs: Tensor, number: int | None = None) -> Tensor:
         """``(M, C, K)``: answers counted with probabilities ``(N, C)``, and the prior's."""
-        number = self._num_answers(data) if number is None else number
-        # In double precision: a million small shares, one after the other, lose three digits.
-        entries, size = Entries.of(data), probs.shape[1]
-        counts = probs.new_zeros(entries.shape[1] * number, size, dtype=torch.double)
-        place = entries.annotator * number + entries.answer
-        counts.index_add_(0, place, probs.double().index_select(0, entries.node))
-        counts = counts.view(-1, number, size).mT.to(probs)
+        number, entries = self._num_answers(data) if number is None else number, Entries.of(data)
+        counts = entries.confusion(probs.index_select(0, entries.node), number).to(probs)
         return counts + self._pseudo_counts(counts)
 
     def _pseudo_counts(self, like: Tensor) -> Tensor:
@@ -299,13 +304,6 @@ class Annotators:
         return like.new_full(shape, strength * wrong).fill_diagonal_(strength * right)
 
 
-def _log_likelihood(confusion: Tensor, data: Tensor | Entries) -> Tensor:
-    """``(N, C)``: of all answers about a node."""
-    entries, log = Entries.of(data), confusion.log()
-    each = log[entries.annotator, :, entries.answer]
-    return log.new_zeros(entries.shape[0], log.shape[1]).index_add(0, entries.node, each)
-
-
 def shares(counts: Tensor) -> Tensor:
     return counts / counts.sum(-1, keepdim=True)
 
@@ -314,13 +312,6 @@ def _draw_places(number: int, size: int, device: torch.device) -> Tensor:
     """``(size,)`` random places, different as long as there are enough."""
     place = torch.randperm(number, device=device)[:size]
     return torch.cat([place, torch.randint(number, (size - len(place),), device=device)])
-
-
-def source_counts(hood: Neighborhood, probs: Tensor) -> Tensor:
-    """``(M, H)``: probabilities of nodes, ``(N, H)``, counted at their sources in equal shares."""
-    share = 1 / hood.ptr.diff().to(probs)
-    counts = probs.new_zeros(hood.num_sources, probs.shape[1])
-    return counts.index_add_(0, hood.source, (probs * share[:, None]).index_select(0, hood.row))
 
 
 @dataclass(frozen=True)

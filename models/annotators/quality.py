@@ -1,12 +1,15 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""How good each annotator is: accuracy and information, with intervals."""
+
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.model import Annotators
 from pyro_nmm.models.hidden import HiddenField
@@ -47,8 +50,7 @@ def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
     :return: means and ends of intervals, ``(M,)``. Cost: :math:`O(T (N + M C K))` for ``T`` draws;
         on a consensus EM of ``A`` answers for each, :math:`O(T (N C + S A C))` with 20 steps ``S``.
     """
-    _check_level(level)
-    emission = _field(field).emission
+    emission = _emission(field, level)
     if not isinstance(emission, Annotators) or not emission.named:
         must = "annotators whose answers name labels, aligned and without num_types"
         raise ValueError(f"accuracy needs {must}: see information")
@@ -76,8 +78,7 @@ def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
     :param field: as for :func:`accuracy`.
     :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
     """
-    _check_level(level)
-    if not isinstance(_field(field).emission, Annotators):
+    if not isinstance(_emission(field, level), Annotators):
         raise ValueError("information needs a field fitted to Annotators")
     confusion, share = _by_label(field)
     joint = confusion * share[:, None, :, None]
@@ -86,20 +87,17 @@ def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
     return _quality(labels + answers - whole, level)
 
 
-def _check_level(level: float) -> None:
+def _emission(field: HiddenField | Consensus, level: float) -> object:
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
+    return (field.field if isinstance(field, Consensus) else field).emission
 
 
-def _field(field: HiddenField | Consensus) -> HiddenField:
-    return field.field if isinstance(field, Consensus) else field
-
-
-def _by_label(found: HiddenField | Consensus) -> tuple[Tensor, Tensor]:
+def _by_label(fitted: HiddenField | Consensus) -> tuple[Tensor, Tensor]:
     """``(T, M, C, K)`` confusion matrices as drawn, and ``(T, C)`` the labels' shares."""
-    if isinstance(found, Consensus) and found.log_prior.softmax(-1).std(0).max() > 1e-3:
-        return _beside_neighbors(found)
-    field = _field(found)
+    if isinstance(fitted, Consensus) and fitted.log_prior.softmax(-1).std(0).max() > 1e-3:
+        return _beside_neighbors(fitted)
+    field = fitted.field if isinstance(fitted, Consensus) else fitted
     confusion, size = field.draws["confusion"], field.emission.num_labels
     if "types" in field.draws:
         confusion = field.draws["types"][:, None] @ confusion
@@ -107,21 +105,21 @@ def _by_label(found: HiddenField | Consensus) -> tuple[Tensor, Tensor]:
     return confusion, torch.stack(parts, -1).to(confusion)
 
 
-def _beside_neighbors(found: Consensus) -> tuple[Tensor, Tensor]:
+def _beside_neighbors(consensus: Consensus) -> tuple[Tensor, Tensor]:
     """Confusion matrices that never read two answers about a node: each annotator beside the labels
     around its nodes, whose power is uncertain too. Nodes have random weights (Newton and Raftery
     1994, JRSS B 56)."""
-    node, annotator = (found.answers >= 0).nonzero(as_tuple=True)
-    given, draws = found.answers[node, annotator], []
-    start = _marginal_confusion(found.field)
-    total = sum(power for name, power in found.powers.items() if name != "answers")
-    around = max(1, POWER / total) * found.log_prior
+    values, entries, draws = consensus.field.values, Entries.of(consensus.answers), []
+    start = values["confusion"].double()
+    if "types" in values:
+        start = values["types"].double() @ start
+    total = sum(power for name, power in consensus.powers.items() if name != "answers")
+    around = max(1, POWER / total) * consensus.log_prior
     for _ in range(NUM_DRAWS):
-        weight = torch.empty(len(found.answers), 1).exponential_().to(around)
-        labels = (math.exp(UNSURE * torch.randn(()).item()) * around).softmax(-1)
-        joint = (labels * weight)[node]
-        confusion = fit_confusion(start, joint, annotator, given, random=True)
-        draws.append((confusion, (labels * weight).sum(0) / weight.sum()))
+        weight = torch.empty(len(around), 1).exponential_().to(around)
+        labels = (math.exp(UNSURE * torch.randn(()).item()) * around).softmax(-1) * weight
+        confusion = fit_confusion(start, labels[entries.node], entries, random=True)
+        draws.append((confusion, labels.sum(0) / weight.sum()))
     matrices, shares = zip(*draws, strict=True)
     return torch.stack(matrices), torch.stack(shares)
 
@@ -131,28 +129,18 @@ def _quality(draws: Tensor, level: float) -> Quality:
     return Quality(draws.mean(0), *draws.quantile(ends, dim=0))
 
 
-def _marginal_confusion(field: HiddenField) -> Tensor:
-    """``(M, C, K)`` fitted probabilities of each annotator's answers given the label."""
-    confusion = field.values["confusion"].double()
-    return field.values["types"].double() @ confusion if "types" in field.values else confusion
-
-
-def fit_confusion(
-    start: Tensor, labels: Tensor, annotator: Tensor, given: Tensor, random: bool = False
-) -> Tensor:
-    """``(M, C, K)`` by EM, each annotator alone, from ``A`` answers ``given`` at nodes whose label
-    distributions are ``(A, C)``, times weights of the nodes; the prior's weights may be random."""
-    size = num_annotators, _, num_answers = start.shape
-    confusion, flat = start, annotator * num_answers + given
+def fit_confusion(start: Tensor, labels: Tensor, entries: Entries, random: bool = False) -> Tensor:
+    """``(M, C, K)`` by EM, each annotator alone, from answers at nodes whose label distributions
+    are ``(A, C)``, times weights of the nodes; the prior's weights may be random."""
+    confusion, num_answers = start, start.shape[-1]
     weight = labels.sum(-1, keepdim=True)
     # A weak prior, because rows that are pulled to the middle bias accuracies.
     prior = STRENGTH * (start / 2 + 1 / (2 * num_answers))
     if random:  # as those of the nodes: few answers leave a wide interval
         prior = torch._standard_gamma(prior).clamp(min=1e-30)
     for _ in range(NUM_STEPS):
-        joint = labels * confusion[annotator, :, given]
+        joint = labels * confusion[entries.annotator, :, entries.answer]
         joint = joint * (weight / joint.sum(-1, keepdim=True))
-        counts = labels.new_zeros(num_annotators * num_answers, size[1]).index_add_(0, flat, joint)
-        counts = counts.view(num_annotators, num_answers, size[1]).mT + prior
+        counts = entries.confusion(joint, num_answers) + prior
         confusion = counts / counts.sum(-1, keepdim=True)
     return confusion

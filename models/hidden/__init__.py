@@ -3,7 +3,7 @@
 
 """Hidden fields: latent labels on a graph, observed through emissions."""
 
-from pyro_nmm.models.hidden.em import fit_field, leave_one_out, sample_field
+from pyro_nmm.models.hidden.em import FieldRun, fit_field, leave_one_out, sample_field
 from pyro_nmm.models.hidden.emissions import (
     Emission,
     NormalEmission,
@@ -19,13 +19,11 @@ from pyro_nmm.models.hidden.field import (
     hidden_field,
     without_relabel,
 )
-from pyro_nmm.models.hidden.options import FieldRun, FieldSampling
 
 __all__ = [
     "Emission",
     "FieldPrior",
     "FieldRun",
-    "FieldSampling",
     "HiddenField",
     "NormalEmission",
     "PoissonEmission",

@@ -1,19 +1,23 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Fit a hidden field by expectation maximisation, sample it, and score it."""
+
 import math
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.arguments import as_tensor, check_integers, expect, options_of
-from pyro_nmm.checkpoints import Saved, as_path, fingerprint
-from pyro_nmm.fitting import with_gradients
+from pyro_nmm.arguments import as_tensor, check_integers, check_positive, expect
+from pyro_nmm.checkpoints import as_path
+from pyro_nmm.fitting import Run, train, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.hidden.field import (
@@ -24,15 +28,50 @@ from pyro_nmm.models.hidden.field import (
     start_of,
     without_relabel,
 )
-from pyro_nmm.models.hidden.options import FieldRun, FieldSampling
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
 
 
+@dataclass(frozen=True)
+class FieldRun:
+    """
+    Options of :func:`fit_field`.
+
+    :param int num_starts: fits, of which one is kept: the first with flat attention, others along a
+        feature of the edges or against it. One is often enough if answers name labels.
+    :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
+        disagree.
+    :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
+    :param float lr: of the prior's parameters.
+    :param progress: wraps the range of steps, for example ``tqdm``.
+    :param Path checkpoint: start ``k`` is saved every ``save_every`` steps as ``<checkpoint>.k``,
+        and the save before as ``<checkpoint>.k.previous``. Interrupted and called again after the
+        same seed, a fit ends with the same values, bit for bit on a CPU. A checkpoint of other
+        data, parameters or steps is refused, but plain attributes alone are compared.
+    """
+
+    num_starts: int = 5
+    num_steps: int = 120
+    num_chains: int = 4
+    num_draws: int = 50
+    lr: float = 0.1
+    progress: Callable[[range], Iterable[int]] = iter
+    checkpoint: str | Path | None = None
+    save_every: int = 20
+
+    def __post_init__(self) -> None:
+        check_positive(lr=self.lr)
+        as_path(self.checkpoint)
+        names = "num_starts", "num_steps", "num_chains", "num_draws", "save_every"
+        check_integers(1, **{name: getattr(self, name) for name in names})
+
+
+@with_options
 @with_gradients
 def fit_field(
     emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None,
-    known: Tensor | None = None, *, prior: nn.Module | None = None, inputs: tuple = (), **options,
+    known: Tensor | None = None, *, prior: nn.Module | None = None, inputs: tuple = (),
+    options: FieldRun = FieldRun(),
 ) -> HiddenField:  # fmt: skip
     r"""
     Fit a field of latent labels, with all parameters, to observations.
@@ -61,23 +100,23 @@ def fit_field(
         as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
         ``prior(hood, *inputs)``. It is copied, and trained by Adam with ``lr``, and with weight
         decay of its matrices.
-    :param options: of :class:`~pyro_nmm.models.hidden.FieldRun`.
+    :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
-    how = options_of(fit_field, FieldRun, options)
     if prior is not None and edge_attr is not None:
         raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
     if prior is None and inputs:
         raise ValueError("inputs belong to prior: give a network as prior")
-    fit = _Fit(emission, hood, data, edge_attr, how.num_chains, known, prior, inputs)
-    best = max((fit.run(how, i) for i in range(how.num_starts)), key=lambda state: state.score)
-    return fit.sample(best, how.num_draws)
+    chains = FieldChains(emission, hood, data, edge_attr, options.num_chains, known, prior, inputs)
+    states = (_Start(chains, turn, options.lr).run(options) for turn in range(options.num_starts))
+    return chains.sample(max(states, key=lambda state: state.score), options.num_draws)
 
 
 @torch.no_grad()
 def sample_field(
     emission: Emission, hood: Neighborhood, data: Any, prior: nn.Module, values: Values,
-    edge_attr: Tensor | None = None, *, inputs: tuple = (), **options,
+    edge_attr: Tensor | None = None, *, inputs: tuple = (), num_chains: int = 4,
+    num_draws: int = 50, num_sweeps: int = 20,
 ) -> HiddenField:  # fmt: skip
     r"""
     A field of known prior, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
@@ -97,25 +136,25 @@ def sample_field(
 
     :param prior: a :class:`FieldPrior`, or a network with its ``inputs``.
     :param dict values: the emission's parameters that chains start with.
-    :param options: of :class:`~pyro_nmm.models.hidden.FieldSampling`.
+    :param int num_draws: of each of ``num_chains`` chains, after ``num_sweeps`` sweeps.
     :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
     """
-    how = options_of(sample_field, FieldSampling, options)
+    check_integers(1, num_chains=num_chains, num_draws=num_draws, num_sweeps=num_sweeps)
     prior = deepcopy(prior)  # whose mode is the caller's
-    fit = _Fit(emission, hood, data, edge_attr, how.num_chains, None, prior, inputs)
+    chains = FieldChains(emission, hood, data, edge_attr, num_chains, None, prior, inputs)
     if isinstance(prior, FieldPrior):
         labels, features = len(prior.share_scores), len(prior.unit)
-        expected = 0 if fit.edge_attr is None else fit.edge_attr.shape[1]
+        expected = 0 if chains.edge_attr is None else chains.edge_attr.shape[1]
         if (labels, features) != (emission.num_labels, expected):
             has = f"prior has {labels} labels and {features} features of edges"
             want = f"emission {emission.num_labels} labels and edge_attr {expected} features"
             raise ValueError(f"{has}, but {want}")
-    terms = LatentTerms(*fit.terms(prior), fit.evidence(values)[None])
-    draw = draw_latent(hood, terms, fit.uniforms())
-    for _ in range(how.num_sweeps):
-        draw = sweep(hood, terms, draw, fit.uniforms(1)).draw
+    terms = chains.terms(prior, values)
+    draw = draw_latent(hood, terms, chains.uniforms())
+    for _ in range(num_sweeps):
+        draw = sweep(hood, terms, draw, chains.uniforms(1)).draw
     score = left_out(hood, terms, draw).mean().item()
-    return fit.sample(_State(prior, values, draw, score), how.num_draws)
+    return chains.sample(_State(prior, values, draw, score), num_draws)
 
 
 @torch.no_grad()
@@ -149,19 +188,21 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     check_integers(1, num_sweeps=num_sweeps)
     if not isinstance(field, HiddenField):
         raise ValueError(f"field must be a HiddenField, got {type(field)}")
-    draw, found, size = field.chains.draw, [], len(field.chains.draw.labels)
-    given = data, field.edge_attr, size, field.known, field.prior, field.inputs
-    fit = _Fit(field.emission, field.hood, *given)
-    prior = fit.terms(field.prior)
+    draw, size = field.chains.draw, len(field.chains.draw.labels)
+    chains = FieldChains(
+        field.emission, field.hood, data, field.edge_attr, size, field.known, field.prior,
+        field.inputs,
+    )  # fmt: skip
+    prior, logs = chains.prior_terms(field.prior), []
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
     last = {name: value[-size:] for name, value in field.draws.items()}
     values = [{name: value[chain] for name, value in last.items()} for chain in range(size)]
     for _ in range(num_sweeps):
-        values, terms, swept = fit.gibbs(prior, values, draw, 1)
+        values, terms, swept = chains.gibbs(prior, values, draw, 1)
         draw = swept.draw
-        found.append(left_out(field.hood, terms, draw))
-    logs = torch.cat(found)
-    return math.log(len(logs)) - (-logs).logsumexp(0)
+        logs.append(left_out(field.hood, terms, draw))
+    predictions = torch.cat(logs)
+    return math.log(len(predictions)) - (-predictions).logsumexp(0)
 
 
 class _State(NamedTuple):
@@ -172,7 +213,9 @@ class _State(NamedTuple):
 
 
 @dataclass
-class _Fit:
+class FieldChains:
+    """Chains of labels of one field, given its data: everything but parameters."""
+
     emission: Emission
     hood: Neighborhood
     data: Any
@@ -199,124 +242,135 @@ class _Fit:
         return evidence + self.allowed.to(evidence)
 
     @torch.no_grad()
-    def terms(self, prior: nn.Module) -> tuple[Tensor, Tensor]:
+    def prior_terms(self, prior: nn.Module) -> tuple[Tensor, Tensor]:
         """The log attention and concentrations of :class:`LatentTerms`."""
         alpha, logits = without_relabel(prior.eval()(self.hood, *self.inputs))
         expect("alpha of prior", alpha, (self.hood.num_sources, self.emission.num_labels))
         return self.hood.log_softmax(logits)[None], alpha[None]
 
-    def saved(
-        self, how: FieldRun, turn: int, prior: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> Saved:
-        parts = {"prior": prior, "optimizer": optimizer}
-        if (path := as_path(how.checkpoint)) is None:
-            return Saved(None, parts, {})
-        names = "emission", "data", "edge_attr", "known", "inputs", "num_chains"
-        settings = {name: getattr(self, name) for name in names}
-        settings["emission's attributes"] = getattr(self.emission, "__dict__", None)
-        settings["edges"] = self.hood.ptr, self.hood.source, self.hood.num_sources
-        settings |= {"start": turn, "num_steps": how.num_steps}
-        here = fingerprint(prior, optimizer, settings)
-        return Saved(path.with_name(f"{path.name}.{turn}"), parts, here)
+    def terms(self, prior: nn.Module, values: Values) -> LatentTerms:
+        """Of the same parameters in all chains."""
+        return LatentTerms(*self.prior_terms(prior), self.evidence(values)[None])
 
     def uniforms(self, *shape: int) -> Tensor:
         size = *shape, self.num_chains, self.hood.num_nodes
         return torch.rand(size, dtype=torch.double, device=self.hood.device)
 
-    def run(self, how: FieldRun, turn: int) -> _State:
-        emission, hood, data = self.emission, self.hood, self.data
-        values = start_of(emission, data, hood, self.known)
-        evidence = self.evidence(values)
-        prior, optimizer = self.prepared(evidence, float(how.lr), turn)
-        rates = [group["lr"] for group in optimizer.param_groups]
-        saved = self.saved(how, turn, prior, optimizer)
-        if state := saved.read():
-            saved.restore(state)
-            move = partial(torch.Tensor.to, device=hood.device)
-            values = {name: move(value) for name, value in state["values"].items()}
-            probs, draw = move(state["probs"]), LatentDraw(*map(move, state["draw"]))
-            terms = LatentTerms(*self.terms(prior), self.evidence(values)[None])
-        else:
-            probs = torch.zeros_like(evidence)
-            terms = LatentTerms(*self.terms(prior), evidence[None])
-            draw = draw_latent(hood, terms, self.uniforms())
-        for step in how.progress(range(state["steps"] if state else 0, how.num_steps)):
-            found = sweep(hood, terms, draw, self.uniforms(2))
-            draw, seen = found.draw, found.visits.sum(0).to(probs)
-            gain = 1 / max(1, step + 1 - how.num_steps // 2)
-            probs = probs + gain * (seen / seen.sum(-1, keepdim=True) - probs)
-            values = emission.maximise(data, probs, values)
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * max(gain, 0.1)
-            self.ascend(prior, optimizer, draw)
-            terms = LatentTerms(*self.terms(prior), self.evidence(values)[None])
-            if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():  # NaN would break the sweep
-                raise ValueError(f"lr={how.lr} is too large: concentrations are no longer finite")
-            if step + 1 == how.num_steps or (step + 1) % how.save_every == 0:
-                saved.write(steps=step + 1, values=values, probs=probs, draw=tuple(draw))
-        return _State(prior, values, draw, left_out(hood, terms, draw).mean().item())
-
-    def prepared(
-        self, evidence: Tensor, lr: float, turn: int
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        if self.network is not None:
-            network = deepcopy(self.network)
-            parts: list[list[nn.Parameter]] = [[], []]
-            for value in network.parameters():
-                parts[value.dim() > 1].append(value)  # decay would switch off scales of attention
-            decays = zip(parts, (0.0, 5e-4), strict=True)
-            groups = [{"params": part, "lr": lr, "weight_decay": rate} for part, rate in decays]
-            return network, torch.optim.Adam(groups)
-        prior = FieldPrior.of(self.emission.num_labels, self.edge_attr).to(evidence)
-        # From flat attention a fit may turn to the wrong side for good, so other starts lean.
-        if lean := turn % (1 + 2 * len(prior.unit)):
-            prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
-        # Kappa has the longest way: its logarithm may end five below where it starts.
-        others = {"params": [prior.share_scores, prior.scaled_weight], "lr": lr}
-        groups = [{"params": [prior.log_kappa], "lr": 3 * lr}, others]
-        return prior, torch.optim.Adam(groups)
-
-    def ascend(self, prior: nn.Module, optimizer: torch.optim.Optimizer, draw: LatentDraw) -> None:
+    def loss(self, prior: nn.Module, draw: LatentDraw) -> Tensor:
+        """Of the prior's parameters, given labels and choices of each chain."""
         hood, choices = self.hood, self.hood.source[draw.edges]
         alpha, logits = without_relabel(prior.train()(hood, *self.inputs))
-        found = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)
+        log_prob = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)
         if self.edge_attr is not None or self.network is not None:
-            found = found + NeighborChoice(hood, logits, validate_args=False).log_prob(choices)
+            attention = NeighborChoice(hood, logits, validate_args=False)
+            log_prob = log_prob + attention.log_prob(choices)
         if isinstance(prior, FieldPrior):
-            found = found + prior.log_prior()
-        loss = -found.mean() / hood.num_nodes
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+            log_prob = log_prob + prior.log_prior()
+        return -log_prob.mean() / hood.num_nodes
 
     def gibbs(
         self, prior: tuple[Tensor, Tensor], values: list[Values], draw: LatentDraw, num_sweeps: int
     ) -> tuple[list[Values], LatentTerms, Sweeps]:
         """Each chain with emission parameters drawn anew, and sweeps given these."""
-        emission, data = self.emission, self.data
         pairs = zip(draw.labels, values, strict=True)
-        values = [emission.draw(data, labels, old) for labels, old in pairs]
-        terms = LatentTerms(*prior, torch.stack([self.evidence(own) for own in values]))
+        values = [self.emission.draw(self.data, labels, old) for labels, old in pairs]
+        terms = LatentTerms(*prior, torch.stack([self.evidence(drawn) for drawn in values]))
         return values, terms, sweep(self.hood, terms, draw, self.uniforms(num_sweeps))
 
     @torch.no_grad()
     def sample(self, state: _State, num_draws: int) -> HiddenField:
         prior, start, draw, score = state
-        terms, values = self.terms(prior), [start] * self.num_chains
+        terms, values = self.prior_terms(prior), [start] * self.num_chains
         visits, labels, draws, totals = torch.zeros((), device=self.hood.device), [], [], []
         for _ in range(num_draws):
-            values, _, found = self.gibbs(terms, values, draw, 2)
-            draw, visits = found.draw, visits + found.visits.sum(0)
+            values, _, swept = self.gibbs(terms, values, draw, 2)
+            draw, visits = swept.draw, visits + swept.visits.sum(0)
             labels.append(draw.labels.to(torch.int16))
-            totals.append(found.totals[:, -1])
+            totals.append(swept.totals[:, -1])
             draws += values
         # A label that no sweep met is rare, not impossible.
         share = terms[1].sum((0, 1))
         visits = visits + share / share.sum() * self.allowed.exp()
         probs = visits / visits.sum(-1, keepdim=True)
         ends = Chains(draw, torch.stack(totals, 1).to(probs))
-        stacked = {name: torch.stack([each[name] for each in draws]) for name in start}
+        stacked = {name: torch.stack([drawn[name] for drawn in draws]) for name in start}
         return HiddenField(
             self.hood, self.emission, deepcopy(prior), start, probs, torch.cat(labels), stacked,
             score, ends, self.edge_attr, self.known, self.inputs,
         )  # fmt: skip
+
+
+class _Start(nn.Module):
+    """Expectation maximisation from one start: the prior, and as extra state all that it learns."""
+
+    def __init__(self, chains: FieldChains, turn: int, lr: float) -> None:
+        super().__init__()
+        self._chains, self._turn, self._lr = chains, turn, lr
+        self._values = start_of(chains.emission, chains.data, chains.hood, chains.known)
+        evidence = chains.evidence(self._values)
+        self.prior, self._groups = self._prior(evidence)
+        self._probs = torch.zeros_like(evidence)
+        self._draw = draw_latent(chains.hood, self._terms(), chains.uniforms())
+
+    def get_extra_state(self) -> dict:
+        return {"values": self._values, "probs": self._probs, "draw": tuple(self._draw)}
+
+    def set_extra_state(self, state: dict) -> None:
+        move = partial(torch.Tensor.to, device=self._probs.device)
+        self._values = {name: move(value) for name, value in state["values"].items()}
+        self._probs, self._draw = move(state["probs"]), LatentDraw(*map(move, state["draw"]))
+
+    def run(self, options: FieldRun) -> _State:
+        chains, half = self._chains, options.num_steps // 2
+        optimizer = torch.optim.Adam(self._groups)
+
+        def gain(step: int) -> float:
+            return 1 / max(1, step + 1 - half)
+
+        def backward(step: int) -> float:
+            swept = sweep(chains.hood, self._terms(), self._draw, chains.uniforms(2))
+            self._draw, visits = swept.draw, swept.visits.sum(0).to(self._probs)
+            share = visits / visits.sum(-1, keepdim=True)
+            self._probs = self._probs + gain(step) * (share - self._probs)
+            self._values = chains.emission.maximise(chains.data, self._probs, self._values)
+            loss = chains.loss(self.prior, self._draw)
+            loss.backward()
+            return loss.item()
+
+        names = "emission", "data", "edge_attr", "known", "inputs", "num_chains"
+        settings = {name: getattr(chains, name) for name in names}
+        settings["emission's attributes"] = getattr(chains.emission, "__dict__", None)
+        settings["edges"] = chains.hood.ptr, chains.hood.source, chains.hood.num_sources
+        settings |= {"start": self._turn, "num_steps": options.num_steps}
+        path = None if options.checkpoint is None else Path(f"{options.checkpoint}.{self._turn}")
+        train(
+            self, optimizer, backward, num_epochs=options.num_steps,
+            schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: max(gain(k), 0.1)),
+            options=Run(path, options.save_every, settings, options.progress),
+        )  # fmt: skip
+        score = left_out(chains.hood, self._terms(), self._draw).mean().item()
+        return _State(self.prior, self._values, self._draw, score)
+
+    def _terms(self) -> LatentTerms:
+        terms = self._chains.terms(self.prior, self._values)
+        if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():  # NaN would break the sweep
+            raise ValueError(f"lr={self._lr} is too large: concentrations are no longer finite")
+        return terms
+
+    def _prior(self, evidence: Tensor) -> tuple[nn.Module, list[dict]]:
+        """The prior as this start has it, and Adam's groups of its parameters."""
+        chains, lr = self._chains, float(self._lr)
+        if chains.network is not None:
+            network = deepcopy(chains.network)
+            parts: list[list[nn.Parameter]] = [[], []]
+            for value in network.parameters():
+                parts[value.dim() > 1].append(value)  # decay would switch off scales of attention
+            decays = zip(parts, (0.0, 5e-4), strict=True)
+            return network, [{"params": p, "lr": lr, "weight_decay": rate} for p, rate in decays]
+        prior = FieldPrior.of(chains.emission.num_labels, chains.edge_attr).to(evidence)
+        # From flat attention a fit may turn to the wrong side for good, so other starts lean.
+        if lean := self._turn % (1 + 2 * len(prior.unit)):
+            prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
+        # Kappa has the longest way: its logarithm may end five below where it starts.
+        others = {"params": [prior.share_scores, prior.scaled_weight], "lr": lr}
+        return prior, [{"params": [prior.log_kappa], "lr": 3 * lr}, others]

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Convolutions from a Markov random field on a grid to an NMM."""
+
 import torch
 from torch import Tensor, nn
 

@@ -1,13 +1,13 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from numbers import Integral
+"""The NMM over the pixels of an image."""
 
 import torch
 from torch import Tensor, nn
 
 from pyro_nmm import LogisticConcentrations, Neighborhood
-from pyro_nmm.arguments import check_each_call, check_finite, expect
+from pyro_nmm.arguments import check_each_call, check_finite, check_integers, check_positive, expect
 from pyro_nmm.concentrations import OrdinalConcentrations
 from pyro_nmm.models.images.unet import UNet
 from pyro_nmm.models.networks import attention_scores
@@ -48,14 +48,10 @@ class Denoiser(nn.Module):
         concentrations: type[OrdinalConcentrations] = LogisticConcentrations,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_finite(sigma=sigma, scale=scale, omega=omega, gamma=gamma, floor=floor)
-        for name, value in (("sigma", sigma), ("scale", scale), ("floor", floor)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        whole = isinstance(num_classes, Integral) and isinstance(width, Integral)
-        if not whole or num_classes < 2 or width < 1:
-            must, got = "be at least 2 and width positive, integers", f"{num_classes} and {width}"
-            raise ValueError(f"num_classes must {must}, got {got}")
+        check_positive(sigma=sigma, scale=scale, floor=floor)
+        check_finite(omega=omega, gamma=gamma)
+        check_integers(2, num_classes=num_classes)
+        check_integers(1, width=width)
         self.unet, self.num_classes, self.floor = unet, num_classes, floor
         self.concentrations = concentrations
         self.attention = _branch(unet.num_features, width)
@@ -70,11 +66,9 @@ class Denoiser(nn.Module):
 
     def forward(self, hood: Neighborhood, noisy: Tensor) -> tuple[OrdinalConcentrations, Tensor]:
         """``alpha`` and ``logits`` ``(B, 1, num_edges)`` of images ``(B, channels, H, W)``."""
-        expect("noisy", noisy)
+        expect("noisy", noisy, (("B", 1), "channels", "H", "W"))
         check_each_call("noisy", noisy)
-        if noisy.dim() == 4 and not len(noisy):
-            raise ValueError(f"noisy must hold at least one image, got {tuple(noisy.shape)}")
-        if noisy.dim() != 4 or noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:
+        if noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:
             must = f"(B, channels, H, W) with H W = {hood.num_nodes} pixels, as hood has"
             raise ValueError(f"noisy must have shape {must}, got {tuple(noisy.shape)}")
         top = self.num_classes - 1

@@ -1,13 +1,13 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from numbers import Integral
+"""The U-Net below the NMM over pixels."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pyro_nmm.arguments import check_each_call, expect
+from pyro_nmm.arguments import check_each_call, check_integers, expect
 
 
 class UNet(nn.Module):
@@ -38,23 +38,21 @@ class UNet(nn.Module):
         self, channels: int = 3, width: int = 48, depth: int = 5, tile: int | None = None
     ) -> None:
         super().__init__()
-        sizes = channels, width, depth
-        if not all(isinstance(size, Integral) and size >= 1 for size in sizes):
-            got = f"{channels}, {width} and {depth}"
-            raise ValueError(f"channels, width and depth must be positive integers, got {got}")
-        if tile is not None and (not isinstance(tile, Integral) or tile < 4 or tile % 4):
-            raise ValueError(f"tile must be a positive multiple of 4, got {tile}")
+        check_integers(1, channels=channels, width=width, depth=depth)
+        if tile is not None:
+            check_integers(4, tile=tile)
+            if tile % 4:
+                raise ValueError(f"tile must be a multiple of 4, got {tile}")
         self.depth, self.tile, self.num_features = depth, tile, max(1, 2 * width // 3)
         self.first = _convolution(channels, width)
         self.down = nn.ModuleList(_convolution(width, width) for _ in range(depth + 1))
         self.up, below = nn.ModuleList(), width
-        for _ in range(depth - 1):
-            layers = _convolution(below + width, 2 * width), _convolution(2 * width, 2 * width)
+        filters = [(width, 2 * width, 2 * width)] * (depth - 1)
+        filters.append((channels, max(1, 4 * width // 3), self.num_features))
+        for skipped, inside, out in filters:
+            layers = _convolution(below + skipped, inside), _convolution(inside, out)
             self.up.append(nn.Sequential(*layers))
-            below = 2 * width
-        width = max(1, 4 * width // 3)
-        layers = _convolution(below + channels, width), _convolution(width, self.num_features)
-        self.up.append(nn.Sequential(*layers))
+            below = out
         self.last = nn.Conv2d(self.num_features, channels, 3, padding=1)
         for parameter in self.last.parameters():
             nn.init.zeros_(parameter)
@@ -93,11 +91,11 @@ class UNet(nn.Module):
         for top, bottom, start in cuts(image.shape[-2]):
             tiles = [image[..., start : start + tile, left : left + tile] for _, _, left in lefts]
             inside = slice(top - start, bottom - start)
-            found = [part.chunk(len(lefts)) for part in self(torch.cat(tiles))]
             rows.append([
-                torch.cat([t[..., inside, a - left : b - left]
-                           for t, (a, b, left) in zip(part, lefts, strict=True)], -1)
-                for part in found
+                torch.cat([tile[..., inside, a - left : b - left]
+                           for tile, (a, b, left) in zip(part.chunk(len(lefts)), lefts, strict=True)
+                           ], -1)
+                for part in self(torch.cat(tiles))
             ])  # fmt: skip
         whole, features = (torch.cat(part, -2) for part in zip(*rows, strict=True))
         return whole, features

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The latent feature model of links."""
+
 import pyro
 import torch
 from pyro import poutine
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import InnerProductGraph
-from pyro_nmm.arguments import check_finite, check_integers, expect
+from pyro_nmm.arguments import check_integers, check_positive, expect
 from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
 from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
@@ -57,10 +59,7 @@ class DGLFRM(nn.Module):
         super().__init__()
         check_integers(1, num_nodes=num_nodes, num_communities=num_communities)
         check_integers(0, num_features=num_features)
-        check_finite(concentration=concentration, temperature=temperature)
-        if not min(concentration, temperature) > 0:
-            got = f"{concentration} and {temperature}"
-            raise ValueError(f"concentration and temperature must be positive, got {got}")
+        check_positive(concentration=concentration, temperature=temperature)
         self.num_nodes, self.num_communities = self.shape = num_nodes, num_communities
         self.num_features, self.balanced, self.name = num_features, balanced, name
         self.concentration, self.temperature = concentration, temperature
@@ -158,10 +157,7 @@ class DGLFRM(nn.Module):
     def _check_features(self, x: Tensor | None) -> None:
         if x is None:
             return
-        shape, name = (self.num_nodes, self.num_features), "(num_nodes, num_features)"
-        expect("x", x)
-        if x.shape != shape or not self.num_features:
-            raise ValueError(f"x must have shape {name} = {shape}, got {tuple(x.shape)}")
+        expect("x", x, (self.num_nodes, self.num_features), note="(num_nodes, num_features)")
         if pyro.settings.get("validate_distributions_pyro"):
             values = x if x.layout == torch.strided else x.values()
             if not ((values == 0) | (values == 1)).all() or not values.any():

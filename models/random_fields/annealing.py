@@ -1,14 +1,15 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The normalizer of a field of any width, by annealed importance sampling."""
+
 import math
 from itertools import pairwise
-from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from pyro_nmm.arguments import as_tensor, expect, expect_all
+from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field
 
 
@@ -43,11 +44,8 @@ def annealed_log_normalizer(
     start = as_tensor("start", start, field.unary.device)
     expect("start", start, tuple(field.unary.shape))
     expect_all("start", start, start.isfinite() & (start >= 0), "be finite and not negative")
-    got = f"{num_steps} and {num_chains}"
-    if not isinstance(num_steps, Integral) or not isinstance(num_chains, Integral):
-        raise ValueError(f"num_steps and num_chains must be integers, got {got}")
-    if num_steps < 1 or num_chains < 2:
-        raise ValueError(f"num_steps must be at least 1 and num_chains 2, got {got}")
+    check_integers(1, num_steps=num_steps)
+    check_integers(2, num_chains=num_chains)
     start = start.to(field.unary)
     log_q = start.clamp(min=1e-6).log().log_softmax(-1)
     classes = torch.eye(field.num_classes, dtype=start.dtype, device=start.device)

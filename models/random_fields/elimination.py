@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Exact sums and draws of a field, one node after the other, and colours of its graph."""
+
 from bisect import bisect_left
 
 import torch
@@ -25,7 +27,7 @@ def log_sum(
     neighbors = _neighbors(edges, num_nodes)
     order = _breadth_first(neighbors)
     place = {node: number for number, node in enumerate(order)}
-    last = [max([place[n], *(place[m] for m in neighbors[n])]) for n in range(num_nodes)]
+    last = [max(place[m] for m in (n, *neighbors[n])) for n in range(num_nodes)]
     ends = sorted(last)
     width = max((t + 1 - bisect_left(ends, t) for t in range(num_nodes)), default=0)
     if num_classes**width > MAX_TABLE:
@@ -36,7 +38,6 @@ def log_sum(
     second = edges[1].tolist()
     table = unary.new_zeros(torch.broadcast_shapes(unary.shape[:-2], pairwise.shape[:-3]))
     inside: list[int] = []
-    batch = table.dim()
     for node in order:
         inside.append(node)
         table = table.unsqueeze(-1) + _along(unary[..., node, :], [-1], len(inside))
@@ -44,10 +45,9 @@ def log_sum(
             if place[other] < place[node]:
                 pair = pairwise[..., number, :, :]
                 pair = pair.mT if second[number] == other else pair
-                dims = [inside.index(other) - len(inside), -1]
-                table = table + _along(pair, dims, len(inside))
+                table = table + _along(pair, [inside.index(other) - len(inside), -1], len(inside))
         for gone in [n for n in inside if last[n] == place[node]]:
-            dim = batch + inside.index(gone)
+            dim = inside.index(gone) - len(inside)
             inside.remove(gone)
             if left is not None:
                 left.append((gone, list(inside), table.movedim(dim, -1)))
@@ -71,8 +71,8 @@ def greedy_colors(edges: Tensor, num_nodes: int) -> list[Tensor]:
     neighbors = _neighbors(edges, num_nodes)
     color = [-1] * num_nodes
     for node in range(num_nodes):
-        taken = {color[n] for n in neighbors[node]}
-        color[node] = next(k for k in range(len(taken) + 1) if k not in taken)
+        near = {color[n] for n in neighbors[node]}
+        color[node] = next(k for k in range(num_nodes) if k not in near)
     numbers = torch.tensor(color, device=edges.device)
     return [(numbers == k).nonzero()[:, 0] for k in range(max(color) + 1)]
 

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Markov random fields with one interaction, and grids of pixels."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -129,9 +131,9 @@ class PairwiseMRF(GraphDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Exact and independent samples."""
-        own = torch.broadcast_shapes(self.unary.shape[:-2], self.strength.shape[:-1])
-        if own.numel() > 1:
-            raise ValueError(f"sample needs a field without batch, got {own}")
+        batch = torch.broadcast_shapes(self.unary.shape[:-2], self.strength.shape[:-1])
+        if batch.numel() > 1:
+            raise ValueError(f"sample needs a field without batch, got {batch}")
         shape = as_shape(sample_shape) + self.batch_shape
         (unary, pairwise), provenance = untracked(self.unary, self._tables())
         unary = unary.reshape(unary.shape[-2:])
@@ -166,7 +168,7 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
     :param Tensor coupling: :math:`J`, a number, ``(..., 1)`` or ``(..., P)``.
     :param Tensor field: ``(..., N)``, :math:`h`.
     """
-    field = expect("field", as_tensor("field", field), ("...", "N"))
+    field = expect("field", as_tensor("field", field), ("...", "N"), kind="float")
     unary = torch.stack([-field, field], -1)
     return _coupled(edges, coupling, unary, field.new_tensor(SPINS))
 
@@ -259,10 +261,10 @@ def check_labels(field: Any, value: Tensor, each: str) -> Tensor:
 
 def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
     """A mixture over the nodes and labels of a field, whose edges keep labels."""
-    size, found = tuple(unary.shape[-2:]), (mixture.hood.num_nodes, mixture.num_classes)
-    if found != size:
+    size, got = tuple(unary.shape[-2:]), (mixture.hood.num_nodes, mixture.num_classes)
+    if got != size:
         must = f"{size[0]} nodes and {size[1]} labels, as field"
-        raise ValueError(f"mixture must have {must}, got {found[0]} and {found[1]}")
+        raise ValueError(f"mixture must have {must}, got {got[0]} and {got[1]}")
     if not mixture.channel.keeps:
         raise ValueError("expected_potential is for edges that keep labels, without relabel")
     if mixture.logits.dtype != unary.dtype:
@@ -280,21 +282,18 @@ def _coupled(
 
 
 def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
-    expect("edges", edges)
-    expect("unary", unary)
-    if not unary.is_floating_point():
-        raise ValueError(f"unary terms, or field, must be floating-point, got {unary.dtype}")
-    expect("unary", unary, ("...", "N", ("C", 2)), note="C >= 2")
-    if not unary.isfinite().all():
-        raise ValueError("unary must be finite: for a label that cannot be give -1e4, not -inf")
+    expect("edges", edges, (2, "P"), kind="integers")
+    expect("unary", unary, ("...", "N", ("C", 2)), kind="float", note="C >= 2")
+    num_nodes, num_classes = unary.shape[-2:]
     for name, tensor in (("strength", strength), ("interaction", interaction)):
         expect(name, tensor)
         if tensor.dtype != unary.dtype or tensor.device != unary.device:
             got = f"{tensor.dtype} on {tensor.device}"
             raise ValueError(f"{name} must be {unary.dtype} on {unary.device}, as unary, got {got}")
-    num_nodes, num_classes = unary.shape[-2:]
-    if edges.dim() != 2 or len(edges) != 2 or edges.is_floating_point():
-        raise ValueError(f"edges must be integers of shape (2, P), got {tuple(edges.shape)}")
+    cures = {"unary": ": for a label that cannot be give -1e4, not -inf"}
+    plain, _ = untracked(unary, strength, interaction)
+    for name, tensor in zip(("unary", "strength", "interaction"), plain, strict=True):
+        expect_all(name, tensor, tensor.isfinite(), "be finite", cures.get(name, ""))
     if (bad := out_of_range(edges, num_nodes)) is not None:
         raise ValueError(f"edges must hold node ids in 0..{num_nodes - 1}, got {bad}")
     keys = edges.long().min(0).values * num_nodes + edges.long().max(0).values
@@ -304,10 +303,6 @@ def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) 
     if strength.dim() < 1 or strength.shape[-1] not in (1, edges.shape[1]):
         must = f"shape (..., {edges.shape[1]}), one number per edge, or (..., 1)"
         raise ValueError(f"strength must have {must}, got {tuple(strength.shape)}")
-    plain, _ = untracked(strength, interaction)
-    for name, tensor in zip(("strength", "interaction"), plain, strict=True):
-        expect_all(name, tensor, tensor.isfinite(), "be finite")
-    table = num_classes, num_classes
-    if interaction.shape != table or not interaction.equal(interaction.T):
-        shape = tuple(interaction.shape)
+    table, shape = (num_classes, num_classes), tuple(interaction.shape)
+    if shape != table or not interaction.equal(interaction.T):
         raise ValueError(f"interaction must be a symmetric {table} table, got {shape}")

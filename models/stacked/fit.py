@@ -26,7 +26,7 @@ from pyro_nmm.arguments import (
 )
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.edge_values import edges_between
-from pyro_nmm.fitting import with_gradients
+from pyro_nmm.fitting import minimise, with_gradients
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula, Priors
 from pyro_nmm.models.stacked.table import GraphScores
@@ -43,19 +43,6 @@ PAIRS, LABELS = 10, 5
 NUM_DRAWS = 16
 #: Change of a parameter in a difference quotient, in double precision.
 CHANGE = 1e-3
-
-
-def minimise(loss: Callable[[], Tensor], parameters: Iterable[Tensor], max_steps: int) -> None:
-    optimizer = torch.optim.LBFGS(parameters, max_iter=max_steps, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        optimizer.step(closure)
 
 
 @with_gradients

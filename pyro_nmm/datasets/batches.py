@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
-from pyro_nmm.arguments import as_tensor, check_ids, check_integers
-from pyro_nmm.datasets.entries import check_edge_index, entry
+from pyro_nmm.arguments import as_tensor, check_edges, check_ids, check_integers
+from pyro_nmm.datasets.entries import entry
 from pyro_nmm.neighborhood import Neighborhood
 
 #: The attribute of nodes that holds their number of distinct neighbours in the whole graph.
@@ -62,7 +62,7 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | No
         the edges into nodes whose edges are drawn.
     """
     edge_index, size = entry(data, "edge_index"), data.num_nodes
-    check_edge_index(edge_index, "data.edge_index")
+    check_edges("data.edge_index", edge_index)
     check_integers(1, num_hops=num_hops)
     seeds = as_tensor("seeds", seeds, edge_index.device)
     check_ids("seeds", seeds, ("S",), size, note="of a mask take mask.nonzero()[:, 0]")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyro_nmm.arguments import as_tensor, expect
+from pyro_nmm.arguments import as_tensor, check_edges, expect
 
 #: Held by the thread whose seed is in torch's global generator.
 SEEDED = threading.RLock()
@@ -36,7 +36,7 @@ def checked(data: Data) -> Data:
     if data.x is not None:
         entry(data, "x")
     edge_index = entry(data, "edge_index")
-    check_edge_index(edge_index, "data.edge_index")
+    check_edges("data.edge_index", edge_index)
     size = data.num_nodes
     for name in ("train_mask", "val_mask"):
         mask = entry(data, name)
@@ -54,13 +54,6 @@ def checked(data: Data) -> Data:
     data = copy.copy(data)
     data.y, data.edge_index = y.long(), edge_index
     return data
-
-
-def check_edge_index(edge_index: Tensor, name: str) -> None:
-    """Refuse what is no list of pairs, such as a sparse matrix."""
-    if edge_index.layout != torch.strided or edge_index.dim() != 2 or len(edge_index) != 2:
-        got = f"{edge_index.layout} of shape {tuple(edge_index.shape)}"
-        raise ValueError(f"{name} must have shape (2, num_edges), got {got}: see to_edge_index")
 
 
 def extra(module: str, what: str) -> ModuleType:

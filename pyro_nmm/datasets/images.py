@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nmm.arguments import as_tensor, check_finite, check_integers, expect
+from pyro_nmm.arguments import as_expected, check_finite, check_integers
 from pyro_nmm.datasets.entries import extra, reading
 
 
@@ -71,8 +71,8 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
         raise ValueError(f"images must be at least {size} pixels high and wide")
     patches = []
     for _ in range(number):
-        image = as_tensor("images", images[int(torch.randint(len(images), ()))])
-        expect("images", image, ("channels", "H", "W"), note="each")
+        image = images[int(torch.randint(len(images), ()))]
+        image = as_expected("images", image, ("channels", "H", "W"), note="each")
         top, left = (int(torch.randint(side - size + 1, ())) for side in image.shape[-2:])
         patch = image[:, top : top + size, left : left + size]
         patch = patch.rot90(int(torch.randint(4, ())), (1, 2))

@@ -16,7 +16,12 @@ from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
-from pyro_nmm.arguments import as_tensor, check_edge_index, check_finite, expect, out_of_range
+from pyro_nmm.arguments import (
+    as_edge_index,
+    as_expected,
+    check_finite,
+    check_range,
+)
 from pyro_nmm.datasets.entries import extra, reading, seeded
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
 from pyro_nmm.sparse import identity, sparse_csr
@@ -61,8 +66,7 @@ def link_split(
 
     :param float val: share of the edges that is held out for validation, as ``test`` is for tests.
     """
-    edge_index = as_tensor("edge_index", edge_index).cpu()
-    check_edge_index(edge_index, num_nodes)
+    edge_index = as_edge_index(edge_index, num_nodes).cpu()
     check_finite(val=val, test=test)
     edge_index = to_undirected(remove_self_loops(edge_index)[0], num_nodes=num_nodes)
     transform = RandomLinkSplit(val, test, is_undirected=True, add_negative_train_samples=False,
@@ -84,13 +88,13 @@ def _false_pairs(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
     free = num_nodes * (num_nodes - 1) // 2 - edge_index.shape[1] // 2
     if free < count:
         raise ValueError(f"val, test need {count} pairs without an edge, but the graph has {free}")
-    found = torch.zeros(0, dtype=torch.long)
-    while len(found) < count:
+    pairs = torch.zeros(0, dtype=torch.long)
+    while len(pairs) < count:
         low, high = torch.randint(num_nodes, (2, 2 * count)).sort(0).values
         number = (low * num_nodes + high)[low < high]
-        found = torch.cat([found, number[~torch.isin(number, edges)]]).unique()
-    found = found[torch.randperm(len(found))[:count]]
-    return torch.stack([found // num_nodes, found % num_nodes])
+        pairs = torch.cat([pairs, number[~torch.isin(number, edges)]]).unique()
+    pairs = pairs[torch.randperm(len(pairs))[:count]]
+    return torch.stack([pairs // num_nodes, pairs % num_nodes])
 
 
 def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
@@ -101,9 +105,8 @@ def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
     for name in names:
         if name not in arrays:
             raise ValueError(f"path: {path} has no array {name!r}; it needs {names}")
-        pairs = expect(name, as_tensor(name, arrays[name]), ("P", 2), kind="integers").long()
-        if (bad := out_of_range(pairs, num_nodes)) is not None:
-            raise ValueError(f"{name} of {path} holds node id {bad}, but {num_nodes=}")
+        pairs = as_expected(name, arrays[name], ("P", 2), kind="integers").long()
+        check_range(f"{name} of {path}", pairs, num_nodes)
         arrays[name] = pairs.T.contiguous()
     train, *held = (arrays[name] for name in names)
     return LinkSplit(to_undirected(train, num_nodes=num_nodes), *held)

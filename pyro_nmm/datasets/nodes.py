@@ -17,8 +17,8 @@ from torch_geometric.io import fs
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
-from pyro_nmm.arguments import as_tensor, expect, out_of_range
-from pyro_nmm.datasets.entries import as_seed, check_edge_index, entry, extra, reading
+from pyro_nmm.arguments import as_tensor, check_edges, check_range, expect
+from pyro_nmm.datasets.entries import as_seed, entry, extra, reading
 from pyro_nmm.sparse import to_csr
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -141,10 +141,8 @@ def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
             [1, 2]])
     """
     edge_index, mask = as_tensor("edge_index", edge_index), as_tensor("mask", mask)
-    check_edge_index(edge_index, "edge_index")
-    expect("edge_index", edge_index, kind="integers")
     expect("mask", mask, ("N",), kind="mask")
-    if (bad := out_of_range(edge_index, len(mask))) is not None:
-        raise ValueError(f"edge_index holds node id {bad}, but mask has nodes 0..{len(mask) - 1}")
+    check_edges("edge_index", edge_index)
+    check_range("edge_index", edge_index, len(mask), cure=", the nodes of mask")
     pairs = edge_index.sort(0).values
     return pairs[:, mask[pairs].all(0) & (pairs[0] < pairs[1])].unique(dim=1)

@@ -1,10 +1,12 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Posteriors under several draws of the parameters, averaged."""
+
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -47,17 +49,17 @@ class AveragedPosterior(Posterior):
         if not self.members:
             raise ValueError("members must hold a posterior at least")
         first = self.members[0]
-        given = first.hood, first.logits, first.components, first.channel
-        super().__init__(*given, is_exact=False, weighted=False)
-        for each in self.members:
-            sizes = [(p.hood.num_nodes, p.hood.num_edges, p.num_classes) for p in (each, first)]
-            if sizes[0] != sizes[1]:
-                raise ValueError(
-                    f"members must be of one graph and one set of labels, got (nodes, edges, "
-                    f"labels) {sizes[1]} and {sizes[0]}"
-                )
-            pairs = (each.observed, first.observed), (each.labels, first.labels)
-            if each.components.latent or not all(torch.equal(*pair) for pair in pairs):
+        parts = first.hood, first.logits, first.components, first.channel
+        super().__init__(*parts, is_exact=False, weighted=False)
+        sizes = [(p.hood.num_nodes, p.hood.num_edges, p.num_classes) for p in self.members]
+        if other := [size for size in sizes if size != sizes[0]]:
+            raise ValueError(
+                f"members must be of one graph and one set of labels, got (nodes, edges, labels) "
+                f"{sizes[0]} and {other[0]}"
+            )
+        for member in self.members:
+            pairs = (member.observed, first.observed), (member.labels, first.labels)
+            if member.components.latent or not all(torch.equal(*pair) for pair in pairs):
                 raise ValueError("members must be given the same labels of the same nodes")
 
     def __repr__(self) -> str:
@@ -65,42 +67,36 @@ class AveragedPosterior(Posterior):
 
     def condition(self, *args, **options) -> AveragedPosterior:
         """Every member given more labels: :meth:`Posterior.condition`, with its arguments."""
-        return AveragedPosterior([each.condition(*args, **options) for each in self.members])
+        return AveragedPosterior([member.condition(*args, **options) for member in self.members])
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
-        return self._mean(each._marginals(rows) for each in self.members)
+        return _mean([member._marginals(rows) for member in self.members])
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """``(P, C, C)``: the mean of the members' tables, see :meth:`Posterior.pairwise`."""
-        return self._mean(each.pairwise(pairs) for each in self.members)
-
-    def _mean(self, tables: Iterable[Tensor]) -> Tensor:
-        total, *others = tables
-        return sum(others, total) / len(self.members)
+        return _mean([member.pairwise(pairs) for member in self.members])
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         """``(...)``: of labels ``(..., K)`` of a few nodes, see :meth:`Posterior.log_marginal`."""
-        found = torch.stack([each.log_marginal(nodes, labels) for each in self.members])
-        return found.logsumexp(0) - math.log(len(found))
+        return _log_mean([member.log_marginal(nodes, labels) for member in self.members])
 
     def log_likelihood(
         self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
     ) -> Tensor:
         """Of labels ``(N,)``, with so many particles a member: :meth:`Posterior.log_likelihood`."""
-        found = [each.log_likelihood(y, observed, num_particles) for each in self.members]
-        return torch.stack(found).logsumexp(0) - math.log(len(found))
+        return _log_mean([p.log_likelihood(y, observed, num_particles) for p in self.members])
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
         """``(*sample_shape, K)``: joint draws, each of a random member."""
         nodes, shape = as_nodes(self.hood, nodes), as_shape(sample_shape)
-        member = torch.randint(len(self.members), (shape.numel(),), device=nodes.device)
-        found = nodes.new_empty(shape.numel(), len(nodes))
-        for number, each in enumerate(self.members):
-            own = (member == number).nonzero()[:, 0]
-            if len(own):
-                found[own] = each.sample((len(own),), nodes)
-        return found.view(*shape, len(nodes))
+        numbers = torch.randint(len(self.members), (shape.numel(),), device=nodes.device)
+        value = nodes.new_empty(shape.numel(), len(nodes))
+        for number, member in enumerate(self.members):
+            draws = (numbers == number).nonzero()[:, 0]
+            if len(draws):
+                value[draws] = member.sample((len(draws),), nodes)
+        return value.view(*shape, len(nodes))
 
     def predict(
         self, nodes: Tensor | None = None, method: str = "marginal", generator=None
@@ -116,3 +112,11 @@ class AveragedPosterior(Posterior):
                 "or ask for the fitted parameters, num_draws=0"
             )
         return super().predict(nodes, method, generator)
+
+
+def _mean(tables: list[Tensor]) -> Tensor:
+    return sum(tables[1:], tables[0]) / len(tables)
+
+
+def _log_mean(log_probs: list[Tensor]) -> Tensor:
+    return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))

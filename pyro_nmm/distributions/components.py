@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Weighted choices and labels of observed nodes, which a posterior is a mixture of."""
+
 from __future__ import annotations
 
 import torch
@@ -8,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
+from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import Places, compact
 from pyro_nmm.ops.evidence import edge_evidence
 from pyro_nmm.ops.stages import stages_of
-from pyro_nmm.relabel import Channel
 
 
 class Components:
@@ -29,14 +31,9 @@ class Components:
     """
 
     def __init__(
-        self,
-        alpha: Tensor,
-        nodes: Tensor,
-        labels: Tensor,
-        choices: Tensor,
-        log_weights: Tensor,
+        self, alpha: Tensor, nodes: Tensor, labels: Tensor, choices: Tensor, log_weights: Tensor,
         shown: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.alpha, self.nodes, self.labels, self.choices = alpha, nodes, labels, choices
         self.shown = labels if shown is None else shown
         self.log_weights = log_weights.log_softmax(0)
@@ -71,7 +68,7 @@ class Components:
     def resampled(self, size: int) -> Components:
         """So many components of equal weight, drawn by their weight."""
         some, equal = self.drawn(size), self.log_weights.new_zeros(size)
-        labels, shown = (of_components(each, some) for each in (self.labels, self.shown))
+        labels, shown = (of_components(table, some) for table in (self.labels, self.shown))
         return Components(self.alpha, self.nodes, labels, self.choices[some], equal, shown)
 
     def probs(self) -> Tensor:
@@ -112,35 +109,72 @@ class Components:
         scale = (weights.sum() - chosen).clamp(min=0) / total + changed
         return added.view_as(self.alpha).addcmul_(self.alpha, scale[:, None]).to(self.alpha.dtype)
 
+    def extended(self, parameters: Parameters, nodes: Tensor, labels: Tensor) -> Components:
+        """All joint choices of these nodes and of more ``(m,)``, if components are all choices."""
+        if self.latent:
+            return self._with_choices(parameters, nodes, labels)
+        nodes, order = torch.cat([self.nodes, nodes]).sort()
+        labels = torch.cat([self.shown, labels])[order]
+        part = parameters.of_rows(parameters.hood.take(nodes))
+        if not part.channel.keeps:
+            evidence = part.channel.evidence(part.hood, labels, self.alpha)
+            components = all_latents(self.alpha, parameters.logits, part.hood, evidence)
+            components.shown = labels
+            return components
+        rows, sources = compact(part.hood)
+        enumeration.check_size(rows, rows.num_rows)
+        alpha = self.alpha[sources]
+        choices, log_weights = enumeration.log_posterior(rows, alpha, part.logits, labels)
+        return Components(self.alpha, nodes, labels, sources[choices], log_weights)
+
+    def _with_choices(self, parameters: Parameters, nodes: Tensor, labels: Tensor) -> Components:
+        """Every component with all joint choices of more nodes."""
+        rows, sources = compact(parameters.hood.take(nodes))
+        numbers = len(self.nodes) + len(nodes) + len(sources) * self.alpha.shape[-1]
+        number = enumeration.check_size(rows, len(self) * (len(self.nodes) + len(nodes)))
+        edges, logits = enumeration.enumerate_choices(rows), parameters.of_rows(rows).logits
+        gains = []
+        for part in blocks(len(self), number + numbers):
+            alpha = self.concentrations(sources, part)
+            gains.append(enumeration.log_joint(rows, alpha, logits, labels[None], edges)[:, 0])
+        log_weights = self.log_weights[:, None] + torch.cat(gains)
+        again = torch.arange(len(self), device=nodes.device).repeat_interleave(number)
+        new = sources[rows.source[edges]].repeat(len(self), 1)
+        choices = torch.cat([self.choices[again], new], 1)
+        labels = torch.cat([self.labels[again], labels.expand(len(again), -1)], 1)
+        nodes = torch.cat([self.nodes, nodes])
+        return Components(self.alpha, nodes, labels, choices, log_weights.flatten())
+
+    def continued(
+        self, parameters: Parameters, nodes: Tensor, labels: Tensor, weighted: bool
+    ) -> Components:
+        """Choices of more nodes, drawn given each component; ``weighted`` by the new labels."""
+        # Borrowed labels differ between components if they are latent, or if edges relabel.
+        differ = self.labels.dim() == 2 or not parameters.channel.keeps
+        known = self.labels.expand(len(self), -1) if differ else self.labels
+        order = torch.randperm(len(nodes), device=nodes.device)
+        rows, channel = parameters.hood.take(nodes[order]), parameters.channel
+        stages = stages_of(rows, self.alpha, parameters.logits, labels[order], channel)
+        drawn, borrowed, gains = [], [], []
+        for part in blocks(len(self), stages.numbers + len(self.nodes)):
+            earlier = self.choices[part], of_components(known, part)
+            counts = stages.counts(*earlier) if len(self.nodes) else None
+            stage = stages.draw(counts, 0, len(nodes), len(earlier[0]))
+            edges = stage.edges[:, order.argsort()]
+            drawn.append(stages.choices(edges))
+            borrowed += [stages.borrowed(edges)] if differ else []
+            gains += [stage.log_labels().sum(-1)] if weighted else []
+        shown = torch.cat([self.shown, labels.expand(*self.shown.shape[:-1], -1)], -1)
+        labels = torch.cat([known, torch.cat(borrowed) if differ else labels], -1)
+        log_weights = self.log_weights + torch.cat(gains) if weighted else self.log_weights
+        choices = torch.cat([self.choices, torch.cat(drawn)], 1)
+        nodes = torch.cat([self.nodes, nodes])
+        return Components(self.alpha, nodes, labels, choices, log_weights, shown)
+
 
 def of_components(labels: Tensor, part: slice | Tensor) -> Tensor:
-    """Labels of some components; those that all components share, ``(n,)``, as they are."""
+    """Labels of some components; labels ``(n,)`` that all components share as they are."""
     return labels[part] if labels.dim() == 2 else labels
-
-
-def extended(
-    hood: Neighborhood,
-    logits: Tensor,
-    channel: Channel,
-    old: Components,
-    nodes: Tensor,
-    labels: Tensor,
-) -> Components:
-    """All joint choices of the nodes of ``old``, itself exact, and of more nodes ``(m,)``."""
-    if old.latent:
-        return _with_choices(hood, logits, old, nodes, labels)
-    nodes, order = torch.cat([old.nodes, nodes]).sort()
-    labels, rows = torch.cat([old.shown, labels])[order], hood.take(nodes)
-    if not channel.keeps:
-        evidence = channel.of(rows.edge).evidence(rows, labels, old.alpha)
-        found = all_latents(old.alpha, logits, rows, evidence)
-        found.shown = labels
-        return found
-    rows, sources = compact(rows)
-    enumeration.check_size(rows, rows.num_rows)
-    own = logits.index_select(0, rows.edge)
-    choices, log_weights = enumeration.log_posterior(rows, old.alpha[sources], own, labels)
-    return Components(old.alpha, nodes, labels, sources[choices], log_weights)
 
 
 def all_latents(alpha: Tensor, logits: Tensor, rows: Neighborhood, evidence: Tensor) -> Components:
@@ -149,63 +183,10 @@ def all_latents(alpha: Tensor, logits: Tensor, rows: Neighborhood, evidence: Ten
     enumeration.check_size(small, num_classes**small.num_rows * small.num_rows)
     edges = enumeration.enumerate_choices(small)
     labels = enumeration.enumerate_labels(small.num_rows, num_classes, small.device)
-    own = logits.index_select(0, small.edge)
-    log_joint = enumeration.log_joint(small, alpha[sources], own, labels, edges)
-    found = edge_evidence(small, evidence[None])[0][edges[None], labels[:, None]].sum(-1)
+    logits = logits.index_select(0, small.edge)
+    log_joint = enumeration.log_joint(small, alpha[sources], logits, labels, edges)
+    terms = edge_evidence(small, evidence[None])[0][edges[None], labels[:, None]].sum(-1)
     shape = *log_joint.shape, small.num_rows
     choices = sources[small.source[edges]].expand(shape).flatten(0, 1)
     labels = labels[:, None].expand(shape).flatten(0, 1)
-    return Components(alpha, small.nodes, labels, choices, (log_joint + found).flatten())
-
-
-def _with_choices(
-    hood: Neighborhood, logits: Tensor, old: Components, nodes: Tensor, labels: Tensor
-) -> Components:
-    """Every component with all joint choices of more nodes."""
-    rows, sources = compact(hood.take(nodes))
-    numbers = len(old.nodes) + len(nodes) + len(sources) * old.alpha.shape[-1]
-    number = enumeration.check_size(rows, len(old) * (len(old.nodes) + len(nodes)))
-    edges, own = enumeration.enumerate_choices(rows), logits.index_select(0, rows.edge)
-    gains = []
-    for part in blocks(len(old), number + numbers):
-        alpha = old.concentrations(sources, part)
-        gains.append(enumeration.log_joint(rows, alpha, own, labels[None], edges)[:, 0])
-    log_weights = old.log_weights[:, None] + torch.cat(gains)
-    again = torch.arange(len(old), device=nodes.device).repeat_interleave(number)
-    new = sources[rows.source[edges]].repeat(len(old), 1)
-    choices = torch.cat([old.choices[again], new], 1)
-    labels = torch.cat([old.labels[again], labels.expand(len(again), -1)], 1)
-    nodes = torch.cat([old.nodes, nodes])
-    return Components(old.alpha, nodes, labels, choices, log_weights.flatten())
-
-
-def continued(
-    hood: Neighborhood,
-    logits: Tensor,
-    channel: Channel,
-    old: Components,
-    nodes: Tensor,
-    labels: Tensor,
-    weighted: bool,
-) -> Components:
-    """Choices of more nodes, drawn given every component's; ``weighted`` by the new labels."""
-    choices, known, shown, log_weights = old.choices, old.labels, old.shown, old.log_weights
-    # Borrowed labels differ between components if they are latent, or if edges relabel.
-    own = known.dim() == 2 or not channel.keeps
-    known = known.expand(len(choices), -1) if own else known
-    order = torch.randperm(len(nodes), device=nodes.device)
-    stages = stages_of(hood.take(nodes[order]), old.alpha, logits, labels[order], channel)
-    drawn, borrowed, gains = [], [], []
-    for part in blocks(len(choices), stages.numbers + len(old.nodes)):
-        earlier = choices[part], of_components(known, part)
-        counts = stages.counts(*earlier) if len(old.nodes) else None
-        stage = stages.draw(counts, 0, len(nodes), len(choices[part]))
-        edges = stage.edges[:, order.argsort()]
-        drawn.append(stages.choices(edges))
-        borrowed += [stages.borrowed(edges)] if own else []
-        gains += [stage.log_labels().sum(-1)] if weighted else []
-    shown = torch.cat([shown, labels.expand(*shown.shape[:-1], -1)], -1)
-    labels = torch.cat([known, torch.cat(borrowed) if own else labels], -1)
-    log_weights = log_weights + torch.cat(gains) if weighted else log_weights
-    choices, nodes = torch.cat([choices, torch.cat(drawn)], 1), torch.cat([old.nodes, nodes])
-    return Components(old.alpha, nodes, labels, choices, log_weights, shown)
+    return Components(alpha, small.nodes, labels, choices, (log_joint + terms).flatten())

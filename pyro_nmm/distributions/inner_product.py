@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Random graphs whose edges are independent given a vector of every node."""
+
 from collections.abc import Sequence
 
 import torch
@@ -9,15 +11,16 @@ from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
 from torch.nn import functional as F
+from torch_geometric.utils import coalesce, remove_self_loops
 
 from pyro_nmm.arguments import (
+    as_expected,
     as_shape,
-    as_tensor,
     check_integers,
     check_positive,
+    check_range,
     expect,
     expect_all,
-    out_of_range,
 )
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.provenance import untracked
@@ -98,8 +101,7 @@ class InnerProductGraph(GraphDistribution):
 
     def pair_logits(self, pairs: Tensor) -> Tensor:
         """``(..., P)``: log-odds of an edge for every pair of node ids ``(2, P)``."""
-        pairs = as_tensor("pairs", pairs, self.factors.device)
-        expect("pairs", pairs, (2, "P"), kind="integers")
+        pairs = as_expected("pairs", pairs, (2, "P"), kind="integers", like=self.factors)
         return _inner(self.factors, pairs)
 
     @torch.no_grad()
@@ -109,11 +111,11 @@ class InnerProductGraph(GraphDistribution):
             raise NotImplementedError("graphs differ in their number of edges: sample one by one")
         (factors,), provenance = untracked(self.factors)
         factors = factors.reshape(-1, *factors.shape[-2:])[0]
-        found = []
+        edges = []
         for start, rows, columns in _blocks(factors):
             probs = (rows @ columns.T).sigmoid()
-            found.append(torch.bernoulli(probs).triu(1).nonzero().T + start)
-        pairs = torch.cat(found, 1)
+            edges.append(torch.bernoulli(probs).triu(1).nonzero().T + start)
+        pairs = torch.cat(edges, 1)
         return track_provenance(torch.cat([pairs, pairs.flip(0)], 1), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -173,24 +175,23 @@ class InnerProductGraph(GraphDistribution):
 def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
     """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
     expect(name, pairs, (2, "P"), kind="integers")
-    if (bad := out_of_range(pairs, num_nodes)) is not None:
-        raise ValueError(f"{name} must hold node ids in 0..{num_nodes - 1}, got {bad}")
-    low, high = pairs.long().sort(0).values
-    number = (low * num_nodes + high)[low != high].unique()
-    return torch.stack([number // num_nodes, number % num_nodes])
+    check_range(name, pairs, num_nodes)
+    return _distinct(pairs.long().sort(0).values, num_nodes)
 
 
 def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) -> Tensor:
     """``(2, E)``: as :func:`undirected_pairs`, the edges that are not held out."""
     edges = undirected_pairs(edge_index, num_nodes, "edge_index")
-    low, high = edge_index.long()
-    both = (low * num_nodes + high)[low != high].unique()
-    if 2 * edges.shape[1] != len(both):
+    if 2 * edges.shape[1] != _distinct(edge_index.long(), num_nodes).shape[1]:
         raise ValueError("edge_index needs both directions of every edge: use PyG's to_undirected")
     if held_out is None:
         return edges
     hidden = undirected_pairs(held_out, num_nodes, "held_out")
     return edges[:, ~torch.isin(*(pairs[0] * num_nodes + pairs[1] for pairs in (edges, hidden)))]
+
+
+def _distinct(pairs: Tensor, num_nodes: int) -> Tensor:
+    return coalesce(remove_self_loops(pairs)[0], num_nodes=num_nodes)
 
 
 def _inner(factors: Tensor, pairs: Tensor) -> Tensor:

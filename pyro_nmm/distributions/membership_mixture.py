@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Relaxed binary vectors of nodes, each drawn with the log-odds of a chosen neighbour."""
+
 import math
 from collections.abc import Sequence
 from enum import StrEnum
@@ -149,19 +151,19 @@ class MembershipMixture(GraphDistribution):
 
     def _log_densities(self, value: Tensor, log_odds: Tensor) -> Tensor:
         """``(..., E)``: of each row's vector under each of its neighbours' log-odds."""
-        own, hood = self.temperature * value, self.hood
+        value, hood = self.temperature * value, self.hood
         # What is linear in the gap is summed before there is one for every edge.
         linear = log_odds.sum(-1).index_select(-1, hood.source)
-        linear = linear - own.sum(-1).index_select(-1, hood.row)
-        curved = F.softplus(self._gap(log_odds, own)).sum(-1)
-        found = linear - 2 * curved + own.shape[-1] * math.log(self.temperature)
+        linear = linear - value.sum(-1).index_select(-1, hood.row)
+        curved = F.softplus(self._gap(log_odds, value)).sum(-1)
+        log_densities = linear - 2 * curved + value.shape[-1] * math.log(self.temperature)
         # Log densities are at most -curved, and inf - inf would be NaN.
-        return found.masked_fill(curved.isinf(), -torch.inf)
+        return log_densities.masked_fill(curved.isinf(), -torch.inf)
 
-    def _gap(self, log_odds: Tensor, own: Tensor) -> Tensor:
-        """``(..., E, K)``: the neighbour's minus the node's own."""
+    def _gap(self, log_odds: Tensor, value: Tensor) -> Tensor:
+        """``(..., E, K)``: the neighbour's log-odds minus the node's value."""
         hood = self.hood
-        return log_odds.index_select(-2, hood.source) - own.index_select(-2, hood.row)
+        return log_odds.index_select(-2, hood.source) - value.index_select(-2, hood.row)
 
 
 class _Moving(torch.autograd.Function):
@@ -191,7 +193,7 @@ class _Moving(torch.autograd.Function):
             return None, grad_odds, None, None
         attention = log_attention.exp()
         if mixture.estimator is AttentionEstimator.LINEAR:
-            moved = log_odds.index_select(-2, hood.source)
+            shift = log_odds.index_select(-2, hood.source)
         else:
             # Weight goes from a component to one at the mean log-odds, dimension by dimension:
             # those before k have gone already, those after have not.
@@ -205,6 +207,6 @@ class _Moving(torch.autograd.Function):
             log_q = hood.logsumexp(log_joint).index_select(-1, hood.row)
             ratio = before + after - log_q[..., None]
             change = mean_gap.neg().sigmoid() - gap.neg().sigmoid()
-            moved = mixture.temperature * ratio.clamp(max=80).exp() * change
+            shift = mixture.temperature * ratio.clamp(max=80).exp() * change
         # Towards the attention itself, and from there to its logarithm.
-        return None, grad_odds, attention * (moved * g).sum(-1), None
+        return None, grad_odds, attention * (shift * g).sum(-1), None

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The Neighbor Mixture Model as a distribution of labels."""
+
 from collections.abc import Sequence
 
 import torch
@@ -9,34 +11,35 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch_geometric.utils import scatter
 
-from pyro_nmm.arguments import as_member, as_shape, check_integers, check_plain
+from pyro_nmm.arguments import as_member, as_shape, check_integers, check_plain, expect, expect_all
 from pyro_nmm.concentrations import Concentrations
+from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.chosen_labels import ChosenLabels
-from pyro_nmm.distributions.closed_forms import ClosedForms
 from pyro_nmm.distributions.components import Components
 from pyro_nmm.distributions.evidence_conditional import EvidenceConditional
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
 from pyro_nmm.distributions.ordered_conditional import OrderedConditional
+from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.graph_arguments import (
-    check_all_rows,
     check_label_range,
     check_labelling,
     check_labels,
     check_nodes,
-    check_shapes,
-    check_values,
+    check_pairs,
 )
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
+from pyro_nmm.ops.intervals import Intervals, label_intervals
+from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
-from pyro_nmm.relabel import Channel, check_edge_evidence, check_relabel, evidence_of
+from pyro_nmm.relabel import Channel, check_relabel, entries_at
 
 
-class NeighborMixture(ClosedForms):
+class NeighborMixture(GraphDistribution):
     r"""
     The Neighbor Mixture Model [1]: a joint distribution :math:`p(y)` of the labels of a
     graph's nodes, the paper's equation (1).
@@ -90,21 +93,28 @@ class NeighborMixture(ClosedForms):
         *,
         validate_args=None,
     ) -> None:
-        alpha, logits = check_shapes(hood, alpha, logits)
-        check_all_rows(hood)
-        self.hood, self.alpha, self.logits, self.num_classes = hood, alpha, logits, alpha.shape[-1]
-        self.channel = check_relabel(hood, relabel, self.num_classes)
-        self.relabel = self.channel.relabel
-        batches = alpha.shape[:-2], logits.shape[:-1], self.channel.batch_shape
-        shapes = torch.broadcast_shapes(*batches), Size([hood.num_nodes])
+        self.parameters = parameters = Parameters.of(hood, alpha, logits, relabel)
+        self.hood, self.alpha, self.logits = hood, parameters.alpha, parameters.logits
+        self.channel, self.relabel = parameters.channel, parameters.channel.relabel
+        self.num_classes = parameters.num_classes
+        shapes = parameters.batch_shape, Size([hood.num_nodes])
         super().__init__(*shapes, validate_args=validate_args)
         if self._validate_args:
-            check_values(alpha, logits, hood)
-            self.channel.check_values()
+            parameters.check_values()
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
         return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
+
+    @property
+    def attention(self) -> Tensor:
+        r"""``(..., num_edges)``: :math:`L_{ij}`."""
+        return self.parameters.attention
+
+    @property
+    def table(self) -> Tensor:
+        r"""``(..., N, C)``: :math:`\alpha`, written out."""
+        return self.parameters.table
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -121,8 +131,9 @@ class NeighborMixture(ClosedForms):
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> OrderedConditional:
         """:math:`q(c \\mid y)`, which the bound is made of; edges may permute labels."""
-        given = self.hood, self.alpha, self.logits, y, observed, order
-        return OrderedConditional(*given, relabel=self.channel, validate_args=self._validate_args)
+        arguments = self.hood, self.alpha, self.logits, y, observed, order
+        validate = self._validate_args
+        return OrderedConditional(*arguments, relabel=self.channel, validate_args=validate)
 
     def in_order(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
@@ -130,8 +141,7 @@ class NeighborMixture(ClosedForms):
         """:meth:`choices`; or :meth:`latents`, if edges relabel by stochastic matrices."""
         if self.channel.certain:
             return self.choices(y, observed, order)
-        evidence = evidence_of(self.hood, self.channel, y, observed)
-        return self.latents(evidence, observed, order)
+        return self.latents(self.parameters.evidence(y, observed), observed, order)
 
     def latents(
         self, evidence: Tensor, observed: Tensor | None = None, order: Tensor | None = None
@@ -143,8 +153,13 @@ class NeighborMixture(ClosedForms):
         arguments = self.hood, self.table, self.logits, evidence, observed, order
         relabels = not self.channel.keeps
         q = EvidenceConditional(*arguments, relabels=relabels, validate_args=self._validate_args)
-        if relabels:
-            check_edge_evidence(self.hood, q.evidence)
+        shape, num_edges = tuple(q.evidence.shape), self.hood.num_edges
+        if relabels and shape[-2] == self.hood.num_nodes != num_edges:
+            raise ValueError(
+                f"evidence of shape {shape} is of nodes' own labels, but edges relabel: give "
+                f"logsumexp(log(relabel[e, u]) + evidence[i]) for each of the {num_edges} edges e "
+                f"into i; or use condition for observed labels"
+            )
         return q
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -164,9 +179,64 @@ class NeighborMixture(ClosedForms):
         return self._log_marginal(rows, labels)
 
     def _log_marginal(self, rows: Neighborhood, labels: Tensor) -> Tensor:
-        logits, channel = self.logits[..., rows.edge], self.channel.of(rows.edge)
-        parameters = rows, self.table, logits
-        return enumeration.log_marginals(*parameters, labels, self.batch_shape, channel)
+        part = self.parameters.of_rows(rows)
+        arguments = rows, self.table, part.logits, labels, self.batch_shape, part.channel
+        return enumeration.log_marginals(*arguments)
+
+    def marginals(self) -> Tensor:
+        """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
+        marginals = node_marginals(self.hood, self.table, self.attention, self.channel)
+        return marginals.expand(*self.batch_shape, -1, -1)
+
+    def node_log_probs(self, y: Tensor) -> Tensor:
+        r"""
+        ``(..., N)``: :math:`\log p(y_i)` of every node alone, for labels ``(..., N)``, in nats.
+        Cost: :math:`O(E)` and, for the sums of ``alpha``, :math:`O(N C)`.
+        """
+        y = check_labels(self.hood, y, self.hood.num_nodes)
+        check_label_range(self.hood, y, self.num_classes)
+        if not self.channel.keeps:
+            marginals = self.marginals()
+            shape = torch.broadcast_shapes(marginals.shape[:-1], y.shape)
+            return entries_at(marginals.expand(*shape, -1), y.expand(shape)).log()
+        (alpha, logits), provenance = untracked(self.alpha, self.logits)
+        log_probs = node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
+        # A sum over a plate has a term for each element of the batch.
+        batch = torch.broadcast_shapes(self.batch_shape, y.shape[:-1])
+        return track_provenance(log_probs.expand(*batch, -1), provenance)
+
+    def intervals(self, level: float = 0.9) -> Intervals:
+        r"""
+        Every node's mean label and an interval of ordered labels, such as grey levels, with half of
+        ``1 - level`` beyond each end. A label ``k`` is spread over ``k - 0.5`` to ``k + 0.5``,
+        because whole numbers would cover more than ``level``.
+
+        >>> from pyro_nmm import LogisticConcentrations, NeighborMixture
+        >>> hood = Neighborhood.grid(1, 2)
+        >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
+        >>> interval = NeighborMixture(hood, alpha, torch.zeros(4)).intervals()
+        >>> interval.low, interval.high
+        (tensor([38.2154, 38.2154]), tensor([71.9486, 71.9486]))
+
+        :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
+        """
+        self._check_keeps("intervals")
+        parts = label_intervals(self.hood, self.alpha, self.attention, level)
+        return Intervals(*(part.expand(*self.batch_shape, -1) for part in parts))
+
+    def pairwise(self, pairs: Tensor) -> Tensor:
+        """
+        ``(..., P, C, C)``: exact joint distributions of the labels of pairs of node ids ``(2, P)``,
+        the first node's label first. Cost: :math:`O(E C)` for the edges into these nodes, and
+        :math:`O(C^2)` for each common neighbour of a pair.
+        """
+        check_pairs(self.hood, pairs)
+        tables = pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
+        return tables.expand(*self.batch_shape, -1, -1, -1)
+
+    def _check_keeps(self, query: str) -> None:
+        if not self.channel.keeps:
+            raise ValueError(f"{query} is for edges that keep labels: leave out relabel")
 
     def elbo(
         self,
@@ -188,8 +258,8 @@ class NeighborMixture(ClosedForms):
         check_integers(1, num_samples=num_samples)
         q = self.in_order(y, observed)
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
-        found = q.log_terms(q.sample(Size([num_samples])))
-        return found.sum(-1) if batch is None else _sum_by_graph(self.hood, found, q.order, batch)
+        terms = q.log_terms(q.sample(Size([num_samples])))
+        return terms.sum(-1) if batch is None else _sum_by_graph(self.hood, terms, q.order, batch)
 
     def entropy_bound(
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
@@ -290,26 +360,25 @@ class NeighborMixture(ClosedForms):
         components, each of which draws its own choices under :meth:`Posterior.condition`.
         """
         check_plain("prior", self.batch_shape)
-        given = self.table.detach(), self.logits.detach(), self.channel.detach()
-        alpha, logits, channel = posterior_values(*given)
-        parts, exact = Components.prior(alpha), num_samples is None
+        alpha, logits, channel = posterior_values(
+            self.table.detach(), self.logits.detach(), self.channel.detach()
+        )
+        components, exact = Components.prior(alpha), num_samples is None
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)
-            parts = parts.resampled(num_samples)
-        return Posterior(self.hood, logits, parts, channel, is_exact=exact, weighted=exact)
+            components = components.resampled(num_samples)
+        return Posterior(self.hood, logits, components, channel, is_exact=exact, weighted=exact)
 
 
 def _sum_by_graph(hood: Neighborhood, values: Tensor, nodes: Tensor, batch: Tensor) -> Tensor:
     """``(..., num_graphs)``: sums of values ``(..., n)`` of nodes over each graph of a batch."""
-    shape = (hood.num_nodes,)
-    if not isinstance(batch, Tensor) or batch.dtype != torch.long or batch.shape != shape:
-        got = (tuple(batch.shape), batch.dtype) if isinstance(batch, Tensor) else type(batch)
-        raise ValueError(f"batch must hold graph numbers (torch.long) of shape {shape}, got {got}")
-    if batch.min() < 0:
-        raise ValueError(f"batch must hold graph numbers from 0 on, got {int(batch.min())}")
-    own, part = batch[hood.nodes], hood.components()
-    ends = (scatter(own, part, dim_size=hood.num_rows, reduce=end) for end in ("min", "max"))
-    least, most = (end[part] for end in ends)
+    note = "one graph number per node"
+    batch = expect("batch", batch, (hood.num_nodes,), kind="integers", note=note).long()
+    expect_all("batch", batch, batch >= 0, "hold graph numbers from 0 on")
+    component = hood.components()
+    ends = (scatter(batch[hood.nodes], component, dim_size=hood.num_rows, reduce=end)
+            for end in ("min", "max"))  # fmt: skip
+    least, most = (end[component] for end in ends)
     if (least != most).any():
         place = int((least != most).nonzero()[0])
         raise ValueError(

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Posterior distributions of labels as weighted mixtures over choices."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,11 +14,13 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm.arguments import as_set, as_shape, as_tensor, check_integers, check_mask
 from pyro_nmm.blocks import blocks
-from pyro_nmm.distributions.components import Components, continued, extended, of_components
-from pyro_nmm.distributions.predictions import predicted
+from pyro_nmm.distributions.components import Components, of_components
+from pyro_nmm.distributions.parameters import Parameters
+from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.distributions.smc import sequential_monte_carlo, stage_size
 from pyro_nmm.graph_arguments import (
     as_nodes,
+    check_evidence_values,
     check_label_range,
     check_labelling,
     check_labels,
@@ -33,7 +37,7 @@ from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_informatio
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
-from pyro_nmm.relabel import KEEP, Channel, check_shown
+from pyro_nmm.relabel import KEEP, Channel
 
 
 class Posterior:
@@ -69,7 +73,8 @@ class Posterior:
         *, is_exact: bool = False, weighted: bool = True, chains: Chains | None = None,
     ) -> None:  # fmt: skip
         self.hood, self.logits, self.components, self.channel = hood, logits, components, channel
-        self.num_classes, self.nodes = components.alpha.shape[-1], components.nodes
+        self.parameters = Parameters(hood, components.alpha, logits, channel)
+        self.num_classes, self.nodes = self.parameters.num_classes, components.nodes
         self.is_exact, self.weighted, self.chains = is_exact, weighted, chains
         self.log_weights = components.log_weights  #: ``(T,)``: :math:`\log w_t`, normalised
         # The place of every node among the observed ones, or -1.
@@ -113,18 +118,22 @@ class Posterior:
         nodes, labels = posterior_values(*self._new("condition", y, observed))
         if len(nodes) == 0 and num_samples is None:
             return self
-        check_shown(self.hood, self.channel, nodes, labels, self.logits)
-        exact, old = self.is_exact and num_samples is None, self.components
-        graph = self.hood, self.logits, self.channel
+        if not self.channel.certain:
+            part = self.parameters.of_rows(self.hood.take(nodes))
+            evidence = part.channel.evidence(part.hood, labels, self.logits)
+            check_evidence_values(part.hood, evidence)
+        exact, components = self.is_exact and num_samples is None, self.components
         if exact:
-            weighted, new = True, extended(*graph, old, nodes, labels)
+            weighted, components = True, components.extended(self.parameters, nodes, labels)
         else:
             change = self.weighted if weighted is None else bool(weighted)
             weighted = change or (self.weighted and num_samples is None)  # as they are, or new
-            new = old if num_samples is None else old.resampled(num_samples)
+            if num_samples is not None:
+                components = components.resampled(num_samples)
             if len(nodes):
-                new = continued(*graph, new, nodes, labels, change)
-        return Posterior(*graph[:2], new, self.channel, is_exact=exact, weighted=weighted)
+                components = components.continued(self.parameters, nodes, labels, change)
+        parts = self.hood, self.logits, components, self.channel
+        return Posterior(*parts, is_exact=exact, weighted=weighted)
 
     def _new(self, query: str, y: Tensor, observed: Tensor | None) -> tuple[Tensor, Tensor]:
         """Nodes that become observed, and their labels."""
@@ -162,21 +171,19 @@ class Posterior:
         nodes, labels = self._new("log_likelihood", y, observed)
         if not len(nodes):
             return self.logits.new_zeros(())
-        order, old = torch.randperm(len(nodes), device=nodes.device), self.components
-        given = old.alpha, self.logits, labels[order], self.channel
-        stages, old = stages_of(self.hood.take(nodes[order]), *given), old.resampled(num_particles)
-        counts = stages.counts(old.choices, old.labels) if len(self.nodes) else None
+        order = torch.randperm(len(nodes), device=nodes.device)
+        rows, alpha = self.hood.take(nodes[order]), self.components.alpha
+        stages = stages_of(rows, alpha, self.logits, labels[order], self.channel)
+        particles = self.components.resampled(num_particles)
+        counts = stages.counts(particles.choices, particles.labels) if len(self.nodes) else None
         sizes = [len(part) for part in order.split(stage_size(order.device))]
-        found = sequential_monte_carlo(stages, sizes, num_particles, counts=counts)
-        return found.sum().to(self.logits)
-
-    def _attention(self, rows: Neighborhood) -> Tensor:
-        return rows.softmax(self.logits.index_select(0, rows.edge))
+        increments = sequential_monte_carlo(stages, sizes, num_particles, counts=counts)
+        return increments.sum().to(self.logits)
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
         # Linear in the components' means: one visit to the graph serves all of them.
-        mean, channel = self.components.mean(), self.channel.of(rows.edge)
-        marginals = spread(rows, mean, self._attention(rows), channel)
+        part = self.parameters.of_rows(rows)
+        marginals = spread(rows, self.components.mean(), part.attention, part.channel)
         known = self.observed[rows.nodes]
         marginals[known] = self._probs[self._place[rows.nodes[known]]]
         return marginals
@@ -197,14 +204,16 @@ class Posterior:
             known = self.observed[near.nodes]
             # In a component a label that is known depends on no other.
             near.separate(known[near.pairs].any(0))
-            attention, channel = self._attention(near.rows), self.channel.of(near.rows.edge)
+            parameters = self.parameters.of_rows(near.rows)
+            edges = parameters.attention, parameters.channel
             for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
                 alpha = self.components.concentrations(near.sources, part)
-                own = node_marginals(near.rows, alpha, attention, channel)
+                probs = node_marginals(near.rows, alpha, *edges)
                 shown = of_components(self.components.shown, part)
-                own[:, known] = one_hot(shown[..., self._place[near.nodes[known]]], size).to(own)
-                parts = near.tables(alpha, attention, own, channel)
-                table = table + torch.tensordot(weights[part], parts, 1)
+                shown = one_hot(shown[..., self._place[near.nodes[known]]], size)
+                probs[:, known] = shown.to(probs)
+                joint = near.tables(alpha, edges[0], probs, edges[1])
+                table = table + torch.tensordot(weights[part], joint, 1)
             tables.append(table)
         return torch.cat(tables)
 
@@ -216,21 +225,22 @@ class Posterior:
         Cost: :math:`O(E + K (C + \log K) + n \log n)` a draw, ``E`` the edges into these nodes.
         """
         nodes = as_nodes(self.hood, nodes)
-        shape, parts, seen = as_shape(sample_shape), self.components, self.observed[nodes]
-        number, component = shape.numel(), parts.drawn(shape.numel())
-        rows, known = self.hood.take(nodes[~seen]), of_components(parts.labels, component)
-        known, channel = known.expand(number, -1), self.channel.of(rows.edge)
+        shape, components, seen = as_shape(sample_shape), self.components, self.observed[nodes]
+        number, component = shape.numel(), components.drawn(shape.numel())
+        rows = self.hood.take(nodes[~seen])
+        parameters = self.parameters.of_rows(rows)
+        attention = parameters.attention[None]
+        borrowed = of_components(components.labels, component).expand(number, -1)
         value = nodes.new_empty(number, len(nodes))
-        shown = of_components(parts.shown, component)
+        shown = of_components(components.shown, component)
         value[:, seen] = shown[..., self._place[nodes[seen]]]
-        attention = self._attention(rows)[None]
         for part in blocks(number if rows.num_rows else 0, 4 * rows.num_edges):
-            old = parts.choices[component[part]]
+            old = components.choices[component[part]]
             uniforms = attention.new_empty(len(old), rows.num_rows, dtype=torch.double).uniform_()
             new = rows.source[pick(rows, attention, uniforms)]
-            choices = torch.cat([old, new], 1)
-            labels = draw_from_urns(parts.alpha, choices, known[part])[:, len(self.nodes) :]
-            value[part, ~seen] = channel.draw(rows, new, labels)
+            labels = draw_from_urns(components.alpha, torch.cat([old, new], 1), borrowed[part])
+            labels = labels[:, len(self.nodes) :]
+            value[part, ~seen] = parameters.channel.draw(rows, new, labels)
         return value.view(*shape, len(nodes))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
@@ -242,19 +252,20 @@ class Posterior:
         labels = check_labels(self.hood, labels, len(nodes))
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         flat, known, parts = labels.reshape(-1, len(nodes)), self.observed[nodes], []
-        place, given = self._place[nodes[known]], flat[:, known]
+        place = self._place[nodes[known]]
         rows, sources = compact(self.hood.take(nodes[~known]))
-        own = self.logits.index_select(0, rows.edge), flat[:, ~known], self.channel.of(rows.edge)
+        parameters = self.parameters.of_rows(rows)
+        query = parameters.logits, flat[:, ~known], parameters.channel
         size, borrowed = enumeration.check_size(rows), self.num_classes**rows.num_rows
         size *= 1 if self.channel.certain else borrowed * max(1, rows.num_rows)
         numbers = max(size, flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
             log_prob = self.components.log_weights[part, None]
             shown = of_components(self.components.shown, part)[..., None, place]
-            agrees = (shown == given).all(-1).expand(len(log_prob), -1)
+            agrees = (shown == flat[:, known]).all(-1).expand(len(log_prob), -1)
             if rows.num_rows:
                 alpha = self.components.concentrations(sources, part)
-                log_prob = log_prob + enumeration.log_marginal(rows, alpha, *own)
+                log_prob = log_prob + enumeration.log_marginal(rows, alpha, *query)
             log_prob = log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf)
             parts.append(log_prob.logsumexp(0))
         return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
@@ -274,7 +285,29 @@ class Posterior:
         :param torch.Generator generator: the source of randomness of ``"sequential"``.
         :return: ``(K,)`` labels.
         """
-        return predicted(self, as_nodes(self.hood, nodes), method, generator)
+        nodes, labels = as_nodes(self.hood, nodes), self.labels.clone()
+        # Labels that differ between components have a mode too, jointly with others.
+        joint = self.components.latent and method == "joint"
+        free = nodes if joint else nodes[~self.observed[nodes]]
+        if method == "marginal":
+            labels[free] = self._marginals(self.hood.take(free)).argmax(-1)
+        elif method == "joint" and len(free):
+            size = self.num_classes
+            if size ** len(free) > enumeration.MAX_CHOICES:
+                number = f"{size}^{len(free)} labellings of nodes"
+                raise ValueError(f"method='joint' would compare {number}: use method='sequential'")
+            every = enumeration.enumerate_labels(len(free), size, free.device)
+            labels[free] = every[self.log_marginal(free, every).argmax()]
+        elif method == "sequential" and not self.channel.keeps:
+            raise ValueError("method='sequential' is for edges that keep labels: use 'marginal'")
+        elif method == "sequential" and len(free):
+            certainty = self._marginals(self.hood.take(free)).max(-1).values
+            order = free[certainty.argsort(descending=True, stable=True)]
+            components = self.components
+            labels[order] = predict_in_turn(self.hood, self.logits, components, order, generator)
+        elif method not in ("joint", "sequential"):
+            raise ValueError(f"method must be 'marginal', 'joint' or 'sequential', got {method!r}")
+        return labels[nodes]
 
     @torch.no_grad()
     def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:
@@ -293,11 +326,11 @@ class Posterior:
         union = members.any(0).nonzero()[:, 0]
         # Products of zeros and ones are exact in single precision, and linear in all members.
         inside = members[:, union].T.float().to_sparse()
-        found = []
+        counts = []
         for part in blocks(num_samples, 4 * len(union)):
             hits = (self.sample((part.stop - part.start,), union) == label).float()
-            found.append(torch.sparse.mm(inside.T, hits.T).T.round().long())
-        return track_provenance(torch.cat(found), provenance)
+            counts.append(torch.sparse.mm(inside.T, hits.T).T.round().long())
+        return track_provenance(torch.cat(counts), provenance)
 
     @torch.no_grad()
     def information_gain(
@@ -319,8 +352,12 @@ class Posterior:
             pairs, scale = all_partners(self.hood, nodes, free)
         else:
             check_integers(1, num_partners=num_partners)
-            given = self.hood.softmax(self.logits.double()), self.components.alpha.sum(-1), free
-            pairs, scale = draw_partners(self.hood, nodes[free[nodes]], *given, num_partners)
+            attention, total = (
+                self.hood.softmax(self.logits.double()),
+                self.components.alpha.sum(-1),
+            )
+            nodes_drawn = self.hood, nodes[free[nodes]]
+            pairs, scale = draw_partners(*nodes_drawn, attention, total, free, num_partners)
         gain = torch.special.entr(self.marginals()).sum(-1)
         for part in blocks(pairs.shape[1], self.num_classes**2):
             mutual = mutual_information(self.pairwise(pairs[:, part])) * scale[part].to(gain)

@@ -66,7 +66,7 @@ def error(match):
         ([[0.0], [1.0]], 4, "edge_index must hold integers"),
         (4, GOOD, "num_nodes must be a positive integer"),
         (GOOD.double(), 4, "edge_index must hold integers .* got torch.float64"),
-        (GOOD, 1, r"edge_index holds node id 1, but ids must lie in 0..0: .*raise num_nodes"),
+        (GOOD, 1, r"edge_index holds node id 1, but ids lie in 0..0: .*raise num_nodes"),
         (GOOD - 1, 4, "edge_index holds node id -1"),
         (GOOD, 0, "num_nodes must be a positive integer, got 0"),
         (GOOD, torch.tensor(3), "num_nodes must be a positive integer"),
@@ -78,7 +78,7 @@ def test_edge_index(edge_index, num_nodes, match):
 
 
 def test_grid():
-    with error("grid needs height >= 1"):
+    with error("height must be an integer of at least 1, got 0"):
         Neighborhood.grid(0, 3)
 
 
@@ -185,7 +185,7 @@ def test_restricted_neighborhoods():
 def test_chosen_labels(kernels):
     alpha = torch.ones(3, 2)
     for bad in (torch.tensor([0, 10**9]), torch.tensor([-1, 0])):
-        with error(r"choices holds node id .*, but alpha has nodes 0..2"):
+        with error(r"choices holds node id .*, but ids lie in 0..2"):
             ChosenLabels(alpha, bad)
     with error("choices must hold node ids .*got torch.float64"):
         ChosenLabels(alpha, torch.ones(2))
@@ -346,7 +346,7 @@ def test_arrays_and_sizes():
         with error(rf"{name} must be a tensor, got .*ndarray"):
             PairwiseMRF(**given | {name: numbers})
     for sizes in ((3.0, 3), (3, 3.5), (3, 3, 1.0)):
-        with error(r"grid needs .* integers"):
+        with error("must be an integer of at least"):
             Neighborhood.grid(*sizes)
     adjacency = torch.eye(2).to_sparse()
     for sparse in (adjacency, torch.eye(2).to_sparse_coo().coalesce()):
@@ -401,7 +401,7 @@ PEAK = LogisticConcentrations(torch.tensor([3.0, 9.0]), 5.0).peak
         (lambda: link_split(EDGES + 9, 21, 0), "edge_index holds node id 28"),
         (lambda: link_split(EDGES, 21, 0.5), "seed must be an integer, got 0.5"),
         (lambda: link_split(EDGES, 21, 0, val=NAN), "val must be a finite number, got nan"),
-        (lambda: inner_edges(GOOD + 7, TWO), "edge_index holds node id 8, but mask has nodes 0..1"),
+        (lambda: inner_edges(GOOD + 7, TWO), "edge_index holds node id 8, but ids lie in 0..1"),
         (lambda: inner_edges(GOOD + 0.5, TWO), "edge_index must hold integers"),
         (lambda: letters("A", 4.5, 4), "height must be an integer of at least 1, got 4.5"),
         (lambda: letters(" ", 4, 4), "text must hold letters"),

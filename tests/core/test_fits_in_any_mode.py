@@ -12,6 +12,7 @@ import torch
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from sklearn.naive_bayes import GaussianNB
+from stacking import QuickClassifier
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
@@ -49,8 +50,6 @@ from pyro_nmm.models import (
     temperature_scaling,
 )
 from pyro_nmm.models.annotators import out_of_fold
-from pyro_nmm.models.stacked.fit import FitOptions
-from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 
 @contextmanager
@@ -159,7 +158,7 @@ def stacked(**options):
     both = hood, scores, graph.y, graph.train_mask, graph.val_mask
 
     def fit():
-        fitted = numbers(model.fit(*both))
+        fitted = numbers(model.fit(*both, num_steps=2, refit_steps=2))
         fitted = [each.clone() for each in fitted]
         posterior = model.update(*both, num_steps=2).posterior(*both[:4])
         return [*fitted, *numbers(model), posterior.marginals()]
@@ -170,12 +169,12 @@ def stacked(**options):
 def of_folds():
     graph, scores = data(), torch.randn(2, 12, 2)
     hood, model, folds = Neighborhood(graph.edge_index, 12), StackedNMM(2), torch.arange(12) % 2
-    return lambda: numbers(model.fit(hood, scores, graph.y, folds=folds))
+    return lambda: numbers(model.fit(hood, scores, graph.y, folds=folds, num_steps=2))
 
 
 def of_table():
     x, y = torch.randn(24, 2).numpy(), (torch.arange(24) % 2).numpy()
-    model = NeighborMixtureClassifier(GaussianNB(), cv=2, n_neighbors=3, random_state=0)
+    model = QuickClassifier(GaussianNB(), cv=2, n_neighbors=3, random_state=0)
     return lambda: [model.fit(x, y).predict_proba(x), model.label_distributions_]
 
 
@@ -268,8 +267,6 @@ def result(name, making, fitting):
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_is_the_same_in_every_mode(name, monkeypatch):
     monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 2)
-    defaults = FitOptions.__init__.__defaults__
-    monkeypatch.setattr(FitOptions.__init__, "__defaults__", (2, *defaults[1:]))  # steps
     usual = result(name, nullcontext, nullcontext)
     assert all(each.isfinite().all() for each in usual)
     for making, fitting in MODES.values():

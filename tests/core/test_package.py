@@ -187,19 +187,21 @@ datasets.digits = lambda: digits().subgraph(torch.arange(300))
 """,
 }
 RUN = """
+import inspect
 import sys
 from pathlib import Path
 
 import pyro
 
+from pyro_nmm.models import StackedNMM
 from pyro_nmm.models.annotators import out_of_fold
-from pyro_nmm.models.hidden.options import FieldRun
-from pyro_nmm.models.stacked.fit import FitOptions
+from pyro_nmm.models.hidden import fit_field
 
 out_of_fold.NUM_EPOCHS = 2
-for options, few in ((FieldRun, (1, 2, 2, 2)), (FitOptions, (2, 8, 1, 5000, 0.1, 2))):
-    defaults = options.__init__.__defaults__
-    options.__init__.__defaults__ = (*few, *defaults[len(few) :])
+few = {"num_starts": 1, "num_steps": 2, "num_chains": 2, "num_draws": 2}
+vars(inspect.unwrap(fit_field).__kwdefaults__["options"]).update(few)
+for fit in (StackedNMM.fit, StackedNMM.update):
+    vars(inspect.unwrap(fit).__kwdefaults__["options"]).update(num_steps=2, refit_steps=2)
 for path in sys.argv[1:]:
     print(path, flush=True)
     pyro.clear_param_store()

@@ -52,6 +52,7 @@ QUERIES = {
     "joint": lambda p: p.predict(below(TWO), "joint"),
     "information_gain": lambda p: p.information_gain(below(TWO)),
     "pairwise": lambda p: p.pairwise(below(TWO[:, None])),
+    "counts": lambda p: p.counts([below(TWO), [0]], label=1, num_samples=5),
     "log_marginal, nodes": lambda p: p.log_marginal(below(TWO), TWO.new_tensor([0, 1])),
     "log_marginal, labels": lambda p: p.log_marginal(TWO, below(TWO.new_tensor([0, 1]))),
     "log_likelihood": lambda p: p.log_likelihood(below(Y), ~KNOWN),

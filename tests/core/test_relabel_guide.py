@@ -18,11 +18,11 @@ from pyro.infer import Trace_ELBO, TraceGraph_ELBO, WeighedPredictive
 from torch.nn.functional import one_hot
 
 from pyro_nmm import EvidenceConditional, NeighborMixture, OrderedConditional
+from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.enumeration import enumerate_choices
 from pyro_nmm.ops.sampling import draw_by_sweeps
-from pyro_nmm.relabel import evidence_of
 
 GRAPHS = {"star": partial(star, 3), "house": house, "shared": shared_sources}
 
@@ -50,7 +50,8 @@ def test_permutations_are_evidence(kernels, seed, kind):
     size, generator = alpha.shape[-1], torch.Generator().manual_seed(seed)
     ranks = torch.rand(hood.num_edges, size, generator=generator)
     relabel = ranks.argsort(-1)
-    evidence = evidence_of(hood, one_hot(relabel, size).double(), y, observed)
+    matrices = one_hot(relabel, size).double()
+    evidence = Parameters.of(hood, alpha, logits, matrices).evidence(y, observed)
     way = ("reward_to_go", "one_step_credit")[seed % 2]
     one = OrderedConditional(hood, alpha, logits, y, observed, order, way, relabel)
     two = EvidenceConditional(hood, alpha, logits, evidence, observed, order, way)
@@ -116,7 +117,8 @@ class Program:
         *arguments, relabel = self.arguments()
         if self.kind == "permutations":
             relabel = one_hot(relabel, 2).double()
-        value, evidence = everything(self.hood, 2), evidence_of(self.hood, relabel, self.y)
+        value = everything(self.hood, 2)
+        evidence = Parameters.of(*arguments, relabel).evidence(self.y)
 
         def bound(order):
             q = EvidenceConditional(*arguments, evidence, order=order)

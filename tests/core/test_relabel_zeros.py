@@ -14,7 +14,6 @@ from torch.autograd import grad
 from pyro_nmm import EvidenceConditional, NeighborMixture
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import StackedNMM, compatibility, nmm
-from pyro_nmm.relabel import evidence_of
 
 
 class Swaps:
@@ -63,7 +62,7 @@ def test_terms_of_the_bound(kernels):
     value = swaps.mixture(swaps.weight).in_order(swaps.y, order=order).sample((20,))
 
     def bound(weight):
-        evidence = evidence_of(swaps.hood, swaps.relabel(weight), swaps.y)
+        evidence = swaps.mixture(weight).parameters.evidence(swaps.y)
         arguments = swaps.hood, swaps.alpha, swaps.logits, evidence
         q = EvidenceConditional(*arguments, order=order)
         return q.log_evidence(value).sum() + q.log_prob(value).sum().sin()

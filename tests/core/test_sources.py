@@ -148,9 +148,9 @@ ERRORS = {
         Neighborhood(PAIRS, 2, 5), torch.ones(2, 2), torch.zeros(2)
     ),
     "radius=1 reaches no source": lambda: sources.grid(9, 9, stride=6, radius=1),
-    "grid needs height": lambda: sources.grid(9, 0, stride=6),
+    "width must be an integer of at least 1, got 0": lambda: sources.grid(9, 0, stride=6),
     "radius must be at least": lambda: sources.points(torch.zeros(3, 2), 1.0, 2.0),
-    "positions must be finite floats": lambda: sources.points(torch.zeros(3), 1.0, 1.0),
+    r"positions must have shape \(N, D\)": lambda: sources.points(torch.zeros(3), 1.0, 1.0),
     "membership must hold integers": lambda: sources.communities(PAIRS, 2, torch.zeros(2)),
     r"shape \(2,\), one": lambda: sources.walks(PAIRS, 2, torch.zeros(2, 2, dtype=torch.long)),
     "num_steps must be an integer of at least 1": lambda: sources.walks(PAIRS, 2, PAIRS[0], 0),

@@ -15,12 +15,11 @@ import torch
 from cases import HOUSE_LABELS as LABELS
 from cases import house_and_parameters
 from sklearn.naive_bayes import GaussianNB
+from stacking import QuickClassifier
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.datasets import link_split
 from pyro_nmm.models import grid_edges, ising
-from pyro_nmm.models.stacked.fit import FitOptions
-from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 OBSERVED, PAIRS = torch.tensor([True, False, True, False, False]), torch.tensor([[0, 1], [3, 4]])
 QUERIES = {
@@ -83,15 +82,13 @@ def test_threads_share_first_answers(kernels):
                 torch.testing.assert_close(slope, gradient(alone[0]))
 
 
-def test_threads_draw_from_their_seeds(monkeypatch):
+def test_threads_draw_from_their_seeds():
     """The seed is of a generator that all threads share."""
-    defaults = FitOptions.__init__.__defaults__
-    monkeypatch.setattr(FitOptions.__init__, "__defaults__", (10, *defaults[1:]))  # steps
     x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
     edges, state = torch.randint(30, (2, 80)), torch.get_rng_state()
 
     def work(seed):
-        model = NeighborMixtureClassifier(GaussianNB(), cv=2, random_state=seed % 2)
+        model = QuickClassifier(GaussianNB(), cv=2, random_state=seed % 2)
         return *link_split(edges, 30, seed), model.fit(x, y).label_distributions_
 
     alone = [work(seed) for seed in range(4)]

@@ -6,11 +6,10 @@
 import networkx as nx
 import pytest
 import torch
-from graphs import house, labellings, parameters, random_sources, to_hood, two_triangles
-from torch.nn.functional import one_hot
+from graphs import house, parameters, random_sources, to_hood, two_triangles
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
+from pyro_nmm.ops.partners import all_partners, draw_partners
 
 
 def lone_nodes():
@@ -77,22 +76,6 @@ def test_many_partners_give_the_sum_over_all_pairs(kind):
     some = posterior.information_gain(nodes, num_partners=4000)
     torch.testing.assert_close(exact[nodes], posterior.information_gain(nodes))
     assert ((some - exact[nodes]).abs() <= 0.05 * (exact - entropy)[nodes] + 1e-5).all()
-
-
-def test_many_partners_give_the_information_of_the_enumeration():
-    """Mutual information of tables that are sums over the probabilities of all labellings."""
-    torch.manual_seed(0)
-    mix = NeighborMixture(house(), 0.5 * torch.rand(5, 2) + 0.1, torch.randn(17))
-    labels = labellings(5)
-    hot, given = one_hot(labels, 2).double(), labels[:, 1] == 1
-    probs = mix.log_prob(labels).masked_fill(~given, -torch.inf).softmax(0).double()
-    tables = torch.einsum("q,qia,qjb->ijab", probs, hot, hot)
-    mutual = mutual_information(tables).fill_diagonal_(0)
-    expected = torch.special.entr(tables.diagonal().sum(0)).sum(0) + mutual.sum(-1)
-    posterior = mix.condition(torch.ones(5).long(), torch.arange(5) == 1)
-    found = posterior.information_gain(num_partners=4000).double()
-    assert ((found - expected).abs() <= 0.05 * mutual.sum(-1) + 1e-5).all()
-    assert found[1] == 0  # its label is known
 
 
 def shared_sources(num_nodes, num_sources):

@@ -1,63 +1,29 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a joint distribution can be asked: draws of some nodes, counts, what a label tells."""
+"""Counts of labels in sets of nodes, shapes of queries, and queries of no draws."""
 
 import itertools
 
 import networkx as nx
 import pytest
 import torch
-from graphs import house, labellings, to_hood
-from pyro.ops.provenance import get_provenance, track_provenance
+from cases import mask
+from graphs import house, to_hood
 from scipy.stats import chisquare
-from torch.nn.functional import one_hot
 
-from pyro_nmm import ChosenLabels, Neighborhood, NeighborMixture
+from pyro_nmm import ChosenLabels, NeighborMixture
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops.compact import Places, sharing
 
 EVERY = torch.tensor(list(itertools.product(range(2), repeat=3)))
 
 
-def given_one_label(relabel=False):
-    torch.manual_seed(0)
-    hood, more = house(), {}
-    if relabel:
-        matrices = torch.rand(hood.num_edges, 2, 2)
-        more["relabel"] = matrices / matrices.sum(-1, keepdim=True)
-    mix = NeighborMixture(hood, 0.5 * torch.rand(5, 2) + 0.1, torch.randn(hood.num_edges), **more)
-    y, known = torch.tensor([0, 1, 0, 0, 0]), torch.tensor([0, 1, 0, 0, 0]).bool()
-    return mix.condition(y, known)
-
-
-@pytest.mark.parametrize("relabel", [False, True])
-def test_draws_of_some_nodes(relabel):
-    """In any order, known ones among them: goodness of fit to the exact joint distribution."""
-    posterior, nodes = given_one_label(relabel), torch.tensor([4, 1, 0])
-    torch.manual_seed(1)
-    draws = posterior.sample((4000,), nodes)
-    assert draws.shape == (4000, 3)
-    assert (draws[:, 1] == 1).all()
-    expected = 4000 * posterior.log_marginal(nodes, EVERY).exp()
-    number = (draws * torch.tensor([4, 2, 1])).sum(-1).bincount(minlength=8)
-    possible = expected > 0
-    assert number[~possible].sum() == 0
-    assert chisquare(number[possible], expected[possible]).pvalue > 1e-3
-
-
-def test_draws_of_all_nodes_are_as_before():
-    posterior = given_one_label()
-    torch.manual_seed(2)
-    all_nodes = posterior.sample((3, 2))
-    torch.manual_seed(2)
-    assert torch.equal(posterior.sample((3, 2), torch.arange(5)), all_nodes)
-    assert all_nodes.shape == (3, 2, 5)
-
-
 def test_counts_in_sets():
     """Their distribution is that of the enumeration; sets may overlap, and be ids or masks."""
-    posterior = given_one_label()
+    hood = house()
+    mix = NeighborMixture(hood, 0.5 * torch.rand(5, 2) + 0.1, torch.randn(hood.num_edges))
+    posterior = mix.condition(torch.tensor([0, 1, 0, 0, 0]), mask(1))
     sets = [torch.tensor([0, 2, 4]), torch.tensor([0, 1, 0, 0, 1]).bool(), torch.tensor([1])]
     torch.manual_seed(0)
     draws = posterior.counts(sets, label=1, num_samples=4000)
@@ -74,17 +40,6 @@ def test_counts_in_sets():
     assert (zeros[:, 2] == 0).all()
 
 
-def test_counts_of_sampled_sets():
-    """They depend on the sites that the sets depend on."""
-    posterior, nodes = given_one_label(), torch.tensor([1, 2])
-    sets = [track_provenance(nodes, frozenset({"y"})), [0]]
-    torch.manual_seed(0)
-    found = posterior.counts(sets, label=1, num_samples=5)
-    torch.manual_seed(0)
-    assert torch.equal(found, posterior.counts([nodes, [0]], label=1, num_samples=5))
-    assert get_provenance(found) == frozenset({"y"})
-
-
 def test_counts_are_wider_than_independent_labels_make_them():
     hood = to_hood(nx.complete_graph(30))
     posterior = NeighborMixture(hood, torch.full((30, 2), 0.05), torch.zeros(hood.num_edges))
@@ -96,61 +51,6 @@ def test_counts_are_wider_than_independent_labels_make_them():
     assert spread > 1.25 * (p * (1 - p)).sum().sqrt()
 
 
-def gain(tables):
-    """Entropy of a node's label and its information on others: of tables ``{j: (2, 2)}``."""
-    expected = torch.special.entr(next(iter(tables.values())).sum(1)).sum()
-    for table in tables.values():
-        product = table.sum(1, keepdim=True) * table.sum(0, keepdim=True)
-        expected = expected + torch.special.xlogy(table, table / product).nan_to_num().sum()
-    return expected
-
-
-def test_information_gain_is_that_of_the_enumeration():
-    posterior, nodes = given_one_label(), torch.tensor([3, 0, 1])
-    found = posterior.information_gain(nodes)
-    pairs = torch.tensor(list(itertools.product(range(2), repeat=2)))
-    for place, i in enumerate(nodes.tolist()):
-        others = {0, 1, 2, 3, 4} - {i}
-        tables = {j: posterior.log_marginal(torch.tensor([i, j]), pairs).exp() for j in others}
-        expected = gain({j: table.view(2, 2) for j, table in tables.items()})
-        torch.testing.assert_close(found[place], expected)
-    assert found[2] == 0  # its label is known
-
-
-@pytest.mark.parametrize("mask", [None, torch.tensor([True, False, True, True, False])])
-def test_information_gain_given_evidence(mask):
-    """
-    Labels with evidence are latent, and tell of each other: against the probabilities of all
-    labellings. One of them is known, by evidence that rules out the other label.
-    """
-    torch.manual_seed(0)
-    hood = house()
-    mix = NeighborMixture(hood, 0.5 * torch.rand(5, 2) + 0.1, torch.randn(hood.num_edges))
-    evidence = torch.randn(5, 2)
-    evidence[2, 0] = -torch.inf
-    labels = labellings(5)
-    hints = evidence[torch.arange(5), labels]
-    hints = hints if mask is None else hints[:, mask]
-    probs = (mix.log_prob(labels) + hints.sum(-1)).softmax(0)
-    hot = one_hot(labels, 2).double()
-    tables = torch.einsum("q,qia,qjb->ijab", probs, hot, hot)
-    found = mix.latents(evidence, mask).posterior().information_gain(torch.arange(5))
-    for i in range(5):
-        expected = gain({j: tables[i, j] for j in range(5) if j != i})
-        torch.testing.assert_close(found[i], expected)
-
-
-def test_information_of_two_nodes_of_one_source():
-    """Without evidence to speak of: the entropy, log 2, and what a Beta moment makes of a pair."""
-    hood = Neighborhood(torch.tensor([[0, 0], [0, 1]]), 2, 1)
-    mix = NeighborMixture(hood, torch.full((1, 2), 0.2), torch.zeros(2))
-    same, log2 = torch.tensor(1.2 / 1.4), torch.tensor(2.0).log()
-    entropy = torch.special.entr(same) + torch.special.entr(1 - same)
-    found = mix.latents(torch.zeros(2, 2)).posterior().information_gain(torch.tensor([0]))
-    torch.testing.assert_close(found, (2 * log2 - entropy)[None])
-    torch.testing.assert_close(found, torch.tensor([0.9762]), atol=1e-4, rtol=0)
-
-
 def test_pairs_that_share_a_source():
     """On a tree, where most pairs share none: against sets of neighbours."""
     tree = nx.random_labeled_tree(12, seed=3)
@@ -159,20 +59,6 @@ def test_pairs_that_share_a_source():
     expected = {(i, j) for i in nodes.tolist() for j in tree if i != j and near[i] & near[j]}
     assert len(expected) < 4 * 11 / 2
     assert set(map(tuple, sharing(to_hood(tree), nodes).T.tolist())) == expected
-
-
-def test_bad_input():
-    posterior = given_one_label()
-    with pytest.raises(ValueError, match=r"label must lie in 0..1, got 2"):
-        posterior.counts([torch.tensor([0])], label=2)
-    with pytest.raises(ValueError, match=r"sets must be a sequence.*\[nodes\]"):
-        posterior.counts(torch.tensor([0, 1]), label=1)
-    with pytest.raises(ValueError, match="num_samples must be an integer of at least 1"):
-        posterior.counts([torch.tensor([0])], label=1, num_samples=0)
-    with pytest.raises(ValueError, match="nodes must be distinct"):
-        posterior.sample((2,), torch.tensor([1, 1]))
-    with pytest.raises(ValueError, match="nodes holds node id 7"):
-        posterior.information_gain(torch.tensor([7]))
 
 
 @pytest.mark.parametrize("batch", [(), (4, 1)])

@@ -80,9 +80,9 @@ def test_bad_batches():
     batch, mix = joined()
     y = torch.zeros(8, dtype=torch.long)
     cases = {
-        r"batch must hold graph numbers .* of shape \(8,\), got \(\(7,\)": batch.batch[1:],
-        "batch must hold graph numbers .*float64": batch.batch.double(),
-        "batch must hold graph numbers .*list": [0] * 8,
+        r"batch must have shape \(8,\), one graph number per node, got \(7,\)": batch.batch[1:],
+        "batch must hold integers .*float64": batch.batch.double(),
+        "batch must hold integers .*list": [0] * 8,
         "batch must hold graph numbers from 0 on, got -1": batch.batch - 1,
         "share sources into graphs 0 and 1": torch.tensor([0, 1, 0, 1, 1, 2, 2, 2]),
     }
@@ -134,10 +134,10 @@ def test_subgraph_keeps_places():
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        (torch.tensor([0, 5]), r"nodes must hold node ids in 0..4"),
-        (torch.tensor([-1]), r"nodes must hold node ids in 0..4"),
+        (torch.tensor([0, 5]), "nodes holds node id 5, but ids lie in 0..4"),
+        (torch.tensor([-1]), "nodes holds node id -1, but ids lie in 0..4"),
         (torch.zeros(5, dtype=torch.bool), "nodes selects no node"),
-        (torch.ones(4, dtype=torch.bool), r"nodes must have shape \(5,\)"),
+        (torch.ones(4, dtype=torch.bool), "nodes must be a boolean mask"),
         (torch.tensor([0.5]), "nodes must be a boolean mask"),
         ([0.5, 1], "nodes must be a boolean mask"),
     ],

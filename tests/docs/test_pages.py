@@ -3,6 +3,7 @@
 
 """The Python of the documents runs, and reaches what they claim; links lead somewhere."""
 
+import inspect
 import re
 
 import numpy as np
@@ -17,7 +18,7 @@ from pyro_nmm.datasets.nodes import digits, random_split
 from pyro_nmm.guides import mean_field
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models.annotators import out_of_fold
-from pyro_nmm.models.hidden.options import FieldRun
+from pyro_nmm.models.hidden import fit_field
 
 
 @pytest.fixture(autouse=True)
@@ -180,8 +181,8 @@ def test_docs_annotators_in_ten_lines(capsys):
 @pytest.mark.slow
 def test_docs_annotators(capsys, monkeypatch):
     monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 40)
-    _, *others = FieldRun.__init__.__defaults__
-    monkeypatch.setattr(FieldRun.__init__, "__defaults__", (2, *others))  # starts
+    options = inspect.unwrap(fit_field).__kwdefaults__["options"]
+    monkeypatch.setitem(vars(options), "num_starts", 2)
     pyro.set_rng_seed(0)
     page = run_page("annotators.md", ("range(100)", "range(20)"))
     printed = capsys.readouterr().out

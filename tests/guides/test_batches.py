@@ -306,7 +306,7 @@ def test_what_is_refused():
         SeedLoss(sage())(data)
     with pytest.raises(ValueError, match="total must be positive"):
         SeedLoss(sage())(data, SEEDS, total=0)
-    with pytest.raises(ValueError, match=r"seeds must hold node ids in 0\.\.59, got 60"):
+    with pytest.raises(ValueError, match=r"seeds holds node id 60, but ids lie in 0\.\.59"):
         SeedLoss(sage())(data, torch.tensor([60]))
     with pytest.raises(ValueError, match="network has a sample site 'scale'"):
         SeedLoss(Random())(data, SEEDS)

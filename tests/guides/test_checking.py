@@ -3,6 +3,8 @@
 
 """What ``check_program`` finds in programs that are nearly right."""
 
+from functools import partial
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -11,6 +13,7 @@ from bounds import PATH
 from graphs import parameters
 from pyro.contrib.autoname import scope
 from pyro.ops.indexing import Vindex
+from pyro_rows import LOCS, X, Y
 from torch import nn
 
 from pyro_nmm.guides import (
@@ -23,9 +26,6 @@ from pyro_nmm.guides import (
 )
 from pyro_nmm.models import FreeNMM, NormalEmission, nmm, node_plate
 
-X = torch.tensor([-1.2, 0.3, 1.0], dtype=torch.double)
-Y, LOC = torch.tensor([0, 1, 1]), torch.tensor([-0.5, 0.7], dtype=torch.double)
-
 
 class Program:
     """A measurement of each node, and the mean of each label."""
@@ -35,7 +35,7 @@ class Program:
         self.factor, self.scales = factor, scales
 
     def loc(self):
-        return pyro.sample("loc", dist.Normal(LOC, 0.3).to_event(1))
+        return pyro.sample("loc", dist.Normal(LOCS, 0.3).to_event(1))
 
     def model(self):
         loc = self.loc()
@@ -64,32 +64,23 @@ def right(loc, y):
 
 
 def test_right_programs():
-    program = Program(right)
-    state = torch.get_rng_state()
-    found = program.check()
-    assert abs(found.loss - found.vectorized_loss) < 6 * found.standard_error
+    program, state = Program(right), torch.get_rng_state()
+    checked = program.check()
+    assert abs(checked.loss - checked.vectorized_loss) < 6 * checked.standard_error
     assert torch.equal(torch.get_rng_state(), state)
-
-    def in_plate(loc, y):
-        with node_plate(PATH, y) as (nodes, y):
-            means = loc.squeeze(-2) if loc.dim() > 1 else loc  # (..., 2), of particles
-            means = Vindex(means[..., None, :])[..., y]
-            pyro.sample("x", dist.Normal(means, 0.5), obs=X[nodes])
-
-    Program(in_plate).check()
 
 
 def test_subsamples_scales_and_other_sites():
     """All of these are right, and there is nothing to warn of."""
 
-    def some(loc, y):
-        means = loc.squeeze(-2) if loc.dim() > 1 else loc
-        with node_plate(PATH, y, subsample_size=2) as (nodes, y):
+    def in_plate(loc, y, size=None):
+        means = loc.squeeze(-2) if loc.dim() > 1 else loc  # (..., 2), of particles
+        with node_plate(PATH, y, subsample_size=size) as (nodes, y):
             mean = Vindex(means[..., None, :])[..., y]
             pyro.sample("x", dist.Normal(mean, 0.5), obs=X[nodes])
 
-    for _ in range(4):
-        Program(some).check()
+    for size in (None, 2, 2):
+        Program(partial(in_plate, size=size)).check()
     halved = Program(right)
     halves = (pyro.poutine.scale(p, scale=0.5) for p in (halved.model, halved.guide))
     check_program(*halves, num_runs=8)
@@ -112,7 +103,7 @@ def test_lost_labels_of_a_family():
 
     def target():
         uniform = dist.Categorical(torch.ones(3, 2, dtype=torch.double)).to_event(1)
-        assigned(LOC, pyro.sample("y", uniform))
+        assigned(LOCS, pyro.sample("y", uniform))
 
     pair = MixtureGuide(PATH, FreeNMM(PATH, 2), target)
     with pytest.raises(ValueError, match="'x' depends on the labels 'y', but Pyro has lost track"):
@@ -120,21 +111,19 @@ def test_lost_labels_of_a_family():
 
 
 def test_pairs_of_this_library():
-    network = FreeNMM(PATH, 2)
-    pair = AmortizedNMM(PATH, network)
-    check_program(pair.model, pair.guide, y=Y, num_runs=16)
-    assert not pyro.get_param_store().keys()  # as before
-    emission = HiddenFieldGuide(NormalEmission(2), PATH, X[:, None])
-    check_program(emission.model, emission.guide, num_runs=16)
-
     class Random(nn.Module):
         """Of one run, which model and guide share."""
 
         def forward(self, hood):
             return torch.rand(3, 2) + 0.5, torch.zeros(hood.num_edges)
 
-    pair = AmortizedNMM(PATH, Random())
-    check_program(pair.model, pair.guide, y=Y, num_runs=16)
+    for pair, labels in (
+        (AmortizedNMM(PATH, FreeNMM(PATH, 2)), {"y": Y}),
+        (AmortizedNMM(PATH, Random()), {"y": Y}),
+        (HiddenFieldGuide(NormalEmission(2), PATH, X[:, None]), {}),
+    ):
+        check_program(pair.model, pair.guide, **labels, num_runs=16)
+        assert not pyro.get_param_store().keys()  # as before
 
 
 def test_several_fields():

@@ -1,28 +1,176 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which runs a checkpoint may continue, and that no checkpoint is ever lost."""
+"""Fits that are killed end with the same bits, refuse other runs' files, and never lose a file."""
 
-import functools
-import io
+import copy
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
+import pyro
 import pytest
 import torch
 from runs import changed, denoise, fit, pair, ring
 from torch import nn
 from torch_geometric.nn import MLP
 
-from pyro_nmm import Neighborhood, checkpoints
-from pyro_nmm.checkpoints import load_checkpoint, save_checkpoint
-from pyro_nmm.guides import Consistency, fit_classifier, fit_images
-from pyro_nmm.guides.fitting.loop import train
-from pyro_nmm.models import Denoiser, UNet
+from pyro_nmm import Neighborhood
+from pyro_nmm.checkpoints import fingerprint, load_checkpoint, save_checkpoint
+from pyro_nmm.fitting import train
+from pyro_nmm.guides import Consistency, fit_mixture
+from pyro_nmm.models import (
+    Annotators,
+    Denoiser,
+    FreeNMM,
+    NMMNetwork,
+    NormalEmission,
+    UNet,
+    fit_field,
+    grid_edges,
+    ising,
+)
 from pyro_nmm.models.backbones import appnp, gcn
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the library may catch it."""
+
+
+def killed_after(number):
+    """Progress that fails after so many steps of all starts."""
+    left = iter(range(number - 1))
+
+    def wrap(steps):
+        for step in steps:
+            yield step
+            if next(left, None) is None:
+                raise Killed
+
+    return wrap
+
+
+HOOD = Neighborhood.grid(6, 6)
+HOPS = (HOOD.row != HOOD.source).double()
+X = torch.randn(36, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+QUICK = {"num_steps": 7, "num_starts": 2, "num_chains": 2, "num_draws": 2}
+
+
+class Reads(MLP):
+    def forward(self, x):
+        return super().forward(torch.as_tensor(x))
+
+
+def batch_norm(num_epochs=12, patience=12, validated=True, seed=0, **options):
+    """A network with dropout and a buffer, so that generators and buffers matter."""
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+    x, target = torch.randn(20, 4), torch.randn(20, 1)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+
+    def backward(epoch):
+        loss = (network(x) - target).square().mean()
+        loss.backward()
+        return loss.item()
+
+    def validate():
+        return (-(network(x) - target).square().mean().item(),)
+
+    history = train(network, optimizer, backward, validate if validated else None,
+                    num_epochs=num_epochs, patience=patience, **options)  # fmt: skip
+    return [*network.state_dict().values(), torch.tensor(history)]
+
+
+def nodes(kind):
+    def run(checkpoint=None, data=ring, **options):
+        found, scores = fit(checkpoint, kind, data(), **{"num_epochs": 8} | options)
+        return [found, torch.tensor(scores)]
+
+    return run
+
+
+def images(kind):
+    def run(checkpoint=None, **options):
+        losses, network = denoise(checkpoint, kind, **{"num_steps": 6} | options)
+        return [torch.tensor(losses), *network.state_dict().values()]
+
+    return run
+
+
+def mixture(scale=1.0, **options):
+    torch.manual_seed(0)
+    field, hood = ising(grid_edges(2, 2), 0.3, torch.ones(4)), Neighborhood.grid(2, 2)
+    options = {"num_steps": 6} | options
+    mix, losses = fit_mixture(field.scaled(scale), hood, FreeNMM(hood, 2), **options)
+    return [mix.alpha, mix.logits, torch.tensor(losses)]
+
+
+def hidden(
+    data=X, network=False, emission=None, edge_attr=HOPS, inputs=(X,), seed=1, **options
+):  # fmt: skip
+    pyro.set_rng_seed(seed)
+    emission, options = emission or NormalEmission(3), QUICK | options
+    if network:
+        prior = NMMNetwork(Reads([2, 8, 3], dropout=0.5, norm=None), Reads([2, 4]), num_classes=3)
+        field = fit_field(emission, HOOD, data, prior=prior, inputs=inputs, **options)
+    else:
+        field = fit_field(emission, HOOD, data, edge_attr, **options)
+    return [field.probs, field.samples, torch.tensor(field.score), *field.prior.parameters()]
+
+
+def annotators(**options):
+    pyro.set_rng_seed(2)
+    answers, edges = torch.randint(-1, 3, (36, 4)), torch.stack([HOOD.source, HOOD.row])
+    options = {"num_steps": 6, "num_starts": 1, "num_draws": 2} | options
+    return [Annotators(3).fit(edges, answers, **options).probs]
+
+
+#: By name: the run, and steps after which it is killed. All save every two steps.
+RUNS = {
+    "train": (batch_norm, (1, 4, 9)),
+    "train, not validated": (lambda **o: batch_norm(validated=False, **o), (1, 4, 9)),
+    "classifier": (nodes("classifier"), (3,)),
+    "nmm": (nodes("nmm"), (3,)),
+    "unet": (images("unet"), (3,)),
+    "images": (images("nmm"), (4,)),
+    "mixture": (mixture, (3,)),
+    "field": (hidden, (1, 5, 8, 12)),
+    "field of a network": (lambda **o: hidden(network=True, **o), (6,)),
+    "annotators": (annotators, (3,)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_killed_fit_ends_with_the_same_bits(name, tmp_path):
+    run, kills = RUNS[name]
+    whole, seen = run(), []
+    for number in kills:
+        path = tmp_path / f"{number}.pt"
+        with pytest.raises(Killed):
+            run(checkpoint=path, save_every=2, progress=killed_after(number))
+        seen.clear()
+        for _ in range(2):  # from the middle, then from the end
+            again = run(checkpoint=str(path) if name == "field" else path, save_every=2,
+                        progress=lambda steps: seen.append(steps) or steps)  # fmt: skip
+            assert all(map(torch.equal, again, whole))
+        starts = len(seen) // 2
+        total = sum(steps.stop for steps in seen[:starts])
+        last = number % seen[0].stop
+        assert sum(map(len, seen[:starts])) == total - number + last % 2
+        assert not any(map(len, seen[starts:]))
+
+
+def test_killed_many_times(tmp_path):
+    whole, path = batch_norm(), tmp_path / "run.pt"
+    for number in (1, 2, 3, 1, 2, 3, 2, 2, 4):
+        try:
+            batch_norm(checkpoint=path, save_every=1, progress=killed_after(number))
+        except Killed:
+            continue
+        break
+    else:
+        raise AssertionError("no run ended")
+    assert all(map(torch.equal, batch_norm(checkpoint=path), whole))
 
 
 def moved(value, index=0, by=1):
@@ -37,448 +185,286 @@ def frozen():
     return network
 
 
-def quiet(part):
-    """A network whose repr looks like any other's."""
-    part.__class__ = type(part.__class__.__name__, (part.__class__,), {"__repr__": lambda s: "M"})
-    return part
-
-
-DATA = {
-    r"data\.x": {"x": moved(ring().x, by=0.01)},
-    r"data\.edge_index": {"edge_index": ring().edge_index.roll(1, 1)},
-    r"data\.y": {"y": 1 - ring().y},
-    r"data\.train_mask": {"train_mask": ring().train_mask & (torch.arange(12) > 0)},
-    r"data\.val_mask": {"val_mask": ring().val_mask & (torch.arange(12) > 1)},
-}
-
-
-@pytest.mark.parametrize("kind", ["nmm", "classifier"])
-@pytest.mark.parametrize("named", DATA)
-def test_other_data_are_refused(tmp_path, kind, named):
-    path = tmp_path / "run.pt"
-    first, scores = fit(path, kind)
-    with pytest.raises(ValueError, match=rf"checkpoint .*run\.pt is of another run.*{named}"):
-        fit(path, kind, changed(**DATA[named]))
-    again, same = fit(path, kind)
-    assert same == scores
-    assert torch.equal(again, first)
-
-
-def test_labels_outside_the_masks_make_no_other_run(tmp_path):
-    path = tmp_path / "run.pt"
-    first, _ = fit(path)
-    other = ring()
-    other.y[~(other.train_mask | other.val_mask)] = 1
-    assert torch.equal(fit(path, data=other)[0], first)
-
-
-def test_other_sparse_features_are_refused(tmp_path):
-    path, sparse = tmp_path / "run.pt", ring().x.relu().to_sparse_csr()
-    fit(path, "classifier", changed(x=sparse))
-    with pytest.raises(ValueError, match=r"data\.x"):
-        fit(path, "classifier", changed(x=2 * sparse))
-    fit(path, "classifier", changed(x=sparse.clone()))
-
-
-@pytest.mark.parametrize(
-    ("named", "options"),
-    [
-        (r"\bhood\b", {"hood": Neighborhood(torch.tensor([[0], [1]]), 12)}),
-        ("initial weights.* seed|seed.* initial weights", {"seed": 1}),
-        ("initial weights", {"skipped": 1}),
-        (r"dropout \(0\.5 there, 0\.4 here\)", {"network": lambda: pair(gcn(4, 2, dropout=0.4))}),
-        ("drop_nodes", {"network": lambda: pair(gcn(4, 2, drop_nodes=0.2))}),
-        (r"link \('exp' there, 'square' here\)", {"network": lambda: pair(link="square")}),
-        ("floor", {"network": lambda: pair(floor=0.5)}),
-        ("frozen", {"network": frozen}),
-        (r"optimizer\.lr", {"lr": 0.02}),
-        (r"optimizer\.weight_decay", {"weight_decay": 0.0}),
-        ("criterion", {"criterion": "likelihood"}),
-        ("estimator", {"estimator": "no_score"}),
-        ("num_particles", {"num_particles": 3}),
-        (r"num_samples \(8 there, 9 here\)", {"num_samples": 9}),
-        ("consistency|module", {"consistency": Consistency(12, 2)}),
-    ],
-)
-def test_other_runs_are_refused(tmp_path, named, options):
-    path = tmp_path / "run.pt"
-    fit(path, network=pair)
-    with pytest.raises(ValueError, match=f"of another run.*(?:{named}).*: remove it or give"):
-        fit(path, **{"network": pair} | options)
-
-
-def test_what_a_repr_hides(tmp_path):
-    """Networks of one repr, with one set of weights."""
-
-    def build(dropout=0.5, act="relu", depth=10):
-        def network():
-            label = MLP([4, 5, 2], dropout=dropout, norm=None, act=act)
-            smooth = appnp(4, 3)
-            smooth.network.module_1.K = depth
-            return pair(quiet(label), quiet(smooth))
-
-        return network
-
-    path = tmp_path / "run.pt"
-    classify = functools.partial(fit, path, "nmm", ring())
-    classify(network=lambda: Wrapped(build()()))
-    for change in ({"dropout": 0.1}, {"act": "elu"}, {"depth": 3}):
-        with pytest.raises(ValueError, match="of another run"):
-            classify(network=lambda change=change: Wrapped(build(**change)()))
-    with pytest.raises(ValueError, match=r"activation \(relu there, elu here\)"):
-        train_with(path.with_name("b.pt"), nn.functional.relu, nn.functional.elu)
-
-
 class Wrapped(nn.Module):
-    def __init__(self, inner):
+    """Networks of one repr."""
+
+    def __init__(self, dropout=0.5, act="relu", depth=10):
         super().__init__()
-        self.inner = inner
+        self.labels = MLP([4, 5, 2], dropout=dropout, norm=None, act=act)
+        self.attention = appnp(4, 3)
+        self.attention.network.module_1.K = depth
 
     def forward(self, hood, x, edge_index):
-        alpha, logits = self.inner.labels(x), self.inner.attention(x, edge_index)
+        alpha, logits = self.labels(x), self.attention(x, edge_index)
         return alpha.exp() + 1, torch.zeros(hood.num_edges) + logits.mean()
 
     def __repr__(self):
         return "Wrapped"
 
 
-def train_with(path, *activations):
-    for activation in activations:
-        torch.manual_seed(0)
-        module = nn.Linear(1, 1)
-        module.activation = activation
-        optimizer = torch.optim.SGD(module.parameters(), 0.1)
-        train(module, optimizer, lambda epoch: 0.0, lambda: (0.0,), num_epochs=2, patience=2,
-              save_every=1, checkpoint=path)  # fmt: skip
+class Scaled:
+    """An emission that is no data class."""
+
+    def __init__(self, scale):
+        self.num_labels, self.scale = 3, scale
+
+    def __getattr__(self, name):
+        return getattr(NormalEmission(3, self.__dict__["scale"]), name)
 
 
-@pytest.mark.parametrize("shared", ["seed", "weights"])
-def test_seed_sweep_on_one_path_is_refused(tmp_path, shared):
-    """Not the first run again and again."""
-    state = gcn(4, 2).state_dict()
-
-    def network():
-        built = gcn(4, 2)
-        if shared == "weights":
-            built.load_state_dict(state)
-        return built
-
-    path = tmp_path / "run.pt"
-    fit(path, "classifier", network=network, seed=0)
-    with pytest.raises(ValueError, match=r"seed \(0 there, 1 here\)"):
-        fit(path, "classifier", network=network, seed=1)
-    if shared == "seed":  # no seed between the runs: other weights
-        with pytest.raises(ValueError, match="initial weights"):
-            fit_classifier(network(), ring(), num_epochs=20, checkpoint=path)
+def sparse(scale=1):
+    return changed(x=scale * ring().x.relu().to_sparse_csr())
 
 
-def test_fewer_epochs_or_less_patience_than_are_stored(tmp_path):
-    path = tmp_path / "run.pt"
-    _, scores = fit(path, num_epochs=40)
-    assert len(scores) == 40
-    with pytest.raises(ValueError, match="holds 40 epochs, more than num_epochs=10 and patience"):
-        fit(path, num_epochs=10)
-    with pytest.raises(ValueError, match="holds 40 epochs, more than num_epochs=40 and patience=0"):
-        fit(path, num_epochs=40, patience=0)
-    longer, curve = fit(path, num_epochs=60)
-    whole, expected = fit(None, num_epochs=60)
-    assert curve == expected
-    assert torch.equal(longer, whole)
-
-
-def test_fewer_steps_than_are_stored(tmp_path):
-    """A run without validation, whose options are not in its settings."""
-
-    def steps(number):
-        torch.manual_seed(0)
-        module = nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(module.parameters(), 0.1)
-        return train(module, optimizer, float, num_epochs=number, checkpoint=tmp_path / "run.pt")
-
-    assert steps(4) == steps(4) == [0.0, 1.0, 2.0, 3.0]
-    with pytest.raises(ValueError, match="holds 4 steps, more than num_epochs=2 "):
-        steps(2)
-
-
-def test_nan_in_a_checkpoint_is_refused(tmp_path):
-    """Also after the last epoch, when no loss would show it."""
-    path = tmp_path / "run.pt"
-    fit(path)
-    state = load_checkpoint(path)
-    name = next(iter(state["module"]))
-    state["module"][name].view(-1)[0] = torch.nan
-    save_checkpoint(state, path)
-    with pytest.raises(ValueError, match=f"{name} holds NaN after reading .*run.pt: remove"):
-        fit(path)
-
-
-def test_the_last_epoch_is_stored_too(tmp_path):
-    """A run that has ended has nothing left to do."""
-    path, seen = tmp_path / "run.pt", []
-    first, scores = fit(path, num_epochs=23)
-    again, curve = fit(path, num_epochs=23, progress=lambda e: seen.append(len(e)) or e)
-    assert seen == [0]
-    assert curve == scores
-    assert torch.equal(first, again)
-
-
-@pytest.mark.parametrize("kind", ["unet", "nmm"])
-def test_other_denoisers_are_refused(tmp_path, kind):
-    path = tmp_path / "run.pt"
-    first, end = denoise(path, kind)
-
-    def wide():
-        torch.manual_seed(0)
-        return Denoiser(UNet(1, 6, 1), floor=1e-3) if kind == "nmm" else UNet(1, 6, 1, tile=8)
-
-    changes = [
+DATA = {
+    "x": lambda x: moved(x, by=0.01),
+    "edge_index": lambda edges: edges.roll(1, 1),
+    "y": lambda y: 1 - y,
+    "train_mask": lambda mask: mask & (torch.arange(12) > 0),
+    "val_mask": lambda mask: mask & (torch.arange(12) > 1),
+}
+#: A run, the change of another one, and the name of the difference; ``first`` changes the first.
+OTHERS = [
+    *((kind, {"data": lambda n=name, f=change: changed(**{n: f(ring()[n])})}, rf"data\.{name} \(")
+      for kind in ("classifier", "nmm") for name, change in DATA.items()),
+    ("classifier", {"data": lambda: sparse(2), "first": {"data": sparse}}, r"data\.x \("),
+    ("nmm", {"hood": Neighborhood(torch.tensor([[0], [1]]), 12)}, r"\bhood\b"),
+    ("nmm", {"seed": 1}, r"seed \(0 there, 1 here\).*initial weights"),
+    ("nmm", {"skipped": 1}, "initial weights"),
+    ("nmm", {"network": lambda: pair(gcn(4, 2, dropout=0.4))}, r"dropout \(0\.5 there, 0\.4 here"),
+    ("nmm", {"network": lambda: pair(gcn(4, 2, drop_nodes=0.2))}, "drop_nodes"),
+    ("nmm", {"network": lambda: pair(link="square")}, r"link \('exp' there, 'square' here\)"),
+    ("nmm", {"network": lambda: pair(floor=0.5)}, "floor"),
+    ("nmm", {"network": frozen}, "frozen"),
+    ("nmm", {"lr": 0.02}, r"optimizer\.lr"),
+    ("nmm", {"weight_decay": 0.0}, r"optimizer\.weight_decay"),
+    ("nmm", {"criterion": "likelihood"}, "criterion"),
+    ("nmm", {"estimator": "no_score"}, "estimator"),
+    ("nmm", {"num_particles": 3}, "num_particles"),
+    ("nmm", {"num_samples": 9}, r"num_samples \(8 there, 9 here\)"),
+    ("nmm", {"consistency": Consistency(12, 2)}, "consistency|module"),
+    *(("nmm", {"network": lambda o=o: Wrapped(**o), "first": {"network": Wrapped}}, name)
+      for name, o in ((r"dropout \(\[0\.5, 0\.0\] there, \[0\.1", {"dropout": 0.1}),
+                      ("ReLU there, ELU", {"act": "elu"}), ("10 there, 3 here", {"depth": 3}))),
+    *((kind, change, name) for kind in ("unet", "images") for change, name in (
         ({"seed": 1}, r"seed \(0 there, 1 here\)"),
-        ({"network": wide()}, "floor" if kind == "nmm" else "tile"),
         ({"network": Denoiser(UNet(1, 6, 2))}, r"depth|module \(UNet there, Denoiser here\)"),
         ({"settings": "other patches"}, r"settings \('' there, 'other patches' here\)"),
         ({"lr": 0.1}, r"optimizer\.lr"),
-        ({"num_steps": 5}, r"num_steps \(4 there, 5 here\)"),
-        ({"max_noise": 5.0}, r"max_noise \(50\.0 there, 5\.0 here\)"),
-    ]
-    for change, named in changes:
-        with pytest.raises(ValueError, match=f"of another run.*{named}.*remove it or give"):
-            denoise(path, kind, **change)
-    losses, again = denoise(path, kind)
-    assert losses == first
-    assert all(map(torch.equal, end.state_dict().values(), again.state_dict().values()))
-
-
-def test_denoisers_in_a_row_resume(tmp_path):
-    """A trunk that ended, a network on top of it that was interrupted; no data for the trunk."""
-
-    class Interruption(Exception):
-        pass
-
-    def until(steps):
-        for step in steps:
-            if step == 3:
-                raise Interruption
-            yield step
-
-    def never():
-        raise AssertionError("the trunk has been fitted")
-
-    def whole(folder, progress=iter, draw=None):
-        _, trunk = denoise(folder / "trunk.pt", "unet", draw=draw, loss="log")
-        network = Denoiser(trunk)
-        patches = lambda: torch.randint(256, (2, 1, 8, 8))  # noqa: E731
-        losses = fit_images(network, patches, num_steps=5, checkpoint=folder / "nmm.pt",
-                            save_every=2, progress=progress)  # fmt: skip
-        return losses, network.state_dict()
-
-    expected, end = whole(tmp_path / "a")
-    with pytest.raises(Interruption):
-        whole(tmp_path / "b", until)
-    losses, state = whole(tmp_path / "b", draw=never)
-    assert losses == expected
-    assert all(torch.equal(state[name], end[name]) for name in end)
-
-
-@pytest.mark.slow
-def test_a_new_process_knows_its_run(tmp_path):
-    """Whatever the process's hash seed: nothing of the fingerprint is an address or an order."""
-    script = """
-import sys, torch
-sys.path.insert(0, sys.argv[2])
-from runs import fit
-alpha, scores = fit(sys.argv[1], num_epochs=int(sys.argv[3]))
-print(alpha.sum().item(), len(scores))
-"""
-    outs = []
-    for seed, epochs in ((1, 25), (2, 25)):
-        environment = os.environ | {"PYTHONHASHSEED": str(seed)}
-        command = [
-            sys.executable,
-            "-c",
-            script,
-            tmp_path / "run.pt",
-            Path(__file__).parent.parent,
-            epochs,
-        ]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False,
-                              env=environment)  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        outs.append(done.stdout)
-    assert outs[0] == outs[1]
-
-
-# What lies under the path.
+        ({"num_steps": 7}, r"num_steps \(6 there, 7 here\)"),
+        ({"max_noise": 5.0}, r"max_noise \(50\.0 there, 5\.0 here\)"))),
+    ("mixture", {"scale": 2.0}, "field"),
+    ("field", {"data": X + 1}, "data"),
+    ("field", {"num_steps": 9}, "num_steps"),
+    ("field", {"num_chains": 3}, "num_chains"),
+    ("field", {"lr": 0.2}, r"optimizer\.lr"),
+    ("field", {"network": True}, "prior"),
+    ("field", {"known": torch.zeros(36, dtype=torch.long)}, "known"),
+    ("field", {"edge_attr": 2 * HOPS}, "edge_attr"),
+    ("field", {"emission": NormalEmission(3, 2.0)}, "emission"),
+    ("field", {"emission": Scaled(2.0), "first": {"emission": Scaled(1.0)}}, "emission's attrib"),
+    ("field", {"seed": 2}, "seed"),
+    ("field of a network", {"inputs": ((X + 1).numpy(),), "first": {"inputs": (X.numpy(),)}},
+     "inputs"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "content",
-    [nn.Linear(2, 2).state_dict(), [1, 2], {"settings": "lr=1"}, {"settings": {"lr": 1.0}}],
+    ("name", "change", "difference"), OTHERS, ids=[f"{n}-{d}" for n, _, d in OTHERS]
 )
-def test_something_else_under_the_path(tmp_path, content):
-    path = tmp_path / "model.pt"
-    torch.save(content, path)
-    before = path.read_bytes()
-    for run in (fit, denoise):
-        with pytest.raises(ValueError, match=r"checkpoint .*model\.pt holds no run of this kind"):
-            run(path)
-    assert path.read_bytes() == before
+def test_a_checkpoint_of_another_run_is_refused(name, change, difference, tmp_path):
+    change = dict(change)
+    path, (run, _), first = tmp_path / "run.pt", RUNS[name], change.pop("first", {})
+    few = {"nmm": {"num_epochs": 1}, "classifier": {"num_epochs": 1}}.get(name, {})
+    run(checkpoint=path, **few | first)
+    must = rf"run\.pt(\.0)? is of another run, which differs in .*(?:{difference}).*: remove it or"
+    with pytest.raises(ValueError, match=must):
+        run(checkpoint=path, **few | first | change)
 
 
-def test_the_other_loop_s_checkpoint(tmp_path):
+def test_labels_outside_the_masks_make_no_other_run(tmp_path):
+    run, other = RUNS["nmm"][0], ring()
+    other.y[~(other.train_mask | other.val_mask)] = 1
+    first = run(checkpoint=tmp_path / "run.pt")
+    assert all(map(torch.equal, run(checkpoint=tmp_path / "run.pt", data=lambda: other), first))
+
+
+def test_the_checkpoint_of_another_loop(tmp_path):
     denoise(tmp_path / "run.pt")
     with pytest.raises(ValueError, match="of another run"):
         fit(tmp_path / "run.pt")
 
 
-def test_an_unreadable_file_is_kept(tmp_path):
-    """Under another name, so that no save takes the place of the readable one."""
+def test_more_and_fewer_epochs_than_are_stored(tmp_path):
     path = tmp_path / "run.pt"
-    for bad in (b"cut short", b"again"):
-        save_checkpoint({"epoch": 1}, path)
-        save_checkpoint({"epoch": 2}, path)
-        path.write_bytes(bad)
-        with pytest.warns(UserWarning, match=r"run\.pt cannot be read .*kept as .*\.unreadable"):
-            assert load_checkpoint(path) == {"epoch": 1}
-        save_checkpoint({"epoch": 3}, path)
-        assert load_checkpoint(path) == {"epoch": 3}
-    kept = sorted(p.read_bytes() for p in tmp_path.glob("run.pt.unreadable*"))
-    assert kept == [b"again", b"cut short"]
+    batch_norm(20, 20, checkpoint=path)
+    for fewer in ({"num_epochs": 10, "patience": 20}, {"num_epochs": 20, "patience": 0}):
+        must = "holds 20 epochs, more than num_epochs={num_epochs} and patience={patience} allow"
+        with pytest.raises(ValueError, match=must.format(**fewer)):
+            batch_norm(**fewer, checkpoint=path)
+    whole = batch_norm(30, 30)
+    assert all(map(torch.equal, batch_norm(30, 30, checkpoint=path), whole))
+    batch_norm(4, validated=False, checkpoint=tmp_path / "steps.pt")
+    with pytest.raises(ValueError, match="holds 4 steps, more than num_epochs=2 "):
+        batch_norm(2, validated=False, checkpoint=tmp_path / "steps.pt")
+
+
+def test_nan_in_a_checkpoint_is_refused(tmp_path):
+    """Also after the last epoch, when no loss would show it."""
+    path = tmp_path / "run.pt"
+    batch_norm(checkpoint=path)
+    state = load_checkpoint(path)
+    state["module"]["0.weight"].view(-1)[0] = torch.nan
+    save_checkpoint(state, path)
+    with pytest.raises(ValueError, match=r"0\.weight holds NaN after reading .*run.pt: remove"):
+        batch_norm(checkpoint=path)
+
+
+def test_denoisers_in_a_row_resume(tmp_path):
+    """A U-Net that was fitted, and a network on it that was killed; no data for the U-Net."""
+
+    def never():
+        raise AssertionError("the U-Net has been fitted")
+
+    def whole(folder, draw=None, progress=iter):
+        _, trunk = denoise(folder / "trunk.pt", "unet", draw=draw)
+        return images("nmm")(folder / "nmm.pt", network=Denoiser(trunk), progress=progress)
+
+    expected = whole(tmp_path / "a")
+    with pytest.raises(Killed):
+        whole(tmp_path / "b", progress=killed_after(3))
+    assert all(map(torch.equal, whole(tmp_path / "b", never), expected))
+
+
+@pytest.mark.parametrize("path", ["", 3])
+def test_a_checkpoint_needs_a_path(path):
+    with pytest.raises(ValueError, match="checkpoint must be the path of a file"):
+        hidden(checkpoint=path)
+
+
+FINGERPRINT = """
+import torch
+from torch import nn
+from pyro_nmm.checkpoints import fingerprint
+torch.manual_seed(0)
+module = nn.Linear(2, 2)
+module.names, module.call, module.dtype = {"a", "b", "c"}, lambda x: x, torch.half
+lines = dict(fingerprint({"module": module, "optimizer": torch.optim.Adam([torch.ones(1)])},
+                         {"function": nn.functional.relu, "x": torch.eye(2).expand(3, 2, 2),
+                          "path": iter, "narrow": torch.ones(1).bfloat16()}))
+"""
+
+
+@pytest.mark.slow
+def test_a_new_process_knows_its_run():
+    """Whatever the process's hash seed: nothing of the fingerprint is an address or an order."""
+    here = {}
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float)
+    exec(FINGERPRINT, here)
+    torch.set_default_dtype(default)
+    command = [sys.executable, "-c", FINGERPRINT + "print(lines)"]
+    seeded = os.environ | {"PYTHONHASHSEED": "3"}
+    there = subprocess.run(command, capture_output=True, text=True, check=True, env=seeded).stdout
+    assert there.strip() == str(here["lines"])
+
+
+def test_texts_of_a_fingerprint():
+    """Functions by name, numbers by value, tensors by content."""
+
+    def line(value):
+        return dict(fingerprint({}, {"value": value}))["value"]
+
+    assert line(nn.functional.relu) == "relu"
+    assert line(torch.eye(2).numpy()) == line(torch.eye(2)) != line(torch.eye(2).float())
+    assert line(torch.eye(2).to_sparse_csr()) == line(torch.eye(2).to_sparse()) != line(2)
+    assert line([*range(99)]) != line([*range(98), 3])
+
+
+@pytest.mark.parametrize("content", [nn.Linear(2, 2).state_dict(), [1, 2], {"settings": "lr=1"}])
+def test_something_else_under_the_path(tmp_path, content):
+    path = tmp_path / "model.pt"
+    torch.save(content, path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"checkpoint .*model\.pt holds no run of this kind"):
+        batch_norm(checkpoint=path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_checkpoint_falls_back_to_the_previous(tmp_path, share):
+    whole, path = batch_norm(), tmp_path / "run.pt"
+    with pytest.raises(Killed):
+        batch_norm(checkpoint=path, save_every=3, progress=killed_after(8))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.warns(UserWarning, match=r"checkpoint .*run\.pt cannot be read"):
+        assert all(map(torch.equal, batch_norm(checkpoint=path), whole))
 
 
 def test_nothing_readable_changes_nothing(tmp_path):
     path = tmp_path / "run.pt"
     path.write_bytes(b"some file of the user's")
-    with pytest.warns(UserWarning, match="cannot be read"), pytest.raises(RuntimeError):
-        load_checkpoint(path)
+    must = pytest.raises(RuntimeError, match=r"run\.pt cannot be read; remove to start anew")
+    with pytest.warns(UserWarning, match="cannot be read"), must:
+        batch_norm(checkpoint=path)
     assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
 
 
-def test_noise_is_unreadable(tmp_path):
-    """Whatever torch.load makes of it."""
-    path, rng = tmp_path / "run.pt", torch.Generator().manual_seed(0)
-    for _ in range(60):
-        save_checkpoint({"epoch": 1}, path)
-        save_checkpoint({"epoch": 2}, path)
-        size = int(torch.randint(1, 300, (), generator=rng))
-        path.write_bytes(bytes(torch.randint(256, (size,), generator=rng).tolist()))
-        with pytest.warns(UserWarning, match="cannot be read"):
-            assert load_checkpoint(path) == {"epoch": 1}
+# The loop.
 
 
-@pytest.mark.parametrize("sums", [True, False])
-def test_a_flipped_bit_is_unreadable(tmp_path, sums):
-    """Unless the user has turned off the checksums of torch.save."""
-    path, state, rng = tmp_path / "run.pt", {"w": torch.zeros(500)}, torch.Generator()
-    torch.serialization.set_crc32_options(sums)
-    try:
-        save_checkpoint(state, path)
-    finally:
-        torch.serialization.set_crc32_options(True)
-    content = path.read_bytes()
-    torch.testing.assert_close(load_checkpoint(path), state)
-    start = content.index(bytes(4000))
-    for place in torch.randint(start, start + 4000, (10,), generator=rng).tolist() if sums else ():
-        path.write_bytes(content[:place] + b"\x10" + content[place + 1 :])
-        with pytest.warns(UserWarning, match="checksum"), pytest.raises(RuntimeError):
-            load_checkpoint(path)
+def walk(step=lambda epoch: 0.0, score=lambda: (0.0,), module=None, **options):
+    """Four epochs of a linear layer, whose weight starts at zero."""
+    module = module or nn.Linear(1, 1, bias=False)
+    module.weight.data.zero_()
+    optimizer = torch.optim.SGD(module.parameters(), 1.0)
+    return train(module, optimizer, step, score, **{"num_epochs": 4, "patience": 4} | options)
 
 
-@pytest.mark.parametrize("error", [PermissionError(13, "no"), OSError(5, "Input/output error")])
-def test_a_passing_error_is_raised(tmp_path, monkeypatch, error):
-    path = tmp_path / "run.pt"
-    save_checkpoint({"epoch": 1}, path)
-    save_checkpoint({"epoch": 2}, path)
+@pytest.mark.parametrize(("peak", "patience", "epochs"), [(4, 5, 9), (None, 3, 4)])
+def test_early_stopping_returns_the_best_epoch(peak, patience, epochs):
+    """Ended ``patience`` epochs after the best one; of equal ones the first."""
+    module = nn.Linear(1, 1, bias=False)
 
-    def fail(*args, **options):
-        raise error
+    def step(epoch):
+        module.weight.grad = -torch.ones_like(module.weight)
+        return 0.0
 
-    for owner, name in ((torch, "load"), (Path, "read_bytes")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, fail)
-            with pytest.raises(type(error), match=re.escape(str(error))):
-                load_checkpoint(path)
-        assert load_checkpoint(path) == {"epoch": 2}
+    def score():
+        return (-abs(module.weight.item() - peak) if peak else 0.0,)
 
-
-def test_two_processes_on_one_path(tmp_path, monkeypatch):
-    """A save while another one is under way: both end, the later one stays."""
-    path, sync = tmp_path / "run.pt", os.fsync
-
-    def between(number):
-        monkeypatch.setattr(checkpoints.os, "fsync", sync)
-        save_checkpoint({"epoch": 2}, path)
-        sync(number)
-
-    save_checkpoint({"epoch": 0}, path)
-    monkeypatch.setattr(checkpoints.os, "fsync", between)
-    save_checkpoint({"epoch": 1}, path)
-    assert load_checkpoint(path) == {"epoch": 1}
-    assert load_checkpoint(path.with_name("run.pt.previous")) == {"epoch": 2}
-    assert len(list(tmp_path.iterdir())) == 2
+    scores = walk(step, score, module, num_epochs=100, patience=patience)
+    assert len(scores) == epochs
+    assert module.weight.item() == (peak or 1)
+    assert not module.training
 
 
-@pytest.mark.parametrize("place", ["save", "fsync", "copyfile", "replace"])
-def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, place):
-    path = tmp_path / "run.pt"
-    save_checkpoint({"epoch": 1}, path)
-    owners = {"save": torch, "fsync": os, "copyfile": checkpoints.shutil, "replace": Path}
+def test_a_run_stops_at_what_is_not_finite(tmp_path):
+    """A loss, a score, or weights whose score does not tell; such an epoch is not stored."""
+    module, number = nn.Linear(1, 1, bias=False), {"nan": torch.nan, "inf": torch.inf}
 
-    def full(*args):
-        raise OSError(28, "No space left on device")
+    def spoil(epoch):
+        module.weight.grad = torch.full_like(module.weight, torch.nan if epoch == 2 else 0.0)
+        return 0.0
 
-    with monkeypatch.context() as patch:
-        patch.setattr(owners[place], place, full)
-        with pytest.raises(OSError, match="No space left"):
-            save_checkpoint({"epoch": 2}, path)
-    assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
-    assert load_checkpoint(path) == {"epoch": 1}
-
-
-@pytest.mark.parametrize("room", [0, 700, 5000])
-def test_a_full_disk_is_named(tmp_path, monkeypatch, room):
-    """torch.save raises an error of its own on top of the disk's."""
-    path = tmp_path / "run.pt"
-
-    class Disk(io.FileIO):
-        def write(self, content):
-            if self.tell() + len(content) > room:
-                raise OSError(28, "No space left on device")
-            return super().write(content)
-
-    save_checkpoint({"epoch": 1}, path)
-    monkeypatch.setattr(Path, "open", lambda path, mode: Disk(path, "x"))
-    with pytest.raises(OSError, match="No space left"):
-        save_checkpoint({"epoch": 2, "w": torch.zeros(2000)}, path)
-    monkeypatch.undo()
-    assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
-    assert load_checkpoint(path) == {"epoch": 1}
+    runs = {
+        r"the loss is nan in epoch 2": {"step": lambda e: number["nan"] if e == 2 else 0.0},
+        r"the loss is inf in epoch 2": {"step": lambda e: number["inf"] if e == 2 else 0.0},
+        r"weight holds NaN after epoch 2.*lr": {"step": spoil, "module": module},
+    }
+    for place, (message, run) in enumerate(runs.items()):
+        path = tmp_path / f"{place}.pt"
+        with pytest.raises(ValueError, match=message):
+            walk(**copy.copy(run), checkpoint=path, save_every=1)
+        assert len(load_checkpoint(path)["history"]) == 2
+    with pytest.raises(ValueError, match=r"validate returned \(nan,\) in epoch 0"):
+        walk(score=lambda: (torch.nan,))
 
 
-def test_files_of_killed_processes_are_removed(tmp_path, monkeypatch):
-    """After an hour, when no process can be writing them."""
-    path, sync, left = tmp_path / "run[1].pt", os.fsync, []
-
-    def killed(number):
-        sync(number)
-        left.extend(tmp_path.glob("*.tmp"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.os, "fsync", killed)
-        save_checkpoint({"epoch": 1}, path)
-    old, young = left[0], left[0].with_name(left[0].name.replace(".0.", ".1."))
-    mine, other = tmp_path / "run[1].pt.notes.tmp", tmp_path / left[0].name.replace("[1]", "1")
-    for file in (old, young, mine, other):
-        file.touch()
-    for file in (old, mine, other):
-        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 4000))
-    save_checkpoint({"epoch": 2}, path)
-    assert [file.exists() for file in (old, young, mine, other)] == [False, True, True, True]
-    assert load_checkpoint(path) == {"epoch": 2}
-
-
-def test_others_may_read_a_checkpoint(tmp_path):
-    """As any file that the user writes."""
-    (tmp_path / "plain").write_bytes(b"")
-    save_checkpoint({"epoch": 1}, tmp_path / "run.pt")
-    modes = [(tmp_path / name).stat().st_mode for name in ("plain", "run.pt")]
-    assert modes[0] == modes[1]
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("num_epochs", 0), ("patience", -1), ("save_every", 0), ("num_epochs", 2.5)]
+)
+def test_numbers_of_train(name, wrong):
+    with pytest.raises(ValueError, match=rf"{name} must be an integer of .*, got {wrong}"):
+        walk(**{name: wrong})

@@ -3,6 +3,8 @@
 
 """The NMM as a variational family: its bound on the KL divergence, and the bound's gradient."""
 
+from contextlib import nullcontext
+
 import pyro
 import pytest
 import torch
@@ -11,6 +13,7 @@ from graphs import labellings
 from oracle import edge_lists, entropy_bound, of_hood
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
+from pyro_rows import inside, vectorized
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import FieldGuide, MixtureGuide, density, mean_field
@@ -19,8 +22,7 @@ from pyro_nmm.models import FreeNMM, grid_edges, ising
 
 def rows_of(height, width):
     """A grid whose pixels attend within their row alone: small enough to enumerate."""
-    pixel = torch.arange(height * width).view(height, width)
-    edges = torch.stack([pixel[:, :-1].flatten(), pixel[:, 1:].flatten()])
+    edges = grid_edges(height, width)[:, : height * (width - 1)]
     return Neighborhood(torch.cat([edges, edges.flip(0)], 1), height * width)
 
 
@@ -100,7 +102,7 @@ def test_gradients(way):
     assert truth.item() == pytest.approx(exact_field_loss(mix, field, order))
     if way == "black box":
         family = MixtureGuide(hood, network, density(field.log_potential, 4, 2), order=order)
-        elbo = TraceGraph_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=0)
+        elbo = vectorized(size=2000)
     else:
         family = FieldGuide(hood, network, field, order=order, estimator=way, num_samples=2000)
         elbo = TraceGraph_ELBO()
@@ -115,34 +117,30 @@ def test_gradients(way):
 
 def test_model_draws_choices_in_the_order_of_the_family():
     hood, order = Neighborhood.grid(2, 2), torch.tensor([2, 0, 3, 1])
-    family = MixtureGuide(hood, FreeNMM(hood, 2), density(lambda y: 0.0 * y.sum(-1), 4, 2),
-                          order=order)  # fmt: skip
+    flat = density(lambda y: 0.0 * y.sum(-1), 4, 2)
+    family = MixtureGuide(hood, FreeNMM(hood, 2), flat, order=order)
     drawn = poutine.trace(family.guide).get_trace()
     model = poutine.trace(poutine.replay(family.model, trace=drawn)).get_trace()
     assert torch.equal(model.nodes["c"]["fn"].order, order)
 
 
-def spread_of_gradients(family, elbo, steps, wrap=lambda program: program):
-    draws = []
-    for _ in range(steps):
-        family.network.zero_grad()
-        elbo.loss_and_grads(wrap(family.model), wrap(family.guide))
-        draws.append(family.network.logits.grad.clone())
-    return torch.stack(draws).std(0).norm()
+def spread_of_gradients(family, steps, context=nullcontext, nesting=0):
+    programs = (inside(context, program) for program in (family.model, family.guide))
+    elbo = vectorized(size=8, nesting=nesting)
+    return gradients(elbo, *programs, [family.network.logits], steps)[1].std(0).norm()
 
 
 def test_particles_are_baselines():
     """A constant in log p* changes no gradient, but without a baseline a hundredfold noise."""
     hood = Neighborhood.grid(2, 3)
     field = ising(grid_edges(2, 3), 0.5, torch.full((6,), 1.0))
-    spread = {}
-    for name, offset in (("none", 0.0), ("far", 1e3)):
+    spreads = []
+    for offset in (0.0, 1e3):
         target = density(lambda y, offset=offset: field.log_potential(y) + offset, 6, 2)
         torch.manual_seed(0)
-        family = MixtureGuide(hood, free(hood), target, name=name)
-        elbo = TraceGraph_ELBO(num_particles=8, vectorize_particles=True, max_plate_nesting=0)
-        spread[name] = spread_of_gradients(family, elbo, 30)
-    assert 0.5 < spread["far"] / spread["none"] < 2
+        family = MixtureGuide(hood, free(hood), target, name=f"offset {offset}")
+        spreads.append(spread_of_gradients(family, 30))
+    assert 0.5 < spreads[1] / spreads[0] < 2
 
 
 @pytest.mark.parametrize("around", ["plate", "subsample", "large scale", "small scale"])
@@ -163,24 +161,10 @@ def test_baselines_inside_plates_and_scales(around):
         "small scale": lambda: poutine.scale(scale=0.01),
     }[around]
 
-    def inside(program):
-        def run():
-            with context():
-                program()
-
-        return run
-
-    spread = {}
-    for name in ("with", "without"):
-        if name == "without":
-            family._baseline = lambda *args: torch.zeros(())
-        elbo = TraceGraph_ELBO(
-            num_particles=8,
-            vectorize_particles=True,
-            max_plate_nesting=int("scale" not in around),
-        )
-        spread[name] = spread_of_gradients(family, elbo, 20, inside)
-    assert spread["with"] < 0.5 * spread["without"]
+    nesting = int("scale" not in around)
+    spread = spread_of_gradients(family, 20, context, nesting)
+    family._baseline = lambda *args: torch.zeros(())
+    assert spread < 0.5 * spread_of_gradients(family, 20, context, nesting)
 
 
 def test_closed_form_in_trace_elbo():

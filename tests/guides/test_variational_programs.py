@@ -4,6 +4,7 @@
 """The NMM as a variational family inside Pyro programs with latent variables of their own."""
 
 import math
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -14,10 +15,20 @@ from pyro import poutine
 from pyro.contrib.autoname import scope
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
+from pyro_rows import vectorized
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import FieldGuide, MixtureGuide, density
 from pyro_nmm.models import FreeNMM, coarse_to_fine, grid_edges, ising, potts
+
+HOOD, FIELD = (
+    Neighborhood.grid(2, 2),
+    ising(grid_edges(2, 2), 0.3, torch.zeros(4, dtype=torch.double)),
+)
+
+
+def family(kind, target, **options):
+    return kind(HOOD, FreeNMM(HOOD, 2), target, **options)
 
 
 def test_discrete_latent_beside_the_closed_form(kernels):
@@ -35,10 +46,7 @@ def test_discrete_latent_beside_the_closed_form(kernels):
             alpha = torch.tensor([[1.0, 1.0], [1.0, 2.0]])
             return alpha + k * torch.tensor([9.0, 0.0]), torch.zeros(hood.num_edges)
 
-    def program(k):
-        return field
-
-    family = FieldGuide(hood, Switch(), program, num_samples=10)
+    family = FieldGuide(hood, Switch(), lambda k: field, num_samples=10)
 
     def guide():
         k = pyro.sample("k", dist.Bernoulli(logits=logit))
@@ -54,40 +62,31 @@ def test_discrete_latent_beside_the_closed_form(kernels):
         return poutine.replay(guide, trace=drawn)
 
     p = logit.detach().sigmoid()
-    losses, found, variance = [], 0.0, 0.0
+    losses, mean, variance = [], 0.0, 0.0
     for k, share in ((torch.tensor(0.0), 1 - p), (torch.tensor(1.0), p)):
         mix = NeighborMixture(hood, *Switch()(hood, k))
         losses.append(exact_field_loss(mix, field, family.order))
         draws = gradients(TraceGraph_ELBO(), model, at(k), [logit], 50)[1]
-        found, variance = found + share * draws.mean(), variance + share**2 * draws.var() / 50
+        mean, variance = mean + share * draws.mean(), variance + share**2 * draws.var() / 50
     truth = p * (1 - p) * (losses[1] - losses[0] + logit.detach())
-    assert abs(found - truth) < 4 * variance.sqrt()
+    assert abs(mean - truth) < 4 * variance.sqrt()
     assert variance.sqrt() < 0.01 * abs(truth)
 
 
 def test_scoped_and_frozen():
-    hood = Neighborhood.grid(2, 2)
-    field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
-    network = FreeNMM(hood, 2)
-    network.logits.requires_grad_(False)
-    family = MixtureGuide(hood, network, density(field.log_potential, 4, 2))
-    elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
+    first = family(MixtureGuide, density(FIELD.log_potential, 4, 2))
+    second = family(FieldGuide, FIELD, name="second")
+    first.network.logits.requires_grad_(False)
     one, other = scope(prefix="a"), scope(prefix="b")
-    for program in (family.model, one(family.model)):
-        guide = family.guide if program == family.model else one(family.guide)
-        assert elbo.loss_and_grads(program, guide) < 10
-    assert network.log_alpha.grad.abs().sum() > 0
-    second = FieldGuide(hood, FreeNMM(hood, 2), field, name="second")
 
-    def model():
-        one(family.model)()
-        other(second.model)()
+    def both(part):
+        one(getattr(first, part))()
+        other(getattr(second, part))()
 
-    def guide():
-        one(family.guide)()
-        other(second.guide)()
-
-    assert elbo.loss_and_grads(model, guide) < 20
+    elbo = vectorized(size=4)
+    assert elbo.loss_and_grads(first.model, first.guide) < 10
+    assert first.network.log_alpha.grad.abs().sum() > 0
+    assert elbo.loss_and_grads(partial(both, "model"), partial(both, "guide")) < 20
 
 
 NOISY = torch.tensor([-1.2, -0.4, 0.3, -0.9, -0.8, 0.6], dtype=torch.double)
@@ -122,9 +121,9 @@ def test_inside_a_larger_program(closed_form):
     ones on average and end within .08.
     """
     edges, hood = grid_edges(2, 3), Neighborhood.grid(2, 3)
+    kind, target = FieldGuide if closed_form else MixtureGuide, larger_program(edges, closed_form)
     network = FreeNMM(hood, 3, kappa=3.0, gamma=1.0)
-    kind = FieldGuide if closed_form else MixtureGuide
-    family = kind(hood, network, larger_program(edges, closed_form), order=coarse_to_fine(2, 3))
+    family = kind(hood, network, target, order=coarse_to_fine(2, 3))
 
     def guide():
         loc = pyro.param("loc", torch.tensor(0.5))
@@ -132,22 +131,21 @@ def test_inside_a_larger_program(closed_form):
         pyro.sample("coupling", dist.LogNormal(loc, scale))
         family.guide()
 
-    size = 50 if closed_form else 400
-    elbo = TraceGraph_ELBO(num_particles=size, vectorize_particles=True, max_plate_nesting=0)
+    elbo = vectorized(size=50 if closed_form else 400)
     svi = SVI(family.model, guide, Adam({"lr": 0.2}), elbo)
-    losses, found = torch.empty(60), torch.zeros(6, 3)
+    losses, mean = torch.empty(60), torch.zeros(6, 3)
     for step in range(60):
         losses[step] = svi.step()
         if step >= 40:  # a mean over steps, because the rate stays what it is
-            found += family.mixture().marginals() / 20
+            mean += family.mixture().marginals() / 20
 
     # The truth by quadrature over the coupling and elimination of the labels.
     grid = torch.linspace(-4, 3, 400)
     coupling = grid.exp()[:, None]
     posterior = potts(edges, coupling, seen())
-    log_weight = dist.Normal(-0.5, 0.5).log_prob(grid) + posterior.log_normalizer()
-    log_weight = log_weight - potts(edges, coupling, torch.zeros(6, 3)).log_normalizer()
-    log_weight = log_weight + math.log(7 / 399)
+    prior = potts(edges, coupling, torch.zeros(6, 3))
+    log_weight = dist.Normal(-0.5, 0.5).log_prob(grid) + math.log(7 / 399)
+    log_weight = log_weight + posterior.log_normalizer() - prior.log_normalizer()
     log_evidence = log_weight.logsumexp(0)
     weight = (log_weight - log_evidence).exp()
     gap, error = losses[-20:].mean() + log_evidence, losses[-20:].std() / 20**0.5
@@ -155,27 +153,29 @@ def test_inside_a_larger_program(closed_form):
     assert -4 * error < gap < 0.5
     assert abs(pyro.param("loc") - (weight * grid).sum()) < 0.25
     marginals = torch.einsum("g,gnc->nc", weight, posterior.marginals())
-    assert (found - marginals).abs().mean() < 0.08
+    assert (mean - marginals).abs().mean() < 0.08
 
 
-def test_bad_input():
-    hood = Neighborhood.grid(2, 2)
-    network, elbo = FreeNMM(hood, 2), TraceGraph_ELBO()
-    family = MixtureGuide(hood, network, lambda: pyro.sample("x", dist.Normal(0.0, 1.0)))
-    with pytest.raises(ValueError, match=r"target must have one site 'y'.*\['x'\]"):
-        elbo.loss(family.model, lambda: None)
-    family = FieldGuide(hood, network, lambda: 3)
-    with pytest.raises(TypeError, match="must return a PairwiseMRF"):
-        elbo.loss(family.model, family.guide)
-    with pytest.raises(ValueError, match="estimator must be one of"):
-        FieldGuide(hood, network, lambda: 3, estimator="no_score")
-    with pytest.raises(ValueError, match="target must have the 4 nodes of hood"):
-        FieldGuide(hood, network, ising(grid_edges(3, 3), 0.3, torch.zeros(9)))
-    with pytest.raises(ValueError, match=r"target is a PairwiseMRF.*FieldGuide"):
-        MixtureGuide(hood, network, ising(grid_edges(2, 2), 0.3, torch.zeros(4)))
-    total = density(lambda y: y.sum().double(), 4, 2)
-    with pytest.raises(ValueError, match="log_density must return shape"):
-        TraceGraph_ELBO(3, vectorize_particles=True, max_plate_nesting=0).loss(
-            MixtureGuide(hood, network, total, name="total").model,
-            MixtureGuide(hood, network, total, name="total").guide,
-        )
+def loss_of(kind, target):
+    pair = family(kind, target)
+    vectorized(size=3).loss(pair.model, pair.guide)
+
+
+@pytest.mark.parametrize(
+    ("run", "match"),
+    [
+        (lambda: vectorized().loss(family(
+            MixtureGuide, lambda: pyro.sample("x", dist.Normal(0.0, 1.0))).model, lambda: None),
+         r"target must have one site 'y'.*\['x'\]"),
+        (lambda: loss_of(FieldGuide, lambda: 3), "must return a PairwiseMRF"),
+        (lambda: loss_of(MixtureGuide, density(lambda y: y.sum().double(), 4, 2)),
+         "log_density must return shape"),
+        (lambda: family(FieldGuide, FIELD, estimator="no_score"), "estimator must be one of"),
+        (lambda: family(FieldGuide, ising(grid_edges(3, 3), 0.3, torch.zeros(9))),
+         "target must have the 4 nodes of hood"),
+        (lambda: family(MixtureGuide, FIELD), r"target is a PairwiseMRF.*FieldGuide"),
+    ],
+)  # fmt: skip
+def test_refusals(run, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        run()

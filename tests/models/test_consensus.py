@@ -23,20 +23,20 @@ from pyro_nmm.models.annotators.agreement import (
     matrices,
     permuted,
 )
+from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.consensus import (
     ALONE,
+    LeftOut,
     consensus_of,
     fit_powers,
+    left_out_answers,
     refit_powers,
     standard_errors,
 )
-from pyro_nmm.models.annotators.entries import Entries
-from pyro_nmm.models.annotators.left_out import LeftOut, left_out_answers
 from pyro_nmm.models.annotators.model import STRENGTHS
-from pyro_nmm.models.annotators.potts import OWN, potts_labels
-from pyro_nmm.models.annotators.potts import STRENGTH as PULL
+from pyro_nmm.models.annotators.neighbors import OWN, Walk, potts_labels, walk_of
+from pyro_nmm.models.annotators.neighbors import STRENGTH as PULL
 from pyro_nmm.models.annotators.quality import fit_confusion
-from pyro_nmm.models.annotators.walks import Walk, walk_of
 
 EDGES, PLACES = grid(16, 16)
 TRUTH = (PLACES[:, 0] * 3 // 16).long()
@@ -268,15 +268,15 @@ def test_confusion_beside_the_neighbours():
     around = (4 * torch.rand(20_000, 3)).double().softmax(-1)
     truth = torch.distributions.Categorical(around).sample()
     given = answers_to(truth, [0.7], missing=0.0)[:, 0]
-    zeros, start = torch.zeros_like(given), torch.full((1, 3, 3), 0.25).double()
+    entries, start = Entries.of(given[:, None]), torch.full((1, 3, 3), 0.25).double()
     start.diagonal(dim1=1, dim2=2).fill_(0.5)
-    found = fit_confusion(start, around, zeros, given)
+    found = fit_confusion(start, around, entries)
     assert (found.diagonal(dim1=1, dim2=2) - 0.7).abs().max() < 0.05
 
     def score(table):
         return (around * table[0, :, given].T).sum(1).log().sum()
 
-    once = fit_confusion(found, around, zeros, given)
+    once = fit_confusion(found, around, entries)
     assert score(start) < score(found) <= score(once) + 1e-3
 
 
@@ -300,7 +300,7 @@ def test_the_pool_is_its_formula(monkeypatch, right):
     left_out, pools = recorded(monkeypatch, "left_out_answers"), recorded(monkeypatch, "_pool")
     found = consensus_of(field, answers, walk)
     used, evidence = [args[2] for args, _ in left_out], [each.evidence for _, each in left_out]
-    powers, log_prior, _ = pools[0][1]
+    _, powers, log_prior, _ = pools[0][1]
     first = (log_prior + powers[-1] * evidence[0]).softmax(-1).float()
     again = [] if len(right) > 1 else [(field.probs + first) / 2]
     torch.testing.assert_close(used, [field.probs, *again])
@@ -474,7 +474,7 @@ def test_bad_input():
             Data(edge_index=EDGES, num_nodes=256), forms["long"].replace({"task": {0: 999}})
         ),
         "two labels of worker": lambda: fit(EDGES, forms["long"].assign(worker=0)),
-        "has no option 'steps'": lambda: fit(EDGES, answers, steps=3),
+        "unexpected keyword argument 'steps'": lambda: fit(EDGES, answers, steps=3),
     }.items():
         with pytest.raises((ValueError, TypeError), match=message.replace("..", r"\.\.")):
             call()

@@ -13,10 +13,9 @@ from torch_geometric.utils import grid
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import Annotators
-from pyro_nmm.models.annotators.agreement import excess_agreement
-from pyro_nmm.models.annotators.contradictions import contradiction
-from pyro_nmm.models.annotators.entries import Entries
-from pyro_nmm.models.annotators.walks import Walk
+from pyro_nmm.models.annotators.agreement import contradiction, excess_agreement
+from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.annotators.neighbors import Walk
 
 EDGES, PLACES = grid(12, 12)
 HALVES = (PLACES[:, 0] >= 6).long()

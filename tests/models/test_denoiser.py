@@ -54,8 +54,6 @@ def test_larger_images_in_tiles():
     assert torch.equal(small[0], network(image[..., :8, :8])[0])
     assert [part.shape[-2:] for part in found] == [(13, 21)] * 2
     assert [part.shape[-2:] for part in narrow] == [(5, 21)] * 2
-    with pytest.raises(ValueError, match="tile must be a positive multiple of 4, got 30"):
-        UNet(tile=30)
 
 
 def test_unet_is_one_of_lehtinen():
@@ -114,20 +112,6 @@ def test_attention_to_oneself_is_a_network_with_widths(spread, concentrations):
     assert alpha.width.unique().numel() == (120 if spread else 1)
 
 
-def test_windows_of_the_fit():
-    """A radius of zero leaves all that mixes neighbours as it was."""
-    torch.manual_seed(0)
-    images = [torch.arange(144).view(1, 12, 12)]
-    network = Denoiser(UNet(channels=1, width=6, depth=1))
-    before = {name: value.clone() for name, value in network.named_parameters()}
-    fit_images(network, lambda: random_patches(images, 2, 8), num_steps=3, radius=0)
-    for name, value in network.named_parameters():
-        mixes = name.startswith("attention") or name in ("omega", "gamma")
-        assert torch.equal(value, before[name]) == mixes, name
-    fit_images(network, lambda: random_patches(images, 2, 8), num_steps=1)
-    assert network.gamma != before["gamma"]
-
-
 @pytest.mark.parametrize("estimator", ["no_score", "one_step_credit"])
 def test_learns_an_image(estimator):
     torch.manual_seed(0)
@@ -149,14 +133,6 @@ def test_learns_an_image(estimator):
         bounds.append(q.log_labels(c).mean().item())
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
     assert sum(bounds[-10:]) / 10 > sum(bounds[:10]) / 10 + 0.3  # nats a pixel
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match="channels, width and depth must be positive"):
-        UNet(depth=0)
-    network = Denoiser(UNet(width=6, depth=1))
-    with pytest.raises(ValueError, match=r"H W = 12 pixels, as hood has, got \(1, 3, 4, 4\)"):
-        network(Neighborhood.grid(3, 4), torch.zeros(1, 3, 4, 4))
 
 
 def test_predictions_are_those_of_the_table():
@@ -202,43 +178,6 @@ def test_coverage_of_what_follows_the_model(mean, width):
     torch.testing.assert_close(probs @ torch.stack(covered), torch.tensor(0.8))
 
 
-@pytest.mark.parametrize("kind", ["unet", "nmm"])
-def test_training_resumes(kind, tmp_path):
-    """Interrupted and called again, it ends with the same parameters."""
-
-    def run(**options):
-        torch.manual_seed(0)
-        network = UNet(channels=1, width=6, depth=1)
-        fit, network = (fit_unet, network) if kind == "unet" else (fit_images, Denoiser(network))
-        images = [torch.arange(144).view(1, 12, 12)]
-        losses = fit(network, lambda: random_patches(images, 2, 8), num_steps=9, **options)
-        return losses, network.state_dict()
-
-    class Interruption(Exception):
-        pass
-
-    def until(steps):
-        for step in steps:
-            if step == 6:
-                raise Interruption
-            yield step
-
-    whole, end = run()
-    options = {"checkpoint": tmp_path / "run.pt", "save_every": 4}
-    with pytest.raises(Interruption):
-        run(**options, progress=until)
-    losses, resumed = run(**options)
-    assert losses == whole
-    assert all(torch.equal(end[name], resumed[name]) for name in end)
-    with pytest.raises(ValueError, match=r"num_steps \(9 there, 5 here\)"):
-        fit_unet(UNet(1, 6, 1), list, num_steps=5, checkpoint=tmp_path / "run.pt")
-    with pytest.raises(ValueError, match="num_steps must be an integer of at least 1"):
-        fit_unet(UNet(1, 6, 1), list, num_steps=0)
-    for wrong in (torch.zeros(1, 8, 8, dtype=torch.long), torch.rand(1, 1, 8, 8)):
-        with pytest.raises(ValueError, match="draw must give integer grey levels of shape"):
-            fit_unet(UNet(1, 6, 1), lambda wrong=wrong: wrong, num_steps=1)
-
-
 def test_patches_may_change_their_shape(monkeypatch):
     """Even to another one of as many pixels, which is another grid."""
     made, grid = [], Neighborhood.grid
@@ -251,40 +190,57 @@ def test_patches_may_change_their_shape(monkeypatch):
     assert made == [(8, 8), (4, 16)]
 
 
-def test_numbers_that_cannot_be():
-    unet = UNet(channels=1, width=6, depth=1)
-    for name in ("sigma", "scale", "floor"):
-        with pytest.raises(ValueError, match=f"{name} must be positive, got -1"):
-            Denoiser(unet, **{name: -1})
-    with pytest.raises(ValueError, match="num_classes must be at least 2 and width positive"):
-        Denoiser(unet, num_classes=1)
-    for wrong in (torch.rand(1, 8, 8), torch.rand(1, 3, 8, 8)):
-        with pytest.raises(ValueError, match=r"image must have shape \(B, 1, H, W\), got"):
-            unet(wrong)
-
-
-def test_on_top_of_a_frozen_network():
-    """What needs no gradient stays; the rest moves, single numbers faster."""
+def first_steps(frozen=False, **options):
+    """A small network after a fit, and its parameters before."""
     torch.manual_seed(0)
     images = [torch.arange(144).view(1, 12, 12)]
     network = Denoiser(UNet(channels=1, width=6, depth=1))
-    network.unet.requires_grad_(False)
+    network.unet.requires_grad_(not frozen)
     before = {name: value.clone() for name, value in network.named_parameters()}
-    fit_images(network, lambda: random_patches(images, 2, 8), num_steps=3)
-    for name, value in network.named_parameters():
-        assert torch.equal(value, before[name]) == name.startswith("unet"), name
-    assert (network.log_sigma - before["log_sigma"]).abs() > 3e-3
+    fit_images(network, lambda: random_patches(images, 2, 8), **options)
+    return dict(network.named_parameters()), before
 
 
-def test_slower_network_below():
-    """The first step of Adam is the rate itself."""
-    torch.manual_seed(0)
-    network = Denoiser(UNet(channels=1, width=6, depth=1))
-    images, before = [torch.arange(144).view(1, 12, 12)], network.unet.last.bias.clone()
-    number = network.log_sigma.clone()
-    fit_images(network, lambda: random_patches(images, 2, 8), num_steps=1, lr=0.01, unet_rate=0.1)
-    assert (network.unet.last.bias - before).abs().item() == pytest.approx(0.001, rel=1e-3)
-    assert (network.log_sigma - number).abs().item() == pytest.approx(0.1, rel=1e-3)
+def test_parameters_that_a_fit_changes():
+    """With a radius of zero none that mixes neighbours; above a frozen network none of it."""
+    cases = {
+        lambda name: name.startswith("attention") or name in ("omega", "gamma"): {"radius": 0},
+        lambda name: name.startswith("unet"): {"frozen": True},
+    }
+    for stays, options in cases.items():
+        after, before = first_steps(num_steps=3, **options)
+        for name, value in after.items():
+            assert torch.equal(value, before[name]) == stays(name), name
+
+
+def test_rates_of_a_fit():
+    """The first step of Adam is the rate: a tenth for the U-Net, ten times for single numbers."""
+    after, before = first_steps(num_steps=1, lr=0.01, unet_rate=0.1)
+    for name, rate in (("unet.last.bias", 0.001), ("log_sigma", 0.1), ("gamma", 0.1)):
+        step = (after[name] - before[name]).abs().item()
+        assert step == pytest.approx(rate, rel=1e-3), name
+
+
+REFUSED = [
+    (lambda: UNet(depth=0), "depth must be an integer of at least 1, got 0"),
+    (lambda: UNet(tile=30), "tile must be a multiple of 4, got 30"),
+    (lambda: UNet(1, 6, 1)(torch.rand(1, 8, 8)), r"image must have shape \(B, 1, H, W\), got"),
+    (lambda: UNet(1, 6, 1)(torch.rand(1, 3, 8, 8)), r"image must have shape \(B, 1, H, W\), got"),
+    *((lambda name=name: Denoiser(UNet(1, 6, 1), **{name: -1}), f"{name} must be positive")
+      for name in ("sigma", "scale", "floor")),
+    (lambda: Denoiser(UNet(1, 6, 1), num_classes=1), "num_classes must be an integer of"),
+    (lambda: Denoiser(UNet(1, 6, 1), width=0), "width must be an integer of at least 1"),
+    (lambda: Denoiser(UNet(3, 6, 1))(Neighborhood.grid(3, 4), torch.zeros(1, 3, 4, 4)),
+     r"H W = 12 pixels, as hood has, got \(1, 3, 4, 4\)"),
+    (lambda: random_patches([], 1), "number and size must be positive and images not"),
+    (lambda: random_patches([torch.zeros(1, 30, 40)], 1, 31), "at least 31 pixels"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_error_of_the_mean():
@@ -307,8 +263,6 @@ def test_weight_of_the_mean():
         fit_images(network, lambda: patch, num_steps=20, lr=0.01, mean_weight=weight)
         gamma[weight] = network.gamma.item()
     assert gamma[20.0] < gamma[0.0] - 0.02
-    with pytest.raises(ValueError, match="mean_weight must be finite and not negative"):
-        fit_images(network, lambda: patch, mean_weight=-1.0)
 
 
 def test_losses_of_a_unet():
@@ -323,8 +277,6 @@ def test_losses_of_a_unet():
     UNet(1, 6, 1)
     noise = 50 * torch.rand(1) * torch.randn(1, 1, 4, 4)
     assert draws["squared"] == pytest.approx(noise.square().mean().item())
-    with pytest.raises(ValueError, match="loss must be one of"):
-        fit_unet(UNet(1, 6, 1), lambda: patch, loss="absolute")
 
 
 def test_patches():
@@ -336,10 +288,6 @@ def test_patches():
     turned = {(x * s, y * t) for x, y in ((1, 40), (40, 1)) for s in (1, -1) for t in (1, -1)}
     assert steps == turned  # by all quarters, and mirrored
     assert len({p.min().item() for p in patches}) > 100
-    with pytest.raises(ValueError, match="number and size must be positive and images not"):
-        random_patches([], 1)
-    with pytest.raises(ValueError, match="at least 31 pixels"):
-        random_patches([image], 1, 31)
 
 
 def test_image_folder(tmp_path):

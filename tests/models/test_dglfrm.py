@@ -121,8 +121,7 @@ def test_estimators_agree():
     pyro.enable_validation(False)
     names = ["gamma", "omega", "heads.3.lin.weight", "log_sticks"]
     state, results = None, []
-    for options in ({"estimator": "pathwise"}, {"num_columns": None}, {"num_columns": 3},
-                    {"marginal": False}):  # fmt: skip
+    for options in ({"estimator": "pathwise"}, {"num_columns": 3}, {"marginal": False}):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         pair = make("nmm", NUM_FEATURES, width=2, **options)
@@ -130,7 +129,7 @@ def test_estimators_agree():
         pair.load_state_dict(state, strict=False)  # a site c needs an order
         pair.eval()
         elbo = TraceMeanField_ELBO() if options.get("marginal", True) else TraceGraph_ELBO()
-        results.append(gradient(pair, elbo, 200, names))
+        results.append(gradient(pair, elbo, 120, names))
     for mean, error in results[1:]:
         z = (mean - results[0][0]) / (error.square() + results[0][1].square()).sqrt()
         assert z.abs().max() < 4.5  # about 70 numbers each
@@ -151,7 +150,7 @@ def test_bounds_agree():
         pyro.set_rng_seed(0)
         pair = make("nmm", NUM_FEATURES, marginal=marginal).eval()
         with torch.no_grad():
-            draws = torch.tensor([elbo.loss(pair.model, pair.guide, *data) for _ in range(200)])
+            draws = torch.tensor([elbo.loss(pair.model, pair.guide, *data) for _ in range(80)])
         losses.append((draws.mean(), draws.var() / len(draws)))
     for mean, variance in losses[1:]:
         assert abs(mean - losses[0][0]) < 4 * (variance + losses[0][1]).sqrt()
@@ -206,7 +205,7 @@ def test_swaps(balanced):
     expected, inputs = torch.stack(expected), (v, s, r, others, edge_index)
     for features in (x, x.to_sparse_csr()):
         assert torch.allclose(target.swaps(*inputs, features, held_out), expected)
-    draws = torch.stack([target.swaps(*inputs, x, held_out, 2) for _ in range(2000)])
+    draws = torch.stack([target.swaps(*inputs, x, held_out, 2) for _ in range(400)])
     z = (draws.mean(0) - expected) / (draws.std(0) / len(draws) ** 0.5)
     assert z.abs().max() < 4
 
@@ -233,13 +232,6 @@ def test_shares_of_sticks():
         assert kstest(v[:, column].numpy(), cdf).pvalue > 1e-3
     values = torch.rand(7, 3)
     assert torch.allclose(StickShares(a, b).log_prob(values), Kumaraswamy(a, b).log_prob(values))
-
-
-def test_held_out_edges_must_not_be_in_the_graph():
-    edge_index, x, held_out = graph()
-    pair = make("original")
-    with pytest.raises(ValueError, match="edge_index must not hold pairs of held_out"):
-        pair.guide(edge_index, x, torch.cat([held_out, edge_index[:, :1]], 1))
 
 
 def test_held_out_pairs_are_not_looked_at():
@@ -317,7 +309,7 @@ def test_learns(kind):
     hood = None if kind == "original" else Neighborhood(data.edge_index, 34)
     pair = DGLFRMGuide(target, 34, hood, hidden=8, dropout=0.0)
     svi = SVI(pair.model, pair.guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
-    losses = [svi.step(data.edge_index, x) for _ in range(200)]
+    losses = [svi.step(data.edge_index, x) for _ in range(100)]
     assert sum(losses[-20:]) < sum(losses[:20])
     pairs = torch.combinations(torch.arange(34)).T
     linked = torch.zeros(34, 34, dtype=torch.bool)
@@ -331,23 +323,34 @@ def test_learns(kind):
     assert torch.equal(copied.encoder.log_sticks, pair.encoder.log_sticks)
 
 
-def test_bad_input():
-    with pytest.raises(ValueError, match="concentration and temperature must be positive"):
-        DGLFRM(5, 3, concentration=0.0)
-    with pytest.raises(ValueError, match="hood must have the 5 nodes of target, got 6"):
-        DGLFRMGuide(DGLFRM(5, 3), 4, Neighborhood(graph()[0], 6))
-    with pytest.raises(ValueError, match="estimator must be one of"):
-        make("nmm", estimator="locale")
-    with pytest.raises(ValueError, match="temperature and num_columns must be positive"):
-        make("nmm", num_columns=0)
+def features(change, **options):
     edge_index, x, _ = graph()
-    model = DGLFRM(NUM_NODES, 3, NUM_FEATURES).model
-    with pytest.raises(ValueError, match=r"x must have shape .* = \(6, 5\), got \(6, 4\)"):
-        model(edge_index, x[:, :4])
-    with pytest.raises(ValueError, match="x must hold zeros and ones"):
-        model(edge_index, x / 3)
-    with pytest.raises(ValueError, match="num_samples must be at least 1"):
-        make("nmm").link_logits(edge_index, edge_index, x, num_samples=0)
+    DGLFRM(NUM_NODES, 3, **{"num_features": NUM_FEATURES} | options).model(edge_index, change(x))
+
+
+REFUSED = [
+    (lambda: DGLFRM(5, 3, concentration=0.0), "concentration must be positive"),
+    (lambda: DGLFRMGuide(DGLFRM(5, 3), 4, Neighborhood(graph()[0], 6)), "hood must have the 5 nod"),
+    (lambda: make("nmm", estimator="locale"), "estimator must be one of"),
+    (lambda: make("nmm", num_columns=0), "num_columns must be an integer of at least 1"),
+    (lambda: make("nmm", temperature=0.0), "temperature must be positive"),
+    (lambda: features(lambda x: x[:, :4]), r"x must have shape \(6, 5\), .*, got \(6, 4\)"),
+    (lambda: features(lambda x: x, num_features=0), r"x must have shape \(6, 0\)"),
+    (lambda: features(lambda x: x / 3), "x must hold zeros and ones"),
+    (lambda: make("nmm").link_logits(*graph()[:1], *graph()[:2], num_samples=0), "num_samples m"),
+    (lambda: make("original").guide(graph()[0], graph()[1], graph()[0][:, :1]),
+     "edge_index must not hold pairs of held_out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_second_guides_and_vectorized_particles_are_refused():
+    edge_index, x, _ = graph()
     first, second = make("original"), make("original")
     first.guide(edge_index, x)
     with pytest.raises(ValueError, match="already holds another network named 'dglfrm_guide'"):

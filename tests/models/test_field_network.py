@@ -16,9 +16,9 @@ from torch_geometric.utils import add_self_loops, grid
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
 from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, FreeNMM, NMMNetwork, fit_field
-from pyro_nmm.models.hidden.em import _Fit
+from pyro_nmm.models.hidden.em import FieldChains
 from pyro_nmm.ops.enumeration import enumerate_labels
-from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.evidence import draw_latent
 from pyro_nmm.ops.gibbs import sweep
 
 EDGES, _ = grid(12, 12)
@@ -53,23 +53,21 @@ def test_gradient_is_that_of_the_evidence(known):
     values = {"confusion": torch.tensor([[[0.8, 0.2], [0.3, 0.7]], [[0.6, 0.4], [0.1, 0.9]]])}
     if known is not None:
         answers[2] = -1  # nothing is known of one node
-    fit = _Fit(emission, hood, answers, None, 400, known, network, (x,))
-    evidence = fit.evidence(values)
+    chains = FieldChains(emission, hood, answers, None, 400, known, network, (x,))
+    evidence = chains.evidence(values)
 
     labels = enumerate_labels(4, 2)
     log_prior = NeighborMixture(hood, *network(hood, x)).log_prob(labels)
     log_data = evidence[torch.arange(4), labels].sum(1)
     exact = torch.autograd.grad((log_prior + log_data).logsumexp(0), list(network.parameters()))
 
-    terms = LatentTerms(*fit.terms(network), evidence[None])
-    draw = draw_latent(hood, terms, fit.uniforms())
-    sgd = torch.optim.SGD(network.parameters(), 0.0)
-    found = []
+    terms, found = chains.terms(network, values), []
+    draw = draw_latent(hood, terms, chains.uniforms())
     for step in range(60):
-        draw = sweep(hood, terms, draw, fit.uniforms(3)).draw
-        fit.ascend(network, sgd, draw)
+        draw = sweep(hood, terms, draw, chains.uniforms(3)).draw
         if step >= 10:
-            found.append([-4 * each.grad.clone() for each in network.parameters()])
+            loss = -4 * chains.loss(network, draw)
+            found.append(torch.autograd.grad(loss, list(network.parameters())))
     for place, expected in enumerate(exact):
         draws = torch.stack([each[place] for each in found])
         error = draws.std(0) / len(draws) ** 0.5

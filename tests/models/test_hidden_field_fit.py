@@ -18,7 +18,6 @@ from pyro.optim import Adam
 from pyro_nmm import Neighborhood, sources
 from pyro_nmm.guides import HiddenFieldGuide
 from pyro_nmm.models import Annotators, FieldPrior, NormalEmission, fit_field, leave_one_out
-from pyro_nmm.models.annotators.model import source_counts
 from pyro_nmm.models.hidden import mixture_em
 from pyro_nmm.ops.evidence import LatentDraw, LatentTerms
 from pyro_nmm.ops.gibbs import left_out
@@ -212,6 +211,3 @@ def test_a_mixture_without_a_graph():
     assert (long - probs).abs().max() < 0.01
     assert (probs.argmax(-1) == truth).double().mean() > 0.95
     assert values["confusion"].shape == (5, 3, 3)
-    counts = source_counts(hood, probs)
-    assert counts.shape == (hood.num_sources, 3)
-    assert counts.sum().item() == pytest.approx(300)

@@ -11,8 +11,6 @@ import pyro
 import pytest
 import torch
 from graphs import to_hood
-from scipy.sparse import csr_matrix
-from sklearn.linear_model import LogisticRegression
 from torch_geometric.nn import GCN, MLP, GraphSAGE
 
 from pyro_nmm import NeighborMixture
@@ -29,26 +27,6 @@ from pyro_nmm.models import (
     ising,
 )
 from pyro_nmm.models.backbones import RandomInput
-from pyro_nmm.models.tabular import NeighborMixtureClassifier
-
-
-def test_text_beside_nan():
-    """NumPy makes text of NaN in a list of text."""
-    rows = np.random.default_rng(0).normal(size=(40, 2))
-    names = ["a" if row[0] > 0 else "b" for row in rows]
-    y = [name if number < 20 else np.nan for number, name in enumerate(names)]
-    model = NeighborMixtureClassifier(LogisticRegression()).fit(rows, y)
-    assert model.classes_.tolist() == ["a", "b"]
-    assert "20 labels" in model.summary()
-    with pytest.raises(ValueError, match="y holds the text 'nan'"):
-        NeighborMixtureClassifier(LogisticRegression()).fit(rows, np.array(y))
-
-
-def test_a_graph_of_other_rows():
-    rows, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
-    model = NeighborMixtureClassifier(LogisticRegression())
-    with pytest.raises(ValueError, match="graph must have 40 nodes, one for each row of X, got 30"):
-        model.fit(rows, y, graph=csr_matrix(np.eye(30)))
 
 
 def test_many_nodes_in_small_integers():

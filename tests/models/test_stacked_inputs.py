@@ -217,8 +217,8 @@ REFUSALS = [
     (lambda: fit(held_out=TRAIN), "train and held_out must be disjoint.* both hold node 0"),
     (lambda: fit(held_out=2 * KNOWN.long()), "held_out must be a boolean mask"),
     (lambda: fit(held_out=mask(5)), "held_out selects no node"),
-    (lambda: fit(train=torch.tensor([0, 5])), r"train must hold node ids in 0..4, got 5"),
-    (lambda: FITTED(HOOD, SCORES, Y, [5]), r"node ids in 0..4, got 5"),
+    (lambda: fit(train=torch.tensor([0, 5])), "train holds node id 5, but ids lie in 0..4"),
+    (lambda: FITTED(HOOD, SCORES, Y, [5]), "holds node id 5, but ids lie in 0..4"),
     *((lambda bad=bad: fit(train=bad), WRONG_SET)
       for bad in (Y, [0, 1, 1], [2, 2], KNOWN[:4], KNOWN[:, None], KNOWN.double(), "train")),
     (lambda: FITTED(HOOD, SCORES, Y, "known"), "known must be a tensor, an array or a nested"),

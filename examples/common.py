@@ -1,0 +1,49 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What examples share: options, a progress bar, scores, and graphs with a split."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+from torch_geometric.data import Data
+from torchmetrics.functional.classification import multiclass_calibration_error
+from tqdm import tqdm
+
+from pyro_nmm.datasets import digits, planetoid, random_split, select_split
+from pyro_nmm.metrics import mean_log_prob
+
+#: Graphs of node_classification.py and distributed.py.
+GRAPHS = "digits", "cora", "citeseer", "pubmed"
+#: A bar on a terminal, and nothing in a log.
+progress_bar = partial(tqdm, unit="step", disable=None, dynamic_ncols=True)
+
+
+def options(text: str | None, picture: str | None = None) -> argparse.ArgumentParser:
+    """A parser with a description, and the option of a picture."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=text, formatter_class=formatter)
+    if picture:
+        parser.add_argument("--output", type=Path, default=Path("output") / picture)
+    return parser
+
+
+def scores(probs: Tensor, y: Tensor, least: float = 1e-6) -> dict[str, float]:
+    """Of probabilities ``(n, C)``, of which each counts as ``least`` at least."""
+    positive = probs.clamp(min=least)
+    return {
+        "accuracy": (probs.argmax(1) == y).double().mean().item(),
+        "NLL": -mean_log_prob(positive / positive.sum(1, keepdim=True), y).item(),
+        "ECE": multiclass_calibration_error(probs, y, probs.shape[1], n_bins=15).item(),
+    }
+
+
+def load_graph(name: str, root: Path | None, split: int = 0) -> Data:
+    """A graph with a split."""
+    if name == "digits":
+        return random_split(digits(), train=0.05, val=0.1, test=0.5, seed=split)
+    return select_split(planetoid(name, root), split)

@@ -1,0 +1,95 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The parameters of a Neighbor Mixture as one value, which is checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from pyro_nmm.caching import derived
+from pyro_nmm.concentrations import Concentrations, written_out
+from pyro_nmm.graph_arguments import check_all_rows, check_label_range, check_labels, check_shapes
+from pyro_nmm.graph_arguments import check_values as check_alpha_and_logits
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.relabel import KEEP, Channel, check_relabel
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """
+    Parameters of the rows of ``hood``. :meth:`of` checks what users give. Code that takes a value
+    of this class trusts it.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    >>> parameters = Parameters.of(hood, torch.ones(2, 3), torch.zeros(4))
+    >>> parameters.num_classes, parameters.attention
+    (3, tensor([0.5000, 0.5000, 0.5000, 0.5000]))
+    """
+
+    hood: Neighborhood
+    alpha: Concentrations  #: ``(..., N, C)``
+    logits: Tensor  #: ``(..., hood.num_edges)``
+    channel: Channel = KEEP  #: what the edges of ``hood`` make of labels
+
+    @classmethod
+    def of(
+        cls, hood: Neighborhood, alpha: Concentrations, logits: Tensor, relabel: Any = None, *,
+        kinds: str = "",
+    ) -> Parameters:  # fmt: skip
+        """
+        Parameters of a whole graph, of fitting shapes, dtypes and devices, in single precision at
+        least; with ``kinds="permutations"`` without stochastic matrices.
+        """
+        alpha, logits = check_shapes(hood, alpha, logits)
+        check_all_rows(hood)
+        return cls(hood, alpha, logits, check_relabel(hood, relabel, alpha.shape[-1], kinds))
+
+    def check_values(self) -> None:
+        """Refuse bad values. Follows ``validate_args``, because it reads the data."""
+        check_alpha_and_logits(self.alpha, self.logits, self.hood)
+        self.channel.check_values()
+
+    @property
+    def num_classes(self) -> int:
+        return self.alpha.shape[-1]
+
+    @property
+    def batch_shape(self) -> Size:
+        batches = self.alpha.shape[:-2], self.logits.shape[:-1], self.channel.batch_shape
+        return torch.broadcast_shapes(*batches)
+
+    @derived
+    def table(self) -> Tensor:
+        """``(..., N, C)``: concentrations written out."""
+        return written_out(self.alpha)
+
+    @derived
+    def attention(self) -> Tensor:
+        r"""``(..., num_edges)``: :math:`L_{ij}`."""
+        return self.hood.softmax(self.logits)
+
+    def of_rows(self, rows: Neighborhood) -> Parameters:
+        """The parameters of some rows, whose edges are numbered as in ``hood``."""
+        logits = self.logits.index_select(-1, rows.edge)
+        return Parameters(rows, self.alpha, logits, self.channel.of(rows.edge))
+
+    def detach(self) -> Parameters:
+        """The same parameters without gradients."""
+        plain = self.alpha.detach(), self.logits.detach(), self.channel.detach()
+        return Parameters(self.hood, *plain)
+
+    def evidence(self, y: Tensor, observed: Tensor | None = None) -> Tensor:
+        r"""
+        ``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` over every edge, in nats, of labels
+        ``(..., N)``. ``hood`` is a whole graph.
+        """
+        y = check_labels(self.hood, y, self.hood.num_nodes)
+        rows = self.hood.restrict(observed)
+        check_label_range(rows, y.index_select(-1, rows.nodes), self.num_classes)
+        y = y if observed is None else y.where(observed, 0)
+        return self.channel.evidence(self.hood, y, self.logits)
