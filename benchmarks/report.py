@@ -32,11 +32,6 @@ PAGES += sorted((DOCS / "results").glob("*.md"))
 ROOMS = nodes, on_top, tabular, fields, latent, crowds, links, images, scale
 
 
-def stored(folder: Path) -> Files:
-    """All rows, by the file that they are stored in."""
-    return {path.stem: read(path) for path in folder.glob("*.jsonl")}
-
-
 def tables(files: Files) -> dict[str, str]:
     """Every table by its name on the pages."""
     makers = [make for room in ROOMS for make in room.TABLES]
@@ -58,11 +53,11 @@ def insert(text: str, name: str, content: str) -> str:
 
 def written(texts: dict[Path, str], made: dict[str, str]) -> dict[Path, str]:
     """The pages with all tables; an error if markers and tables are not the same."""
-    found = [name for text in texts.values() for name in markers(text)]
+    marked = [name for text in texts.values() for name in markers(text)]
     for name in made:
-        if (number := found.count(name)) != 1:
+        if (number := marked.count(name)) != 1:
             raise ValueError(f"{number} pages have the markers <!-- {name} -->: exactly one must")
-    if unknown := set(found) - made.keys():
+    if unknown := set(marked) - made.keys():
         raise ValueError(f"no table is called {', '.join(sorted(unknown))}")
     for name, content in made.items():
         texts = {path: insert(text, name, content) for path, text in texts.items()}
@@ -90,7 +85,7 @@ def parser() -> ArgumentParser:
 
 
 def main(args) -> dict[str, str]:
-    files = stored(args.results)
+    files = {path.stem: read(path) for path in args.results.glob("*.jsonl")}
     made = tables(files)
     for name, content in made.items():
         print(f"\n{name}\n{content}")

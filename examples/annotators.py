@@ -68,7 +68,7 @@ def dawid_skene(emission, hood, answers, num_starts: int = 1):
         joint = emission.log_prob(values, answers) + probs.mean(0).log()
         return joint.logsumexp(1).mean().item(), probs
 
-    return max((fit() for _ in range(num_starts)), key=lambda found: found[0])[1]
+    return max((fit() for _ in range(num_starts)), key=lambda result: result[0])[1]
 
 
 def digits_by_annotators(args) -> dict:
@@ -141,8 +141,8 @@ def cortex_by_clusterings(args) -> dict:
     for name, mean, low, high in zip(names, *quality, strict=True):
         print(f"{name:24}{mean:9.3f}   {low:.3f} to {high:.3f}")
     known = truth >= 0
-    results = {name: adjusted_rand_score(truth[known], found[known])
-               for name, found in labels.items()}  # fmt: skip
+    results = {name: adjusted_rand_score(truth[known], column[known])
+               for name, column in labels.items()}  # fmt: skip
     print("\nadjusted Rand index against the layers, by which nothing here was chosen")
     for name, value in results.items():
         print(f"{name:24}{value:9.3f}")
@@ -178,12 +178,12 @@ def panels(places, labels: dict, names, truth=None, size: float = 8):
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     axes = axes.flatten()
     style = {"cmap": matplotlib.colors.ListedColormap(PALETTE), "vmin": 0, "vmax": len(PALETTE)}
-    for axis, (title, found) in zip(axes, labels.items(), strict=False):
-        there = found >= 0
-        right = there if truth is None else found == truth
+    for axis, (title, column) in zip(axes, labels.items(), strict=False):
+        there = column >= 0
+        right = there if truth is None else column == truth
         wrong = there & ~right
-        axis.scatter(*places[right].T, s=size, c=found[right], lw=0, **style)
-        axis.scatter(*places[wrong].T, s=2 * size, c=found[wrong], ec="black", lw=0.7, **style)
+        axis.scatter(*places[right].T, s=size, c=column[right], lw=0, **style)
+        axis.scatter(*places[wrong].T, s=2 * size, c=column[wrong], ec="black", lw=0.7, **style)
         axis.set(title=title, aspect="equal")
         axis.axis("off")
     handles = [plt.Line2D([], [], marker="o", ls="", color=PALETTE[k]) for k in range(len(names))]

@@ -48,9 +48,9 @@ def regression():
 def learned(x, probs, rows):
     """Probabilities ``(N, 10)`` of a regression on the most probable labels of some rows."""
     model = regression().fit(x[rows], probs.argmax(1)[rows])
-    found = torch.zeros(len(x), 10)
-    found[:, model.classes_] = torch.as_tensor(model.predict_proba(x)).float()
-    return found
+    table = torch.zeros(len(x), 10)
+    table[:, model.classes_] = torch.as_tensor(model.predict_proba(x)).float()
+    return table
 
 
 def all_ways(data, answers) -> dict:
@@ -70,7 +70,7 @@ def all_ways(data, answers) -> dict:
 
 def asking(data, everything, best: bool) -> list[float]:
     """Accuracy after each round of questions, of the largest information gain or at random."""
-    answers, found = torch.full_like(everything, -1), []
+    answers, accuracies = torch.full_like(everything, -1), []
     order = torch.randperm(everything.numel())
     score = -order.argsort().double().view_as(answers)
     for number in range(ROUNDS + 1):
@@ -79,26 +79,26 @@ def asking(data, everything, best: bool) -> list[float]:
         chosen = score.flatten().topk(size).indices
         answers.view(-1)[chosen] = everything.flatten()[chosen]
         consensus = Annotators(num_labels=10).fit(data.edge_index, answers)
-        found.append((consensus.predict() == data.y).double().mean().item())
+        accuracies.append((consensus.predict() == data.y).double().mean().item())
         score = consensus.information_gain().double() if best else score
-    return found
+    return accuracies
 
 
 def main(args) -> dict:
     torch.set_num_threads(args.num_threads)
-    data, found, asked = digits(), {}, {}
+    data, results, asked = digits(), {}, {}
     for share in progress_bar(args.shares, desc="crowds", unit="share"):
         pyro.set_rng_seed(args.seed)
         everything = simulate(data.y)
         rows = torch.rand(len(data.y)) < share
         ways = all_ways(data, everything.masked_fill(~rows[:, None], -1))
-        found[share] = {name: scores(probs, data.y) for name, probs in ways.items()}
-        if share == SHOWN or len(found) == 1:
+        results[share] = {name: scores(probs, data.y) for name, probs in ways.items()}
+        if share == SHOWN or len(results) == 1:
             shown = share, ways
-    print(f"{'share of nodes asked':32}", *(f"{share:26.0%}" for share in found))
-    print(f"{'':32}", *(f"{'accuracy':>10}{'NLL':>8}{'ECE':>8}" for _ in found))
+    print(f"{'share of nodes asked':32}", *(f"{share:26.0%}" for share in results))
+    print(f"{'':32}", *(f"{'accuracy':>10}{'NLL':>8}{'ECE':>8}" for _ in results))
     for name in NAMES:
-        rows = (found[share][name].values() for share in found)
+        rows = (results[share][name].values() for share in results)
         print(f"{name:32}", *(f"{a:10.3f}{n:8.3f}{e:8.3f}" for a, n, e in rows))
     for name, best in {"at random": False, "by information gain": True}.items():
         pyro.set_rng_seed(args.seed)
@@ -106,20 +106,20 @@ def main(args) -> dict:
         asked[name] = asking(data, everything, best)
         print(f"{name:20}", *(f"{value:7.3f}" for value in asked[name]))
     if args.output:
-        draw(args, data, found, shown, asked)
-    return {"shares": found, "asked": asked}
+        draw(args, data, results, shown, asked)
+    return {"shares": results, "asked": asked}
 
 
-def draw(args, data, found, shown, asked) -> None:
+def draw(args, data, results, shown, asked) -> None:
     """Accuracy over the share of nodes asked, reliability, and accuracy over questions."""
     figure, axes = canvas(1, 3, (14, 4.6))
     colors = dict(zip(NAMES, ("0.6", PALETTE[0], PALETTE[2], PALETTE[4]), strict=True))
     for name, color in colors.items():
-        accuracy = [found[share][name]["accuracy"] for share in found]
-        axes[0].plot(list(found), accuracy, "o-", color=color, label=name)
+        accuracy = [results[share][name]["accuracy"] for share in results]
+        axes[0].plot(list(results), accuracy, "o-", color=color, label=name)
     axes[0].set(xscale="log", xlabel="share of the digits with answers", ylabel="accuracy",
-                xticks=list(found), title="No true label is used")  # fmt: skip
-    axes[0].set_xticklabels([f"{share:.0%}" for share in found])
+                xticks=list(results), title="No true label is used")  # fmt: skip
+    axes[0].set_xticklabels([f"{share:.0%}" for share in results])
     axes[0].minorticks_off()
     axes[0].legend(frameon=False)
     for name in (DAWID_SKENE, BOTH):

@@ -55,9 +55,9 @@ def denoise(network: UNet | Denoiser, noisy: Tensor, level: float = 0.9) -> dict
     size = noisy.shape[-2], noisy.shape[-1]
     hood = Neighborhood.grid(*size, device=noisy.device)
     mix = NeighborMixture(hood, *network(hood, noisy[None]))
-    found = mix.intervals(level)._asdict()
-    own = mix.attention[0, 0][hood.source == hood.target].view(size)
-    return {name: value[0].unflatten(-1, size) for name, value in found.items()} | {"own": own}
+    intervals = mix.intervals(level)._asdict()
+    images = {name: value[0].unflatten(-1, size) for name, value in intervals.items()}
+    return images | {"itself": mix.attention[0, 0][hood.source == hood.target].view(size)}
 
 
 def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
@@ -109,7 +109,7 @@ def main(args) -> dict:
     print(f"{100 * result['NMM']['coverage']:.1f} % of values lie in the NMM's 90 % intervals")
     if args.output:
         extra = {"90 % interval, grey levels": (prediction["high"] - prediction["low"]).mean(0),
-                 "attention to the pixel itself": prediction["own"]}  # fmt: skip
+                 "attention to the pixel itself": prediction["itself"]}  # fmt: skip
         draw(args, clean, shown, extra, result)
     return result
 

@@ -133,9 +133,9 @@ def train(args, network: NMMNetwork, data: Data, rank: int, world: int) -> None:
             optimizer.load_state_dict(state["optimizer"])
             done = state["epochs"]
 
-    def step(own: Tensor, total: float) -> None:
+    def step(share: Tensor, total: float) -> None:
         optimizer.zero_grad()
-        loss(batch_of(own), total=total).backward()
+        loss(batch_of(share), total=total).backward()
         optimizer.step()
 
     for epoch in range(done, args.num_epochs):

@@ -253,8 +253,8 @@ class Neighborhood:
         """``(B, num_rows)``: edges to the nodes ``(B, num_rows)`` chosen; -1 if no neighbours."""
         shape = "B", self.num_rows
         choices = as_expected("choices", choices, shape, kind="integers", like=self)
-        if backend.compiled and self.device.type == "cpu":
-            return backend.compiled.find(self, choices)
+        if loops := backend.loops_on(self.device):
+            return loops.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.
         hit = choices.index_select(-1, self.row) == self.source
         number = torch.arange(1, self.num_edges + 1, device=self.device)

@@ -147,48 +147,27 @@ def of_numbers(name):
     plated_is(factors.double().dot, lambda p: handler(p, **{name: factors}))
 
 
-@row("scope")
-def scopes():
-    pair = Pair()
+def under_scopes(program, arguments, around=list):
+    def run():
+        for number in around(range(len(arguments))):
+            with scope(prefix=f"field {number}"):
+                program(**arguments[number])
 
-    def both(program):
-        def run():
-            for name, y in (("left", FIELDS[1]), ("right", FIELDS[2])):
-                with scope(prefix=name):
-                    program(y)
-
-        return run
-
-    near(-losses(both(pair.model), both(pair.guide)), pair.bound(FIELDS[1:]).sum().detach())
+    return run
 
 
-@row("markov")
-def series():
-    pair = Pair()
-
-    def times(program):
-        def run():
-            for time in pyro.markov(range(3)):
-                with scope(prefix=f"time {time}"):
-                    program(FIELDS[time])
-
-        return run
-
-    near(-losses(times(pair.model), times(pair.guide)), pair.bound(FIELDS).sum().detach())
+@row("scope", "markov")
+def several_fields(name):
+    pair, around = Pair(), pyro.markov if name == "markov" else list
+    labels = [{"y": y} for y in FIELDS]
+    programs = (under_scopes(program, labels, around) for program in (pair.model, pair.guide))
+    near(-losses(*programs), pair.bound(FIELDS).sum().detach())
 
 
 @row("observed, a mask for each labelling")
 def masks():
-    pair = Pair()
-    observed = torch.tensor([[True, True, False], [True, False, True]])
-
-    def both(program):
-        def run():
-            for number in range(2):
-                with scope(prefix=f"field {number}"):
-                    program(FIELDS[number], observed=observed[number])
-
-        return run
+    pair, masks = Pair(), torch.tensor([[True, True, False], [True, False, True]])
+    arguments = [{"y": y, "observed": mask} for y, mask in zip(FIELDS, masks, strict=False)]
 
     def bound(y, observed):
         rows = PATH.restrict(observed)
@@ -200,8 +179,8 @@ def masks():
 
         return mean_over_orders(rows.nodes, of_order)
 
-    exact = sum(map(bound, FIELDS[:2], observed))
-    near(-losses(both(pair.model), both(pair.guide)), exact)
+    programs = (under_scopes(program, arguments) for program in (pair.model, pair.guide))
+    near(-losses(*programs), sum(bound(**argument) for argument in arguments))
 
 
 @row("seed")

@@ -13,6 +13,7 @@ from bounds import PATH, expected_bound, expected_evidence_bound
 from documents import ROOT
 from graphs import labellings, parameters
 from pyro.infer import TraceGraph_ELBO
+from pyro.ops.indexing import Vindex
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.guides import evidence_guide, ordered_guide
@@ -167,3 +168,30 @@ class Measured:
         y = labellings(3)
         log_prior = NeighborMixture(*self.prior).log_prob(y)
         return (log_prior + self.sample(y).log_prob(self.x).sum(-1)).logsumexp(0)
+
+
+def measure(means):
+    pyro.sample("x", dist.Normal(means, 0.5).to_event(1), obs=X)
+
+
+def at_labels(means, y):
+    return Vindex(means[..., None, :])[..., y]
+
+
+class Located(Measured):
+    """The means of labels are a site, below which ``write`` has the measurements."""
+
+    def __init__(self, write=lambda means, y: measure(at_labels(means, y)), factor=1.0):
+        super().__init__()
+        self.write, self.factor = write, factor
+
+    def means(self):
+        return pyro.sample("means", dist.Normal(LOCS, 0.3).to_event(1))  # (..., 2)
+
+    def model(self):
+        means = self.means()
+        self.write(means, nmm(*self.prior, collapsed=True))
+
+    def evidence(self):
+        law = dist.Normal(self.means()[..., None, :], 0.5)
+        return self.factor * law.log_prob(X[:, None])

@@ -3,9 +3,6 @@
 
 """Combinations of answers by rivals: votes, models of annotators, spreading, networks."""
 
-from collections.abc import Callable
-from functools import partial
-
 import pandas as pd
 import torch
 from torch import Tensor
@@ -15,8 +12,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 from benchmarks.latent import AnnotatedPotts, Found, majority, spread_labels
+from benchmarks.shared.fits import descend
 from pyro_nmm.models import Annotators
 from pyro_nmm.models.hidden import mixture_em
+
+NUM_EPOCHS = 200
 
 
 def votes(data: Data) -> Tensor:
@@ -56,11 +56,11 @@ def potts(data: Data) -> Tensor:
     return field.mean_field(Found(probs, {}, values)).probs
 
 
-def network(data: Data, targets: Tensor, rows: Tensor, num_epochs: int = 200) -> Tensor:
+def network(data: Data, targets: Tensor, rows: Tensor) -> Tensor:
     """A GCN of 64 hidden units, trained on label distributions of rows."""
     model, adam = new_network(data, targets.shape[1])
-    train(model, adam, data, partial(soft_loss, targets=targets, rows=rows), num_epochs)
-    return predict(model, data)
+    loss = lambda: cross_entropy(logits(model, data)[rows], targets[rows])  # noqa: E731
+    return logits(descend(model, adam, loss, NUM_EPOCHS), data).softmax(-1).detach()
 
 
 def new_network(data: Data, num_labels: int, *more: Tensor) -> tuple[GCN, Adam]:
@@ -69,20 +69,8 @@ def new_network(data: Data, num_labels: int, *more: Tensor) -> tuple[GCN, Adam]:
     return model, Adam([parameters, *({"params": [each]} for each in more)], 0.01)
 
 
-def train(model: GCN, adam: Adam, data: Data, loss: Callable, num_epochs: int = 200) -> None:
-    model.train()
-    for _ in range(num_epochs):
-        adam.zero_grad()
-        loss(model(data.x, data.edge_index).double()).backward()
-        adam.step()
-
-
-def soft_loss(logits: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
-    return cross_entropy(logits[rows], targets[rows])
-
-
-def predict(model: GCN, data: Data) -> Tensor:
-    return model.eval()(data.x, data.edge_index).double().softmax(-1).detach()
+def logits(model: GCN, data: Data) -> Tensor:
+    return model(data.x, data.edge_index).double()
 
 
 def gcn(data: Data, hard: bool) -> Tensor:
@@ -96,9 +84,9 @@ def raykar(data: Data, read: str, num_steps: int = 10) -> Tensor:
     emission, there = Annotators(int(data.y.max()) + 1), (data.answers >= 0).any(1)
     probs = votes(data).double()
     model, adam = new_network(data, probs.shape[1])
+    loss = lambda: cross_entropy(logits(model, data)[there], probs[there])  # noqa: E731
     for _ in range(num_steps):
-        train(model, adam, data, partial(soft_loss, targets=probs, rows=there), 30)
-        prior = predict(model, data)
+        prior = logits(descend(model, adam, loss, 30), data).softmax(-1).detach()
         values = emission.maximise(data.answers, probs, {})
         probs = (prior.log() + emission.log_prob(values, data.answers)).softmax(-1)
     return {"network": prior, "posterior": probs}[read]
@@ -111,12 +99,11 @@ def crowd_layer(data: Data) -> Tensor:
     scores = (4 * torch.eye(size)).repeat(data.answers.shape[1], 1, 1).double().requires_grad_()
     model, adam = new_network(data, size, scores)
 
-    def loss(logits: Tensor) -> Tensor:
+    def loss() -> Tensor:
         rows = scores.log_softmax(-1)[annotator, :, given]
-        return -(logits.log_softmax(-1)[node] + rows).logsumexp(-1).mean()
+        return -(logits(model, data).log_softmax(-1)[node] + rows).logsumexp(-1).mean()
 
-    train(model, adam, data, loss)
-    return predict(model, data)
+    return logits(descend(model, adam, loss, NUM_EPOCHS), data).softmax(-1).detach()
 
 
 def crowdlab(data: Data, num_rounds: int = 2) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyro
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, one_hot
 from torch_geometric.data import Data
 
 from benchmarks.crowds import rivals
@@ -19,6 +19,7 @@ from benchmarks.crowds.data import ALONE, KINDS, SETS, SIMULATED, answered
 from benchmarks.latent import grid_mixture, noisy
 from benchmarks.nodes import node_scores
 from benchmarks.shared.records import RESULTS, Records, command
+from pyro_nmm.fitting import minimise
 from pyro_nmm.models import Annotators, Consensus, CopyingAnnotators, accuracy
 from pyro_nmm.models.annotators import excess_agreement
 
@@ -63,20 +64,11 @@ def best_powers(found: Consensus, data: Data) -> Tensor:
     logs.append((found.probs.double().clamp(min=1e-300).log() - pooled) / found.powers["answers"])
     parts = torch.stack(logs, -1)
     powers = torch.full((len(names),), 0.5).double().requires_grad_()
-    bfgs = torch.optim.LBFGS([powers], max_iter=60, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        bfgs.zero_grad()
-        loss = torch.nn.functional.cross_entropy(parts[rows] @ powers, data.y[rows])
-        loss.backward()
-        return loss
-
-    bfgs.step(closure)
+    minimise(lambda: cross_entropy(parts[rows] @ powers, data.y[rows]), [powers], 60)
     return (parts @ powers).softmax(-1).detach()
 
 
 def answers(args, results: Records, task="answers") -> None:
-    """Every method on every set; seeds draw classifiers, folds and starts."""
     for name in args.sets:
         kinds = list(SIMULATED) if task == "simulated" else KINDS[: 4 if name in ALONE else 2]
         for key in results.missing(task=task, set=name, kind=kinds, seed=args.seeds,
@@ -96,7 +88,6 @@ def answers(args, results: Records, task="answers") -> None:
 
 
 def simulated(args, results: Records) -> None:
-    """The same of annotators whose errors are independent and uniform over the other labels."""
     answers(args, results, "simulated")
 
 
@@ -140,7 +131,6 @@ def shared(y: Tensor, right: Tensor, strength: float) -> Tensor:
 
 
 def coverage(args, results: Records) -> None:
-    """Intervals of the accuracies of five annotators; labels are drawn from an NMM on a grid."""
     mixture = grid_mixture(SIDE, 3)
     for key in results.missing(task="coverage", strength=STRENGTHS, seed=range(SIMULATIONS)):
         pyro.set_rng_seed(key["seed"])

@@ -40,19 +40,16 @@ CELLS |= {"Brier": average("brier", ".3f"), "ECE": average("ece", ".3f")}
 
 
 def crowds(files: Files) -> str:
-    """How good is every combination of real answers?"""
     cells = CELLS | {"s": average("seconds", ".1f")}
     return shared.table(methods(files), ["set", "nodes", "answers", "method"], cells)
 
 
 def crowds_summary(files: Files) -> str:
-    """The default beside the best rival without features, for each set."""
     rows = methods(files)
     return beside(rows[~rows["method"].isin([WITH, *NETWORKS])], OURS, [FIELD, BEST, COPYING])
 
 
 def crowds_simulated_summary(files: Files) -> str:
-    """The default with a GCN beside the best of all rivals, with simulated annotators."""
     return beside(simulated(files), WITH, [OURS, FIELD, BEST, COPYING])
 
 
@@ -84,7 +81,6 @@ def beside(rows: DataFrame, ours: str, variants: list[str]) -> str:
 
 
 def crowds_simulated(files: Files) -> str:
-    """Accuracy / NLL / ECE of all nodes, with five simulated annotators."""
     lines = []
     for key, part in shared.groups(simulated(files), ["set", "method"]):
         line = {"set": str(key[0]), "method": str(key[1]), "seeds": f"{part['seed'].nunique()}"}
@@ -104,14 +100,12 @@ AGREEMENT = {
 
 
 def crowds_dependence(files: Files) -> str:
-    """Do annotators agree more often than independent errors explain?"""
     rows = frame(files["crowds"], task="answers", method=OURS).dropna(subset="dependence.excess")
     rows["set"], rows["answers"] = ordered(rows["set"], NAMES), ordered(rows["kind"], ANSWERS)
     return shared.table(rows, ["set", "answers"], {"seeds": count} | AGREEMENT)
 
 
 def annotators_coverage(files: Files) -> str:
-    """How often does a 90 % interval contain an annotator's accuracy, and is dependence found?"""
     rows = frame(files["crowds"], task="coverage")
     rows["repeat a common guess"] = rows["strength"].map(lambda share: f"{100 * share:.0f} %")
     cells = {"simulations": count, "accuracies inside": inside}

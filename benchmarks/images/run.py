@@ -14,15 +14,66 @@ import torch
 from torch import Tensor
 
 from benchmarks.images import scores
-from benchmarks.images.rivals import BATCH, METHODS, NMMS, PATCH, build, phases, predict
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import median_cost, timed
+from pyro_nmm import GaussianConcentrations, Neighborhood, NeighborMixture
 from pyro_nmm.datasets import image_folder, photographs, random_patches
 from pyro_nmm.guides import fit_images, fit_unet
+from pyro_nmm.models.images import Denoiser, UNet
 
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
 #: Standard deviation of the noise, validation images and the side of their middles.
 NOISE, KEPT, CROP = 25.0, 20, 128
+#: Training patches of a step, and their side.
+BATCH, PATCH = 16, 32
+#: The paper's concentrations and attention. With this scale their sums start at 20.
+GAUSSIAN = {"concentrations": GaussianConcentrations, "sigma": 12.8, "scale": 0.88}
+GAUSSIAN |= {"spread": False, "gamma": 5.0}
+#: NMMs: options of the network, and of `fit_images`.
+NMMS = {
+    # Each pixel attends to itself: a U-Net with widths, trained on the NMM's likelihood.
+    "U-Net-widths": {"radius": 0},
+    "NMM-one-width": {"network": {"spread": False}},
+    "NMM": {},
+    "NMM-one-step-credit": {"estimator": "one_step_credit"},
+    "NMM-Gaussian": {"network": GAUSSIAN},
+    # In one phase, at a constant rate, on the bound alone.
+    "NMM-paper": {"network": GAUSSIAN, "last_rate": 1.0, "mean_weight": 0.0},
+}
+METHODS = ["U-Net", "U-Net-log", *NMMS]
+
+
+def build(args, method: str, unet: UNet | None = None) -> UNet | Denoiser:
+    """The method's network on a U-Net, by default a new one; the U-Net itself for ``"trunk"``."""
+    unet = unet or UNet(width=args.width, depth=args.depth, tile=PATCH).to(args.device)
+    if method not in NMMS:
+        return unet
+    options = NMMS[method].get("network", {})
+    network = Denoiser(unet, **options).to(args.device)
+    network.gamma.requires_grad_(options is not GAUSSIAN)
+    return network
+
+
+def phases(args, method: str) -> dict[str, tuple[int, int, dict]]:
+    """Steps and options of phases: mostly a U-Net, the trunk, then for a fifth an NMM on it."""
+    options = {k: v for k, v in NMMS.get(method, {}).items() if k != "network"}
+    if method in ("U-Net", "NMM-paper"):
+        return {method: (0, args.num_steps, {"lr": args.lr} | options)}
+    trunk = {"lr": args.lr, "last_rate": 0.2, "loss": "log"}
+    alone, with_nmm = {"lr": 0.2 * args.lr, "loss": "log"}, {"lr": args.lr, "unet_rate": 0.2}
+    options |= with_nmm if method in NMMS else alone
+    start = args.num_steps - args.num_steps // 5
+    return {"trunk": (0, start, trunk), method: (start, args.num_steps, options)}
+
+
+@torch.no_grad()
+def predict(network: UNet | Denoiser, method: str, image: Tensor) -> Tensor | NeighborMixture:
+    """A U-Net's estimate of the clean image, or an NMM's mixture over its pixels."""
+    if method not in NMMS:
+        return 255 * network(image[None] / 255)[0][0]
+    radius = NMMS[method].get("radius", 1)
+    hood = Neighborhood.grid(*image.shape[-2:], radius, device=image.device)
+    return NeighborMixture(hood, *network(hood, image[None]), validate_args=False)
 
 
 def middle(image: Tensor, side: int) -> Tensor:
@@ -117,7 +168,6 @@ def test(args, results: Records) -> None:
 
 
 def joint(args, results: Records) -> None:
-    """Rows of tiles and spectra, of the methods with a joint distribution."""
     methods = [method for method in args.methods if method in NMMS]
     for measure in (scores.tiles, scores.spectra):
         for key, mix, clean in each_image(args, results, measure.__name__, methods):
@@ -125,7 +175,6 @@ def joint(args, results: Records) -> None:
 
 
 def cost(args, results: Records) -> None:
-    """Seconds of a step, the networks in turn, and the process's peak memory under each."""
     patches = random_patches(list(photographs().values()), BATCH).to(args.device)
 
     def stepper(method: str) -> Callable[[], float]:

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from benchmarks.images.rivals import METHODS
+from benchmarks.images.run import METHODS
 from benchmarks.images.scores import BINS, LAGS, NYQUIST, SIDES
 from benchmarks.shared import tables as shared
 from benchmarks.shared.records import Files
@@ -74,7 +74,6 @@ def change_of(gaps: Series, digits: int) -> str:
 
 
 def denoised(files: Files) -> str:
-    """How good are the images, the likelihoods and the intervals of each network?"""
     cells = SEEDS | {
         "PSNR, dB": by_image(centre_of, "PSNR", 2),
         "PSNR in the paper": shared.first("paper"),
@@ -90,7 +89,6 @@ def denoised(files: Files) -> str:
 
 
 def denoising_steps(files: Files) -> str:
-    """What does each part of an NMM change, image by image?"""
     rows, fields, parts = tested(files), ["PSNR", "log p", "best"], []
     of = {name: part for (name,), part in shared.groups(rows, ["method"])}
     for base, method in combinations(of, 2):
@@ -111,7 +109,6 @@ def denoising_steps(files: Files) -> str:
 
 
 def denoising_tiles(files: Files) -> str:
-    """Over what distance are pixels dependent?"""
     rows, cells = stored(files, "tiles"), dict(SEEDS)
     sizes = {f"{side} x {side}": f"joint {side}" for side in SIDES} | {"whole": "joint"}
     for name, field in sizes.items():
@@ -136,26 +133,19 @@ def drawn(files: Files) -> DataFrame:
 
 
 def denoising_spectra(files: Files) -> str:
-    """Do samples have the spectrum of the estimate's error?"""
-
-    def distance(band: str) -> Cell:
-        far, above = by_image(spread_of, band, 1), average(f"{band}, mean", "+.1f")
-        return far if band == "all" else lambda *rows: f"{far(*rows)} ({above(*rows)})"
-
-    rows, cells = drawn(files), SEEDS | {band: distance(band) for band in BANDS}
+    rows, cells = drawn(files), SEEDS | {band: by_image(spread_of, band, 1) for band in BANDS}
+    for band in list(BANDS)[:-1]:
+        cells[band] = shared.bracketed(cells[band], average(f"{band}, mean", "+.1f"))
     return table(rows[rows["drawn"] != DRAWN["error"]], [*PLACE, "method", "drawn"], cells)
 
 
 def denoising_samples(files: Files) -> str:
-    """How similar are adjacent pixels in errors, in samples and in independent draws?"""
     cells = {name: average(name, ".3f") for name in (f"correlation at {lag}" for lag in LAGS)}
     cells |= {"equal grey levels": average("ties", ".3f"), "A": average("total", ".1f")}
     return table(drawn(files), [*PLACE, "method", "drawn"], cells)
 
 
 def denoising_validated(files: Files) -> str:
-    """How good are the networks on validation images during training?"""
-
     def listed(field: str, form: str) -> Cell:
         return lambda part, peers: ", ".join(format(v, form) for v in shared.values(part, field))
 
@@ -166,13 +156,11 @@ def denoising_validated(files: Files) -> str:
 
 
 def denoising_cost(files: Files) -> str:
-    """How much longer does a training step of the NMM take?"""
     rows = [row for row in files["images"] if row["task"] == "cost"]
     return shared.markdown({"network": names(r)["network"]} | shared.costs(r, {}) for r in rows)
 
 
 def steps_figure(files: Files) -> Figure:
-    """PSNR of the longest trained networks on validation images, over steps."""
     rows = stored(files, "train").sort_values("step")
     rows = rows[(rows["network"] == rows["network"].min()) & (rows["seed"] == 0)]
     trunk = rows[rows["method"] == "trunk"]
@@ -187,7 +175,6 @@ def steps_figure(files: Files) -> Figure:
 
 
 def spectra_figure(files: Files) -> Figure:
-    """Power of errors and of samples over frequency, on average over images."""
     rows = stored(files, "spectra")
     frequency = NYQUIST * (np.arange(BINS) + 0.5) / BINS
     figure, axis = plt.subplots(figsize=(6.4, 4.4), layout="constrained")

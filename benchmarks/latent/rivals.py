@@ -17,7 +17,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, SimpleConv
 from torch_geometric.utils import degree, remove_self_loops, to_torch_coo_tensor, to_undirected
 
+from benchmarks.shared.fits import descend
 from benchmarks.shared.timing import timed as timed_by
+from pyro_nmm.fitting import minimise
 from pyro_nmm.models import Annotators, potts
 from pyro_nmm.models.hidden import mixture_em
 
@@ -91,12 +93,10 @@ def gcn(data: Data, votes: Tensor, num_epochs: int) -> Found:
     for train in (half, ~half):
         model = GCN(data.num_features, 16, 2, votes.shape[1], dropout=0.5)
         adam = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
-        for _ in range(num_epochs):
-            logits = model(data.x, data.edge_index)[train & answered]
-            adam.zero_grad()
-            cross_entropy(logits, votes[train & answered].float()).backward()
-            adam.step()
-        probs[~train] = model.eval()(data.x, data.edge_index)[~train].softmax(-1).detach()
+        inputs, rows = (data.x, data.edge_index), train & answered
+        loss = lambda: cross_entropy(model(*inputs)[rows], votes[rows].float())  # noqa: B023, E731
+        descend(model, adam, loss, num_epochs)
+        probs[~train] = model(*inputs)[~train].softmax(-1).detach()
     return Found(probs)
 
 
@@ -120,17 +120,13 @@ class AnnotatedPotts:
     def raise_pseudo_likelihood(self, weights: Tensor, labels: Tensor) -> Tensor:
         """Coupling and label weights after a few steps of BFGS from the last ones."""
         weights, sums = weights.clone().requires_grad_(), around(self.matrix, labels)
-        bfgs = torch.optim.LBFGS([weights], max_iter=5, line_search_fn="strong_wolfe")
 
-        def closure() -> Tensor:
-            bfgs.zero_grad()
+        def loss() -> Tensor:
             log_probs = (weights[0] * sums + weights[1:]).log_softmax(-1)
             # The first term keeps the weight finite of a label that is no longer used.
-            loss = 1e-4 * weights.square().sum() - (labels * log_probs).sum(-1).mean()
-            loss.backward()
-            return loss
+            return 1e-4 * weights.square().sum() - (labels * log_probs).sum(-1).mean()
 
-        bfgs.step(closure)
+        minimise(loss, [weights], 5)
         return weights.detach()
 
     def mean_field(self, start: Found) -> Found:

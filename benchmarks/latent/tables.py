@@ -40,7 +40,6 @@ def settings(found: Iterable[dict]) -> str:
 
 
 def hidden(files: Files) -> str:
-    """Which prior finds hidden labels best?"""
     rows, totals = fields(files, "compare"), ["bound", "log evidence"]
     rows["model"] = ordered(rows["method"], METHODS)
     rows[totals] = rows[totals].div(rows["size"] ** 2, axis=0)
@@ -55,7 +54,6 @@ def hidden(files: Files) -> str:
 
 
 def hidden_searches(files: Files) -> str:
-    """Which stride and radius of the sources has the highest log p(w) on another seed?"""
     rows, down = fields(files, "search"), ["true field", "sd of the noise", "seed"]
     rows["settings"] = [settings([each]) for each in rows["settings"]]
     totals = rows[["log evidence", "error"]].to_numpy()
@@ -64,14 +62,12 @@ def hidden_searches(files: Files) -> str:
 
 
 def hidden_normalizers(files: Files) -> str:
-    """What is log Z of Potts fields without evidence?"""
     rows, forms = pick(files["hidden"], task="normalizers"), {"coupling": "{coupling}"}
     forms |= {"size": "{size} x {size}", "log Z": "{log Z:.1f} ± {error:.2f}"}
     return shared.markdown([{k: v.format(**row) for k, v in forms.items()} for row in rows])
 
 
 def cortex(files: Files) -> str:
-    """Which consensus of clusterings is closest to the layers by hand?"""
     rows = frame(files["annotators"], task="cortex")
     rows = rows.rename(columns={"section": "part", "left out": "log p(left out)"})
     methods = rows["method"].replace(r"^\d+$", "single clustering", regex=True)
@@ -103,7 +99,6 @@ def within(part: DataFrame, peers: DataFrame, field: str, digits: int) -> str:
 
 
 def cortex_halves(files: Files) -> str:
-    """For how many labels do two halves of the clusterings agree most?"""
     rows = frame(files["annotators"], task="halves")
     rows["chosen"] = rows["section"].map(chosen_labels(files["annotators"]))
     cells = {"{} labels": spread("agreement", 3)}
@@ -111,7 +106,6 @@ def cortex_halves(files: Files) -> str:
 
 
 def simulated_graphs(files: Files) -> str:
-    """How large are the graphs, and how often do their edges join equal labels?"""
     rows = frame(files["annotators"], task="graphs")
     rows["graph"] = ordered(rows["graph"], GRAPHS)
     cells = {"nodes": first("nodes", ","), "edges": first("edges", ","), "labels": first("labels")}
@@ -133,7 +127,6 @@ def simulations(files: Files) -> DataFrame:
 
 
 def simulated_annotators(files: Files) -> str:
-    """How good is each consensus of simulated annotators, and each fit that could be chosen?"""
     cells = {"seeds": count} | {name: spread(name, 3) for name in (*SCORES, "ECE", "Brier")}
     cells |= {"seconds": average("seconds", ".1f"), "log p(left out)": spread("left out", 3)}
     cells |= {"kappa": spread("kappa", 4)}
@@ -155,7 +148,6 @@ def gaps(files: Files) -> DataFrame:
 
 
 def simulated_differences(files: Files) -> str:
-    """By how much is the NMM ahead of every rival on simulated annotators?"""
     rows, cells = gaps(files), {f"{{}}: {name}": first(name) for name in SCORES}
     for name, form in {"accuracy": (1, 100), "log score": (3, 1)}.items():
         rows[name] = [gap.spread(*form) + gap.mark() for gap in rows[name]]
@@ -163,8 +155,6 @@ def simulated_differences(files: Files) -> str:
 
 
 def simulated_counts(files: Files) -> str:
-    """In how many cells is the NMM ahead of every rival on simulated annotators?"""
-
     def ahead(field: str) -> Cell:
         return lambda part, _: f"{sum(gap.mean > 0 for gap in part[field])} of {len(part)}"
 

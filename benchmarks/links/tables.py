@@ -73,7 +73,6 @@ def gains(rows: pd.DataFrame, field: str) -> list[Paired]:
 
 
 def pooled_links(files: Files) -> str:
-    """Does the NMM's guide predict links better than the original one, over all graphs?"""
     paper, lines = beside_published(files).query("source == 'paper'"), []
     for measure in MEASURES:
         here, there = gains(compared(files), measure), gains(paper, f"{measure} number")
@@ -88,7 +87,6 @@ def pooled_links(files: Files) -> str:
 
 
 def link_rivals(files: Files) -> str:
-    """How well do the guides and their rivals predict the links of each graph?"""
     cells = {"number": shown.count, "best step": average("step", ".0f")}
     cells |= {measure: spread(measure, 2) for measure in MEASURES}
     cells |= {f"{m}, NMM-DGLFRM minus it": shown.against(OURS, f"-{m}", 2) for m in MEASURES}
@@ -96,7 +94,6 @@ def link_rivals(files: Files) -> str:
 
 
 def published_links(files: Files) -> str:
-    """How far are published figures from ours?"""
     katz = pick(files["links"], task="katz")
     sizes = {row["dataset"]: " / ".join(map(str, row["sizes"])) for row in katz}
     rows, down = beside_published(files), ["graph", "method", "source"]
@@ -112,7 +109,6 @@ def published_links(files: Files) -> str:
 
 
 def bounds(files: Files) -> str:
-    """Does the NMM's guide reach a higher evidence lower bound?"""
     cells = {"splits": shown.count}
     for name, field in {"": "bound in training", ", no dropout": "bound"}.items():
         cells[f"bound{name}"] = average(field, ".4f")
@@ -121,7 +117,6 @@ def bounds(files: Files) -> str:
 
 
 def links_searched(files: Files) -> str:
-    """Which settings were tried, with which scores on validation links and which bounds?"""
     rows = sorted(pick(files["links"], task="search"), key=lambda row: row["trial"])
     rows = [r | {"settings": ", ".join(f"{k} {v}" for k, v in r["settings"].items())} for r in rows]
     cells = {"splits": shown.count} | {name: average(f"val.{name}", ".2f") for name in MEASURES}
@@ -130,20 +125,17 @@ def links_searched(files: Files) -> str:
 
 
 def memberships(files: Files) -> str:
-    """Do links depend on whose memberships a node has?"""
     cells = {"splits": shown.count, "own memberships": average("AP.own", ".2f")}
     cells |= {who: average(f"AP.{who}", ".2f") for who in ("a neighbour's", "anyone's")}
     return table(named(pick(files["links"], task="memberships")), ["graph"], cells)
 
 
 def link_cost(files: Files) -> str:
-    """What does a step cost with either guide?"""
     rows = pick(files["links"], task="cost")
     return shown.markdown({"graph": GRAPHS[r["dataset"]]} | shown.costs(r, METHODS) for r in rows)
 
 
 def link_attention(files: Files) -> str:
-    """Does attention as in the paper's appendix change links or the bound?"""
     parts = {"search": "val", "attention": "val", "compare": "test", "links": "test"}
     rows, seen = [], {}
     for row in files["links"] + files["deviations"]:
@@ -163,7 +155,6 @@ def link_attention(files: Files) -> str:
 
 
 def link_bound(files: Files) -> Figure:
-    """The evidence lower bound on NIPS12 over the steps: each split, and their mean."""
     rows = compared(files)
     rows = rows[rows["graph"] == "NIPS12"]
     figure, axis = plt.subplots(figsize=(5, 3.6), layout="constrained")

@@ -77,7 +77,6 @@ def compared(base: dict[str, str], name: str, digits: int, own=spread, **options
 
 
 def accuracy(files: Files) -> str:
-    """How accurate and how calibrated are all models on the public split?"""
     quality = marked(TEMPERED, "nll", 3, better=-1), average("ece", ".3f"), average("joint", ".3f")
     cells = {"{}: accuracy, %": marked("backbone", "accuracy", 1, 100)}
     cells |= {f"{{}}: NLL / ECE / {JOINT}": joined(*quality)}
@@ -85,7 +84,6 @@ def accuracy(files: Files) -> str:
 
 
 def against_backbone(files: Files) -> str:
-    """Are NMMs and StackedNMM better than the backbone with the same settings?"""
     rows = runs(files, "accuracy")
     rows["search"] = rows["settings of"].astype(object).fillna("own")
     rows["model"] = ordered(rows["method"].replace(NAMES, regex=True), MODELS)
@@ -97,8 +95,6 @@ def against_backbone(files: Files) -> str:
 
 
 def searches(files: Files) -> str:
-    """How many settings were drawn, and which of them did the validation nodes choose?"""
-
     def cell(part: DataFrame, peers: DataFrame) -> str:
         dataset, kind, method = part[["dataset", "backbone", "method"]].iloc[0]
         best = chosen(files["nodes"], dataset=dataset, backbone=kind.lower(), method=method)
@@ -110,7 +106,6 @@ def searches(files: Files) -> str:
 
 
 def deviations(files: Files) -> str:
-    """What does each choice of the paper change?"""
     rows, ours = runs(files, "deviations"), {"change": "ours"}
     rows["change"] = ordered(rows["change"], {"none": "ours"})
     cells = {"seeds": count, "accuracy, %": spread("accuracy", 1, 100)}
@@ -121,7 +116,6 @@ def deviations(files: Files) -> str:
 
 
 def pairs(files: Files) -> str:
-    """How probable are the two labels of adjacent test nodes?"""
     number = "number of splits"
 
     def cell(part: DataFrame, peers: DataFrame) -> str:
@@ -145,7 +139,6 @@ def pairs(files: Files) -> str:
 
 
 def gains(files: Files) -> str:
-    """How much more probable are pairs of labels than under temperature scaling?"""
     rows = runs(files, "pairs")
     rows["share"] = rows["conditional"] - rows["own product"]
     cells = {"{}": against({"model": TEMPERED}, "PLL", 3, form=Paired.spread, better=1)}
@@ -154,8 +147,6 @@ def gains(files: Files) -> str:
 
 
 def influence(files: Files) -> str:
-    """Do these gains rest on few nodes and pairs?"""
-
     def interval(part: DataFrame, peers: DataFrame) -> str:
         low, high = (part[f"on temperature.{end}"].dropna() for end in ("low", "high"))
         return f"{(low > 0).sum()}, {(high < 0).sum()} of {len(low)}" if len(low) else ""
@@ -171,7 +162,6 @@ def influence(files: Files) -> str:
 
 
 def communities(files: Files) -> str:
-    """Do communities as sources improve StackedNMM on the same classifier?"""
     base = {"model": "StackedNMM on backbone"}
     cells = {"runs": count} | compared(base, "minus StackedNMM's", 4, form=Paired.spread)
     cells |= {"log p(validation \\| train)": spread("val joint", 3)}
@@ -179,8 +169,6 @@ def communities(files: Files) -> str:
 
 
 def sizes(files: Files) -> str:
-    """How accurate are all models with more and more training nodes?"""
-
     def bracketed(gap: Paired, *digits) -> str:
         return f" ({gap.spread(*digits)})" if gap else ""
 
@@ -191,7 +179,6 @@ def sizes(files: Files) -> str:
 
 
 def predicted(files: Files) -> str:
-    """Does the rule matter by which a mixture predicts labels?"""
     first, rules = "rules.one by one.", {"in turn": "sequential", "jointly": "joint"}
     cells = {"seeds": count, "accuracy, one by one": spread(f"{first}accuracy", 1, 100)}
     for name, rule in rules.items():
@@ -206,7 +193,6 @@ def predicted(files: Files) -> str:
 
 
 def spn(files: Files) -> str:
-    """Does SPN, a conditional random field, predict better on the same splits?"""
     protocol, ours = frame(files["calibration"], task="splits"), frame(files["nodes"], task="pairs")
     rows = named(pd.concat([frame(files["nodes_rivals"]), protocol, ours]))
     rows["model"] = ordered(rows["model"].astype(str), RIVALS)
@@ -222,7 +208,6 @@ def spn(files: Files) -> str:
 
 
 def heterophilous(files: Files) -> str:
-    """Do relabelling edges help on heterophilous graphs?"""
     rows = named(frame(files["repelling"], task="graphs"))
     kind, edges = (rows["method"].str.split(", ").str[part] for part in (0, 1))
     rows["model"] = ordered(kind, {"backbone": "temperature scaling", "stacked": "StackedNMM"})
@@ -234,7 +219,6 @@ def heterophilous(files: Files) -> str:
 
 
 def heterophilous_generated(files: Files) -> str:
-    """Do relabelling edges find the distribution of labels that have negative correlation?"""
     names = {"truth": "truth", "relabelled": "fitted, relabelling", "plain": "fitted, plain"}
     names |= {"independent": "independent labels"}
     rows = frame(files["repelling"], task="generated").melt(["seed"], [*names], "model", JOINT)
@@ -248,7 +232,6 @@ COLORS = dict(zip(METHODS, ("#E69F00", "#56B4E9", "#009E73", "#0072B2"), strict=
 
 
 def training_size(files: Files) -> Figure:
-    """Accuracy over training sizes, mean ± one standard error, a panel a graph and backbone."""
     rows = runs(files, "sizes")
     rows = rows[~rows["method"].str.endswith("temperature")]  # which changes no prediction
     graphs, kinds = (rows[k].unique().sort_values().tolist() for k in LINES[:2])
@@ -273,7 +256,6 @@ def training_size(files: Files) -> Figure:
 
 
 def convergence(files: Files) -> Figure:
-    """Validation accuracy over the epochs of the first seed, with a GCN."""
     rows = runs(files, "accuracy").dropna(subset=["curve"])
     graphs = list(shared.groups(rows[rows["backbone"] == "GCN"], ["graph"]))
     size = {"figsize": (4 * len(graphs), 3.6), "layout": "constrained"}

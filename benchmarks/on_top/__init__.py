@@ -3,6 +3,6 @@
 
 """StackedNMM on top of trained classifiers, beside other ways to calibrate them."""
 
-from benchmarks.on_top.data import epochs, load, network, shuffled, some_pairs, trained
+from benchmarks.on_top.data import load, network, shuffled, some_pairs, trained
 
-__all__ = ["epochs", "load", "network", "shuffled", "some_pairs", "trained"]
+__all__ = ["load", "network", "shuffled", "some_pairs", "trained"]

@@ -79,7 +79,6 @@ METHODS: dict[str, Callable[[Data], Tensor | NeighborMixture | Posterior]] = {
 
 
 def splits(args, results: Records) -> None:
-    """Every method on every classifier of the published splits."""
     for name in args.graphs:
         methods = [each for each in args.methods if each != ELSEWHERE or name in OTHER]
         for key, data in cases(args, results, "splits", dataset=name, method=methods):
@@ -90,7 +89,6 @@ def splits(args, results: Records) -> None:
 
 
 def priors(args, results: Records) -> None:
-    """Parameters under priors ten times as wide, fitted to all labels but the training nodes'."""
     for key, data in cases(args, results, "priors", split=[100, 101]):
         module = StackedNMM(data.logits.shape[1])
         module.prior = {name: (mean, 10 * sd) for name, (mean, sd) in module.prior.items()}
@@ -101,7 +99,6 @@ def priors(args, results: Records) -> None:
 
 
 def weights(args, results: Records) -> None:
-    """StackedNMM on the digits with edge weights and without, on a GCN that has none."""
     each = {"split": [200 + split for split in args.splits], "method": ["none", "by distance"]}
     for key, data in cases(args, results, "weights", dataset="digits", backbone="gcn", **each):
         distance, test = data.x[data.edge_index].diff(dim=0)[0].square().sum(-1), data.test_mask
@@ -126,7 +123,6 @@ def summary(draws: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def counts(args, results: Records) -> None:
-    """Counts of all labels in sets that grow around a random test node, and in all test nodes."""
     for key, data in cases(args, results, "counts", fold=0, size=SIZES):
         sets = data.test_mask.nonzero().T
         if "size" in key:
@@ -144,7 +140,6 @@ def counts(args, results: Records) -> None:
 
 
 def edges(args, results: Records) -> None:
-    """Both labels of adjacent test nodes (Hsu et al. 2022), from joint tables if there are any."""
     methods = [each for each in args.methods if each not in (ELSEWHERE, "GMNN")]
     for key, data in cases(args, results, "edges", fold=0, method=methods):
         found, pairs = METHODS[key["method"]](data), some_pairs(data, key["split"])
@@ -170,7 +165,6 @@ def updated(module: StackedNMM, data: Data, new: Tensor) -> Tensor:
 
 
 def labels(args, results: Records) -> None:
-    """Scores on half of the test nodes, with the held-out labels and some others observed."""
     for key, data in cases(args, results, "labels", fold=0, share=SHARES, method=UPDATED):
         test = shuffled(data.test_mask, torch.Generator().manual_seed(key["split"]))
         more, rest = data.clone(), test[len(test) // 2 :]
@@ -193,7 +187,6 @@ RULES: dict[str, Callable[[Posterior, Tensor], Tensor]] = {
 
 
 def questions(args, results: Records) -> None:
-    """One classifier and one StackedNMM for all rules; every answer is observed at once."""
     data, hood = graph("digits", None)
     data, groups = data.clone(), louvain(data, resolution=4.0)
     hoods = {False: hood, True: communities(data.edge_index, data.num_nodes, groups)}

@@ -61,7 +61,6 @@ def loopy(field: models.PairwiseMRF) -> tuple[Tensor | None, float | None]:
 
 
 def strips(args, results: Records) -> None:
-    """Narrow grids: divergences and errors of marginals of two labels, and rivals of all."""
     windows, steps = fields.grid(fields.STRIPS[2]), {"num_steps": STEPS["strips"]}
     for key in results.missing(task="strips", coupling=fields.COUPLINGS[2], seed=fields.SEEDS):
         pyro.set_rng_seed(0)
@@ -103,7 +102,6 @@ def large(field: models.PairwiseMRF, log_z: float | None, starts: Tensor | None 
 
 
 def letter(args, results: Records) -> None:
-    """The paper's example, Murphy's noisy letter."""
     for key in results.missing(task="letter", seed=fields.SEEDS):
         pyro.set_rng_seed(0)
         field, clean = fields.noisy_letter(key["seed"])
@@ -115,7 +113,6 @@ def letter(args, results: Records) -> None:
 
 
 def plain(args, results: Records) -> None:
-    """Without fields."""
     for key in results.missing(task="plain", coupling=fields.COUPLINGS[2]):
         pyro.set_rng_seed(0)
         results.add(**key, **large(*fields.plain(key["coupling"])))
@@ -124,7 +121,6 @@ def plain(args, results: Records) -> None:
 
 
 def amortized(args, results: Records) -> None:
-    """Couplings from 0.1 to 0.6 and fields of sd 0.5: trained on a stream, tested on 20 others."""
     windows = fields.grid(fields.STRIPS[2])
     for key in results.missing(task="amortized"):
         pyro.set_rng_seed(0)
@@ -146,7 +142,6 @@ def amortized(args, results: Records) -> None:
 
 
 def scaling(args, results: Records) -> None:
-    """Seconds and memory of a step, each size in a process of its own."""
     for key in results.missing(task="scaling", size=SIZES):
         times, _, above = in_a_process(args.threads, peak_memory, six_steps, key["size"])
         results.add(**key, seconds=median(times[1:]), MiB=above / 2**20)
@@ -160,7 +155,6 @@ def six_steps(size: int) -> list[float]:
 
 
 def deviations(args, results: Records) -> None:
-    """NMM-CNN with and without the groups of pixels among its inputs, into deviations.jsonl."""
     results = Records(args.results.with_name("deviations.jsonl"))
     windows = fields.grid(fields.STRIPS[2], RADIUS)
     each = {"seed": fields.SEEDS, "coupling": fields.COUPLINGS[2], "change": ("", "no groups")}

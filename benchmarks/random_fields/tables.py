@@ -39,7 +39,6 @@ def closer(gaps: Paired, *form: float) -> str:
 
 
 def strips(files: Files) -> str:
-    """How much closer than the mean field is an NMM on narrow Ising grids, and at what cost?"""
     cells = {
         "fields": shared.count,
         "KL, mean field": shared.centre("mean field", 2),
@@ -65,7 +64,6 @@ def narrow(files: Files, measure: str) -> DataFrame:
 
 
 def field_rivals(files: Files) -> str:
-    """Which method is the closest on narrow grids of two, four and eight labels?"""
     rows, base = narrow(files, "KL"), {"ours": True}
 
     def kl(part: DataFrame) -> str:
@@ -82,7 +80,6 @@ def field_rivals(files: Files) -> str:
 
 
 def log_z_rivals(files: Files) -> str:
-    """How far is log Z by message passing from the exact one?"""
     cells = {"log Z, minus exact": lambda f, _: ", ".join(f"{e:+.2f}" for e in f["log Z error"])}
     cells |= {"last change of a message": average("change", ".0e", of=max)} | SECONDS
     return table(narrow(files, "log Z error"), ["labels", "method", "coupling"], cells)
@@ -95,7 +92,6 @@ def named(rows: list[dict]) -> list[dict]:
 
 
 def large(files: Files) -> str:
-    """How much closer than the mean field is an NMM on 128 x 128 pixels, and at what cost?"""
     rows, ours = named(files["fields"]), ("NMM", "NMM-CNN")
     for row in rows:
         row |= {name: row[name] + row["log Z"] for name in ("mean field", *ours)}
@@ -110,7 +106,6 @@ def large(files: Files) -> str:
 
 
 def large_rivals(files: Files) -> str:
-    """Which method is the closest on 128 x 128 pixels?"""
     rows = named(files["fields_compared"])
     for row in rows:
         heading = "KL, {}" if "KL" in row else "{}, log Z minus exact"
@@ -124,7 +119,6 @@ def large_rivals(files: Files) -> str:
 
 
 def amortized(files: Files) -> str:
-    """Is one network for many fields closer than mean fields that are fitted one by one?"""
     lines = []
     for row in pick(files["fields"], task="amortized"):
         free, network = row["mean field"], row["NMM-CNN"]
@@ -137,7 +131,6 @@ def amortized(files: Files) -> str:
 
 
 def scaling(files: Files) -> str:
-    """What does a step of training cost on square grids?"""
     rows = pick(files["fields"], task="scaling")
     rows = [row | {"grid": f"{row['size']} x {row['size']}"} for row in rows]
     cells = {"a step, ms": first("seconds", ".0f", 1e3), "memory, MiB": first("MiB", ".0f")}
@@ -146,7 +139,6 @@ def scaling(files: Files) -> str:
 
 
 def field_deviations(files: Files) -> str:
-    """Does NMM-CNN gain from the groups of the order among its inputs?"""
     rows = pick(files["deviations"], task="fields")
     rows = [row | {"inputs": INPUTS.get(row["change"], row["change"])} for row in rows]
     cells = {"fields": shared.count, "KL, NMM-CNN's bound": average("bound", ".2f")}
@@ -168,7 +160,6 @@ FAMILIES = {
 
 
 def field_seconds(files: Files) -> Figure:
-    """A panel for each coupling of the narrow Ising grids; lines join the settings of a method."""
     rows = frame(row for row in files["fields_compared"] if row["task"] == "strips" and "KL" in row)
     begins = rows.method.map(lambda name: next(each for each in FAMILIES if name.startswith(each)))
     rows["family"] = shared.ordered(begins, list(FAMILIES))

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Noise, speed, memory and mini-batches. docs/results/speed.md and batches.md explain the tasks."""
+"""Noise, speed, memory and mini-batches. README.md explains the tasks."""
 
 from pathlib import Path
 

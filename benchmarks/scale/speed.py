@@ -61,7 +61,6 @@ def draw_in_a_loop(hood, alpha, logits, y) -> Tensor:
 
 
 def draw(args, results: Records) -> None:
-    """By compiled loops and by tensor code, against a loop over nodes in PyTorch."""
     place, hood, alpha, logits, y = problem(*MEDIUM)
     given, compiled = (hood, alpha.detach(), logits.detach(), y), backend.compiled
     each = {"task": "draw", "threads": args.threads} | place
@@ -99,7 +98,6 @@ def gcn_step(model: GCN, x: Tensor, edge_index: Tensor, y: Tensor, observed: Ten
 
 
 def step(args, results: Records) -> None:
-    """Against a training step of a GCN on the same graph, without and with dropout of its input."""
     place, *parts, y = problem(*MEDIUM)
     gcn = GCN(500, 16, 2, MEDIUM[2], dropout=0.5, cached=True)
     inputs = torch.randn(len(y), 500), citation_like(*MEDIUM[:2])
@@ -113,7 +111,6 @@ def step(args, results: Records) -> None:
 
 
 def evidence(args, results: Records) -> None:
-    """A step with latent labels, against one with observed labels."""
     place, *parts, y = problem(*PUBMED)
     table = torch.randn(len(y), PUBMED[2], requires_grad=True)
     each = {"classes": PUBMED[2], "particles": args.samples, "estimator": ESTIMATORS}
@@ -159,7 +156,6 @@ def queries(nodes: int, at: str) -> dict[str, Callable]:
 
 
 def device(args, results: Records) -> None:
-    """Queries on the processor and on a GPU, in turns; on the processor alone if it is all."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     for nodes in args.sizes:
         each = {at: queries(nodes, at) for at in ("cpu", "cuda")[: 1 + bool(gpu)]}
@@ -170,7 +166,6 @@ def device(args, results: Records) -> None:
 
 
 def growth(args, results: Records) -> None:
-    """A step by the number of edges, each in a process of its own."""
     for key in results.missing(task="growth", size=args.sizes, threads=args.threads):
         results.add(**key, **in_a_process(args.threads, one_size, key["size"]))
 
@@ -235,7 +230,6 @@ def score_share(unbiased: Tensor, biased: Tensor, direct: Tensor) -> dict[str, f
 
 
 def variance(args, results: Records) -> None:
-    """Mean and noise of each estimator's gradient."""
     for key in results.missing(particles=4, repeats=args.repeats, seed=0, share=args.shares):
         given, found = cora_like(key["share"]), {}
         for name in ("reinforce", *ESTIMATORS):
@@ -247,7 +241,6 @@ def variance(args, results: Records) -> None:
 
 
 def gradients(args, results: Records) -> None:
-    """Noise and seconds of a step, over particles."""
     each = {"share": args.shares, "estimator": ESTIMATORS, "particles": args.samples}
     for key in results.missing(task="gradients", seed=0, **each):
         given, name = cora_like(key["share"]), key["estimator"]
@@ -266,12 +259,12 @@ def reference(share: float) -> tuple[NeighborMixture, Tensor, Tensor, list[Tenso
 
 
 def marginals(args, results: Records) -> None:
-    """Errors of sampled posterior marginals of unobserved nodes, over draws: total variation."""
     each = {"share": args.shares, "weighted": [False, True], "draws": args.samples}
     for key in results.missing(task="marginals", seed=0, **each):
         mix, y, observed, halves = reference(key["share"])
-        how = mix, y, observed, key["draws"], key["weighted"]
-        turns = [cpu_timed(conditioned, *how) for _ in range(args.repeats)]
+        how = y, observed, key["draws"], key["weighted"]
+        query = lambda: mix.condition(*how).marginals()  # noqa: B023, E731
+        turns = [cpu_timed(query) for _ in range(args.repeats)]
         errors = [l1_loss(probs[~observed], sum(halves) / 2).item() for probs, _ in turns]
         row = {"error": mean(errors), "error of the reference": l1_loss(*halves).item() / 2}
         row = {name: CLASSES / 2 * error for name, error in row.items()}
@@ -279,12 +272,7 @@ def marginals(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-def conditioned(mix: NeighborMixture, *how) -> Tensor:
-    return mix.condition(*how).marginals()
-
-
 def likelihood(args, results: Records) -> None:
-    """Estimates of log p by sequential Monte Carlo; without particles, the bound."""
     each = {"share": args.shares, "particles": [0, *args.samples]}
     for key in results.missing(task="likelihood", seed=0, **each):
         (mix, *given, _), number = cora_like(key["share"]), key["particles"]

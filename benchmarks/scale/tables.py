@@ -42,7 +42,6 @@ def rows_of(rows: list[dict], **key) -> DataFrame:
 
 
 def gradient_variance(files: Files) -> str:
-    """How noisy is each estimator's gradient, and which share of the score term does it have?"""
     rows = rows_of(files["gradient_variance"])
     noise = rows[rows["estimator"] == "reinforce"].set_index("labelled")["sd"]
     rows["ratio"] = rows["labelled"].map(noise) / rows["sd"]
@@ -55,14 +54,12 @@ def gradient_variance(files: Files) -> str:
 
 
 def estimator_noise(files: Files) -> str:
-    """What do particles change in the noise of a gradient and in the time of a step?"""
     rows = rows_of(files["samples"], task="gradients")
     cells = {"T = {}": "{sd:,.2f} ({ms:.1f} ms)"}
     return show(rows, ["labelled", "estimator"], cells, "particles")
 
 
 def draws_of_marginals(files: Files) -> str:
-    """How many draws do marginals of the posterior need?"""
     rows = rows_of(files["samples"], task="marginals")
     rows["weights"] = rows["weighted"].map({False: "equal", True: "weighted"})
     rows["error"] *= 1e3
@@ -72,14 +69,12 @@ def draws_of_marginals(files: Files) -> str:
 
 
 def particles_of_likelihood(files: Files) -> str:
-    """How many particles does log p of labels need, and how far is the bound from it?"""
     rows = rows_of(files["samples"], task="likelihood")
     rows["name"] = rows["particles"].map("P = {:,}".format).replace("P = 0", "the bound")
     return show(rows, ["labelled"], {"{}": "{mean:,.2f} ± {sd:.2f} ({ms:.0f} ms)"}, "name")
 
 
 def draws(files: Files) -> str:
-    """How long does one draw of q(c | y) take?"""
     rows = rows_of(files["speed"], task="draw").rename(columns={"particles": "T"})
     rows["times"] = rows["seconds"][rows["code"] == "loop"].mean() / rows["seconds"]
     rows["code"] = ordered(rows["code"], CODES)
@@ -88,7 +83,6 @@ def draws(files: Files) -> str:
 
 
 def steps(files: Files) -> str:
-    """How long does a step of the bound take, over a step of a GCN?"""
     rows = rows_of(files["speed"], task="step")
     rows["plain"] = rows["seconds bound"] / rows["seconds GCN"]
     rows["thinned"] = rows["seconds bound"] / rows["seconds GCN, input dropout"]
@@ -97,7 +91,6 @@ def steps(files: Files) -> str:
 
 
 def evidence_steps(files: Files) -> str:
-    """How long does a step with latent labels take, over one with observed labels?"""
     rows = rows_of(files["speed"], task="evidence")
     rows["ratio"] = rows["seconds evidence"] / rows["seconds observed"]
     cells = SIZES | {"labels": "{classes:.0f}", "T": "{particles:.0f}"}
@@ -117,20 +110,17 @@ def by_size(rows: DataFrame, name: str, cells: dict[str, str]) -> str:
 
 
 def growth(files: Files) -> str:
-    """How do time and memory of a step of the bound grow with the graph?"""
     rows = frame(files["speed"], task="growth").assign(group="step", step="all labels observed")
     cells = {"seconds a step": "{seconds:.3f}", "memory above start, GB": "{above:.3f}"}
     return by_size(rows, "step", cells)
 
 
 def scale(files: Files) -> str:
-    """How do time and memory of queries grow with the graph?"""
     rows = frame(files["speed"], task="scale").rename(columns={"query": "group", "name": "query"})
     return by_size(rows, "query", {"labels": "{classes:.0f}", "seconds": "{seconds:.2f}"})
 
 
 def large_graphs(files: Files) -> str:
-    """How do time and memory of a StackedNMM grow, up to ten million nodes?"""
     rows = frame(files["large"], task="sizes")
     empty = (rows["peak"] - rows["above"]).groupby(rows["nodes"]).transform("min")
     rows = rows.assign(group=rows["stage"], memory=(rows["peak"] - empty) / 1e9)
@@ -139,14 +129,12 @@ def large_graphs(files: Files) -> str:
 
 
 def devices(files: Files) -> str:
-    """What does a GPU save?"""
     rows = rows_of(files["device"])
     cells = {"{:,} nodes, CPU / GPU": "{ms cpu:,.1f} / {ms cuda:,.1f}"}
     return show(rows.assign(query=ordered(rows["query"])), ["query"], cells, "nodes")
 
 
 def epochs(files: Files) -> str:
-    """What does an epoch of an NMM cost, over the passes of its networks?"""
     rows = rows_of(files["epochs"])
     rows["backbone"] = rows["backbone"].str.upper()
     ratios = "NMM / networks", "with consistency", "by TraceGraph_ELBO"
@@ -156,7 +144,6 @@ def epochs(files: Files) -> str:
 
 
 def tightness(files: Files) -> str:
-    """How far is the bound from the likelihood while an NMM trains?"""
     rows = frame(files["tightness"])
     rows["test gap"] = rows["test estimate"] - rows["test bound"]
     names = {"pairs, exact": "pair exact", "pairs, bound": "pair bound", "pairs, gap": "pair gap"}
@@ -173,7 +160,6 @@ def batch_rows(files: Files, task: str, heading: str) -> DataFrame:
 
 
 def batch_training(files: Files) -> str:
-    """Do mini-batches train as well as the whole graph?"""
     down, gap = ["graph", "batches, seeds in each"], "minus whole graph's"
     joint = "log p(test \\| train), nats a node"
     cells = {"runs": count, "accuracy": spread("accuracy", 1, 100)}
@@ -184,7 +170,6 @@ def batch_training(files: Files) -> str:
 
 
 def batch_bounds(files: Files) -> str:
-    """What does a sum over batches lose of the bound and of the likelihood?"""
     down = ["graph", "batches, nodes in each"]
     names = {"bound, all labels": "bound", "log p, all labels": "estimate"}
     names |= {"bound, training labels": "train bound", "log p, training labels": "train estimate"}
@@ -200,7 +185,6 @@ def batch_bounds(files: Files) -> str:
 
 
 def batch_throughput(files: Files) -> str:
-    """Are two processes faster than one?"""
     rows = rows_of(files["batches"], task="throughput")
     one = rows[rows["processes"] == 1].set_index(["dataset", "repeat"])["seconds"].rename("one")
     rows = rows.join(one, on=["dataset", "repeat"])
@@ -220,7 +204,6 @@ PANELS = {
 
 
 def samples_figure(files: Files) -> Figure:
-    """Noise of a gradient, errors of marginals and of the likelihood, over the number of draws."""
     rows = frame(files["samples"])
     rows["relative"] = rows["sd"] / rows["labelled"]
     rows["weighted"] = rows["weighted"].map({False: "equal weights", True: "weighted"})
@@ -237,7 +220,6 @@ def samples_figure(files: Files) -> Figure:
 
 
 def growth_figure(files: Files) -> Figure:
-    """Seconds and memory of a step and of queries, over edges."""
     rows = frame([row for row in files["speed"] if row["task"] in ("growth", "scale")])
     rows = rows.fillna({"query": "step", "name": "a step of the bound"})
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")

@@ -37,7 +37,6 @@ HOPS = 3
 
 
 def epochs(args, results: Records) -> None:
-    """Milliseconds of an epoch, and ratios to the passes of an NMM's two networks."""
     pyro.set_rng_seed(0)
     for key in results.missing(dataset=args.datasets, backbone=["gcn", "gat", "appnp"]):
         functions = epochs_of(key["backbone"], *load(key["dataset"], args.data_root))
@@ -75,7 +74,6 @@ def epochs_of(kind: str, data: Data, hood: Neighborhood) -> dict[str, Callable[[
 
 
 def tightness(args, results: Records) -> None:
-    """Every ten epochs of an NMM-GCN, on 400 pairs of test nodes and on all test nodes."""
     if not any(results.missing(epoch=range(0, args.num_epochs + 1, 10))):
         return
     pyro.set_rng_seed(10)
@@ -183,7 +181,6 @@ def cells(args, results: Records, task: str) -> Iterator[dict]:
 
 
 def training(args, results: Records) -> None:
-    """By mini-batches, and on the whole graph."""
     for key in cells(args, results, "training"):
         data, *_ = prepared(key["dataset"], args.data_root)
         mix, epochs = fit(key, args)
@@ -192,7 +189,6 @@ def training(args, results: Records) -> None:
 
 
 def bound(args, results: Records) -> None:
-    """What sums over batches lose, at the parameters of one training on the whole graph."""
     fitted = cache(lambda name, seed: fit({"dataset": name, "seed": seed, "way": WHOLE}, args)[0])
     for key in cells(args, results, "bound"):
         data, _, groups = prepared(key["dataset"], args.data_root)
@@ -220,7 +216,6 @@ def in_parts(mix: NeighborMixture, data: Data, parts: Sequence[Tensor]) -> dict[
 
 
 def throughput(args, results: Records) -> None:
-    """Seconds an epoch of examples/distributed.py, by two lengths: the start does not count."""
     each = {"dataset": args.datasets, "processes": [1, 2], "repeat": range(args.num_seeds)}
     for key in results.missing(task="throughput", **each):
         short, long = (timed(example, key, args.data_root, number)[1] for number in (5, 45))

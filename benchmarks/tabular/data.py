@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,9 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import kneighbors_graph
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
-from torch.nn import functional as F
 from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
-from torchmetrics.functional.classification import multiclass_calibration_error
+
+from benchmarks.nodes import node_scores
 
 FOLDS, ROWS, NEIGHBORS, CLIP = 5, 4000, 10, 1e-3
 SPLIT = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
@@ -66,11 +66,15 @@ class Table:
             found[self.labelled[out]] = fold
         return found
 
+    @property
+    def rests(self) -> list[np.ndarray]:
+        """Masks of the labelled rows outside each fold."""
+        return [(self.folds >= 0) & (self.folds != fold) for fold in range(FOLDS)]
+
     @cached_property
     def parts(self) -> Tensor:
         """``(K, N, C)``: log-probabilities of a classifier that has not seen a fold's labels."""
-        seen = [(self.folds >= 0) & (self.folds != fold) for fold in range(FOLDS)]
-        fits = (self.make().fit(self.rows[rest], self.labels[rest]) for rest in seen)
+        fits = (self.make().fit(self.rows[rest], self.labels[rest]) for rest in self.rests)
         return torch.stack([log_probs(fit.predict_proba(self.rows)) for fit in fits])
 
     @cached_property
@@ -89,12 +93,9 @@ def log_probs(probs: np.ndarray) -> Tensor:
 
 def scores_of(probs: Tensor, labels: np.ndarray) -> dict[str, float]:
     """NLL, accuracy and calibration error of label probabilities ``(n, C)``."""
-    probs, y = probs.double().clamp(min=1e-6), torch.from_numpy(labels)
-    probs = probs / probs.sum(1, keepdim=True)
-    error = multiclass_calibration_error(probs, y, probs.shape[1], n_bins=15)
-    hit = (probs.argmax(1) == y).double().mean()
-    scores = {"nll": F.nll_loss(probs.log(), y), "accuracy": hit, "ece": error}
-    return {name: round(value.item(), 5) for name, value in scores.items()}
+    probs = probs.double().clamp(min=1e-6)
+    scores = node_scores(probs / probs.sum(1, keepdim=True), torch.from_numpy(labels))
+    return {name: round(scores[name], 5) for name in ("nll", "accuracy", "ece")}
 
 
 def keel(seed: int) -> Iterator[tuple[str, tuple]]:
@@ -117,16 +118,11 @@ def keel(seed: int) -> Iterator[tuple[str, tuple]]:
 
 def embeddings(root: Path, number: int, seed: int) -> Table:
     """LabelMe's images with a few true labels a class, and a linear probe."""
-    found = np.load(root / "labelme" / "labelme.npz")
-    rows, labels = found["features"].astype(float), found["labels"].astype(int)
-    draw = np.random.default_rng(seed)
-    each = [draw.permutation(np.flatnonzero(labels == k))[:number] for k in range(8)]
-    labelled = np.concatenate(each)
+    stored, draw = np.load(root / "labelme" / "labelme.npz"), np.random.default_rng(seed)
+    rows, labels = stored["features"].astype(float), stored["labels"].astype(int)
+    members = [draw.permutation(np.flatnonzero(labels == k))[:number] for k in range(8)]
+    labelled = np.concatenate(members)
     judged = np.setdiff1d(np.arange(len(labels)), labelled)
-
-    def make() -> LogisticRegression:
-        return LogisticRegression(max_iter=1000)
-
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    scale = rows[labelled].std(0).mean()
-    return Table(rows / scale, labels, labelled, judged, make, "cosine")
+    scale, probe = rows[labelled].std(0).mean(), partial(LogisticRegression, max_iter=1000)
+    return Table(rows / scale, labels, labelled, judged, probe, "cosine")

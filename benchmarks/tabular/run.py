@@ -4,181 +4,36 @@
 """An NMM on top of scikit-learn's classifiers, beside rivals. README.md explains the tasks."""
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyro
 import torch
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.ensemble import RandomTreesEmbedding, StackingClassifier
-from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer, kneighbors_graph
-from sklearn.pipeline import make_pipeline
-from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
+from sklearn.base import clone
+from sklearn.datasets import make_blobs
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsTransformer
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric.nn import GCN
-from torch_geometric.nn.models import CorrectAndSmooth
+from torch.optim import Adam
+from torch_geometric.data import Data
 
+from benchmarks.nodes import node_scores
+from benchmarks.on_top import network, shuffled, trained
+from benchmarks.shared.fits import descend
 from benchmarks.shared.records import RESULTS, Records, command
-from benchmarks.shared.timing import timed
-from benchmarks.tabular.citation import folds
-from benchmarks.tabular.data import (
-    CLIP,
-    FOLDS,
-    KINDS,
-    NEIGHBORS,
-    SPLIT,
-    Table,
-    embeddings,
-    keel,
-    log_probs,
-    scores_of,
-)
-from benchmarks.tabular.scale import new_rows, size
+from benchmarks.shared.timing import in_a_process, peak_memory, timed
+from benchmarks.tabular.data import FOLDS, KINDS, NEIGHBORS, Table, embeddings, keel, scores_of
+from benchmarks.tabular.rivals import ALONE, GRAPHS, METHODS
 from pyro_nmm import Neighborhood
+from pyro_nmm.datasets import planetoid
 from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
-FILE = RESULTS / "tabular.jsonl"
-OURS, TEMPERATURE, SCIKIT = "NeighborMixtureClassifier", "temperature, five folds", "temperature"
-#: Methods that read the graph and no classifier: once for each table.
-ALONE = "label spreading", "GCN, temperature from five folds"
-
-
-def scaled(parts: Tensor, whole: Tensor, table: Table) -> Tensor:
-    """``whole`` at the temperature of the folds' held-out rows."""
-    scores, y = table.held_out(parts)
-    found = temperature_scaling(scores, y, torch.ones(len(y), dtype=torch.bool))
-    return (whole / min(max(found, 0.05), 20.0)).softmax(1)
-
-
-def calibrated(method: str, table: Table) -> np.ndarray:
-    wrapped = CalibratedClassifierCV(table.make(), method=method, cv=SPLIT)
-    return wrapped.fit(*table.known).predict_proba(table.rows)
-
-
-def self_training(table: Table) -> np.ndarray:
-    wrapped = SelfTrainingClassifier(table.make()).fit(table.rows, table.partly)
-    return wrapped.predict_proba(table.rows)
-
-
-def stacking(table: Table) -> np.ndarray:
-    pair = [("own", table.make()), ("near", KNeighborsClassifier(NEIGHBORS))]
-    return StackingClassifier(pair, cv=SPLIT).fit(*table.known).predict_proba(table.rows)
-
-
-def label_spreading(table: Table) -> np.ndarray:
-    spread = LabelSpreading(kernel="knn", n_neighbors=NEIGHBORS)
-    return np.nan_to_num(spread.fit(table.rows, table.partly).label_distributions_)
-
-
-def correct_and_smooth(table: Table) -> Tensor:
-    """PyG's (Huang et al. 2021): settings and temperature by the folds' held-out rows."""
-    y, truth = torch.from_numpy(table.labels), table.held_out(table.parts)[1]
-
-    def smoothed(first: float, second: float, start: Tensor, known: np.ndarray) -> Tensor:
-        smoother, mask = CorrectAndSmooth(50, first, 50, second), torch.from_numpy(known)
-        probs = smoother.correct(start.softmax(1), y[mask], mask, table.edges).nan_to_num()
-        probs = smoother.smooth(probs.clamp(min=0), y[mask], mask, table.edges)
-        return probs.clamp(min=1e-9).log()
-
-    def tried(first: float, second: float) -> tuple[float, Tensor]:
-        rest = [(table.folds >= 0) & (table.folds != fold) for fold in range(FOLDS)]
-        pairs = zip(table.parts, rest, strict=True)
-        parts = torch.stack([smoothed(first, second, start, known) for start, known in pairs])
-        whole = smoothed(first, second, log_probs(table.whole), table.folds >= 0)
-        held_out = scaled(parts, table.held_out(parts)[0], table)
-        loss = F.nll_loss(held_out.clamp(min=1e-12).log(), truth).item()
-        return loss, scaled(parts, whole, table)
-
-    return min((tried(a, b) for a in (0.5, 0.9) for b in (0.5, 0.8)), key=lambda found: found[0])[1]
-
-
-def gcn(table: Table, num_epochs: int = 100) -> Tensor:
-    """Two layers on the graph of neighbours, a fit for each fold and one for all labels."""
-    x, y = torch.from_numpy(table.rows).float(), torch.from_numpy(table.labels)
-
-    def logits(known: np.ndarray) -> Tensor:
-        torch.manual_seed(0)
-        network = GCN(x.shape[1], 64, 2, table.num_classes, dropout=0.5)
-        optimizer = torch.optim.Adam(network.parameters(), lr=0.01, weight_decay=5e-4)
-        rows = torch.from_numpy(known)
-        for _ in range(num_epochs):
-            optimizer.zero_grad()
-            F.cross_entropy(network(x, table.edges)[rows], y[rows]).backward()
-            optimizer.step()
-        with torch.no_grad():
-            return network.eval()(x, table.edges)
-
-    rest = [(table.folds >= 0) & (table.folds != fold) for fold in range(FOLDS)]
-    return scaled(torch.stack([*map(logits, rest)]), logits(table.folds >= 0), table)
-
-
-def half(table: Table) -> Tensor:
-    """``StackedNMM`` with every other label held out from the classifier."""
-    size, y = len(table.labels), torch.from_numpy(table.labels)
-    masks = torch.zeros(2, size, dtype=torch.bool)
-    order = np.argsort(table.folds[table.labelled], kind="stable")
-    for mask, rows in zip(
-        masks, (table.labelled[order[::2]], table.labelled[order[1::2]]), strict=True
-    ):
-        mask[rows] = True
-    fit = table.make().fit(table.rows[masks[0]], table.labels[masks[0]])
-    probs = np.full((size, table.num_classes), CLIP)
-    probs[:, fit.classes_] = fit.predict_proba(table.rows)
-    scores, hood = log_probs(probs), Neighborhood(table.edges, size)
-    stacked = StackedNMM(table.num_classes).fit(hood, scores, y, *masks)
-    return stacked.posterior(hood, scores, y, masks.any(0)).marginals()
-
-
-def scores_alone(table: Table) -> Tensor:
-    """``StackedNMM(pool=False)``, fitted to five folds."""
-    y, folds = torch.from_numpy(table.labels), torch.from_numpy(table.folds)
-    hood = Neighborhood(table.edges, len(y))
-    stacked = StackedNMM(pool=False).fit(hood, table.parts, y, folds=folds)
-    return stacked.posterior(hood, log_probs(table.whole), y, folds >= 0).marginals()
-
-
-def ours(table: Table, graph: object = None, **options) -> np.ndarray:
-    options = {"metric": table.metric, "random_state": 0} | options
-    model = NeighborMixtureClassifier(table.make(), **options)
-    return model.fit(table.rows, table.partly, graph).label_distributions_
-
-
-def mutual(table: Table) -> np.ndarray:
-    near = kneighbors_graph(table.rows, NEIGHBORS)
-    return ours(table, near.multiply(near.T))
-
-
-def leaves(table: Table) -> np.ndarray:
-    """Neighbours that share the most leaves of random trees, which read no labels."""
-    finder = KNeighborsTransformer(n_neighbors=NEIGHBORS, metric="cosine")
-    return ours(table, neighbors=make_pipeline(RandomTreesEmbedding(random_state=0), finder))
-
-
-METHODS: dict[str, Callable[[Table], Tensor | np.ndarray]] = {
-    "classifier": lambda table: table.whole,
-    SCIKIT: partial(calibrated, SCIKIT),
-    TEMPERATURE: lambda table: scaled(table.parts, log_probs(table.whole), table),
-    OURS: ours,
-    "C&S": correct_and_smooth,
-    "stacking with ten neighbors": stacking,
-    "sigmoid": partial(calibrated, "sigmoid"),
-    "StackedNMM, half held out": half,
-    "StackedNMM, scores alone": scores_alone,
-    "self-training": self_training,
-    "label spreading": label_spreading,
-    "GCN, temperature from five folds": gcn,
-}
-#: The NMM on other graphs of the rows.
-GRAPHS: dict[str, Callable[[Table], Tensor | np.ndarray]] = {
-    "5 neighbours": partial(ours, n_neighbors=5),
-    "20 neighbours": partial(ours, n_neighbors=20),
-    "Manhattan distance": partial(ours, metric="manhattan"),
-    "mutual neighbours": mutual,
-    "leaves of random trees": leaves,
-}
+#: Rows with labels, columns and classes of a table of any size.
+LABELLED, COLUMNS, CLASSES = 200, 8, 10
+RETRAINED = 200  # epochs of networks that a fold is hidden from
 
 
 def judge(table: Table, method: str) -> dict:
@@ -186,9 +41,9 @@ def judge(table: Table, method: str) -> dict:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of solvers that stop early
-        found, seconds = timed((METHODS | GRAPHS)[method], table)
-    probs = torch.as_tensor(found)[table.judged]
-    return scores_of(probs, table.labels[table.judged]) | {"seconds": round(seconds, 5)}
+        probs, seconds = timed((METHODS | GRAPHS)[method], table)
+    scores = scores_of(torch.as_tensor(probs)[table.judged], table.labels[table.judged])
+    return scores | {"seconds": round(seconds, 5)}
 
 
 def agreement(table: Table) -> float:
@@ -199,32 +54,121 @@ def agreement(table: Table) -> float:
 
 
 def tables(args, results: Records) -> None:
-    """Every method on tables of KEEL."""
     for seed in args.seeds:
         for name, fields in keel(seed):
             for kind in args.classifiers:
                 names = [m for m in args.methods if m not in ALONE or kind == "forest"]
                 table = Table(*fields, partial(KINDS[kind], seed))
-                key = {"task": "tables", "table": name, "seed": seed, "classifier": kind}
-                for each in results.missing(**key, method=names):
-                    row = judge(table, each["method"])
-                    results.add(**each, **row, agreement=agreement(table))
+                place = {"task": "tables", "table": name, "seed": seed, "classifier": kind}
+                for key in results.missing(**place, method=names):
+                    row = judge(table, key["method"])
+                    results.add(**key, **row, agreement=agreement(table))
 
 
 def images(args, results: Records) -> None:
-    """Every method on LabelMe's embeddings with a linear probe."""
-    key = {"task": "images", "number": [5, 10, 25, 60], "seed": args.seeds}
-    for each in results.missing(**key, method=args.methods):
-        table = embeddings(args.data_root, each["number"], each["seed"])
-        results.add(**each, **judge(table, each["method"]))
+    keys = {"task": "images", "number": [5, 10, 25, 60], "seed": args.seeds}
+    for key in results.missing(**keys, method=args.methods):
+        table = embeddings(args.data_root, key["number"], key["seed"])
+        results.add(**key, **judge(table, key["method"]))
 
 
-main = command(
-    __doc__, (tables, images, new_rows, size, folds), seeds=[0, 1, 2], methods=list(METHODS),
-    classifiers=list(KINDS),
-    sizes=[4_000, 10_000, 100_000, 1_000_000], graphs=["cora", "citeseer", "pubmed"],
-    backbones=["mlp", "gcn"], splits=[0, 1, 2, 3, 4], data_root=Path, results=FILE,
-)  # fmt: skip
+def new_rows(args, results: Records) -> None:
+    for seed in args.seeds:
+        for name, (rows, labels, labelled, judged) in keel(seed):
+            place = {"task": "new_rows", "table": name, "seed": seed}
+            for key in results.missing(**place, classifier=list(KINDS)):
+                model = NeighborMixtureClassifier(KINDS[key["classifier"]](seed), random_state=0)
+                y, new = np.full(len(labels), -1), judged[1::2]
+                inside = np.r_[labelled, judged[::2]]
+                y[labelled] = labels[labelled]
+                joined = model.fit(rows, y).label_distributions_[new]
+                predicted = model.fit(rows[inside], y[inside]).predict_proba(rows[new])
+                for way, probs in (("fitted", joined), ("new", predicted)):
+                    results.add(**key, rows=way, **scores_of(torch.from_numpy(probs), labels[new]))
+
+
+def size(args, results: Records) -> None:
+    keys = {"number": args.sizes, "neighbors": ["exact", "approximate"], "threads": args.threads}
+    for key in results.missing(task="size", **keys):
+        results.add(**key, **in_a_process(args.threads, one_size, key["number"], key["neighbors"]))
+
+
+def one_size(number: int, neighbors: str) -> dict:
+    clouds = {"centers": CLASSES, "cluster_std": 4.0, "random_state": 0}
+    rows, labels = make_blobs(number + 10_000, COLUMNS, **clouds)
+    rows, new = rows[:number], rows[number:]
+    y = np.where(np.arange(number) < LABELLED, labels[:number], -1)
+    finder = KNeighborsTransformer(n_neighbors=NEIGHBORS)
+    if neighbors == "approximate":
+        from pynndescent import PyNNDescentTransformer
+
+        finder = PyNNDescentTransformer(n_neighbors=NEIGHBORS, random_state=0)
+        clone(finder).fit_transform(rows[:1000])  # compiles
+    probe = LogisticRegression(max_iter=1000)
+    model = NeighborMixtureClassifier(probe, neighbors=finder, random_state=0)
+    clone(model).fit(rows[:2000], y[:2000])  # pays for what is loaded or compiled once
+
+    def alone() -> np.ndarray:
+        return clone(probe).fit(rows[y >= 0], y[y >= 0]).predict_proba(rows)
+
+    seconds = {"neighbours": timed(clone(finder).fit_transform, rows)[1]}
+    seconds["classifier"] = (FOLDS + 1) * timed(alone)[1]
+    (_, seconds["fit"]), _, rise = peak_memory(timed, model.fit, rows, y)
+    seconds |= {f"{n} new": timed(model.predict_proba, new[:n])[1] for n in (1, len(new))}
+    hit = float((model.transduction_ == labels[:number])[LABELLED:].mean())
+    seconds = {name: round(value, 3) for name, value in seconds.items()}
+    return {"seconds": seconds, "MiB": round(rise / 2**20), "accuracy": round(hit, 4)}
+
+
+def retrained(kind: str, data: Data, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    Logits ``(K, N, C)`` of networks that have not seen a fold of the observed labels, logits
+    ``(N, C)`` of a network that has seen all, each after 200 epochs, and the folds ``(N,)``.
+    """
+    known, folds = data.train_mask | data.val_mask, torch.full_like(data.y, -1)
+    order = shuffled(known, torch.Generator().manual_seed(seed))
+    folds[order] = torch.arange(len(order)) % FOLDS
+
+    def logits(nodes: Tensor) -> Tensor:
+        pyro.set_rng_seed(seed)
+        module = network(kind, data.num_features, int(data.y.max()) + 1)
+        optimizer = Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
+        inputs, y = (data.x, data.edge_index), data.y[nodes]
+        loss = lambda: F.cross_entropy(module(*inputs)[nodes], y)  # noqa: E731
+        return descend(module, optimizer, loss, RETRAINED)(*inputs).detach()
+
+    parts = [logits(known & (folds != fold)) for fold in range(FOLDS)]
+    return torch.stack(parts), logits(known), folds
+
+
+def scaled(scores: Tensor, held_out: Tensor, y: Tensor) -> Tensor:
+    temperature = temperature_scaling(held_out, y, torch.ones_like(y, dtype=torch.bool))
+    return (scores / temperature).softmax(-1)
+
+
+def folds(args, results: Records) -> None:
+    keys = {"dataset": args.graphs, "backbone": args.backbones, "split": args.splits}
+    for key in results.missing(task="folds", **keys, method="StackedNMM, five folds"):
+        data = planetoid(key["dataset"], args.data_root and args.data_root / "planetoid")
+        hood, known = Neighborhood(data.edge_index, data.num_nodes), data.train_mask | data.val_mask
+        y, test, rows = data.y, data.test_mask, known.nonzero()[:, 0]
+        logits = trained(key["backbone"], data, key["split"])
+        module = StackedNMM(logits.shape[1]).fit(hood, logits, y, data.train_mask, data.val_mask)
+        found = {"temperature": scaled(logits, logits[data.val_mask], y[data.val_mask])}
+        found["StackedNMM"] = module.posterior(hood, logits, y, known).marginals()
+        parts, scores, fold = retrained(key["backbone"], data, key["split"])
+        found["temperature, five folds"] = scaled(scores, parts[fold[rows], rows], y[rows])
+        module = StackedNMM(scores.shape[1]).fit(hood, parts, y, folds=fold)
+        found["StackedNMM, five folds"] = module.posterior(hood, scores, y, known).marginals()
+        for name, probs in found.items():
+            results.add(**key | {"method": name}, **node_scores(probs[test], y[test]))
+
+
+TASKS = tables, images, new_rows, size, folds
+OPTIONS: dict = {"seeds": [0, 1, 2], "methods": list(METHODS), "classifiers": list(KINDS)}
+OPTIONS |= {"sizes": [4_000, 10_000, 100_000, 1_000_000], "splits": [0, 1, 2, 3, 4]}
+OPTIONS |= {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["mlp", "gcn"]}
+main = command(__doc__, TASKS, **OPTIONS, data_root=Path, results=RESULTS / "tabular.jsonl")
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Markov random fields with some nodes summed out."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -117,8 +119,8 @@ class MarginalField(GraphDistribution):
             nodes = self.others[degree == count]
             here = (degree == count).repeat_interleave(degree)
             labels = enumerate_labels(count, field.num_classes, end.device)
-            neighbors, own = (found[here].view(len(nodes), count) for found in (end, weight))
-            sent = torch.einsum("bd,kdc->bkc", own, field.interaction[labels])
+            neighbors, weights = (values[here].view(len(nodes), count) for values in (end, weight))
+            sent = torch.einsum("bd,kdc->bkc", weights, field.interaction[labels])
             logits = field.unary[nodes].unsqueeze(1) + sent
             yield Stars(nodes, neighbors, logits, logits.logsumexp(-1))
 

@@ -250,10 +250,10 @@ def check_field(field: PairwiseMRF) -> None:
         raise ValueError(f"field must be a PairwiseMRF without batch dimensions, got {field}")
 
 
-def check_labels(field: Any, value: Tensor, each: str) -> Tensor:
+def check_labels(field: Any, value: Tensor, note: str) -> Tensor:
     """Labels ``(..., N)`` of a field, as ``torch.long``."""
     value = as_tensor("value", value, field.edges.device)
-    value = expect("value", value, ("...", field.num_nodes), kind="labels", note=each).long()
+    value = expect("value", value, ("...", field.num_nodes), kind="labels", note=note).long()
     if (bad := out_of_range(untracked(value)[0][0], field.num_classes)) is not None:
         raise ValueError(f"value must hold labels in 0..{field.num_classes - 1}, got {bad}")
     return value

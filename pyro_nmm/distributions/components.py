@@ -14,7 +14,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import Places, compact
-from pyro_nmm.ops.evidence import edge_evidence
+from pyro_nmm.ops.entries import edge_evidence
 from pyro_nmm.ops.stages import stages_of
 
 
@@ -160,7 +160,7 @@ class Components:
             earlier = self.choices[part], of_components(known, part)
             counts = stages.counts(*earlier) if len(self.nodes) else None
             stage = stages.draw(counts, 0, len(nodes), len(earlier[0]))
-            edges = stage.edges[:, order.argsort()]
+            edges = stage.numbers[:, order.argsort()]
             drawn.append(stages.choices(edges))
             borrowed += [stages.borrowed(edges)] if differ else []
             gains += [stage.log_labels().sum(-1)] if weighted else []

@@ -8,22 +8,14 @@ import itertools
 import pytest
 import torch
 
+from benchmarks.random_fields import rivals
 from benchmarks.random_fields.fields import grid
 from benchmarks.random_fields.methods import drawn_bound, drawn_loss
-from benchmarks.random_fields.rivals import (
-    Autoregressive,
-    Windowed,
-    bethe,
-    chain_mean_field,
-    fit_van,
-    resistances,
-    spanning_tree,
-    surrogate,
-    tree_reweighted,
-)
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import mean_field
-from pyro_nmm.models import MarginalField, PairwiseMRF, grid_edges, ising, potts
+from pyro_nmm.models import MarginalField, grid_edges, ising, potts
+
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def spins(shape, coupling, seed=0):
@@ -42,13 +34,6 @@ def every(field):
     return torch.tensor(list(itertools.product(range(field.num_classes), repeat=field.num_nodes)))
 
 
-def transposed(field, shape):
-    """The field of the transposed grid, whose rows are the columns."""
-    pixels = torch.arange(field.num_nodes).view(shape).T.flatten()
-    edges = pixels.argsort()[field.edges]
-    return PairwiseMRF(edges, field.unary[pixels], field.strength, field.interaction)
-
-
 def log_z(field):
     return field.log_potential(every(field)).double().logsumexp(0).item()
 
@@ -64,51 +49,26 @@ def case(request):
 
 @pytest.mark.parametrize("down", [False, True])
 def test_chains_of_a_mean_field(case, down):
-    """The loss is that of the product of rows, by enumeration; no worse than single pixels'."""
-    field, (rows, length) = case
-    if down:
-        y = every(field)
-        original, field, (rows, length) = field, transposed(field, (rows, length)), (length, rows)
-        turned = y.view(-1, length, rows).mT.flatten(1)
-        torch.testing.assert_close(field.log_potential(turned), original.log_potential(y))
-    torch.manual_seed(0)
-    marginals, found = chain_mean_field(field, torch.arange(rows * length).view(rows, length))
-    if down:  # the columns of the original
-        torch.manual_seed(0)
-        pixels = torch.arange(rows * length).view(length, rows)
-        again, loss = chain_mean_field(original, pixels.T)
-        torch.testing.assert_close(again[pixels.T.flatten()], marginals)
-        assert loss == pytest.approx(found)
+    """The loss is that of the product of rows or columns; no worse than single pixels'."""
+    field, shape = case
+    pixels = torch.arange(field.num_nodes).view(shape)
+    pixels = pixels.T if down else pixels
+    marginals, found = rivals.chain_mean_field(field, pixels)
     assert -log_z(field) < found < mean_field(field).losses[0].item()
-    # At the optimum every row is the exact chain in the others' mean fields.
-    inside = field.edges[0] // length == field.edges[1] // length
+    # At the optimum every chain is exact in the others' mean fields.
+    chain, y = pixels.flatten().argsort() // pixels.shape[1], every(field)
+    ends, inside = field.edges.T.tolist(), (chain[field.edges].diff(dim=0) == 0)[0].tolist()
     strength, phi = field.strength.expand(field.num_edges).double(), field.interaction.double()
-    local = field.unary.double().clone()
-    for (i, j), weight in zip(field.edges.T[~inside].tolist(), strength[~inside], strict=True):
-        local[i] += weight * phi @ marginals[j]
-        local[j] += weight * phi @ marginals[i]
-    y = every(field)
-    log_q = torch.zeros(len(y)).double()
-    for row in range(rows):
-        nodes = torch.arange(row * length, (row + 1) * length)
-        edges = [e for e in torch.arange(field.num_edges)[inside] if field.edges[0, e] in nodes]
-        labels = torch.tensor(list(itertools.product(range(field.num_classes), repeat=length)))
-        score = local[nodes, labels].sum(-1)
-        for e in edges:
-            i, j = field.edges[:, e] - row * length
-            score += strength[e] * phi[labels[:, i], labels[:, j]]
-        code = y[:, nodes] @ field.num_classes ** torch.arange(length).flip(0)
-        log_q += score.log_softmax(0)[code]
+    score = field.unary.double()[torch.arange(field.num_nodes), y]
+    for (i, j), within, weight in zip(ends, inside, strength, strict=True):
+        if within:
+            score[:, i] += weight * phi[y[:, i], y[:, j]]
+        else:
+            score[:, i] += (weight * phi @ marginals[j])[y[:, i]]
+            score[:, j] += (weight * phi @ marginals[i])[y[:, j]]
+    log_q = score.sum(1).log_softmax(0)  # chains are independent
     expected = (log_q.exp() * (log_q - field.log_potential(y).double())).sum().item()
     assert found == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_single_chain_is_exact():
-    field = spins((1, 7), 0.8)
-    for each in (field, spins((7, 1), 0.8)):
-        marginals, loss = chain_mean_field(each, torch.arange(7)[None], num_random=1)
-        assert loss == pytest.approx(-log_z(field), abs=1e-5)
-        torch.testing.assert_close(marginals, field.marginals().double(), rtol=0, atol=1e-5)
 
 
 def test_messages_on_a_tree():
@@ -116,8 +76,8 @@ def test_messages_on_a_tree():
     edges = torch.tensor([[0, 1, 1, 3, 3], [1, 2, 3, 4, 5]])
     unary = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     field = potts(edges, 0.9, unary.to(torch.get_default_dtype()))
-    torch.testing.assert_close(resistances(edges, 6), torch.ones(5).double())
-    for found in (bethe(field), tree_reweighted(field, 2)):
+    torch.testing.assert_close(rivals.resistances(edges, 6), torch.ones(5).double())
+    for found in (rivals.bethe(field), rivals.tree_reweighted(field, 2)):
         assert found.log_z == pytest.approx(log_z(field), abs=1e-5)
         expected = field.marginals().double()
         torch.testing.assert_close(found.marginals, expected, rtol=0, atol=1e-5)
@@ -127,33 +87,25 @@ def test_messages_on_grids(case):
     """An upper bound, which other appearances of the edges lower; Bethe's estimate is closer."""
     field, shape = case
     exact = log_z(field)
-    rho = resistances(grid_edges(*shape), field.num_nodes)
+    rho = rivals.resistances(grid_edges(*shape), field.num_nodes)
     assert rho.sum().item() == pytest.approx(field.num_nodes - 1)
-    uniform, updated = (tree_reweighted(field, steps) for steps in (0, 20))
+    uniform, updated = (rivals.tree_reweighted(field, steps) for steps in (0, 20))
     assert exact < updated.log_z < uniform.log_z
     assert max(uniform.change, updated.change) < 1e-6
-    assert abs(bethe(field).log_z - exact) < updated.log_z - exact
+    assert abs(rivals.bethe(field).log_z - exact) < updated.log_z - exact
 
 
 def test_spanning_trees():
-    """The heaviest of the four spanning trees of a square; Kirchhoff's count of 15 in 2 x 3."""
-    tree = spanning_tree(grid_edges(2, 2), torch.tensor([0.1, 0.4, 0.3, 0.2]).double(), 4)
+    """The heaviest spanning tree of a square. Each of its four trees lacks one of four edges."""
+    tree = rivals.spanning_tree(grid_edges(2, 2), torch.tensor([0.1, 0.4, 0.3, 0.2]).double(), 4)
     assert tree.tolist() == [0, 1, 1, 1]
-    edges, one = grid_edges(2, 3), torch.ones(5).double()
-    subsets = [list(subset) for subset in itertools.combinations(range(7), 5)]
-    trees = [subset for subset in subsets if spanning_tree(edges[:, subset], one, 6).sum() == 5]
-    assert len(trees) == 15
-    share = torch.zeros(7).double()
-    for subset in trees:
-        share[subset] += 1 / len(trees)
-    torch.testing.assert_close(resistances(edges, 6), share)
+    torch.testing.assert_close(rivals.resistances(grid_edges(2, 2), 4), torch.full((4,), 0.75))
 
 
 def test_autoregressive_network(case):
     """Its density sums to one, is that of its draws, and its gradient is the enumerated one."""
     field, _ = case
-    torch.manual_seed(0)
-    network = Autoregressive(field.unary, 3, hidden=4)
+    network = rivals.Autoregressive(field.unary, 3, hidden=4)
     torch.nn.init.normal_(network.outer)
     torch.nn.init.normal_(network.straight, std=0.3)
     y = every(field)
@@ -166,43 +118,31 @@ def test_autoregressive_network(case):
     assert ((found - log_q.exp()).abs() / error).max() < 6
     exact = (log_q.exp() * (log_q - field.log_potential(y))).sum()
     expected = torch.autograd.grad(exact, network.bias)[0]
-    each = [
-        torch.autograd.grad(surrogate(network, field, part), network.bias)[0]
-        for part in draws.split(400)
-    ]
-    gradients = torch.stack(each)
-    error = gradients.std(0) / len(each) ** 0.5
+    parts = (rivals.surrogate(network, field, part) for part in draws.split(400))
+    gradients = torch.stack([torch.autograd.grad(part, network.bias)[0] for part in parts])
+    error = gradients.std(0) / len(gradients) ** 0.5
     assert ((gradients.mean(0) - expected).abs() / (error + 1e-6)).max() < 5
 
 
 def test_autoregressive_network_reaches_the_target():
     """On 3 x 3 pixels at coupling .4, where the mean field stays further away."""
     field = spins((3, 3), 0.4)
-    torch.manual_seed(0)
-    network = fit_van(field, 4, hidden=16, num_steps=250, lr=0.03)
+    network = rivals.fit_van(field, 4, hidden=16, num_steps=150, lr=0.03)
     y = every(field)
     log_q = network.log_prob(y).detach().double()
     kl = (log_q.exp() * (log_q - field.log_potential(y).double())).sum().item() + log_z(field)
     assert 0 <= kl < 0.02 < 0.2 < mean_field(field).losses[0].item() + log_z(field)
 
 
-def test_windows_that_hold_everything(case):
-    """Then the conditionals are the target's own, in any order."""
+def test_windows(case):
+    """Windows that hold everything have the target's conditionals, in any order; less bounds it."""
     field, shape = case
-    order = torch.randperm(field.num_nodes, generator=torch.Generator().manual_seed(2))
-    family = Windowed(field, grid(shape, 4)._replace(order=order), neighbors=9)
-    y = every(field)
+    y, order = every(field), torch.randperm(field.num_nodes)
+    family = rivals.Windowed(field, grid(shape, 4)._replace(order=order), neighbors=9)
     expected = field.log_potential(y).double() - log_z(field)
     torch.testing.assert_close(family.log_prob(y), expected, rtol=0, atol=1e-4)
-
-
-def test_windows(case):
-    """Less than everything: a density of its own draws, and each conditional its window's."""
-    field, shape = case
-    torch.manual_seed(0)
     windows = grid(shape)._replace(order=torch.arange(field.num_nodes))
-    family = Windowed(field, windows, neighbors=2)
-    y = every(field)
+    family = rivals.Windowed(field, windows, neighbors=2)
     log_q = family.log_prob(y)
     assert log_q.logsumexp(0).item() == pytest.approx(0, abs=1e-6)
     exact = (log_q.exp() * (log_q - field.log_potential(y).double())).sum().item()
@@ -212,11 +152,10 @@ def test_windows(case):
     # The second pixel of the second row: all but the first row's and column's are in its window.
     node = shape[1] + 1
     assert family.given[node] == [1, shape[1]]
-    rows, columns = range(min(3, shape[0])), range(3)
-    inside = [r * shape[1] + c for r in rows for c in columns]
-    both = torch.isin(field.edges, torch.tensor(inside)).all(0)
-    number = {n: k for k, n in enumerate(inside)}
-    edges = torch.tensor([[number[n] for n in ends] for ends in field.edges[:, both].tolist()])
+    inside = [r * shape[1] + c for r in range(min(3, shape[0])) for c in range(3)]
+    number = {pixel: place for place, pixel in enumerate(inside)}
+    edges = field.edges[:, torch.isin(field.edges, torch.tensor(inside)).all(0)].T.tolist()
+    edges = torch.tensor([[number[pixel] for pixel in ends] for ends in edges]).T
     window = type(field)(edges, field.unary[inside], field.strength, field.interaction)
     small = every(window)
     kept = small[:, [number[1], number[shape[1]], number[node]]]
@@ -234,7 +173,6 @@ def test_bound_of_half_of_the_pixels():
     """
     target = MarginalField(spins((3, 4), 0.5))
     size = target.num_nodes
-    torch.manual_seed(0)
     hood = Neighborhood(torch.ones(size, size).nonzero().T, size)
     mix = NeighborMixture(hood, 0.02 * torch.rand(size, 2) + 0.01, torch.zeros(size**2))
     labels = torch.tensor(list(itertools.product(range(2), repeat=size)))

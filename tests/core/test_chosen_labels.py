@@ -79,15 +79,3 @@ def test_permutations_of_choices(kernels, shapes):
         shown = relabel[index][torch.arange(4), every]
         place = (shown * torch.tensor([27, 9, 3, 1])).sum(-1)
         torch.testing.assert_close(found[:, *index][place], borrowed)
-
-
-def test_relabel_of_choices_must_be_permutations():
-    alpha, choices = torch.ones(3, 2), torch.tensor([0, 1, 1])
-    flip = torch.tensor([[1, 0]]).expand(3, 2)
-    with pytest.raises(ValueError, match=r"permutations of 0..1, got \[0, 0\] at \[0\]"):
-        ChosenLabels(alpha, choices, torch.zeros(3, 2, dtype=torch.long))
-    for bad in (flip.double(), flip[:2], flip[0], torch.tensor([[0, 1, 2]] * 3), flip.tolist()):
-        with pytest.raises(
-            ValueError, match=r"relabel must hold integers of shape \(\.\.\., 3, 2\)"
-        ):
-            ChosenLabels(alpha, choices, bad)

@@ -3,6 +3,8 @@
 
 """Every query is linear in the edges that it needs: numbers written are counted, not seconds."""
 
+from functools import partial
+
 import pytest
 import torch
 from cases import KINDS
@@ -11,7 +13,14 @@ from graphs import parameters
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture, backend, blocks, sources
 
-SIZES = 1000, 4000
+DRAWS, LABELS = 4, 3
+PAIRS = torch.tensor([[49, 60, 70, 70], [52, 61, 70, 500]])
+
+
+@pytest.fixture(autouse=True)
+def tensor_code(monkeypatch):
+    """No operation of PyTorch shows what compiled loops write."""
+    monkeypatch.setattr(backend, "compiled", None)
 
 
 def ring(num_nodes, reach=3):
@@ -21,110 +30,133 @@ def ring(num_nodes, reach=3):
     return Neighborhood(torch.cat([ends, ends.flip(0)], 1), num_nodes)
 
 
-def problem(num_nodes, num_classes=5):
+def mixture(num_nodes, num_classes=5, relabel=()):
+    torch.manual_seed(0)
     hood = ring(num_nodes)
-    return NeighborMixture(hood, *parameters(hood, num_classes)), torch.arange(num_nodes) < 50
-
-
-def growth(query, prepare):
-    """What three thousand nodes more add, per node."""
-    work = []
-    for num_nodes in SIZES:
-        torch.manual_seed(0)
-        mix, observed = problem(num_nodes)
-        mix.attention  # noqa: B018 kept by the mixture
-        argument = prepare(mix, observed)
-        with Work() as done:
-            query(argument)
-        work.append(done.total)
-    return (work[1] - work[0]) / (SIZES[1] - SIZES[0])
-
-
-PAIRS = torch.tensor([[49, 60, 70, 70], [52, 61, 70, 500]])
+    return NeighborMixture(
+        hood, *parameters(hood, num_classes), *(r(hood, LABELS) for r in relabel)
+    )
 
 
 def labels(mix):
     return torch.zeros(mix.hood.num_nodes, dtype=torch.long)
 
 
-@pytest.mark.parametrize("num_samples", [1, 16])
-def test_pairs_do_not_see_other_edges(num_samples):
-    """Next to nothing for a node more: a row's size, and whether it is observed."""
-
-    def posterior(mix, observed):
-        return mix.condition(labels(mix), observed, num_samples)
-
-    assert growth(lambda mix: mix.pairwise(PAIRS), lambda mix, _: mix) < 6
-    assert growth(lambda post: post.pairwise(PAIRS), posterior) < 6
+def first(mix, number=50):
+    return torch.arange(mix.hood.num_nodes) < number
 
 
-def test_condition_and_sets_of_nodes_do_not_see_other_edges():
-    def condition(pair):
-        mix, observed = pair
-        mix.condition(labels(mix), observed, num_samples=8)
-
-    def more(pair):
-        post, after = pair
-        post.condition(torch.zeros_like(post.labels), after)
-
-    def posterior(mix, observed):
-        return mix.condition(labels(mix), observed, num_samples=8)
-
-    # Masks and labels of all nodes, but neither edges nor classes.
-    assert growth(condition, lambda *pair: pair) < 40
-    assert growth(more, lambda mix, seen: (posterior(mix, seen), seen.roll(60))) < 40
-    some = torch.tensor([52, 53])
-    assert growth(lambda post: post.log_marginal(some, torch.tensor([0, 1])), posterior) < 10
+def posterior(mix, num_samples=8):
+    return mix.condition(labels(mix), first(mix), num_samples)
 
 
-def test_draws_of_some_nodes_do_not_see_other_edges(monkeypatch):
-    monkeypatch.setattr(backend, "compiled", None)
-    nodes = torch.arange(40, 60)
+#: What is there before, a query, and the most numbers that it writes for every node more: masks and
+#: labels of all nodes, but neither edges nor classes.
+GROWTH = {
+    "pairs": (lambda mix: mix, lambda mix: mix.pairwise(PAIRS), 6),
+    "pairs of a draw": (lambda mix: posterior(mix, 1), lambda post: post.pairwise(PAIRS), 6),
+    "pairs of draws": (lambda mix: posterior(mix, 16), lambda post: post.pairwise(PAIRS), 6),
+    "condition": (lambda mix: mix, posterior, 40),
+    "more labels": (
+        lambda mix: (posterior(mix), first(mix).roll(60)),
+        lambda pair: pair[0].condition(torch.zeros_like(pair[0].labels), pair[1]),
+        40,
+    ),
+    "a set of nodes": (
+        posterior,
+        lambda post: post.log_marginal(torch.tensor([52, 53]), torch.tensor([0, 1])),
+        10,
+    ),
+    "draws of some nodes": (
+        lambda mix: posterior(mix, 4), lambda post: post.sample((8,), torch.arange(40, 60)), 6
+    ),
+}  # fmt: skip
 
-    def posterior(mix, observed):
-        return mix.condition(labels(mix), observed, 4)
 
-    assert growth(lambda post: post.sample((8,), nodes), posterior) < 6
+@pytest.mark.parametrize("name", GROWTH)
+def test_queries_do_not_see_other_edges(name):
+    prepare, query, most = GROWTH[name]
+    totals = []
+    for num_nodes in (1000, 4000):
+        mix = mixture(num_nodes)
+        mix.attention  # noqa: B018 kept by the mixture
+        argument = prepare(mix)
+        with Work() as done:
+            query(argument)
+        totals.append(done.total)
+    assert (totals[1] - totals[0]) / 3000 < most
 
 
 def test_marginals_do_not_see_nodes_once_for_each_component():
-    work = []
-    mix, observed = problem(4000)
+    totals = []
+    mix = mixture(4000)
     for num_samples in (4, 64):
-        post = mix.condition(labels(mix), observed, num_samples)
+        post = posterior(mix, num_samples)
         with Work() as done:
             post.marginals()
-        work.append(done.total)
+        totals.append(done.total)
         assert done.largest <= mix.hood.num_edges * 5
-    assert work[1] < 1.3 * work[0]
+    assert totals[1] < 1.3 * totals[0]
 
 
 def test_exact_posteriors_hold_no_table_of_all_nodes():
     """Two observed nodes have 49 joint choices."""
-    mix, _ = problem(4000)
+    mix = mixture(4000)
     with Work() as done:
-        post = mix.condition(labels(mix), torch.arange(4000) < 2)
+        post = mix.condition(labels(mix), first(mix, 2))
         post.pairwise(PAIRS)
     assert len(post.components) == 49
     assert done.largest < 49 * 4000
 
 
-def test_predictions_in_turn_are_linear(monkeypatch):
+def in_turn(num_nodes):
     """By sweeps over blocks, which hold less than the counts of all labels do."""
-    monkeypatch.setattr(backend, "compiled", None)
-    monkeypatch.setattr(blocks, "NUMBERS", 2**12)
-    work = []
-    for num_nodes in (200, 800):
-        mix, _ = problem(num_nodes)
-        post = mix.condition(labels(mix), torch.arange(num_nodes) < num_nodes // 10, 4)
+    mix = mixture(num_nodes)
+    post = mix.condition(labels(mix), first(mix, num_nodes // 10), 4)
+    return lambda: post.predict(method="sequential"), num_nodes * 4 * 6
+
+
+def relabelled(kind, num_nodes):
+    """Every query, of a graph whose edges have permutations or matrices."""
+    mix = mixture(num_nodes, LABELS, [KINDS[kind]])
+    y, observed = mix.sample(), first(mix, num_nodes // 4)
+
+    def query():
+        mix.elbo(y)
+        mix.marginals()
+        mix.log_likelihood(y, num_particles=DRAWS, num_stages=4)
+        mix.condition(y, observed, DRAWS).marginals()
+
+    return query, 2 * DRAWS * mix.hood.num_edges * LABELS**2
+
+
+def estimate(stages, num_nodes):
+    """Of a likelihood given evidence, in four stages, and in one for every block of 64 nodes."""
+    mix = mixture(num_nodes, LABELS)
+    q = mix.latents(torch.randn(num_nodes, LABELS))
+    return lambda: q.log_likelihood(DRAWS, stages), torch.inf
+
+
+#: Queries of a number of nodes, with the size of the largest tensor.
+LINEAR = {
+    "predictions in turn": in_turn,
+    **{kind: partial(relabelled, kind) for kind in KINDS},
+    **{f"{stages} stages": partial(estimate, stages) for stages in (4, None)},
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_four_times_the_nodes_are_four_times_the_work(monkeypatch, name):
+    if name == "predictions in turn":
+        monkeypatch.setattr(blocks, "NUMBERS", 2**12)
+    totals = []
+    for num_nodes in (250, 1000):
+        query, largest = LINEAR[name](num_nodes)
         with Work() as done:
-            post.predict(method="sequential")
-        work.append(done.total)
-        assert done.largest <= num_nodes * 4 * 6
-    assert work[1] / work[0] < 5
-
-
-DRAWS, LABELS = 4, 3
+            query()
+        totals.append(done.total)
+        assert done.largest <= largest
+    assert totals[1] / totals[0] < 6
 
 
 def log_probs(q):
@@ -142,9 +174,8 @@ EVIDENCE = {
 
 @pytest.mark.parametrize("query", EVIDENCE)
 @pytest.mark.parametrize(("graph", "each_edge"), [("ring", False), ("grid", True)])
-def test_evidence_is_linear_in_the_edges(monkeypatch, graph, each_edge, query):
-    """Of nodes that are sources and of pixels that share some; of labels alike."""
-    monkeypatch.setattr(backend, "compiled", None)  # which no operation of PyTorch shows
+def test_evidence_is_linear_in_the_edges(graph, each_edge, query):
+    """On nodes that are sources and on pixels that share some, and linear in the labels."""
     work = []
     for size, num_classes in ((16, LABELS), (32, LABELS), (16, 4 * LABELS)):
         torch.manual_seed(0)
@@ -160,41 +191,6 @@ def test_evidence_is_linear_in_the_edges(monkeypatch, graph, each_edge, query):
     # The fixed point of a draw takes some rounds more on a larger graph.
     assert work[1] < 1.5 * work[0]
     assert work[2] < 6 * work[0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_edges_that_relabel_are_linear(monkeypatch, kind):
-    """Every query, of a graph whose edges have permutations or matrices."""
-    monkeypatch.setattr(backend, "compiled", None)
-    work = []
-    for num_nodes in (250, 1000):
-        torch.manual_seed(0)
-        hood = ring(num_nodes)
-        mix = NeighborMixture(hood, *parameters(hood, LABELS), KINDS[kind](hood, LABELS))
-        y, observed = mix.sample(), torch.arange(num_nodes) < num_nodes // 4
-        with Work() as done:
-            mix.elbo(y)
-            mix.marginals()
-            mix.log_likelihood(y, num_particles=DRAWS, num_stages=4)
-            mix.condition(y, observed, DRAWS).marginals()
-        work.append(done.total)
-        assert done.largest <= 2 * DRAWS * hood.num_edges * LABELS**2
-    assert work[1] / work[0] < 6
-
-
-def test_estimates_with_evidence_are_linear(monkeypatch):
-    """Of a likelihood, in four stages, and in as many as there are blocks of 64 nodes."""
-    monkeypatch.setattr(backend, "compiled", None)
-    for stages in (4, None):
-        work = []
-        for num_nodes in (250, 1000):
-            torch.manual_seed(0)
-            hood = ring(num_nodes)
-            q = EvidenceConditional(hood, *parameters(hood, LABELS), torch.randn(num_nodes, LABELS))
-            with Work() as done:
-                q.log_likelihood(DRAWS, stages)
-            work.append(done.total)
-        assert work[1] / work[0] < 6
 
 
 def test_blocks_cover_everything(monkeypatch):

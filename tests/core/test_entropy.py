@@ -194,16 +194,3 @@ def test_provenance(estimator, kernels):
     alpha, logits = parameters(hood, 2)
     mix = NeighborMixture(hood, track_provenance(alpha, frozenset("k")), logits)
     assert get_provenance(mix.entropy_bound(3, estimator)) == frozenset("k")
-
-
-def test_bad_input():
-    hood = house()
-    mix = NeighborMixture(hood, *parameters(hood, 2))
-    with pytest.raises(ValueError, match="estimator must be one of"):
-        mix.entropy_bound(estimator="no_score")
-    with pytest.raises(ValueError, match="order"):
-        mix.entropy_bound(order=torch.tensor([0, 0, 1, 2, 3]))
-    with pytest.raises(ValueError, match="num_samples"):
-        mix.entropy_bound(0)
-    with pytest.raises(ValueError, match="without batch"):
-        NeighborMixture(hood, *parameters(hood, 2, batch=(2,))).entropy_bound()

@@ -122,37 +122,3 @@ def test_likelihood_estimates(kind):
     assert abs(rest - (exact - mix.log_marginal(first, y[first]))) < 0.03
     unseen = y.where(given, -1)  # never read
     assert mix.elbo(unseen, given).isfinite().all()
-
-
-BAD = {
-    r"relabel must hold integers of shape \(17, 2\) or probabilities of shape \(17, 2, 2\)": (
-        torch.zeros(17, 3, dtype=torch.long)
-    ),
-    r"got torch.float32 of shape \(17, 2\)": torch.zeros(17, 2),
-    r"permutations of 0..1, got \[0, 0\] at \[3\]": torch.tensor([[0, 1]] * 3 + [[0, 0]] * 14),
-    r"sum to one over the last dimension, got \[0.5, 0.6\] at \[0, 0\]": (
-        torch.tensor([[0.5, 0.6], [1, 0]]).expand(17, 2, 2)
-    ),
-    "relabel must be a tensor, got": [[0, 1]],
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_errors(message):
-    with pytest.raises(ValueError, match=message):
-        NeighborMixture(house(), *parameters(house(), 2), BAD[message])
-
-
-def test_refusals():
-    hood = house()
-    mix = NeighborMixture(hood, *parameters(hood, 2), matrices(hood, 2))
-    y = torch.zeros(5, dtype=torch.long)
-    with pytest.raises(ValueError, match="relabel must hold integers"):
-        mix.choices(y)
-    for query in (mix.intervals, mix.entropy_bound):
-        with pytest.raises(ValueError, match="edges that keep labels"):
-            query()
-    with pytest.raises(ValueError, match="'sequential' is for edges that keep labels"):
-        mix.condition(y, torch.arange(5) < 2).predict(method="sequential")
-    with pytest.raises(ValueError, match="label 2"):
-        mix.elbo(y + 2)

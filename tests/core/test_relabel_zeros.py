@@ -7,13 +7,13 @@ import networkx as nx
 import pyro
 import pytest
 import torch
-from graphs import house, parameters, to_hood
+from graphs import parameters, to_hood
 from pyro.infer import TraceGraph_ELBO
 from torch.autograd import grad
 
 from pyro_nmm import EvidenceConditional, NeighborMixture
 from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import StackedNMM, compatibility, nmm
+from pyro_nmm.models import StackedNMM, nmm
 
 
 class Swaps:
@@ -99,10 +99,3 @@ def test_stacked_compatibility_with_a_zero():
     train = torch.arange(30) < 10
     stacked.fit(hood, torch.randn(30, 3), y, train, ~train, num_steps=5)
     assert all(number.isfinite().all() for number in stacked.parameters())
-
-
-@pytest.mark.parametrize("strength", [-1.0, 0.0, float("nan"), float("inf")])
-def test_strength_is_positive(strength):
-    hood = house()
-    with pytest.raises(ValueError, match="strength must be positive and finite, got"):
-        compatibility(hood, torch.zeros(5).long(), torch.ones(5).bool(), 2, strength)

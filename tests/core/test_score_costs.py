@@ -50,21 +50,19 @@ def test_horizon_is_the_change_that_one_count_makes(kernels, batch):
     q = OrderedConditional(hood, alpha, logits, y)
     shape = torch.Size([3])
     draw = q._draw(shape)
-    terms, labels = q._flat(shape)
-    f, _ = predictive(q.rows, terms, draw)
-    costs = one_step_credits(q.rows, terms, draw, f, labels, 2)
-    labels = labels.expand(3, -1)
+    entries = q._flat(shape)
+    f, _ = predictive(q.rows, entries, draw)
+    costs = one_step_credits(q.rows, entries, draw, f)
+    labels = draw.labels
     rows = q.rows
     for b in range(3):
         for i in range(20):
             j, expected = rows.source[draw.edges[b, i]], 0.0
-            fewer_same, fewer = draw.same_label.clone(), draw.any_label.clone()
+            fewer_same, fewer = map(torch.clone, draw.counts)
             later = (rows.row > i) & (rows.source == j)
             fewer[b, later] -= 1
             fewer_same[b, later & (labels[b][rows.row] == labels[b, i])] -= 1
-            without, _ = predictive(
-                rows, terms, draw._replace(same_label=fewer_same, any_label=fewer)
-            )
+            without, _ = predictive(rows, entries, draw._replace(counts=(fewer_same, fewer)))
             touched = rows.row[later]
             expected = (f[b, touched] - without[b, touched]).sum()
             torch.testing.assert_close(costs[b, i], expected)

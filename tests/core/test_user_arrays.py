@@ -1,30 +1,51 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Arrays as users have them, in every call that takes ids, labels or edges."""
+"""Arrays, lists and sets of nodes as users have them, in every call that takes them."""
 
 import numpy as np
 import pandas as pd
+import pyro
 import pytest
 import torch
+from emissions import COUNTS, FEATURES
+from graphs import shared_sources
 from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
 
-from pyro_nmm import InnerProductGraph, Neighborhood, NeighborMixture, OrderedConditional, sources
+from pyro_nmm import (
+    InnerProductGraph,
+    LogisticConcentrations,
+    Neighborhood,
+    NeighborMixture,
+    OrderedConditional,
+    sources,
+)
 from pyro_nmm.arguments import as_tensor
-from pyro_nmm.datasets import inner_edges, link_split, seed_batch
-from pyro_nmm.guides import FieldGuide
+from pyro_nmm.datasets import inner_edges, link_split, seed_batch, with_in_degree
+from pyro_nmm.guides import DGLFRMGuide, FieldGuide, SeedLoss, fit_links, mean_field
 from pyro_nmm.labels import in_label_order
-from pyro_nmm.metrics import brier, independent_pairs, pair_log_likelihood
+from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob, pair_log_likelihood
 from pyro_nmm.models import (
+    DGLFRM,
+    Annotators,
     FreeNMM,
+    NMMNetwork,
+    NormalEmission,
     PairwiseMRF,
     PoissonEmission,
+    PooledScores,
     StackedNMM,
+    annealed_log_normalizer,
     compatibility,
     edge_weights,
+    fit_field,
     ising,
+    ising_posterior,
+    potts,
     temperature_scaling,
 )
+from pyro_nmm.ops.intervals import Intervals
 
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
 PAIRS, PATH = EDGES[:, ::2].sort(0).values, torch.stack([torch.arange(20), torch.arange(1, 21)])
@@ -64,6 +85,44 @@ CALLS = {
     ),
     "counts of words": lambda as_: PoissonEmission(2).check(HOOD, as_(PATH[:, :4].T)),
     "pair_logits": lambda as_: InnerProductGraph(SCORES).pair_logits(as_(EDGES)),
+    "find": lambda as_: HOOD.find(as_(torch.stack([Y, 1 - Y]))),
+    "ising": lambda as_: ising(as_(PAIRS), 0.3, torch.zeros(4)).edges,
+    "coverage": lambda as_: ENDS.coverage(as_(Y[:2])),
+    "Annotators": lambda as_: Annotators(2).fit(as_(EDGES), Y[:, None].expand(4, 2), **SHORT).probs,
+}
+ENDS = Intervals(*torch.tensor([[1.0, 2.0], [0.0, 1.0], [2.0, 3.0]]))
+FIELD, SHORT = ising(PAIRS, 0.3, torch.zeros(4)), {"num_starts": 1, "num_steps": 2, "num_draws": 2}
+
+
+def field_of(emission, data):
+    return fit_field(emission, shared_sources(), data, **SHORT).probs
+
+
+def losses_of_links(x):
+    split = link_split(PATH, 21, seed=0)
+    pair = DGLFRMGuide(DGLFRM(21, 3, concentration=4.0), 2)
+    return torch.tensor(fit_links(pair, split, x, num_steps=1))
+
+
+#: Calls with numbers that are no integers.
+OF_NUMBERS = {
+    "brier": lambda as_: brier(as_(SCORES.softmax(-1)), Y),
+    "mean_log_prob": lambda as_: mean_log_prob(as_(SCORES.softmax(-1)), Y),
+    "independent_pairs": lambda as_: independent_pairs(as_(SCORES.softmax(-1)), EDGES),
+    "temperature": lambda as_: temperature_scaling(as_(SCORES), Y, TWO),
+    "StackedNMM": lambda as_: StackedNMM(2)(HOOD, as_(SCORES), Y, TWO),
+    "points": lambda as_: sources.points(as_(SCORES), 9.0, 9.0)[1],
+    "peak": lambda as_: LogisticConcentrations(torch.ones(4), 5.0).peak(Y, as_(SCORES[:, 0]), 5.0),
+    "softmax": lambda as_: HOOD.softmax(as_(torch.arange(10.0))),
+    "ising": lambda as_: ising(PAIRS, as_(torch.full((3,), 0.3)), as_(SCORES[:, 0])).unary,
+    "potts": lambda as_: potts(PAIRS, 0.3, as_(SCORES)).unary,
+    "ising_posterior": lambda as_: ising_posterior(as_(SCORES)).unary,
+    "local_logits": lambda as_: FIELD.local_logits(as_(SCORES)),
+    "annealing": lambda as_: annealed_log_normalizer(FIELD, as_(SCORES.exp()), num_steps=2)[0],
+    "mean_field": lambda as_: mean_field(FIELD, as_(torch.ones(1, 4, 2) / 2), num_random=0).losses,
+    "NormalEmission": lambda as_: field_of(NormalEmission(2), as_(FEATURES)),
+    "PoissonEmission": lambda as_: field_of(PoissonEmission(2), as_(COUNTS)),
+    "fit_links": lambda as_: losses_of_links(as_(torch.ones(21, 2))),
 }
 #: Of these only tensors are taken.
 OF_TENSORS = {
@@ -87,7 +146,9 @@ def frozen(x):
     return array
 
 
+LISTS = [torch.Tensor.numpy, torch.Tensor.tolist]
 ARRAYS = [
+    torch.Tensor.tolist,
     lambda x: x.numpy().astype("u2"),
     lambda x: x.numpy().astype(">i8"),
     lambda x: x.numpy().astype(object),
@@ -96,14 +157,63 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("call", [*CALLS, *OF_TENSORS])
-def test_ids_of_every_type(call):
-    same = torch.testing.assert_close
-    for as_ in [lambda x: x, *UNSIGNED, *(ARRAYS if call in CALLS else [])]:
-        torch.manual_seed(0)
-        expected = (CALLS | OF_TENSORS)[call](lambda x: x)
-        torch.manual_seed(0)
-        same((CALLS | OF_TENSORS)[call](as_), expected, check_dtype=False)
+def check(call, forms):
+    """The same result, whatever the form of what is given."""
+    results = []
+    for as_ in (lambda x: x, *forms):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        results.append(call(as_))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], check_dtype=False)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_ids_in_arrays_and_lists(name):
+    check(CALLS[name], [*UNSIGNED, *ARRAYS])
+
+
+@pytest.mark.parametrize("name", OF_TENSORS)
+def test_ids_in_tensors_of_every_type(name):
+    check(OF_TENSORS[name], UNSIGNED)
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_numbers_in_arrays_and_lists(name):
+    torch.set_default_dtype(torch.float)
+    check(OF_NUMBERS[name], LISTS)
+
+
+def loss_of_seeds(seeds):
+    sage = (GraphSAGE(2, 4, 1, out_channels=2) for _ in range(2))
+    data = with_in_degree(Data(SCORES.double(), EDGES, y=Y))
+    return SeedLoss(NMMNetwork(*sage, num_classes=2))(data, seeds).detach()
+
+
+#: Calls with a set of nodes; zeros and ones that repeat are a mask, not the ids of two nodes.
+SETS = {
+    "compatibility": lambda some: compatibility(HOOD, Y, some, 2),
+    "temperature": lambda some: temperature_scaling(SCORES, Y, some),
+    "PooledScores": lambda some: PooledScores(2).terms(HOOD, SCORES, Y, some),
+    "StackedNMM": lambda some: StackedNMM(2)(HOOD, SCORES, Y, some),
+    "SeedLoss": loss_of_seeds,
+    "subgraph": lambda some: HOOD.subgraph(some).source,
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_sets_of_nodes_are_masks_or_ids(name):
+    mask = torch.tensor([False, True, True, True])
+    forms = mask.long(), mask.to(torch.uint8), torch.tensor([1, 2, 3]), [1, 2, 3]
+    if name == "subgraph":  # which keeps the order of ids
+        forms = forms[2:]
+    check(lambda as_: SETS[name](as_(mask)), [lambda _, form=form: form for form in forms])
+
+
+def test_no_nodes():
+    none = torch.zeros(4, dtype=torch.bool)
+    assert PooledScores(2).terms(HOOD, SCORES, Y, none).isfinite().all()
+    assert loss_of_seeds([]) == 0
 
 
 FRAME = pd.DataFrame(SCORES.numpy())

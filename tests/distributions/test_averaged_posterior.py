@@ -102,15 +102,6 @@ def test_likelihood_of_no_label_is_certain(problem):
     assert mix.condition(y, KNOWN).log_likelihood(y, KNOWN) == 0
 
 
-def test_likelihood_refuses_another_label(problem):
-    (mix, _), y = problem
-    posterior = mix.condition(y, KNOWN)
-    with pytest.raises(ValueError, match=r"y holds label .* at node 0"):
-        posterior.log_likelihood((y + 1) % LABELS)
-    with pytest.raises(ValueError, match="num_particles"):
-        posterior.log_likelihood(y, num_particles=0)
-
-
 def test_joint_queries(pair):
     posterior, mixes, y = pair
     table, nodes = joint(mixes, y), torch.arange(2, 6)
@@ -134,18 +125,7 @@ def test_counts_vary_with_the_parameters():
     assert counts.var().item() == pytest.approx(within + between, rel=0.05)
 
 
-def test_bad_members(pair):
-    posterior, mixes, y = pair
-    with pytest.raises(ValueError, match="members must hold a posterior"):
-        AveragedPosterior([])
-    other = NeighborMixture(
-        random_hood(5, 0), torch.ones(5, 2), torch.zeros(random_hood(5, 0).num_edges)
-    ).prior()
-    with pytest.raises(ValueError, match=r"members must be of one graph.*\(6, "):
-        AveragedPosterior([posterior.members[0], other])
-    with pytest.raises(ValueError, match="members must be given the same labels"):
-        AveragedPosterior([posterior.members[0], mixes[1].prior()])
-    with pytest.raises(ValueError, match="num_draws=0"):
-        posterior.predict(method="sequential")
+def test_members_are_shown(pair):
+    posterior, _, y = pair
     assert repr(posterior).startswith("AveragedPosterior(num_members=2, Posterior(")
     assert math.isclose(posterior.log_marginal(torch.tensor([0]), y[:1]).item(), 0, abs_tol=1e-6)

@@ -222,15 +222,3 @@ def test_gradients(marginal, estimator):
     assert z[0].max() < 4.5
     assert z[1].max() > 10 if estimator == "linear" else z[1].max() < 4.5
     assert (exact.abs() / exact_error).max() > 20  # there is something to estimate
-
-
-def test_bad_input():
-    hood, log_odds, logits = problem()
-    with pytest.raises(ValueError, match=r"log_odds must have shape \(..., 4, K\).*got \(3, 2\)"):
-        MembershipMixture(hood, log_odds[:3], logits)
-    with pytest.raises(ValueError, match="logits must have shape"):
-        MembershipMixture(hood, log_odds, logits[1:])
-    with pytest.raises(ValueError, match="temperature must be positive"):
-        MembershipMixture(hood, log_odds, logits, 0.0)
-    with pytest.raises(ValueError, match="estimator must be one of"):
-        MembershipMixture(hood, log_odds, logits, estimator="score")

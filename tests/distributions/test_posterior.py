@@ -18,7 +18,7 @@ from pyro_nmm.ops.counts import posterior_alpha
 
 GRAPHS = {"house": house, "star": star, "shared": shared_sources}
 #: Labels and observed nodes, now and later; nodes with evidence. Other labels are never read.
-Y, FIRST, LATER, HINTS = torch.tensor([1, -7, 0, -7, 1]), mask(0, 2), mask(4), mask(0, 2, 3)
+Y, FIRST, LATER, HINTS = torch.tensor([1, -7, 0, -7, 1]), mask(0, 4), mask(2), mask(0, 3, 4)
 BOTH, NODES, NUMBER = FIRST | LATER, torch.tensor([3, 1, 0]), 10_000
 PAIRS = torch.tensor(list(itertools.product(range(5), repeat=2))).T
 
@@ -88,7 +88,7 @@ EXACT = {
     "hints": lambda case: (case.hinted(), [], HINTS),
     "hints, then labels": lambda case: (case.hinted().condition(Y, LATER), LATER, HINTS),
     "hints of all": lambda case: (
-        case.mix.latents(case.evidence).posterior(), [], torch.ones(5, dtype=torch.bool)
+        case.mix.latents(case.evidence).posterior(), [], mask(*range(5))
     ),
 }  # fmt: skip
 #: With the largest error of a probability. Equal weights have the guide's bias.
@@ -166,6 +166,18 @@ def test_averaged():
         check(posterior, cases[0].labels, probs, 1e-9)
         gain = information(joint_tables(cases[0].labels, probs))
         torch.testing.assert_close(posterior.information_gain(NODES), gain[NODES])
+
+
+def test_joint_mode_of_latent_labels():
+    """Of nodes with evidence too, which may differ from the modes of their marginals."""
+    case, everyone, differ = Case(), mask(*range(5)), 0
+    for _ in range(20):
+        case.evidence = torch.randn(5, 2)
+        posterior = case.mix.latents(case.evidence).posterior()
+        best = case.labels[case.probs([], everyone).argmax()]
+        assert torch.equal(posterior.predict(method="joint"), best)
+        differ += not torch.equal(posterior.predict(), best)
+    assert differ
 
 
 def test_components_are_drawn_by_their_weight():

@@ -12,7 +12,7 @@ from cases import mask
 from graphs import house, to_hood
 from scipy.stats import chisquare
 
-from pyro_nmm import ChosenLabels, NeighborMixture
+from pyro_nmm import NeighborMixture
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops.compact import Places, sharing
 
@@ -100,9 +100,6 @@ def test_no_draws_at_all(kernels, batch, kind):
             assert law.sample().shape == draws.shape
             assert law.log_prob(draws).shape == (*shape, *batch)
     assert mix.expand((0, *batch)).log_prob(torch.zeros(5)).shape == (0, *batch)
-    for law in (mix, ChosenLabels(alpha, torch.zeros(5, dtype=torch.long))):
-        with pytest.raises(ValueError, match=r"broadcast|shape|size"):
-            law.log_prob(torch.zeros(0, *batch, 4))
 
 
 def test_keys_of_another_layout_do_not_warn(recwarn):

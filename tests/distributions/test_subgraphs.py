@@ -76,26 +76,6 @@ def test_partly_observed_and_batched():
     torch.testing.assert_close(found[0, 0, 2], mix.log_marginal(torch.tensor([5]), y[5:6]))
 
 
-def test_bad_batches():
-    batch, mix = joined()
-    y = torch.zeros(8, dtype=torch.long)
-    cases = {
-        r"batch must have shape \(8,\), one graph number per node, got \(7,\)": batch.batch[1:],
-        "batch must hold integers .*float64": batch.batch.double(),
-        "batch must hold integers .*list": [0] * 8,
-        "batch must hold graph numbers from 0 on, got -1": batch.batch - 1,
-        "share sources into graphs 0 and 1": torch.tensor([0, 1, 0, 1, 1, 2, 2, 2]),
-    }
-    for message, wrong in cases.items():
-        with pytest.raises(ValueError, match=message):
-            mix.elbo(y, batch=wrong)
-    # Nodes without an edge between them share a place.
-    hood = shared_sources()
-    places = NeighborMixture(hood, *parameters(hood, 2))
-    with pytest.raises(ValueError, match="share sources"):
-        places.elbo(y[:5], batch=torch.arange(5))
-
-
 @pytest.mark.parametrize("graph", [house, star, two_triangles])
 @pytest.mark.parametrize("kind", ["mask", "ids"])
 def test_subgraph_is_that_of_pyg(graph, kind):
@@ -129,19 +109,3 @@ def test_subgraph_keeps_places():
     assert (part.num_nodes, part.num_sources) == (3, 3)
     own, y = NeighborMixture(part, mix.alpha, mix.logits[part.within]), torch.tensor([0, 1, 1])
     torch.testing.assert_close(own.log_prob(y), mix.log_marginal(nodes, y))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "message"),
-    [
-        (torch.tensor([0, 5]), "nodes holds node id 5, but ids lie in 0..4"),
-        (torch.tensor([-1]), "nodes holds node id -1, but ids lie in 0..4"),
-        (torch.zeros(5, dtype=torch.bool), "nodes selects no node"),
-        (torch.ones(4, dtype=torch.bool), "nodes must be a boolean mask"),
-        (torch.tensor([0.5]), "nodes must be a boolean mask"),
-        ([0.5, 1], "nodes must be a boolean mask"),
-    ],
-)
-def test_bad_nodes(nodes, message):
-    with pytest.raises(ValueError, match=message):
-        house().subgraph(nodes)

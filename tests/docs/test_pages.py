@@ -5,6 +5,7 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import numpy as np
 import pyro
@@ -26,75 +27,66 @@ def as_a_user():
     torch.set_default_dtype(torch.float)
 
 
+def readme(number, **given):
+    """What a snippet of the README leaves behind, with what it expects of its reader."""
+    exec(compile(SNIPPETS["README.md"][number], "README.md", "exec"), given)
+    return given
+
+
+def score(probs, data):
+    """Mean log-probability of the labels of the test nodes."""
+    return mean_log_prob(probs.clamp(min=1e-12)[data.test_mask], data.y[data.test_mask])
+
+
 def test_readme_few_labels():
     images, y = load_digits(return_X_y=True)
     known = np.random.default_rng(0).random(1797) < 0.1
     names = np.array(list("abcdefghij"), dtype=object)[y]
-    found = {"rows": images[:1700], "y": np.where(known, names, -1)[:1700]}
-    found["new_rows"] = images[1700:]
-    exec(compile(SNIPPETS["README.md"][0], "README.md", "exec"), found)
-    assert (found["model"].transduction_ == names[:1700])[~known[:1700]].mean() > 0.93
-    assert (found["model"].predict(images[1700:]) == names[1700:]).mean() > 0.85
-    assert "share of the NMM" in found["model"].summary()
+    labels = np.where(known, names, -1)[:1700]
+    model = readme(0, rows=images[:1700], y=labels, new_rows=images[1700:])["model"]
+    assert (model.transduction_ == names[:1700])[~known[:1700]].mean() > 0.93
+    assert (model.predict(images[1700:]) == names[1700:]).mean() > 0.85
+    assert "share of the NMM" in model.summary()
 
 
 def test_readme_on_top_of_a_classifier(capsys):
     """The second snippet, with an overconfident classifier."""
     data = random_split(digits(), train=0.05, val=0.1, test=0.5, seed=0)
-    truth = torch.nn.functional.one_hot(data.y).float() + 0.6 * torch.randn(1797, 10)
-    namespace = {"data": data, "model": lambda x, edge_index: 20 * truth}
-    exec(compile(SNIPPETS["README.md"][1], "README.md", "exec"), namespace)
-    test = data.test_mask
-    probs = {"alone": (20 * truth).softmax(-1), "NMM": namespace["posterior"].marginals()}
-    likelihood = {
-        k: mean_log_prob(p[test].clamp(min=1e-12), data.y[test]) for k, p in probs.items()
-    }
-    assert likelihood["NMM"] > likelihood["alone"] + 0.5
+    scores = 20 * (torch.nn.functional.one_hot(data.y).float() + 0.6 * torch.randn(1797, 10))
+    posterior = readme(1, data=data, model=lambda x, edge_index: scores)["posterior"]
+    assert score(posterior.marginals(), data) > score(scores.softmax(-1), data) + 0.5
 
 
 def test_readme_annotators(monkeypatch):
-    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 60)
+    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 20)
     pyro.set_rng_seed(0)
     data = digits()
     answers = torch.where(torch.rand(1797, 5) < 0.6, data.y[:, None], torch.randint(10, (1797, 5)))
-    found = {"data": data, "answers": answers}
-    exec(compile(SNIPPETS["README.md"][2], "README.md", "exec"), found)
-    assert (found["consensus"].predict() == data.y).float().mean() > 0.97
-    assert (found["accuracy"](found["consensus"]).mean - 0.64).abs().max() < 0.05
+    page = readme(2, data=data, answers=answers)
+    assert (page["consensus"].predict() == data.y).float().mean() > 0.97
+    assert (page["accuracy"](page["consensus"]).mean - 0.64).abs().max() < 0.05
 
 
 def test_readme_guide():
     pyro.set_rng_seed(0)
-    found = {}
-    exec(compile(SNIPPETS["README.md"][3], "README.md", "exec"), found)
-    log_z = found["field"].log_normalizer()
-    last = sum(found["losses"][-50:]) / 50 + log_z
-    assert 0 < last < 0.7 * (mean_field(found["field"]).losses[0] + log_z)
+    page = readme(3)
+    log_z = page["field"].log_normalizer()
+    last = sum(page["losses"][-50:]) / 50 + log_z
+    assert 0 < last < 0.7 * (mean_field(page["field"]).losses[0] + log_z)
 
 
 def test_every_snippet_of_the_docs_is_run_here():
-    run = {
-        "README.md",
-        "index.md",
-        "denoising.md",
-        "links.md",
-        "node-classification.md",
-        "tabular.md",
-    }
-    run |= {"variational-family.md", "latent-labels.md", "annotators.md", "distributed.md"}
-    assert SNIPPETS.keys() == run | {"pyro.md"}
+    run = set(re.findall(r'run_page\(\s*"(.*?)"', Path(__file__).read_text()))
+    assert SNIPPETS.keys() == run | {"README.md"}
     assert len(SNIPPETS["README.md"]) == 4
 
 
 @pytest.mark.slow
 def test_front_page():
-    found = run_page("index.md")
-    data, marginals = found["data"], found["marginals"]
-    test, scores = data.test_mask, found["scores"].softmax(-1)
-    likelihood = mean_log_prob(marginals[test], data.y[test])
-    assert likelihood > mean_log_prob(scores[test], data.y[test])
-    assert found["pairs"].shape == (100, 10, 10)
-    assert found["draws"].shape == (100, 1797)
+    page = run_page("index.md")
+    assert score(page["marginals"], page["data"]) > score(page["scores"].softmax(-1), page["data"])
+    assert page["pairs"].shape == (100, 10, 10)
+    assert page["draws"].shape == (100, 1797)
 
 
 @pytest.mark.slow
@@ -112,22 +104,16 @@ def test_docs_variational_family(capsys):
 @pytest.mark.slow
 def test_docs_node_classification():
     found = run_page("node-classification.md")
-    data, scores, later = found["data"], found["scores"], found["later"]
-    test, val = data.test_mask, data.val_mask
-    assert mean_log_prob(found["marginals"][test], data.y[test]) > mean_log_prob(
-        scores.softmax(-1)[test], data.y[test]
-    )
-    assert found["joint"] / test.sum() > mean_log_prob(found["marginals"][test], data.y[test])
+    data, later, test = found["data"], found["later"], found["data"].test_mask
+    alone, marginals = score(found["scores"].softmax(-1), data), score(found["marginals"], data)
+    assert marginals > alone
+    assert found["joint"] / test.sum() > marginals
     assert found["more"] > found["joint"] - 0.02 * test.sum()  # with communities as sources
-    assert torch.equal(later.predict()[val], data.y[val])
-    crossed = found["by_folds"].marginals()[test]
-    probe = found["log_probs"](found["labelled"])[test]
-    assert mean_log_prob(crossed, data.y[test]) > mean_log_prob(probe.exp(), data.y[test]) + 0.2
+    assert torch.equal(later.predict()[data.val_mask], data.y[data.val_mask])
+    probe = found["log_probs"](found["labelled"]).exp()
+    assert score(found["by_folds"].marginals(), data) > score(probe, data) + 0.2
     assert 0.3 < float(found["crossed"].share) < 1
-    sharper = found["sharper"].marginals()[test]
-    assert mean_log_prob(sharper, data.y[test]) > mean_log_prob(
-        scores.softmax(-1)[test], data.y[test]
-    )
+    assert score(found["sharper"].marginals(), data) > alone
     assert not found["elsewhere"].observed.any()
     assert found["draws"].shape == (5, 1797)
     assert torch.equal(found["of_papers"].argmax(-1), torch.tensor([0, 1, 1]))

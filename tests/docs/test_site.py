@@ -4,13 +4,14 @@
 """The documentation site: tutorials run, shortened; every public name has a page."""
 
 import importlib
+import operator
 import re
 
 import matplotlib
 import pyro
 import pytest
 import torch
-from documents import ROOT, TUTORIALS
+from documents import DOCUMENTS, ROOT, TUTORIALS
 from matplotlib import pyplot as plt
 from sklearn.datasets import load_wine
 from sklearn.linear_model import LogisticRegression
@@ -105,13 +106,13 @@ def test_snippet_of_your_graph_on_another_graph():
     assert namespace["threes"].shape == (1000, 2)
 
 
-def listed():
+def listed(pattern=r"\w+"):
     """Names in docs/api.md, by module."""
     module, found = None, {}
     for line in (ROOT / "docs" / "api.md").read_text().splitlines():
         if line.startswith(".. currentmodule:: "):
             module = line.split()[-1]
-        elif module and re.fullmatch(r"   \w+", line):
+        elif module and re.fullmatch(f"   {pattern}", line):
             found.setdefault(module, []).append(line.strip())
     return found
 
@@ -126,6 +127,21 @@ def test_every_public_name_has_a_page():
         assert sorted(names) == sorted(public), name
     assert {"pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"} < listed().keys()
     assert pyro_nmm.__version__
+    for name, names in listed(r"[\w.]+").items():
+        operator.attrgetter(*names)(importlib.import_module(name))
+
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *TUTORIALS, *EXAMPLES], ids=lambda path: path.name)
+def test_a_name_that_users_see_imported_has_a_page(path):
+    found = re.findall(r"^from (pyro_nmm[\w.]*) import (\([^)]*\)|.*)$", path.read_text(), re.M)
+    pages = listed(r"[\w.]+")
+    names = {f"{module}.{name}" for module in pages for name in pages[module]} | pages.keys()
+    for module, imported in found:
+        for name in re.findall(r"\w+", imported):
+            assert f"{module}.{name}" in names
 
 
 def test_front_page_has_every_page():

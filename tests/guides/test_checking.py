@@ -13,7 +13,7 @@ from bounds import PATH
 from graphs import parameters
 from pyro.contrib.autoname import scope
 from pyro.ops.indexing import Vindex
-from pyro_rows import LOCS, X, Y
+from pyro_rows import LOCS, Located, X, Y, at_labels, measure
 from torch import nn
 
 from pyro_nmm.guides import (
@@ -27,45 +27,14 @@ from pyro_nmm.guides import (
 from pyro_nmm.models import FreeNMM, NormalEmission, nmm, node_plate
 
 
-class Program:
-    """A measurement of each node, and the mean of each label."""
-
-    def __init__(self, below, factor=1.0, scales=None):
-        self.prior, self.below = (PATH, *parameters(PATH, 2)), below
-        self.factor, self.scales = factor, scales
-
-    def loc(self):
-        return pyro.sample("loc", dist.Normal(LOCS, 0.3).to_event(1))
-
-    def model(self):
-        loc = self.loc()
-        y = nmm(*self.prior, collapsed=True)
-        with pyro.poutine.scale(scale=1.0 if self.scales is None else self.scales):
-            self.below(loc, y)
-
-    def guide(self):
-        evidence = dist.Normal(self.loc()[..., None, :], 0.5).log_prob(X[:, None])
-        evidence_guide(*self.prior, self.factor * evidence, collapsed=True)
-
-    def check(self):
-        return check_program(self.model, self.guide, num_runs=16)
-
-
-def observe(mean):
-    pyro.sample("x", dist.Normal(mean, 0.5).to_event(1), obs=X)
-
-
-def at_labels(loc, y):
-    return Vindex(loc[..., None, :])[..., y]
-
-
-def right(loc, y):
-    observe(at_labels(loc, y))
+def check(write, **options):
+    program = Located(write, **options)
+    return check_program(program.model, program.guide, num_runs=16)
 
 
 def test_right_programs():
-    program, state = Program(right), torch.get_rng_state()
-    checked = program.check()
+    program, state = Located(), torch.get_rng_state()
+    checked = check_program(program.model, program.guide, num_runs=16)
     assert abs(checked.loss - checked.vectorized_loss) < 6 * checked.standard_error
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -80,16 +49,16 @@ def test_subsamples_scales_and_other_sites():
             pyro.sample("x", dist.Normal(mean, 0.5), obs=X[nodes])
 
     for size in (None, 2, 2):
-        Program(partial(in_plate, size=size)).check()
-    halved = Program(right)
+        check(partial(in_plate, size=size))
+    halved = Located()
     halves = (pyro.poutine.scale(p, scale=0.5) for p in (halved.model, halved.guide))
     check_program(*halves, num_runs=8)
 
     def noisy(loc, y):
-        right(loc, y)
+        measure(at_labels(loc, y))
         pyro.sample("other", dist.Normal(at_labels(loc, y)[..., 0], 1.0))
 
-    program = Program(noisy)
+    program = Located(noisy)
 
     def guide():
         program.guide()
@@ -146,15 +115,15 @@ def test_several_fields():
 def assigned(loc, y):
     mean = torch.zeros(y.shape)
     mean[...] = at_labels(loc, y)
-    observe(mean)
+    measure(mean)
 
 
 def listed(loc, y):
-    observe(torch.tensor(at_labels(loc, y).tolist()))
+    measure(torch.tensor(at_labels(loc, y).tolist()))
 
 
 def by_node(loc, y):
-    observe(at_labels(loc, y) + 0 * loc[..., 0] * torch.ones(3))
+    measure(at_labels(loc, y) + 0 * loc[..., 0] * torch.ones(3))
 
 
 def plate(loc, y):
@@ -163,11 +132,11 @@ def plate(loc, y):
 
 
 def first_particle(loc, y):
-    observe(at_labels(loc.reshape(-1, 2)[0], y))
+    measure(at_labels(loc.reshape(-1, 2)[0], y))
 
 
 def unvalidated(loc, y):
-    right(loc, y)
+    measure(at_labels(loc, y))
     pyro.factor("more", torch.tensor(float(pyro.infer.util.is_validation_enabled())))
 
 
@@ -184,10 +153,16 @@ def unvalidated(loc, y):
 )
 def test_wrong_programs(below, match):
     with pytest.raises(ValueError, match=match):
-        Program(below).check()
+        check(below)
 
 
-@pytest.mark.parametrize("options", [{"factor": 0.5}, {"scales": 3.0}])
+def thrice(loc, y):
+    with pyro.poutine.scale(scale=3.0):
+        measure(at_labels(loc, y))
+
+
+@pytest.mark.parametrize("options", [{"factor": 0.5}, {"write": thrice}])
 def test_evidence_of_another_program(options):
+    program = Located(**options)
     with pytest.warns(UserWarning, match=r"log-likelihood of 'x' changes by .* evidence_guide by"):
-        Program(right, **options).check()
+        check_program(program.model, program.guide, num_runs=16)

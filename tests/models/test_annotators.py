@@ -159,8 +159,9 @@ def test_quality_refuses():
         with pytest.raises(ValueError, match=query.__name__):
             query(field)
     field = Annotators(2).fit(hood, torch.randint(2, (9, 2)), **options)
-    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
-        accuracy(field, level=1.0)
+    for query, level in itertools.product((accuracy, information), (1.0, 90)):
+        with pytest.raises(ValueError, match=f"level must lie between 0 and 1, got {level}"):
+            query(field, level=level)
 
 
 def test_starts_are_compared_by_what_they_predict():

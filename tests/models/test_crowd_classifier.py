@@ -10,7 +10,7 @@ from sklearn.ensemble import StackingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, MLP, GraphSAGE
+from torch_geometric.nn import GCN, MLP, GraphSAGE, SAGEConv
 from torch_geometric.utils import grid
 
 from pyro_nmm import Neighborhood
@@ -298,3 +298,31 @@ def test_features_in_numpy():
         torch.manual_seed(0)
         found.append(Annotators(3).fit(given, answers, classifier=Memory(), **QUICK).probs)
     assert torch.equal(*found)
+
+
+class Bag(torch.nn.Module):
+    """What many users write first: dropout of the inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = SAGEConv(40, 3)
+
+    def forward(self, x, edge_index):
+        assert x.layout == torch.strided
+        return self.layer(torch.nn.functional.dropout(x, 0.5, self.training), edge_index)
+
+
+def test_a_network_gets_features_as_they_are(monkeypatch):
+    monkeypatch.setattr(module, "NUM_EPOCHS", 5)
+    words = torch.eye(40)[torch.arange(256) % 40]  # a bag with one word
+    Annotators(3).fit(Data(words, EDGES), crowd()[1], classifier=Bag(), **QUICK)
+
+
+def test_a_classifier_of_one_label():
+    """A part of the nodes may have answers of one label, or none."""
+    learn = OutOfFold(LogisticRegression(), Data(torch.randn(256, 2), EDGES))
+    targets, rows = torch.tensor([[0.9, 0.1]]).repeat(256, 1), torch.arange(256) < 3
+    found = learn(targets, rows)
+    assert (found > 0).all()
+    torch.testing.assert_close(found.sum(1), torch.ones(256))
+    torch.testing.assert_close(learn(targets, rows & False), torch.full((256, 2), 0.5))

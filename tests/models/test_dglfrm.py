@@ -129,7 +129,7 @@ def test_estimators_agree():
         pair.load_state_dict(state, strict=False)  # a site c needs an order
         pair.eval()
         elbo = TraceMeanField_ELBO() if options.get("marginal", True) else TraceGraph_ELBO()
-        results.append(gradient(pair, elbo, 120, names))
+        results.append(gradient(pair, elbo, 200, names))
     for mean, error in results[1:]:
         z = (mean - results[0][0]) / (error.square() + results[0][1].square()).sqrt()
         assert z.abs().max() < 4.5  # about 70 numbers each
@@ -309,7 +309,7 @@ def test_learns(kind):
     hood = None if kind == "original" else Neighborhood(data.edge_index, 34)
     pair = DGLFRMGuide(target, 34, hood, hidden=8, dropout=0.0)
     svi = SVI(pair.model, pair.guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
-    losses = [svi.step(data.edge_index, x) for _ in range(100)]
+    losses = [svi.step(data.edge_index, x) for _ in range(200)]
     assert sum(losses[-20:]) < sum(losses[:20])
     pairs = torch.combinations(torch.arange(34)).T
     linked = torch.zeros(34, 34, dtype=torch.bool)

@@ -15,11 +15,18 @@ from torch_geometric.utils import add_self_loops, grid
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
 from pyro_nmm.guides import HiddenFieldGuide
-from pyro_nmm.models import Annotators, FreeNMM, NMMNetwork, fit_field
+from pyro_nmm.models import (
+    Annotators,
+    FreeNMM,
+    NMMNetwork,
+    NormalEmission,
+    fit_field,
+    hidden_field,
+)
 from pyro_nmm.models.hidden.em import FieldChains
 from pyro_nmm.ops.enumeration import enumerate_labels
-from pyro_nmm.ops.evidence import draw_latent
 from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.sampling import draw_entries
 
 EDGES, _ = grid(12, 12)
 
@@ -62,7 +69,7 @@ def test_gradient_is_that_of_the_evidence(known):
     exact = torch.autograd.grad((log_prior + log_data).logsumexp(0), list(network.parameters()))
 
     terms, found = chains.terms(network, values), []
-    draw = draw_latent(hood, terms, chains.uniforms())
+    draw = draw_entries(hood, terms, chains.uniforms())
     for step in range(60):
         draw = sweep(hood, terms, draw, chains.uniforms(3)).draw
         if step >= 10:
@@ -177,3 +184,53 @@ def test_errors(options, error):
     hood, answers = Neighborhood(EDGES, 144), torch.randint(3, (144, 2))
     with pytest.raises(ValueError, match=error):
         fit_field(Annotators(3), hood, answers, num_starts=1, num_steps=2, **options)
+
+
+class Network(nn.Module):
+    def __init__(self, relabel=None):
+        super().__init__()
+        self.alpha, self.relabel = nn.Parameter(torch.ones(144, 2)), relabel
+        self.dropout = nn.Dropout()
+
+    def forward(self, hood):
+        return self.alpha.exp(), torch.zeros(hood.num_edges), self.relabel
+
+
+def test_edges_of_a_field_do_not_relabel():
+    hood, x = Neighborhood.grid(12, 12), torch.randn(144, 1)
+    bad = Network(torch.arange(2).expand(hood.num_edges, 2))
+    error = pytest.raises(ValueError, match="prior must return alpha and logits alone")
+    with error:
+        fit_field(NormalEmission(2), hood, x, prior=bad, num_steps=2, num_draws=2)
+    pair = HiddenFieldGuide(NormalEmission(2), hood, x, prior=bad)
+    with error:
+        pair.guide()
+    values = {"mean": torch.tensor([[0.0], [1.0]]), "variance": torch.ones(2, 1)}
+    with error:
+        hidden_field(hood, bad, NormalEmission(2), values, x)
+
+
+def test_a_field_leaves_the_network_in_training():
+    hood, x = Neighborhood.grid(12, 12), torch.randn(144, 1)
+    pair = HiddenFieldGuide(NormalEmission(2), hood, x, prior=Network())
+    field = pair.field(num_draws=2, num_sweeps=2)
+    assert pair.network.training
+    assert pair.network.dropout.training
+    with torch.no_grad():
+        pair.network.alpha.zero_()
+    assert field.prior.alpha.mean() == 1  # a field does not change
+
+
+def test_a_network_on_a_graph_of_edges():
+    """Its own inputs, beside the sources that the graph gives."""
+    answers = torch.randint(2, (144, 3))
+
+    class Alone(Network):
+        def forward(self, hood):
+            return torch.ones(hood.num_sources, 2) * self.alpha[:1].exp(), torch.zeros(
+                hood.num_edges
+            )
+
+    assert Annotators(2).fit(
+        EDGES, answers, prior=Alone(), num_steps=2, num_draws=2
+    ).probs.shape == (144, 2)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from bounds import (
     PATH,
-    all_choices,
     check_against,
     expected_bound,
     expected_evidence_bound,
+    expected_family_loss,
     gradients,
 )
 from graphs import labellings, parameters
@@ -20,18 +20,22 @@ from pyro.contrib.autoname import scope
 from pyro.infer import TraceGraph_ELBO
 from torch.nn.functional import one_hot
 
-from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import MixtureGuide, evidence_guide, ordered_guide
 from pyro_nmm.models import FreeNMM, nmm
 
 
-class FieldAsTarget:
-    """A field of labels that noise hides, and another field as the family of its posterior."""
+class LabelsOfAField:
+    """
+    Labels of a field, hidden by noise or behind the labels of a second field, and another field as
+    the family of their posterior.
+    """
 
-    def __init__(self, outer=None):
+    def __init__(self, layers=1, outer=None):
         alpha, self.logits = parameters(PATH, 2, scale=1.0)
-        self.log_alpha, self.means = alpha.log().requires_grad_(), torch.tensor([-0.5, 0.4])
-        self.w, self.outer = torch.tensor([-1.0, 0.3, 0.6]), outer
+        self.log_alpha, self.strength = alpha.log().requires_grad_(), torch.tensor(2.0)
+        self.means, self.w = torch.tensor([-0.5, 0.4]), torch.tensor([-1.0, 0.3, 0.6])
+        self.y, self.layers, self.outer = torch.tensor([1, 1, 0]), layers, outer
         self.network = FreeNMM(PATH, 2)
         with torch.no_grad():
             for leaf in self.network.parameters():
@@ -39,19 +43,31 @@ class FieldAsTarget:
         order = torch.tensor([1, 0, 2])
         self.family = MixtureGuide(PATH, self.network, self.target, site="prior/y", order=order)
         self.leaves = [self.network.log_alpha, self.network.logits, self.log_alpha]
+        if layers == 2:
+            self.leaves.append(self.strength.requires_grad_())
 
-    def emission(self, y):
-        return dist.Normal(self.means[y], 0.7)
+    def prior(self):
+        return PATH, self.log_alpha.exp(), self.logits
+
+    def second(self, labels):
+        return PATH, 0.3 + self.strength * one_hot(labels, 2), self.logits
+
+    def emission(self, labels):
+        return dist.Normal(self.means[labels], 0.7)
 
     def target(self):
         with scope(prefix="prior"):
-            y = nmm(PATH, self.log_alpha.exp(), self.logits, collapsed=True)
-        sample("w", self.emission(y).to_event(1), obs=self.w)
+            labels = nmm(*self.prior(), collapsed=True)
+        if self.layers == 1:
+            sample("w", self.emission(labels).to_event(1), obs=self.w)
+        else:
+            scope(prefix="second")(nmm)(*self.second(labels), self.y, collapsed=True)
 
     def guide(self):
-        y = self.family.guide()
-        with scope(prefix="prior"):
-            ordered_guide(PATH, self.log_alpha.exp(), self.logits, y, collapsed=True)
+        labels = self.family.guide()
+        scope(prefix="prior")(ordered_guide)(*self.prior(), labels, collapsed=True)
+        if self.layers == 2:
+            scope(prefix="second")(ordered_guide)(*self.second(labels), self.y, collapsed=True)
 
     def pair(self):
         if self.outer is None:
@@ -59,28 +75,33 @@ class FieldAsTarget:
         return (scope(prefix=self.outer)(program) for program in (self.family.model, self.guide))
 
     def exact_loss(self):
-        """Of equation (10), and in it the bound of the target's own choices."""
-        y, c = labellings(3), all_choices(PATH)[:, None]
+        """Of equation (10), and in it the bound of each field's own choices."""
+
+        def log_target(labels):
+            if self.layers == 1:
+                rest = self.emission(labels).log_prob(self.w).sum(-1)
+            else:
+                rest = expected_bound(*self.second(labels), self.y.expand(8, 3))
+            return expected_bound(*self.prior(), labels) + rest
+
         mix = NeighborMixture(PATH, *self.network(PATH))
-        log_joint = NeighborChoice(PATH, mix.logits).log_prob(c) + mix.given(c).log_prob(y)
-        log_q = mix.choices(y, order=self.family.order).log_prob(c)
-        target = expected_bound(PATH, self.log_alpha.exp(), self.logits, y)
-        target = target + self.emission(y).log_prob(self.w).sum(-1)
-        return (log_joint.exp() * (log_joint - log_q - target)).sum()
+        return expected_family_loss(mix, self.family.order, log_target)
+
+
+def check(model, guide, truth, leaves):
+    elbo = TraceGraph_ELBO(200, vectorize_particles=True, max_plate_nesting=0)
+    check_against(truth, leaves, *gradients(elbo, model, guide, leaves, 40))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("outer", [None, "outer"])
-def test_target_with_a_field_of_its_own(outer):
-    program = FieldAsTarget(outer)
-    model, guide = program.pair()
-    elbo = TraceGraph_ELBO(200, vectorize_particles=True, max_plate_nesting=0)
-    losses, grads = gradients(elbo, model, guide, program.leaves, 50)
-    check_against(program.exact_loss(), program.leaves, losses, grads)
+@pytest.mark.parametrize(("layers", "outer"), [(1, None), (1, "outer"), (2, None)])
+def test_posterior_of_a_field(layers, outer):
+    program = LabelsOfAField(layers, outer)
+    check(*program.pair(), program.exact_loss(), program.leaves)
 
 
 def test_sites_of_a_target_with_a_field():
-    model, guide = FieldAsTarget("outer").pair()
+    model, guide = LabelsOfAField(outer="outer").pair()
     guide_trace = poutine.trace(guide).get_trace()
     trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace()
     names = {"outer/c", "outer/prior/c", "outer/prior/y"}
@@ -116,63 +137,6 @@ def test_labels_in_a_scope_are_named_in_full():
     family = MixtureGuide(PATH, FreeNMM(PATH, 2), target)
     with pytest.raises(ValueError, match=r"labels at 'prior/y', but the guide draws 'y'"):
         TraceGraph_ELBO().loss(family.model, family.guide)
-
-
-class TwoLayers:
-    """
-    Labels of a first field are the sure labels of a second one's nodes, which are observed.
-
-    The first has no evidence for each node, so its posterior is a mixture.
-    """
-
-    def __init__(self):
-        alpha, self.logits = parameters(PATH, 2, scale=1.0)
-        self.log_alpha, self.strength = alpha.log(), torch.tensor(2.0)
-        self.y = torch.tensor([1, 1, 0])
-        self.network, order = FreeNMM(PATH, 2), torch.tensor([1, 0, 2])
-        self.leaves = [self.network.log_alpha, self.network.logits, self.log_alpha, self.strength]
-        with torch.no_grad():
-            for leaf in self.network.parameters():
-                leaf.add_(0.5 * torch.randn_like(leaf))
-        for leaf in self.leaves[2:]:
-            leaf.requires_grad_()
-        self.family = MixtureGuide(PATH, self.network, self.target, site="first/y", order=order)
-
-    def first(self):
-        return PATH, self.log_alpha.exp(), self.logits
-
-    def second(self, labels):
-        return PATH, 0.3 + self.strength * one_hot(labels, 2), self.logits
-
-    def target(self):
-        with scope(prefix="first"):
-            labels = nmm(*self.first(), collapsed=True)
-        with scope(prefix="second"):
-            nmm(*self.second(labels), self.y, collapsed=True)
-
-    def guide(self):
-        labels = self.family.guide()
-        with scope(prefix="first"):
-            ordered_guide(*self.first(), labels, collapsed=True)
-        with scope(prefix="second"):
-            ordered_guide(*self.second(labels), self.y, collapsed=True)
-
-    def exact_loss(self):
-        labels, c = labellings(3), all_choices(PATH)[:, None]
-        mix = NeighborMixture(PATH, *self.network(PATH))
-        log_joint = NeighborChoice(PATH, mix.logits).log_prob(c) + mix.given(c).log_prob(labels)
-        log_q = mix.choices(labels, order=self.family.order).log_prob(c)
-        target = expected_bound(*self.first(), labels)
-        target = target + expected_bound(*self.second(labels), self.y.expand(8, 3))
-        return (log_joint.exp() * (log_joint - log_q - target)).sum()
-
-
-@pytest.mark.slow
-def test_two_layers():
-    program = TwoLayers()
-    elbo = TraceGraph_ELBO(200, vectorize_particles=True, max_plate_nesting=0)
-    sampled = gradients(elbo, program.family.model, program.guide, program.leaves, 50)
-    check_against(program.exact_loss(), program.leaves, *sampled)
 
 
 class Hidden:
@@ -223,9 +187,7 @@ class Hidden:
 @pytest.mark.slow
 def test_hidden_series():
     program = Hidden()
-    elbo = TraceGraph_ELBO(200, vectorize_particles=True, max_plate_nesting=0)
-    sampled = gradients(elbo, program.model, program.guide, program.leaves, 60)
-    check_against(program.exact_loss(), program.leaves, *sampled)
+    check(program.model, program.guide, program.exact_loss(), program.leaves)
 
 
 @pytest.mark.slow
@@ -250,11 +212,8 @@ def test_labels_and_hints_in_one_trace(collapsed):
     def guide():
         evidence_guide(hood, log_alpha.exp(), logits, evidence(), known, collapsed=collapsed)
 
-    leaves = [log_alpha, means]
-    elbo = TraceGraph_ELBO(200, vectorize_particles=True, max_plate_nesting=0)
-    sampled = gradients(elbo, model, guide, leaves, 60)
     truth = -expected_evidence_bound(hood, log_alpha.exp(), logits, evidence(), known)
-    check_against(truth, leaves, *sampled)
+    check(model, guide, truth, [log_alpha, means])
     # The bound is one on the probability of label and hints together.
     mix, both = NeighborMixture(hood, log_alpha.exp(), logits), []
     for y in labellings(2):

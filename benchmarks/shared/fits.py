@@ -1,0 +1,19 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The loop that fits a network."""
+
+from collections.abc import Callable
+
+from torch import nn
+from torch.optim import Optimizer
+
+
+def descend(module: nn.Module, optimizer: Optimizer, loss: Callable, num_epochs: int) -> nn.Module:
+    """The module in evaluation mode, after epochs of steps on its loss."""
+    module.train()
+    for _ in range(num_epochs):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    return module.eval()

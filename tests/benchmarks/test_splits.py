@@ -1,0 +1,229 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What methods may see: splits, folds, answers, and the settings that searches choose."""
+
+import pickle
+from functools import partial
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from graphs import house
+from sklearn.datasets import make_blobs
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
+from torch_geometric.utils import index_to_mask
+
+from benchmarks.crowds import data as crowds
+from benchmarks.links import protocol
+from benchmarks.links.rivals import LinksSAGE
+from benchmarks.nodes import fits, spn
+from benchmarks.on_top import data, rivals
+from benchmarks.tabular import run as tabular
+from benchmarks.tabular.data import KINDS, Table, log_probs
+from pyro_nmm import NeighborMixture
+from pyro_nmm.datasets import digits, link_split, random_split
+from pyro_nmm.datasets.nodes import inner_edges
+from pyro_nmm.sparse import identity
+
+
+@pytest.mark.filterwarnings("ignore:self.within_class_std_dev_")
+def test_annotators_answer_a_share_of_the_nodes():
+    """Simulated ones are right in a share of them; classifiers skip what they learned from."""
+    for kind, (right, share) in list(crowds.SIMULATED.items())[::4]:
+        graph = crowds.answered("digits", kind, None, 0)
+        there = graph.answers >= 0
+        assert abs(there.any(1).double().mean() - share) < 0.05
+        assert abs((graph.answers == graph.y[:, None])[there].double().mean() - right) < 0.05
+        assert graph.all.all()
+    graph = crowds.digits(None, 0)
+    assert ((graph.answers < 0).sum(0) == crowds.ROWS).all()
+    hits = [(column == graph.y)[column >= 0].double().mean() for column in graph.answers.T]
+    assert all(0.35 < hit < 0.85 for hit in hits)
+
+
+def test_controls_have_the_same_confusions():
+    """Of every annotator, and no dependence of two who always agree."""
+    y = torch.arange(3000) % 3
+    guess = torch.where(torch.rand(3000) < 0.4, torch.randint(3, (3000,)), y)
+    found = crowds.independent(torch.stack([guess, guess], 1), y, torch.Generator().manual_seed(0))
+    for column in found.T:
+        for label in range(3):
+            numbers = column[y == label].bincount(minlength=3)
+            assert numbers.tolist() == guess[y == label].bincount(minlength=3).tolist()
+    right, agree = (guess == y).double().mean(), (found[:, 0] == found[:, 1]).double().mean()
+    assert agree < right**2 + (1 - right) ** 2 + 0.03
+
+
+def test_no_new_label_recalibrates_itself():
+    y, seen = torch.randint(2, (30,)), []
+    new, known = torch.arange(30) < 20, torch.arange(30) > 24
+
+    def make(given):
+        seen.append(given)
+        return torch.full((30, 2), 0.5)
+
+    rivals.by_folds(make, Data(y=y, train_mask=known, val_mask=new))
+    whole, *folds = seen
+    assert torch.equal(whole, known | new)
+    left_out = torch.stack([(known | new) & ~given for given in folds])
+    assert torch.equal(left_out.sum(0), new.long())
+
+
+def test_drawn_splits_are_like_the_published_ones():
+    y = torch.arange(10).repeat_interleave(40)
+    folds, test = data.drawn(y, seed=7)
+    assert [len(fold) for fold in folds] == [20, 20, 20]
+    assert all((y[fold].bincount(minlength=10) == 2).all() for fold in folds)
+    assert torch.equal(torch.cat([*folds, test]).sort().values, torch.arange(400))
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("this must not run",)
+
+
+class Pointer:
+    """Bytes that NumPy would take for the address of an object."""
+
+    def __reduce__(self):
+        return np.ndarray, ((1,), np.dtype(object), bytes(8))
+
+
+def test_published_splits_run_no_code(tmp_path, capsys):
+    """Folds of equal and of different sizes are read; a pickle of anything else is refused."""
+    path = tmp_path / "split.npz"
+    different = np.array([np.arange(2), np.arange(2, 4), np.arange(4, 5)], dtype=object)
+    for stored in (np.arange(6).reshape(3, 2), different):
+        np.savez(path, k_fold_indices=stored, test_indices=np.array([7, 8]))
+        folds, test = data.published(path)
+        assert [fold.tolist() for fold in folds] == [fold.tolist() for fold in stored]
+        assert test.tolist() == [7, 8]
+    for part, error in ((Harmful(), pickle.UnpicklingError), (Pointer(), IndexError)):
+        np.savez(path, k_fold_indices=np.array([part, None], object), test_indices=np.array([7]))
+        with pytest.raises(error):
+            data.published(path)
+    assert capsys.readouterr().out == ""
+
+
+def test_training_stops_when_no_loss_is_equalled():
+    """Kept is the last epoch at which both losses are the least so far."""
+    losses = [(0.5, 0.9), (0.4, 0.8), (0.4, 0.85), (0.4, 0.8), (0.6, 0.7), (0.6, 0.9), (0.6, 0.9)]
+    seen = iter(range(7))
+    assert data.stopped_early(seen, losses.__getitem__, patience=1) == 3
+    assert next(seen) == 6  # the rest was not trained
+    assert data.stopped_early(iter(range(7)), losses.__getitem__, patience=3) == 3
+
+
+def search(scores, **more):
+    return [
+        {"task": "search", "trial": trial, "seed": seed, "settings": {"lr": trial}}
+        | {"val": dict(zip(("accuracy", "nll", "AP"), value, strict=False))} | more
+        for trial, values in scores.items() for seed, value in enumerate(values)
+    ]  # fmt: skip
+
+
+def test_settings_follow_validation_alone():
+    """The best mean accuracy, then likelihood; of links average precision, or the NMM's bound."""
+    rows = search({0: [(0.7, 0.9), (0.8, 0.9)], 1: [(0.7, 0.5), (0.8, 0.5)], 2: [(0.6, 0.1)] * 2})
+    assert fits.chosen(rows) == fits.DEFAULT | {"lr": 1}
+    with pytest.raises(ValueError, match="not been finished"):
+        fits.chosen(rows[:3])
+    scores = {0: [(0, 0, 80.0), (0, 0, 90.0)], 1: [(0, 0, 84.0), (0, 0, 88.0)]}
+    rows = search(scores, dataset="cora", guide="sage")
+    rows += search({9: [(0, 0, 99.0)]}, dataset="cora", guide="vgae")
+    assert protocol.chosen(rows, "pubmed", "sage") == {"lr": 1}
+    with pytest.raises(ValueError, match="search of nips12 sage"):
+        protocol.chosen(rows, "nips12", "sage")
+    bounds = [row | {"guide": "nmm", "loss": 0.5 + row["trial"]} for row in rows]
+    assert protocol.chosen(bounds, "cora", "nmm") == {"lr": 0}
+
+
+def test_graphsage_does_not_see_what_it_is_asked(monkeypatch):
+    low, high = torch.triu_indices(20, 20, 1)
+    kept, seen = torch.rand(len(low)) < 0.3, []
+    train = link_split(torch.stack([low[kept], high[kept]]), 20, seed=0).train
+    network = LinksSAGE(20, hidden=8)
+    logits = network.logits
+
+    def spied(pairs, x, edge_index):
+        seen.extend({tuple(pair) for pair in part.T.tolist()}
+                    for part in (*pairs.chunk(2, 1), edge_index))  # fmt: skip
+        return logits(pairs, x, edge_index)
+
+    monkeypatch.setattr(network, "logits", spied)
+    network.loss(identity(20), train)
+    (asked, false, shown), known = seen, {tuple(pair) for pair in train.T.tolist()}
+    assert not asked & shown
+    assert asked | shown <= known
+    assert len(shown) + 2 * len(asked) == len(known)
+    assert not false & known
+
+
+def test_pairs_of_spn_are_those_of_other_methods():
+    graph = nx.convert_node_labels_to_integers(nx.grid_2d_graph(5, 5))
+    edges = torch.tensor(list(graph.to_directed().edges)).T
+    train, val, test = (index_to_mask(nodes, 25) for nodes in torch.randperm(25).split((8, 5, 12)))
+    board = Data(x=torch.randn(25, 2), edge_index=edges, y=torch.arange(25) % 2,
+                 train_mask=train, val_mask=val, test_mask=test)  # fmt: skip
+    model = spn.SPN(lambda width: GCN(2, 16, 2, width), board)
+    inner = model.edges[:, test[model.edges].all(0)]
+    assert torch.equal(inner.unique(dim=1), inner_edges(edges, test))
+
+
+def test_rules_of_prediction_do_not_read_test_labels(double):
+    """The joint rule finds the mode of five nodes with one known label."""
+    torch.manual_seed(3)
+    mix = NeighborMixture(house(), 0.3 * torch.rand(5, 3) + 0.05, torch.randn(house().num_edges))
+    known, y = torch.tensor([1, 0, 0, 0, 0]).bool(), torch.tensor([2, 0, 1, 1, 0])
+    found = []
+    for labels in (y, torch.full((5,), 2)):
+        torch.manual_seed(1)
+        found.append(fits.labellings(mix, Data(y=labels, train_mask=known, test_mask=~known), 0))
+    rules, again = found
+    assert all(torch.equal(rules[rule], again[rule]) for rule in rules)
+    assert list(rules) == ["one by one", "sequential", "joint"]
+    nodes, exact = torch.arange(1, 5), mix.condition(y, known)  # a sum over all choices
+    assert torch.equal(rules["joint"][nodes], exact.predict(nodes, method="joint"))
+    graph = Data(y=y, train_mask=known, test_mask=~known)
+    ours = fits.log_prob(mix, rules["joint"], graph, 0, repeats=20)
+    log_prob = exact.log_marginal(nodes, rules["joint"][nodes])
+    assert ours == pytest.approx(log_prob.item(), abs=0.05)
+
+
+def test_retrained_networks_have_not_seen_their_fold(monkeypatch):
+    split, seen = random_split(digits(), train=0.03, val=0.1, test=0.5, seed=0), []
+
+    def cross_entropy(logits, y):
+        seen.append(y)
+        return logits.sum()
+
+    monkeypatch.setattr(tabular.F, "cross_entropy", cross_entropy)
+    monkeypatch.setattr(tabular, "RETRAINED", 1)
+    parts, _, folds = tabular.retrained("mlp", split, 0)
+    known = split.train_mask | split.val_mask
+    assert parts.shape == (5, 1797, 10)
+    assert torch.equal(folds >= 0, known)
+    for fold, y in enumerate(seen[:5]):
+        assert torch.equal(y, split.y[known & (folds != fold)])
+    assert torch.equal(seen[5], split.y[known])
+
+
+def blobs(number, labelled, **options):
+    rows, labels = make_blobs(number, 2, random_state=0, **options)
+    make = partial(KINDS["logistic regression"], 0)
+    return Table(rows, labels, np.arange(labelled), np.arange(labelled, number), make)
+
+
+def test_folds_hold_out_every_label_once():
+    table = blobs(90, 45, centers=3)
+    assert np.bincount(table.folds[:45]).tolist() == [9] * 5
+    assert (table.folds[45:] == -1).all()
+    scores, y = table.held_out(table.parts)
+    assert torch.equal(y, torch.from_numpy(table.labels[:45]))
+    rest = (table.folds >= 0) & (table.folds != table.folds[3])
+    fit = table.make().fit(table.rows[rest], table.labels[rest])
+    expected = log_probs(fit.predict_proba(table.rows[3:4]))[0]
+    torch.testing.assert_close(scores[3], expected)

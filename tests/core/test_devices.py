@@ -1,0 +1,472 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Results on a device: as on the CPU, and with few calls and waits."""
+
+import math
+from functools import partial
+
+import networkx as nx
+import pyro
+import pytest
+import torch
+from cases import KINDS, random_case
+from cost import Launches
+from graphs import house, parameters, random_sources, shared_sources, star, to_hood, two_triangles
+from pyro.distributions import Normal
+from pyro.infer import TraceGraph_ELBO
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, GraphSAGE
+from torch_geometric.utils import grid
+
+from pyro_nmm import (
+    EvidenceConditional,
+    InnerProductGraph,
+    MembershipMixture,
+    Neighborhood,
+    NeighborMixture,
+    OrderedConditional,
+    sources,
+)
+from pyro_nmm.datasets import link_split, random_patches, seed_batch, with_in_degree
+from pyro_nmm.guides import (
+    AmortizedNMM,
+    Consistency,
+    DGLFRMGuide,
+    HiddenFieldGuide,
+    SeedLoss,
+    evidence_guide,
+    fit_images,
+    fit_links,
+    fit_mixture,
+    fit_nmm,
+    ordered_guide,
+)
+from pyro_nmm.metrics import brier, mean_log_prob
+from pyro_nmm.models import (
+    DGLFRM,
+    Annotators,
+    CopyingAnnotators,
+    Denoiser,
+    FreeNMM,
+    MarginalField,
+    NMMNetwork,
+    NormalEmission,
+    PairwiseMRF,
+    StackedNMM,
+    UNet,
+    accuracy,
+    fit_field,
+    grid_edges,
+    information,
+    ising,
+    leave_one_out,
+    nmm,
+)
+from pyro_nmm.models.annotators import out_of_fold
+from pyro_nmm.models.backbones import gcn
+from pyro_nmm.ops.entries import evidence_entries
+from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.sampling import draw_entries
+
+ESTIMATORS = "reward_to_go", "one_step_credit", "no_score", "reinforce"
+ELBO = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
+EDGES, PLACES = grid(8, 8)
+HALF = (PLACES[:, 0] >= 4).long()
+QUICK = {"num_starts": 1, "num_steps": 6, "num_draws": 3}
+
+
+def test_results_stay_on_the_device(device):
+    """Without this, the tests of placement below would show nothing."""
+    x = torch.randn(3, device=device, requires_grad=True)
+    y = (x * 2 + 1).exp().sum()
+    y.backward()
+    assert y.device.type == x.grad.device.type == device
+    torch.testing.assert_close(x.grad.cpu(), 2 * (x * 2 + 1).exp().detach().cpu())
+    assert torch.tensor([1, 2], device=device)[[1]].tolist() == [2]
+
+
+def test_tensors_of_two_devices_do_not_meet(device):
+    x = torch.zeros(3, device=device)
+    assert (x + torch.tensor(1.0)).device.type == device  # a number may come from the CPU
+    with pytest.raises(RuntimeError, match="cpu"):
+        x + torch.zeros(3)
+    with pytest.raises(RuntimeError, match="cpu"):
+        torch.zeros(3, dtype=torch.bool, device=device) & torch.ones(3, dtype=torch.bool)
+
+
+class There:
+    """Moves values to a device; leaves, which have gradients, too."""
+
+    def __init__(self, place):
+        self.place = place
+        self.leaves = []
+
+    def __call__(self, *values):
+        moved = [value.to(self.place) for value in values]
+        return moved[0] if len(moved) == 1 else moved
+
+    def leaf(self, *values):
+        self.leaves += [value.detach().to(self.place).requires_grad_() for value in values]
+        return self.leaves[-len(values) :]
+
+    def gradients(self, loss):
+        return torch.autograd.grad(loss, self.leaves, allow_unused=True)
+
+
+def queries(graph, there, relabel=None):
+    """Densities, marginals and posteriors of a mixture, and of what was observed."""
+    hood = graph()
+    num_nodes = hood.num_nodes
+    parts = [*parameters(hood, 3), *([] if relabel is None else [relabel(hood, 3)])]
+    y, observed = torch.randint(3, (num_nodes,)), torch.arange(num_nodes) < 2
+    pairs = torch.combinations(torch.arange(num_nodes), with_replacement=True).T
+    y, observed, pairs = there(y, observed, pairs)
+    mix = NeighborMixture(*there(hood, *parts))
+    posterior = mix.condition(y, observed)
+    return [mix.log_prob(y), mix.marginals(), mix.pairwise(pairs), posterior.marginals(),
+            posterior.pairwise(pairs), mix.log_marginal(pairs[:, 1], y[pairs[:, 1]])]  # fmt: skip
+
+
+def draws(kind, there):
+    """Choices of given uniforms."""
+    for seed in range(200 if there.place == "cuda" else 8):
+        hood, *parts, shape, uniforms = random_case(seed, kind)
+        draw = OrderedConditional(*there(hood, *parts))._draw(shape, there(uniforms))
+        yield from (*draw[:2], *draw.counts)
+
+
+def latent_case(seed):
+    """Nodes that share sources, or windows of a grid; evidence of nodes or of edges."""
+    torch.manual_seed(seed)
+    hood = random_sources(40, 9) if seed % 2 else sources.grid(6, 7, stride=2)
+    evidence = torch.randn(hood.num_edges if seed % 4 < 2 else hood.num_nodes, 3)
+    evidence[0] = torch.tensor([0.0, -torch.inf, 0.0])
+    return hood, *parameters(hood, 3), evidence
+
+
+def latent_draws(there):
+    """Sequential draws and Gibbs sweeps of given uniforms."""
+    for seed in range(40 if there.place == "cuda" else 4):
+        hood, alpha, logits, evidence = there(*latent_case(seed))
+        start, numbers = there(torch.rand(5, hood.num_rows), torch.rand(3, 5, hood.num_rows))
+        terms = evidence_entries(hood.log_softmax(logits)[None], alpha[None], evidence[None])
+        draw = draw_entries(hood, terms, start)
+        swept = sweep(hood, terms, draw, numbers)
+        yield from (*draw[:2], *swept.draw[:2], swept.visits, swept.totals)
+
+
+def score_of(conditional, there, **options):
+    """Gradients of given choices."""
+    choices = conditional(There("cpu"), **options).sample((4,))
+    parts = conditional(there, **options).score_parts(there(choices))
+    return there.gradients((parts.entropy_term + parts.log_prob).sum())
+
+
+def of_labels(there, **options):
+    torch.manual_seed(0)
+    hood = to_hood(nx.barabasi_albert_graph(200, 3, seed=0))
+    leaves = there.leaf(*parameters(hood, 3))
+    y, order = there(torch.randint(3, (200,)), torch.randperm(200))
+    return OrderedConditional(there(hood), *leaves, y, order=order, **options)
+
+
+def of_evidence(there, seed, **options):
+    hood, *parts = latent_case(seed)
+    order = there(torch.randperm(hood.num_nodes))
+    return EvidenceConditional(there(hood), *there.leaf(*parts), order=order, **options)
+
+
+def constructors(there):
+    points, members = torch.rand(50, 2), torch.randint(6, (2, 50))
+    path = to_hood(nx.path_graph(50))
+    edge_index = torch.stack([path.source, path.target])
+    yield sources.grid(9, 7, stride=2, radius=3, device=there.place)
+    yield sources.points(there(points), radius=0.4, spacing=0.3)[0]
+    yield sources.communities(there(edge_index), 50, there(members))
+
+
+def links(there):
+    graph = nx.barabasi_albert_graph(200, 3, seed=0)
+    hood, edges = to_hood(graph), there(torch.tensor(list(nx.DiGraph(graph).edges)).T)
+    factors, log_odds, logits = there.leaf(
+        torch.randn(200, 4), torch.randn(200, 5), torch.randn(hood.num_edges)
+    )
+    links = InnerProductGraph(factors, 3.0, edges[:, :2], loops=True)
+    value = MembershipMixture(there(hood), log_odds, logits).log_prob(there(torch.randn(200, 5)))
+    value = value + links.log_prob(edges)
+    return value, links.swaps(edges, 2 * factors.detach()), *there.gradients(value)
+
+
+def half_field(there):
+    field = ising(grid_edges(3, 4), 0.4, torch.linspace(-0.3, 0.4, 12))
+    half = MarginalField(
+        PairwiseMRF(*there(field.edges, field.unary, field.strength, field.interaction))
+    )
+    y = there(torch.tensor([0, 1, 1, 0, 1, 1]))
+    return [half.nodes, half.log_potential(y), half.conditional(y), *half.colors()]
+
+
+def denoised(there):
+    network = there(Denoiser(UNet(channels=1, width=6, depth=1)))
+    image = there(torch.arange(144.0).view(1, 1, 12, 12))
+    hood = Neighborhood.grid(12, 12, device=there.place)
+    mix = NeighborMixture(hood, *network(hood, image))
+    return *mix.intervals(), mix.node_log_probs(image.flatten(1).long())
+
+
+def scores(there):
+    probs, y = there(torch.rand(64, 3).softmax(-1), torch.randint(3, (64,)))
+    return mean_log_prob(probs, y), brier(probs, y)
+
+
+#: What gives on a device what it gives on the CPU.
+EQUAL = {
+    **{graph.__name__: partial(queries, graph) for graph in (house, star, two_triangles)},
+    **{name: partial(queries, house, relabel=relabel) for name, relabel in KINDS.items()},
+    **{f"draws, {kind}": partial(draws, kind) for kind in ("random", "hubs", "grid")},
+    "latent draws": latent_draws,
+    **{f"labels, {name}": partial(score_of, of_labels, estimator=name) for name in ESTIMATORS},
+    **{f"evidence {seed}, {name}": partial(score_of, of_evidence, seed=seed, estimator=name)
+       for name in ESTIMATORS for seed in ((0, 3) if name == "one_step_credit" else (1, 2))},
+    "constructors": lambda there: [t for h in constructors(there) for t in (h.ptr, h.source)],
+    "links": links,
+    "half field": half_field,
+    "denoised": denoised,
+    "scores": scores,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_results_equal_those_of_the_cpu(device, name):
+    results = []
+    for place in ("cpu", device):
+        torch.manual_seed(0)
+        values = [*EQUAL[name](There(place))]
+        assert values
+        assert all(value.device.type == place for value in values)
+        results.append([value.detach().cpu() for value in values])
+    torch.testing.assert_close(*results)
+
+
+def posteriors(there):
+    hood = shared_sources()
+    q = EvidenceConditional(*there(hood, *parameters(hood, 2), torch.randn(5, 2)))
+    for options in (
+        {},
+        {"num_samples": 50, "weighted": True},
+        {"num_samples": 50, "num_sweeps": 3},
+    ):
+        posterior = q.posterior(**options)
+        yield from (posterior.sample((3,)), posterior.marginals())
+
+
+def answers_of_posteriors(there, relabel=None):
+    hood = house()
+    parts = [*parameters(hood, 3), *([] if relabel is None else [relabel(hood, 3)])]
+    mix = NeighborMixture(*there(hood, *parts))
+    y, observed = mix.sample(), there(torch.arange(5) < 2)
+    posterior = mix.condition(y, observed)
+    methods = ("marginal", "joint", "sequential")[: 2 if relabel else 3]
+    yield from (posterior.predict(method=method) for method in methods)
+    yield from (mix.sample((3,)), posterior.sample((3,)), mix.elbo(y))
+    yield mix.log_likelihood(y, given=observed, num_particles=8)
+
+
+def step(there, collapsed):
+    hood = to_hood(nx.barabasi_albert_graph(200, 3, seed=0))
+    alpha, logits = there.leaf(*parameters(hood, 3))
+    model, guide = (partial(f, collapsed=collapsed) for f in (nmm, ordered_guide))
+    ELBO.loss_and_grads(model, guide, there(hood), alpha, logits, there(torch.randint(3, (200,))))
+    return [leaf.grad for leaf in there.leaves]
+
+
+def step_given_evidence(there, collapsed):
+    hood = sources.grid(12, 12, stride=3, device=there.place)
+    alpha, logits = there.leaf(*parameters(sources.grid(12, 12, stride=3), 3))
+    (means,) = there.leaf(torch.tensor([-1.0, 0.0, 1.0]))
+    w = there(torch.randn(144))
+
+    def model():
+        y = nmm(hood, alpha, logits, collapsed=collapsed)
+        pyro.sample("w", Normal(means[y], 0.7).to_event(1), obs=w)
+
+    def guide():
+        evidence = Normal(means, 0.7).log_prob(w[:, None])
+        evidence_guide(hood, alpha, logits, evidence, collapsed=collapsed)
+
+    ELBO.loss_and_grads(model, guide)
+    return [leaf.grad for leaf in there.leaves]
+
+
+def crowd():
+    answers = HALF[:, None] ^ (torch.rand(64, 4) < 0.25).long()
+    return answers.masked_fill(torch.rand(64, 4) < 0.2, -1)
+
+
+def consensus(there, features):
+    graph = there(Data(HALF[:, None] + torch.randn(64, 3), EDGES) if features else EDGES)
+    seen = PLACES[:, 1] < 2
+    found = Annotators(2).fit(graph, there(crowd()), known=there(HALF.where(seen, -1)), **QUICK)
+    assert torch.equal(found.predict().cpu()[seen], HALF[seen])
+    assert found.summary()
+    yield from (found.probs, found.entropy(), found.pairs().excess, accuracy(found).mean)
+    yield from found.information_gain()
+
+
+def shared_errors(there, emission):
+    hood, hops = sources.hops(there(EDGES), 64)
+    field = fit_field(emission, hood, there(crowd()), hops, **QUICK)
+    return field.probs, field.samples, information(field).mean
+
+
+def features(there):
+    hood, hops = there(*sources.hops(EDGES, 64))
+    x = there(HALF[:, None] + torch.randn(64, 2))
+    field = fit_field(NormalEmission(2), hood, x, hops, **QUICK)
+    yield leave_one_out(field, x, num_sweeps=3)
+    yield field.latents(x).posterior(4).marginals()
+    pair = HiddenFieldGuide(NormalEmission(2), hood, x, hops)
+    ELBO.loss_and_grads(pair.model, pair.guide)
+    yield from (p.grad for _, p in pyro.get_param_store().named_parameters())
+    yield pair.field(num_draws=2, num_sweeps=2).probs
+
+
+def mini_batches(there):
+    data = there(with_in_degree(Data(torch.randn(64, 3), EDGES, y=HALF)))
+    backbones = GraphSAGE(3, 4, 2, out_channels=2), GraphSAGE(3, 4, 2)
+    loss = there(SeedLoss(NMMNetwork(*backbones, num_classes=2)))
+    seeds = there(torch.tensor([3, 9, 40]))
+    loss(seed_batch(data, seeds, num_hops=3, num_neighbors=2)).backward()
+    return [p.grad for p in loss.parameters() if p.grad is not None]
+
+
+def fit_of_half_a_field(there):
+    field = ising(grid_edges(3, 4), 0.4, torch.linspace(-0.3, 0.4, 12))
+    half = MarginalField(
+        PairwiseMRF(*there(field.edges, field.unary, field.strength, field.interaction))
+    )
+    hood = Neighborhood.grid(3, 4, radius=2, device=there.place).subgraph(half.nodes)
+    mix, losses = fit_mixture(half, hood, FreeNMM(hood, 2), num_steps=3)
+    assert all(map(math.isfinite, losses))
+    return half.complete(half.sample()[: len(half.nodes)] % 2), mix.logits
+
+
+def fit_on_top(there, stacked):
+    hood = to_hood(nx.caveman_graph(10, 4))
+    y, part = torch.randint(3, (40,)), torch.arange(40) % 4
+    data = there(hood, torch.randn(40, 3), y, part == 0, part == 1)
+    return [*stacked.fit(*data, num_steps=4).parameters()]
+
+
+def fit_of_nodes(there):
+    part = torch.arange(64) % 3
+    data = Data(HALF[:, None] + torch.randn(64, 3), EDGES, y=HALF, train_mask=part == 0)
+    data.val_mask, data.x = part == 1, data.x.to_sparse_csr()
+    data, hood = there(data, Neighborhood(EDGES, 64))
+    network = there(NMMNetwork(gcn(3, 2), gcn(3, 4, attention=True), num_classes=2))
+    consistency = there(Consistency(64, 2))
+    mix, _ = fit_nmm(network, data, hood, consistency=consistency, num_epochs=4)
+    yield from (mix.marginals(), mix.condition(data.y, data.train_mask, 8).predict())
+
+
+def fit_of_links(there, guide):
+    edge_index = torch.tensor(list(nx.barabasi_albert_graph(60, 3, seed=0).edges)).T
+    split, x = there(link_split(edge_index, 60, seed=0), torch.eye(60))
+    hood = Neighborhood(split.train, 60) if guide == "nmm" else None
+    pair = there(DGLFRMGuide(DGLFRM(60, 8, 60), 60, hood, name=guide))
+    assert all(map(math.isfinite, fit_links(pair, split, x, num_steps=3)))
+    return [pair.link_logits(split.test, split.train, x)]
+
+
+def fit_of_images(there):
+    network, image = there(Denoiser(UNet(1, 6, 1)), torch.arange(144).view(1, 12, 12))
+    losses = fit_images(network, lambda: random_patches([image], 2, 8), num_steps=3)
+    assert all(map(math.isfinite, losses))
+    hood = Neighborhood.grid(12, 12, device=there.place)
+    return [NeighborMixture(hood, *network(hood, 1.0 * image[None])).sample()]
+
+
+#: What draws or fits on a device, and leaves finite values there.
+ALIVE = {
+    "posteriors": posteriors,
+    "answers": answers_of_posteriors,
+    **{name: partial(answers_of_posteriors, relabel=kind) for name, kind in KINDS.items()},
+    "step": partial(step, collapsed=False),
+    "collapsed step": partial(step, collapsed=True),
+    "step given evidence": partial(step_given_evidence, collapsed=False),
+    "collapsed step given evidence": partial(step_given_evidence, collapsed=True),
+    "consensus": partial(consensus, features=False),
+    "consensus with features": partial(consensus, features=True),
+    "types": partial(shared_errors, emission=Annotators(2, num_types=3)),
+    "copies": partial(shared_errors, emission=CopyingAnnotators(2)),
+    "features": features,
+    "mini-batches": mini_batches,
+    "half a field": fit_of_half_a_field,
+    "on top": partial(fit_on_top, stacked=StackedNMM(3)),
+    "on top without pool": partial(fit_on_top, stacked=StackedNMM(pool=False)),
+    "nodes": fit_of_nodes,
+    "links": partial(fit_of_links, guide="original"),
+    "links, nmm": partial(fit_of_links, guide="nmm"),
+    "images": fit_of_images,
+}
+
+
+@pytest.mark.parametrize("name", ALIVE)
+def test_draws_and_fits_stay_on_the_device(device, name, monkeypatch):
+    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 2)
+    values = [*ALIVE[name](There(device))]
+    assert values
+    for value in values:
+        assert value.device.type == device
+        assert value.isfinite().all()
+
+
+SIZE, CLASSES = 2000, 7
+#: The most calls and waits. A step, a draw and a sweep wait once more for every fourth sweep of a
+#: fixed point. docs/results/speed.md has this table.
+MOST = {
+    "step": (650, 4),
+    "sample": (45, 1),
+    "marginals": (6, 0),
+    "condition, 64 samples": (280, 10),
+    "marginals of the posterior": (48, 3),
+    "draw given evidence": (290, 2),
+    "sweep given evidence": (350, 2),
+}
+
+
+def counted(there, mix):
+    """Calls to a device, by the names of the table."""
+    hood, evidence = mix.hood, there(torch.randn(SIZE, CLASSES))
+    terms = evidence_entries(hood.log_softmax(mix.logits)[None], mix.alpha[None], evidence[None])
+    uniforms = torch.rand(2, 4, SIZE, dtype=torch.double, device=there.place)
+    draw = draw_entries(hood, terms, uniforms[0])
+    y, observed = mix.sample(), there(torch.arange(SIZE) < SIZE // 10)
+    posterior = mix.condition(y, observed, num_samples=64)
+    x, edges = there(torch.randn(SIZE, 20)), torch.stack([hood.source, hood.target])
+    backbones = (GCN(20, 16, 2, width, cached=True) for width in (CLASSES, 16))
+    pair = AmortizedNMM(hood, there(NMMNetwork(*backbones, num_classes=CLASSES)))
+    yield "sample", mix.sample
+    yield "marginals", mix.marginals
+    yield "condition, 64 samples", lambda: mix.condition(y, observed, num_samples=64)
+    yield "marginals of the posterior", posterior.marginals
+    yield "draw given evidence", lambda: draw_entries(hood, terms, uniforms[0])
+    yield "sweep given evidence", lambda: sweep(hood, terms, draw, uniforms[1:])
+    yield "step", lambda: ELBO.loss_and_grads(pair.model, pair.guide, x, edges, y=y)
+
+
+def test_calls_and_waits(device):
+    there, hood = There(device), to_hood(nx.barabasi_albert_graph(SIZE, 3, seed=0))
+    pyro.enable_validation(False)
+    mix = NeighborMixture(*there(hood, *parameters(hood, CLASSES)))
+    queries = dict(counted(there, mix))
+    assert queries.keys() == MOST.keys()
+    for name, query in queries.items():
+        if name in ("marginals", "step"):
+            query()  # keeps the attention, and what networks keep
+        with Launches() as found:
+            query()
+        print(f"| {name} | {found.calls} | {found.waits} |")
+        assert found.calls <= MOST[name][0], name
+        assert found.waits <= MOST[name][1], name

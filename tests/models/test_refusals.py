@@ -1,0 +1,175 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Refusals of fields, emissions, scores and data sets, a line each."""
+
+import pytest
+import torch
+from graphs import house
+from torch_geometric.data import Data
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.datasets import (
+    inner_edges,
+    letters,
+    link_split,
+    random_patches,
+    random_split,
+    select_split,
+)
+from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob, pair_log_likelihood
+from pyro_nmm.models import (
+    Compatibility,
+    FreeNMM,
+    MarginalField,
+    NormalEmission,
+    PairwiseMRF,
+    PoissonEmission,
+    PooledScores,
+    StackedNMM,
+    annealed_log_normalizer,
+    coarse_to_fine,
+    compatibility,
+    grid_edges,
+    ising,
+    ising_posterior,
+    potts,
+    temperature_scaling,
+)
+from pyro_nmm.ops.intervals import Intervals
+
+NAN, INF = float("nan"), float("inf")
+
+
+def ids(*values):
+    return torch.tensor(values)
+
+
+EDGE, PAIRS, ZERO = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0], [1]]), torch.zeros(5).long()
+PATH = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
+GRID, EYE, COUNTS = grid_edges(1, 3), torch.eye(2), torch.tensor([[0], [1], [2]])
+NORMAL = {"mean": torch.zeros(2, 1), "variance": torch.ones(2, 1)}
+FEATURES, RATE = torch.tensor([[0.0], [1.0], [NAN]]), {"rate": torch.ones(2, 1)}
+
+
+def field(**changes):
+    parts = ising(GRID, 0.3, torch.zeros(3))
+    names = "edges", "unary", "strength", "interaction"
+    return PairwiseMRF(**{name: getattr(parts, name) for name in names} | changes)
+
+
+def annealed(start=None, **options):
+    return annealed_log_normalizer(field(), torch.ones(3, 2) if start is None else start, **options)
+
+
+FIELDS = [
+    *((lambda name=name: field(**{name: EYE.numpy()}), rf"{name} must .*, got .*ndarray")
+      for name in ("edges", "unary", "strength", "interaction")),
+    (lambda: field(interaction=EYE / 0), "interaction must be"),
+    (lambda: field().log_potential(ids(0, -7, 0)), r"hold labels in 0\.\.1, got -7"),
+    (lambda: field().log_potential(torch.zeros(3)), "value must hold integer labels .*float64"),
+    (lambda: field().log_prob(ids(0, 2, 0)), r"value must hold labels in 0\.\.1, got 2"),
+    (lambda: field().local_logits(EYE), r"probs must have shape \(..., 3, 2\)"),
+    (lambda: field().sample((0.5,)), "sample_shape must hold integers"),
+    (lambda: MarginalField(field()).sample("a"), "sample_shape must hold integers"),
+    (lambda: MarginalField(field()).conditional([2]), r"value must hold labels in 0\.\.1, got 2"),
+    (lambda: ising(GRID, "word", torch.zeros(3)), "coupling must be a tensor, an array"),
+    (lambda: ising(GRID, 0.3, torch.tensor(0.0)), r"field must have shape \(..., N\)"),
+    (lambda: ising(GRID, NAN, torch.zeros(3)), "strength must be finite, got nan"),
+    (lambda: potts(GRID, 0.3, torch.tensor(0.0)), r"unary must have shape \(..., N, C\)"),
+    (lambda: potts(GRID, [0.3, INF], torch.zeros(3, 2)), "strength must be finite, got inf"),
+    (lambda: ising_posterior(torch.zeros(0, 3)), r"image must have shape \(height, width\)"),
+    (lambda: ising_posterior(torch.zeros(2, 3).long()), "image must be a floating-point tensor"),
+    (lambda: ising_posterior(torch.zeros(2, 3), sigma=NAN), "sigma must be positive"),
+    (lambda: grid_edges(2, NAN), "width must be an integer of at least 1, got nan"),
+    (lambda: coarse_to_fine("3", 3), "height must be an integer of at least 1, got 3"),
+    (lambda: annealed(num_steps=1.5), "num_steps must be an integer of at least 1, got 1.5"),
+    (lambda: annealed(torch.full((3, 2), NAN)), "start must be finite and not negative, got nan"),
+    (lambda: NormalEmission(2).start(FEATURES, Neighborhood.grid(1, 4)), r"data must have shape"),
+    (lambda: NormalEmission(2).start(FEATURES, None), "hood must be a Neighborhood"),
+    (lambda: NormalEmission(2).start(FEATURES / 0, PATH), "data must be finite or NaN"),
+    (lambda: NormalEmission(2).log_prob(NORMAL, FEATURES.T), r"data must have shape \(N, 1\)"),
+    (lambda: NormalEmission(2).log_prob(NORMAL, [[0.5]]), "data must be a floating-point tensor"),
+    (lambda: NormalEmission(2).log_prob(NORMAL, FEATURES / 0), "data must be finite or NaN"),
+    (lambda: PoissonEmission(2).log_prob(RATE, COUNTS - 3), "data must be integer counts.*got -3"),
+    (lambda: PoissonEmission(2).start(FEATURES, PATH), "data must be integer counts"),
+    (lambda: PoissonEmission(2).log_prob({"rate": EYE}, EYE), "data must hold integers"),
+]  # fmt: skip
+
+PROBS, LABELS, TWO = torch.tensor([[0.5, 0.5], [0.2, 0.8]]), ids(0, 1), ids(True, True)
+IMAGE, TREE = torch.zeros(3, 8, 8), torch.stack([torch.arange(20), torch.arange(1, 21)])
+SMALL = Neighborhood(EDGE, 2)
+MASKS = {f"{name}_mask": torch.eye(4) > 0 for name in ("train", "val", "test")}
+SPLIT = Data(num_nodes=4, y=torch.zeros(4), **MASKS)
+ENDS = Intervals(*torch.tensor([[1.0, 2.0], [0.0, 1.0], [2.0, 3.0]]))
+
+
+def scaled(scores=PROBS, y=LABELS, held_out=TWO):
+    return temperature_scaling(scores, y, held_out)
+
+
+def counted(y=LABELS, observed=TWO, num_classes=2, *strength):
+    return compatibility(SMALL, y, observed, num_classes, *strength)
+
+
+SCORES = [
+    *((lambda f=f: f(PROBS * NAN, LABELS), "probs must hold probabilities, got nan at")
+      for f in (brier, mean_log_prob)),
+    (lambda: brier(PROBS.log(), LABELS), "probs must hold probabilities, got -0.69"),
+    (lambda: brier(PROBS, LABELS - 7), r"y must hold labels 0\.\.1, got -7 at \[0\]"),
+    (lambda: brier(PROBS, LABELS + 0.5), "y must hold integer labels"),
+    (lambda: mean_log_prob(PROBS[:1], LABELS), r"y must have shape \(1,\), one label per row"),
+    (lambda: mean_log_prob(PROBS[None], LABELS), r"probs must have shape \(n, C\)"),
+    (lambda: independent_pairs(PROBS, PAIRS + 9), "pairs holds node id 10, but ids lie in 0"),
+    (lambda: independent_pairs(PROBS, PAIRS[:1]), r"pairs must have shape \(2, P\)"),
+    (lambda: independent_pairs(PROBS / 0, PAIRS), "probs must hold probabilities, got inf"),
+    (lambda: pair_log_likelihood(PROBS, LABELS, PAIRS), r"table must have shape \(P, C, C\)"),
+    (lambda: pair_log_likelihood(PROBS.expand(3, 2, 2), LABELS, PAIRS), "table .*one table per"),
+    (lambda: pair_log_likelihood(PROBS[None], LABELS + 5, PAIRS), r"y\[pairs\] must hold labels"),
+    (lambda: ENDS.coverage(LABELS[:1]), r"y must have shape \(..., 2\), one label per node"),
+    (lambda: ENDS.coverage(LABELS - 1), "y must hold labels, which are not negative, got -1"),
+    (lambda: ENDS.coverage(LABELS + 0.5), "y must hold integers"),
+    (lambda: random_split(SPLIT, NAN, 0.3, 0.3, 0), "train, val and test must .* got nan"),
+    (lambda: random_split(SPLIT, 0.3, "3", 0.3, 0), "train, val and test must .* 3, 0.3 of"),
+    (lambda: random_split(SPLIT, 0.3, 0.3, 0.3, "a"), "seed must be an integer, got 'a'"),
+    (lambda: random_split(Data(num_nodes=4), 0.2, 0.2, 0.2, 0), "data has no y"),
+    (lambda: select_split(SPLIT, "1"), r"split must be in 0\.\.3, got '1'"),
+    (lambda: select_split(Data(num_nodes=4)), "data has no .*_mask"),
+    (lambda: link_split(TREE, NAN, 0), "num_nodes must be a positive integer, got nan"),
+    (lambda: link_split(TREE + 9, 21, 0), "edge_index holds node id 28"),
+    (lambda: link_split(TREE, 21, 0.5), "seed must be an integer, got 0.5"),
+    (lambda: link_split(TREE, 21, 0, val=NAN), "val must be a finite number, got nan"),
+    (lambda: inner_edges(EDGE + 7, TWO), "edge_index holds node id 8, but ids lie in 0..1"),
+    (lambda: inner_edges(EDGE + 0.5, TWO), "edge_index must hold integers"),
+    (lambda: inner_edges(EDGE, LABELS), "mask must be a boolean mask"),
+    (lambda: inner_edges(torch.eye(2).to_sparse_csr(), TWO), "edge_index must"),
+    (lambda: letters("A", 4.5, 4), "height must be an integer of at least 1, got 4.5"),
+    (lambda: letters(" ", 4, 4), "text must hold letters"),
+    (lambda: letters("A", 4, 4, margin=0.5), "margin be less than 0.5, got 'A' and 0.5"),
+    (lambda: random_patches([IMAGE], 2.0, 4), "number and size must be positive .* got 2.0"),
+    (lambda: random_patches([IMAGE[0]], 1, 4), r"images must have shape \(channels, H, W\)"),
+    (lambda: scaled(PROBS * NAN), "scores must be finite, got nan"),
+    (lambda: scaled(y=LABELS + 1), r"y must hold labels 0\.\.1 where held_out"),
+    (lambda: scaled(y=LABELS[:1]), "y must have .* per row of scores"),
+    (lambda: scaled(torch.zeros(5, 2), ZERO, ids(3, 3)), "held_out must be a bool.*that repeat"),
+    (lambda: scaled(held_out=TWO & False), "held_out selects no node"),
+    (lambda: counted(LABELS + 1), r"y must hold labels 0\.\.1 where observed"),
+    (lambda: counted(LABELS[:1]), r"y must have shape \(2,\), one label per"),
+    (lambda: counted(LABELS, TWO[:1]), r"observed must be a boolean mask \(N,\)"),
+    (lambda: counted(LABELS, ids(0, 0, 1)), "observed must be a boolean mask"),
+    (lambda: counted(num_classes=2.5), "num_classes must be an integer of at least 2"),
+    *((lambda bad=bad: counted(LABELS, TWO, 2, bad), "strength must be positive and finite, got")
+      for bad in (-1.0, 0.0, NAN, INF)),
+    (lambda: Compatibility(FreeNMM(SMALL, 2), "2"), "num_classes must be an integer"),
+    (lambda: PooledScores(2)(PROBS.expand(3, 2, 2)), r"terms must have shape \(4, N, 2\)"),
+    (lambda: PooledScores(2)(PROBS.tolist()), "terms must be a floating-point tensor"),
+    (lambda: PooledScores(2).terms(house(), torch.zeros(5, 2), ZERO, ids(2, 2)),
+     "known must be a boolean mask.*that repeat"),
+    (lambda: StackedNMM(2)(SMALL, PROBS, LABELS, TWO[:0]), r"known .* boolean mask .* \(0,\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "match"), FIELDS + SCORES)
+def test_refusals(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
