@@ -6,9 +6,11 @@
 import warnings
 from types import ModuleType
 
+import torch
+
 compiled: ModuleType | None
 try:
-    from pyro_nmm.compiled import loops as compiled  # type: ignore[no-redef]
+    from pyro_nmm import compiled  # type: ignore[no-redef]
 except Exception as error:  # a broken numba raises anything: SystemError, OSError, ...
     compiled = None
     if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
@@ -19,3 +21,8 @@ except Exception as error:  # a broken numba raises anything: SystemError, OSErr
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def loops_on(device: torch.device) -> ModuleType | None:
+    """The compiled loops, if they run on a device."""
+    return compiled if device.type == "cpu" else None

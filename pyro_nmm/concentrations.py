@@ -173,8 +173,8 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx, mean: Tensor, width: Tensor, num_classes: int) -> Tensor:
         widths = width.expand(mean.shape)
-        if backend.compiled is not None and mean.device.type == "cpu":
-            totals = backend.compiled.gaussian_sums(mean, widths, num_classes)
+        if loops := backend.loops_on(mean.device):
+            totals = loops.gaussian_sums(mean, widths, num_classes)
         else:
             totals = [torch.zeros_like(mean)] * 3
             for labels in torch.arange(num_classes, device=mean.device).split(CHUNK):

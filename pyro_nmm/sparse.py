@@ -34,6 +34,14 @@ def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, 
         return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
 
 
+def csr_of_entries(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A matrix in ``torch.sparse_csr`` of entries in any order."""
+    order = rows.argsort(stable=True)
+    starts = rows.new_zeros(shape[0] + 1)
+    starts[1:] = rows.bincount(minlength=shape[0]).cumsum(0)
+    return sparse_csr(starts, columns[order], values[order], shape)
+
+
 def spread(
     step: Callable[[Tensor], Tensor], labels: Tensor, damping: float, num_steps: int
 ) -> Tensor:

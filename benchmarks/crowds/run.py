@@ -18,8 +18,8 @@ from benchmarks.crowds import rivals
 from benchmarks.crowds.data import ALONE, KINDS, SETS, SIMULATED, answered
 from benchmarks.latent import grid_mixture, noisy
 from benchmarks.nodes import node_scores
-from benchmarks.shared.fits import minimise
 from benchmarks.shared.records import RESULTS, Records, command
+from pyro_nmm.fitting import minimise
 from pyro_nmm.models import Annotators, Consensus, CopyingAnnotators, accuracy
 from pyro_nmm.models.annotators import excess_agreement
 

@@ -1,4 +1,4 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Measurements."""
+"""Image denoising: U-Nets, and NMMs over their pixels."""

@@ -133,11 +133,9 @@ def drawn(files: Files) -> DataFrame:
 
 
 def denoising_spectra(files: Files) -> str:
-    def distance(band: str) -> Cell:
-        far, above = by_image(spread_of, band, 1), average(f"{band}, mean", "+.1f")
-        return far if band == "all" else lambda *rows: f"{far(*rows)} ({above(*rows)})"
-
-    rows, cells = drawn(files), SEEDS | {band: distance(band) for band in BANDS}
+    rows, cells = drawn(files), SEEDS | {band: by_image(spread_of, band, 1) for band in BANDS}
+    for band in list(BANDS)[:-1]:
+        cells[band] = shared.bracketed(cells[band], average(f"{band}, mean", "+.1f"))
     return table(rows[rows["drawn"] != DRAWN["error"]], [*PLACE, "method", "drawn"], cells)
 
 

@@ -17,7 +17,7 @@ from pyro_nmm import ChosenLabels, EvidenceConditional, NeighborChoice, Neighbor
 from pyro_nmm.guides import evidence_guide, mean_field
 from pyro_nmm.metrics import brier, mean_log_prob
 from pyro_nmm.models import PairwiseMRF, annealed_log_normalizer, grid_edges, nmm, potts
-from pyro_nmm.ops.evidence import LatentDraw, LatentTerms
+from pyro_nmm.ops.entries import Draw, evidence_entries
 from pyro_nmm.ops.gibbs import run_chains
 
 FIELDS, SIZE, CLASSES = ["smooth", "potts", "nmm"], 64, 3
@@ -140,16 +140,16 @@ class HiddenField(nn.Module):
     def guide(self) -> None:
         evidence_guide(self.hood, *self.parts(), collapsed=True)
 
-    def prior_draw(self, num_chains: int) -> LatentDraw:
+    def prior_draw(self, num_chains: int) -> Draw:
         alpha, logits, _ = self.parts()
         c = NeighborChoice(self.hood, logits).sample(Size([num_chains]))
-        return LatentDraw(self.hood.find(c), ChosenLabels(alpha, c).sample())
+        return Draw(self.hood.find(c), ChosenLabels(alpha, c).sample())
 
     @torch.no_grad()
-    def swept(self, draw: LatentDraw, power: float = 1.0) -> LatentDraw:
+    def swept(self, draw: Draw, power: float = 1.0) -> Draw:
         """Chains after a Gibbs sweep under the prior times the likelihood to a power."""
         alpha, logits, evidence = (part[None] for part in self.parts())
-        terms = LatentTerms(self.hood.log_softmax(logits), alpha, power * evidence)
+        terms = evidence_entries(self.hood.log_softmax(logits), alpha, power * evidence)
         return run_chains(self.hood, terms, draw, num_sweeps=1)[0].draw
 
 

@@ -17,8 +17,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, SimpleConv
 from torch_geometric.utils import degree, remove_self_loops, to_torch_coo_tensor, to_undirected
 
-from benchmarks.shared.fits import descend, minimise
+from benchmarks.shared.fits import descend
 from benchmarks.shared.timing import timed as timed_by
+from pyro_nmm.fitting import minimise
 from pyro_nmm.models import Annotators, potts
 from pyro_nmm.models.hidden import mixture_em
 

@@ -140,12 +140,9 @@ def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
     result = {part: node_scores(probs[mask], y[mask]) for part, mask in parts.items()}
     if joint:
         result["joint"] = -result["test"]["nll"]
-        if mixes:
-            result["joint"] = model.log_likelihood(y, test, train, NUM_DRAWS).item() / int(
-                test.sum()
-            )
-        elif joint_model:
-            result["joint"] = model.log_likelihood(y, test, NUM_EACH).item() / int(test.sum())
+    if joint and joint_model:
+        given = (train, NUM_DRAWS) if mixes else (NUM_EACH,)
+        result["joint"] = model.log_likelihood(y, test, *given).item() / int(test.sum())
     if pairs is None:
         return result
     tables = {"own product": independent_pairs(probs, pairs)}

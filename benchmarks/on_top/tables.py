@@ -12,7 +12,7 @@ from benchmarks.on_top.data import HETEROPHILOUS
 from benchmarks.on_top.run import ELSEWHERE, FITTED, METHODS, OURS, POOL, SCORES, SHOWN, UPDATED
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files
-from benchmarks.shared.tables import Cell, Paired, against, average, count, ordered, spread, table
+from benchmarks.shared.tables import Cell, Paired, against, average, bracketed, count, only, table
 
 CELL, RUN = ["graph", "backbone"], ["split", "fold"]
 SCORED = {"NLL": "nll", "Brier": "brier", "ECE": "ece"}
@@ -31,19 +31,9 @@ def rows_of(files: Files, task: str) -> DataFrame:
     """Rows of a task, with graphs, backbones and methods in the order of lines."""
     rows = shown.frame(files["calibration"], task=task)
     rows = rows.reindex(columns=list(dict.fromkeys([*rows, *FIELDS])))
-    rows["graph"] = ordered(rows["dataset"], shown.GRAPHS)
-    rows["backbone"] = ordered(rows["backbone"], {"gcn": "GCN", "gat": "GAT", "mlp": "MLP"})
-    return rows.assign(method=ordered(rows["method"], METHODS.keys()))
-
-
-def only(method: str, cell: Cell) -> Cell:
-    """Cell of one method's rows."""
-    return lambda part, peers: cell(part[part["method"] == method], peers)
-
-
-def bracketed(cell: Cell, inside: Cell) -> Cell:
-    """Two cells in one, the second in brackets."""
-    return lambda *rows: cell(*rows) + (f" ({more})" if (more := inside(*rows)) else "")
+    rows["graph"] = shown.ordered(rows["dataset"], shown.GRAPHS)
+    rows["backbone"] = shown.ordered(rows["backbone"], {"gcn": "GCN", "gat": "GAT", "mlp": "MLP"})
+    return rows.assign(method=shown.ordered(rows["method"], METHODS.keys()))
 
 
 def percent(field: str) -> Cell:
@@ -53,7 +43,7 @@ def percent(field: str) -> Cell:
 def gap(rows: DataFrame, ours: str, theirs: str | None, field: str) -> Paired:
     """One method minus another, run by run; without ``theirs`` minus the best rival."""
     theirs = theirs or from_rivals(rows, field, ours)[0][0]
-    return Paired.rows(*(rows[rows["method"] == name] for name in (ours, theirs)), field, RUN)
+    return shown.gap(rows, ours, theirs, field, RUN)
 
 
 def minus(ours: str, theirs: str | None, field: str) -> Cell:
@@ -124,7 +114,7 @@ def without_a_graph_network(files: Files) -> str:
     rows = of_splits(files)
     kinds = ["MLP, temperature", "MLP, C&S", f"MLP, {OURS}", "GCN, temperature", f"GCN, {OURS}"]
     rows["kind"] = rows["backbone"].astype(str) + ", " + rows["method"].astype(str)
-    rows = rows[rows["kind"].isin(kinds)].assign(kind=lambda r: ordered(r["kind"], kinds))
+    rows = rows[rows["kind"].isin(kinds)].assign(kind=lambda r: shown.ordered(r["kind"], kinds))
     both = bracketed(average("accuracy", ".1f", 100), average("nll", ".3f"))
     return table(rows, ["graph"], {"{}": both}, across="kind")
 
@@ -172,18 +162,18 @@ def counts_in_sets(files: Files) -> str:
         cells[model, "width"] = average(f"{model}.width", ".2f")
         cells[model, "CRPS"] = average(f"{model}.CRPS", ".4f")
     rows = rows_of(files, "counts")
-    rows["nodes"] = ordered(
+    rows["nodes"] = shown.ordered(
         rows["size"].map("{:.0f}".format), {"10": "10", "30": "30", "100": "100", "nan": "all"}
     )
     for model in ("fitted", "own product", "temperature"):
         rows[model] = rows["joint.CRPS"] / rows[f"{model}.CRPS"] - 1
-        cells[f"CRPS, joint against {model}, %"] = spread(model, 1, 100)
+        cells[f"CRPS, joint against {model}, %"] = shown.spread(model, 1, 100)
     return table(rows, [*CELL, "nodes"], cells)
 
 
 def twenty_questions(files: Files) -> str:
     rows, cells = rows_of(files, "questions"), {}
-    rows["communities"] = ordered(rows["communities"], {False: "no", True: "yes"})
+    rows["communities"] = shown.ordered(rows["communities"], {False: "no", True: "yes"})
     rows["asked by"] = rows["method"]
     for number in SHOWN:
         nll, accuracy = f"curve.{number}.nll", percent(f"curve.{number}.accuracy")
@@ -204,7 +194,7 @@ def weights_of_edges(files: Files) -> str:
 
 
 def calibration_priors(files: Files) -> str:
-    cells = {name: spread(f"numbers.{field}", 2) for field, name in PARAMETERS.items()}
+    cells = {name: shown.spread(f"numbers.{field}", 2) for field, name in PARAMETERS.items()}
     return table(rows_of(files, "priors"), CELL, {"fits": count} | cells)
 
 

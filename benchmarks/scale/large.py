@@ -18,8 +18,9 @@ from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models import Annotators, FieldPrior, StackedNMM, fit_field, marginals_in_blocks
-from pyro_nmm.ops.evidence import LatentTerms, draw_latent
+from pyro_nmm.ops.entries import evidence_entries
 from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.sampling import draw_entries
 
 #: Nodes, directed edges and labels: a large graph, and one as dense as co-purchases.
 LARGE, DENSE, LATENT = (10**6, 10**7, 20), (13_752, 490_000, 10), (10**6, 10**7, 7)
@@ -99,16 +100,15 @@ def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Calla
     truth = mix.sample()[:, None]
     wrong = torch.rand(hood.num_nodes, 10) < 0.4
     answers = torch.where(wrong, torch.randint(num_classes, wrong.shape), truth)
-    emission = Annotators(num_classes)
+    emission, name = Annotators(num_classes), "Annotators.fit, 10 annotators, 2 chains of 50 sweeps"
     if query == "annotators":
         options = {"num_starts": 1, "num_steps": 20, "num_draws": 5, "num_chains": 2}
-        name = "Annotators.fit, 10 annotators, 2 chains of 50 sweeps"
         return name, partial(fit_field, emission, hood, answers, **options)
-    evidence = emission.log_prob(emission.start(answers, hood), answers)[None]
-    parts = hood.log_softmax(mix.logits)[None], mix.table[None], evidence
-    terms = LatentTerms(*(part.detach() for part in parts))
+    evidence = emission.log_prob(emission.start(answers, hood), answers)
+    terms = evidence_entries(hood.log_softmax(mix.logits), mix.table, evidence)
+    terms = terms.map(lambda part: part.detach()[None])
     first, second = torch.rand(2, 1, hood.num_nodes, dtype=torch.double)
-    draw = draw_latent(hood, terms, first)
+    draw = draw_entries(hood, terms, first)
     return "a sweep of latent labels, one chain", partial(sweep, hood, terms, draw, second[None])
 
 

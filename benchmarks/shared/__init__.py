@@ -1,4 +1,4 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Measurements."""
+"""What rooms share: stored rows, tables, seconds, a loop of fits, communities of a graph."""

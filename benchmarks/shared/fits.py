@@ -1,12 +1,12 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Loops that fit networks and a few parameters."""
+"""The loop that fits a network."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch import nn
+from torch.optim import Optimizer
 
 
 def descend(module: nn.Module, optimizer: Optimizer, loss: Callable, num_epochs: int) -> nn.Module:
@@ -17,16 +17,3 @@ def descend(module: nn.Module, optimizer: Optimizer, loss: Callable, num_epochs:
         loss().backward()
         optimizer.step()
     return module.eval()
-
-
-def minimise(loss: Callable[[], Tensor], values: Sequence[Tensor], num_steps: int) -> None:
-    """Move values to a minimum of a loss by L-BFGS."""
-    optimizer = LBFGS(values, max_iter=num_steps, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        cost = loss()
-        cost.backward()
-        return cost
-
-    optimizer.step(closure)

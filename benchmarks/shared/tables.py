@@ -142,6 +142,21 @@ def count(part: DataFrame, peers: DataFrame) -> str:
     return f"{len(part)}"
 
 
+def only(method: str, cell: Cell) -> Cell:
+    """Cell of one method's rows."""
+    return lambda part, peers: cell(part[part["method"] == method], peers)
+
+
+def bracketed(cell: Cell, inside: Cell) -> Cell:
+    """Two cells in one, the second in brackets."""
+    return lambda *rows: cell(*rows) + (f" ({more})" if (more := inside(*rows)) else "")
+
+
+def gap(rows: DataFrame, ours: str, theirs: str, field: str, by: Sequence[str]) -> Paired:
+    """One method minus another."""
+    return Paired.rows(*(rows[rows["method"] == name] for name in (ours, theirs)), field, by)
+
+
 def spread(field: str, digits: int, unit: float = 1) -> Cell:
     """Cell: mean ± standard deviation."""
     return lambda part, peers: spread_of(values(part, field), digits, unit)

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files
-from benchmarks.shared.tables import Cell, Paired, against, average, count, ordered, table
+from benchmarks.shared.tables import Cell, Paired, against, average, count, gap, only, table
 from benchmarks.tabular.data import KINDS
 from benchmarks.tabular.rivals import GRAPHS, METHODS, OURS, SCIKIT, TEMPERATURE
 
@@ -18,23 +18,17 @@ CELL = ["table", "seed", "classifier"]
 
 def rows_of(files: Files, task: str) -> DataFrame:
     rows = shown.frame(files["tabular"], task=task)
-    return rows.assign(method=ordered(rows["method"], METHODS.keys()))
-
-
-def gap(rows: DataFrame, theirs: str, by: list[str]) -> Paired:
-    """NLL of the NMM minus another method's, cell by cell."""
-    pair = (rows[rows["method"] == name] for name in (OURS, theirs))
-    return Paired.rows(*pair, "nll", by)
+    return rows.assign(method=shown.ordered(rows["method"], METHODS.keys()))
 
 
 def minus(theirs: str) -> Cell:
     """Cell: NLL of the NMM minus another method's, over all classifiers and seeds."""
-    return lambda part, peers: gap(part, theirs, CELL).spread(3)
+    return lambda part, peers: gap(part, OURS, theirs, "nll", CELL).spread(3)
 
 
 def below(part: DataFrame, peers: DataFrame) -> str:
     """Cell: share of the cells in which the NMM's NLL is below the line's method."""
-    gaps = gap(peers, str(part["method"].iloc[0]), CELL).gaps
+    gaps = gap(peers, OURS, str(part["method"].iloc[0]), "nll", CELL).gaps
     return f"{sum(each < 0 for each in gaps) / len(gaps):.2f}" if any(gaps) else ""
 
 
@@ -53,18 +47,15 @@ def methods_on_tables(files: Files) -> str:
 def classifiers_on_tables(files: Files) -> str:
     rows = rows_of(files, "tables")
     rows = rows[rows["method"].isin([SCIKIT, TEMPERATURE, OURS])]
-    rows = rows.assign(classifier=ordered(rows["classifier"], list(KINDS)))
+    rows = rows.assign(classifier=shown.ordered(rows["classifier"], list(KINDS)))
     return table(rows, ["classifier", "method"], {"cells": count} | SCORES)
 
 
 def each_table(files: Files) -> str:
     rows = rows_of(files, "tables")
-
-    def score(method: str) -> Cell:
-        return lambda part, peers: average("nll", ".3f")(part[part["method"] == method], peers)
-
-    cells = {"agreement": average("agreement", ".2f"), "classifier": score("classifier")}
-    cells |= {name: score(name) for name in (SCIKIT, TEMPERATURE, OURS)}
+    cells: dict[str, Cell] = {"agreement": average("agreement", ".2f")}
+    for name in ("classifier", SCIKIT, TEMPERATURE, OURS):
+        cells[name] = only(name, average("nll", ".3f"))
     cells |= {f"NMM minus {name}": minus(name) for name in (SCIKIT, TEMPERATURE)}
     return table(rows, ["table"], cells)
 
@@ -86,7 +77,7 @@ def graphs_of_rows(files: Files) -> str:
 
 def rows_after_the_fit(files: Files) -> str:
     rows = shown.frame(files["tabular"], task="new_rows").assign(method=lambda r: r["rows"])
-    rows = rows.assign(classifier=ordered(rows["classifier"], list(KINDS)))
+    rows = rows.assign(classifier=shown.ordered(rows["classifier"], list(KINDS)))
     change = against("fitted", "nll", 3, by=CELL, form=Paired.spread)
     return table(rows, ["classifier", "rows"], {"cells": count} | SCORES | {"NLL, lost": change})
 
@@ -101,14 +92,14 @@ def cost_by_rows(files: Files) -> str:
 
 def folds_or_held_out(files: Files) -> str:
     rows = shown.frame(files["tabular"], task="folds")
-    rows = rows.assign(graph=ordered(rows["dataset"], shown.GRAPHS))
+    rows = rows.assign(graph=shown.ordered(rows["dataset"], shown.GRAPHS))
     return table(rows, ["graph", "backbone", "method"], {"runs": count} | SCORES)
 
 
 def agreement_figure(files: Files) -> Figure:
     rows, figure = rows_of(files, "tables"), plt.figure(figsize=(7, 4), layout="constrained")
     axis = figure.subplots()
-    points = [(-gap(part, TEMPERATURE, CELL).mean, part["agreement"].mean(), str(name))
+    points = [(-gap(part, OURS, TEMPERATURE, "nll", CELL).mean, part["agreement"].mean(), str(name))
               for name, part in rows.groupby("table")]  # fmt: skip
     for place, (gain, agree, name) in enumerate(sorted(points)):
         axis.plot(agree, gain, "o", ms=5, color="#0072B2")

@@ -27,7 +27,7 @@ from pyro_nmm.models.annotators.answers import (
     read_answers,
 )
 from pyro_nmm.models.annotators.consensus import Consensus, consensus_of
-from pyro_nmm.models.annotators.neighbors import Walk, walk_of
+from pyro_nmm.models.annotators.neighbors import Walk
 from pyro_nmm.models.annotators.out_of_fold import out_of_fold
 from pyro_nmm.models.hidden import Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
@@ -147,7 +147,7 @@ class Annotators:
         run = {"num_starts": 1 if self.named else 5}
         options = run | (LARGE_RUN if hood.num_nodes > LARGE else {}) | options
         field = fit_field(self, hood, data.table, edge_attr, known, **options)
-        consensus = consensus_of(field, data.table, walk or walk_of(field), learn)
+        consensus = consensus_of(field, data.table, walk or Walk.on_field(field), learn)
         return replace(consensus, labels=labels, annotators=data.annotators)
 
     def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:

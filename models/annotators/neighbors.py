@@ -3,15 +3,15 @@
 
 """What the neighbours of each node say about its label: by random walks, and in a Potts model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch_geometric.utils import remove_self_loops, to_undirected
 
-from pyro_nmm import Neighborhood
 from pyro_nmm.models.hidden import HiddenField
-from pyro_nmm.sparse import sparse_csr
+from pyro_nmm.sparse import csr_of_entries
 
 #: Probability to go on after an edge, and the longest walk.
 GO_ON, LONGEST = 0.9, 50
@@ -34,8 +34,8 @@ class Walk:
     node of that source, each in proportion to attention, with :math:`g = 0.5`.
 
     >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    >>> own = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]).double()
-    >>> Walk.on_graph(path, 3).labels(own, torch.tensor([0, 1, 1]))[2]
+    >>> labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]).double()
+    >>> Walk.on_graph(path, 3).labels(labels, torch.tensor([0, 1, 1]))[2]
     tensor([1., 0.], dtype=torch.float64)
     """
 
@@ -51,56 +51,51 @@ class Walk:
         return cls(_shares(edges[0], edges[1], weight, (num_nodes, num_nodes)))
 
     @classmethod
-    def on_hood(cls, hood: Neighborhood, log_attention: Tensor) -> "Walk":
-        """Over the sources, with attention ``(num_edges,)``."""
-        ends, weight = (hood.target, hood.source), log_attention.double().exp()
-        there = _shares(*ends, weight, (hood.num_nodes, hood.num_sources))
-        back = _shares(*ends[::-1], weight, (hood.num_sources, hood.num_nodes))
+    def on_field(cls, field: HiddenField) -> "Walk":
+        """Over the sources of a field, with its fitted attention."""
+        hood = field.hood
+        with torch.no_grad():
+            weight = hood.log_softmax(field.prior(hood, *field.inputs)[1]).double().exp()
+        there = _shares(hood.target, hood.source, weight, (hood.num_nodes, hood.num_sources))
+        back = _shares(hood.source, hood.target, weight, (hood.num_sources, hood.num_nodes))
         return cls(there, back, 0.5)
 
-    def labels(self, own: Tensor, part: Tensor | None = None) -> Tensor:
+    def labels(self, own: Tensor, part: Tensor) -> Tensor:
         """
         Label distributions ``(N, C)`` around each node, equal shares if a walk meets no label.
 
         :param Tensor own: ``(N, C)`` distributions in double precision, zeros at nodes without any.
         :param Tensor part: ``(N,)`` integers from zero; a part's own labels are left out for it.
         """
-        if part is None:
-            found = self._ends(own)
-        else:
-            found = torch.zeros_like(own)
-            for number in range(int(part.max()) + 1):
-                here = part == number
-                found[here] = self._ends(own.masked_fill(here[:, None], 0))[here]
-        total = found.sum(-1, keepdim=True)
-        return torch.where(total > 0, found / total, 1 / own.shape[1])
+        ends = _without_own(own, part, self.ends)
+        total = ends.sum(-1, keepdim=True)
+        return torch.where(total > 0, ends / total, 1 / own.shape[1])
 
-    def step(self, labels: Tensor) -> Tensor:
-        """``(N, C)``: the mean of the neighbours."""
-        return self.there @ (labels if self.back is None else self.back @ labels)
-
-    def _ends(self, own: Tensor) -> Tensor:
+    def ends(self, own: Tensor) -> Tensor:
+        """``(N, C)``: labels at the other ends of walks, in the formula's units."""
         labels = own
         for _ in range(LONGEST if self.back is None else LONGEST // 2):
             labels = self.go_on * self.step(labels) + (1 - self.go_on) * own
         return labels
 
+    def step(self, labels: Tensor) -> Tensor:
+        """``(N, C)``: the mean of the neighbours."""
+        return self.there @ (labels if self.back is None else self.back @ labels)
+
 
 def _shares(rows: Tensor, columns: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
     """A matrix whose rows sum to one, but for empty rows."""
-    rows, order = rows.sort(stable=True)
-    weight, size = weight[order], shape[0]
-    total = weight.new_zeros(size).index_add_(0, rows, weight)
-    starts = torch.zeros(size + 1, dtype=torch.long, device=rows.device)
-    starts[1:] = rows.bincount(minlength=size).cumsum(0)
-    return sparse_csr(starts, columns[order], weight / total[rows], shape)
+    total = weight.new_zeros(shape[0]).index_add_(0, rows, weight)
+    return csr_of_entries(rows, columns, weight / total[rows], shape)
 
 
-def walk_of(field: HiddenField) -> Walk:
-    """Over the sources of a field, with its fitted attention."""
-    with torch.no_grad():
-        logits = field.prior(field.hood, *field.inputs)[1]
-    return Walk.on_hood(field.hood, field.hood.log_softmax(logits))
+def _without_own(own: Tensor, part: Tensor, around: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of all nodes' tables ``(N, C)``, for each part without the part's own rows."""
+    labels = torch.empty_like(own)
+    for number in range(int(part.max()) + 1):
+        here = part == number
+        labels[here] = around(own.masked_fill(here[:, None], 0))[here]
+    return labels
 
 
 def potts_labels(walk: Walk, evidence: Tensor, part: Tensor) -> Tensor:
@@ -118,16 +113,14 @@ def potts_labels(walk: Walk, evidence: Tensor, part: Tensor) -> Tensor:
     :param Tensor part: ``(N,)`` integers from zero; a part's own evidence is left out for it.
     :return: the softmax of the second term. Cost: :math:`O(E C)` for each step and part.
     """
-    found = torch.empty_like(evidence)
     shares, rows = walk.there.values(), walk.there.crow_indices().diff()
     squares = torch.segment_reduce(shares.square(), "sum", lengths=rows, initial=0)
     strength = STRENGTH * squares.clamp(min=torch.finfo(squares.dtype).tiny).rsqrt()[:, None]
-    for number in range(int(part.max()) + 1):
-        here = part == number
-        without = (OWN * evidence).masked_fill(here[:, None], 0)
-        labels = without.softmax(-1)
+
+    def around(own: Tensor) -> Tensor:
+        labels = own.softmax(-1)
         for _ in range(NUM_STEPS):
-            pull = strength * walk.step(labels)
-            labels = (labels + (without + pull).softmax(-1)) / 2
-        found[here] = (strength * walk.step(labels))[here].softmax(-1)
-    return found
+            labels = (labels + (own + strength * walk.step(labels)).softmax(-1)) / 2
+        return (strength * walk.step(labels)).softmax(-1)
+
+    return _without_own(OWN * evidence, part, around)

@@ -21,7 +21,7 @@ from pyro_nmm.datasets import seed_batch
 from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.estimators import probabilities_of, with_probabilities
-from pyro_nmm.sparse import sparse_csr, to_csr
+from pyro_nmm.sparse import csr_of_entries, to_csr
 
 Progress = Callable[[range], Iterable[int]]
 #: Parts of the nodes; a node's prediction comes from training without its part.
@@ -212,6 +212,4 @@ def _sparse(x: Tensor) -> Tensor:
 def _normalized(edge_index: Tensor, size: int) -> Tensor:
     """The matrix of a GCN's layers, ``(N, N)``: its products take half the time of edge lists."""
     (source, target), weight = gcn_norm(edge_index, num_nodes=size)
-    order, ends = target.argsort(stable=True), target.bincount(minlength=size).cumsum(0)
-    starts = torch.cat([ends.new_zeros(1), ends])
-    return sparse_csr(starts, source[order], weight[order], (size, size))
+    return csr_of_entries(target, source, weight, (size, size))

@@ -25,11 +25,13 @@ from pyro_nmm.models.hidden.field import (
     HiddenField,
     allowed_labels,
     check_edge_attr,
+    check_prior,
     start_of,
     without_relabel,
 )
-from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent
+from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
 from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
+from pyro_nmm.ops.sampling import draw_entries
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,7 @@ def fit_field(
     :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
-    if prior is not None and edge_attr is not None:
-        raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
-    if prior is None and inputs:
-        raise ValueError("inputs belong to prior: give a network as prior")
+    check_prior(prior, inputs, edge_attr)
     chains = FieldChains(emission, hood, data, edge_attr, options.num_chains, known, prior, inputs)
     states = (_Start(chains, turn, options.lr).run(options) for turn in range(options.num_starts))
     return chains.sample(max(states, key=lambda state: state.score), options.num_draws)
@@ -150,7 +149,7 @@ def sample_field(
             want = f"emission {emission.num_labels} labels and edge_attr {expected} features"
             raise ValueError(f"{has}, but {want}")
     terms = chains.terms(prior, values)
-    draw = draw_latent(hood, terms, chains.uniforms())
+    draw = draw_entries(hood, terms, chains.uniforms())
     for _ in range(num_sweeps):
         draw = sweep(hood, terms, draw, chains.uniforms(1)).draw
     score = left_out(hood, terms, draw).mean().item()
@@ -208,7 +207,7 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
 class _State(NamedTuple):
     prior: nn.Module
     values: Values
-    draw: LatentDraw
+    draw: Draw
     score: float
 
 
@@ -243,20 +242,20 @@ class FieldChains:
 
     @torch.no_grad()
     def prior_terms(self, prior: nn.Module) -> tuple[Tensor, Tensor]:
-        """The log attention and concentrations of :class:`LatentTerms`."""
+        """The log attention and concentrations of :func:`evidence_entries`."""
         alpha, logits = without_relabel(prior.eval()(self.hood, *self.inputs))
         expect("alpha of prior", alpha, (self.hood.num_sources, self.emission.num_labels))
         return self.hood.log_softmax(logits)[None], alpha[None]
 
-    def terms(self, prior: nn.Module, values: Values) -> LatentTerms:
+    def terms(self, prior: nn.Module, values: Values) -> Entries:
         """Of the same parameters in all chains."""
-        return LatentTerms(*self.prior_terms(prior), self.evidence(values)[None])
+        return evidence_entries(*self.prior_terms(prior), self.evidence(values)[None])
 
     def uniforms(self, *shape: int) -> Tensor:
         size = *shape, self.num_chains, self.hood.num_nodes
         return torch.rand(size, dtype=torch.double, device=self.hood.device)
 
-    def loss(self, prior: nn.Module, draw: LatentDraw) -> Tensor:
+    def loss(self, prior: nn.Module, draw: Draw) -> Tensor:
         """Of the prior's parameters, given labels and choices of each chain."""
         hood, choices = self.hood, self.hood.source[draw.edges]
         alpha, logits = without_relabel(prior.train()(hood, *self.inputs))
@@ -269,12 +268,12 @@ class FieldChains:
         return -log_prob.mean() / hood.num_nodes
 
     def gibbs(
-        self, prior: tuple[Tensor, Tensor], values: list[Values], draw: LatentDraw, num_sweeps: int
-    ) -> tuple[list[Values], LatentTerms, Sweeps]:
+        self, prior: tuple[Tensor, Tensor], values: list[Values], draw: Draw, num_sweeps: int
+    ) -> tuple[list[Values], Entries, Sweeps]:
         """Each chain with emission parameters drawn anew, and sweeps given these."""
         pairs = zip(draw.labels, values, strict=True)
         values = [self.emission.draw(self.data, labels, old) for labels, old in pairs]
-        terms = LatentTerms(*prior, torch.stack([self.evidence(drawn) for drawn in values]))
+        terms = evidence_entries(*prior, torch.stack([self.evidence(drawn) for drawn in values]))
         return values, terms, sweep(self.hood, terms, draw, self.uniforms(num_sweeps))
 
     @torch.no_grad()
@@ -310,15 +309,16 @@ class _Start(nn.Module):
         evidence = chains.evidence(self._values)
         self.prior, self._groups = self._prior(evidence)
         self._probs = torch.zeros_like(evidence)
-        self._draw = draw_latent(chains.hood, self._terms(), chains.uniforms())
+        self._draw = draw_entries(chains.hood, self._terms(), chains.uniforms())
 
     def get_extra_state(self) -> dict:
-        return {"values": self._values, "probs": self._probs, "draw": tuple(self._draw)}
+        return {"values": self._values, "probs": self._probs, "draw": self._draw[:2]}
 
     def set_extra_state(self, state: dict) -> None:
         move = partial(torch.Tensor.to, device=self._probs.device)
         self._values = {name: move(value) for name, value in state["values"].items()}
-        self._probs, self._draw = move(state["probs"]), LatentDraw(*map(move, state["draw"]))
+        edges, labels = map(move, state["draw"])
+        self._probs, self._draw = move(state["probs"]), Draw(edges, labels)
 
     def run(self, options: FieldRun) -> _State:
         chains, half = self._chains, options.num_steps // 2
@@ -351,7 +351,7 @@ class _Start(nn.Module):
         score = left_out(chains.hood, self._terms(), self._draw).mean().item()
         return _State(self.prior, self._values, self._draw, score)
 
-    def _terms(self) -> LatentTerms:
+    def _terms(self) -> Entries:
         terms = self._chains.terms(self.prior, self._values)
         if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():  # NaN would break the sweep
             raise ValueError(f"lr={self._lr} is too large: concentrations are no longer finite")

@@ -19,70 +19,12 @@ MIN_PARALLEL = 100_000
 
 
 @compiled
-def _draw(first, last, ptr, source, attention, alpha, total, labels, each, uniforms, table,
-          edges, same_label, any_label):  # fmt: skip
-    # table[j] counts the choices of node j: one column per label, then all of them. Labels belong
-    # to rows or, with each, to edges.
-    every = table.shape[1] - 1
-    running = np.empty(np.max(ptr[1:] - ptr[:-1]))
-    for b in range(first, last):
-        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
-        b_t, b_y = min(b, len(total) - 1), min(b, len(labels) - 1)
-        for i in range(len(ptr) - 1):
-            weight = 0.0
-            for e in range(ptr[i], ptr[i + 1]):
-                label = labels[b_y, e if each else i]
-                same, count = table[source[e], label], table[source[e], every]
-                same_label[b, e], any_label[b, e] = same, count
-                weight += attention[b_l, e] * (alpha[b_a, e] + same) / (total[b_t, e] + count)
-                running[e - ptr[i]] = weight
-            e, threshold = ptr[i], uniforms[b, i] * weight
-            while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
-                e += 1
-            edges[b, i] = e
-            table[source[e], labels[b_y, e if each else i]] += 1
-            table[source[e], every] += 1
-        for i in range(len(ptr) - 1):
-            e = edges[b, i]
-            table[source[e], labels[b_y, e if each else i]] = 0
-            table[source[e], every] = 0
-
-
-@compiled
 def _find(first, last, ptr, source, choices, edges):
     for b in range(len(choices)):
         for i in range(first, last):
             for e in range(ptr[i], ptr[i + 1]):
                 if source[e] == choices[b, i]:
                     edges[b, i] = e
-
-
-@compiled
-def _one_step_credit(first, last, ptr, source, attention, alpha, total, labels, each, edges,
-             same_label, any_label, log_label, table, costs):  # fmt: skip
-    # From the last row to the first: the last column of table[j] holds the change of later rows by
-    # one count fewer at j, the others the excess for an equal label.
-    other = table.shape[1] - 1
-    for b in range(first, last):
-        b_l, b_a = min(b, len(attention) - 1), min(b, len(alpha) - 1)
-        b_t, b_y = min(b, len(total) - 1), min(b, len(labels) - 1)
-        for i in range(len(ptr) - 2, -1, -1):
-            e = edges[b, i]
-            costs[b, i] = table[source[e], other] + table[source[e], labels[b_y, e if each else i]]
-            shrink = np.exp(-log_label[b, i])
-            for e in range(ptr[i], ptr[i + 1]):
-                if any_label[b, e] == 0:
-                    continue
-                above, below = alpha[b_a, e] + same_label[b, e], total[b_t, e] + any_label[b, e]
-                scale, now = shrink * attention[b_l, e], above / below
-                change = -np.log1p(scale * (above / (below - 1) - now))
-                table[source[e], other] += change
-                if same_label[b, e] > 0:
-                    equal = -np.log1p(scale * ((above - 1) / (below - 1) - now))
-                    table[source[e], labels[b_y, e if each else i]] += equal - change
-        for i in range(len(ptr) - 1):
-            for e in range(ptr[i], ptr[i + 1]):
-                table[source[e], other] = table[source[e], labels[b_y, e if each else i]] = 0
 
 
 @compiled
@@ -201,21 +143,40 @@ def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, 
         credit[:] = 0
 
 
-@opaque
-def draw_choices(rows, terms, labels, num_classes, uniforms):
-    """See :func:`pyro_nmm.ops.sampling.draw_by_sweeps`. Cost: :math:`O(B E)`."""
-    _check_labels(labels, num_classes)
-    size = len(uniforms)
-    edges, inputs = np.empty((size, rows.num_rows), np.int64), _inputs(rows, terms, labels)
-    same, every = (np.empty((size, rows.num_edges), np.int32) for _ in range(2))
-
-    def run(first, last):
-        # Zeroed lazily by the operating system: only the touched nodes cost.
-        table = np.zeros((rows.num_sources, num_classes + 1), np.int32)
-        _draw(first, last, *inputs, _array(uniforms), table, edges, same, every)
-
-    _in_threads(run, size, size * rows.num_edges)
-    return torch.from_numpy(edges), torch.from_numpy(same), torch.from_numpy(every)
+@compiled
+def _predict(ptr, source, attention, alpha, weights, uniforms, counts, labels):
+    # counts[j, t] holds the choices of node j in component t: by label, then all of them.
+    num_components, every = counts.shape[1], counts.shape[2] - 1
+    running, score = np.empty(np.max(ptr[1:] - ptr[:-1])), np.empty(every)
+    total = np.empty(len(alpha))
+    for j in range(len(alpha)):
+        total[j] = np.sum(alpha[j])
+    for i in range(len(ptr) - 1):
+        score[:] = 0
+        for e in range(ptr[i], ptr[i + 1]):
+            j, scale = source[e], 0.0
+            for t in range(num_components):
+                share = attention[e] * weights[t] / (total[j] + counts[j, t, every])
+                scale += share
+                if counts[j, t, every] > 0:
+                    for k in range(every):
+                        score[k] += share * counts[j, t, k]
+            for k in range(every):
+                score[k] += scale * alpha[j, k]
+        label = np.argmax(score)
+        labels[i] = label
+        for t in range(num_components):
+            weight = 0.0
+            for e in range(ptr[i], ptr[i + 1]):
+                j = source[e]
+                above, below = alpha[j, label] + counts[j, t, label], total[j] + counts[j, t, every]
+                weight += attention[e] * above / below
+                running[e - ptr[i]] = weight
+            e, threshold = ptr[i], uniforms[t, i] * weight
+            while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
+                e += 1
+            counts[source[e], t, label] += 1
+            counts[source[e], t, every] += 1
 
 
 @opaque
@@ -228,20 +189,6 @@ def find(hood, choices):
 
     _in_threads(run, hood.num_rows, len(choices) * hood.num_edges)
     return torch.from_numpy(edges)
-
-
-@opaque
-def one_step_credits(rows, terms, draw, log_label, labels, num_classes):
-    """See :func:`pyro_nmm.ops.score_costs.one_step_credits`. Cost: :math:`O(B E)`."""
-    inputs = *_inputs(rows, terms, labels), *map(_array, draw), _array(log_label, np.float64)
-    costs = np.empty(draw.edges.shape)
-
-    def run(first, last):
-        table = np.zeros((rows.num_sources, num_classes + 1))
-        _one_step_credit(first, last, *inputs, table, costs)
-
-    _in_threads(run, len(costs), draw.same_label.numel())
-    return torch.from_numpy(costs)
 
 
 @opaque
@@ -286,10 +233,13 @@ def ranks(choices, labels, num_nodes, num_classes):
     return torch.from_numpy(same), torch.from_numpy(every)
 
 
-def _inputs(rows, terms, labels) -> tuple:
-    attention, alpha, total = (_array(t, np.float64) for t in terms)
-    each = labels.shape[1] == rows.num_edges
-    return (*_graph(rows), np.exp(attention), alpha, total, _array(labels), each)
+@opaque
+def predict(rows, attention, alpha, weights, uniforms, counts):
+    """See :func:`pyro_nmm.distributions.sequential.predict_by_sweeps`. Cost: :math:`O(T E C)`."""
+    labels = np.empty(rows.num_rows, np.int64)
+    parameters = (_array(t, np.float64) for t in (attention, alpha, weights))
+    _predict(*_graph(rows), *parameters, _array(uniforms), _array(counts), labels)
+    return torch.from_numpy(labels)
 
 
 def _graph(rows) -> tuple[np.ndarray, np.ndarray]:

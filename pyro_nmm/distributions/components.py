@@ -14,7 +14,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.compact import Places, compact
-from pyro_nmm.ops.evidence import edge_evidence
+from pyro_nmm.ops.entries import edge_evidence
 from pyro_nmm.ops.stages import stages_of
 
 
@@ -81,10 +81,10 @@ class Components:
     def concentrations(self, nodes: Tensor, part: slice = slice(None)) -> Tensor:
         r"""``(T, K, C)``: :math:`\alpha_j + s_j` of nodes. Cost: :math:`O(T (n \log K + K C))`."""
         places, num_classes = Places(nodes), self.alpha.shape[-1]
-        place, found = places.find(self.choices[part])
+        place, known = places.find(self.choices[part])
         counts = self.alpha.new_zeros(len(place), len(places.keys) * num_classes)
         index = place * num_classes + of_components(self.labels, part)
-        counts.scatter_add_(1, index, found.to(counts.dtype))
+        counts.scatter_add_(1, index, known.to(counts.dtype))
         return self.alpha[nodes] + counts.unflatten(1, (-1, num_classes))[:, places.place]
 
     def mean(self) -> Tensor:
@@ -100,9 +100,9 @@ class Components:
             key, place, count = (component * size + choices).unique(
                 return_inverse=True, return_counts=True
             )
-            node, own = key % size, weight[key.div(size, rounding_mode="floor")]
-            share = own / (total[node] + count)
-            chosen.index_add_(0, node, own)
+            node, part_weight = key % size, weight[key.div(size, rounding_mode="floor")]
+            share = part_weight / (total[node] + count)
+            chosen.index_add_(0, node, part_weight)
             changed.index_add_(0, node, share)
             index = choices * num_classes + of_components(self.labels, part)
             added.index_add_(0, index.flatten(), share[place].flatten())
@@ -160,7 +160,7 @@ class Components:
             earlier = self.choices[part], of_components(known, part)
             counts = stages.counts(*earlier) if len(self.nodes) else None
             stage = stages.draw(counts, 0, len(nodes), len(earlier[0]))
-            edges = stage.edges[:, order.argsort()]
+            edges = stage.numbers[:, order.argsort()]
             drawn.append(stages.choices(edges))
             borrowed += [stages.borrowed(edges)] if differ else []
             gains += [stage.log_labels().sum(-1)] if weighted else []

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Choices and latent labels given evidence, drawn in an order."""
+
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
@@ -8,8 +10,7 @@ from torch_geometric.utils import index_to_mask
 
 from pyro_nmm.arguments import check_integers, check_mask, check_plain
 from pyro_nmm.blocks import NUMBERS
-from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.distributions.base import flatten
+from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.components import Components, all_latents
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.neighbor_choice import Neighbors
@@ -17,11 +18,11 @@ from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.graph_arguments import check_evidence, check_evidence_values, check_shapes
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, draw_latent, latent_predictive
-from pyro_nmm.ops.evidence import one_step_credits as latent_credits
+from pyro_nmm.ops.entries import Draw
 from pyro_nmm.ops.gibbs import run_chains
-from pyro_nmm.ops.stages import LatentStages
-from pyro_nmm.provenance import posterior_values, untracked
+from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.stages import Stages
+from pyro_nmm.provenance import posterior_values
 
 #: States that all chains keep by default: standard errors of .016 at most if independent.
 MOST_STATES = 1024
@@ -84,51 +85,31 @@ class EvidenceConditional(InOrder):
     ) -> None:
         checked, logits = check_shapes(hood, alpha, logits)
         alpha, evidence = check_evidence(hood, checked, evidence)
-        self.evidence = self._given = evidence
-        self.relabels, self._last_values = relabels, LastCall()
+        self.evidence, self.relabels, self._last_values = evidence, relabels, LastCall()
         parameters = hood, alpha, logits, evidence.shape[:-2], (observed, order, estimator), (2,)
         super().__init__(*parameters, validate_args=validate_args)
+        self._data = self._of_rows(self.rows, evidence)
         if self._validate_args:
-            check_evidence_values(self.rows, self._terms.evidence)
+            check_evidence_values(self.rows, self._data)
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
         return _ChoicesAndLabels(self.observed_rows, self.num_classes)
 
-    @derived
-    def _terms(self) -> LatentTerms:
-        rows = self.rows
-        log_attention = rows.log_softmax(self.logits.index_select(-1, rows.edge))
-        return LatentTerms(log_attention, self.alpha, self._of_rows(rows, self.evidence))
-
     def _of_rows(self, rows: Neighborhood, evidence: Tensor) -> Tensor:
         each_node = evidence.shape[-2] == self.hood.num_nodes
         return evidence.index_select(-2, rows.nodes if each_node else rows.edge)
 
-    def _flat(self, shape: Size) -> LatentTerms:
-        log_attention, *tables = self._terms
-        return LatentTerms(flatten(log_attention, shape), *(flatten(t, shape, 2) for t in tables))
-
-    def _drawn(self, shape: Size, uniforms: Tensor) -> LatentDraw:
-        return draw_latent(self.rows, self._flat(shape), uniforms)
-
-    def _columns(self, draw: LatentDraw) -> Tensor:
+    def _columns(self, draw: Draw) -> Tensor:
         return torch.stack([self.rows.source[draw.edges], draw.labels], 1)
 
-    def _found(self, value: Tensor, shape: Size) -> tuple[LatentDraw, Tensor]:
+    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
         choices, labels = value.unbind(1)
         edges = self.rows.find(choices)
         wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
-        return LatentDraw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
+        return Draw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
 
-    def _values(self, draw: LatentDraw, shape: Size) -> tuple[Tensor, Tensor]:
-        return latent_predictive(self.rows, self._flat(shape), draw)
-
-    def _credits(self, draw: LatentDraw, terms: Tensor, shape: Size) -> Tensor:
-        plain = LatentTerms(*untracked(*self._flat(shape))[0])
-        return latent_credits(self.rows, plain, draw, terms)
-
-    def _evaluate(self, value: Tensor) -> tuple[LatentDraw, Tensor, Tensor]:
+    def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
         # A guide asks for density and score of the same draw, with and without a plate's batch.
         shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
         question, evaluate = (value, shape, torch.is_grad_enabled()), super()._evaluate
@@ -187,18 +168,18 @@ class EvidenceConditional(InOrder):
             components = all_latents(alpha, logits, rows, self._of_rows(rows, evidence))
             return Posterior(self.hood, logits, components, is_exact=True)
         rows, draw, chains = self.rows, self._draw(Size([num_samples])), None
-        terms = LatentTerms(*(t.detach() for t in self._flat(Size([1]))))
+        entries = self._flat(Size([1])).map(Tensor.detach)
         if num_sweeps:
             if num_states is None:
                 num_states = min(MOST_STATES, NUMBERS // max(1, rows.num_rows))
             later = num_sweeps - num_sweeps // 2
             num_kept = min(later, max(1, num_states // num_samples))
-            chains, draw = run_chains(rows, terms, draw, num_sweeps, num_kept)
+            chains, draw = run_chains(rows, entries, draw, num_sweeps, num_kept)
         log_weights = alpha.new_zeros(len(draw.edges))
         if weighted:
-            log_weights = latent_predictive(rows, terms, draw)[0].sum(-1)
+            log_weights = predictive(rows, entries, draw)[0].sum(-1)
         choices = rows.source[draw.edges]
-        components = Components(terms.alpha[0], rows.nodes, draw.labels, choices, log_weights)
+        components = Components(entries.alpha[0], rows.nodes, draw.labels, choices, log_weights)
         return Posterior(self.hood, logits, components, weighted=weighted, chains=chains)
 
     @torch.no_grad()
@@ -228,9 +209,8 @@ class EvidenceConditional(InOrder):
                 raise ValueError(f"given selects node {node}, which observed leaves out")
             observed = observed & ~given
 
-        def stages(rows: Neighborhood) -> LatentStages:
-            own = self._of_rows(rows, self.evidence)
-            return LatentStages(rows, self.alpha, self.logits, own)
+        def stages(rows: Neighborhood) -> Stages:
+            return Stages(rows, self.alpha, self.logits, self._of_rows(rows, self.evidence))
 
         options = observed, given, num_particles, num_stages, order
         return estimate_log_likelihood(self.hood, stages, *options).to(self.logits)

@@ -1,7 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-from collections.abc import Callable, Sequence
+"""What the two conditionals share: draws in an order, densities, and the bound's gradient."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,12 +13,21 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
 from pyro_nmm.arguments import as_member
-from pyro_nmm.caching import LastCall
+from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.graph_arguments import check_all_rows, check_values, order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.score_costs import ScoreEstimator, costs_to_go, less_baseline, score_parts
+from pyro_nmm.ops.entries import Draw, Entries, entries_of
+from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.sampling import draw_entries
+from pyro_nmm.ops.score_costs import (
+    ScoreEstimator,
+    costs_to_go,
+    less_baseline,
+    one_step_credits,
+    score_parts,
+)
 from pyro_nmm.provenance import untracked
 
 
@@ -23,19 +35,23 @@ class InOrder(GraphDistribution):
     """
     The observed rows in their order, the last draw, and the gradient of the bound.
 
-    :param Size given_shape: the batch shape of the labels or the evidence.
+    Subclasses set ``_data``, observed labels or evidence of :attr:`rows`.
+
+    :param Size data_shape: the batch shape of the labels or the evidence.
     :param arrangement: ``observed``, ``order`` and ``estimator``.
     :param columns: ``()``, or ``(2,)`` for samples of choices and labels.
     """
 
     shown = "observed_rows", "num_classes", "estimator"
+    alpha: Any  #: a table where labels are latent
+    _data: Tensor
 
     def __init__(
         self,
         hood: Neighborhood,
         alpha: Concentrations,
         logits: Tensor,
-        given_shape: Size,
+        data_shape: Size,
         arrangement: tuple[Tensor | None, Tensor | None, str],
         columns: tuple[int, ...] = (),
         *,
@@ -57,31 +73,37 @@ class InOrder(GraphDistribution):
         self.estimator = as_member(ScoreEstimator, estimator=estimator)
         self.alpha, self.logits, self.num_classes = alpha, logits, alpha.shape[-1]
         self._last_draw = LastCall()
-        batches = alpha.shape[:-2], logits.shape[:-1], given_shape
+        batches = alpha.shape[:-2], logits.shape[:-1], data_shape
         self._parameter_shape = torch.broadcast_shapes(*batches)
         event_shape = Size([*columns, size])
         super().__init__(self._parameter_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
             check_values(alpha, logits, hood)
 
-    # Of the subclasses. ``shape`` is a batch shape, and a draw has it as one dimension.
+    @abstractmethod
+    def _columns(self, draw: Draw) -> Tensor:
+        """A draw as samples ``(B, ..., n)`` in the order of the draw."""
 
-    alpha: Any  #: a table where labels are latent
-    _given: Tensor  #: labels or evidence
-    _drawn: Callable[[Size, Tensor], Any]  #: a draw from uniforms ``(B, n)``
-    _columns: Callable[[Any], Tensor]  #: a draw as a sample
-    #: The draw that gives a value ``(B, ..., n)``, and a mask of values that no row can draw.
-    _found: Callable[[Tensor, Size], tuple[Any, Tensor]]
-    #: ``(B, n)`` each: :math:`f_i`, and the log-probability of every row's draw.
-    _values: Callable[[Any, Size], tuple[Tensor, Tensor]]
-    #: ``(B, n)``: the direct effect of each draw on later :math:`f_i`, ``(B, n)``.
-    _credits: Callable[[Any, Tensor, Size], Tensor]
+    @abstractmethod
+    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
+        """The draw of samples ``(B, ..., n)``, and a mask of draws that no row can make."""
 
-    def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Any:
+    @derived
+    def _entries(self) -> Entries:
+        log_attention = self.rows.log_softmax(self.logits.index_select(-1, self.rows.edge))
+        return entries_of(self.rows, self.alpha, log_attention, self._data)
+
+    def _flat(self, shape: Size) -> Entries:
+        """Entries with one batch dimension."""
+        dims = (1, 1, 1, 1) if self._entries.observed else (1, 2, 1, 2)
+        sizes = iter(dims)
+        return self._entries.map(lambda part: flatten(part, shape, next(sizes)))
+
+    def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
         if uniforms is None:
             size = shape.numel(), self.rows.num_rows
             uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
-        return self._drawn(shape, uniforms)
+        return draw_entries(self.rows, self._flat(shape), uniforms)
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -90,23 +112,24 @@ class InOrder(GraphDistribution):
         draw = self._draw(batch)
         value = self._columns(draw).index_select(-1, self._row_of).view(shape)
         self._last_draw.put((value, batch), (draw, None))  # asked for next
-        _, provenance = untracked(self.alpha, self.logits, self._given)
+        _, provenance = untracked(self.alpha, self.logits, self._data)
         return track_provenance(value, provenance)
 
-    def _located(self, value: Tensor, shape: Size) -> tuple[Any, Tensor]:
-        value = flatten(value, shape, len(self.event_shape))
-        value = value.expand(shape.numel(), *self.event_shape).index_select(-1, self._position)
-        return self._found(value, shape)
-
-    def _recall(self, value: Tensor, shape: Size) -> tuple[Any, Tensor | None]:
+    def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
         """The draw that yields ``value``, and a mask of what is impossible in it."""
-        return self._last_draw.get((value, shape), lambda: self._located(value, shape))
 
-    def _evaluate(self, value: Tensor) -> tuple[Any, Tensor, Tensor]:
+        def locate() -> tuple[Draw, Tensor]:
+            flat = flatten(value, shape, len(self.event_shape))
+            flat = flat.expand(shape.numel(), *self.event_shape)
+            return self._located(flat.index_select(-1, self._position), shape)
+
+        return self._last_draw.get((value, shape), locate)
+
+    def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
         batch = value.shape[: value.dim() - len(self.event_shape)]
         shape = torch.broadcast_shapes(batch, self.batch_shape)
         draw, wrong = self._recall(value, shape)
-        terms, log_choice = self._values(draw, shape)
+        terms, log_choice = predictive(self.rows, self._flat(shape), draw)
         if wrong is not None:
             log_choice = log_choice.masked_fill(wrong, -torch.inf)
         full = *shape, self.rows.num_rows
@@ -138,21 +161,22 @@ class InOrder(GraphDistribution):
         return ScoreParts(*(track_provenance(part, provenance) for part in parts))
 
     @torch.no_grad()
-    def _charge(self, draw: Any, costs: Tensor) -> Tensor:
+    def _charge(self, draw: Draw, costs: Tensor) -> Tensor:
         """``(..., n)``: the costs that each draw is charged with, less their baseline."""
         shape = costs.shape[:-1]
 
         def of_another_draw() -> Tensor:
             other = self._draw(shape)
-            (found,), _ = untracked(self._values(other, shape)[0])
-            return self._costs(other, found.view_as(costs))
+            (terms,), _ = untracked(predictive(self.rows, self._flat(shape), other)[0])
+            return self._costs(other, terms.view_as(costs))
 
-        own = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
-        return less_baseline(self._costs(draw, costs), own, of_another_draw).to(costs.dtype)
+        sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
+        return less_baseline(self._costs(draw, costs), sizes, of_another_draw).to(costs.dtype)
 
-    def _costs(self, draw: Any, terms: Tensor) -> Tensor:
+    def _costs(self, draw: Draw, terms: Tensor) -> Tensor:
         flat = terms.reshape(-1, self.rows.num_rows)
         if self.estimator is ScoreEstimator.REWARD_TO_GO:
             component = self.observed_rows.components().index_select(0, self._position)
             return costs_to_go(component, flat).view(terms.shape)
-        return self._credits(draw, flat, terms.shape[:-1]).view(terms.shape)
+        entries = self._flat(terms.shape[:-1])
+        return one_step_credits(self.rows, entries, draw, flat).view(terms.shape)

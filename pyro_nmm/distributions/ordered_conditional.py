@@ -1,23 +1,19 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Choices given observed labels, drawn in an order."""
+
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.caching import derived
 from pyro_nmm.concentrations import Concentrations
-from pyro_nmm.distributions.base import flatten
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.neighbor_choice import Neighbors
 from pyro_nmm.graph_arguments import check_label_range, check_labels, check_shapes
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import earlier_choices, on_edges
-from pyro_nmm.ops.predictive import predictive
-from pyro_nmm.ops.sampling import Draw, EdgeTerms, draw_choices
-from pyro_nmm.ops.score_costs import one_step_credits
-from pyro_nmm.ops.stages import edge_terms
+from pyro_nmm.ops.entries import Draw, Entries, draw_of_edges
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, check_relabel
 
@@ -99,7 +95,7 @@ class OrderedConditional(InOrder):
         if self._validate_args:
             check_label_range(self.rows, labels, self.num_classes)
         #: The labels that choices count for: ``(..., n)`` of rows, or of edges where these relabel.
-        self.labels = self._given = self.channel.of(self.rows.edge).borrowed(self.rows, labels)
+        self.labels = self._data = self.channel.of(self.rows.edge).borrowed(self.rows, labels)
 
     log_labels = InOrder.log_terms
 
@@ -107,39 +103,13 @@ class OrderedConditional(InOrder):
     def support(self):
         return Neighbors(self.observed_rows)
 
-    @derived
-    def _edge_terms(self) -> EdgeTerms:
-        rows = self.rows
-        log_attention = rows.log_softmax(self.logits.index_select(-1, rows.edge))
-        return edge_terms(rows, self.alpha, log_attention, on_edges(rows, self.labels))
-
-    def _flat(self, shape: Size) -> tuple[EdgeTerms, Tensor]:
-        terms = EdgeTerms(*(flatten(t, shape) for t in self._edge_terms))
-        return terms, flatten(self.labels, shape)
-
-    def _plain_terms(self, shape: Size) -> tuple[EdgeTerms, Tensor]:
-        terms, labels = self._flat(shape)
-        (*plain, labels), _ = untracked(*terms, labels)
-        return EdgeTerms(*plain), labels
-
-    def _drawn(self, shape: Size, uniforms: Tensor) -> Draw:
-        return draw_choices(self.rows, *self._plain_terms(shape), self.num_classes, uniforms)
-
     def _columns(self, draw: Draw) -> Tensor:
         return self.rows.source[draw.edges]
 
-    def _found(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
+    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
         edges = self.rows.find(value)
-        wrong, edges = edges < 0, edges.clamp(min=0)
-        (labels,), _ = untracked(flatten(self.labels, shape))
-        return Draw(edges, *earlier_choices(self.rows, edges, labels, self.num_classes)), wrong
-
-    def _values(self, draw: Draw, shape: Size) -> tuple[Tensor, Tensor]:
-        return predictive(self.rows, self._flat(shape)[0], draw)
-
-    def _credits(self, draw: Draw, terms: Tensor, shape: Size) -> Tensor:
-        plain, labels = self._plain_terms(shape)
-        return one_step_credits(self.rows, plain, draw, terms, labels, self.num_classes)
+        entries = Entries(*untracked(*self._flat(shape))[0])
+        return draw_of_edges(self.rows, entries, edges.clamp(min=0)), edges < 0
 
     def borrowed(self, value: Tensor) -> Tensor:
         """
@@ -149,8 +119,6 @@ class OrderedConditional(InOrder):
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         if self.channel.keeps:
             return self.labels.index_select(-1, self._row_of).expand(*shape, -1)
-        (value, labels), provenance = untracked(value, on_edges(self.rows, self.labels))
-        edges = self._recall(value, shape)[0].edges
-        at_choice = labels.expand(*shape, -1).reshape(len(edges), -1).gather(1, edges)
-        found = at_choice.index_select(1, self._row_of).view(*shape, -1)
-        return track_provenance(found, provenance)
+        (value, _), provenance = untracked(value, self.labels)
+        labels = self._recall(value, shape)[0].labels
+        return track_provenance(labels.index_select(1, self._row_of).view(*shape, -1), provenance)

@@ -46,10 +46,8 @@ def predict_in_turn(
     labels = components.labels.expand_as(place)[found]
     _count(counts, found.nonzero()[:, 0], place[found], labels)
     course = Course(rows, attention, alpha, components.weights, uniforms, counts)
-    if backend.compiled and order.device.type == "cpu":
-        from pyro_nmm.compiled import evidence as compiled_evidence  # needs numba
-
-        return compiled_evidence.predict(*course)
+    if loops := backend.loops_on(order.device):
+        return loops.predict(*course)
     return predict_by_sweeps(course)
 
 

@@ -107,8 +107,8 @@ def sequential_monte_carlo(
         weighted = log_weights + stage.log_labels().double().sum(-1)
         increments.append(weighted.logsumexp(0))
         log_weights = weighted - increments[-1]
-        draws.add(counts, stage.edges)
-        recent.append(stage.edges)
+        draws.add(counts, stage.numbers)
+        recent.append(stage.numbers)
         if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * num_particles, 1)):
             parents = _systematic(log_weights)
             if len(line.unique()) > 1:  # particles differ in the given counts too
@@ -120,10 +120,10 @@ def sequential_monte_carlo(
     return track_provenance(torch.stack(increments), draws.provenance)
 
 
-def _exchange(draws: Stages, counts: Counts, edges: Tensor, parents: Tensor) -> Tensor:
+def _exchange(draws: Stages, counts: Counts, numbers: Tensor, parents: Tensor) -> Tensor:
     """Copy the parents' recent choices; return them from the first that still differs."""
-    copied = edges.index_select(0, parents)
-    draws.add(counts, edges, -1)
+    copied = numbers.index_select(0, parents)
+    draws.add(counts, numbers, -1)
     draws.add(counts, copied)
     differs = (copied != copied[:1]).any(0).nonzero()
     return copied[:, int(differs[0]) if len(differs) else copied.shape[1] :]

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Counts of earlier and later entries that share a key."""
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,8 @@ def ranks(
     ``(B, n)`` twice: how many earlier entries made the same choice with the same label, and with
     any label, for choices ``(B, n)`` and labels ``(b, n)``. Cost: :math:`O(B n \\log n)`.
     """
-    if backend.compiled and choices.device.type == "cpu":
-        return backend.compiled.ranks(choices, labels, num_nodes, num_classes)
+    if loops := backend.loops_on(choices.device):
+        return loops.ranks(choices, labels, num_nodes, num_classes)
     by_label = Groups(choices * num_classes + labels, num_nodes * num_classes)
     by_choice = Groups(choices, num_nodes)
     same, every = by_label.rank - by_label.first, by_choice.rank - by_choice.first
@@ -83,48 +85,38 @@ class Groups:
         return flat, flat.flatten().cumsum(0, dtype=flat.dtype).view_as(flat)
 
 
-def earlier_choices(
-    rows: Neighborhood, edges: Tensor, labels: Tensor, num_classes: int
-) -> tuple[Tensor, Tensor]:
+class ChoiceGroups:
     r"""
-    ``(B, num_edges)`` twice: :math:`s_{ij}` and :math:`S_{ij}`, how many earlier rows chose an
-    edge's source with the same and with any label, for chosen edges ``(B, num_rows)`` and labels
-    ``(b, num_rows)`` or ``(b, num_edges)``. Cost: :math:`O(E \log E + B E)`.
+    Sums over the earlier or the later choices of each edge's source: of those with the edge's
+    label, as :math:`s_{ij}`, and of all, as :math:`S_{ij}`. Both are sums over one sorted list,
+    which takes half of the calls to a GPU. Cost: :math:`O(E \log E)`, and :math:`O(B E)` a sum.
+
+    :param Tensor labels: ``(b, num_edges)`` of edges.
+    :param bool repeats: whether a row has several edges from one source.
     """
-    earlier = EarlierChoices(rows, on_edges(rows, labels), num_classes)
-    return earlier(indicator(edges, rows.num_edges))
-
-
-class EarlierChoices:
-    """:func:`earlier_choices` of other chosen edges; ``time`` is ``rows.row`` if rows repeat
-    sources. Both counts are sums over one sorted list, which takes half of the calls to a GPU."""
 
     def __init__(
-        self, rows: Neighborhood, edge_labels: Tensor, num_classes: int, time: Tensor | None = None
+        self, rows: Neighborhood, labels: Tensor, num_classes: int, repeats: bool = False
     ) -> None:
-        by_label = rows.num_sources + rows.source * num_classes + edge_labels
+        by_label = rows.num_sources + rows.source * num_classes + labels
         key = torch.cat([rows.source.expand_as(by_label), by_label], 1)
-        time = None if time is None else time.repeat(2)
+        time = rows.row.repeat(2) if repeats else None
         self.groups = Groups(key, rows.num_sources * (num_classes + 1), time)
 
-    def __call__(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """From an :func:`indicator` ``(B, num_edges)``."""
+    def earlier(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """With the same label and with any, from an :func:`indicator` ``(B, num_edges)``."""
         every, same = self.groups.earlier(chosen.repeat(1, 2)).chunk(2, 1)
+        return same, every
+
+    def later(self, same: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of values ``(B, num_edges)``, with the same label and with any."""
+        every, same = self.groups.later(torch.cat([every, same], 1)).chunk(2, 1)
         return same, every
 
 
 def on_edges(rows: Neighborhood, labels: Tensor) -> Tensor:
     """``(b, num_edges)``: labels of edges, by default of their rows ``(b, num_rows)``."""
     return labels if labels.shape[-1] == rows.num_edges else labels.index_select(-1, rows.row)
-
-
-def choice_groups(
-    rows: Neighborhood, edge_labels: Tensor, num_classes: int, time: Tensor | None = None
-) -> tuple[Groups, Groups]:
-    """Edges by source, and by source and label; ``time`` is ``rows.row`` if rows repeat sources."""
-    by_label = rows.source * num_classes + edge_labels
-    by_source = Groups(rows.source[None], rows.num_sources, time)
-    return by_source, Groups(by_label, rows.num_sources * num_classes, time)
 
 
 def indicator(edges: Tensor, num_edges: int) -> Tensor:

@@ -73,8 +73,9 @@ def entropy_samples(
     :math:`\nabla \log \pi_i`, and :math:`D_i` is the sum of :math:`h` over later rows of the
     component less its mean over the other draws: unbiased, at :math:`O(B E C)`.
     """
-    if component is None and backend.compiled and rows.device.type == "cpu":
-        return _Compiled.apply(alpha, attention, rows, edges, labels)
+    loops = backend.loops_on(rows.device)
+    if component is None and loops:
+        return _Compiled.apply(alpha, attention, rows, edges, labels, loops)
     groups = Groups(rows.source[None], rows.num_sources)
     concentration = alpha.T.index_select(1, rows.source)  # (C, E), as all that follows
     classes = torch.arange(len(concentration), device=rows.device)
@@ -104,10 +105,8 @@ def entropy_samples(
 
 class _Compiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, alpha, attention, rows, edges, labels):
-        assert backend.compiled is not None
-        tables = backend.compiled.entropy_and_gradient(rows, alpha, attention, edges, labels)
-        bound, *gradients = tables
+    def forward(ctx, alpha, attention, rows, edges, labels, loops):
+        bound, *gradients = loops.entropy_and_gradient(rows, alpha, attention, edges, labels)
         ctx.save_for_backward(*gradients)
         return bound
 
@@ -115,7 +114,7 @@ class _Compiled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         to_attention, to_alpha = ctx.saved_tensors
-        return torch.tensordot(grad, to_alpha, 1), grad @ to_attention, None, None, None
+        return torch.tensordot(grad, to_alpha, 1), grad @ to_attention, *[None] * 4
 
 
 def _expected_credit(groups, chosen, counts, attention, mean, above, below, probs) -> Tensor:

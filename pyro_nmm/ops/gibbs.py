@@ -28,61 +28,48 @@ from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import indicator
-from pyro_nmm.ops.evidence import LatentDraw, LatentTerms, Wide, compiled_loops, relative
-from pyro_nmm.ops.sampling import pick, settled
+from pyro_nmm.ops.entries import Draw, Entries, Wide, relative
+from pyro_nmm.ops.sampling import settle
 
 
 class Sweeps(NamedTuple):
     """Where ``B`` chains are after ``S`` sweeps, and what they met on their way."""
 
-    draw: LatentDraw  #: the last states
+    draw: Draw  #: the last states
     visits: Tensor  #: ``(B, num_rows, C)`` int32, after how many sweeps a row had each label
     totals: Tensor  #: ``(B, S, C)`` int32, how many rows had each label after each sweep
 
 
 @torch.no_grad()
-def sweep(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, uniforms: Tensor) -> Sweeps:
+def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) -> Sweeps:
     """Sweeps of ``B`` chains with uniforms ``(S, B, num_rows)`` in float64, :math:`O(S B E C)`."""
-    terms, _ = relative(rows, terms)
-    if loops := compiled_loops(rows):
-        edges, labels, visits, totals = loops.sweep(rows, terms, draw, uniforms)
-        return Sweeps(LatentDraw(edges, labels), visits, totals)
-    wide = Wide(rows, terms)
-    edges, visited = wide.pairs(draw), []
-    for numbers in uniforms:
-        edges = _settle(wide, edges, numbers)
-        visited.append(one_hot(wide.split(edges).labels, terms.num_classes).int())
+    entries, _ = relative(rows, entries)
+    if loops := backend.loops_on(rows.device):
+        edges, labels, visits, totals = loops.sweep(rows, entries, draw, uniforms)
+        return Sweeps(Draw(edges, labels), visits, totals)
+    wide = Wide(rows, entries)
+    numbers, visited, attention = wide.numbers(draw), [], wide.log_weight.double().exp()
+    for part in uniforms:
+        chosen = wide.chosen(numbers)
+        same, every = wide.groups.later(chosen, chosen)
+        weights = attention, wide.alpha + same, wide.total + every
+        numbers, *_ = settle(wide.rows, wide.groups, *weights, part, numbers)
+        visited.append(one_hot(wide.split(numbers).labels, entries.num_classes).int())
     there = torch.stack(visited, 1)  # (B, S, num_rows, C)
     sums = (there.sum(dim, dtype=torch.int32) for dim in (1, 2))
-    return Sweeps(wide.split(edges), *sums)
-
-
-def _settle(wide: Wide, old: Tensor, uniforms: Tensor) -> Tensor:
-    attention = wide.terms.log_attention.double().exp()
-    by_source, by_label = wide.groups
-    chosen = indicator(old, wide.rows.num_edges)
-    after = wide.terms.alpha + by_label.later(chosen), wide.terms.total + by_source.later(chosen)
-    new, number = old, 0
-    while True:
-        chosen = indicator(new, wide.rows.num_edges)
-        above, below = after[0] + by_label.earlier(chosen), after[1] + by_source.earlier(chosen)
-        found = pick(wide.rows, attention * (above / below), uniforms)
-        number += 1
-        if settled(number, (found, new)):
-            return new
-        new = found
+    return Sweeps(wide.split(numbers), *sums)
 
 
 @torch.no_grad()
-def left_out(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw) -> Tensor:
+def left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     r"""``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})`, in :math:`O(B E C)`."""
-    terms, top = relative(rows, terms)
-    size, found = terms.num_classes, []
+    entries, top = relative(rows, entries)
+    size, found = entries.num_classes, []
     for b in range(len(draw.edges)):
-        log_attention, alpha, evidence = (part[min(b, len(part) - 1)] for part in terms)
+        log_attention, alpha, _, evidence = (part[min(b, len(part) - 1)] for part in entries[:4])
         chosen, labels = draw.edges[b], draw.labels[b]
         counts = alpha.new_zeros(alpha.numel())
         counts.index_add_(0, rows.source[chosen] * size + labels, counts.new_ones(len(labels)))
@@ -106,7 +93,7 @@ def left_out(rows: Neighborhood, terms: LatentTerms, draw: LatentDraw) -> Tensor
 class Chains(NamedTuple):
     """Chains of Gibbs sweeps, of which the first half is left out."""
 
-    draw: LatentDraw  #: the last states
+    draw: Draw  #: the last states
     totals: Tensor  #: ``(B, S, C)``, how many rows had each label after every sweep
 
     def effective_size(self) -> Tensor:
@@ -126,8 +113,8 @@ class Chains(NamedTuple):
 
 @torch.no_grad()
 def run_chains(
-    rows: Neighborhood, terms: LatentTerms, draw: LatentDraw, num_sweeps: int, num_kept: int = 1
-) -> tuple[Chains, LatentDraw]:
+    rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int, num_kept: int = 1
+) -> tuple[Chains, Draw]:
     """
     Sweeps of ``B`` chains, and ``num_kept`` states of each, ``(num_kept * B, num_rows)``, at even
     distances in the second half of the sweeps. The last state is one of them.
@@ -136,14 +123,15 @@ def run_chains(
     ends = [first + (k + 1) * (num_sweeps - first) // num_kept for k in range(num_kept)]
     totals, kept, start = [], [], 0
     for end in (first, *ends):
-        for part in blocks(end - start, size.numel() * (1 + terms.num_classes)):
+        for part in blocks(end - start, size.numel() * (1 + entries.num_classes)):
             shape = part.stop - part.start, *size
             uniforms = torch.rand(shape, dtype=torch.double, device=rows.device)
-            found = sweep(rows, terms, draw, uniforms)
+            found = sweep(rows, entries, draw, uniforms)
             draw = found.draw
             totals.append(found.totals)
         kept += [draw] if end > first else []
         start = end
-    states = LatentDraw(*(torch.cat(parts) for parts in zip(*kept, strict=True)))
+    edges, labels = zip(*(draw[:2] for draw in kept), strict=True)
+    states = Draw(torch.cat(edges), torch.cat(labels))
     later = torch.cat(totals, 1)[:, first:]
-    return Chains(draw, later.to(terms.alpha.dtype)), states
+    return Chains(draw, later.to(entries.alpha.dtype)), states

@@ -10,33 +10,14 @@ level of the dependency graph, so the fixed point is unique, reached, and equal 
 draw. One changed count seldom changes a draw, so a few sweeps go through hundreds of levels.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import EarlierChoices, indicator, on_edges
-
-
-class Draw(NamedTuple):
-    """Chosen edges ``(B, num_rows)`` and the counts ``(B, num_edges)`` that each edge saw."""
-
-    edges: Tensor
-    same_label: Tensor
-    any_label: Tensor
-
-
-class EdgeTerms(NamedTuple):
-    r"""
-    Terms of a row's predictive probability, each ``(b, num_edges)`` with ``b`` one or ``B``:
-    :math:`\log L_{ij}`, :math:`\alpha_{j y_i}` and :math:`A_j`.
-    """
-
-    log_attention: Tensor
-    alpha: Tensor
-    total: Tensor
+from pyro_nmm.ops.counts import ChoiceGroups, indicator
+from pyro_nmm.ops.entries import Draw, Entries, Wide, relative
+from pyro_nmm.provenance import untracked
 
 
 def pick(rows: Neighborhood, weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -66,30 +47,24 @@ BLOCK = {"cpu": 2**12, "cuda": 2**16}
 SWEEPS = 4
 
 
-def draw_by_sweeps(
-    rows: Neighborhood,
-    terms: EdgeTerms,
-    edge_labels: Tensor,
-    num_classes: int,
-    uniforms: Tensor,
-    parallel: bool = False,
-) -> Draw:
-    """
-    The sequential draw as a fixed point, on any device. Cost: :math:`O(B E)` a sweep.
+def draw_by_sweeps(rows: Neighborhood, entries: Entries, uniforms: Tensor) -> Draw:
+    """The sequential draw as a fixed point, on any device. Cost: :math:`O(B E)` a sweep."""
+    wide = Wide(rows, entries)
+    numbers, *counts = _draw_entries(wide, uniforms)
+    return wide.split(numbers)._replace(counts=tuple(counts) if entries.observed else None)
 
-    :param Tensor edge_labels: ``(b, num_edges)``, the label for which a choice of the edge counts.
-    :param Tensor uniforms: ``(B, num_rows)`` float64.
-    :param bool parallel: whether rows may have several edges from one source.
-    """
-    attention = terms.log_attention.double().exp()
+
+def _draw_entries(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers of entries, and the counts that every entry saw, by label and of all labels."""
+    rows, num_classes, labels = wide.rows, wide.num_classes, wide.labels
+    attention = wide.log_weight.double().exp()
     size = BLOCK.get(rows.device.type, rows.num_rows)
     if rows.num_rows <= size:
-        earlier = EarlierChoices(rows, edge_labels, num_classes, rows.row if parallel else None)
-        return _settle(rows, earlier, attention, terms.alpha, terms.total, uniforms)
-    by_label = rows.source * num_classes + edge_labels
+        return settle(rows, wide.groups, attention, wide.alpha, wide.total, uniforms)
+    by_label = rows.source * num_classes + labels
     keys, sizes = (rows.source, by_label), (rows.num_sources, rows.num_sources * num_classes)
     if sizes[1] > rows.num_edges:  # only labels that occur at a node get a place
-        offset = sizes[1] * torch.arange(len(edge_labels), device=rows.device)[:, None]
+        offset = sizes[1] * torch.arange(len(labels), device=rows.device)[:, None]
         _, places = (by_label + offset).unique(return_inverse=True)
         places = places - places.amin(1, keepdim=True)
         keys, sizes = (rows.source, places), (rows.num_sources, int(places.max()) + 1)
@@ -100,15 +75,15 @@ def draw_by_sweeps(
         part, span = rows.take(block, last - first), slice(first, last)
         near = [key.expand(len(uniforms), -1)[:, span] for key in keys]
         every, same = (table.gather(1, key) for table, key in zip(tables, near, strict=True))
-        alpha, total = terms.alpha[:, span] + same, terms.total[:, span] + every
-        time = part.row if parallel else None
-        earlier = EarlierChoices(part, edge_labels[:, span], num_classes, time)
-        edges, *more = _settle(part, earlier, attention[:, span], alpha, total, uniforms[:, block])
+        alpha, total = wide.alpha[:, span] + same, wide.total[:, span] + every
+        groups = ChoiceGroups(part, labels[:, span], num_classes, wide.repeats)
+        edges, *more = settle(part, groups, attention[:, span], alpha, total, uniforms[:, block])
         for table, key in zip(tables, near, strict=True):
             chosen = key.gather(1, edges)
             table.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=table.dtype))
         parts.append((edges + first, same + more[0], every + more[1]))
-    return Draw(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
+    edges, same, every = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    return edges, same, every
 
 
 def settled(sweep: int, *pairs: tuple[Tensor, Tensor]) -> bool:
@@ -117,24 +92,28 @@ def settled(sweep: int, *pairs: tuple[Tensor, Tensor]) -> bool:
     return sweep % step == 0 and all(torch.equal(new, old) for new, old in pairs)
 
 
-def _settle(rows, earlier, attention, alpha, total, uniforms) -> Draw:
+def settle(
+    rows: Neighborhood, groups: ChoiceGroups, attention: Tensor, alpha: Tensor, total: Tensor,
+    uniforms: Tensor, start: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Chosen edges ``(B, num_rows)``, and the counts of earlier rows that their edges saw."""
+    edges, sweep = start, 0
     same = every = torch.zeros((), dtype=torch.int32, device=rows.device)
-    edges, sweep = None, 0
+    if start is not None:
+        (same, every), sweep = groups.earlier(indicator(start, rows.num_edges)), 1
     while True:
-        weights = attention * ((alpha + same) / (total + every))
-        new = pick(rows, weights, uniforms)
+        new = pick(rows, attention * ((alpha + same) / (total + every)), uniforms)
         if edges is not None and settled(sweep, (new, edges)):
-            return Draw(edges, same, every)
+            return edges, same, every
         edges = new
-        same, every = earlier(indicator(edges, rows.num_edges))
+        same, every = groups.earlier(indicator(edges, rows.num_edges))
         sweep += 1
 
 
-def draw_choices(
-    rows: Neighborhood, terms: EdgeTerms, labels: Tensor, num_classes: int, uniforms: Tensor
-) -> Draw:
-    """:func:`draw_by_sweeps` or a compiled loop; labels ``(b, num_rows)`` or ``(b, num_edges)``."""
+def draw_entries(rows: Neighborhood, entries: Entries, uniforms: Tensor) -> Draw:
+    """The sequential draw with uniforms ``(B, num_rows)`` in float64, in :math:`O(B E K)`."""
     with torch.no_grad():
-        if backend.compiled and rows.device.type == "cpu":
-            return Draw(*backend.compiled.draw_choices(rows, terms, labels, num_classes, uniforms))
-        return draw_by_sweeps(rows, terms, on_edges(rows, labels), num_classes, uniforms)
+        entries, _ = relative(rows, Entries(*untracked(*entries)[0]))
+        if loops := backend.loops_on(rows.device):
+            return Draw(*loops.draw(rows, entries, uniforms))
+        return draw_by_sweeps(rows, entries, uniforms)

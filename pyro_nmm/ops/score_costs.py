@@ -28,11 +28,13 @@ from math import prod
 import torch
 from pyro.distributions.score_parts import ScoreParts
 from torch import Size, Tensor
+from torch.nn.functional import pad
 
 from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import Groups, choice_groups, on_edges
-from pyro_nmm.ops.sampling import Draw, EdgeTerms
+from pyro_nmm.ops.counts import Groups
+from pyro_nmm.ops.entries import Draw, Entries, Wide, edge_evidence, relative
+from pyro_nmm.provenance import untracked
 
 
 class ScoreEstimator(StrEnum):
@@ -68,34 +70,44 @@ def costs_to_go(component: Tensor, log_label: Tensor) -> Tensor:
     return Groups(component[None], len(component)).later(log_label.double())
 
 
-def one_step_credits(
-    rows: Neighborhood,
-    terms: EdgeTerms,
-    draw: Draw,
-    log_label: Tensor,
-    labels: Tensor,
-    num_classes: int,
-) -> Tensor:
+def one_step_credits(rows: Neighborhood, entries: Entries, draw: Draw, predicted: Tensor) -> Tensor:
     r"""
-    ``(B, n)``: :math:`D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}`, the direct
-    effect of the count of :math:`c_i = j` on later rows with neighbour :math:`j`. Labels are equal
-    or different, so these are two sums over the later edges of :math:`j`, in :math:`O(B E)`.
+    ``(B, n)`` double: :math:`D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}`, the
+    direct effect of the count of :math:`(c_i, u_i) = (j, k)` on later rows with neighbour
+    :math:`j`, given :math:`f`. Cost: :math:`O(B E K)` in loops.
+
+    A row whose edge to :math:`j` has an entry of :math:`k` changes by another value than a row
+    without one, so these are two sums over the later edges of :math:`j`.
     """
-    if backend.compiled and rows.device.type == "cpu":
-        return backend.compiled.one_step_credits(rows, terms, draw, log_label, labels, num_classes)
-    attention, alpha, total = (t.double() for t in terms)
-    attention = attention.exp()
-    above, below = alpha + draw.same_label, total + draw.any_label
-    scale = attention / log_label.double().exp().index_select(1, rows.row)
-    now = above / below
-    # The value is not used if no earlier row chose the source.
-    fewer = (below - 1).where(draw.any_label > 0, below)
+    plain = Entries(*untracked(*entries)[0])
+    plain = plain.map(lambda part: part.double() if part.is_floating_point() else part)
+    entries, top = relative(rows, plain)
+    predicted = predicted - top
+    if loops := backend.loops_on(rows.device):
+        return loops.credits(rows, entries, draw, predicted)
+    wide = Wide(rows, entries)
+    numbers = wide.numbers(draw)
+
+    def by_edge(part: Tensor) -> Tensor:
+        return part.unflatten(1, (rows.num_edges, wide.size))
+
+    likelihood = torch.ones(1, 1, 1, dtype=torch.double, device=rows.device)
+    if not entries.observed:
+        likelihood = edge_evidence(rows, entries.data).exp()
+    same, every = map(by_edge, draw.counts or wide.groups.earlier(wide.chosen(numbers)))
+    every = every[..., :1]
+    above = ((by_edge(wide.alpha) + same) * likelihood).sum(-1, keepdim=True)
+    below = by_edge(wide.total)[..., :1] + every
+    scale = entries.log_attention.exp() / predicted.double().exp().index_select(1, rows.row)
+    now, scale = above / below, scale[..., None]
+    # Where no earlier row has made the draw, no count can be taken away.
+    fewer = (below - 1).where(every > 0, below)
     other = -torch.log1p(scale * (above / fewer - now))
-    equal_count = (above - 1).where(draw.same_label > 0, above)
-    equal = -torch.log1p(scale * (equal_count / fewer - now))
-    by_source, by_label = choice_groups(rows, on_edges(rows, labels), num_classes)
-    later = by_source.later(other) + by_label.later(equal - other)
-    return later.gather(1, draw.edges)
+    equal = (above - likelihood).where(same > 0, above)
+    equal = -torch.log1p(scale * (equal / fewer - now))
+    once = pad(other, (0, wide.size - 1))  # of an edge, not of each of its entries
+    later = wide.groups.later((equal - other).flatten(1), once.flatten(1))
+    return sum(later).gather(1, numbers)  # type: ignore[union-attr]
 
 
 def less_baseline(costs: Tensor, own: Size, fresh: Callable[[], Tensor]) -> Tensor:

@@ -8,19 +8,9 @@ import itertools
 import pytest
 import torch
 
+from benchmarks.random_fields import rivals
 from benchmarks.random_fields.fields import grid
 from benchmarks.random_fields.methods import drawn_bound, drawn_loss
-from benchmarks.random_fields.rivals import (
-    Autoregressive,
-    Windowed,
-    bethe,
-    chain_mean_field,
-    fit_van,
-    resistances,
-    spanning_tree,
-    surrogate,
-    tree_reweighted,
-)
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import mean_field
 from pyro_nmm.models import MarginalField, grid_edges, ising, potts
@@ -63,7 +53,7 @@ def test_chains_of_a_mean_field(case, down):
     field, shape = case
     pixels = torch.arange(field.num_nodes).view(shape)
     pixels = pixels.T if down else pixels
-    marginals, found = chain_mean_field(field, pixels)
+    marginals, found = rivals.chain_mean_field(field, pixels)
     assert -log_z(field) < found < mean_field(field).losses[0].item()
     # At the optimum every chain is exact in the others' mean fields.
     chain, y = pixels.flatten().argsort() // pixels.shape[1], every(field)
@@ -81,20 +71,13 @@ def test_chains_of_a_mean_field(case, down):
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_single_chain_is_exact():
-    field = spins((7, 1), 0.8)
-    marginals, loss = chain_mean_field(field, torch.arange(7)[None], num_random=1)
-    assert loss == pytest.approx(-log_z(field), abs=1e-5)
-    torch.testing.assert_close(marginals, field.marginals().double(), rtol=0, atol=1e-5)
-
-
 def test_messages_on_a_tree():
     """Bethe and tree-reweighted log Z are exact there, and so are the marginals."""
     edges = torch.tensor([[0, 1, 1, 3, 3], [1, 2, 3, 4, 5]])
     unary = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     field = potts(edges, 0.9, unary.to(torch.get_default_dtype()))
-    torch.testing.assert_close(resistances(edges, 6), torch.ones(5).double())
-    for found in (bethe(field), tree_reweighted(field, 2)):
+    torch.testing.assert_close(rivals.resistances(edges, 6), torch.ones(5).double())
+    for found in (rivals.bethe(field), rivals.tree_reweighted(field, 2)):
         assert found.log_z == pytest.approx(log_z(field), abs=1e-5)
         expected = field.marginals().double()
         torch.testing.assert_close(found.marginals, expected, rtol=0, atol=1e-5)
@@ -104,25 +87,25 @@ def test_messages_on_grids(case):
     """An upper bound, which other appearances of the edges lower; Bethe's estimate is closer."""
     field, shape = case
     exact = log_z(field)
-    rho = resistances(grid_edges(*shape), field.num_nodes)
+    rho = rivals.resistances(grid_edges(*shape), field.num_nodes)
     assert rho.sum().item() == pytest.approx(field.num_nodes - 1)
-    uniform, updated = (tree_reweighted(field, steps) for steps in (0, 20))
+    uniform, updated = (rivals.tree_reweighted(field, steps) for steps in (0, 20))
     assert exact < updated.log_z < uniform.log_z
     assert max(uniform.change, updated.change) < 1e-6
-    assert abs(bethe(field).log_z - exact) < updated.log_z - exact
+    assert abs(rivals.bethe(field).log_z - exact) < updated.log_z - exact
 
 
 def test_spanning_trees():
     """The heaviest spanning tree of a square. Each of its four trees lacks one of four edges."""
-    tree = spanning_tree(grid_edges(2, 2), torch.tensor([0.1, 0.4, 0.3, 0.2]).double(), 4)
+    tree = rivals.spanning_tree(grid_edges(2, 2), torch.tensor([0.1, 0.4, 0.3, 0.2]).double(), 4)
     assert tree.tolist() == [0, 1, 1, 1]
-    torch.testing.assert_close(resistances(grid_edges(2, 2), 4), torch.full((4,), 0.75))
+    torch.testing.assert_close(rivals.resistances(grid_edges(2, 2), 4), torch.full((4,), 0.75))
 
 
 def test_autoregressive_network(case):
     """Its density sums to one, is that of its draws, and its gradient is the enumerated one."""
     field, _ = case
-    network = Autoregressive(field.unary, 3, hidden=4)
+    network = rivals.Autoregressive(field.unary, 3, hidden=4)
     torch.nn.init.normal_(network.outer)
     torch.nn.init.normal_(network.straight, std=0.3)
     y = every(field)
@@ -135,7 +118,7 @@ def test_autoregressive_network(case):
     assert ((found - log_q.exp()).abs() / error).max() < 6
     exact = (log_q.exp() * (log_q - field.log_potential(y))).sum()
     expected = torch.autograd.grad(exact, network.bias)[0]
-    parts = (surrogate(network, field, part) for part in draws.split(400))
+    parts = (rivals.surrogate(network, field, part) for part in draws.split(400))
     gradients = torch.stack([torch.autograd.grad(part, network.bias)[0] for part in parts])
     error = gradients.std(0) / len(gradients) ** 0.5
     assert ((gradients.mean(0) - expected).abs() / (error + 1e-6)).max() < 5
@@ -144,7 +127,7 @@ def test_autoregressive_network(case):
 def test_autoregressive_network_reaches_the_target():
     """On 3 x 3 pixels at coupling .4, where the mean field stays further away."""
     field = spins((3, 3), 0.4)
-    network = fit_van(field, 4, hidden=16, num_steps=150, lr=0.03)
+    network = rivals.fit_van(field, 4, hidden=16, num_steps=150, lr=0.03)
     y = every(field)
     log_q = network.log_prob(y).detach().double()
     kl = (log_q.exp() * (log_q - field.log_potential(y).double())).sum().item() + log_z(field)
@@ -155,11 +138,11 @@ def test_windows(case):
     """Windows that hold everything have the target's conditionals, in any order; less bounds it."""
     field, shape = case
     y, order = every(field), torch.randperm(field.num_nodes)
-    family = Windowed(field, grid(shape, 4)._replace(order=order), neighbors=9)
+    family = rivals.Windowed(field, grid(shape, 4)._replace(order=order), neighbors=9)
     expected = field.log_potential(y).double() - log_z(field)
     torch.testing.assert_close(family.log_prob(y), expected, rtol=0, atol=1e-4)
     windows = grid(shape)._replace(order=torch.arange(field.num_nodes))
-    family = Windowed(field, windows, neighbors=2)
+    family = rivals.Windowed(field, windows, neighbors=2)
     log_q = family.log_prob(y)
     assert log_q.logsumexp(0).item() == pytest.approx(0, abs=1e-6)
     exact = (log_q.exp() * (log_q - field.log_potential(y).double())).sum().item()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import networkx as nx
 import pytest
 import torch
-from graphs import house, parameters, to_hood
+from graphs import house, to_hood
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
@@ -22,8 +22,7 @@ from benchmarks.links import rivals as links
 from benchmarks.links.protocol import Problem
 from benchmarks.nodes import spn
 from benchmarks.on_top import rivals
-from benchmarks.scale import speed
-from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets import link_split
 from pyro_nmm.models import Annotators, grid_edges, temperature_scaling
 from pyro_nmm.sparse import identity
@@ -215,15 +214,3 @@ def test_vgae_has_its_authors_loss():
         divergence = torch.distributions.kl_divergence(normal, unit).sum() / 36
     exact = cost * 36 / (2 * free) + divergence
     assert abs(drawn.mean() - exact) < 4 * drawn.std() / len(drawn) ** 0.5
-
-
-def test_loop_over_nodes_draws_from_the_same_distribution():
-    """How often each source is chosen, in standard errors."""
-    hood = Neighborhood(torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]]), 3)
-    (alpha, logits), y, number = parameters(hood, 2), torch.tensor([0, 1, 0]), 500
-    loops = [speed.draw_in_a_loop(hood, alpha, logits, y).bincount(minlength=3)
-             for _ in range(number)]  # fmt: skip
-    q = OrderedConditional(hood, alpha, logits, y)
-    draws = [q.sample().bincount(minlength=3) for _ in range(number)]
-    gap = torch.stack(loops).double() - torch.stack(draws)
-    assert (gap.mean(0).abs() < 4 * gap.std(0) / number**0.5).all()

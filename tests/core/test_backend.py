@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 
-import pyro_nmm.compiled
+import pyro_nmm
 from pyro_nmm import backend
 
 BROKEN = {
@@ -34,9 +34,9 @@ def imported(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, "numba", None)
         if numba is not None:
             del sys.modules["numba"]
-        for name in ("cache", "loops"):
-            monkeypatch.delitem(sys.modules, f"pyro_nmm.compiled.{name}", raising=False)
-            monkeypatch.delattr(pyro_nmm.compiled, name, raising=False)
+        monkeypatch.delattr(pyro_nmm, "compiled", raising=False)
+        for name in ("", ".cache", ".loops", ".entries"):
+            monkeypatch.delitem(sys.modules, f"pyro_nmm.compiled{name}", raising=False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             return runpy.run_path(backend.__file__)["compiled"], caught

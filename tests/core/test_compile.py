@@ -45,7 +45,7 @@ def test_gradient_of_a_compiled_step():
 
 
 @pytest.mark.skipif(backend.compiled is None, reason="needs numba")
-@pytest.mark.parametrize("name", ["loops", "evidence"])
+@pytest.mark.parametrize("name", ["loops", "entries"])
 def test_every_loop_is_left_alone(name):
     module = importlib.import_module(f"pyro_nmm.compiled.{name}")
     found = [

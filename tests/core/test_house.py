@@ -139,19 +139,6 @@ def test_no_test_has_a_time_limit():
         assert not re.search(r"deadline\s*=", path.read_text()), path
 
 
-def lines(*folders):
-    files = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return sum(len(path.read_text().splitlines()) for path in files)
-
-
-def test_benchmarks_are_small():
-    """The rooms of version 0.1, tables without a graph, and annotators with real errors."""
-    assert lines("benchmarks/tabular") <= 640
-    assert lines("benchmarks/crowds") <= 610
-    rest = lines("benchmarks") - lines("benchmarks/tabular", "benchmarks/crowds")
-    assert rest <= 6500 < lines("pyro_nmm", "models", "guides")
-
-
 def test_files_are_short():
     for folder in ("pyro_nmm", "models", "guides", "examples", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm import NeighborMixture, OrderedConditional
 from pyro_nmm.distributions.smc import _systematic, sequential_monte_carlo
 from pyro_nmm.ops.counts import posterior_alpha
-from pyro_nmm.ops.stages import LatentStages, Stages
+from pyro_nmm.ops.stages import Stages
 
 
 def by_stages(hood, alpha, logits, y, parts, num_particles, threshold):
@@ -92,7 +92,7 @@ def test_unbiased_given_evidence(kernels, each_edge):
     q = mix.latents(evidence, torch.arange(5) != 2)
     value = everything(q.observed_rows, 2)
     exact = (q.log_prob(value) + q.log_evidence(value).sum(-1)).logsumexp(0)
-    stages = LatentStages(rows, mix.alpha, mix.logits, own)
+    stages = Stages(rows, mix.alpha, mix.logits, own)
     cases = [(1.0, 1000, 20), (0.0, 1000, 20)]
     if kernels == "loops":  # what few particles show does not depend on how they are drawn
         cases.append((1.0, 3, 400))

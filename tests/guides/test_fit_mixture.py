@@ -3,7 +3,6 @@
 
 """A mixture fitted to a random field, or to a stream of them."""
 
-import pytest
 import torch
 
 from pyro_nmm import Neighborhood
@@ -77,15 +76,3 @@ def test_interactions_rise_over_the_warmup(monkeypatch):
     field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
     fit_mixture(field, hood, FreeNMM(hood, 2), num_steps=8)
     assert shares == [0.25, 0.5, 0.75]
-
-
-def test_bad_input():
-    hood = Neighborhood.grid(2, 2)
-    network = FreeNMM(hood, 2)
-    with pytest.raises(ValueError, match="field must have no batch"):
-        fit_mixture(ising(grid_edges(2, 2), 0.3, torch.zeros(3, 4)), hood, network)
-    with pytest.raises(ValueError, match="marginals must have shape"):
-        FreeNMM(hood, 2, torch.ones(4, 3))
-    field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
-    with pytest.raises(ValueError, match="warmup must be in"):
-        fit_mixture(field, hood, network, warmup=2.0)

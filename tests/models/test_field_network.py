@@ -25,8 +25,8 @@ from pyro_nmm.models import (
 )
 from pyro_nmm.models.hidden.em import FieldChains
 from pyro_nmm.ops.enumeration import enumerate_labels
-from pyro_nmm.ops.evidence import draw_latent
 from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.sampling import draw_entries
 
 EDGES, _ = grid(12, 12)
 
@@ -69,7 +69,7 @@ def test_gradient_is_that_of_the_evidence(known):
     exact = torch.autograd.grad((log_prior + log_data).logsumexp(0), list(network.parameters()))
 
     terms, found = chains.terms(network, values), []
-    draw = draw_latent(hood, terms, chains.uniforms())
+    draw = draw_entries(hood, terms, chains.uniforms())
     for step in range(60):
         draw = sweep(hood, terms, draw, chains.uniforms(3)).draw
         if step >= 10:

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Networks as the parameters of an NMM."""
+
 from functools import partial
 
 import networkx as nx
@@ -17,6 +19,7 @@ from torch_geometric.nn import GAT, GCN
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import NMMNetwork
+from pyro_nmm.models.networks import attention_scores
 
 
 def data():
@@ -65,11 +68,13 @@ def test_formula_of_the_paper(link, formula):
 
 def test_one_shared_backbone():
     hood, x, edge_index, _, _ = data()
-    shared = Linear(2 + 5)
+    shared = Linear(2 + 5).eval()
     alpha, logits = NMMNetwork(shared, num_classes=2)(hood, x, edge_index)
     assert shared.calls == 1
-    assert alpha.shape == (12, 2)
-    assert logits.shape == (hood.num_edges,)
+    u, v = shared(x, edge_index).split([2, 5], -1)
+    torch.testing.assert_close(alpha, u.exp() + 1)
+    one = torch.ones(())
+    torch.testing.assert_close(logits, attention_scores(hood, v, one, 0 * one))
 
 
 @pytest.mark.parametrize("vectorized", [True, False])
@@ -138,16 +143,16 @@ def test_a_second_network_of_the_same_name_is_refused():
     second.guide(x, edge_index, y=y, observed=train)
 
 
-def test_bad_arguments():
+@pytest.mark.parametrize(("backbones", "options", "message"), [
+    ((2,), {"link": "relu"}, "link must be one of"),
+    ((2,), {"floor": 0.0}, "floor must be positive"),
+    ((3, 3), {}, "labels must return shape"),
+    ((2,), {}, r"num_classes \+ H"),
+])  # fmt: skip
+def test_refused(backbones, options, message):
     hood, x, edge_index, _, _ = data()
-    with pytest.raises(ValueError, match="link must be one of"):
-        NMMNetwork(Linear(2), num_classes=2, link="relu")
-    with pytest.raises(ValueError, match="floor must be positive"):
-        NMMNetwork(Linear(2), num_classes=2, floor=0.0)
-    with pytest.raises(ValueError, match="labels must return shape"):
-        NMMNetwork(Linear(3), Linear(3), num_classes=2)(hood, x, edge_index)
-    with pytest.raises(ValueError, match=r"num_classes \+ H"):
-        NMMNetwork(Linear(2), num_classes=2)(hood, x, edge_index)
+    with pytest.raises(ValueError, match=message):
+        NMMNetwork(*map(Linear, backbones), num_classes=2, **options)(hood, x, edge_index)
 
 
 def test_exponential_link_ends():
