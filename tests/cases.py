@@ -113,3 +113,22 @@ def joint_tables(labels, probs):
     """``(N, N, C, C)``: joint distributions of all pairs of nodes."""
     hot = one_hot(labels).double()
     return torch.einsum("q,qia,qjb->ijab", probs, hot, hot)
+
+
+class There:
+    """Moves values to a device; leaves, which have gradients, too."""
+
+    def __init__(self, place):
+        self.place = place
+        self.leaves = []
+
+    def __call__(self, *values):
+        moved = [value.to(self.place) for value in values]
+        return moved[0] if len(moved) == 1 else moved
+
+    def leaf(self, *values):
+        self.leaves += [value.detach().to(self.place).requires_grad_() for value in values]
+        return self.leaves[-len(values) :]
+
+    def gradients(self, loss):
+        return torch.autograd.grad(loss, self.leaves, allow_unused=True)

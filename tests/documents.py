@@ -61,21 +61,18 @@ def load(path):
 
 
 class Page(HTMLParser):
-    """An HTML page: ids, links, and addresses of resources, which a browser loads unasked."""
+    """Addresses of the resources of an HTML page, which a browser loads unasked."""
 
     def __init__(self, html):
         super().__init__()
-        self.ids, self.links, self.resources = set(), [], []
+        self.resources = []
         self._style = False
         self.feed(html)
 
     def handle_starttag(self, tag, attributes):
         given = dict(attributes)
-        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
         self._style = tag == "style"
-        if tag == "a" and given.get("href"):
-            self.links.append(given["href"])
-        elif tag == "link" and not {"next", "prev", "search", "index"} & set(given["rel"].split()):
+        if tag == "link" and not {"next", "prev", "search", "index"} & set(given["rel"].split()):
             self.resources.append(given["href"])
         else:
             self.resources += [given[name] for name in ("src", "data", "poster") if given.get(name)]

@@ -3,14 +3,13 @@
 
 """Results on a device: as on the CPU, and with few calls and waits."""
 
-import math
 from functools import partial
 
 import networkx as nx
 import pyro
 import pytest
 import torch
-from cases import KINDS, random_case
+from cases import KINDS, There, random_case
 from cost import Launches
 from graphs import house, parameters, random_sources, shared_sources, star, to_hood, two_triangles
 from pyro.distributions import Normal
@@ -28,43 +27,27 @@ from pyro_nmm import (
     OrderedConditional,
     sources,
 )
-from pyro_nmm.datasets import link_split, random_patches, seed_batch, with_in_degree
+from pyro_nmm.datasets import seed_batch, with_in_degree
 from pyro_nmm.guides import (
     AmortizedNMM,
-    Consistency,
-    DGLFRMGuide,
-    HiddenFieldGuide,
     SeedLoss,
     evidence_guide,
-    fit_images,
-    fit_links,
-    fit_mixture,
-    fit_nmm,
     ordered_guide,
 )
 from pyro_nmm.metrics import brier, mean_log_prob
 from pyro_nmm.models import (
-    DGLFRM,
     Annotators,
-    CopyingAnnotators,
     Denoiser,
-    FreeNMM,
     MarginalField,
     NMMNetwork,
-    NormalEmission,
     PairwiseMRF,
-    StackedNMM,
     UNet,
     accuracy,
-    fit_field,
     grid_edges,
-    information,
     ising,
-    leave_one_out,
     nmm,
 )
 from pyro_nmm.models.annotators import out_of_fold
-from pyro_nmm.models.backbones import gcn
 from pyro_nmm.ops.entries import evidence_entries
 from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import draw_entries
@@ -73,7 +56,7 @@ ESTIMATORS = "reward_to_go", "one_step_credit", "no_score", "reinforce"
 ELBO = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
 EDGES, PLACES = grid(8, 8)
 HALF = (PLACES[:, 0] >= 4).long()
-QUICK = {"num_starts": 1, "num_steps": 6, "num_draws": 3}
+QUICK = {"num_starts": 1, "num_steps": 2, "num_draws": 2}
 
 
 def test_results_stay_on_the_device(device):
@@ -93,25 +76,6 @@ def test_tensors_of_two_devices_do_not_meet(device):
         x + torch.zeros(3)
     with pytest.raises(RuntimeError, match="cpu"):
         torch.zeros(3, dtype=torch.bool, device=device) & torch.ones(3, dtype=torch.bool)
-
-
-class There:
-    """Moves values to a device; leaves, which have gradients, too."""
-
-    def __init__(self, place):
-        self.place = place
-        self.leaves = []
-
-    def __call__(self, *values):
-        moved = [value.to(self.place) for value in values]
-        return moved[0] if len(moved) == 1 else moved
-
-    def leaf(self, *values):
-        self.leaves += [value.detach().to(self.place).requires_grad_() for value in values]
-        return self.leaves[-len(values) :]
-
-    def gradients(self, loss):
-        return torch.autograd.grad(loss, self.leaves, allow_unused=True)
 
 
 def queries(graph, there, relabel=None):
@@ -304,32 +268,14 @@ def crowd():
     return answers.masked_fill(torch.rand(64, 4) < 0.2, -1)
 
 
-def consensus(there, features):
-    graph = there(Data(HALF[:, None] + torch.randn(64, 3), EDGES) if features else EDGES)
+def consensus(there):
+    graph = there(Data(HALF[:, None] + torch.randn(64, 3), EDGES))
     seen = PLACES[:, 1] < 2
     found = Annotators(2).fit(graph, there(crowd()), known=there(HALF.where(seen, -1)), **QUICK)
     assert torch.equal(found.predict().cpu()[seen], HALF[seen])
     assert found.summary()
     yield from (found.probs, found.entropy(), found.pairs().excess, accuracy(found).mean)
-    yield from found.information_gain()
-
-
-def shared_errors(there, emission):
-    hood, hops = sources.hops(there(EDGES), 64)
-    field = fit_field(emission, hood, there(crowd()), hops, **QUICK)
-    return field.probs, field.samples, information(field).mean
-
-
-def features(there):
-    hood, hops = there(*sources.hops(EDGES, 64))
-    x = there(HALF[:, None] + torch.randn(64, 2))
-    field = fit_field(NormalEmission(2), hood, x, hops, **QUICK)
-    yield leave_one_out(field, x, num_sweeps=3)
-    yield field.latents(x).posterior(4).marginals()
-    pair = HiddenFieldGuide(NormalEmission(2), hood, x, hops)
-    ELBO.loss_and_grads(pair.model, pair.guide)
-    yield from (p.grad for _, p in pyro.get_param_store().named_parameters())
-    yield pair.field(num_draws=2, num_sweeps=2).probs
+    yield found.information_gain()
 
 
 def mini_batches(there):
@@ -341,53 +287,7 @@ def mini_batches(there):
     return [p.grad for p in loss.parameters() if p.grad is not None]
 
 
-def fit_of_half_a_field(there):
-    field = ising(grid_edges(3, 4), 0.4, torch.linspace(-0.3, 0.4, 12))
-    half = MarginalField(
-        PairwiseMRF(*there(field.edges, field.unary, field.strength, field.interaction))
-    )
-    hood = Neighborhood.grid(3, 4, radius=2, device=there.place).subgraph(half.nodes)
-    mix, losses = fit_mixture(half, hood, FreeNMM(hood, 2), num_steps=3)
-    assert all(map(math.isfinite, losses))
-    return half.complete(half.sample()[: len(half.nodes)] % 2), mix.logits
-
-
-def fit_on_top(there, stacked):
-    hood = to_hood(nx.caveman_graph(10, 4))
-    y, part = torch.randint(3, (40,)), torch.arange(40) % 4
-    data = there(hood, torch.randn(40, 3), y, part == 0, part == 1)
-    return [*stacked.fit(*data, num_steps=4).parameters()]
-
-
-def fit_of_nodes(there):
-    part = torch.arange(64) % 3
-    data = Data(HALF[:, None] + torch.randn(64, 3), EDGES, y=HALF, train_mask=part == 0)
-    data.val_mask, data.x = part == 1, data.x.to_sparse_csr()
-    data, hood = there(data, Neighborhood(EDGES, 64))
-    network = there(NMMNetwork(gcn(3, 2), gcn(3, 4, attention=True), num_classes=2))
-    consistency = there(Consistency(64, 2))
-    mix, _ = fit_nmm(network, data, hood, consistency=consistency, num_epochs=4)
-    yield from (mix.marginals(), mix.condition(data.y, data.train_mask, 8).predict())
-
-
-def fit_of_links(there, guide):
-    edge_index = torch.tensor(list(nx.barabasi_albert_graph(60, 3, seed=0).edges)).T
-    split, x = there(link_split(edge_index, 60, seed=0), torch.eye(60))
-    hood = Neighborhood(split.train, 60) if guide == "nmm" else None
-    pair = there(DGLFRMGuide(DGLFRM(60, 8, 60), 60, hood, name=guide))
-    assert all(map(math.isfinite, fit_links(pair, split, x, num_steps=3)))
-    return [pair.link_logits(split.test, split.train, x)]
-
-
-def fit_of_images(there):
-    network, image = there(Denoiser(UNet(1, 6, 1)), torch.arange(144).view(1, 12, 12))
-    losses = fit_images(network, lambda: random_patches([image], 2, 8), num_steps=3)
-    assert all(map(math.isfinite, losses))
-    hood = Neighborhood.grid(12, 12, device=there.place)
-    return [NeighborMixture(hood, *network(hood, 1.0 * image[None])).sample()]
-
-
-#: What draws or fits on a device, and leaves finite values there.
+#: What draws on a device, and leaves finite values there.
 ALIVE = {
     "posteriors": posteriors,
     "answers": answers_of_posteriors,
@@ -396,24 +296,13 @@ ALIVE = {
     "collapsed step": partial(step, collapsed=True),
     "step given evidence": partial(step_given_evidence, collapsed=False),
     "collapsed step given evidence": partial(step_given_evidence, collapsed=True),
-    "consensus": partial(consensus, features=False),
-    "consensus with features": partial(consensus, features=True),
-    "types": partial(shared_errors, emission=Annotators(2, num_types=3)),
-    "copies": partial(shared_errors, emission=CopyingAnnotators(2)),
-    "features": features,
+    "consensus": consensus,
     "mini-batches": mini_batches,
-    "half a field": fit_of_half_a_field,
-    "on top": partial(fit_on_top, stacked=StackedNMM(3)),
-    "on top without pool": partial(fit_on_top, stacked=StackedNMM(pool=False)),
-    "nodes": fit_of_nodes,
-    "links": partial(fit_of_links, guide="original"),
-    "links, nmm": partial(fit_of_links, guide="nmm"),
-    "images": fit_of_images,
 }
 
 
 @pytest.mark.parametrize("name", ALIVE)
-def test_draws_and_fits_stay_on_the_device(device, name, monkeypatch):
+def test_draws_stay_on_the_device(device, name, monkeypatch):
     monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 2)
     values = [*ALIVE[name](There(device))]
     assert values

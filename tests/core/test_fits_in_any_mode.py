@@ -1,17 +1,20 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every fit has the same result, bit for bit, whatever the gradient mode of its caller."""
+"""Every fit has the same result in every gradient mode of its caller, and on a device."""
 
 import copy
 from contextlib import nullcontext
+from functools import partial
 
 import pyro
 import pytest
 import torch
+from cases import There
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from sklearn.naive_bayes import GaussianNB
+from stacking import QuickClassifier
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
@@ -48,7 +51,6 @@ from pyro_nmm.models import (
     leave_one_out,
     temperature_scaling,
 )
-from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 
 def ring(size=12):
@@ -69,55 +71,59 @@ def numbers(module):
     return [*module.parameters(), *module.buffers()]
 
 
-def square():
-    return ising(grid_edges(3, 3), 0.3, torch.randn(9)).scaled(0.9), Neighborhood.grid(3, 3)
+def square(there):
+    field = ising(*there(grid_edges(3, 3), torch.tensor(0.3), torch.randn(9))).scaled(0.9)
+    return field, there(Neighborhood.grid(3, 3))
 
 
-# Each makes arguments up to its yield, and then yields what a fit to them gives.
+# Each makes arguments on a device up to its yield, and then yields what a fit to them gives.
 
 
-def mixture(part=False):
-    field, hood = square()
+def mixture(there, part=False):
+    field, hood = square(there)
     if part:
-        whole, hood = field, Neighborhood(torch.tensor([[0, 1], [1, 2]]), 5)
-        field = MarginalField(whole, torch.arange(9) % 2 == 0)
-    network = FreeNMM(hood, 2)
+        hood = there(Neighborhood(torch.tensor([[0, 1], [1, 2]]), 5))
+        field = MarginalField(field, there(torch.arange(9) % 2 == 0))
+    network = there(FreeNMM(hood, 2))
     yield
     target = (lambda _: field) if part else field
     mix, losses = fit_mixture(target, hood, network, num_steps=3)
     yield [mix.alpha, *losses, *numbers(network)]
 
 
-def classifier():
-    (data, _), network, penalty = graph(), GCN(3, 4, 2, 2), Consistency(12, 2)
+def classifier(there):
+    data, network, penalty = there(graph()[0], GCN(3, 4, 2, 2), Consistency(12, 2))
     yield
     yield [*fit_classifier(network, data, consistency=penalty, num_epochs=3), *numbers(network)]
 
 
-def amortized():
-    (data, hood), penalty = graph(), Consistency(12, 2)
+def amortized(there):
     network = NMMNetwork(GCN(3, 4, 2, 2), GCN(3, 4, 2, 4), num_classes=2)
+    data, hood, network, penalty = there(*graph(), network, Consistency(12, 2))
     yield
     mix, curve = fit_nmm(network, data, hood, consistency=penalty, num_epochs=3)
     yield [mix.alpha, mix.logits, curve, *numbers(network)]
 
 
-def links():
-    split, x = link_split(ring(24), 24, 0), torch.randint(2, (24, 3)).double()
-    pair = DGLFRMGuide(DGLFRM(24, 3, 3, concentration=2.0), 3)
+def links(there, nmm=False):
+    split, x = there(link_split(ring(24), 24, 0), torch.randint(2, (24, 3)).double())
+    hood = Neighborhood(split.train, 24) if nmm else None
+    pair = there(DGLFRMGuide(DGLFRM(24, 3, 3, concentration=2.0), 3, hood))
     yield
-    yield [fit_links(pair, split, x, num_steps=3), *numbers(pair)]
+    losses = fit_links(pair, split, x, num_steps=3)
+    yield [losses, pair.link_logits(split.test, split.train, x), *numbers(pair)]
 
 
-def images(fit):
-    patches, network = torch.randint(256, (1, 3, 4, 4)), UNet(width=6, depth=1)
+def images(there, fit):
+    network = UNet(width=6, depth=1)
     network = network if fit is fit_unet else Denoiser(network)
+    patches, network = there(torch.randint(256, (1, 3, 4, 4)), network)
     yield
     yield [fit(network, lambda: patches, num_steps=2), *numbers(network)]
 
 
-def loop():
-    network, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+def loop(there):
+    network, x = there(torch.nn.Linear(3, 2), torch.randn(4, 3))
     optimizer = torch.optim.Adam(network.parameters())  # holds the parameters already
 
     def backward(step):
@@ -129,14 +135,14 @@ def loop():
     yield [train(network, optimizer, backward, num_epochs=3), *numbers(network)]
 
 
-def temperature():
-    scores, y = torch.randn(12, 2), torch.arange(12) % 2
+def temperature(there):
+    given = there(torch.randn(12, 2), torch.arange(12) % 2, torch.arange(12))
     yield
-    yield [temperature_scaling(scores, y, torch.arange(12))]
+    yield [temperature_scaling(*given)]
 
 
-def stacked(**options):
-    (data, hood), scores = graph(), torch.randn(12, 2)
+def stacked(there, **options):
+    data, hood, scores = there(*graph(), torch.randn(12, 2))
     both, model = (hood, scores, data.y, data.train_mask, data.val_mask), StackedNMM(2, **options)
     yield
     fitted = [number.clone() for number in numbers(model.fit(*both, num_steps=2))]
@@ -144,16 +150,16 @@ def stacked(**options):
     yield [*fitted, *numbers(model), posterior.marginals()]
 
 
-def folds():
-    (data, hood), scores, folds = graph(), torch.randn(2, 12, 2), torch.arange(12) % 2
+def folds(there):
+    data, hood, scores, folds = there(*graph(), torch.randn(2, 12, 2), torch.arange(12) % 2)
     model = StackedNMM(2)
     yield
     yield numbers(model.fit(hood, scores, data.y, folds=folds, num_steps=2))
 
 
-def table():
+def table(there):
     x, y = torch.randn(24, 2).numpy(), (torch.arange(24) % 2).numpy()
-    model = NeighborMixtureClassifier(GaussianNB(), cv=2, n_neighbors=3, random_state=0)
+    model = QuickClassifier(GaussianNB(), cv=2, n_neighbors=3, random_state=0)
     yield
     yield [model.fit(x, y).predict_proba(x), model.label_distributions_]
 
@@ -161,56 +167,57 @@ def table():
 FEW = {"num_steps": 2, "num_starts": 1, "num_draws": 2, "num_chains": 2}
 
 
-def annotators(kind):
-    (data, _), known = graph(), torch.tensor([0, -1, -1] * 4)
-    answers, labels = (data.y[:, None] + (torch.rand(12, 3) < 0.2)) % 2, kind(2)
+def annotators(there, kind):
+    data, known, wrong = there(graph()[0], torch.tensor([0, -1, -1] * 4), torch.rand(12, 3) < 0.2)
+    answers, labels = (data.y[:, None] + wrong) % 2, kind(2)
     yield
     consensus = labels.fit(data.edge_index, answers, known=known, **FEW)
     yield [consensus.probs, *consensus.powers.values(), *numbers(consensus.field.prior)]
 
 
-def hidden(network=False):
-    (data, hood), attr = graph(), torch.randn(36, 1)
+def hidden(there, network=False):
+    data, hood, attr = there(*graph(), torch.randn(36, 1))
     options = {"edge_attr": attr}
     if network:
-        prior = NMMNetwork(GCN(3, 4, 2, 4), num_classes=2)
+        prior = there(NMMNetwork(GCN(3, 4, 2, 4), num_classes=2))
         options = {"prior": prior, "inputs": (data.x, data.edge_index)}
     yield
     field = fit_field(NormalEmission(2), hood, data.x, **options, **FEW)
     yield [field.probs, leave_one_out(field, data.x, 2), *numbers(field.prior)]
 
 
-def program():
-    data, hood = graph()
+def program(there):
+    data, hood = there(*graph())
     pair = HiddenFieldGuide(NormalEmission(2), hood, data.x)
     yield
     yield [pair.field(num_draws=2, num_sweeps=2).probs, *pair.values().values()]
 
 
-def independent():
-    field, _ = square()
+def independent(there):
+    field, _ = square(there)
     yield
     yield [*mean_field(field, num_sweeps=9), field.marginals(), field.log_normalizer()]
 
 
 FITS = {
     "fit_mixture": mixture,
-    "fit_mixture, MarginalField": lambda: mixture(part=True),
+    "fit_mixture, MarginalField": partial(mixture, part=True),
     "fit_classifier": classifier,
     "fit_nmm": amortized,
     "fit_links": links,
-    "fit_unet": lambda: images(fit_unet),
-    "fit_images": lambda: images(fit_images),
+    "fit_links, NMM": partial(links, nmm=True),
+    "fit_unet": partial(images, fit=fit_unet),
+    "fit_images": partial(images, fit=fit_images),
     "train": loop,
     "temperature_scaling": temperature,
     "StackedNMM": stacked,
-    "StackedNMM of scores": lambda: stacked(pool=False),
+    "StackedNMM of scores": partial(stacked, pool=False),
     "StackedNMM of folds": folds,
     "NeighborMixtureClassifier": table,
-    "Annotators": lambda: annotators(Annotators),
-    "CopyingAnnotators": lambda: annotators(CopyingAnnotators),
+    "Annotators": partial(annotators, kind=Annotators),
+    "CopyingAnnotators": partial(annotators, kind=CopyingAnnotators),
     "fit_field": hidden,
-    "fit_field of a network": lambda: hidden(network=True),
+    "fit_field of a network": partial(hidden, network=True),
     "HiddenFieldGuide": program,
     "mean_field": independent,
 }
@@ -222,25 +229,36 @@ MODES = [
 ]
 
 
-def result(name, making, fitting):
+def result(name, making=nullcontext, fitting=nullcontext, place="cpu"):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    fit = FITS[name]()
+    fit = FITS[name](There(place))
     with making():
         next(fit)
     with fitting():
         mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         values = next(fit)
         assert mode == (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
-    return [torch.as_tensor(value).detach().clone() for value in values]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    assert all(tensor.device.type == place for tensor in tensors)
+    return [torch.as_tensor(value).detach().cpu().clone() for value in values]
 
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_is_the_same_in_every_mode(name):
-    usual = result(name, nullcontext, nullcontext)
+    usual = result(name)
     assert all(value.isfinite().all() for value in usual)
     for making, fitting in MODES[1:2] if name == "NeighborMixtureClassifier" else MODES:
         torch.testing.assert_close(result(name, making, fitting), usual, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in FITS if name != "NeighborMixtureClassifier"])
+def test_a_fit_on_a_device(device, name):
+    """The same, up to rounding, if the device draws the CPU's random numbers in the CPU's order."""
+    values = result(name, place=device)
+    assert all(value.isfinite().all() for value in values)
+    if device != "cuda" and links not in (FITS[name], getattr(FITS[name], "func", None)):
+        torch.testing.assert_close(values, result(name), rtol=1e-4, atol=1e-4)
 
 
 def test_programs_made_in_inference_mode_are_trained_outside():

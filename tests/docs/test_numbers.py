@@ -52,8 +52,3 @@ def test_tables_of_the_answers_quote_the_pages_that_they_link():
         pages = re.findall(r"\((results/.*?\.md)\)", section)
         known = in_tables("\n".join((ANSWERS.parent / page).read_text() for page in pages))
         assert in_tables(section) <= known, section.splitlines()[0]
-
-
-def test_sizes_of_what_is_read_first():
-    assert len(README.read_text().splitlines()) <= 130
-    assert len(ANSWERS.read_text().splitlines()) <= 400

@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The site loads nothing from another host, and its links lead somewhere.
+The site loads nothing from another host. Sphinx itself ends a build at a link to nowhere.
 
 Tests of built pages need ``make docs``, which runs them after a build.
 """
 
 import re
-import tomllib
-from urllib.parse import unquote
 
 import pytest
 from documents import DOCUMENTS, RESULTS, ROOT, TUTORIALS, Page, elsewhere, in_css
@@ -36,8 +34,6 @@ def test_resources_on_another_host_are_found():
     )
     hosts = [re.search(r"//(\w)\.org", address)[1] for address in elsewhere(page.resources)]
     assert hosts == ["a", "c", "e", "f", "g"]
-    assert page.links == ["https://d.org"]
-    assert "here" in page.ids
 
 
 @pytest.mark.parametrize("path", DOCUMENTS + RESULTS + TUTORIALS, ids=lambda path: path.name)
@@ -53,25 +49,6 @@ def test_own_styles_and_scripts_load_nothing_from_another_host(path):
     assert not elsewhere(in_css(text) + re.findall(r"['\"`]((?:https?:)?//[^'\"`]+)", text))
 
 
-def test_mathematics_comes_from_a_local_file():
-    config = {}
-    exec((ROOT / "docs" / "conf.py").read_text(), config)
-    assert "sphinx-mathjax-offline" in config["extensions"]
-    assert not elsewhere([config["mathjax_path"]])
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = project["optional-dependencies"]["docs"]
-    assert any(line.startswith("sphinx-mathjax-offline") for line in needed)
-
-
-def test_cards_of_the_front_page_lead_somewhere():
-    folder = ROOT / "docs"
-    text = (folder / "index.md").read_text()
-    for name in re.findall(r"^:link: (\S+)", text, re.MULTILINE):
-        assert (folder / f"{name}.md").exists(), name
-    for name in re.findall(r"^:img-top: (\S+)", text, re.MULTILINE):
-        assert (folder / name).exists(), name
-
-
 @built
 def test_built_pages_load_nothing_from_another_host():
     found = pages()
@@ -81,17 +58,3 @@ def test_built_pages_load_nothing_from_another_host():
     for path in SITE.glob("_static/**/*.css"):
         assert not elsewhere(in_css(path.read_text())), path
     assert (SITE / "_static" / "mathjax" / "tex-chtml.js").exists()
-
-
-@built
-def test_links_of_built_pages_lead_somewhere():
-    found = pages()
-    for path, page in found.items():
-        for link in page.links:
-            if ":" in link.partition("/")[0]:
-                continue
-            name, _, anchor = unquote(link).partition("#")
-            target = (path.parent / name).resolve() if name else path
-            assert target.exists(), f"{path.name}: {link}"
-            if anchor and target in found:
-                assert anchor in found[target].ids, f"{path.name}: {link}"

@@ -142,12 +142,3 @@ def test_a_name_that_users_see_imported_has_a_page(path):
     for module, imported in found:
         for name in re.findall(r"\w+", imported):
             assert f"{module}.{name}" in names
-
-
-def test_front_page_has_every_page():
-    text = (ROOT / "docs" / "index.md").read_text()
-    for path in (ROOT / "docs").glob("**/*.md"):
-        name = str(path.relative_to(ROOT / "docs").with_suffix(""))
-        skipped = name == "index" or path.name == "README.md"  # of data
-        if not skipped and not name.startswith(("_build", "api/")):
-            assert re.search(rf"^{name}$", text, re.MULTILINE), name
