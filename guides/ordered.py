@@ -25,6 +25,7 @@ from pyro_nmm.models.hidden import (
     HiddenField,
     Values,
     check_edge_attr,
+    check_prior,
     hidden_field,
     sample_field,
     without_relabel,
@@ -200,10 +201,7 @@ class HiddenFieldGuide(SharedForward):
     ) -> None:  # fmt: skip
         check_all_rows(hood)
         checked, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
-        if prior is not None and edge_attr is not None:
-            raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
-        if prior is None and inputs:
-            raise ValueError("inputs belong to prior: give a network as prior")
+        check_prior(prior, inputs, edge_attr)
         start = emission.start(checked, hood)
         if prior is None:
             evidence = emission.log_prob(start, checked)

@@ -15,7 +15,7 @@ from pyro_nmm.arguments import (
     expect_all,
 )
 from pyro_nmm.graph_arguments import check_all_rows
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.neighborhood import Neighborhood, edges_between
 
 
 def edge_values(
@@ -82,11 +82,3 @@ def edge_values(
         )
     ordered = scatter(values, place, -1, hood.num_edges, reduce or "sum")
     return ordered if fill_value is None else ordered.masked_fill(lost, fill_value)
-
-
-def edges_between(hood: Neighborhood, source: Tensor, target: Tensor) -> Tensor:
-    """``(E,)``: the edges of a whole graph from sources to targets ``(E,)``, -1 if none."""
-    keys = hood.target * hood.num_sources + hood.source  # they ascend, as rows and sources do
-    wanted = target * hood.num_sources + source
-    place = torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
-    return place.where(keys[place] == wanted, -1)

@@ -58,11 +58,9 @@ def check_all_rows(hood: Neighborhood) -> None:
         raise ValueError(f"hood must hold all {got}: pass the whole neighborhood and observed")
 
 
-def check_values(
-    alpha: Concentrations | None, logits: Tensor | None, hood: Neighborhood | None = None
-) -> None:
-    """Refuse parameters of bad values. Follows ``validate_args``, because it reads the data."""
-    (alpha, logits), _ = untracked(alpha, logits)
+def check_alpha(alpha: Concentrations) -> None:
+    """Refuse bad concentrations. Follows ``validate_args``, because it reads the data."""
+    (alpha,), _ = untracked(alpha)
     if isinstance(alpha, OrdinalConcentrations):
         cure = ": pass it through softplus or exp"
         for name in ("width", "scale"):
@@ -70,17 +68,26 @@ def check_values(
             good = (value > 0) & value.isfinite()
             expect_all(f"alpha.{name}", value, good, "be positive and finite", cure)
         expect_all("alpha.mean", alpha.mean, alpha.mean.isfinite(), "be finite")
-    elif alpha is not None:
+    else:
         cure = ": pass the network's output through softplus or exp and add a floor"
         expect_all("alpha", alpha, alpha > 0, "be positive", cure)
         expect_all("alpha", alpha, alpha < torch.inf, "be finite")
-    if logits is not None:
-        expect_all("logits", logits, logits < torch.inf, "not be NaN or +inf")
-    if logits is not None and hood is not None and logits.isinf().any():
+
+
+def check_scores(hood: Neighborhood, logits: Tensor) -> None:
+    """Refuse bad attention scores. Follows ``validate_args``, because it reads the data."""
+    (logits,), _ = untracked(logits)
+    expect_all("logits", logits, logits < torch.inf, "not be NaN or +inf")
+    if logits.isinf().any():
         empty = hood.sum(logits.isfinite().int()) == 0
         if empty.any():
             node = hood.nodes[empty.nonzero()[0, -1]].item()
             raise ValueError(f"logits of node {node} are all -inf: leave at least one finite")
+
+
+def check_values(alpha: Concentrations, logits: Tensor, hood: Neighborhood) -> None:
+    check_alpha(alpha)
+    check_scores(hood, logits)
 
 
 def check_evidence(
@@ -176,11 +183,3 @@ def as_nodes(hood: Neighborhood, nodes: Tensor | None) -> Tensor:
 def check_pairs(hood: Neighborhood, pairs: Tensor) -> None:
     """Refuse pairs of node ids ``(2, P)`` that are none or out of range."""
     check_ids("pairs", pairs, (2, ("P", 1)), hood.num_nodes, like=hood, note="at least one")
-
-
-def check_choices(alpha: Concentrations, choices: Tensor) -> Concentrations:
-    """Concentrations ``(..., N, C)`` among which node ids ``(..., n)`` choose."""
-    if not isinstance(alpha, OrdinalConcentrations):
-        alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
-    check_ids("choices", choices, ("...", "n"), alpha.shape[-2])
-    return alpha

@@ -138,10 +138,10 @@ class Neighborhood:
         """The same neighbourhoods on another device."""
         nodes, ptr, source = (x.to(device) for x in (self.nodes, self.ptr, self.source))
         edge = None if self._edge is None else self._edge.to(device)
-        moved = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
+        hood = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
         if hasattr(self, "within"):
-            moved.within = self.within.to(device)
-        return moved
+            hood.within = self.within.to(device)
+        return hood
 
     @property
     def bipartite(self) -> bool:
@@ -212,8 +212,8 @@ class Neighborhood:
         kept = keep.nonzero()[:, 0]
         source = self.source[kept] if self.bipartite else number[self.source[kept]]
         ptr = cumsum(torch.bincount(self.row[kept], minlength=self.num_rows)[rows])
-        own = number[self.nodes[rows]]
-        part = self.of_rows(size, own, ptr, source, num_sources=self._own_sources)
+        ids = number[self.nodes[rows]]
+        part = self.of_rows(size, ids, ptr, source, num_sources=self._own_sources)
         part.within = kept
         return part
 
@@ -277,12 +277,9 @@ class Neighborhood:
         swap = degree[pairs[0]] > degree[pairs[1]]
         small, large = pairs.flip(0).where(swap, pairs)
         near = self.take(small)
-        wanted = large[near.row] * self.num_sources + near.source
-        # Rows come one after the other and their sources ascend, so the keys are sorted.
-        keys = self.row * self.num_sources + self.source
-        found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-        hit = keys[found] == wanted
-        pair, edge, other = near.row[hit], near.within[hit], found[hit]
+        common = edges_between(self, near.source, large[near.row])
+        hit = common >= 0
+        pair, edge, other = near.row[hit], near.within[hit], common[hit]
         return pair, other.where(swap[pair], edge), edge.where(swap[pair], other)
 
     def components(self) -> Tensor:
@@ -310,6 +307,14 @@ class Neighborhood:
             f"{type(self).__name__}(num_nodes={self.num_nodes}, {sources}"
             f"num_rows={self.num_rows}, num_edges={self.num_edges})"
         )
+
+
+def edges_between(hood: Neighborhood, source: Tensor, row: Tensor) -> Tensor:
+    """``(K,)``: the edges from sources to rows ``(K,)``, -1 if none."""
+    # Rows come one after the other and their sources ascend, so the keys are sorted.
+    keys, wanted = (r * hood.num_sources + s for r, s in ((hood.row, hood.source), (row, source)))
+    place = torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
+    return place.where(keys[place] == wanted, -1)
 
 
 def spans(

@@ -21,8 +21,6 @@ from pyro_nmm.guides.shared_forward import SharedForward, unvalidated
 from pyro_nmm.models.images import Denoiser, UNet
 from pyro_nmm.models.nmm import nmm
 
-LOSSES = ("squared", "log")
-
 
 @dataclass(frozen=True)
 class PatchRun(Steps):
@@ -80,8 +78,8 @@ def fit_unet(
     :param options: keywords of :class:`~pyro_nmm.guides.fitting.PatchRun`.
     :return: every step's loss. The network is in evaluation mode.
     """
-    if loss not in LOSSES:
-        raise ValueError(f"loss must be one of {LOSSES}, got {loss!r}")
+    if loss not in ("squared", "log"):
+        raise ValueError(f"loss must be 'squared' or 'log', got {loss!r}")
     optimizer = torch.optim.Adam(unet.parameters(), options.lr)
 
     def backward(step: int) -> float:
@@ -129,11 +127,11 @@ def fit_images(
     for name, amount in (("mean_weight", mean_weight), ("unet_rate", unet_rate)):
         if not 0 <= amount < math.inf:
             raise ValueError(f"{name} must be finite and not negative, got {amount}")
-    own = [p for name, p in network.named_parameters() if not name.startswith("unet.")]
+    above = [p for name, p in network.named_parameters() if not name.startswith("unet.")]
     groups: list[dict] = [
         {"params": list(network.unet.parameters()), "lr": unet_rate * options.lr},
-        {"params": [p for p in own if p.dim() > 0]},
-        {"params": [p for p in own if p.dim() == 0], "lr": 10 * options.lr},
+        {"params": [p for p in above if p.dim() > 0]},
+        {"params": [p for p in above if p.dim() == 0], "lr": 10 * options.lr},
     ]
     optimizer = torch.optim.Adam(groups, options.lr)
     elbo = TraceGraph_ELBO()
@@ -177,18 +175,17 @@ class _Program(SharedForward):
             nmm(self.hood, alpha, logits, y, collapsed=True)
 
 
-def _noisy(
-    clean: Tensor, step: int, max_noise: float, num_classes: int | None = None
-) -> tuple[Tensor, Tensor]:
+def _noisy(clean: Tensor, step: int, max_noise: float, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Checked grey levels, and the same with noise."""
     good = isinstance(clean, Tensor) and clean.dim() == 4 and clean.numel() and not clean.is_meta
     if not good or clean.is_floating_point() or clean.is_complex() or clean.dtype == torch.bool:
         got = (clean.dtype, tuple(clean.shape)) if isinstance(clean, Tensor) else type(clean)
         must = "integer grey levels of shape (B, channels, H, W)"
         raise ValueError(f"draw must give {must}, got {got}")
     low, high = clean.min().item(), clean.max().item()
-    if low < 0 or (num_classes is not None and high >= num_classes):
-        top = "" if num_classes is None else f": they must lie in 0..{num_classes - 1}"
-        raise ValueError(f"draw gave grey level {low if low < 0 else high} in step {step}{top}")
+    if low < 0 or high >= num_classes:
+        level, must = low if low < 0 else high, f"they must lie in 0..{num_classes - 1}"
+        raise ValueError(f"draw gave grey level {level} in step {step}: {must}")
     clean = ordinary(clean.long())
     noise = max_noise * torch.rand(len(clean), 1, 1, 1, device=clean.device)
     return clean, clean + noise * torch.randn(clean.shape, device=clean.device)

@@ -18,12 +18,9 @@ from pyro_nmm.guides.dglfrm import DGLFRMGuide
 @with_options
 @with_gradients
 def fit_links(
-    pair: DGLFRMGuide,
-    split: LinkSplit,
-    x: Tensor,
-    *,
+    pair: DGLFRMGuide, split: LinkSplit, x: Tensor, *,
     options: Steps = Steps(num_steps=500, lr=0.01),
-) -> list[float]:
+) -> list[float]:  # fmt: skip
     r"""
     Fit a latent feature model and its guide to the training edges of a split by Adam at a constant
     rate, as Mehta, Carin and Rai (2019).

@@ -3,7 +3,6 @@
 
 """Fits of node classifiers and NMMs, stopped early by the validation nodes."""
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,12 +88,9 @@ class NodeRun(Run):
 @with_options
 @with_gradients
 def fit_classifier(
-    network: nn.Module,
-    data: Data,
-    *,
-    consistency: Consistency | None = None,
+    network: nn.Module, data: Data, *, consistency: Consistency | None = None,
     options: NodeRun = NodeRun(),
-) -> tuple[Tensor, Scores]:
+) -> tuple[Tensor, Scores]:  # fmt: skip
     r"""
     Fit a classifier alone by the cross entropy :math:`-\frac1{|\tau|} \sum_{i \in \tau} \log
     \mathrm{softmax}(f_\theta(X)_i)_{y_i}` of the training nodes :math:`\tau`, with early stopping
@@ -193,14 +189,7 @@ def fit_nmm(
     loss = Trace_ELBO if consistency is None else TraceGraph_ELBO
     elbo = loss(num_particles, max_plate_nesting=0, vectorize_particles=True)
 
-    @functools.cache
-    def check_once() -> None:
-        mixture = program.mixture(*inputs)
-        for mask in ("train_mask", "val_mask"):
-            labels_in(data, mask, mixture.num_classes)
-
     def backward(epoch: int) -> float:
-        check_once()
         with unvalidated():
             return elbo.loss_and_grads(model, guide, *inputs, **known)
 
@@ -213,6 +202,9 @@ def fit_nmm(
         "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
     }  # fmt: skip
     with pyro.get_param_store().scope():
+        num_classes = program.mixture(*inputs).num_classes
+        for mask in ("train_mask", "val_mask"):
+            labels_in(data, mask, num_classes)
         scores = options.fit(network, consistency, data, backward, predict, **settings)
         return program.mixture(*inputs), scores
 

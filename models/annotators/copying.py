@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Annotators of whom some repeat what others answer."""
+
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,22 +60,22 @@ class CopyingAnnotators(Annotators):
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """Half of the answers are copied, so that agreement counts for little at first."""
-        found = super().start(data, hood)
-        others = self._copy_counts(data.shape[1], found["confusion"]).tril(-1) / 2
-        return found | {"copies": others + torch.diag(1 - others.sum(-1))}
+        values = super().start(data, hood)
+        others = self._copy_counts(data.shape[1], values["confusion"]).tril(-1) / 2
+        return values | {"copies": others + torch.diag(1 - others.sum(-1))}
 
     def log_prob(self, values: Values, data: Tensor) -> Tensor:
-        found = values["confusion"].new_zeros(len(data), self.num_labels)
+        log_prob = values["confusion"].new_zeros(len(data), self.num_labels)
         for m in range(data.shape[1]):
             part = _Part(values, data, m)
-            found = found + torch.where(part.there[:, None], part.both, 1.0).log()
-        return found
+            log_prob = log_prob + torch.where(part.there[:, None], part.both, 1.0).log()
+        return log_prob
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
         copies = values["copies"]
         counts = self._copy_counts(len(copies), copies)
-        found = (counts * copies.clamp(min=torch.finfo(copies.dtype).tiny).log()).sum()
-        return super().log_prior(values, data) + found
+        log_prob = (counts * copies.clamp(min=torch.finfo(copies.dtype).tiny).log()).sum()
+        return super().log_prior(values, data) + log_prob
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
         if not values:
@@ -130,5 +132,5 @@ class _Part:
         free, same = torch.cat([self.silent, ~none], 1), torch.cat([self.same, none], 1)
         free, same = free.to(self.rates) * self.rates, same.to(self.rates) * self.rates
         copied = self.copied.clamp(min=torch.finfo(self.copied.dtype).tiny)
-        found = (own / self.free)[:, None] * free + ((whole - own) / copied)[:, None] * same
-        return found * self.there[:, None]
+        probs = (own / self.free)[:, None] * free + ((whole - own) / copied)[:, None] * same
+        return probs * self.there[:, None]

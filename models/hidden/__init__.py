@@ -16,6 +16,7 @@ from pyro_nmm.models.hidden.field import (
     HiddenField,
     allowed_labels,
     check_edge_attr,
+    check_prior,
     hidden_field,
     without_relabel,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Values",
     "allowed_labels",
     "check_edge_attr",
+    "check_prior",
     "fit_field",
     "hidden_field",
     "leave_one_out",

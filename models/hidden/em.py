@@ -25,6 +25,7 @@ from pyro_nmm.models.hidden.field import (
     HiddenField,
     allowed_labels,
     check_edge_attr,
+    check_prior,
     start_of,
     without_relabel,
 )
@@ -104,10 +105,7 @@ def fit_field(
     :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
-    if prior is not None and edge_attr is not None:
-        raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
-    if prior is None and inputs:
-        raise ValueError("inputs belong to prior: give a network as prior")
+    check_prior(prior, inputs, edge_attr)
     chains = FieldChains(emission, hood, data, edge_attr, options.num_chains, known, prior, inputs)
     states = (_Start(chains, turn, options.lr).run(options) for turn in range(options.num_starts))
     return chains.sample(max(states, key=lambda state: state.score), options.num_draws)

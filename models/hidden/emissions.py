@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Distributions of what is observed given a latent label, and EM without a graph."""
+
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -23,7 +25,6 @@ from pyro_nmm.concentrations import in_single
 from pyro_nmm.graph_arguments import check_hood
 
 Values = dict[str, Tensor]
-ROWS = "a row for every node of hood"
 COUNTS = "be integer counts, with -1 for missing ones"
 
 
@@ -130,9 +131,7 @@ class NormalEmission(_Columns):
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Features ``(N, D)``, neither missing nor equal in a whole column."""
-        check_hood(hood)
-        data = as_tensor("data", data, hood.device)
-        data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
+        data = _rows(data, hood)
         if not data.is_floating_point():
             raise ValueError(f"data must be floats, NaN if missing, got {data.dtype}")
         expect_all("data", data, ~data.isinf(), "be finite or NaN")
@@ -214,9 +213,7 @@ class PoissonEmission(_Columns):
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor:
         """Counts ``(N, D)``, not missing everywhere in a column."""
-        check_hood(hood)
-        data = as_tensor("data", data, hood.device)
-        data = expect("data", data, (hood.num_nodes, "D"), like=hood, note=ROWS)
+        data = _rows(data, hood)
         if data.is_floating_point() or data.is_complex() or data.dtype == torch.bool:
             raise ValueError(f"data must {COUNTS}, got dtype {data.dtype}")
         expect_all("data", data, data >= -1, COUNTS)
@@ -255,6 +252,12 @@ class PoissonEmission(_Columns):
         counts = _floats(data).to(probs)
         above = self.strength + probs.T @ counts.nan_to_num()
         return above, self.strength / _mean(counts) + probs.T @ (data >= 0).to(probs)
+
+
+def _rows(data: Any, hood: Neighborhood) -> Tensor:
+    check_hood(hood)
+    data, note = as_tensor("data", data, hood.device), "a row for every node of hood"
+    return expect("data", data, (hood.num_nodes, "D"), like=hood, note=note)
 
 
 def _floats(counts: Tensor) -> Tensor:

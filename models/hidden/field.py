@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""A hidden field: its prior, the Pyro program, and what a fit returns."""
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,17 +128,17 @@ def hidden_field(
     if evidence.shape[-2:] != table:
         got = tuple(evidence.shape)
         raise ValueError(f"data and values must give evidence of shape (N, C) = {table}, got {got}")
-    found = evidence.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    pyro.factor("data", found.sum(-1))
-    own = getattr(prior, "log_prior", lambda: 0.0)()
-    pyro.factor("prior", own + emission.log_prior(values, data))
+    of_labels = evidence.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    pyro.factor("data", of_labels.sum(-1))
+    log_prior = getattr(prior, "log_prior", lambda: 0.0)()
+    pyro.factor("prior", log_prior + emission.log_prior(values, data))
     return y
 
 
 def without_relabel(outputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """Concentrations and logits of a prior."""
     alpha, logits, *relabel = outputs
-    if any(each is not None for each in relabel):
+    if any(channel is not None for channel in relabel):
         raise ValueError("prior must return alpha and logits alone: a field has no relabel")
     return alpha, logits
 
@@ -220,24 +222,32 @@ class HiddenField:
         return self.mixture().latents(evidence + allowed.to(evidence))
 
     def __repr__(self) -> str:
-        found = f"score={self.score:.4g}, {self.prior.extra_repr()}"
-        return f"HiddenField(hood={self.hood}, emission={self.emission}, {found})"
+        parts = f"hood={self.hood}, emission={self.emission}, score={self.score:.4g}"
+        return f"HiddenField({parts}, {self.prior.extra_repr()})"
 
 
 def allowed_labels(known: Tensor | None, hood: Neighborhood, num_labels: int) -> Tensor:
     """``(N, C)`` evidence of labels ``(N,)``: zero where unknown (-1) and for the known label, else
     minus infinity."""
-    found = torch.zeros(hood.num_nodes, num_labels, device=hood.device)
-    if known is not None:
-        if known.dtype == torch.bool:
-            cure = "torch.where(mask, y, -1)"
-            raise ValueError(f"known must hold labels, -1 where unknown, not a mask: pass {cure}")
-        known = expect("known", known, (hood.num_nodes,), kind="labels", like=hood)
-        good = (known >= -1) & (known < num_labels)
-        expect_all("known", known, good, f"lie in 0..{num_labels - 1}, or be -1 where unknown")
-        other = known[:, None] != torch.arange(num_labels, device=hood.device)
-        found = found.masked_fill(other & (known >= 0)[:, None], -torch.inf)
-    return found
+    allowed = torch.zeros(hood.num_nodes, num_labels, device=hood.device)
+    if known is None:
+        return allowed
+    if known.dtype == torch.bool:
+        cure = "torch.where(mask, y, -1)"
+        raise ValueError(f"known must hold labels, -1 where unknown, not a mask: pass {cure}")
+    known = expect("known", known, (hood.num_nodes,), kind="labels", like=hood)
+    good = (known >= -1) & (known < num_labels)
+    expect_all("known", known, good, f"lie in 0..{num_labels - 1}, or be -1 where unknown")
+    other = known[:, None] != torch.arange(num_labels, device=hood.device)
+    return allowed.masked_fill(other & (known >= 0)[:, None], -torch.inf)
+
+
+def check_prior(prior: nn.Module | None, inputs: tuple, edge_attr: Any) -> None:
+    """Features of edges belong to :class:`FieldPrior`, and inputs to a network."""
+    if prior is not None and edge_attr is not None:
+        raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
+    if prior is None and inputs:
+        raise ValueError("inputs belong to prior: give a network as prior")
 
 
 def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:

@@ -88,7 +88,8 @@ class DGLFRM(nn.Module):
     def sticks(self) -> Tensor:
         """Site ``v``."""
         # Beta(a, 1), whose density here has no Gamma function to compute.
-        prior = StickShares(*self._numbers(self.concentration, 1.0))
+        zero = next(self.parameters()).new_zeros(())
+        prior = StickShares(zero + self.concentration, zero + 1.0)
         return pyro.sample("v", prior.expand(self.shape).to_event(2))
 
     def given(
@@ -98,8 +99,8 @@ class DGLFRM(nn.Module):
         """What depends on the sticks: sites ``s``, ``r``, ``x`` and ``edges``."""
         self._check_features(x)
         s = pyro.sample("s", self._prior(v).to_event(2))
-        zero, one = self._numbers(0.0, 1.0)
-        r = pyro.sample("r", Normal(zero, one).expand(self.shape).to_event(2))
+        zero = next(self.parameters()).new_zeros(())
+        r = pyro.sample("r", Normal(zero, zero + 1.0).expand(self.shape).to_event(2))
         members = s.sigmoid() * r
         if self.features is not None and x is not None and self.balanced:
             pyro.factor("x", self._feature_log_prob(members, x).sum(-1))
@@ -185,11 +186,6 @@ class DGLFRM(nn.Module):
         ones = logits.flatten(-2).index_select(-1, rows * width + features)
         gain = weight * F.logsigmoid(ones) + F.softplus(ones)
         return scale * (-F.softplus(logits).sum(-1)).index_add(-1, rows, gain)
-
-    def _numbers(self, *numbers: float) -> tuple[Tensor, ...]:
-        """On the parameters' device, of their dtype."""
-        parameter = next(self.parameters())
-        return tuple(parameter.new_tensor(number) for number in numbers)
 
 
 def _ones(x: Tensor) -> Tensor:

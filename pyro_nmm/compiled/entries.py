@@ -5,8 +5,9 @@
 The loops over entries, see `pyro_nmm.ops.entries`: draws, densities, credits and Gibbs sweeps.
 
 ``table[j]`` counts the choices of source ``j``, in one column per label and one for all of them.
-Entry ``k`` of an edge has the label ``labels[place] + k``, where ``place`` is the row or the edge.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,50 +15,53 @@ import torch
 from pyro_nmm.compiled.loops import _array, _check_labels, _graph, _in_threads, compiled, opaque
 
 
+class _Inputs(NamedTuple):
+    #: ``(1,)`` if labels are observed, else ``()``: numba knows the length when it compiles.
+    single: tuple
+    ptr: Any
+    source: Any
+    attention: Any
+    alpha: Any
+    total: Any
+    labels: Any
+    likelihood: Any
+
+
 @compiled
 def _of(b, inputs):
     # The inputs of one draw of a batch that may share them.
-    single, ptr, source, attention, alpha, total, labels, likelihood = inputs
+    attention, alpha, total, labels, likelihood = inputs[3:]
     attention, alpha = attention[min(b, len(attention) - 1)], alpha[min(b, len(alpha) - 1)]
     total, labels = total[min(b, len(total) - 1)], labels[min(b, len(labels) - 1)]
-    return (
-        single,
-        ptr,
-        source,
-        attention,
-        alpha,
-        total,
-        labels,
-        likelihood[min(b, len(likelihood) - 1)],
-    )
+    likelihood = likelihood[min(b, len(likelihood) - 1)]
+    single, ptr, source = inputs[:3]
+    return _Inputs(single, ptr, source, attention, alpha, total, labels, likelihood)
 
 
 @compiled
 def _place(e, i, inputs):
-    # Of an edge: its source, its place in alpha, its place in the data, and its first label.
-    single, _, source, _, _, _, labels, _ = inputs
-    place = e if len(labels) == len(source) else i
-    if len(single):
-        return source[e], e, place, labels[place]
-    return source[e], source[e], place, 0
+    # Of an edge: its source, its place in alpha, its place in the data, and an observed label.
+    place, j = e if len(inputs.labels) == len(inputs.source) else i, inputs.source[e]
+    if len(inputs.single):
+        return j, e, place, inputs.labels[place]
+    return j, j, place, 0
 
 
 @compiled
 def _above(place, counts, inputs):
-    # The sum over the entries of an edge, and how many they are.
+    # The sum over the entries of an edge.
     j, a, row, label = place
-    single, _, _, _, alpha, _, _, likelihood = inputs
-    if len(single):
-        return alpha[a, 0] + counts[j, label]
+    if len(inputs.single):
+        return inputs.alpha[a, 0] + counts[j, label]
     above = 0.0
-    for k in range(alpha.shape[1]):
-        above += (alpha[a, k] + counts[j, k]) * likelihood[row, k]
+    for k in range(inputs.alpha.shape[1]):
+        above += (inputs.alpha[a, k] + counts[j, k]) * inputs.likelihood[row, k]
     return above
 
 
 @compiled
 def _draw(first, last, inputs, table, uniforms, edges, labels, same_label, any_label):
-    ptr, source = inputs[1], inputs[2]
+    ptr, source = inputs.ptr, inputs.source
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     every = table.shape[1] - 1
     for b in range(first, last):
@@ -105,7 +109,7 @@ def _draw_row(i, inputs, table, uniform, running, counts):
 @compiled
 def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others.
-    ptr, source = inputs[1], inputs[2]
+    ptr, source = inputs.ptr, inputs.source
     running, none = np.empty(np.max(ptr[1:] - ptr[:-1])), np.empty(0, np.int32)
     for b in range(first, last):
         one = _of(b, inputs)
@@ -258,8 +262,7 @@ def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, cost
                 changes[j, other] = changes[j, label] = 0
 
 
-def _inputs(rows, entries) -> tuple:
-    # The length of the first, empty or not, is known when numba compiles.
+def _inputs(rows, entries) -> _Inputs:
     attention, alpha, total = (_array(t, np.float64) for t in entries[:3])
     if entries.observed:
         _check_labels(entries.data, entries.num_classes)
@@ -268,7 +271,7 @@ def _inputs(rows, entries) -> tuple:
         likelihood = np.exp(_array(entries.data, np.float64))
         labels = np.zeros((1, likelihood.shape[1]), np.int64)
     single = (1,) if entries.observed else ()
-    return single, *_graph(rows), np.exp(attention), alpha, total, labels, likelihood
+    return _Inputs(single, *_graph(rows), np.exp(attention), alpha, total, labels, likelihood)
 
 
 def _run(loop, rows, entries, size: int, *arrays, sweeps=1, scratch=lambda first: ()) -> None:

@@ -27,8 +27,8 @@ SEEDED = threading.RLock()
 def contents(data: Data) -> dict[str, object]:
     """All that a run depends on, by name; labels outside the masks are never read."""
     names = ("x", "edge_index", "train_mask", "val_mask")
-    found = {f"data.{name}": data.get(name) for name in names}
-    return found | {"data.y": data.y[data.train_mask | data.val_mask]}
+    inputs = {f"data.{name}": data.get(name) for name in names}
+    return inputs | {"data.y": data.y[data.train_mask | data.val_mask]}
 
 
 def checked(data: Data) -> Data:

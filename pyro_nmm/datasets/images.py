@@ -63,7 +63,7 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
     >>> random_patches([torch.zeros(3, 40, 50, dtype=torch.long)], number=4).shape
     torch.Size([4, 3, 32, 32])
     """
-    integers = all(isinstance(each, Integral) for each in (number, size))
+    integers = all(isinstance(value, Integral) for value in (number, size))
     if not integers or min(number, size) < 1 or not len(images):
         got = f"{number!r}, {size!r} and {len(images)} images"
         raise ValueError(f"number and size must be positive and images not empty, got {got}")

@@ -8,9 +8,17 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.concentrations import Concentrations, at_labels, gather, totals
+from pyro_nmm.arguments import check_ids, expect
+from pyro_nmm.concentrations import (
+    Concentrations,
+    OrdinalConcentrations,
+    at_labels,
+    gather,
+    in_single,
+    totals,
+)
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.graph_arguments import check_choices, check_values
+from pyro_nmm.graph_arguments import check_alpha
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.label_draws import draw_given_choices
 from pyro_nmm.provenance import untracked
@@ -50,7 +58,9 @@ class ChosenLabels(GraphDistribution):
         *,
         validate_args=None,
     ) -> None:
-        alpha = check_choices(alpha, untracked(choices)[0][0])
+        if not isinstance(alpha, OrdinalConcentrations):
+            alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
+        check_ids("choices", untracked(choices)[0][0], ("...", "n"), alpha.shape[-2])
         if alpha.shape[-1] < 2:
             raise ValueError(f"alpha must have C >= 2 labels, got {tuple(alpha.shape)}")
         self.channel = check_permutations(relabel, choices, alpha.shape[-1])
@@ -60,7 +70,7 @@ class ChosenLabels(GraphDistribution):
         self.num_sources, self.num_classes = alpha.shape[-2:]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
         if self._validate_args:
-            check_values(alpha, None)
+            check_alpha(alpha)
             untracked(self.channel)[0][0].check_values()
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)

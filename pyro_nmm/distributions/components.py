@@ -81,10 +81,10 @@ class Components:
     def concentrations(self, nodes: Tensor, part: slice = slice(None)) -> Tensor:
         r"""``(T, K, C)``: :math:`\alpha_j + s_j` of nodes. Cost: :math:`O(T (n \log K + K C))`."""
         places, num_classes = Places(nodes), self.alpha.shape[-1]
-        place, found = places.find(self.choices[part])
+        place, known = places.find(self.choices[part])
         counts = self.alpha.new_zeros(len(place), len(places.keys) * num_classes)
         index = place * num_classes + of_components(self.labels, part)
-        counts.scatter_add_(1, index, found.to(counts.dtype))
+        counts.scatter_add_(1, index, known.to(counts.dtype))
         return self.alpha[nodes] + counts.unflatten(1, (-1, num_classes))[:, places.place]
 
     def mean(self) -> Tensor:
@@ -100,9 +100,9 @@ class Components:
             key, place, count = (component * size + choices).unique(
                 return_inverse=True, return_counts=True
             )
-            node, own = key % size, weight[key.div(size, rounding_mode="floor")]
-            share = own / (total[node] + count)
-            chosen.index_add_(0, node, own)
+            node, part_weight = key % size, weight[key.div(size, rounding_mode="floor")]
+            share = part_weight / (total[node] + count)
+            chosen.index_add_(0, node, part_weight)
             changed.index_add_(0, node, share)
             index = choices * num_classes + of_components(self.labels, part)
             added.index_add_(0, index.flatten(), share[place].flatten())

@@ -125,10 +125,10 @@ class InnerProductGraph(GraphDistribution):
         x = _inner(factors, edges)
         flat = flatten(factors, factors.shape[:-2], 2)
         pairs = torch.stack([_AllPairs.apply(f) for f in flat]).view(factors.shape[:-2])
-        own = factors.square().sum(-1)
-        loops = F.softplus(own)
+        norms = factors.square().sum(-1)
+        loops = F.softplus(norms)
         if self.loops:
-            loops = loops + self.weight * F.logsigmoid(own)
+            loops = loops + self.weight * F.logsigmoid(norms)
         log_prob = (self.weight * F.logsigmoid(x) + F.softplus(x)).sum(-1) - pairs
         if self.held_out is not None:
             log_prob = log_prob + F.softplus(_inner(factors, self.held_out)).sum(-1)
@@ -158,15 +158,15 @@ class InnerProductGraph(GraphDistribution):
         both, hidden = (torch.cat([pairs, pairs.flip(0)], 1) for pairs in (edges, hidden))
         chosen, size = factors[columns], max(1, BLOCK // len(columns))
 
-        def score(own: Tensor) -> Tensor:
-            rows = own.split(size)
+        def score(vectors: Tensor) -> Tensor:
+            rows = vectors.split(size)
             total = -scale * torch.cat([F.softplus(row @ chosen.T).sum(1) for row in rows])
-            total[columns] += scale * F.softplus((own[columns] * chosen).sum(1))
-            x, y = ((own[i] * factors[j]).sum(1) for i, j in (both, hidden))
+            total[columns] += scale * F.softplus((vectors[columns] * chosen).sum(1))
+            x, y = ((vectors[i] * factors[j]).sum(1) for i, j in (both, hidden))
             total.index_add_(0, both[0], self.weight * F.logsigmoid(x) + F.softplus(x))
             total.index_add_(0, hidden[0], F.softplus(y))
             if self.loops:
-                total += 0.5 * self.weight * F.logsigmoid(own.square().sum(1))
+                total += 0.5 * self.weight * F.logsigmoid(vectors.square().sum(1))
             return total
 
         return score(others) - score(factors)

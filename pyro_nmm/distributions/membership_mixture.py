@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from pyro_nmm.arguments import as_member, check_positive, expect, expect_all
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.neighbor_choice import NeighborChoice
-from pyro_nmm.graph_arguments import check_hood, check_logits, check_values
+from pyro_nmm.graph_arguments import check_hood, check_logits, check_scores
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
@@ -110,7 +110,7 @@ class MembershipMixture(GraphDistribution):
         event_shape = Size([hood.num_rows, self.num_memberships])
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
-            check_values(None, logits, hood)
+            check_scores(hood, logits)
             (plain,), _ = untracked(log_odds)
             expect_all("log_odds", plain, plain.isfinite(), "be finite")
 

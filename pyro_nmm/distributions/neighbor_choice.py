@@ -10,7 +10,7 @@ from torch.distributions import constraints
 
 from pyro_nmm.caching import derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
-from pyro_nmm.graph_arguments import check_logits, check_values
+from pyro_nmm.graph_arguments import check_logits, check_scores
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.sampling import pick
 from pyro_nmm.provenance import untracked
@@ -57,7 +57,7 @@ class NeighborChoice(GraphDistribution):
         self.hood, self.logits = hood, (logits := check_logits(hood, logits))
         super().__init__(logits.shape[:-1], Size([hood.num_rows]), validate_args=validate_args)
         if self._validate_args:
-            check_values(None, logits, hood)
+            check_scores(hood, logits)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):

@@ -13,8 +13,14 @@ from torch import Size, Tensor
 
 from pyro_nmm.caching import derived
 from pyro_nmm.concentrations import Concentrations, written_out
-from pyro_nmm.graph_arguments import check_all_rows, check_label_range, check_labels, check_shapes
-from pyro_nmm.graph_arguments import check_values as check_alpha_and_logits
+from pyro_nmm.graph_arguments import (
+    check_all_rows,
+    check_alpha,
+    check_label_range,
+    check_labels,
+    check_scores,
+    check_shapes,
+)
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.relabel import KEEP, Channel, check_relabel
 
@@ -51,7 +57,8 @@ class Parameters:
 
     def check_values(self) -> None:
         """Refuse bad values. Follows ``validate_args``, because it reads the data."""
-        check_alpha_and_logits(self.alpha, self.logits, self.hood)
+        check_alpha(self.alpha)
+        check_scores(self.hood, self.logits)
         self.channel.check_values()
 
     @property

@@ -32,7 +32,7 @@ from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw, Entries, Wide, relative
-from pyro_nmm.ops.sampling import pick, settled
+from pyro_nmm.ops.sampling import settle
 
 
 class Sweeps(NamedTuple):
@@ -51,27 +51,16 @@ def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) ->
         edges, labels, visits, totals = loops.sweep(rows, entries, draw, uniforms)
         return Sweeps(Draw(edges, labels), visits, totals)
     wide = Wide(rows, entries)
-    numbers, visited = wide.numbers(draw), []
+    numbers, visited, attention = wide.numbers(draw), [], wide.log_weight.double().exp()
     for part in uniforms:
-        numbers = _settle(wide, numbers, part)
+        chosen = wide.chosen(numbers)
+        same, every = wide.groups.later(chosen, chosen)
+        weights = attention, wide.alpha + same, wide.total + every
+        numbers, *_ = settle(wide.rows, wide.groups, *weights, part, numbers)
         visited.append(one_hot(wide.split(numbers).labels, entries.num_classes).int())
     there = torch.stack(visited, 1)  # (B, S, num_rows, C)
     sums = (there.sum(dim, dtype=torch.int32) for dim in (1, 2))
     return Sweeps(wide.split(numbers), *sums)
-
-
-def _settle(wide: Wide, old: Tensor, uniforms: Tensor) -> Tensor:
-    attention = wide.log_weight.double().exp()
-    same, every = wide.groups.later(wide.chosen(old), wide.chosen(old))
-    alpha, total = wide.alpha + same, wide.total + every
-    numbers, count = old, 0
-    while True:
-        same, every = wide.groups.earlier(wide.chosen(numbers))
-        new = pick(wide.rows, attention * ((alpha + same) / (total + every)), uniforms)
-        count += 1
-        if settled(count, (new, numbers)):
-            return numbers
-        numbers = new
 
 
 @torch.no_grad()

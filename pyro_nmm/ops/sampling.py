@@ -60,7 +60,7 @@ def _draw_entries(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]
     attention = wide.log_weight.double().exp()
     size = BLOCK.get(rows.device.type, rows.num_rows)
     if rows.num_rows <= size:
-        return _settle(rows, wide.groups, attention, wide.alpha, wide.total, uniforms)
+        return settle(rows, wide.groups, attention, wide.alpha, wide.total, uniforms)
     by_label = rows.source * num_classes + labels
     keys, sizes = (rows.source, by_label), (rows.num_sources, rows.num_sources * num_classes)
     if sizes[1] > rows.num_edges:  # only labels that occur at a node get a place
@@ -77,7 +77,7 @@ def _draw_entries(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]
         every, same = (table.gather(1, key) for table, key in zip(tables, near, strict=True))
         alpha, total = wide.alpha[:, span] + same, wide.total[:, span] + every
         groups = ChoiceGroups(part, labels[:, span], num_classes, wide.repeats)
-        edges, *more = _settle(part, groups, attention[:, span], alpha, total, uniforms[:, block])
+        edges, *more = settle(part, groups, attention[:, span], alpha, total, uniforms[:, block])
         for table, key in zip(tables, near, strict=True):
             chosen = key.gather(1, edges)
             table.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=table.dtype))
@@ -92,12 +92,17 @@ def settled(sweep: int, *pairs: tuple[Tensor, Tensor]) -> bool:
     return sweep % step == 0 and all(torch.equal(new, old) for new, old in pairs)
 
 
-def _settle(rows, groups, attention, alpha, total, uniforms) -> tuple[Tensor, Tensor, Tensor]:
+def settle(
+    rows: Neighborhood, groups: ChoiceGroups, attention: Tensor, alpha: Tensor, total: Tensor,
+    uniforms: Tensor, start: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Chosen edges ``(B, num_rows)``, and the counts of earlier rows that their edges saw."""
+    edges, sweep = start, 0
     same = every = torch.zeros((), dtype=torch.int32, device=rows.device)
-    edges, sweep = None, 0
+    if start is not None:
+        (same, every), sweep = groups.earlier(indicator(start, rows.num_edges)), 1
     while True:
-        weights = attention * ((alpha + same) / (total + every))
-        new = pick(rows, weights, uniforms)
+        new = pick(rows, attention * ((alpha + same) / (total + every)), uniforms)
         if edges is not None and settled(sweep, (new, edges)):
             return edges, same, every
         edges = new

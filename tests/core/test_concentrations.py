@@ -97,26 +97,6 @@ def test_conditional_of_a_table(kind, batch):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-@kinds
-def test_bound_of_a_patch(kind):
-    """2 x 3 pixels of 4 grey levels, all choices and all images enumerated."""
-    hood = Neighborhood.grid(2, 3)
-    mean, width, scale = (t.detach() for t in parameters(6))
-    alpha, logits = kind(mean, width, scale, 4), torch.randn(hood.num_edges)
-    mixture = NeighborMixture(hood, alpha.table(), logits)
-    y = torch.tensor([0, 1, 1, 3, 2, 1])
-    q = OrderedConditional(hood, alpha, logits, y, order=torch.arange(6))
-    choices = torch.cartesian_prod(*(hood.source[hood.ptr[i] : hood.ptr[i + 1]] for i in range(6)))
-    log_q, log_labels = q.log_prob(choices), q.log_labels(choices).sum(-1)
-    assert log_q.exp().sum().item() == pytest.approx(1)
-    exact = mixture.log_prob(y)
-    assert (log_q + log_labels).logsumexp(0).item() == pytest.approx(exact.item())
-    bound = (log_q.exp() * log_labels).sum()
-    assert bound < exact
-    draws = q.log_labels(q.sample((4000,))).sum(-1)
-    assert abs(draws.mean() - bound) < 4 * draws.std() / 4000**0.5
-
-
 @pytest.mark.slow
 @kinds
 def test_mixture_of_a_patch(kind):

@@ -10,75 +10,15 @@ import pyro
 import pytest
 import torch
 from bounds import check_gradient, mean_over_orders
-from cases import KINDS, everything, permutations, random_case
-from graphs import house, labellings, parameters, shared_sources, star, to_hood
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from cases import KINDS, everything, permutations
+from graphs import labellings, parameters, to_hood
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO, WeighedPredictive
 from torch.nn.functional import one_hot
 
-from pyro_nmm import EvidenceConditional, NeighborMixture, OrderedConditional
+from pyro_nmm import EvidenceConditional, NeighborMixture
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
-from pyro_nmm.ops.enumeration import enumerate_choices
-from pyro_nmm.ops.sampling import draw_by_sweeps
-
-GRAPHS = {"star": partial(star, 3), "house": house, "shared": shared_sources}
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_permutations_in_order(kernels, name):
-    """q(c | y) sums to one, and its weights to p(y), for every order."""
-    hood = GRAPHS[name]()
-    alpha, logits = parameters(hood, 3)
-    relabel, y = permutations(hood, 3), torch.randint(3, (hood.num_nodes,))
-    mix, choices = NeighborMixture(hood, alpha, logits, relabel), enumerate_choices(hood)
-    c = hood.source[choices]
-    for _ in range(3):
-        q = mix.choices(y, order=torch.randperm(hood.num_nodes))
-        log_q, bound = q.log_prob(c), q.log_labels(c).sum(-1)
-        torch.testing.assert_close(log_q.exp().sum(), torch.tensor(1.0))
-        torch.testing.assert_close((log_q + bound).logsumexp(0), mix.log_prob(y))
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 2**31), st.sampled_from(["random", "hubs", "grid", "sources"]))
-def test_permutations_are_evidence(kernels, seed, kind):
-    """Bit for bit the choices, their probabilities and what they are charged with."""
-    hood, alpha, logits, y, observed, order, shape, uniforms = random_case(seed, kind)
-    size, generator = alpha.shape[-1], torch.Generator().manual_seed(seed)
-    ranks = torch.rand(hood.num_edges, size, generator=generator)
-    relabel = ranks.argsort(-1)
-    matrices = one_hot(relabel, size).double()
-    evidence = Parameters.of(hood, alpha, logits, matrices).evidence(y, observed)
-    way = ("reward_to_go", "one_step_credit")[seed % 2]
-    one = OrderedConditional(hood, alpha, logits, y, observed, order, way, relabel)
-    two = EvidenceConditional(hood, alpha, logits, evidence, observed, order, way)
-    draws = [q._draw(shape, uniforms) for q in (one, two)]
-    assert torch.equal(draws[0].edges, draws[1].edges)
-    one._draw, two._draw = (lambda *_, d=d: d for d in draws)
-    one, two = one.expand(shape), two.expand(shape)
-    c, both = one.sample(), two.sample()
-    assert torch.equal(torch.stack([c, one.borrowed(c)], -2), both)
-    assert torch.equal(one.borrowed(c.clone()), both[..., 1, :])
-    torch.testing.assert_close(one.log_prob(c), two.log_prob(both))
-    torch.testing.assert_close(one.log_prob(c.clone()), two.log_prob(both))
-    torch.testing.assert_close(one.log_labels(c), two.log_evidence(both))
-    costs = one.log_labels(c).detach()
-    torch.testing.assert_close(one._costs(draws[0], costs), two._costs(draws[1], costs))
-
-
-def test_compiled_draw_is_the_fixed_point():
-    hood = house()
-    alpha, logits = parameters(hood, 3)
-    q = OrderedConditional(
-        hood, alpha, logits, torch.randint(3, (5,)), relabel=permutations(hood, 3)
-    )
-    uniforms = torch.rand(50, 5, dtype=torch.double)
-    one = q._draw(torch.Size([50]), uniforms)
-    two = draw_by_sweeps(q.rows, q._flat(torch.Size([50])), uniforms)
-    assert all(map(torch.equal, (*one[:2], *one.counts), (*two[:2], *two.counts)))
 
 
 class Program:

@@ -9,6 +9,7 @@ from graphs import shared_sources
 
 import pyro_nmm
 from pyro_nmm import (
+    AveragedPosterior,
     ChosenLabels,
     EvidenceConditional,
     GaussianConcentrations,
@@ -73,3 +74,5 @@ def test_what_distributions_are_made_of():
     sampled = mix.condition(torch.zeros(4, dtype=torch.long), MASK, num_samples=6)
     stated = f"hood={ALL}, num_observed=2, num_components=6, is_exact=False"
     assert repr(sampled) == f"Posterior({stated})"
+    averaged = AveragedPosterior([sampled] * 2)
+    assert repr(averaged) == f"AveragedPosterior(num_members=2, Posterior({stated}))"

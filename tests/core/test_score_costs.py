@@ -3,18 +3,13 @@
 
 """The costs that a choice is charged with, against their definitions."""
 
-import networkx as nx
-import pytest
 import torch
-from graphs import parameters, to_hood, two_triangles
+from graphs import two_triangles
 
-from pyro_nmm import OrderedConditional
 from pyro_nmm.ops.counts import Groups
-from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.score_costs import (
     costs_to_go,
     less_baseline,
-    one_step_credits,
     others_mean,
 )
 
@@ -40,32 +35,6 @@ def test_later_costs_stay_in_their_component():
     for i in range(5):
         mine = range(3) if i < 3 else range(3, 5)
         torch.testing.assert_close(costs[:, i], f[:, [k for k in mine if k > i]].sum(1))
-
-
-@pytest.mark.parametrize("batch", [(), (3,)])
-def test_horizon_is_the_change_that_one_count_makes(kernels, batch):
-    hood = to_hood(nx.barabasi_albert_graph(20, 3, seed=1))
-    alpha, logits = parameters(hood, 2, batch)
-    y = torch.randint(2, (*batch, 20))
-    q = OrderedConditional(hood, alpha, logits, y)
-    shape = torch.Size([3])
-    draw = q._draw(shape)
-    entries = q._flat(shape)
-    f, _ = predictive(q.rows, entries, draw)
-    costs = one_step_credits(q.rows, entries, draw, f)
-    labels = draw.labels
-    rows = q.rows
-    for b in range(3):
-        for i in range(20):
-            j, expected = rows.source[draw.edges[b, i]], 0.0
-            fewer_same, fewer = map(torch.clone, draw.counts)
-            later = (rows.row > i) & (rows.source == j)
-            fewer[b, later] -= 1
-            fewer_same[b, later & (labels[b][rows.row] == labels[b, i])] -= 1
-            without, _ = predictive(rows, entries, draw._replace(counts=(fewer_same, fewer)))
-            touched = rows.row[later]
-            expected = (f[b, touched] - without[b, touched]).sum()
-            torch.testing.assert_close(costs[b, i], expected)
 
 
 def test_others_mean():

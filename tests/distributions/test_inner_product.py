@@ -48,6 +48,7 @@ def test_density_and_gradient(blocks, batch, loops):
     expected = dense(factors, edge_index, 4.0, held_out, loops)
     log_prob = graph.log_prob(edge_index)
     assert torch.allclose(log_prob, expected, rtol=1e-12)
+    assert torch.equal(graph.expand([5, *batch]).log_prob(edge_index), log_prob.expand(5, *batch))
     weights = torch.randn(log_prob.shape)
     gradients = [torch.autograd.grad((v * weights).sum(), factors)[0] for v in (log_prob, expected)]
     assert torch.allclose(*gradients, rtol=1e-10)
@@ -141,10 +142,3 @@ def test_edges_that_change_are_read_again():
     assert not after.equal(before)
     with torch.inference_mode():
         assert torch.equal(graph.log_prob(edge_index.clone()), after)
-
-
-def test_expanded():
-    factors, edge_index, _ = problem()
-    graph = InnerProductGraph(factors)
-    expanded = graph.expand([5]).log_prob(edge_index)
-    assert torch.equal(expanded, graph.log_prob(edge_index).expand(5))

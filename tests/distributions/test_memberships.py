@@ -79,26 +79,17 @@ def test_batches():
     assert s.shape == (2, 5, 3, 4, 2)
     single = MembershipMixture(hood, log_odds, logits)
     assert torch.allclose(batched.log_prob(s), single.log_prob(s))
-
-
-def test_expanded():
-    mix = mixture()
-    s = mix.sample()
-    assert torch.equal(mix.expand([5]).log_prob(s), mix.log_prob(s).expand(5))
+    assert torch.equal(single.expand([5]).log_prob(s[0, :, 0]), single.log_prob(s[0, :, 0]))
 
 
 @pytest.mark.parametrize("estimator", ["pathwise", "linear", "detached"])
 @pytest.mark.parametrize("off", [-torch.inf, -1000.0])
 def test_edges_that_are_switched_off(estimator, off):
-    """They might as well not be there."""
     hood, log_odds, logits = problem()
     gone = torch.zeros(hood.num_edges, dtype=torch.bool)
     gone[[0, 4]] = True  # the first one of its row, and another
     logits = logits.detach().masked_fill(gone, off).requires_grad_()
     mix = MembershipMixture(hood, log_odds, logits, TEMPERATURE, estimator)
-    rest = Neighborhood(torch.stack([hood.source, hood.target])[:, ~gone], 4)
-    if rest.num_edges == hood.num_edges:  # self-loops come back: keep them apart
-        pytest.skip("only self-loops were switched off")
     s = mix.rsample()
     grads = torch.autograd.grad(mix.log_prob(s), [log_odds, logits])
     assert mix.log_prob(s).isfinite()

@@ -151,7 +151,7 @@ REFUSED = [
     *((images, {name: wrong}, f"{name} must .*{wrong}") for name, wrong in (
         ("num_steps", 1.5), ("unet_rate", -1.0), ("mean_weight", -1.0), ("max_noise", math.inf),
         ("last_rate", 2.0))),
-    (images, {"kind": "unet", "loss": "absolute"}, "loss must be one of"),
+    (images, {"kind": "unet", "loss": "absolute"}, "loss must be 'squared' or 'log'"),
     *((images, {"draw": lambda wrong=wrong: wrong}, PATCH) for wrong in (
         torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 8, 8).bool(), torch.zeros(1, 8, 8).long(),
         torch.zeros(0, 1, 8, 8).long(), torch.zeros(1, 1, 8, 8).long().numpy(), None,

@@ -8,6 +8,7 @@ import itertools
 import pyro
 import pytest
 import torch
+from crowds import answers_to
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm import Neighborhood, NeighborMixture, sources
@@ -33,16 +34,6 @@ def drawn(size=24, labels=3, kappa=0.3):
     return hood, NeighborMixture(hood, *FieldPrior(labels, kappa=kappa)(hood)).sample()
 
 
-def answers_to(truth, right=RIGHT, labels=3, missing=0.3):
-    size = len(truth), len(right)
-    answers = torch.where(
-        torch.rand(size) < right,
-        truth[:, None],
-        (truth[:, None] + torch.randint(1, labels, size)) % labels,
-    )
-    return answers.masked_fill(torch.rand(size) < missing, -1)
-
-
 def log_score(probs, truth):
     return probs[torch.arange(len(truth)), truth].clamp(min=1e-12).log().mean()
 
@@ -55,7 +46,7 @@ def test_neighbours_help():
     emission, found = Annotators(3), []
     for _ in range(4):
         hood, truth = drawn()
-        answers = answers_to(truth)
+        answers = answers_to(truth, RIGHT)
         alone = mixture_em(emission, answers, emission.start(answers, hood))[1]
         field = fit_field(emission, hood, answers, num_starts=1)
         quality = accuracy(field)
@@ -122,7 +113,7 @@ def test_quality_is_that_of_the_draws():
 def test_answers_need_no_names():
     """Clusterings: any renumbering of an annotator's answers is the same."""
     hood, truth = drawn()
-    answers = answers_to(truth, missing=0.0)
+    answers = answers_to(truth, RIGHT, missing=0.0)
     for annotator in range(4):
         answers[:, annotator] = torch.randperm(3)[answers[:, annotator]]
     field = Annotators(3, aligned=False).fit(hood, answers, num_starts=3)

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from crowds import answers_to
 
 from pyro_nmm import sources
 from pyro_nmm.models import Annotators, CopyingAnnotators, fit_field, leave_one_out
@@ -21,12 +22,11 @@ def values_of(emission, num_annotators):
 
 
 def answered(truth, num_annotators, accuracy=0.6):
-    wrong = torch.rand(len(truth), num_annotators) >= accuracy
-    shift = torch.randint(1, 3, wrong.shape)
-    answers = torch.where(wrong, (truth[:, None] + shift) % 3, truth[:, None])
+    """The last one copies the one before in four of five answers."""
+    answers = answers_to(truth, [accuracy] * num_annotators, missing=0.0)
     again = torch.rand(len(truth)) < 0.8
     answers[:, -1] = torch.where(again, answers[:, -2], answers[:, -1])
-    return answers.masked_fill(torch.rand(wrong.shape) < 0.2, -1)
+    return answers.masked_fill(torch.rand(answers.shape) < 0.2, -1)
 
 
 @pytest.mark.parametrize("missing", [(), (0,), (1,), (0, 1)])
@@ -96,13 +96,13 @@ def dirichlet_moments(counts):
 
 
 def test_draws_are_those_of_the_posterior():
-    """Of 1,600 draws in a chain, which know a share of copies to about .01."""
+    """Of 900 draws in a chain, which know a share of copies to about .015."""
     torch.manual_seed(0)
     labels = torch.tensor([0, 0, 1, 1, 1, 0])
     answers = torch.tensor([[0, 0, 0], [0, 1, 1], [1, 1, 1], [-1, 1, 0], [1, 0, 0], [0, -1, 0]])
     emission = CopyingAnnotators(2)
     drawn, draws = emission.start(answers, None), []
-    for _ in range(1600):
+    for _ in range(900):
         drawn = emission.draw(answers, labels, drawn)
         draws.append(drawn)
     for m in range(3):
@@ -110,7 +110,7 @@ def test_draws_are_those_of_the_posterior():
         for expected, name, width in zip(moments, ("copies", "confusion"), (m + 1, 2), strict=True):
             values = torch.stack([each[name][m].narrow(-1, 0, width) for each in draws]).double()
             both = torch.stack([values, values.square()], 1)
-            parts = both.unflatten(0, (40, 40)).mean(1)
+            parts = both.unflatten(0, (30, 30)).mean(1)
             error = parts.std(0) / len(parts) ** 0.5
             assert ((parts.mean(0) - expected).abs() <= 4.5 * error + 1e-7).all()
 
@@ -126,8 +126,3 @@ def test_copies_are_found_and_are_worth_little():
     assert leave_one_out(field, answers).mean() > leave_one_out(plain, answers).mean()
     right = [(each.predict() == truth).double().mean() for each in (field, plain)]
     assert right[0] > right[1] - 0.01
-
-
-def test_who_has_no_names_cannot_be_copied():
-    with pytest.raises(ValueError, match="answers that name labels"):
-        CopyingAnnotators(3, aligned=False)

@@ -40,6 +40,12 @@ def crowd():
     return Data(x, EDGES), answers, truth
 
 
+def learned(classifier, data, truth):
+    """Predictions after training on the true labels of all nodes."""
+    targets = torch.nn.functional.one_hot(truth, 3).float()
+    return OutOfFold(classifier, data)(targets, torch.ones(256, dtype=torch.bool))
+
+
 class Nodewise(torch.nn.Module):
     """Features alone, whatever the edges."""
 
@@ -213,50 +219,14 @@ def test_sparse_features():
     assert network(module._sparse(words), EDGES).shape == (256, 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"classifier": "forest"}, "classifier must be a network, or have fit and predict_proba"),
-        ({"pred_probs": torch.rand(256, 2)}, r"pred_probs must have shape \(256, 3\)"),
-        ({"pred_probs": torch.rand(256, 3)}, "pred_probs must have rows that sum to one"),
-        ({"pred_probs": torch.eye(3).repeat(86, 1)[:256] * 2 - 1 / 3}, "be probabilities"),
-        ({"pred_probs": torch.ones(256, 3).long()}, "pred_probs must be a floating-point"),
-        ({"pred_probs": torch.ones(256, 3) / 3, "classifier": Nodewise()}, "not both"),
-        ({"classifier": Nodewise(2)}, "classifier must return logits"),
-    ],
-)
-def test_errors(options, error):
-    data, answers, _ = crowd()
-    with pytest.raises(ValueError, match=error):
-        Annotators(3).fit(data, answers, **options, **QUICK)
-    data.x[3, 1] = torch.nan
-    with pytest.raises(ValueError, match=r"graph.x must be finite, got nan at \[3, 1\]"):
-        Annotators(3).fit(data, answers, **QUICK)
-    if "classifier" in options:
-        near = Neighborhood(EDGES, 256)
-        with pytest.raises(ValueError, match=r"not both|classifier needs features"):
-            Annotators(3).fit(near, answers, **options, **QUICK)
-
-
-def test_frozen_networks():
-    """A network without a parameter to train is refused, and a frozen layer stays as it is."""
-    data, _, truth = crowd()
-    targets, rows = torch.nn.functional.one_hot(truth, 3).float(), torch.ones(256).bool()
-    with pytest.raises(ValueError, match=r"no parameter that requires_grad: .* as pred_probs"):
-        OutOfFold(Nodewise().requires_grad_(False), data)
-    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
-    network[0].requires_grad_(False).weight.data = torch.eye(4)
-    network[0].bias.data.zero_()
-
-    class Bottom(Nodewise):
-        def __init__(self):
-            super().__init__()
-            self.layer = network
-
-    found = OutOfFold(Bottom(), data)
-    assert torch.equal(module._fresh(found.classifier).layer[0].weight, torch.eye(4))
-    assert not torch.equal(module._fresh(found.classifier).layer[1].weight, network[1].weight)
-    assert (found(targets, rows).argmax(1) == truth).double().mean() > 0.7
+def test_a_classifier_of_one_label():
+    """A part of the nodes may have answers of one label, or none."""
+    learn = OutOfFold(LogisticRegression(), Data(torch.randn(256, 2), EDGES))
+    targets, rows = torch.tensor([[0.9, 0.1]]).repeat(256, 1), torch.arange(256) < 3
+    found = learn(targets, rows)
+    assert (found > 0).all()
+    torch.testing.assert_close(found.sum(1), torch.ones(256))
+    torch.testing.assert_close(learn(targets, rows & False), torch.full((256, 2), 0.5))
 
 
 class NotANumber(LogisticRegression):
@@ -270,59 +240,65 @@ class Diverged(Nodewise):
 
 
 @pytest.mark.parametrize(
-    ("kind", "match"),
+    ("message", "options"),
     [
-        (NotANumber(), r"classifier gives 1 of 256 rows .* not finite, first row 7"),
-        (Diverged(), "logits of classifier must not be NaN"),
-        (LinearSVC(), "classifier must have predict_proba, got LinearSVC"),
+        ("classifier must be a network, or have fit and predict_proba", {"classifier": "forest"}),
+        (r"pred_probs must have shape \(256, 3\)", {"pred_probs": torch.rand(256, 2)}),
+        ("pred_probs must have rows that sum to one", {"pred_probs": torch.rand(256, 3)}),
+        ("be probabilities", {"pred_probs": torch.eye(3).repeat(86, 1)[:256] * 2 - 1 / 3}),
+        ("pred_probs must be a floating-point", {"pred_probs": torch.ones(256, 3).long()}),
+        ("not both", {"pred_probs": torch.ones(256, 3) / 3, "classifier": Nodewise()}),
+        ("classifier must return logits", {"classifier": Nodewise(2)}),
+        ("requires_grad: .* as pred_probs", {"classifier": Nodewise().requires_grad_(False)}),
+        (r"1 of 256 rows .* not finite, first row 7", {"classifier": NotANumber()}),
+        ("logits of classifier must not be NaN", {"classifier": Diverged()}),
+        ("classifier must have predict_proba, got LinearSVC", {"classifier": LinearSVC()}),
+        (
+            "classifier needs features",
+            {"classifier": Nodewise(), "graph": Neighborhood(EDGES, 256)},
+        ),
+        (r"graph.x must be finite, got nan at \[3, 1\]", {"graph": "nan"}),
     ],
 )
-def test_classifiers_without_probabilities(kind, match):
-    data, _, truth = crowd()
-    targets, rows = torch.nn.functional.one_hot(truth, 3).float(), torch.ones(256).bool()
-    with pytest.raises(ValueError, match=match):
-        OutOfFold(kind, data)(targets, rows)
-
-
-def test_probabilities_that_are_known_after_a_fit():
-    data, _, truth = crowd()
-    targets, rows = torch.nn.functional.one_hot(truth, 3).float(), torch.ones(256).bool()
-    found = OutOfFold(StackingClassifier([("a", LogisticRegression())], cv=2), data)(targets, rows)
-    assert (found.argmax(1) == truth).double().mean() > 0.7
-
-
-def test_features_in_numpy():
+def test_refusals(message, options):
     data, answers, _ = crowd()
-    found = []
-    for given in (data, Data(data.x.numpy(), data.edge_index.numpy())):
-        torch.manual_seed(0)
-        found.append(Annotators(3).fit(given, answers, classifier=Memory(), **QUICK).probs)
-    assert torch.equal(*found)
+    if (graph := options.get("graph", data)) == "nan":
+        graph = data
+        graph.x[3, 1] = torch.nan
+    options = {name: value for name, value in options.items() if name != "graph"}
+    with pytest.raises(ValueError, match=message):
+        Annotators(3).fit(graph, answers, **options, **QUICK)
 
 
 class Bag(torch.nn.Module):
-    """What many users write first: dropout of the inputs."""
+    """What many users write first: dropout of the inputs, here above a frozen layer."""
 
     def __init__(self):
         super().__init__()
-        self.layer = SAGEConv(40, 3)
+        self.frozen, self.layer = torch.nn.Linear(4, 4), SAGEConv(4, 3)
+        self.frozen.requires_grad_(False).weight.data = torch.eye(4)
 
     def forward(self, x, edge_index):
         assert x.layout == torch.strided
-        return self.layer(torch.nn.functional.dropout(x, 0.5, self.training), edge_index)
+        assert torch.equal(self.frozen.weight, torch.eye(4))
+        x = torch.nn.functional.dropout(self.frozen(x), 0.2, self.training)
+        return self.layer(x, edge_index)
 
 
-def test_a_network_gets_features_as_they_are(monkeypatch):
-    monkeypatch.setattr(module, "NUM_EPOCHS", 5)
-    words = torch.eye(40)[torch.arange(256) % 40]  # a bag with one word
-    Annotators(3).fit(Data(words, EDGES), crowd()[1], classifier=Bag(), **QUICK)
-
-
-def test_a_classifier_of_one_label():
-    """A part of the nodes may have answers of one label, or none."""
-    learn = OutOfFold(LogisticRegression(), Data(torch.randn(256, 2), EDGES))
-    targets, rows = torch.tensor([[0.9, 0.1]]).repeat(256, 1), torch.arange(256) < 3
-    found = learn(targets, rows)
-    assert (found > 0).all()
-    torch.testing.assert_close(found.sum(1), torch.ones(256))
-    torch.testing.assert_close(learn(targets, rows & False), torch.full((256, 2), 0.5))
+@pytest.mark.parametrize(
+    "kind",
+    [Bag(), StackingClassifier([("a", LogisticRegression())], cv=2)],
+    ids=["network", "rows"],
+)
+def test_classifiers_of_many_kinds(kind):
+    """A frozen layer stays as it is; a stack has probabilities after its fit only; NumPy's data."""
+    data, _, truth = crowd()
+    expected = learned(kind, data, truth)
+    assert (expected.argmax(1) == truth).double().mean() > 0.6
+    torch.manual_seed(0)
+    one = Annotators(3).fit(data, crowd()[1], classifier=Memory(), **QUICK).probs
+    torch.manual_seed(0)
+    arrays = Data(data.x.numpy(), data.edge_index.numpy())
+    assert torch.equal(
+        Annotators(3).fit(arrays, crowd()[1], classifier=Memory(), **QUICK).probs, one
+    )

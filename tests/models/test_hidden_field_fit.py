@@ -72,13 +72,11 @@ def simulated(name, truth):
     size = len(truth)
     if name == "features":
         return 2.0 * truth[:, None] + torch.randn(size, 2)
-    if name == "counts":
-        return torch.poisson(1.0 + 2.0 * truth[:, None].double().expand(-1, 2)).long()
     wrong = torch.rand(size, 4) < torch.tensor([0.1, 0.2, 0.3, 0.4])
     return torch.where(wrong, 1 - truth[:, None], truth[:, None])
 
 
-@pytest.mark.parametrize("name", ["answers", "features", "counts"])
+@pytest.mark.parametrize("name", ["answers", "features"])
 def test_em_and_svi_agree(name):
     """On parameters and labels, the same program being fitted."""
     truth, hood = halves(), sources.grid(16, 16, stride=4)
