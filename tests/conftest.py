@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, settings
 from simulated_device import NAME, register, simulated
 
 from pyro_nmm import backend
-from pyro_nmm.models.stacked.fit import FitOptions
 from pyro_nmm.ops import sampling
 
 COMPILED = backend.compiled
@@ -22,9 +21,6 @@ settings.load_profile("any machine")
 
 # Before the first gradient: from then on autograd serves the devices that it found.
 NO_DEVICE = register()
-
-# The evidence of small graphs needs no more steps.
-FitOptions.__init__.__defaults__ = (*FitOptions.__init__.__defaults__[:-1], 4)
 
 
 def pytest_addoption(parser):
