@@ -14,7 +14,9 @@ COMPILED = backend.compiled
 # No example has a time limit: the machine may do other work. The fixture ``kernels`` may serve all
 # examples of a test.
 ALLOWED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("any machine", deadline=None, suppress_health_check=ALLOWED)
+settings.register_profile(
+    "any machine", deadline=None, max_examples=40, suppress_health_check=ALLOWED
+)
 settings.load_profile("any machine")
 
 # Before the first gradient: from then on autograd serves the devices that it found.
