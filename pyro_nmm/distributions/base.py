@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""What all distributions share: batches without copies, messages, and no traces."""
+
 import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Size, Tensor

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Labels given choices, with the label distributions integrated out."""
+
 from collections.abc import Sequence
 
 import torch

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""The choice of a neighbour by every node, independently."""
+
 from collections.abc import Sequence
 
 import torch

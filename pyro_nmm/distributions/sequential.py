@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Labels predicted one after the other, each given those before."""
+
 from typing import NamedTuple
 
 import torch
@@ -42,9 +44,9 @@ def predict_in_turn(
     uniforms = torch.rand(shape, dtype=torch.double, device=order.device, generator=generator)
     size = len(sources), len(components), num_classes + 1
     counts = torch.zeros(size, dtype=torch.int32, device=order.device)
-    place, found = Places(sources).find(components.choices)
-    labels = components.labels.expand_as(place)[found]
-    _count(counts, found.nonzero()[:, 0], place[found], labels)
+    place, occurs = Places(sources).find(components.choices)
+    labels = components.labels.expand_as(place)[occurs]
+    _count(counts, occurs.nonzero()[:, 0], place[occurs], labels)
     course = Course(rows, attention, alpha, components.weights, uniforms, counts)
     if loops := backend.loops_on(order.device):
         return loops.predict(*course)
@@ -94,8 +96,8 @@ def _settle(course: Course, block: Tensor) -> tuple[Tensor, Tensor]:
             same = groups.earlier(chosen * (labels == k)[rows.row])
             weight.append(attention * (above[k] + same) / total)
         new_labels = torch.stack([course.weights @ rows.sum(w) for w in weight], -1).argmax(-1)
-        own = new_labels[rows.row].expand(1, *chosen.shape)
-        new_edges = pick(rows, torch.stack(weight).gather(0, own)[0], uniforms)
+        edge_label = new_labels[rows.row].expand(1, *chosen.shape)
+        new_edges = pick(rows, torch.stack(weight).gather(0, edge_label)[0], uniforms)
         sweep += 1
         if settled(sweep, (new_labels, labels), (new_edges, edges)):
             return labels, rows.source[edges]

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Rows and keys renumbered, so that tables hold only what occurs."""
+
 import torch
 from torch import Tensor
 
@@ -27,8 +29,8 @@ def consecutive(rows: Neighborhood, first: int, last: int) -> tuple[Neighborhood
     """Rows ``first..last - 1``, and their edges, without :meth:`Neighborhood.take` of all rows."""
     ptr = rows.ptr[first : last + 1]
     span = slice(*ptr[[0, -1]].tolist())
-    own = rows.nodes[first:last], ptr - span.start, rows.source[span], rows.edge[span]
-    return Neighborhood.of_rows(rows.num_nodes, *own, rows.num_sources), span
+    parts = rows.nodes[first:last], ptr - span.start, rows.source[span], rows.edge[span]
+    return Neighborhood.of_rows(rows.num_nodes, *parts, rows.num_sources), span
 
 
 def sharing(hood: Neighborhood, nodes: Tensor) -> Tensor:
@@ -60,6 +62,6 @@ class Places:
 
     def count(self, keys: Tensor) -> Tensor:
         """``(B, num_places)`` int32: how often each occurs among keys ``(B, n)``."""
-        place, found = self.find(keys)
+        place, occurs = self.find(keys)
         table = torch.zeros(len(keys), len(self.keys), dtype=torch.int32, device=keys.device)
-        return table.scatter_add_(1, place, found.int())
+        return table.scatter_add_(1, place, occurs.int())

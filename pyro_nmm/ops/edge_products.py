@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Inner products of the vectors at the ends of edges."""
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -13,11 +15,11 @@ class _EdgeProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(v, target, source):
-        found = v.new_empty(len(source))
+        products = v.new_empty(len(source))
         for part in blocks(len(source), v.shape[1], cached=v.device.type == "cpu"):
             ends = v.index_select(0, target[part]), v.index_select(0, source[part])
-            found[part] = ends[0].mul_(ends[1]).sum(-1)
-        return found
+            products[part] = ends[0].mul_(ends[1]).sum(-1)
+        return products
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -27,12 +29,12 @@ class _EdgeProducts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         v, target, source = ctx.saved_tensors
-        found = torch.zeros_like(v)
+        to_v = torch.zeros_like(v)
         for part in blocks(len(source), v.shape[1], cached=v.device.type == "cpu"):
-            ends, own = (target[part], source[part]), grad[part, None]
+            ends, slope = (target[part], source[part]), grad[part, None]
             for nodes, others in (ends, ends[::-1]):
-                found.index_add_(0, nodes, v.index_select(0, others).mul_(own))
-        return found, None, None
+                to_v.index_add_(0, nodes, v.index_select(0, others).mul_(slope))
+        return to_v, None, None
 
 
 def edge_products(v: Tensor, target: Tensor, source: Tensor) -> Tensor:

@@ -107,8 +107,8 @@ def log_marginals(
     logits = logits.expand(*batch, -1).flatten(end_dim=-2)
     labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
     columns = alpha, logits, labels.unbind(1), channel.split(batch)
-    found = [log_marginal(rows, *column) for column in zip(*columns, strict=True)]
-    return torch.stack(found, 1).view(shape)
+    columns_log_prob = [log_marginal(rows, *column) for column in zip(*columns, strict=True)]
+    return torch.stack(columns_log_prob, 1).view(shape)
 
 
 def log_posterior(

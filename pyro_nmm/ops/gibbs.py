@@ -67,7 +67,7 @@ def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) ->
 def left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     r"""``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})`, in :math:`O(B E C)`."""
     entries, top = relative(rows, entries)
-    size, found = entries.num_classes, []
+    size, scores = entries.num_classes, []
     for b in range(len(draw.edges)):
         log_attention, alpha, _, evidence = (part[min(b, len(part) - 1)] for part in entries[:4])
         chosen, labels = draw.edges[b], draw.labels[b]
@@ -78,16 +78,16 @@ def left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
         for part in blocks(rows.num_rows, 3 * size * rows.num_edges // max(1, rows.num_rows)):
             first, last = rows.ptr[part.start].item(), rows.ptr[part.stop].item()
             edges, row = slice(first, last), rows.row[first:last]
-            own = torch.arange(first, last, device=rows.device) == chosen[row]
+            drawn = torch.arange(first, last, device=rows.device) == chosen[row]
             seen = counts[rows.source[edges]]
-            seen[own, labels[row[own]]] -= 1  # before alpha is added, which one may round away
+            seen[drawn, labels[row[drawn]]] -= 1  # before alpha is added, which one may round away
             seen += alpha[rows.source[edges]]
             likelihood = evidence[edges if len(evidence) == rows.num_edges else row].exp()
             summand = log_attention[edges].exp() * (seen * likelihood).sum(-1) / seen.sum(-1)
             sums = summand.new_zeros(part.stop - part.start)
             parts.append(sums.index_add_(0, row - part.start, summand))
-        found.append(torch.cat(parts).log())
-    return torch.stack(found) + top
+        scores.append(torch.cat(parts).log())
+    return torch.stack(scores) + top
 
 
 class Chains(NamedTuple):
@@ -126,9 +126,9 @@ def run_chains(
         for part in blocks(end - start, size.numel() * (1 + entries.num_classes)):
             shape = part.stop - part.start, *size
             uniforms = torch.rand(shape, dtype=torch.double, device=rows.device)
-            found = sweep(rows, entries, draw, uniforms)
-            draw = found.draw
-            totals.append(found.totals)
+            swept = sweep(rows, entries, draw, uniforms)
+            draw = swept.draw
+            totals.append(swept.totals)
         kept += [draw] if end > first else []
         start = end
     edges, labels = zip(*(draw[:2] for draw in kept), strict=True)

@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Intervals of ordinal labels."""
+
 from typing import NamedTuple
 
 import torch
@@ -48,7 +50,7 @@ def label_intervals(
     """Intervals with half of ``1 - level`` beyond each end, in strips of rows."""
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
-    found, num_classes = [], alpha.shape[-1]
+    intervals, num_classes = [], alpha.shape[-1]
     tail, labels = (1 - level) / 2, torch.arange(num_classes, device=hood.device)
     for rows in torch.arange(hood.num_rows, device=hood.device).split(STRIP):
         part = hood.take(rows)
@@ -63,8 +65,8 @@ def label_intervals(
                  for w, t in zip(weights, tables, strict=True)]  # fmt: skip
         probs = torch.stack(mixed).view(*batch, len(rows), num_classes)
         ends = _quantiles(probs, torch.tensor([tail, 1 - tail]).to(probs))
-        found.append(torch.stack([(probs * labels).sum(-1), *ends.unbind(-1)]))
-    return Intervals(*torch.cat(found, -1))
+        intervals.append(torch.stack([(probs * labels).sum(-1), *ends.unbind(-1)]))
+    return Intervals(*torch.cat(intervals, -1))
 
 
 def _quantiles(probs: Tensor, levels: Tensor) -> Tensor:

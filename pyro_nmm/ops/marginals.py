@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""Marginals of nodes and of pairs of nodes, linear in the edges."""
+
 import torch
 from torch import Tensor
 
@@ -22,10 +24,10 @@ def spread(hood: Neighborhood, mean: Tensor, attention: Tensor, channel: Channel
     """:func:`node_marginals` from the sources' means ``(..., N, C)``."""
     batch = torch.broadcast_shapes(mean.shape[:-2], attention.shape[:-1], channel.batch_shape)
     marginals = mean.new_zeros(*batch, hood.num_rows, mean.shape[-1])
-    each = batch.numel() * mean.shape[-1]
+    numbers = batch.numel() * mean.shape[-1]
     # With gradients few blocks are better, because each has a whole gradient of its own.
     cached = mean.device.type == "cpu" and not mean.requires_grad
-    for part in blocks(hood.num_edges, each, cached):
+    for part in blocks(hood.num_edges, numbers, cached):
         messages = channel.of(part).push(mean.index_select(-2, hood.source[part]))
         messages = attention[..., part, None] * messages
         marginals = marginals.index_add_(-2, hood.row[part], messages)
@@ -85,9 +87,9 @@ class PairRows:
         """
         first, second = (marginals.index_select(-2, places) for places in self.pairs)
         table = first.unsqueeze(-1) * second.unsqueeze(-2)
-        each = table[..., 0, :, :].numel()
-        for part in blocks(len(self.common[0]), each):
-            pair, edge_i, edge_j = (found[part] for found in self.common)
+        numbers = table[..., 0, :, :].numel()
+        for part in blocks(len(self.common[0]), numbers):
+            pair, edge_i, edge_j = (places[part] for places in self.common)
             concentration = alpha.index_select(-2, self.rows.source[edge_i])
             total = concentration.sum(-1, keepdim=True)
             mean = concentration / total
@@ -108,11 +110,11 @@ def pair_marginals(
     batch = torch.broadcast_shapes(alpha.shape[:-2], logits.shape[:-1], channel.batch_shape)
     for part in blocks(pairs.shape[1], batch.numel() * alpha.shape[-1] ** 2):
         near = PairRows(hood, pairs[:, part])
-        own = alpha.index_select(-2, near.sources)
+        local_alpha = alpha.index_select(-2, near.sources)
         attention = near.rows.softmax(logits.index_select(-1, near.rows.edge))
         change = channel.of(near.rows.edge)
-        marginals = node_marginals(near.rows, own, attention, change)
-        tables.append(near.tables(own, attention, marginals, change))
+        marginals = node_marginals(near.rows, local_alpha, attention, change)
+        tables.append(near.tables(local_alpha, attention, marginals, change))
     return torch.cat(tables, -3)
 
 

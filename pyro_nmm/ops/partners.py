@@ -70,18 +70,18 @@ def draw_partners(
     back = _Line(weight[order], pad(degree.cumsum(0), (1, 0)))
     # Summed for each source alone: what other nodes weigh is exactly zero if there are none.
     all_weights = weight.new_zeros(hood.num_sources).index_add_(0, hood.source, weight)
-    own = weight[rows.within]
-    paths = own * (all_weights[rows.source] - own).clamp(min=0)
+    row_weight = weight[rows.within]
+    paths = row_weight * (all_weights[rows.source] - row_weight).clamp(min=0)
     there, reach = _Line(paths, rows.ptr), rows.sum(paths)
 
     # One point in each of equal intervals has a lower variance than independent points.
     row = torch.arange(rows.num_rows, device=order.device)[:, None]
-    point = torch.rand(rows.num_rows, num_partners, dtype=own.dtype, device=order.device)
+    point = torch.rand(rows.num_rows, num_partners, dtype=row_weight.dtype, device=order.device)
     point = (point + torch.arange(num_partners, device=order.device)) / num_partners
     edge, rest = there.find(row, point * reach[:, None])
-    rest = rest / own[edge]
+    rest = rest / row_weight[edge]
     begin = back.begins[order.argsort()[rows.within]] - back.begins[back.ptr[rows.source]]
-    rest = torch.where(rest < begin[edge], rest, rest + own[edge])  # past the node itself
+    rest = torch.where(rest < begin[edge], rest, rest + row_weight[edge])  # past the node itself
     end = order[back.find(rows.source[edge], rest)[0]]
     # Without other nodes, or by rounding, an end may be the node itself or one that is not free.
     good = (weight[end] > 0) & (hood.target[end] != nodes[row]) & (reach[:, None] > 0)

@@ -110,9 +110,9 @@ def one_step_credits(rows: Neighborhood, entries: Entries, draw: Draw, predicted
     return sum(later).gather(1, numbers)  # type: ignore[union-attr]
 
 
-def less_baseline(costs: Tensor, own: Size, fresh: Callable[[], Tensor]) -> Tensor:
-    """Costs less their mean over other draws, along sizes of one in ``own``, or ``fresh`` costs."""
-    baseline = others_mean(costs, [d for d, size in enumerate(own) if size == 1])
+def less_baseline(costs: Tensor, sizes: Size, fresh: Callable[[], Tensor]) -> Tensor:
+    """Costs less their mean over other draws, along ``sizes`` of one, or less ``fresh`` costs."""
+    baseline = others_mean(costs, [d for d, size in enumerate(sizes) if size == 1])
     return costs - (fresh() if baseline is None else baseline)
 
 

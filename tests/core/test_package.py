@@ -128,14 +128,15 @@ from pathlib import Path
 
 import pyro
 
+from pyro_nmm.models import StackedNMM
 from pyro_nmm.models.annotators import out_of_fold
 from pyro_nmm.models.hidden import fit_field
-from pyro_nmm.models.stacked.fit import FitOptions
 
 out_of_fold.NUM_EPOCHS = 2
 few = {"num_starts": 1, "num_steps": 2, "num_chains": 2, "num_draws": 2}
 vars(inspect.unwrap(fit_field).__kwdefaults__["options"]).update(few)
-FitOptions.__init__.__defaults__ = (2, 8, 1, 5000, 0.1, 2, *FitOptions.__init__.__defaults__[6:])
+for fit in (StackedNMM.fit, StackedNMM.update):
+    vars(inspect.unwrap(fit).__kwdefaults__["options"]).update(num_steps=2, refit_steps=2)
 for path in sys.argv[1:]:
     print(path, flush=True)
     pyro.clear_param_store()

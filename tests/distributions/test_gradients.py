@@ -15,7 +15,6 @@ from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from pyro.ops.provenance import get_provenance, track_provenance
 
 from pyro_nmm import ChosenLabels, NeighborChoice, OrderedConditional
-from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.enumeration import enumerate_choices
@@ -182,73 +181,6 @@ def test_variance_falls_and_the_biased_ones_stay_close():
     assert gap["one_step_credit"] < 0.2 * gap["no_score"]
     assert variance["one_step_credit"] < variance["reinforce"] / 16
     assert variance["reward_to_go"] < variance["reinforce"] / 4
-
-
-class PerNode(GraphDistribution):
-    """Nodes as a batch dimension, as a plate over nodes would have them."""
-
-    def __init__(self, sample, log_prob, size):
-        self._sample, self._log_prob = sample, log_prob
-        super().__init__(torch.Size([size]), torch.Size())
-
-    support = dist.constraints.nonnegative_integer
-
-    def sample(self, sample_shape=()):
-        return self._sample(self._extended_shape(sample_shape))
-
-    def log_prob(self, value):
-        return self._log_prob(value)
-
-
-@pytest.mark.slow
-def test_a_plate_over_nodes_is_caught():
-    """Pyro then keeps for each choice its own node's cost only: a silent bias."""
-    problem = Problem("star")
-    hood, y, n = problem.hood, problem.y, problem.hood.num_nodes
-
-    def labels(alpha, c):
-        def per_node(value):
-            parts = [
-                ChosenLabels(alpha, c[..., :i]).log_prob(value[..., :i]) if i else c.sum(-1) * 0.0
-                for i in range(n + 1)
-            ]
-            return torch.stack(parts, -1).diff(dim=-1)
-
-        return PerNode(None, per_node, n)
-
-    def model():
-        alpha = problem.log_alpha.exp()
-        log_l = hood.log_softmax(problem.logits)
-        with pyro.plate("nodes", n):
-            c = pyro.sample(
-                "c", PerNode(None, lambda c: log_l[hood.find(c.view(-1, n))].view(c.shape), n)
-            )
-            pyro.sample("y", labels(alpha, c), obs=y)
-
-    def guide():
-        q = OrderedConditional(hood, problem.log_alpha.exp(), problem.logits, y)
-        place = q.order.argsort()
-
-        def log_prob(c):
-            return q._evaluate(c)[2][..., place]
-
-        with pyro.plate("nodes", n):
-            pyro.sample("c", PerNode(lambda shape: q.sample(shape[:-1]), log_prob, n))
-
-    truth = problem.loss()
-    wanted = torch.cat(
-        [g.flatten() for g in torch.autograd.grad(truth, problem.leaves, retain_graph=True)]
-    )
-    _, grads = gradients(vectorized(1000, nesting=1), model, guide, problem.leaves, 20)
-    error = grads.std(0) / 20**0.5
-    assert ((grads.mean(0) - wanted).abs() > 8 * error).any()
-
-    # The same program as one event passes, so it is the plate that fails.
-    joint = partial(problem.guide, collapsed=True, estimator="reinforce")
-    found = gradients(
-        vectorized(), partial(problem.model, collapsed=True), joint, problem.leaves, STEPS
-    )
-    check_against(truth, problem.leaves, *found)
 
 
 @pytest.mark.slow
