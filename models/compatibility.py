@@ -1,6 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
+"""One matrix for the labels of neighbours: counted, or learned by edges that relabel."""
+
 from typing import Any
 
 import torch

@@ -43,11 +43,7 @@ KINDS = {
 def as_tensor(
     name: str, value: Any, device: torch.device | None = None, *, masked: int | None = None
 ) -> Tensor:
-    """
-    A tensor as it is, or an array or a nested list as a tensor on a device, in native integers.
-
-    :param int masked: what stands for a masked entry of NumPy's masked arrays. Default: an error.
-    """
+    """A tensor as it is, or an array or a list as one; ``masked`` stands for masked entries."""
     if isinstance(value, Tensor):
         return value.long() if value.dtype in UNSIGNED else value
     check_order(name, value)
@@ -92,15 +88,7 @@ def expect(
     name: str, value: Any, shape: tuple[Dim, ...] | None = None, *, kind: str = "tensor",
     like: Any = None, note: str = "",
 ) -> Tensor:  # fmt: skip
-    """
-    A tensor of a kind, of a shape and on the device of ``like``, or an error with a ``note``.
-
-    >>> expect("x", torch.zeros(2, 3), ("N", 4), kind="float")
-    Traceback (most recent call last):
-        ...
-    ValueError: x must have shape (N, 4), got (2, 3)
-
-    """
+    """A tensor of a kind, of a shape and on the device of ``like``, or an error with a ``note``."""
     sizes = [dim[0] if isinstance(dim, tuple) else str(dim) for dim in shape or ()]
     text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
     if not isinstance(value, Tensor) or not is_kind(value, kind):
@@ -235,10 +223,7 @@ def check_mask(
 def as_set(
     nodes: Any, num_nodes: int, device: torch.device, name: str, *, empty: bool = False
 ) -> Tensor:
-    """
-    A mask of nodes given by a mask or by distinct node ids. ``N`` zeros and ones that repeat are a
-    mask.
-    """
+    """A mask of nodes, from a mask, ``N`` zeros and ones that repeat, or distinct node ids."""
     nodes = as_tensor(name, nodes, device)
     none = nodes.numel() == 0 and nodes.dtype != torch.bool
     ids = nodes.dim() == 1 and (none or is_kind(nodes, "integers"))
@@ -316,10 +301,8 @@ def options_of(function: Callable, kind: type[Options], options: dict[str, Any])
 def check_each_call(
     name: str, value: Tensor, good: Callable = torch.isfinite, must: str = "be finite"
 ) -> None:
-    """
-    Refuse bad values while ``pyro.enable_validation`` is on, because the check makes a GPU wait.
-    What is traced, compiled, captured or on the meta device is not read.
-    """
+    """Refuse bad values while ``pyro.enable_validation`` is on; a GPU waits for the check."""
+    # What is traced, compiled, captured or on the meta device is not read.
     if torch.compiler.is_compiling() or value.is_meta or not is_validation_enabled():
         return
     if value.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -23,11 +23,6 @@ def edges_of(graph: Any) -> tuple[Tensor, int | None]:
     """
     Pairs of a source and a target ``(2, E)``, and the number of nodes if the graph has one.
 
-    >>> import networkx
-    >>> edges_of(networkx.path_graph(3))
-    (tensor([[0, 1, 1, 2],
-            [1, 2, 0, 1]]), 3)
-
     :param graph: PyG's ``Data``; a sparse ``(N, N)`` matrix, each of whose stored entries is an
         edge in both directions, whatever its value; a NetworkX graph of the nodes ``0..N - 1``; a
         data frame with the columns ``source`` and ``target``; a neighborhood; or an edge_index.

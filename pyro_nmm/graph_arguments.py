@@ -14,28 +14,8 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
 
-def check_shapes(
-    hood: Neighborhood, alpha: Concentrations, logits: Tensor
-) -> tuple[Concentrations, Tensor]:
-    """Parameters of the right shapes, dtypes and devices, in single precision at least."""
-    check_hood(hood)
-    what, size = "source" if hood.bipartite else "node", hood.num_sources
-    if isinstance(alpha, OrdinalConcentrations):
-        note, dtype = f"one number per {what}", alpha.mean.dtype
-        expect("alpha.mean", alpha.mean, ("...", size), like=hood, note=note)
-    else:
-        shape, note = ("...", size, ("C", 2)), f"one row per {what} and C >= 2 labels"
-        alpha = in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=note))
-        dtype = alpha.dtype
-    logits = check_logits(hood, logits)
-    if dtype != logits.dtype:
-        both = f"{dtype} and {logits.dtype}"
-        raise ValueError(f"alpha and logits must have the same dtype, got {both}")
-    return alpha, logits
-
-
 def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
-    """The attention's scores, see :func:`check_shapes`."""
+    """Attention scores of every edge, in single precision at least."""
     shape = "...", hood.num_edges
     note = "one score per edge of hood (self-loops included, in the order of hood.source)"
     return in_single(expect("logits", logits, shape, kind="float", like=hood, note=note))
@@ -85,15 +65,8 @@ def check_scores(hood: Neighborhood, logits: Tensor) -> None:
             raise ValueError(f"logits of node {node} are all -inf: leave at least one finite")
 
 
-def check_values(alpha: Concentrations, logits: Tensor, hood: Neighborhood) -> None:
-    check_alpha(alpha)
-    check_scores(hood, logits)
-
-
-def check_evidence(
-    hood: Neighborhood, alpha: Concentrations, evidence: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As :func:`check_shapes`, for evidence of the labels of every node or of every edge."""
+def check_evidence(hood: Neighborhood, alpha: Concentrations, evidence: Tensor) -> Tensor:
+    """Evidence of the labels of every node or of every edge, of the type of ``alpha``."""
     if isinstance(alpha, OrdinalConcentrations):
         raise ValueError("alpha must be written out where labels are latent: pass alpha.table()")
     expect("evidence", evidence, kind="float", like=hood)
@@ -107,7 +80,7 @@ def check_evidence(
     if evidence.dtype != alpha.dtype:
         both = f"{alpha.dtype} and {evidence.dtype}"
         raise ValueError(f"alpha and evidence must have the same dtype, got {both}")
-    return alpha, evidence
+    return evidence
 
 
 def check_evidence_values(rows: Neighborhood, evidence: Tensor) -> None:

@@ -28,10 +28,7 @@ def is_missing(label: Any) -> bool:
 
 
 def as_array(name: str, labels: Any) -> Any:
-    """
-    Lists, masked arrays and bytes as arrays, None where masked. Numbers beside text stay numbers.
-    Other data are returned as they are.
-    """
+    """Lists, masked arrays and bytes as arrays, None where masked; other data as they are."""
     if isinstance(labels, list | tuple):
         labels = np.asarray(labels, dtype=object)
         kinds = {_kind(label) for label in labels.flat}
@@ -53,13 +50,7 @@ def as_array(name: str, labels: Any) -> Any:
 
 
 def in_label_order(name: str, table: Any, labels: list[str] | None = None) -> Any:
-    """
-    Columns that are named by labels, or numbered by them, in the order of the labels.
-
-    >>> import pandas
-    >>> in_label_order("probs", pandas.DataFrame([[0.9, 0.1]], columns=[1, 0])).to_numpy()
-    array([[0.1, 0.9]])
-    """
+    """Columns that are named by labels, or numbered by them, in the order of the labels."""
     columns = {str(column): column for column in getattr(table, "columns", ())}
     if not columns:
         return table
@@ -85,15 +76,7 @@ def check_same_order(name: str, values: Any, beside: str, others: Any) -> None:
 
 
 def check_names(name: str, labels: Iterable[Any]) -> None:
-    """
-    Refuse labels of several types, and text that spells a missing value. Warn of text that may
-    spell one.
-
-    >>> check_names("y", ["oak", 1])
-    Traceback (most recent call last):
-        ...
-    ValueError: y must hold labels of one type, got 'oak' and 1: give all as text, or all as numbers
-    """
+    """Refuse labels of several types, and text that spells a missing value; warn if it may."""
     labels = list(labels)
     kinds: dict[str, Any] = {}
     for label in labels:
@@ -121,7 +104,7 @@ def check_names(name: str, labels: Iterable[Any]) -> None:
 
 
 def _kind(label: Any) -> str:
-    """ "text", "number", "bool", or the name of another type."""
+    """``text``, ``number``, ``bool``, or the name of another type."""
     if isinstance(label, str):
         return "text"
     if isinstance(label, bool | np.bool_):

@@ -8,21 +8,19 @@ from hypothesis import HealthCheck, settings
 from simulated_device import NAME, register, simulated
 
 from pyro_nmm import backend
-from pyro_nmm.models.stacked.fit import FitOptions
 from pyro_nmm.ops import sampling
 
 COMPILED = backend.compiled
 # No example has a time limit: the machine may do other work. The fixture ``kernels`` may serve all
 # examples of a test.
 ALLOWED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("any machine", deadline=None, suppress_health_check=ALLOWED)
+settings.register_profile(
+    "any machine", deadline=None, max_examples=40, suppress_health_check=ALLOWED
+)
 settings.load_profile("any machine")
 
 # Before the first gradient: from then on autograd serves the devices that it found.
 NO_DEVICE = register()
-
-# The evidence of small graphs needs no more steps.
-FitOptions.__init__.__defaults__ = (*FitOptions.__init__.__defaults__[:-1], 4)
 
 
 def pytest_addoption(parser):

@@ -3,16 +3,13 @@
 
 """Small runs of the loops that fit, and the data that they are fitted to."""
 
-import math
-
 import torch
 from torch_geometric.data import Data
 
-from pyro_nmm import Neighborhood, OrderedConditional
+from pyro_nmm import Neighborhood
 from pyro_nmm.guides import fit_classifier, fit_images, fit_nmm, fit_unet
 from pyro_nmm.models import Denoiser, NMMNetwork, UNet
 from pyro_nmm.models.backbones import gcn
-from pyro_nmm.models.stacked.fit import bounded_temperature, surrogate
 
 
 def ring(nodes=12):
@@ -63,39 +60,3 @@ def denoise(path, kind="nmm", seed=0, draw=None, network=None, **options):
     options = {"num_steps": 4, "checkpoint": path, "save_every": 2} | options
     fit = fit_images if isinstance(network, Denoiser) else fit_unet
     return fit(network, draw, **options), network
-
-
-def prior_of(stacked, scores, y, held_out):
-    """With that of the scale, around temperature scaling's."""
-    scale = -math.log(bounded_temperature(scores, y, held_out))
-    return stacked.prior | {"log_scale": (scale, 1.0)}
-
-
-def log_prior(stacked, prior):
-    values = ((stacked.get_parameter(name), *moments) for name, moments in prior.items())
-    return -0.5 * sum(((value - mean) / sd).square().sum() for value, mean, sd in values)
-
-
-def fit_on_all_edges(
-    stacked, hood, scores, y, train, held_out, num_steps, num_samples=8, lr=0.1, edge_weight=None
-):
-    """The fit as its docstring has it, without leaving out any node."""
-    stacked = stacked.to(scores)
-    prior, observed = prior_of(stacked, scores, y, held_out), train | held_out
-    for name, (mean, _) in prior.items():
-        getattr(stacked, name).data.fill_(mean)
-    optimizer = torch.optim.Adam(stacked.parameters(), lr=lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, 2 - 2 * step / num_steps)
-    )
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        parts = [mask.nonzero()[:, 0] for mask in (train, held_out)]
-        order = torch.cat([nodes[torch.randperm(len(nodes))] for nodes in parts])
-        found = stacked.formula(hood, scores, edge_weight)
-        q = OrderedConditional(hood, *found, y, observed, order=order)
-        loss = -log_prior(stacked, prior) - surrogate(q, int(train.sum()), num_samples)
-        (loss / held_out.sum()).backward()
-        optimizer.step()
-        schedule.step()
-    return stacked

@@ -26,7 +26,7 @@ from pyro_nmm.arguments import (
 )
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.edge_values import edges_between
-from pyro_nmm.fitting import with_gradients
+from pyro_nmm.fitting import minimise, with_gradients
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula, Priors
 from pyro_nmm.models.stacked.table import GraphScores
@@ -43,19 +43,6 @@ PAIRS, LABELS = 10, 5
 NUM_DRAWS = 16
 #: Change of a parameter in a difference quotient, in double precision.
 CHANGE = 1e-3
-
-
-def minimise(loss: Callable[[], Tensor], parameters: Iterable[Tensor], max_steps: int) -> None:
-    optimizer = torch.optim.LBFGS(parameters, max_iter=max_steps, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        optimizer.step(closure)
 
 
 @with_gradients
@@ -408,9 +395,11 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
     return float(((pair.logsumexp(0).sum(0) + prior).softmax(0) * share).sum())
 
 
-def deviations(formula: Formula, priors: Priors, folds: list[Fold]) -> Tensor:
+def deviations(
+    formula: Formula, priors: Priors, folds: list[Fold], number: int = NUM_DRAWS
+) -> Tensor:
     r"""
-    ``(NUM_DRAWS, d)``: draws of the parameters minus the fitted ones. The weighted likelihood
+    ``(number, d)``: draws of the parameters minus the fitted ones. The weighted likelihood
     bootstrap [1] refits the parameters to labels with random weights :math:`1 + \xi_{bi}`. Its
     first step is
 
@@ -430,7 +419,7 @@ def deviations(formula: Formula, priors: Priors, folds: list[Fold]) -> Tensor:
     """
     gradients = torch.cat([label_gradients(formula, fold) for fold in folds])
     hessian = gradients.T @ gradients + priors.precision(formula.values).double().diag()
-    scores = torch.randn(NUM_DRAWS // 2, len(gradients)).to(gradients) @ gradients
+    scores = torch.randn(number // 2, len(gradients)).to(gradients) @ gradients
     half = torch.linalg.solve(hessian, scores.T).T
     return torch.stack([half, -half], 1).flatten(0, 1).to(folds[0].inputs)
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import check_integers, options_of
+from pyro_nmm.arguments import check_integers
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.fitting import with_gradients
+from pyro_nmm.fitting import with_gradients, with_options
 from pyro_nmm.graph_arguments import check_all_rows, check_hood
 from pyro_nmm.models.stacked.fit import (
     NUM_DRAWS,
@@ -230,11 +230,12 @@ class StackedNMM(nn.Module):
         data, formula = self._read(hood, scores, y, known, edge_weight), self.formula
         return formula(hood, formula.inputs(data)[0], data.edge_weight)
 
+    @with_options
     @with_gradients
     def fit(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor | None = None,
         held_out: Tensor | None = None, *, folds: Tensor | None = None,
-        edge_weight: Tensor | None = None, **options: Any,
+        edge_weight: Tensor | None = None, options: FitOptions = FitOptions(),
     ) -> StackedNMM:  # fmt: skip
         r"""
         Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that falls
@@ -254,6 +255,8 @@ class StackedNMM(nn.Module):
             the others.
         :param int max_held_out: most held-out nodes, default 5,000; folds and updates use all.
         :param float lr: Adam's, positive, default .1.
+        :param int refit_steps: of LBFGS, for the parts of the held-out labels that :meth:`summary`
+            and the share need, default 20.
         :param progress: wraps the range of steps, for example ``tqdm``.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
             ``lr`` at which the fit diverges. The module is then unchanged.
@@ -262,7 +265,6 @@ class StackedNMM(nn.Module):
         nodes (into both sets without a pool); :math:`O(E C)` 21 times for each fold; and once
         :math:`O(E_\tau C^2)`. With ``R`` partitions into communities, :math:`O(R N C)` a step more.
         """
-        how = options_of(self.fit, FitOptions, options)
         if folds is not None:
             if train is not None or held_out is not None:
                 raise ValueError("folds says which labels are held out: leave out train, held_out")
@@ -270,18 +272,20 @@ class StackedNMM(nn.Module):
                 (self._read(hood, scores_of_fold, y, known, edge_weight), out)
                 for scores_of_fold, known, out in scores_of_folds(hood, scores, folds)
             ]
-            return self._fit(copies, how)
+            return self._fit(copies, options)
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
-        held_out = some_of(held_out, how.max_held_out)
+        held_out = some_of(held_out, options.max_held_out)
         data = self._read(hood, scores, y, train | held_out, edge_weight)
-        return self._fit([(data, held_out)], how)
+        return self._fit([(data, held_out)], options)
 
+    @with_options
     @with_gradients
     def update(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
-        edge_weight: Tensor | None = None, **options: Any,
+        edge_weight: Tensor | None = None,
+        options: FitOptions = FitOptions(num_steps=100, num_folds=5),
     ) -> StackedNMM:  # fmt: skip
         """
         Refit the parameters, from their present values, to all labels known by now. Each fold of
@@ -291,10 +295,9 @@ class StackedNMM(nn.Module):
             which the classifier did not learn: the held-out nodes of :meth:`fit`, and later ones.
         :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=100``.
         """
-        how = options_of(self.update, FitOptions, {"num_folds": 5, "num_steps": 100} | options)
         train, new = disjoint_masks(hood, train=train, new=new)
         data = self._read(hood, scores, y, train, edge_weight, new)
-        return self._fit([(data, new)], how, afresh=False)
+        return self._fit([(data, new)], options, afresh=False)
 
     def _fit(
         self, copies: Sequence[tuple[GraphScores, Tensor]], options: FitOptions, afresh: bool = True

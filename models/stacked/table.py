@@ -20,6 +20,9 @@ from pyro_nmm.edge_values import edges_between
 from pyro_nmm.graph_arguments import check_all_rows, check_hood, check_label_range
 from pyro_nmm.labels import in_label_order
 
+#: Who called ``fit`` or ``update``, seen from a warning of this file.
+USER = 6
+
 
 @dataclass(frozen=True)
 class GraphScores:
@@ -126,7 +129,7 @@ def warn_of_probabilities(scores: Tensor) -> None:
         warnings.warn(
             "scores look like probabilities: each row sums to one. Give logits, "
             "for example scores.clamp(min=1e-6).log()",
-            stacklevel=4,
+            stacklevel=USER,
         )
 
 
@@ -201,4 +204,4 @@ def warn_of_one_way(hood: Neighborhood) -> None:
     source, target = hood.source[some], hood.target[some]
     if (edges_between(hood, target, source) < 0).all():
         cure = "if edges have no direction, pass torch_geometric.utils.to_undirected(edge_index)"
-        warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=4)
+        warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=USER)

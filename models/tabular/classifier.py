@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.metrics import accuracy_score
 from sklearn.model_selection import StratifiedKFold
+from sklearn.neighbors import KNeighborsTransformer
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import _safe_indexing, check_random_state, get_tags
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import (
@@ -23,6 +28,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 from torch import Tensor
+from torch.nn import functional as F
 from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph, to_undirected
 
 from pyro_nmm import Neighborhood, Posterior
@@ -33,9 +39,9 @@ from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import as_array, check_names, check_same_order, is_missing
 from pyro_nmm.models.estimators import probabilities_of, with_probabilities
 from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
-from pyro_nmm.models.tabular.neighbors import EXAMPLE, finder_of, found_by
-from pyro_nmm.models.tabular.temperature import averaged_temperature, temperature_posterior
 
+#: Neighbours of rows that need a preparation.
+EXAMPLE = "make_pipeline(preparation, KNeighborsTransformer(n_neighbors=10))"
 #: Priors of the parameters on neighbour graphs of tables, chosen on 74 tables that are not reported
 #: (``benchmarks/tabular/README.md`` lists them).
 TABLES = {
@@ -90,6 +96,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     :param random_state: of folds and fit: an integer, a ``RandomState``, or None for new draws.
     """
 
+    _fit_options: Mapping[str, Any] = {}  #: of :meth:`StackedNMM.fit`
+
     def __init__(
         self, estimator: Any, *, n_neighbors: int = 10, cv: int = 5, metric: str = "euclidean",
         neighbors: Any = None, clip: float = 1e-3, random_state: Any = None,
@@ -139,7 +147,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             folds[rows[out]] = fold
             parts.append(self._trained(X, labels, rows[rest]))
         self.estimator_, self._parts = self._trained(X, labels, rows), parts
-        whole, *scores = (self._log_probs(each, X) for each in (self.estimator_, *parts))
+        whole, *scores = (self._log_probs(fitted, X) for fitted in (self.estimator_, *parts))
         held_out = torch.stack(scores)[folds[rows], rows], labels[rows]
         self._temperatures = temperature_posterior(*held_out)
         self._fold_temperatures = [
@@ -150,13 +158,14 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             seed = check_random_state(seed).randint(2**31)
         with seeded(seed):
             self.stacked_ = StackedNMM(len(self.classes_), prior=TABLES)
-            self.stacked_.fit(self.hood_, torch.stack(scores), labels, folds=folds)
+            copies = torch.stack(scores)
+            self.stacked_.fit(self.hood_, copies, labels, folds=folds, **self._fit_options)
             pooled, self._beside = self._pooled(whole, *scores)
             self._fitted = pooled, labels, known
-            found = self.stacked_.posterior(
+            posterior = self.stacked_.posterior(
                 self.hood_, *self._fitted, num_draws=0, beside=self._beside
-            ).marginals()
-        self.label_distributions_ = found.numpy()
+            )
+        self.label_distributions_ = posterior.marginals().numpy()
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         return self
 
@@ -178,14 +187,14 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         row, near = from_scipy_sparse_matrix(self._neighbors.transform(X))[0].long()
         edges = torch.stack([hood.source, hood.target])
         edges = torch.cat([edges, torch.stack([near, row + size])], 1)
-        each = (self._log_probs(part, X) for part in (self.estimator_, *self._parts))
-        (scores, beside), (fitted, labels, known) = self._pooled(*each), self._fitted
-        found = self.stacked_.posterior(
+        every = (self._log_probs(part, X) for part in (self.estimator_, *self._parts))
+        (scores, beside), (fitted, labels, known) = self._pooled(*every), self._fitted
+        posterior = self.stacked_.posterior(
             Neighborhood(edges, size + new), torch.cat([fitted, scores]),
             torch.cat([labels, labels.new_zeros(new)]), torch.cat([known, known.new_zeros(new)]),
             num_draws=0, beside=torch.cat([fitted.softmax(1), beside]),  # read for new rows only
         )  # fmt: skip
-        return found.marginals()[size:].numpy()
+        return posterior.marginals()[size:].numpy()
 
     @property
     def posterior_(self) -> Posterior:
@@ -273,8 +282,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         self.classes_, index, count = np.unique(given, return_inverse=True, return_counts=True)
         if len(self.classes_) < 2 or count.min() < 2:
             rare = count.argsort(kind="stable")[:8]
-            found = dict(zip(self.classes_[rare].tolist(), count[rare].tolist(), strict=True))
-            some = f"{found}{' ...' * (len(count) > 8)}"
+            counts = dict(zip(self.classes_[rare].tolist(), count[rare].tolist(), strict=True))
+            some = f"{counts}{' ...' * (len(count) > 8)}"
             raise ValueError(
                 f"y must have at least two classes and two labelled rows of each, got {some} of "
                 f"n_samples={size} (-1, NaN and None mean unlabelled): label another row of a "
@@ -297,8 +306,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return edges
 
     def _trained(self, X: Any, labels: Tensor, rows: np.ndarray) -> Any:
-        given = _safe_indexing(X, rows), self.classes_[labels[rows]]
-        return with_probabilities("estimator", clone(self.estimator).fit(*given))
+        some = _safe_indexing(X, rows), self.classes_[labels[rows]]
+        return with_probabilities("estimator", clone(self.estimator).fit(*some))
 
     def _log_probs(self, estimator: Any, X: Any) -> Tensor:
         """``(n, C)`` logarithms of a classifier's clipped probabilities."""
@@ -313,9 +322,79 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         mean. And the probabilities beside the NMM: these, and in equal parts the folds' mean where
         each fold has a temperature of its own, as ``CalibratedClassifierCV`` does it.
         """
-        mean, own = torch.zeros_like(whole), torch.zeros_like(whole)
+        mean, by_fold = torch.zeros_like(whole), torch.zeros_like(whole)
         for part, temperature in zip(parts, self._fold_temperatures, strict=True):
             mean += averaged_temperature(part, self._temperatures) / len(parts)
-            own += (part / temperature).softmax(1) / len(parts)
+            by_fold += (part / temperature).softmax(1) / len(parts)
         mean = (averaged_temperature(whole, self._temperatures) + mean) / 2
-        return mean.log() * self.stacked_.pool.temperature, (mean + own) / 2
+        return mean.log() * self.stacked_.pool.temperature, (mean + by_fold) / 2
+
+
+def finder_of(neighbors: Any, number: int, metric: str, X: Any) -> Any:
+    """A new transformer: the user's, or exact neighbours of rows that are scaled for Euclid."""
+    if neighbors is not None:
+        finder = clone(neighbors)
+    else:
+        finder = KNeighborsTransformer(n_neighbors=number, metric=metric)
+        if metric == "euclidean":  # pandas has the accessor if all columns are sparse
+            scaler = StandardScaler(with_mean=not issparse(X) and not hasattr(X, "sparse"))
+            finder = make_pipeline(scaler, finder)
+    last = finder[-1] if isinstance(finder, Pipeline) else finder
+    if hasattr(last, "set_output"):  # no data frame holds a sparse matrix
+        last.set_output(transform="default")
+    return finder
+
+
+def found_by(finder: Any, X: Any, default: bool) -> Any:
+    """The sparse matrix of neighbours, or an error that says how to prepare the rows."""
+    try:
+        graph = finder.fit_transform(X)
+    except ValueError as error:
+        if not default:
+            raise
+        raise ValueError(
+            f"the default neighbours need numeric rows without missing values and a known "
+            f"metric: else pass neighbors={EXAMPLE}. The error was: {error}"
+        ) from error
+    if not hasattr(graph, "tocoo"):
+        raise ValueError(
+            f"neighbors must turn rows into a sparse matrix of their neighbours, got "
+            f"{type(graph).__name__}: end it in a KNeighborsTransformer, as in {EXAMPLE}"
+        )
+    return graph
+
+
+def temperature_posterior(held_out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    r"""
+    Temperatures and their probabilities, ``(61,)`` each, on a grid between :math:`e^{-3}` and
+    :math:`e^3`,
+
+    .. math::
+
+        p(t) \propto \mathcal N(\log t; 0, 1) \prod_i \mathrm{softmax}(x_i / t)_{y_i} .
+
+    :param Tensor held_out: ``(n, C)`` scores :math:`x` of rows with labels ``y``, ``(n,)``, that
+        the classifier has not seen.
+    """
+    temperatures = torch.linspace(-3, 3, 61).exp()
+    loss = [F.cross_entropy(held_out / t, y, reduction="sum") for t in temperatures]
+    return temperatures, (-torch.stack(loss) - temperatures.log().square() / 2).softmax(0)
+
+
+def averaged_temperature(scores: Tensor, posterior: tuple[Tensor, Tensor]) -> Tensor:
+    r"""
+    Label probabilities ``(N, C)`` of scores ``(N, C)``, :math:`\sum_t p(t) \, \mathrm{softmax}
+    (\text{scores} / t)`, because a few labels do not determine one temperature.
+
+    >>> x, y = torch.tensor([[2.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 0, 1])
+    >>> probs = averaged_temperature(x, temperature_posterior(x, y))  # maximum: 0.75
+    >>> 0.75 < probs[0, 0] < 0.85
+    tensor(True)
+
+    :param posterior: of :func:`temperature_posterior`.
+    """
+    probs = torch.zeros_like(scores)
+    for t, weight in zip(*posterior, strict=True):
+        if weight > 1e-6:
+            probs += weight * (scores / t).softmax(1)
+    return probs / probs.sum(1, keepdim=True)

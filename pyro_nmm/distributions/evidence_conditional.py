@@ -14,9 +14,10 @@ from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.components import Components, all_latents
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.neighbor_choice import Neighbors
+from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
-from pyro_nmm.graph_arguments import check_evidence, check_evidence_values, check_shapes
+from pyro_nmm.graph_arguments import check_evidence, check_evidence_values
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw
 from pyro_nmm.ops.gibbs import run_chains
@@ -83,11 +84,12 @@ class EvidenceConditional(InOrder):
         relabels: bool = False,
         validate_args=None,
     ) -> None:
-        checked, logits = check_shapes(hood, alpha, logits)
-        alpha, evidence = check_evidence(hood, checked, evidence)
+        parameters = Parameters.of(hood, alpha, logits)
+        evidence = check_evidence(hood, parameters.alpha, evidence)
         self.evidence, self.relabels, self._last_values = evidence, relabels, LastCall()
-        parameters = hood, alpha, logits, evidence.shape[:-2], (observed, order, estimator), (2,)
-        super().__init__(*parameters, validate_args=validate_args)
+        arrangement = observed, order, estimator
+        shapes = evidence.shape[:-2], arrangement, (2,)
+        super().__init__(parameters, *shapes, validate_args=validate_args)
         self._data = self._of_rows(self.rows, evidence)
         if self._validate_args:
             check_evidence_values(self.rows, self._data)

@@ -14,10 +14,9 @@ from torch import Size, Tensor
 
 from pyro_nmm.arguments import as_member
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import GraphDistribution, flatten
-from pyro_nmm.graph_arguments import check_all_rows, check_values, order_to_rows
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.distributions.parameters import Parameters
+from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops.entries import Draw, Entries, entries_of
 from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.sampling import draw_entries
@@ -48,16 +47,14 @@ class InOrder(GraphDistribution):
 
     def __init__(
         self,
-        hood: Neighborhood,
-        alpha: Concentrations,
-        logits: Tensor,
+        parameters: Parameters,
         data_shape: Size,
         arrangement: tuple[Tensor | None, Tensor | None, str],
         columns: tuple[int, ...] = (),
         *,
         validate_args=None,
     ) -> None:
-        check_all_rows(hood)
+        hood = parameters.hood
         observed, order, estimator = arrangement
         self.hood, self.observed_rows = hood, hood.restrict(observed)
         size = self.observed_rows.num_rows
@@ -71,14 +68,14 @@ class InOrder(GraphDistribution):
         self.rows = self.observed_rows.take(self._position, self.observed_rows.num_edges)
         self.order = self.rows.nodes  #: ``(n,)`` observed node ids in the order of the draw
         self.estimator = as_member(ScoreEstimator, estimator=estimator)
-        self.alpha, self.logits, self.num_classes = alpha, logits, alpha.shape[-1]
+        self.alpha, self.logits = parameters.alpha, parameters.logits
+        self.num_classes = parameters.num_classes
         self._last_draw = LastCall()
-        batches = alpha.shape[:-2], logits.shape[:-1], data_shape
-        self._parameter_shape = torch.broadcast_shapes(*batches)
+        self._parameter_shape = torch.broadcast_shapes(parameters.batch_shape, data_shape)
         event_shape = Size([*columns, size])
         super().__init__(self._parameter_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
-            check_values(alpha, logits, hood)
+            parameters.check_values()
 
     @abstractmethod
     def _columns(self, draw: Draw) -> Tensor:

@@ -11,11 +11,12 @@ from torch.distributions import constraints
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.neighbor_choice import Neighbors
-from pyro_nmm.graph_arguments import check_label_range, check_labels, check_shapes
+from pyro_nmm.distributions.parameters import Parameters
+from pyro_nmm.graph_arguments import check_label_range, check_labels
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw, Entries, draw_of_edges
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import Channel, check_relabel
+from pyro_nmm.relabel import Channel
 
 
 class OrderedConditional(InOrder):
@@ -86,11 +87,10 @@ class OrderedConditional(InOrder):
         *,
         validate_args=None,
     ) -> None:
-        alpha, logits = check_shapes(hood, alpha, logits)
-        y = check_labels(hood, y, hood.num_nodes)
-        self.channel = check_relabel(hood, relabel, alpha.shape[-1], kinds="permutations")
-        parameters = hood, alpha, logits, y.shape[:-1], (observed, order, estimator)
-        super().__init__(*parameters, validate_args=validate_args)
+        parameters = Parameters.of(hood, alpha, logits, relabel, kinds="permutations")
+        y, arrangement = check_labels(hood, y, hood.num_nodes), (observed, order, estimator)
+        self.channel = parameters.channel
+        super().__init__(parameters, y.shape[:-1], arrangement, validate_args=validate_args)
         labels = y.index_select(-1, self.rows.nodes)
         if self._validate_args:
             check_label_range(self.rows, labels, self.num_classes)

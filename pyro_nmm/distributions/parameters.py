@@ -11,15 +11,22 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
+from pyro_nmm.arguments import expect
 from pyro_nmm.caching import derived
-from pyro_nmm.concentrations import Concentrations, written_out
+from pyro_nmm.concentrations import (
+    Concentrations,
+    OrdinalConcentrations,
+    in_single,
+    written_out,
+)
 from pyro_nmm.graph_arguments import (
     check_all_rows,
     check_alpha,
+    check_hood,
     check_label_range,
     check_labels,
+    check_logits,
     check_scores,
-    check_shapes,
 )
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.relabel import KEEP, Channel, check_relabel
@@ -51,7 +58,19 @@ class Parameters:
         Parameters of a whole graph, of fitting shapes, dtypes and devices, in single precision at
         least; with ``kinds="permutations"`` without stochastic matrices.
         """
-        alpha, logits = check_shapes(hood, alpha, logits)
+        check_hood(hood)
+        what, size = "source" if hood.bipartite else "node", hood.num_sources
+        if isinstance(alpha, OrdinalConcentrations):
+            note, dtype = f"one number per {what}", alpha.mean.dtype
+            expect("alpha.mean", alpha.mean, ("...", size), like=hood, note=note)
+        else:
+            shape, note = ("...", size, ("C", 2)), f"one row per {what} and C >= 2 labels"
+            alpha = in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=note))
+            dtype = alpha.dtype
+        logits = check_logits(hood, logits)
+        if dtype != logits.dtype:
+            both = f"{dtype} and {logits.dtype}"
+            raise ValueError(f"alpha and logits must have the same dtype, got {both}")
         check_all_rows(hood)
         return cls(hood, alpha, logits, check_relabel(hood, relabel, alpha.shape[-1], kinds))
 

@@ -153,8 +153,8 @@ def test_annealed_evidence_of_hidden_labels():
         labels = torch.cartesian_prod(*[torch.arange(3)] * 4)
         log_prob = NeighborMixture(field.hood, alpha, logits).log_prob(labels)
         truth = (log_prob + evidence[torch.arange(4), labels].sum(1)).logsumexp(0)
-    value, error, _ = hidden.annealed_log_evidence(field, 20, 500)
-    assert error < 0.05
+    value, error, _ = hidden.annealed_log_evidence(field, 20, 300)
+    assert error < 0.08
     assert abs(value - truth.item()) < 4 * error
 
 
@@ -202,7 +202,7 @@ def test_vgae_has_its_authors_loss():
     edge_index = torch.tensor([[0, 1, 1, 2, 2, 3, 4, 5], [1, 0, 2, 1, 3, 2, 5, 4]])
     network, x = links.LinksVGAE(6, hidden=8, width=3).eval(), identity(6)
     with torch.no_grad():
-        drawn = torch.stack([network.loss(x, edge_index) for _ in range(1000)])
+        drawn = torch.stack([network.loss(x, edge_index) for _ in range(600)])
         z, graph = network.encode(x, edge_index), to_dense_adj(edge_index)[0]
         free = 36 - graph.sum()
         cost = F.binary_cross_entropy_with_logits(

@@ -14,6 +14,7 @@ from cases import There
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from sklearn.naive_bayes import GaussianNB
+from stacking import QuickClassifier
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
@@ -50,7 +51,6 @@ from pyro_nmm.models import (
     leave_one_out,
     temperature_scaling,
 )
-from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 
 def ring(size=12):
@@ -159,7 +159,7 @@ def folds(there):
 
 def table(there):
     x, y = torch.randn(24, 2).numpy(), (torch.arange(24) % 2).numpy()
-    model = NeighborMixtureClassifier(GaussianNB(), cv=2, n_neighbors=3, random_state=0)
+    model = QuickClassifier(GaussianNB(), cv=2, n_neighbors=3, random_state=0)
     yield
     yield [model.fit(x, y).predict_proba(x), model.label_distributions_]
 

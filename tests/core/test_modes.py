@@ -20,6 +20,7 @@ from graphs import parameters, to_hood
 from pyro import poutine
 from pyro.infer import TraceGraph_ELBO
 from sklearn.naive_bayes import GaussianNB
+from stacking import QuickClassifier
 
 from pyro_nmm import (
     ChosenLabels,
@@ -32,8 +33,6 @@ from pyro_nmm import (
 from pyro_nmm.datasets import link_split
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import grid_edges, ising, nmm
-from pyro_nmm.models.stacked.fit import FitOptions
-from pyro_nmm.models.tabular import NeighborMixtureClassifier
 from pyro_nmm.ops.entropy import entropy_samples
 
 OBSERVED = torch.tensor([True, True, False, True, True])
@@ -239,15 +238,13 @@ def test_threads_share_first_answers(kernels):
             torch.testing.assert_close(of_thread, slope)
 
 
-def test_threads_draw_from_their_seeds(monkeypatch):
+def test_threads_draw_from_their_seeds():
     """The seed is of a generator that all threads share."""
-    defaults = FitOptions.__init__.__defaults__
-    monkeypatch.setattr(FitOptions.__init__, "__defaults__", (4, *defaults[1:]))  # steps
     x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
     edges, state = torch.randint(30, (2, 80)), torch.get_rng_state()
 
     def work(seed):
-        model = NeighborMixtureClassifier(GaussianNB(), cv=2, random_state=seed % 2)
+        model = QuickClassifier(GaussianNB(), cv=2, random_state=seed % 2)
         return *link_split(edges, 30, seed), model.fit(x, y).label_distributions_
 
     alone = [work(seed) for seed in range(4)]

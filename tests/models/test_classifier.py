@@ -3,42 +3,58 @@
 
 """The scikit-learn classifier on a graph of nearest rows."""
 
+import importlib
 import math
 import pickle
-from contextlib import nullcontext
+import sys
 from unittest import SkipTest
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 import torch
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
-from sklearn.datasets import load_digits, make_blobs
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.datasets import load_digits, load_iris, make_blobs
+from sklearn.ensemble import RandomForestClassifier, StackingClassifier
 from sklearn.exceptions import DataConversionWarning
-from sklearn.linear_model import LogisticRegression
+from sklearn.feature_extraction import DictVectorizer
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.metrics import log_loss
-from sklearn.model_selection import StratifiedKFold, cross_val_score
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from sklearn.neighbors import KNeighborsTransformer, kneighbors_graph
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import estimator_checks_generator
+from stacking import FEW, QuickClassifier
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models import StackedNMM
+from pyro_nmm.models import StackedNMM, tabular
 from pyro_nmm.models.stacked import bounded_temperature
-from pyro_nmm.models.stacked.fit import FitOptions
-from pyro_nmm.models.tabular import NeighborMixtureClassifier
-from pyro_nmm.models.tabular.classifier import TABLES
-from pyro_nmm.models.tabular.temperature import averaged_temperature, temperature_posterior
+from pyro_nmm.models.tabular.classifier import (
+    TABLES,
+    averaged_temperature,
+    temperature_posterior,
+)
 
 #: Checks of scikit-learn that it does not pass, and why.
 EXPECTED = {"check_classifiers_classes": "-1 is a row without a label"}
 #: Checks that it passes in more than a few seconds.
 LONG = {"check_classifiers_train", "check_estimators_dtypes", "check_fit_score_takes_y"}
-DEFAULTS = FitOptions.__init__.__defaults__
+#: 300 rows of four columns, a label in four is known.
+ROWS, LABELS = make_blobs(300, 4, centers=3, cluster_std=4.0, random_state=0)
+Y = np.where(np.arange(300) % 4 == 0, LABELS, -1)
+#: 60 rows in clusters that are far apart.
+FEW_ROWS, TRUTH = make_blobs(60, 3, centers=3, random_state=0)
+FEW_Y = np.where(np.arange(60) % 3 == 0, TRUTH, -1)
+#: 150 rows of three species.
+IRIS, SPECIES = load_iris(return_X_y=True)
+KNOWN = np.arange(150) % 5 == 0
+NAMES = np.array(["ash", "oak", "yew"], dtype=object)[SPECIES]
 
 
 @pytest.fixture(autouse=True)
@@ -46,78 +62,70 @@ def single_precision():
     torch.set_default_dtype(torch.float)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_steps():
-    """Most of these tests are of the interface."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FitOptions.__init__, "__defaults__", (30, *DEFAULTS[1:]))
-        yield
+def fit(rows=ROWS, y=Y, graph=None, **options):
+    options = {"estimator": LogisticRegression(), "random_state": 0} | options
+    return QuickClassifier(**options).fit(rows, y, graph)
 
 
-@pytest.fixture
-def all_steps(monkeypatch):
-    monkeypatch.setattr(FitOptions.__init__, "__defaults__", DEFAULTS)
+def fit_few(rows=FEW_ROWS, **options):
+    return fit(rows, options.pop("y", FEW_Y), cv=2, **options)
 
 
-@pytest.fixture(scope="module")
-def blobs():
-    rows, labels = make_blobs(300, 4, centers=3, cluster_std=4.0, random_state=0)
-    return rows, labels, np.where(np.arange(300) % 4 == 0, labels, -1)
+def fit_iris(y, **options):
+    return fit(IRIS, y, **options)
 
 
 @pytest.fixture(scope="module")
-def fitted(blobs):
-    rows, _, y = blobs
-    return NeighborMixtureClassifier(LogisticRegression(), random_state=0).fit(rows, y)
+def fitted():
+    torch.set_default_dtype(torch.float)
+    return fit()
 
 
-def test_digits_with_few_labels(all_steps):
+def test_digits_with_few_labels():
     """Better than the forest alone, in accuracy and in log loss, by a wide margin."""
     rows, labels = load_digits(return_X_y=True)
     known = np.random.default_rng(0).permutation(1797) < 200
     forest = RandomForestClassifier(50, random_state=0)
-    model = NeighborMixtureClassifier(forest, random_state=0)
+    model = tabular.NeighborMixtureClassifier(forest, random_state=0)
     model.fit(rows, np.where(known, labels, -1))
     alone = forest.fit(rows[known], labels[known]).predict_proba(rows[~known])
-    probs = model.label_distributions_[~known]
-    assert log_loss(labels[~known], probs) < 0.5 * log_loss(labels[~known], alone)
-    assert (probs.argmax(1) == labels[~known]).mean() > 0.02 + (
-        alone.argmax(1) == labels[~known]
-    ).mean()
+    probs, truth = model.label_distributions_[~known], labels[~known]
+    assert log_loss(truth, probs) < 0.5 * log_loss(truth, alone)
+    accuracy, accuracy_alone = ((p.argmax(1) == truth).mean() for p in (probs, alone))
+    assert accuracy > 0.02 + accuracy_alone
 
 
-def test_it_is_a_fit_of_folds(blobs):
+def test_it_is_a_fit_of_folds():
     """Written out with the library's own parts."""
-    rows, labels, y = blobs
-    model = NeighborMixtureClassifier(LogisticRegression(), cv=3, random_state=5).fit(rows, y)
-    scaled = StandardScaler().fit_transform(rows)
-    near = torch.from_numpy(np.stack(kneighbors_graph(scaled, 10).nonzero())).long()
+    model = fit(cv=3, random_state=5)
+    near = kneighbors_graph(StandardScaler().fit_transform(ROWS), 10)
+    near = torch.from_numpy(np.stack(near.nonzero())).long()
     hood = Neighborhood(torch.cat([near, near.flip(0)], 1), 300)
     assert torch.equal(model.hood_.source, hood.source)
-    known, folds = torch.from_numpy(y >= 0), torch.full((300,), -1)
-    parts = [each.predict_proba(rows) for each in model._parts]
-    scores = torch.from_numpy(np.stack(parts)).clamp(min=1e-3).log().float()
-    for fold, part in enumerate(model._parts):  # the fold is what a part has not seen
-        seen = [np.allclose(clone(part).fit(rows[m], y[m]).coef_, part.coef_) for m in held(y, 3)]
-        folds[torch.from_numpy(held_rows(y, 3)[seen.index(True)])] = fold
+    rows, folds, labels = np.flatnonzero(Y >= 0), torch.full((300,), -1), torch.from_numpy(LABELS)
+    splits = StratifiedKFold(3, shuffle=True, random_state=5).split(rows, Y[rows])
+    for fold, (rest, out) in enumerate(splits):  # the fold is what a part has not seen
+        part = model._parts[fold]
+        again = clone(part).fit(ROWS[rows[rest]], Y[rows[rest]])
+        np.testing.assert_allclose(again.coef_, part.coef_)
+        folds[torch.from_numpy(rows[out])] = fold
+    whole, *parts = (
+        torch.from_numpy(each.predict_proba(ROWS)).clamp(min=1e-3).log().float()
+        for each in (model.estimator_, *model._parts)
+    )
+    scores, known = torch.stack(parts), folds >= 0
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        stacked = StackedNMM(3, prior=TABLES).fit(
-            hood, scores, torch.from_numpy(labels), folds=folds
-        )
+        stacked = StackedNMM(3, prior=TABLES).fit(hood, scores, labels, folds=folds, **FEW)
     torch.testing.assert_close(stacked.state_dict(), model.stacked_.state_dict())
-    whole = torch.from_numpy(model.estimator_.predict_proba(rows)).clamp(min=1e-3).log().float()
-    truth = torch.from_numpy(labels)[known]
     held_out = scores[folds[known], known.nonzero()[:, 0]]
-    given = temperature_posterior(held_out, truth)
-    mean = [averaged_temperature(each, given) for each in (whole, *scores)]
+    temperatures = temperature_posterior(held_out, labels[known])
+    mean = [averaged_temperature(each, temperatures) for each in (whole, *scores)]
     mean = (mean[0] + torch.stack(mean[1:]).mean(0)) / 2
-    own = [bounded_temperature(held_out, truth, folds[known] == k) for k in range(3)]
-    own = torch.stack([(part / t).softmax(1) for part, t in zip(scores, own, strict=True)]).mean(0)
-    pooled = mean.log() * stacked.pool.temperature
-    posterior = stacked.posterior(
-        hood, pooled, torch.from_numpy(labels), known, num_draws=0, beside=(mean + own) / 2
-    )
+    by_fold = [bounded_temperature(held_out, labels[known], folds[known] == k) for k in range(3)]
+    scaled = [(part / t).softmax(1) for part, t in zip(scores, by_fold, strict=True)]
+    pooled, beside = mean.log() * stacked.pool.temperature, (mean + torch.stack(scaled).mean(0)) / 2
+    posterior = stacked.posterior(hood, pooled, labels, known, num_draws=0, beside=beside)
     np.testing.assert_allclose(posterior.marginals(), model.label_distributions_, atol=1e-5)
 
 
@@ -133,28 +141,14 @@ def test_posterior_of_the_temperature():
     np.testing.assert_allclose(weights, np.array(expected) / sum(expected), rtol=1e-5)
 
 
-def held_rows(y, cv):
-    from sklearn.model_selection import StratifiedKFold
-
-    rows = np.flatnonzero(y >= 0)
-    splits = StratifiedKFold(cv, shuffle=True, random_state=5).split(rows, y[rows])
-    return [rows[out] for _, out in splits]
-
-
-def held(y, cv):
-    rows = np.flatnonzero(y >= 0)
-    return [np.setdiff1d(rows, out) for out in held_rows(y, cv)]
-
-
-def test_new_rows_join_the_graph(fitted, blobs):
-    """Those that were unlabelled in the fit get nearly the same probabilities as new rows."""
-    rows, labels, y = blobs
-    probs = fitted.predict_proba(rows[y < 0])
+def test_new_rows_join_the_graph(fitted):
+    """Rows that were unlabelled in the fit get nearly the same probabilities as new rows."""
+    probs = fitted.predict_proba(ROWS[Y < 0])
     np.testing.assert_allclose(probs.sum(1), 1, atol=1e-5)
-    assert np.abs(probs - fitted.label_distributions_[y < 0]).mean() < 0.02
-    one_by_one = np.concatenate([fitted.predict_proba(rows[i : i + 1]) for i in range(5)])
-    np.testing.assert_allclose(one_by_one, fitted.predict_proba(rows[:5]), atol=1e-5)
-    assert fitted.score(rows, labels) == (fitted.predict(rows) == labels).mean()
+    assert np.abs(probs - fitted.label_distributions_[Y < 0]).mean() < 0.02
+    one_by_one = np.concatenate([fitted.predict_proba(ROWS[i : i + 1]) for i in range(5)])
+    np.testing.assert_allclose(one_by_one, fitted.predict_proba(ROWS[:5]), atol=1e-5)
+    assert fitted.score(ROWS, LABELS) == (fitted.predict(ROWS) == LABELS).mean()
 
 
 def test_joint_queries(fitted):
@@ -164,167 +158,297 @@ def test_joint_queries(fitted):
     np.testing.assert_allclose(pair.sum((1, 2)), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["strings", "nan", "none", "column", "series", "NA"])
-def test_labels_of_any_type(fitted, blobs, kind):
-    rows, _, y = blobs
-    names = np.array(["ash", "birch", "cedar"], dtype=object)[np.maximum(y, 0)]
-    given = {
-        "strings": np.where(y < 0, -1, names),
-        "nan": np.where(y < 0, np.nan, y),
-        "none": np.where(y < 0, None, names),
-        "column": y[:, None],
-        "series": pd.Series(names).where(y >= 0),
-        "NA": pd.Series(names, dtype="string").where(y >= 0),
-    }[kind]
-    column = pytest.warns(DataConversionWarning) if kind == "column" else nullcontext()
-    with column:
-        model = clone(fitted).fit(rows, given)
+TEXT = np.array(["ash", "birch", "cedar"], dtype=object)[np.maximum(Y, 0)]
+FORMS = {
+    "strings": np.where(Y < 0, -1, TEXT),
+    "nan": np.where(Y < 0, np.nan, Y),
+    "none": np.where(Y < 0, None, TEXT),
+    "column": Y[:, None],
+    "series": pd.Series(TEXT).where(Y >= 0),
+    "NA": pd.Series(TEXT, dtype="string").where(Y >= 0),
+    "masked": np.ma.array(LABELS, mask=Y < 0),
+    "masked text": np.ma.array(TEXT.astype(str), mask=Y < 0),
+    **{kind: pd.Series(LABELS, dtype=kind).where(Y >= 0) for kind in ("int64", "Int64", "Float64")},
+}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")
+@pytest.mark.parametrize("kind", FORMS)
+def test_labels_of_any_type(fitted, kind):
+    model = fit(y=FORMS[kind])
     np.testing.assert_allclose(model.label_distributions_, fitted.label_distributions_)
     assert model.transduction_[0] == model.classes_[fitted.label_distributions_[0].argmax()]
+    text = kind in ("strings", "none", "series", "NA", "masked text")
+    assert model.classes_.tolist() == (["ash", "birch", "cedar"] if text else [0, 1, 2])
+    assert text or model.classes_.dtype == model.transduction_.dtype == int
 
 
-def test_graphs(fitted, blobs):
-    rows, _, y = blobs
-    near = kneighbors_graph(StandardScaler().fit_transform(rows), 10)
+def test_columns_of_labels_and_floats():
+    with pytest.warns(DataConversionWarning):
+        fit(y=FORMS["column"])
+    assert fit_iris(np.where(KNOWN, SPECIES, -1.0)).classes_.dtype == float
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    names = ["a" if row[0] > 0 else "b" for row in rows]
+    y = [name if number < 20 else np.nan for number, name in enumerate(names)]
+    model = fit(rows, y)  # NumPy makes text of NaN in a list of text
+    assert model.classes_.tolist() == ["a", "b"]
+    assert "20 labels" in model.summary()
+    with pytest.raises(ValueError, match="y holds the text 'nan'"):
+        fit(rows, np.array(y))
+
+
+def test_graphs(fitted):
+    near = kneighbors_graph(StandardScaler().fit_transform(ROWS), 10)
     edges = torch.from_numpy(np.stack(near.nonzero()))
     for graph in (near, csr_matrix(near), torch.cat([edges, edges.flip(0)], 1)):
-        model = clone(fitted).fit(rows, y, graph=graph)
-        np.testing.assert_allclose(
-            model.label_distributions_, fitted.label_distributions_, atol=1e-5
-        )
+        model = fit(graph=graph)
+        found, expected = (each.label_distributions_ for each in (model, fitted))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
     with pytest.raises(ValueError, match="cannot place new rows"):
-        model.predict_proba(rows)
+        model.predict_proba(ROWS)
+    around = np.stack([np.arange(60), (np.arange(60) + 1) % 60])
+    both = np.concatenate([around, around[::-1]], 1)
+    for graph in (nx.cycle_graph(60), both[::-1]):
+        assert torch.equal(fit_few(graph=graph).hood_.source, Neighborhood(both, 60).source)
 
 
-def test_habits_of_scikit_learn(fitted, blobs):
-    rows, labels, _y = blobs
+def test_habits_of_scikit_learn(fitted):
     again = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_array_equal(again.predict_proba(rows[:3]), fitted.predict_proba(rows[:3]))
+    np.testing.assert_array_equal(again.predict_proba(ROWS[:3]), fitted.predict_proba(ROWS[:3]))
     model = clone(fitted).set_params(estimator__C=0.5, n_neighbors=5, cv=2)
     pipe = make_pipeline(StandardScaler(), model)
-    assert cross_val_score(pipe, rows, labels, cv=2).mean() > 0.6
-    frame = pd.DataFrame(rows, columns=list("abcd"))
-    framed = clone(fitted).fit(frame, _y)
+    assert cross_val_score(pipe, ROWS, LABELS, cv=2).mean() > 0.6
+    frame = pd.DataFrame(ROWS, columns=list("abcd"))
+    framed = fit(frame)
     np.testing.assert_allclose(framed.label_distributions_, fitted.label_distributions_)
     assert framed.predict_proba(frame[:2]).shape == (2, 3)
 
 
-def test_neighbors_of_any_transformer(fitted, blobs):
+def test_neighbors_of_any_transformer(fitted):
     """The default written out; other columns and metrics; one that finds its own number."""
-    rows, _, y = blobs
     near = make_pipeline(StandardScaler(), KNeighborsTransformer(n_neighbors=10))
-    model = clone(fitted).set_params(neighbors=near).fit(rows, y)
+    model = fit(neighbors=near)
     np.testing.assert_array_equal(model.label_distributions_, fitted.label_distributions_)
     only = make_pipeline(FunctionTransformer(lambda X: X[:, :1]), KNeighborsTransformer())
-    first = clone(fitted).set_params(neighbors=only).fit(rows, y)
+    first = fit(neighbors=only)
     assert first.hood_.num_edges < model.hood_.num_edges
-    np.testing.assert_allclose(first.predict_proba(rows[:3]).sum(1), 1, atol=1e-5)
-    other = clone(fitted).set_params(metric="manhattan").fit(rows, y)
-    assert not torch.equal(other.hood_.source, model.hood_.source)
-    sparse = clone(fitted).fit(csr_matrix(rows), y)
-    assert torch.equal(sparse.hood_.source, model.hood_.source)
+    np.testing.assert_allclose(first.predict_proba(ROWS[:3]).sum(1), 1, atol=1e-5)
+    assert not torch.equal(fit(metric="manhattan").hood_.source, model.hood_.source)
+    assert torch.equal(fit(csr_matrix(ROWS)).hood_.source, model.hood_.source)
 
 
-@pytest.mark.filterwarnings("ignore:hood")
-def test_summary_of_edges_in_one_direction(fitted, blobs):
-    rows, _, y = blobs
-    near = fitted.hood_
-    pairs = torch.stack([near.source, near.target])[:, near.source < near.target]
-    both = torch.cat([pairs, pairs.flip(0)], 1)
-    once, twice = (clone(fitted).fit(rows, y, graph=edges) for edges in (pairs, both))
-    lines = [model.summary().split("\n")[1] for model in (once, twice)]
-    assert lines[0] == lines[1]
+@pytest.mark.parametrize("own", [True, False])
+def test_transformers_may_return_data_frames(own):
+    options = {"neighbors": KNeighborsTransformer(n_neighbors=5)} if own else {}
+    expected = fit_few(**options).label_distributions_
+    with sklearn.config_context(transform_output="pandas"):
+        model = fit_few(**options)
+        assert model.predict_proba(FEW_ROWS[:2]).shape == (2, 3)
+    np.testing.assert_array_equal(model.label_distributions_, expected)
 
 
-def test_summary(fitted, blobs):
-    rows, labels, y = blobs
-    text = fitted.summary()
-    assert text.startswith("300 rows, 75 labels of 3 classes\nneighbours agree in ")
-    known = np.flatnonzero(y >= 0)
-    near = fitted.hood_
-    edges = {(int(a), int(b)) for a, b in zip(near.source, near.target, strict=True) if a < b}
-    pairs = [(a, b) for a, b in edges if a in set(known) and b in set(known)]
-    agree = np.mean([labels[a] == labels[b] for a, b in pairs])
-    assert f"agree in {agree:.0%} of {len(pairs)} pairs" in text
-    assert list(fitted.stacked_.evidence.nll) == [
-        "classifier",
-        "temperature scaling",
-        "pool",
-        "NMM",
-    ]
-    assert f"{float(fitted.stacked_.share):.3f}" in text
-    unseen = [part.predict_proba(rows) for part in fitted._parts]
-    folds = np.full(len(known), -1)
-    for fold, (_, out) in enumerate(
-        StratifiedKFold(5, shuffle=True, random_state=0).split(rows[known], labels[known])
-    ):
-        folds[out] = fold
-    probs = np.clip([unseen[k][row] for k, row in zip(folds, known, strict=True)], 1e-3, 1)
-    loss = log_loss(labels[known], probs / probs.sum(1, keepdims=True))
-    assert fitted.stacked_.evidence.nll["classifier"] == pytest.approx(loss, rel=1e-4)
+def test_sparse_columns():
+    frame = pd.DataFrame(FEW_ROWS * (FEW_ROWS > 0))
+    sparse = frame.astype(pd.SparseDtype(float, 0.0))
+    model, rows = fit_few(sparse), csr_matrix(frame.to_numpy())
+    assert torch.equal(model.hood_.source, fit_few(rows).hood_.source)
+    assert model.predict_proba(sparse[:2]).shape == (2, 3)
 
 
-def test_random_states(blobs):
-    """An integer repeats a fit, a generator continues."""
-    rows, _, y = blobs
-    state = np.random.RandomState(3)
-    model = NeighborMixtureClassifier(LogisticRegression(), random_state=state)
-    first = model.fit(rows, y).label_distributions_
-    assert np.abs(first - model.fit(rows, y).label_distributions_).max() > 0
-    again = model.set_params(random_state=np.random.RandomState(3)).fit(rows, y)
-    np.testing.assert_array_equal(again.label_distributions_, first)
+FLAT = FunctionTransformer(lambda images: images.reshape(len(images), -1))
+RAW = {
+    "texts": ([f"word{label} leaf{i % 3}" for i, label in enumerate(TRUTH)], CountVectorizer()),
+    "dicts": ([{"a": a, "b": b} for a, b, _ in FEW_ROWS.tolist()], DictVectorizer()),
+    "images": (np.repeat(FEW_ROWS[:, :, None], 2, 2), FLAT),
+}
 
 
-def test_zero_probabilities_are_clipped(blobs):
-    rows, _, y = blobs
-    forest = RandomForestClassifier(5, random_state=0)
-    probs = NeighborMixtureClassifier(forest, clip=0.01).fit(rows, y).label_distributions_
-    assert np.isfinite(probs).all()
+@pytest.mark.parametrize("kind", RAW)
+def test_rows_that_a_pipeline_reads(kind):
+    rows, read = RAW[kind]
+    estimator = make_pipeline(read, LogisticRegression())
+    near = make_pipeline(read, KNeighborsTransformer(n_neighbors=5))
+    model = fit_few(rows, estimator=estimator, neighbors=near)
+    assert (model.transduction_ == TRUTH).mean() > 0.9
+    assert model.predict_proba(rows[:2]).shape == (2, 3)
+    around = fit_few(rows, estimator=estimator, graph=nx.cycle_graph(60))
+    assert around.transduction_.shape == (60,)
+    with pytest.raises(ValueError, match=r"Rows of another kind.* need neighbors=make_pipeline"):
+        fit_few(rows, estimator=estimator)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "estimator",
     [
-        ({"cv": 1}, "cv must be"),
-        ({"n_neighbors": 0}, "n_neighbors must be"),
-        ({"clip": 0.0}, "clip must lie"),
-        ({"y": [0] * 10}, r"y must have shape \(300,\)"),
-        ({"y": np.full(300, -1)}, "two classes"),
-        ({"y": np.r_[0, np.ones(299)]}, "two labelled rows"),
-        ({"y": np.linspace(0, 1, 300)}, "bin them"),
-        ({"y": np.where(np.arange(300) % 2, "-1", "oak")}, "the text '-1'"),
-        (
-            {"neighbors": KNeighborsTransformer(), "n_neighbors": 5},
-            "have no effect beside neighbors",
-        ),
-        ({"neighbors": StandardScaler()}, "end it in a KNeighborsTransformer"),
-        ({"estimator": LinearSVC()}, "must have predict_proba, got LinearSVC"),
+        StackingClassifier([("a", LogisticRegression())], cv=2),
+        GridSearchCV(SGDClassifier(random_state=0), {"loss": ["log_loss"]}, cv=2),
     ],
 )
-def test_errors(blobs, change, message):
-    rows, _, y = blobs
-    model = NeighborMixtureClassifier(LogisticRegression())
-    options = {name: value for name, value in change.items() if name != "y"}
-    with pytest.raises(ValueError, match=message):
-        model.set_params(**options).fit(rows, change.get("y", y))
+def test_probabilities_that_are_known_after_a_fit(estimator):
+    assert (fit_few(estimator=estimator).transduction_ == TRUTH).mean() > 0.9
 
 
-@pytest.mark.parametrize("bad", ["text", np.nan])
-def test_default_neighbours_need_numbers(blobs, bad):
-    rows, _, y = blobs
-    frame = pd.DataFrame(rows).astype(object)
+def test_summary(fitted):
+    text = fitted.summary()
+    assert text.startswith("300 rows, 75 labels of 3 classes\nneighbours agree in ")
+    known, near = np.flatnonzero(Y >= 0), fitted.hood_
+    edges = {(int(a), int(b)) for a, b in zip(near.source, near.target, strict=True) if a < b}
+    pairs = [(a, b) for a, b in edges if a in set(known) and b in set(known)]
+    agree = np.mean([LABELS[a] == LABELS[b] for a, b in pairs])
+    assert f"agree in {agree:.0%} of {len(pairs)} pairs" in text
+    assert f"{float(fitted.stacked_.share):.3f}" in text
+    evidence, folds = fitted.stacked_.evidence.nll, np.full(len(known), -1)
+    assert list(evidence) == ["classifier", "temperature scaling", "pool", "NMM"]
+    splits = StratifiedKFold(5, shuffle=True, random_state=0).split(known, LABELS[known])
+    for fold, (_, out) in enumerate(splits):
+        folds[out] = fold
+    unseen = [part.predict_proba(ROWS) for part in fitted._parts]
+    probs = np.clip([unseen[k][row] for k, row in zip(folds, known, strict=True)], 1e-3, 1)
+    loss = log_loss(LABELS[known], probs / probs.sum(1, keepdims=True))
+    assert evidence["classifier"] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:hood")
+def test_summary_of_other_graphs(fitted):
+    """Edges in one direction only, and no two neighbours with labels."""
+    near = fitted.hood_
+    pairs = torch.stack([near.source, near.target])[:, near.source < near.target]
+    both = torch.cat([pairs, pairs.flip(0)], 1)
+    once, twice = (fit(graph=edges).summary().split("\n")[1] for edges in (pairs, both))
+    assert once == twice
+    line = fit_few(graph=nx.empty_graph(60)).summary().split("\n")[1]
+    assert line == "no two neighbours have labels: it is unknown how often neighbours agree"
+
+
+def test_random_states():
+    """An integer repeats a fit, a generator continues."""
+    model = fit(random_state=np.random.RandomState(3))
+    first = model.label_distributions_
+    assert np.abs(first - model.fit(ROWS, Y).label_distributions_).max() > 0
+    again = model.set_params(random_state=np.random.RandomState(3)).fit(ROWS, Y)
+    np.testing.assert_array_equal(again.label_distributions_, first)
+
+
+def test_zero_probabilities_are_clipped():
+    forest = RandomForestClassifier(5, random_state=0)
+    assert np.isfinite(fit(estimator=forest, clip=0.01).label_distributions_).all()
+
+
+def some(*numbers):
+    """The first labels of each species, so many of each."""
+    y = np.full(150, -1)
+    for label, number in enumerate(numbers):
+        y[50 * label : 50 * label + number] = label
+    return y
+
+
+@pytest.mark.filterwarnings("ignore:The least populated class")
+@pytest.mark.parametrize(
+    ("numbers", "cv", "folds"),
+    [((2, 2), 5, 2), ((4, 4), 5, 4), ((3, 2, 2), 5, 3), ((2, 9), 5, 5), ((4, 4), 2, 2)],
+)
+def test_default_folds_yield_to_few_labels(numbers, cv, folds):
+    model = fit_iris(some(*numbers), cv=cv)
+    assert len(model._parts) == len(model._fold_temperatures) == folds
+    assert np.isfinite(model.label_distributions_).all()
+    assert model.predict_proba(IRIS[:2]).shape == (2, len(numbers))
+
+
+def test_labels_in_another_order_than_the_rows():
+    y, frame = pd.Series(np.where(KNOWN, SPECIES, -1)), pd.DataFrame(IRIS)
+    other = y.sample(frac=1, random_state=0)
+    with pytest.raises(ValueError, match=r"y must have its rows in the order of X.*y.loc\[X.ind"):
+        fit(frame, other)
+    fit(frame, other.to_numpy()[np.argsort(other.index)])
+    fit(frame, y.set_axis(np.arange(150) + 9))  # another index is not read
+
+
+def test_rows_without_a_label_have_no_score():
+    model = fit_iris(np.where(KNOWN, SPECIES, -1))
+    right = (model.predict(IRIS) == SPECIES)[KNOWN].mean()
+    for missing in (-1, None, np.nan, np.ma.masked):
+        y = [label if known else missing for label, known in zip(SPECIES, KNOWN, strict=True)]
+        assert model.score(IRIS, y) == right
+        assert model.score(IRIS, y, sample_weight=1.0 * KNOWN) == right
+        with pytest.raises(ValueError, match="y must hold a label"):
+            model.score(IRIS[:3], [missing] * 3)
+
+
+class NotANumber(LogisticRegression):
+    def predict_proba(self, X):
+        return super().predict_proba(X) * np.where(np.arange(len(X)) == 3, np.nan, 1)[:, None]
+
+
+def several(one, other):
+    """Labels of two types."""
+    return [one if number % 2 or not number else other for number in range(150)]
+
+
+def frame_with(bad):
+    frame = pd.DataFrame(ROWS).astype(object)
     frame.iloc[3, 1] = bad
-    with pytest.raises(ValueError, match="default neighbours need numeric rows without missing"):
-        NeighborMixtureClassifier(LogisticRegression()).fit(frame, y)
+    return frame
+
+
+UNLABELLED = r"-1, NaN and None mean unlabelled.*label another row"
+NUMERIC = "default neighbours need numeric rows without missing"
+REFUSALS = [
+    (lambda: fit(cv=1), "cv must be"),
+    (lambda: fit(n_neighbors=0), "n_neighbors must be"),
+    (lambda: fit(clip=0.0), "clip must lie"),
+    (lambda: fit(neighbors=KNeighborsTransformer(), n_neighbors=5), "no effect beside neighbors"),
+    (lambda: fit(neighbors=StandardScaler()), "end it in a KNeighborsTransformer"),
+    (lambda: fit(estimator=LinearSVC()), "must have predict_proba, got LinearSVC"),
+    (lambda: fit_few(estimator=NotANumber()), r"estimator gives 1 of 60 rows .* first row 3"),
+    (lambda: fit_iris(some(4, 4), cv=6), "n_splits=6"),
+    (lambda: fit(y=[0] * 10), r"y must have shape \(300,\)"),
+    (lambda: fit(y=np.full(300, -1)), "two classes"),
+    (lambda: fit(y=np.r_[0, np.ones(299)]), "two labelled rows"),
+    (lambda: fit(y=np.linspace(0, 1, 300)), "bin them"),
+    (lambda: fit_few(y=np.arange(60)), r"got \{0: 1, .* 7: 1\} \.\.\. of n_samples=60"),
+    *((lambda y=y: fit_iris(y), UNLABELLED) for y in (some(1, 4), np.where(SPECIES == 0, 1, -1))),
+    *((lambda bad=bad: fit(frame_with(bad)), NUMERIC) for bad in ("text", np.nan)),
+    (lambda: fit_few(np.ma.array(FEW_ROWS, mask=FEW_ROWS > 3)), r"pass X.filled\(np.nan\)"),
+    (lambda: fit_few(graph=nx.path_graph(30)), r"graph must have 60 nodes, one for.* got 30"),
+    (lambda: fit_few(graph=csr_matrix(np.eye(30))), "graph must have 60 nodes, one for.* got 30"),
+    *((lambda form=form, two=two: fit_iris(form(several(*two))), f"labels of one type, got {match}")
+      for two, match in (((0, "spam"), "0 and 'spam'"), ((1, "1"), "1 and '1'"),
+                         ((2, True), "2 and True"))
+      for form in (list, lambda y: np.array(y, dtype=object), lambda y: pd.Series(y, dtype="O"))),
+]  # fmt: skip
+
+
+# scikit-learn 1.6 says so first.
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+SPELLED = ["-1", "-1.0", "nan", "NaN", "None", "<NA>", "NaT", "null", "NULL", "", " ", " nan "]
+
+
+@pytest.mark.parametrize("text", SPELLED)
+def test_text_of_a_missing_value(text):
+    """As ``astype(str)`` of a column makes it, or a file."""
+    y = np.where(KNOWN, NAMES, text)
+    with pytest.raises(ValueError, match=f"y holds the text {text!r} .120 times.*or None"):
+        fit_iris(y.astype(str))
+    with pytest.raises(ValueError, match=f"y holds the text {text!r}"):
+        fit_iris(pd.Series(y, dtype="category"))
+
+
+def test_without_scikit_learn_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ImportError, match=r"tables need sklearn .*: pip install '\.\[examples\]'"):
+        importlib.reload(tabular)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_checks_of_scikit_learn(monkeypatch):
-    """Of the interface, so few steps will do."""
-    defaults = FitOptions.__init__.__defaults__
-    monkeypatch.setattr(FitOptions.__init__, "__defaults__", (5, *defaults[1:-1], 2))
-    model = NeighborMixtureClassifier(LogisticRegression(), cv=2, random_state=0)
+def test_checks_of_scikit_learn():
+    model = QuickClassifier(LogisticRegression(), cv=2, random_state=0)
     failed = {}
     for estimator, check in estimator_checks_generator(model):
         name = getattr(check, "func", check).__name__

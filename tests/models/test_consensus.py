@@ -471,15 +471,3 @@ def test_strength_by_marginal_likelihood():
     assert found == pytest.approx((weights * torch.tensor(STRENGTHS)).sum().item(), rel=1e-3)
     for same in (Annotators(3, strength=2.0), Annotators(3, num_types=4)):
         assert same.shrinking(answers, probs) is same
-
-
-def test_people_who_differ_need_a_weak_prior():
-    """Each one exchanges two labels of their own; against uniform errors of equal accuracy."""
-    truth = torch.randint(3, (600,))
-    pairs = torch.tensor([[0, 1, 2], [1, 0, 2], [2, 1, 0], [0, 2, 1]])
-    swapped = torch.stack([pair[truth] for pair in pairs], 1)
-    uniform = torch.where(torch.rand(600, 4) < 0.5, truth[:, None], torch.randint(3, (600, 4)))
-    probs = one_hot(truth).float()
-    found = [Annotators(3).shrinking(each, probs).strength for each in (swapped, uniform)]
-    assert found[0] < 4
-    assert found[1] > 10

@@ -175,18 +175,6 @@ def test_labels_that_nobody_gives(follows):
     assert (found.predict()[:4] == 5).all()
 
 
-def test_entries_of_a_table():
-    answers = torch.randint(-1, 3, (30, 7))
-    entries, rows = Entries.of(answers), torch.arange(30) % 3 == 0
-    assert torch.equal(entries.table(), answers)
-    assert torch.equal(entries.at(rows).table(), answers.masked_fill(~rows[:, None], -1))
-    assert torch.equal(entries.number(), (answers >= 0).sum(1))
-    for answer in range(3):
-        assert torch.equal(entries.votes(3)[:, answer], (answers == answer).sum(1))
-    with pytest.raises(ValueError, match="must be -1 where missing, got -2"):
-        Entries.of(answers - 1)
-
-
 def test_evidence_and_counts_by_loops():
     """Also of annotators who answer about few nodes; an answer out of range is an error."""
     answers, people = by_visitors(HALVES, 3, 4), Annotators(2)
@@ -203,6 +191,8 @@ def test_evidence_and_counts_by_loops():
     torch.testing.assert_close(values["confusion"], counts / counts.sum(-1, keepdim=True))
     with pytest.raises(IndexError):
         people.log_prob({"confusion": confusion}, answers + (answers == 1))
+    with pytest.raises(ValueError, match="must be -1 where missing, got -2"):
+        people.log_prob({"confusion": confusion}, answers - 1)
 
 
 @pytest.mark.parametrize("kind", ["clusters", "types", "features"])

@@ -3,6 +3,7 @@
 
 """What fits of hidden fields take and refuse."""
 
+import importlib
 import math
 
 import pytest
@@ -41,15 +42,6 @@ def test_bad_data(message):
         fit_field(emission, shared_sources(), data)
 
 
-def test_edges_in_the_place_of_a_neighborhood():
-    for edges, cure in (
-        (torch.tensor([[0], [1]]), "edge_index, num_nodes"),
-        ((0, 1), "return a pair"),
-    ):
-        with pytest.raises(ValueError, match=f"hood must be a Neighborhood, got.*{cure}"):
-            fit_field(NormalEmission(2), edges, FEATURES)
-
-
 def test_other_types_of_numbers():
     """Half precision is raised to single, small integers are labels."""
     options = {"num_starts": 1, "num_steps": 2, "num_draws": 2}
@@ -60,31 +52,46 @@ def test_other_types_of_numbers():
     assert field.probs.shape == (5, 2)
 
 
-def test_a_rate_that_is_too_large():
-    with pytest.raises(ValueError, match=r"lr=1000000.0 is too large"):
-        Annotators(2).fit(shared_sources(), ANSWERS, lr=1e6, num_starts=1, num_steps=20)
+QUICK = {"num_starts": 1, "num_steps": 2, "num_draws": 2}
+REFUSED = {
+    "hood must be a Neighborhood, got.*edge_index, num_nodes": {"hood": torch.tensor([[0], [1]])},
+    "hood must be a Neighborhood, got.*return a pair": {"hood": (0, 1)},
+    **{name: {name: 0} for name in ("num_starts", "num_steps", "num_draws", "num_chains")},
+    "lr must be positive": {"lr": -1.0},
+    r"lr=1000000.0 is too large": {"lr": 1e6, "num_steps": 20},
+    r"known must hold labels, .* torch.where\(mask, y, -1\)": {"known": torch.ones(5).bool()},
+    r"edge_attr must hold numbers of shape \(8,\)": {"edge_attr": torch.zeros(7)},
+    "edge_attr must be finite": {"edge_attr": torch.full((8,), torch.inf)},
+}
 
 
-def test_bad_arguments():
-    hood = shared_sources()
-    for make in (Annotators, NormalEmission, PoissonEmission):
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_arguments(message):
+    options = QUICK | REFUSED[message]
+    hood = options.pop("hood", shared_sources())
+    with pytest.raises(ValueError, match=message):
+        fit_field(Annotators(2), hood, ANSWERS, **options)
+
+
+def test_refusals_beside_a_fit():
+    for make in (NormalEmission, PoissonEmission):
         with pytest.raises(ValueError, match="num_labels"):
             make(1)
         with pytest.raises(ValueError, match="strength"):
             make(2, strength=0.0)
-    for name in ("num_starts", "num_steps", "num_draws", "num_chains"):
-        with pytest.raises(ValueError, match=name):
-            fit_field(Annotators(2), hood, ANSWERS, **{name: 0})
-    with pytest.raises(ValueError, match="lr"):
-        fit_field(Annotators(2), hood, ANSWERS, lr=-1.0)
-    with pytest.raises(ValueError, match=r"known must hold labels, .* torch.where\(mask, y, -1\)"):
-        fit_field(Annotators(2), hood, ANSWERS, known=torch.ones(5, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"edge_attr must hold numbers of shape \(8,\)"):
-        fit_field(Annotators(2), hood, ANSWERS, torch.zeros(7))
-    with pytest.raises(ValueError, match="edge_attr must be finite"):
-        fit_field(Annotators(2), hood, ANSWERS, torch.full((8,), torch.inf))
+    hood = shared_sources()
     with pytest.raises(ValueError, match="prior has 3 labels and 1 features of edges, but emiss"):
         sample_field(Annotators(2), hood, ANSWERS, FieldPrior(3, 1), {})
-    field = fit_field(Annotators(2), hood, ANSWERS, num_starts=1, num_steps=2, num_draws=2)
+    field = fit_field(Annotators(2), hood, ANSWERS, **QUICK)
     with pytest.raises(ValueError, match="gelman_rubin needs two chains of four draws or more"):
         field.chains.gelman_rubin()
+
+
+def test_old_path():
+    old = importlib.import_module("pyro_nmm.models.latent")
+    with pytest.warns(DeprecationWarning, match=r"import fit_field from pyro_nmm\.models\.hidden"):
+        assert old.fit_field is fit_field
+    with pytest.warns(DeprecationWarning, match=r"from pyro_nmm\.models\.annotators"):
+        assert old.Annotators is Annotators
+    with pytest.raises(AttributeError, match="has no attribute 'Fields'"):
+        _ = old.Fields

@@ -11,8 +11,6 @@ import pyro
 import pytest
 import torch
 from graphs import to_hood
-from scipy.sparse import csr_matrix
-from sklearn.linear_model import LogisticRegression
 from torch_geometric.nn import GCN, MLP, GraphSAGE
 
 from pyro_nmm import NeighborMixture
@@ -25,32 +23,10 @@ from pyro_nmm.models import (
     FreeNMM,
     MarginalField,
     PairwiseMRF,
-    StackedNMM,
     grid_edges,
     ising,
 )
 from pyro_nmm.models.backbones import RandomInput
-from pyro_nmm.models.stacked.fit import bounded_temperature
-from pyro_nmm.models.tabular import NeighborMixtureClassifier
-
-
-def test_text_beside_nan():
-    """NumPy makes text of NaN in a list of text."""
-    rows = np.random.default_rng(0).normal(size=(40, 2))
-    names = ["a" if row[0] > 0 else "b" for row in rows]
-    y = [name if number < 20 else np.nan for number, name in enumerate(names)]
-    model = NeighborMixtureClassifier(LogisticRegression()).fit(rows, y)
-    assert model.classes_.tolist() == ["a", "b"]
-    assert "20 labels" in model.summary()
-    with pytest.raises(ValueError, match="y holds the text 'nan'"):
-        NeighborMixtureClassifier(LogisticRegression()).fit(rows, np.array(y))
-
-
-def test_a_graph_of_other_rows():
-    rows, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
-    model = NeighborMixtureClassifier(LogisticRegression())
-    with pytest.raises(ValueError, match="graph must have 40 nodes, one for each row of X, got 30"):
-        model.fit(rows, y, graph=csr_matrix(np.eye(30)))
 
 
 def test_many_nodes_in_small_integers():
@@ -82,21 +58,6 @@ def test_an_order_may_be_a_list():
     target, hood = ising(grid_edges(1, 3), 0.4, torch.zeros(3)), to_hood(nx.path_graph(3))
     guide = FieldGuide(hood, FreeNMM(hood, 2), target, order=[2, 0, 1])
     assert guide.order.tolist() == [2, 0, 1]
-
-
-def test_scores_with_an_offset_of_each_row():
-    """Softmax ignores it; log joints of generative classifiers have it."""
-    torch.manual_seed(0)
-    y, held_out = torch.randint(2, (200,)), torch.arange(200) < 150
-    scores = torch.randn(200, 2) + 2 * torch.nn.functional.one_hot(y)
-    plain = bounded_temperature(scores, y, held_out)
-    moved = bounded_temperature(scores + 500 * torch.randn(200, 1), y, held_out)
-    assert abs(moved - plain) < 0.05 * plain
-    hood = to_hood(nx.path_graph(200))
-    for constant in (torch.ones(200, 2), torch.full((200, 2), 0.5).log()):
-        assert bounded_temperature(constant, y, held_out) == 1
-        stacked = StackedNMM(2).fit(hood, constant, y, ~held_out, held_out, num_steps=5)
-        assert stacked.posterior(hood, constant, y, ~held_out).marginals().isfinite().all()
 
 
 def test_a_convolution_is_one_layer():

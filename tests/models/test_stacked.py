@@ -1,388 +1,367 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The NMM on top of a trained classifier's scores alone: five numbers from held-out nodes."""
+"""StackedNMM of every kind: its formulas, its limits, its posteriors and its gradients."""
 
 import itertools
-import math
-import re
 
 import networkx as nx
 import numpy as np
+import oracle
 import pyro
 import pytest
 import torch
 from graphs import house, to_hood
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
-from runs import fit_on_all_edges, log_prior, prior_of
+from stacking import FEW, KINDS, cliques, few_labels, made, mask, moved, numbers, place
+from torch_geometric.utils import erdos_renyi_graph
 
-from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, Posterior, blocks
+from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.models import StackedNMM, temperature_scaling
-from pyro_nmm.models.stacked.fit import bounded_temperature, surrogate
-from pyro_nmm.models.stacked.formula import Formula, Priors
+from pyro_nmm.models import PooledScores, StackedNMM, marginals_in_blocks, temperature_scaling
+from pyro_nmm.models.stacked.fit import NUM_DRAWS, surrogate
+from pyro_nmm.models.stacked.formula import DAMPING, SHRINKAGE, STEPS, with_own_sources
+from pyro_nmm.models.stacked.table import GraphScores
+from pyro_nmm.sources import communities
 
-PRIOR = StackedNMM(pool=False).prior
-NAMES = list(PRIOR)
+PAIRS = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+#: Two partitions of the house's five nodes.
+MEMBERS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 0]])
 
 
-def test_parameters_are_those_of_the_formula():
-    hood, stacked = house(), StackedNMM(pool=False)
-    scores = torch.randn(5, 3)
-    values = {
-        "log_scale": 0.3,
-        "log_kappa": 1.2,
-        "log_floor": -2.0,
-        "gamma": 0.7,
-        "similarity": -1.4,
-    }
-    for name, value in values.items():
-        getattr(stacked, name).data.fill_(value)
-    alpha, logits = stacked(hood, scores)
-    probs = (torch.tensor(0.3).exp() * scores).softmax(-1)
-    torch.testing.assert_close(alpha, torch.tensor(1.2).exp() * probs + torch.tensor(-2.0).exp())
-    for e, (i, j) in enumerate(zip(hood.target, hood.source, strict=True)):
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parameters_are_the_formula(kind, weighted):
+    hood, scores, y, known = (
+        place(kind, house(), MEMBERS),
+        torch.randn(5, 3),
+        torch.arange(5) % 3,
+        mask(5, 0, 3),
+    )
+    stacked = moved(made(kind), 1.0)
+    weight = torch.rand(hood.num_edges) + 0.5 if weighted else None
+    values = {name: value.detach() for name, value in stacked.named_parameters()}
+    if stacked.pool is None:
+        probs, share = (values["log_scale"].exp() * scores).softmax(-1), 1.0
+    else:
+        probs, share = stacked.pool(stacked.pool.terms(hood, scores, y, known, weight)), 1 / 3
+    groups = [torch.stack([probs[MEMBERS[p] == g].mean(0) for g in (0, 1)]) for p in (0, 1)]
+    kappas = [values["log_kappa"].exp().expand(5)]
+    if "communities" in kind:
+        probs = torch.cat([probs, *groups])
+        kappas.append(values["log_kappa_community"].exp().expand(4))
+    kappa = torch.cat(kappas)[:, None]
+    floor = values["log_floor"].exp() * (share if stacked.pool is None else share * kappa)
+    alpha, logits, *relabel = stacked(hood, scores, y, known, weight)
+    torch.testing.assert_close(alpha, kappa * probs + floor)
+    attention = {}
+    edges = list(zip(hood.target.tolist(), hood.source.tolist(), strict=True))
+    for e, (i, j) in enumerate(edges):
         cosine = probs[i] @ probs[j] / (probs[i].norm() * probs[j].norm())
-        expected = -1.4 * cosine + 0.7 * (i == j)
-        torch.testing.assert_close(logits[e], expected)
+        value = values["similarity"] * cosine + values["gamma"] * (i == j)
+        attention[i, j] = value.exp() * (1 if weight is None else weight[e])
+        if j < 5:
+            torch.testing.assert_close(logits[e], attention[i, j].log())
+        else:  # a row's sources ascend: its nodes came before
+            nodes = sum(attention[i, k] for k in range(5) if (i, k) in attention)
+            odds = (logits[e].exp() / nodes) / attention[i, j]
+            torch.testing.assert_close(odds, values["community"].exp())
+    if kind == "relabelled":
+        rate, keep = values["odds"].sigmoid(), torch.eye(3)
+        for (i, j), change in zip(edges, relabel[0], strict=True):
+            mixed = (1 - rate) * keep + rate * stacked.compatibility.to(keep)
+            torch.testing.assert_close(change, keep if i == j else mixed)
+    assert len(relabel) == (kind == "relabelled")
 
 
-def test_gradient_of_the_conditional_bound():
-    """The surrogate's mean gradient is that of the enumerated bound, in all five numbers."""
+@given(seed=st.integers(0, 2**16), weighted=st.booleans(), in_blocks=st.booleans())
+def test_pool_is_the_formula(seed, weighted, in_blocks):
+    """By dense powers of the walk's matrix."""
+    torch.manual_seed(seed)
+    hood = to_hood(nx.gnp_random_graph(9, 0.3, seed=seed))
+    scores, y, known = 2 * torch.randn(9, 3), torch.randint(3, (9,)), torch.rand(9) < 0.4
+    weight = torch.rand(hood.num_edges) + 0.1 if weighted else torch.ones(hood.num_edges)
+    pool = moved(PooledScores(3), 1.0)
+    pool.temperature.fill_(1.7)
+    walk = torch.zeros(9, 9).index_put((hood.target, hood.source), weight)
+    walk, labels = walk / walk.sum(1, keepdim=True), torch.zeros(9, 3)
+    labels[known, y[known]] = 1.0
+    power = [torch.linalg.matrix_power(walk, r) @ labels for r in range(STEPS + 1)]
+    reached = sum((1 - DAMPING) * DAMPING**r * term for r, term in enumerate(power[:-1]))
+    reached = reached + DAMPING**STEPS * power[-1]
+    share = (labels.sum(0) + 1) / (labels.sum() + 3)
+    above = (reached + SHRINKAGE * share) / (reached.sum(-1, keepdim=True) + SHRINKAGE) / share
+    own = (scores / 1.7).softmax(-1)
+    agree = (own * (walk @ own)).sum(-1, keepdim=True)
+    logits = (pool.log_scale.exp() + pool.agreement * (agree - 0.75)) * scores / 1.7
+    logits = logits + pool.neighbors * (walk @ own + 1e-3).log()
+    logits = logits + pool.labels * above.log() + pool.offsets
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "NUMBERS", 7 if in_blocks else blocks.NUMBERS)
+        terms = pool.terms(hood, scores, y, known, weight if weighted else None)
+    torch.testing.assert_close(pool(terms), logits.softmax(-1))
+
+
+def test_pool_without_known_labels_and_with_communities():
+    hood, scores, pool = house(), torch.randn(5, 3), PooledScores(3)
+    terms = pool.terms(hood, scores, torch.full((5,), -1), mask(5))
+    torch.testing.assert_close(terms[2], torch.zeros(5, 3))
+    shared = place("communities", hood, MEMBERS)
+    torch.testing.assert_close(pool.terms(shared, scores, torch.full((5,), -1), mask(5)), terms)
+
+
+def test_temperature_scaling_and_a_bias_are_limits():
+    """No sharing, no floor, attention to oneself, and no other evidence than scores."""
+    hood, scores, y = house(), torch.randn(5, 3), torch.tensor([0, 1, 2, 1, 0])
+    stacked, known = (
+        numbers(StackedNMM(3), log_kappa=30.0, log_floor=-60.0, gamma=60.0),
+        mask(5, 0, 1),
+    )
+    temperature, bias = temperature_scaling(scores, y, ~known), torch.tensor([0.3, -1.0, 0.2])
+    for parameter in stacked.pool.parameters():
+        parameter.data.zero_()
+    stacked.pool.temperature.fill_(temperature)
+    for offsets in (torch.zeros(3), bias):
+        stacked.pool.offsets.data.copy_(offsets)
+        found = stacked.mixture(hood, scores, y, known).marginals()
+        expected = (scores / temperature + offsets).softmax(-1).float()
+        torch.testing.assert_close(found[2:].float(), expected[2:])
+        torch.testing.assert_close(found[:2], torch.eye(3)[:2].to(found))  # the known labels
+
+
+@pytest.mark.parametrize("kind", ["pool", "communities of scores"])
+def test_posterior_is_the_enumeration(kind):
+    """Known nodes are evidence for scores alone, and a part of alpha with a pool."""
+    hood, scores = place(kind, house(), MEMBERS), torch.randn(5, 2)
+    stacked, y = numbers(made(kind, 2), gamma=0.4), torch.tensor([1, 0, 0, 0, 0])
+    alpha, logits = (value.detach() for value in stacked(hood, scores, y, mask(5, 0)))
+    table = oracle.of_hood(hood, alpha, logits)
+    mix, posterior = (
+        call(hood, scores, y, mask(5, 0)) for call in (stacked.mixture, stacked.posterior)
+    )
+    if kind != "pool":
+        labels = torch.tensor(table.labels)
+        torch.testing.assert_close(mix.log_prob(labels), torch.tensor(table.log_prob))
+        joint = torch.tensor(table.marginal(0, 3))[1]
+        given_one = mix.condition(y, mask(5, 0)).marginals()
+        torch.testing.assert_close(given_one[3], joint / joint.sum())
+        return
+    torch.testing.assert_close(posterior.marginals()[3], torch.tensor(table.marginal(3)))
+    pair = posterior.pairwise(torch.tensor([[1], [3]]))[0]
+    torch.testing.assert_close(pair, torch.tensor(table.marginal(1, 3)))
+    assert torch.equal(posterior.marginals()[0], torch.tensor([0.0, 1.0]))
+    assert (posterior.sample((50,))[:, 0] == 1).all()
+    joint = torch.tensor(table.marginal(2, 3))[0]  # given a new label, which alpha does not know
+    more = mix.condition(y, mask(5, 0, 2))
+    torch.testing.assert_close(more.marginals()[3], joint / joint.sum())
+    drawn = posterior.condition(y, mask(5, 2), num_samples=4000).marginals()[3]
+    torch.testing.assert_close(drawn, joint / joint.sum(), rtol=0, atol=0.02)
+
+
+def test_communities_inform_about_distant_nodes():
+    """The two ends of a path share a community; numbers of communities may have gaps."""
+    stacked = numbers(made("communities of scores"), log_kappa_community=-1.0, community=1.5)
+    scores, y = torch.randn(4, 3), torch.tensor([1, 0, 0, 0])
+    members = torch.tensor([0, 1, 1, 0])
+    mix, wide = (stacked.mixture(communities(PAIRS, 4, m), scores) for m in (members, 3 * members))
+    change = mix.condition(y, mask(4, 0)).marginals() - mix.marginals()
+    assert change[3].abs().max() > 0.02
+    torch.testing.assert_close(wide.log_prob(y), mix.log_prob(y))
+
+
+@given(seed=st.integers(0, 2**16))
+def test_own_sources_change_nothing_else(seed):
+    """Labels of all sets of other nodes are as likely as before, where edges relabel too."""
+    torch.manual_seed(seed)
+    hood, known = house(), torch.rand(5) < 0.5
+    known[0], known[1] = False, True
+    alpha, logits, y = torch.rand(5, 2) + 0.1, torch.randn(hood.num_edges), torch.randint(2, (5,))
+    relabel = torch.rand(hood.num_edges, 2, 2)
+    relabel = relabel / relabel.sum(-1, keepdim=True)
+    others = (~known).nonzero()[:, 0]
+    labels = torch.tensor(list(itertools.product(range(2), repeat=len(others))))
+    data = GraphScores(hood, alpha, y, known)
+    for more in ((), (relabel,)):
+        before = NeighborMixture(hood, alpha, logits, *more)
+        (after,) = with_own_sources(data, data.scores, 1.0, [(alpha, logits, *more)])
+        torch.testing.assert_close(
+            after.log_marginal(others, labels), before.log_marginal(others, labels)
+        )
+        torch.testing.assert_close(after.marginals()[known].argmax(-1), y[known])
+
+
+@pytest.mark.parametrize("kind", ["scores", "pool", "communities of scores"])
+def test_gradient_of_the_conditional_bound(kind):
+    """The surrogate's mean gradient is the enumerated bound's, in every parameter."""
     torch.manual_seed(1)
-    hood = house()
-    stacked, scores = StackedNMM(pool=False), torch.randn(5, 2)
-    stacked.log_kappa.data.fill_(-0.5)  # strong sharing: the score term matters
-    y, order = torch.tensor([0, 1, 0, 0, 1]), torch.tensor([1, 3, 4, 0, 2])
+    hood = place(kind, to_hood(nx.path_graph(4)), MEMBERS[0, :4])
+    stacked, scores = numbers(made(kind, 2), log_kappa=-0.5), torch.randn(4, 2)  # strong sharing
+    y, order, known = torch.tensor([0, 1, 0, 0]), torch.tensor([1, 3, 0, 2]), mask(4, 1, 3)
+    parameters = list(stacked.parameters())
 
     def conditional():
-        alpha, logits = stacked(hood, scores)
-        return OrderedConditional(hood, alpha, logits, y, order=order)
+        return OrderedConditional(hood, *stacked(hood, scores, y, known), y, order=order)
 
-    rows = [hood.source[hood.ptr[i] : hood.ptr[i + 1]].tolist() for i in range(5)]
-    every = torch.tensor(list(itertools.product(*rows)))
-    q = conditional()
-    bound = (q.log_prob(every).exp() * q.log_labels(every)[:, 2:].sum(-1)).sum()
-    exact = torch.stack(torch.autograd.grad(bound, [getattr(stacked, n) for n in NAMES]))
-    direct = (
-        q.log_prob(every).detach().exp() * conditional().log_labels(every)[:, 2:].sum(-1)
-    ).sum()
-    partial = torch.stack(torch.autograd.grad(direct, [getattr(stacked, n) for n in NAMES]))
-    draws = []
-    for _ in range(1500):
-        value = surrogate(conditional(), 2, 4)
-        draws.append(torch.stack(torch.autograd.grad(value, [getattr(stacked, n) for n in NAMES])))
-    draws = torch.stack(draws)
+    def gradient(value):
+        slopes = torch.autograd.grad(value, parameters)
+        return torch.cat([slope.view(-1) for slope in slopes])
+
+    rows = [hood.source[hood.ptr[i] : hood.ptr[i + 1]].tolist() for i in range(4)]
+    every, q = torch.tensor(list(itertools.product(*rows))), conditional()
+    exact = gradient((q.log_prob(every).exp() * q.log_labels(every)[:, 2:].sum(-1)).sum())
+    weights = q.log_prob(every).detach().exp()
+    direct = gradient((weights * conditional().log_labels(every)[:, 2:].sum(-1)).sum())
+    draws = torch.stack([gradient(surrogate(conditional(), 2, 4)) for _ in range(500)])
     error = draws.std(0) / len(draws) ** 0.5
     assert ((draws.mean(0) - exact).abs() < 4 * error).all()
-    assert ((partial - exact).abs() > 4 * error).any()  # without the score it would not pass
+    assert ((direct - exact).abs() > 4 * error).any()  # without the score it would not pass
 
 
-def simulate(seed):
-    """Labels of an NMM on 150 cliques of 4, and the scores of an overconfident classifier."""
-    torch.manual_seed(seed)
-    torch.set_default_dtype(torch.double)
-    hood = to_hood(nx.caveman_graph(150, 4))
-    truth = torch.randn(600, 4).softmax(-1)
-    y = NeighborMixture(hood, 0.5 * truth, torch.zeros(hood.num_edges)).sample()
-    order = torch.randperm(600)
-    train, held_out, test = (torch.zeros(600, dtype=torch.bool) for _ in range(3))
-    for mask, part in zip((train, held_out, test), order.split([200, 200, 200]), strict=True):
-        mask[part] = True
-    return hood, 4 * truth.log(), y, train, held_out, test
-
-
-@pytest.fixture(scope="module")
-def simulated():
-    return simulate(0)
-
-
-def test_fit_finds_temperature_on_average():
-    """The temperature is 4; 200 held-out labels tell it to a factor of two, six such sets more."""
-    scales = []
-    for seed in range(6):
-        hood, scores, y, train, held_out, _ = simulate(seed)
-        scales.append(StackedNMM(pool=False).fit(hood, scores, y, train, held_out).log_scale.item())
-    assert np.mean(scales) == pytest.approx(math.log(0.25), abs=0.5)
-
-
-def test_fit_finds_sharing(simulated):
-    hood, scores, y, train, held_out, test = simulated
-    torch.manual_seed(0)
-    stacked = StackedNMM(pool=False).fit(hood, scores, y, train, held_out)
-    # 0.5 was true; the prior's mean, 2.7, and the gap of the bound draw it upwards.
-    assert 0.2 < stacked.log_kappa.exp().item() < 2.0
-    # Better than temperature scaling on nodes that neither has seen, alone and in pairs.
-    temperature = temperature_scaling(scores, y, held_out)
-    probs = (scores / temperature).softmax(-1)
-    post = stacked.mixture(hood, scores).condition(y, train, num_samples=64)
-    gain = (post.marginals() / probs)[test, y[test]].log().mean()
-    assert gain > 0.02
-    mix = stacked.mixture(hood, scores)
-    joint = mix.log_likelihood(y, observed=test, given=train, num_particles=64) / 200
-    assert joint > post.marginals()[test, y[test]].log().mean()
-
-
-def test_fit_maximises_its_objective(simulated):
-    """Around the fit, the held-out bound plus prior falls in every direction."""
-    hood, scores, y, train, held_out, _ = simulated
-    torch.manual_seed(0)
-    stacked = StackedNMM(pool=False).fit(hood, scores, y, train, held_out)
-    order = torch.cat([train.nonzero()[:, 0], held_out.nonzero()[:, 0]])
-    prior = prior_of(stacked, scores, y, held_out)
-
-    @torch.no_grad()
-    def objective():
-        q = OrderedConditional(hood, *stacked(hood, scores), y, train | held_out, order=order)
-        torch.manual_seed(1)
-        bound = q.log_labels(q.sample((400,)))[:, 200:].sum(-1).mean()
-        return (bound + log_prior(stacked, prior)).item()
-
-    best = objective()
-    for name in NAMES:
-        parameter = getattr(stacked, name)
-        for step in (-1.0, 1.0):
-            parameter.data += step
-            assert objective() < best, (name, step)
-            parameter.data -= step
-
-
-def test_scale_of_the_scores_does_not_matter(simulated):
-    """Even where a softmax at unit scale would be saturated in single precision."""
-    hood, scores, y, train, held_out, _ = simulated
-    marginals = []
-    for factor in (0.01, 1.0, 1000.0):
-        torch.manual_seed(0)
-        stacked = StackedNMM(pool=False).fit(
-            hood, factor * scores.float(), y, train, held_out, num_steps=60
-        )
-        marginals.append(stacked.mixture(hood, factor * scores.float()).marginals())
-    torch.testing.assert_close(marginals[0], marginals[1], rtol=0, atol=0.02)
-    torch.testing.assert_close(marginals[2], marginals[1], rtol=0, atol=0.02)
-
-
-def test_perfect_scores_keep_a_finite_temperature():
-    hood, y = house(), torch.tensor([0, 1, 0, 1, 0])
-    scores = 10.0 * torch.nn.functional.one_hot(y).double()
-    train, held_out = torch.tensor([1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 1, 0]).bool()
-    stacked = StackedNMM(pool=False).fit(hood, scores, y, train, held_out, num_steps=30)
-    assert 0.05 < stacked.log_scale.exp() < 10
-    assert stacked.mixture(hood, scores).marginals().isfinite().all()
-
-
-def test_little_data_stays_with_the_prior():
-    hood = house()
-    scores, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
-    train, held_out = torch.tensor([1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 0, 0]).bool()
-    stacked = StackedNMM(pool=False).fit(hood, scores, y, train, held_out, num_steps=60)
-    for name, (mean, sd) in prior_of(stacked, scores, y, held_out).items():
-        assert abs(getattr(stacked, name).item() - mean) < 1.5 * sd
-
-
-def test_labels_outside_the_masks_are_never_read(simulated):
-    hood, scores, y, train, held_out, test = simulated
-    results = []
-    for other in (0, 99):
-        torch.manual_seed(0)
-        labels = torch.where(test, other, y)
-        stacked = StackedNMM(pool=False).fit(hood, scores, labels, train, held_out, num_steps=5)
-        results.append(torch.stack(list(stacked.parameters())))
-    assert torch.equal(*results)
-
-
-@pytest.mark.parametrize("pool", [False, True])
-def test_is_a_network_for_svi(pool):
-    """Its numbers as the parameters of a Pyro program."""
-    hood, observed = house(), torch.tensor([False, True, True, False, True])
-    network = StackedNMM(2 if pool else None, pool=pool).double()
-    program = AmortizedNMM(hood, network)
+@pytest.mark.parametrize("kind", ["scores", "pool", "communities of scores"])
+def test_is_a_network_for_svi(kind):
+    """Its parameters are parameters of a Pyro program."""
+    hood, observed = place(kind, house(), MEMBERS), mask(5, 1, 2, 4)
+    program = AmortizedNMM(hood, made(kind, 2).double())
     elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1)
     svi = SVI(program.model, program.guide, Adam({"lr": 0.05}), elbo)
-    scores, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
-    before = program.network.log_kappa.item()
-    inputs = (scores, y, ~observed) if pool else (scores,)
-    svi.step(*inputs, y=y, observed=observed)
-    assert program.network.log_kappa.item() != before
-    names = " ".join(pyro.get_param_store().keys())
-    assert "log_kappa" in names
-    assert ("pool.labels" in names) == pool
+    y, before = torch.tensor([0, 1, 0, 1, 0]), [p.clone() for p in program.network.parameters()]
+    svi.step(torch.randn(5, 2), y, ~observed, y=y, observed=observed)
+    assert not any(map(torch.equal, before, program.network.parameters()))
+    assert ("pool.labels" in " ".join(pyro.get_param_store().keys())) == (kind == "pool")
 
 
-def few_labels(seed=0):
-    """A graph of 60 nodes of which 14 are labelled, and the scores of a classifier."""
+def test_repr_and_state():
+    assert "temperature=1, kappa=2.718, floor=0.006738" in repr(made("scores"))
+    text = repr(made("communities of scores"))
+    assert "kappa_community=0.3679, gamma=2, similarity=1, community=-1" in text
+    names = ["log_scale", "log_kappa", "log_floor", "gamma", "similarity", "updated", "deviations"]
+    assert list(made("scores").state_dict()) == names
+
+
+def random_problem(seed, num_nodes=30):
     torch.manual_seed(seed)
-    hood = to_hood(nx.watts_strogatz_graph(60, 6, 0.3, seed=seed))
-    scores, y, order = torch.randn(60, 3), torch.randint(3, (60,)), torch.randperm(60)
-    train, held_out = torch.zeros(2, 60, dtype=torch.bool)
-    train[order[:5]], held_out[order[5:14]] = True, True
-    return hood, scores, y, train, held_out
+    edges = erdos_renyi_graph(num_nodes, 0.15)
+    scores, y = 2 * torch.randn(num_nodes, 3), torch.randint(3, (num_nodes,))
+    return Neighborhood(edges, num_nodes), scores, y, torch.rand(num_nodes) < 0.3
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_fit_leaves_out_what_it_does_not_need(seed, kernels):
-    """Nodes that no labelled node may choose: the same draws, the same numbers."""
-    problem = few_labels(seed)
-    for weight in (None, torch.rand(problem[0].num_edges) + 0.1):
-        torch.manual_seed(7)
-        how = {"num_steps": 40, "edge_weight": weight}
-        expected = fit_on_all_edges(StackedNMM(pool=False), *problem, **how)
-        torch.manual_seed(7)
-        found = StackedNMM(pool=False).fit(*problem, **how)
-        for name in NAMES:
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**16), kind=st.sampled_from(["pool", "communities", "relabelled"]))
+def test_blocks_have_the_posterior(seed, kind):
+    hood, *labels = random_problem(seed)
+    hood = place(kind, hood, torch.randint(4, (30,)))
+    weight = torch.rand(hood.num_edges) + 0.1 if kind == "pool" else None
+    stacked, seen = moved(made(kind), 1.0), []
+    stacked.share.fill_(0.7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "NUMBERS", 40)
+        options = {"edge_weight": weight, "progress": lambda rows: seen.extend(rows) or rows}
+        parts = list(marginals_in_blocks(stacked, hood, *labels, **options))
+    assert [rows for rows, _ in parts] == seen
+    assert len(seen) > 3
+    marginals = torch.cat([block for _, block in parts])
+    posterior = stacked.posterior(hood, *labels, edge_weight=weight)
+    for expected in (stacked.mixture(hood, *labels, weight), posterior):
+        torch.testing.assert_close(marginals, expected.marginals(), atol=1e-5, rtol=1e-5)
 
 
-def test_cost_of_a_step_does_not_depend_on_other_edges(monkeypatch):
-    """Attention is computed for edges into labelled nodes, and one of each of their sources."""
-    seen = []
-    call = Formula.__call__
-    monkeypatch.setattr(
-        Formula,
-        "__call__",
-        lambda self, hood, scores, *more: (
-            seen.append((hood.num_edges, len(scores))) or call(self, hood, scores, *more)
-        ),
-    )
-    hood, scores, y, train, held_out = few_labels()
-    rows = hood.restrict(train | held_out)
-    sources = len(rows.source.unique())
-    StackedNMM(pool=False).fit(hood, scores, y, train, held_out, num_steps=3)
-    assert max(seen) == min(seen) == (rows.num_edges + sources - 14, sources)
-    unlabelled = (~(train | held_out)).nonzero()[:, 0]
-    more = torch.cartesian_prod(torch.arange(60), unlabelled).T
-    dense = Neighborhood(torch.cat([torch.stack([hood.source, hood.target]), more], 1), 60)
-    assert dense.num_edges > 5 * hood.num_edges
-    StackedNMM(pool=False).fit(dense, scores, y, train, held_out, num_steps=3)
-    assert len(set(seen)) == 1
+def test_blocks_of_files(tmp_path):
+    """The graph, the scores and the result lie in files."""
+    hood, scores, y, known = random_problem(0)
+    stacked, scores = moved(StackedNMM(3)), scores.float()
+    arrays = []
+    for name, values in {"ptr": hood.ptr, "source": hood.source, "scores": scores}.items():
+        np.save(tmp_path / name, values.numpy())
+        arrays.append(torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c")))
+    stored = Neighborhood.of_rows(30, torch.arange(30), *arrays[:2])
+    options = {"mode": "w+", "dtype": np.float32, "shape": (30, 3)}
+    out = np.lib.format.open_memmap(tmp_path / "marginals.npy", **options)
+    for nodes, probs in marginals_in_blocks(stacked, stored, arrays[2], y, known):
+        out[nodes] = probs.numpy()
+    out.flush()
+    expected = stacked.posterior(hood, scores, y, known).marginals()
+    found = torch.from_numpy(np.load(tmp_path / "marginals.npy"))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("lr", [1e3, 1e30])
-def test_fit_that_diverges_leaves_the_module_alone(lr):
-    problem, stacked = few_labels(), StackedNMM(pool=False).double()
-    stacked.fit(*problem, num_steps=3)
-    before = [p.clone() for p in stacked.parameters()]
-    with pytest.raises(
-        ValueError, match=rf"lr={re.escape(str(lr))} is too large.* no longer finite"
-    ):
-        stacked.fit(*problem, lr=lr)
-    assert all(map(torch.equal, stacked.parameters(), before))
-    assert stacked.mixture(*problem[:2]).marginals().isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_narrow_scores(dtype):
-    """They are computed with in single precision."""
-    hood, scores, *labels = few_labels()
-    fits = []
-    for value in (scores.to(dtype), scores.to(dtype).float()):
-        torch.manual_seed(0)
-        fits.append(StackedNMM(pool=False).fit(hood, value, *labels, num_steps=5))
-    assert repr(fits[0]) == repr(fits[1])
-    mixture = fits[0].mixture(hood, scores.to(dtype))
-    assert mixture.alpha.dtype == mixture.logits.dtype == torch.float
-
-
-def test_repr_states_the_fit():
-    assert "temperature=1, kappa=2.718, floor=0.006738" in repr(StackedNMM(pool=False))
-
-
-def test_bad_input():
-    hood, scores, y = house(), torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])
-    train, held_out = torch.tensor([1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 0, 0]).bool()
-
-    def fit(**changes):
-        arguments = {"scores": scores, "y": y, "train": train, "held_out": held_out} | changes
-        StackedNMM(pool=False).fit(hood, **arguments)
-
-    with pytest.raises(ValueError, match="both hold node 0"):
-        fit(held_out=train)
-    with pytest.raises(ValueError, match="held_out must be a boolean mask"):
-        fit(held_out=2 * held_out.long())
-    with pytest.raises(ValueError, match="held_out selects no node"):
-        fit(held_out=torch.zeros(5, dtype=torch.bool))
-    with pytest.raises(ValueError, match="num_samples must be an integer of at least 2"):
-        fit(num_samples=1)
-    with pytest.raises(ValueError, match="finite floating-point logits, got 10 entries"):
-        fit(scores=torch.full((5, 2), torch.nan))
-    with pytest.raises(ValueError, match=r"scores must have shape \(5, C\)"):
-        fit(scores=scores[:4])
-    with pytest.raises(ValueError, match="y holds label 5 at node 0"):
-        fit(y=torch.tensor([5, 1, 0, 1, 0]))
-
-
-@pytest.mark.parametrize(("pool", "name"), [(True, "pool.labels"), (False, "log_scale")])
-def test_prior_is_an_argument(pool, name):
-    """A tight one holds the fit where its mean is, and the others are as they were."""
-    hood, scores, y, train, held_out = few_labels()
-    plain, told = StackedNMM(3, pool=pool), StackedNMM(3, pool=pool, prior={name: (1.7, 1e-3)})
-    assert {n: v for n, v in told.prior.items() if n != name}.items() <= plain.prior.items()
-    assert told.get_parameter(name).item() == pytest.approx(1.7)  # where a fit begins
-    told.fit(hood, scores, y, train, held_out, num_steps=40)
-    mean = 1.7 if pool else 1.7 - math.log(bounded_temperature(scores, y, held_out))
-    assert told.get_parameter(name).item() == pytest.approx(mean, abs=0.01)
-    assert told.gamma.item() != plain.gamma.item()
-
-
-@pytest.mark.parametrize(
-    ("prior", "wrong"),
-    [({"kappa": (0.0, 1.0)}, "'kappa'"), ({"gamma": (0.0, 0.0)}, "gamma"),
-     ({"gamma": (math.nan, 1.0)}, "gamma"), ({"pool.labels": (0.0, 1.0)}, "'pool.labels'")],
-)  # fmt: skip
-def test_bad_priors(prior, wrong):
-    with pytest.raises(ValueError, match=f"prior must .*{wrong}"):
-        StackedNMM(pool=False, prior=prior)
-
-
-def test_scores_are_finite_in_every_call():
-    hood, scores, y, train, _ = few_labels()
-    scores[3, 1] = -torch.inf
-    for stacked in (StackedNMM(3), StackedNMM(pool=False)):
-        for call in (stacked, stacked.mixture, stacked.posterior):
-            with pytest.raises(ValueError, match="finite floating-point logits, got 1 entries"):
-                call(hood, scores, y, train)
-
-
-def test_priors_follow_agreement_and_temperature():
-    """The less neighbours agree, the more a node keeps to itself; a prior that is given stays."""
-
-    def means(prior, **options):
-        stacked = StackedNMM(2, **options, prior=prior)
-        priors = Priors.of(stacked.declared, stacked.prior, 4.0, agreement=0.25)
-        return {each.name: each.mean for each in priors.declared}
-
-    assert means({})["gamma"] == 0.5 + 4 * 0.75**2
-    assert means({"gamma": (0.5, 0.6)})["gamma"] == 0.5
-    assert means({}, pool=False)["gamma"] == 2.0
-    assert means({}, pool=False)["log_scale"] == -math.log(4)
-    assert means({})["pool.log_scale"] == -0.9  # the pool has a temperature of its own
-
-
-def test_options_of_the_optimisation():
-    hood, *given = few_labels()
-    with pytest.raises(TypeError, match="num_step"):
-        StackedNMM(3).fit(hood, *given, num_step=3)
-    with pytest.raises(ValueError, match="num_folds must be an integer of at least 1"):
-        StackedNMM(3).fit(hood, *given, num_folds=0)
-    StackedNMM(3).fit(hood, *given, num_folds=3, num_steps=3)
-    with pytest.raises(ValueError, match="max_held_out must be an integer of at least 1"):
-        StackedNMM(3).fit(hood, *given, max_held_out=0)
-
-
-def test_a_fit_needs_some_of_many_held_out_nodes():
-    """Some of them are the fit of a mask of them, and the rest of their labels is not read."""
+@pytest.mark.parametrize("num_samples", [64, None])
+@pytest.mark.parametrize("kind", ["pool", "scores", "communities", "share"])
+def test_posterior_without_known_labels(kind, num_samples):
     torch.manual_seed(0)
-    hood, y = Neighborhood.grid(12, 12), torch.randint(3, (144,))
-    scores, train = torch.randn(144, 3), torch.arange(144) < 30
-    held_out, found = torch.arange(144) >= 50, []
-    torch.manual_seed(1)
-    nodes = held_out.nonzero()[:, 0]
-    few = torch.zeros(144, dtype=torch.bool)
-    few[nodes[torch.randperm(len(nodes))[:40]]] = True
-    found.append(StackedNMM(3).fit(hood, scores, y, train, few, num_steps=5))
-    torch.manual_seed(1)
-    unread = y.masked_fill(held_out & ~few, 0)
-    options = {"num_steps": 5, "max_held_out": 40}
-    found.append(StackedNMM(3).fit(hood, scores, unread, train, held_out, **options))
-    for value, other in zip(*(each.parameters() for each in found), strict=True):
-        assert torch.equal(value, other)
+    hood, scores, y = place(kind, house(), MEMBERS[0]), torch.randn(5, 3), torch.arange(5) % 3
+    stacked = moved(made("pool" if kind == "share" else kind))
+    if kind == "share":
+        stacked.share.fill_(0.7)
+    known = hood, scores, torch.full((5,), -1), mask(5)
+    mix, posterior = stacked.mixture(*known), stacked.posterior(*known, num_samples)
+    assert not posterior.observed.any()
+    torch.testing.assert_close(posterior.marginals(), mix.marginals())
+    pairs = torch.tensor([[0, 2, 1], [1, 4, 1]])
+    torch.testing.assert_close(posterior.pairwise(pairs), mix.pairwise(pairs))
+    joint = (each.log_marginal(pairs[0], y[:3]) for each in (posterior, mix))
+    torch.testing.assert_close(*joint)
+    rates = torch.nn.functional.one_hot(posterior.sample((20_000,)), 3).double().mean(0)
+    error = (mix.marginals() * (1 - mix.marginals()) / 20_000).sqrt()
+    assert ((rates - mix.marginals()).abs() < 5 * error + 1e-6).all()
+    counts = posterior.counts([torch.arange(5)], 0, 20_000).double()
+    wanted = mix.marginals()[:, 0].sum()
+    assert abs(counts.mean() - wanted) < 5 * counts.std() / 20_000**0.5
+    assert torch.equal(posterior.predict(), mix.marginals().argmax(-1))
+
+
+@pytest.mark.parametrize("kind", ["pool", "scores"])
+def test_posterior_is_averaged_over_draws(kind):
+    hood, scores, y, train, held_out = cliques()
+    stacked = made(kind).fit(hood, scores, y, train, held_out, **FEW)
+    assert stacked.deviations.shape[0] == NUM_DRAWS
+    posterior = stacked.posterior(hood, scores, y, train)
+    assert isinstance(posterior, AveragedPosterior)
+    assert len(posterior.members) == NUM_DRAWS
+    assert sum(len(each.components) for each in posterior.members) == 64
+    spread = torch.stack([each.marginals() for each in posterior.members])[:, ~train].std(0)
+    assert spread.max() > 0.01
+    exact = stacked.posterior(hood, scores, y, train, num_draws=0)
+    assert type(exact) is Posterior
+    change = (posterior.marginals() - exact.marginals()).abs().max()
+    assert 0 < change < 0.1  # opposite draws: the mean moves by terms of second order only
+    assert len(stacked.posterior(hood, scores, y, train, num_samples=3).members) == 3
+    assert type(stacked.posterior(hood, scores, y, train, num_samples=1)) is Posterior
+    start = torch.nn.utils.parameters_to_vector(stacked.parameters()).detach().clone()
+    if kind == "pool":  # whose known labels are no evidence
+        for change, member in zip(stacked.deviations[:3], posterior.members, strict=False):
+            torch.nn.utils.vector_to_parameters(start + change, stacked.parameters())
+            expected = stacked.mixture(hood, scores, y, train).marginals()
+            torch.testing.assert_close(member.marginals()[~train], expected[~train])
+
+
+def test_new_labels_are_evidence_and_in_the_pool():
+    """Before an update they are evidence alone, as in ``condition``; after it, both."""
+    hood, scores, y, train, new = cliques()
+    stacked = StackedNMM(3).fit(hood, scores, y, train, new, **FEW)
+    exact = {"num_samples": None, "num_draws": 0}
+    some = new & (torch.arange(60) < 8)
+    found = stacked.posterior(hood, scores, y, train, new=some, **exact)
+    expected = stacked.posterior(hood, scores, y, train, **exact).condition(y, some)
+    torch.testing.assert_close(found.marginals(), expected.marginals())
+    stacked.update(hood, scores, y, train, new, num_steps=5)
+    assert stacked.updated
+    found = stacked.posterior(hood, scores, y, train, new=some, **exact)
+    alpha, logits = stacked(hood, scores, y, train | some)
+    plain = NeighborMixture(hood, alpha.detach(), logits.detach()).condition(y, some)
+    torch.testing.assert_close(found.marginals()[~train], plain.marginals()[~train])
+    assert found.observed.equal(train | some)
+    assert not stacked.fit(hood, scores, y, train, new, **FEW).updated
+
+
+def test_another_graph_without_labels():
+    """Parameters of one graph on another, and a classifier that learned from neither."""
+    hood, scores, y, _, held_out = few_labels()
+    stacked = StackedNMM(3).fit(hood, scores, y, mask(60), held_out, **FEW)
+    other = to_hood(nx.cycle_graph(7)), scores[:7], torch.full((7,), -1), mask(7)
+    marginals = stacked.mixture(*other).marginals()
+    torch.testing.assert_close(marginals.sum(-1), torch.ones(7).to(scores))
+    torch.testing.assert_close(stacked.posterior(*other, num_draws=0).marginals(), marginals)

@@ -1,18 +1,30 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Folds of labels side by side: the written-out copies of a graph, and the share of the NMM."""
+"""A StackedNMM's folds of labels side by side, evidence and share, and uncertain parameters."""
 
-import networkx as nx
 import pytest
 import torch
-from graphs import to_hood
+from stacking import FEW, cliques, made, numbers
 
-from pyro_nmm import Neighborhood
-from pyro_nmm.models import StackedNMM, edge_weights, marginals_in_blocks, temperature_scaling
+from pyro_nmm import Neighborhood, NeighborMixture, Posterior, blocks
+from pyro_nmm.models import (
+    StackedNMM,
+    compatibility,
+    edge_weights,
+    marginals_in_blocks,
+    temperature_scaling,
+)
 from pyro_nmm.models.stacked import fit, formula
-from pyro_nmm.models.stacked.fit import expected_share
-from pyro_nmm.models.stacked.table import GraphScores, scores_of_folds
+from pyro_nmm.models.stacked.fit import (
+    Fold,
+    deviations,
+    expected_share,
+    label_gradients,
+    label_log_probs,
+)
+from pyro_nmm.models.stacked.formula import Priors
+from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.sources import communities
 
 FOLDS = 3
@@ -21,22 +33,18 @@ FOLDS = 3
 @pytest.fixture
 def problem():
     """Cliques whose labels nearly agree, half of them observed, and scores of three classifiers."""
-    hood = to_hood(nx.connected_caveman_graph(12, 5))
-    y = torch.arange(12).repeat_interleave(5) % 3
+    hood, scores, y, *_ = cliques()
     y = torch.where(torch.rand(60) < 0.1, torch.randint(3, (60,)), y)
     folds = torch.arange(60) % 6
-    truth = torch.nn.functional.one_hot(y, 3).to(torch.get_default_dtype())
-    return hood, truth + torch.randn(FOLDS, 60, 3), y, folds.where(folds < FOLDS, -1)
+    return hood, scores + torch.randn(FOLDS, 60, 3), y, folds.where(folds < FOLDS, -1)
 
 
 def copies(hood, scores, y, folds):
     """The same problem on three copies of the graph, one after the other."""
-    size = hood.num_nodes
     edges = torch.stack([hood.source, hood.target])
-    every = torch.cat([edges + k * size for k in range(FOLDS)], 1)
-    wide = Neighborhood(every, FOLDS * size)
-    masks = torch.stack([(folds >= 0) & (folds != k) for k in range(FOLDS)]).view(-1)
-    out = torch.stack([folds == k for k in range(FOLDS)]).view(-1)
+    wide = Neighborhood(torch.cat([edges + 60 * k for k in range(FOLDS)], 1), FOLDS * 60)
+    masks = torch.cat([(folds >= 0) & (folds != k) for k in range(FOLDS)])
+    out = torch.cat([folds == k for k in range(FOLDS)])
     return wide, scores.reshape(-1, 3), y.repeat(FOLDS), masks, out
 
 
@@ -56,35 +64,20 @@ def labels_by_copy(monkeypatch, problem):
     monkeypatch.setattr(formula, "propagated", in_copies)
 
 
-def test_nested_lists(problem):
-    hood, scores, _, folds = problem
-    given = (scores, folds), (scores.tolist(), folds.tolist())
-    for found, expected in zip(*(scores_of_folds(hood, *each) for each in given), strict=True):
-        torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_folds_are_copies_of_the_graph(problem, labels_by_copy, weighted):
+@pytest.mark.parametrize("kind", ["pool", "weights", "scores"])
+def test_folds_are_copies_of_the_graph(problem, labels_by_copy, kind):
     hood, folds = problem[0], problem[3]
-    weight = torch.rand(hood.num_edges) + 0.5 if weighted else None
-    wide = weight.repeat(FOLDS) if weighted else None
+    weight = torch.rand(hood.num_edges) + 0.5 if kind == "weights" else None
+    wide = weight.repeat(FOLDS) if kind == "weights" else None
     fits = []
     options = {"folds": folds, "edge_weight": weight}, {"edge_weight": wide}
     for arguments, more in zip((problem[:3], copies(*problem)), options, strict=True):
         torch.manual_seed(0)
-        module = StackedNMM(3, prior={"gamma": (0.6, 0.5)})  # others follow the agreement of copies
+        # Priors of other parameters follow the agreement of copies.
+        module = StackedNMM(3, pool=kind != "scores", prior={"gamma": (0.6, 0.5)})
         fits.append(module.fit(*arguments, **more, num_steps=30).state_dict())
-    assert 0 < fits[0].pop("share") < fits[1].pop("share") == 1
-    for name, value in fits[0].items():
-        torch.testing.assert_close(value, fits[1][name], rtol=1e-6, atol=1e-8)
-
-
-def test_folds_of_scores_alone_are_copies_too(problem):
-    fits = []
-    for arguments in (problem[:3], copies(*problem)):
-        torch.manual_seed(0)
-        options = {"folds": problem[3]} if len(arguments) == 3 else {}
-        fits.append(StackedNMM(pool=False).fit(*arguments, **options, num_steps=30).state_dict())
+    if kind != "scores":
+        assert 0 < fits[0].pop("share") < fits[1].pop("share") == 1
     for name, value in fits[0].items():
         torch.testing.assert_close(value, fits[1][name], rtol=1e-6, atol=1e-8)
 
@@ -104,22 +97,27 @@ def test_folds_of_communities(problem):
 
 
 def test_marginals_are_a_linear_pool(problem):
+    """Of the NMM and temperature scaling, or the probabilities beside it."""
     hood, scores, y, folds = problem
-    stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=20)
+    stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, **FEW)
     known, share = folds >= 0, float(stacked.share)
-    pooled = stacked.posterior(hood, scores[0], y, known, num_draws=0)
-    mixed = pooled.marginals()
-    blocks = torch.zeros(60, 3)
-    for rows, block in marginals_in_blocks(stacked, hood, scores[0], y, known):
-        blocks[rows] = block
+    graph = hood, scores[0], y, known
+    posterior = stacked.posterior(*graph, num_draws=0)
+    beside = torch.rand(60, 3) + 0.1
+    beside = beside / beside.sum(-1, keepdim=True)
+    other = stacked.posterior(*graph, num_draws=0, beside=beside.numpy()).marginals()
+    in_blocks = torch.cat([block for _, block in marginals_in_blocks(stacked, *graph)])
     stacked.share.fill_(1.0)
-    nmm = stacked.posterior(hood, scores[0], y, known, num_draws=0).marginals()
-    alone = (scores[0] / stacked.pool.temperature).softmax(-1)
-    expected = torch.where(known[:, None], nmm, share * nmm + (1 - share) * alone)
-    torch.testing.assert_close(mixed, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(blocks, expected, rtol=1e-5, atol=1e-5)
-    draws = pooled.sample((4000,))
-    share_of_two = (draws == 2).double().mean(0)
+    nmm = stacked.posterior(*graph, num_draws=0).marginals()
+    scaled = (scores[0] / stacked.pool.temperature).softmax(-1)
+    expected, with_others = (
+        torch.where(known[:, None], nmm, share * nmm + (1 - share) * each)
+        for each in (scaled, beside)
+    )
+    mixed = posterior.marginals()
+    for found, wanted in ((mixed, expected), (in_blocks, expected), (other, with_others)):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    share_of_two = (posterior.sample((4000,)) == 2).double().mean(0)
     assert (share_of_two - mixed[:, 2]).abs().max() < 4 * 0.5 / 4000**0.5
 
 
@@ -130,9 +128,8 @@ def test_share_is_the_posterior_mean_of_a_weight(agree):
     grid = torch.linspace(0, 1, 20001).double()
     terms = grid[:, None] * first.exp() + (1 - grid[:, None]) * second.exp()
     density = grid ** (5 * agree) * (1 - grid) ** (5 * (1 - agree)) * terms.prod(1)
-    assert expected_share(first, second, agree) == pytest.approx(
-        float((grid * density).sum() / density.sum()), abs=1e-3
-    )
+    mean = float((grid * density).sum() / density.sum())
+    assert expected_share(first, second, agree) == pytest.approx(mean, abs=1e-3)
     better = torch.full((300,), -0.1)
     assert expected_share(better, better - 2, agree) > 0.97
     prior = (1 + 5 * agree) / 7
@@ -140,78 +137,16 @@ def test_share_is_the_posterior_mean_of_a_weight(agree):
     assert expected_share(torch.full((90,), -torch.inf), better[:90], agree) < 0.08
 
 
-def test_agreement_of_labelled_neighbours():
-    """Between chance and always, of pairs that are both observed; few pairs count less."""
-    pairs = torch.tensor([[0, 1, 2, 4, 5], [1, 2, 3, 5, 6]])
-    hood = Neighborhood(torch.cat([pairs, pairs.flip(0)], 1), 7)
-    y, known = torch.tensor([0, 0, 1, 1, 0, 1, 0]), torch.tensor([True] * 6 + [False])
-    data = GraphScores(hood, torch.zeros(7, 2), y, known)
-    # Pairs 0-1 and 2-3 of four agree, and three of six labels are equal: as often as by chance.
-    assert fit.agreement(data) == 0
-    y[5] = 0
-    data = GraphScores(hood, torch.zeros(7, 2), y, known & (torch.arange(7) != 2))
-    assert fit.agreement(data) == pytest.approx(2 / 12)  # 0-1 and 4-5
-    whole = to_hood(nx.disjoint_union(nx.complete_graph(10), nx.complete_graph(10)))
-    y = torch.arange(20) // 10
-    data = GraphScores(whole, torch.zeros(20, 2), y, torch.ones(20, dtype=torch.bool))
-    assert fit.agreement(data) == pytest.approx(90 / 100)
-
-
 def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
     hood, scores, y, folds = problem
 
-    def nan(formula, priors, fold, rows, log_probs, num_steps):
+    def nan(formula, priors, fold, rows, *how):
         return torch.full(rows.shape, torch.nan)
 
     monkeypatch.setattr(fit, "refitted", nan)
     stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=5)
     assert 0 < float(stacked.share) < 0.2
     assert stacked.evidence.nll["NMM"] == torch.inf
-
-
-def test_summary(problem):
-    hood, scores, y, folds = problem
-    stacked = StackedNMM(3)
-    with pytest.raises(ValueError, match="summary needs a fit with a pool"):
-        stacked.summary()
-    stacked.fit(hood, scores, y, folds=folds, num_steps=20)
-    lines = stacked.summary().splitlines()
-    assert [line[:20].strip() for line in lines[1:]] == [*stacked.evidence.nll, "share of the NMM"]
-    rows = (folds >= 0).nonzero()[:, 0]
-    loss = torch.nn.functional.cross_entropy(scores[folds[rows], rows], y[rows])
-    assert stacked.evidence.nll["classifier"] == pytest.approx(loss.item(), rel=1e-5)
-    own, part, truth = scores[folds[rows], rows], folds[rows], y[rows]
-    parts = [(part == k, temperature_scaling(own, truth, part != k)) for k in range(FOLDS)]
-    losses = [torch.nn.functional.cross_entropy(own[out] / t, truth[out]) for out, t in parts]
-    assert all(out.sum() == len(rows) / FOLDS for out, _ in parts)
-    expected = sum(losses).item() / FOLDS  # each label by the temperature of other folds
-    assert stacked.evidence.nll["temperature scaling"] == pytest.approx(expected, rel=1e-4)
-    stacked.fit(hood, scores[0], y, folds == 0, folds == 1, num_steps=5)
-    names = "classifier", "temperature scaling", "pool", "NMM"
-    assert tuple(stacked.evidence.nll) == names
-    assert "share" not in stacked.summary()
-    loss = torch.nn.functional.cross_entropy(scores[0][folds == 1], y[folds == 1])
-    assert stacked.evidence.nll["classifier"] == pytest.approx(loss.item(), rel=1e-5)
-    stacked.update(hood, scores[0], y, folds == 0, folds > 0, num_steps=5)
-    assert stacked.evidence is None
-
-
-def test_probabilities_beside_the_nmm(problem):
-    hood, scores, y, folds = problem
-    stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=20)
-    known, share = folds >= 0, float(stacked.share)
-    beside = torch.rand(60, 3) + 0.1
-    beside = beside / beside.sum(-1, keepdim=True)
-    usual = stacked.posterior(hood, scores[0], y, known).marginals()
-    alone = (scores[0] / stacked.pool.temperature).softmax(-1)
-    found = stacked.posterior(hood, scores[0], y, known, beside=beside.numpy()).marginals()
-    expected = usual + (1 - share) * (beside - alone) * ~known[:, None]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    for wrong, message in ((beside[:5], "beside must have shape"), (2 * beside, "sum to one")):
-        with pytest.raises(ValueError, match=message):
-            stacked.posterior(hood, scores[0], y, known, beside=wrong)
-    with pytest.raises(ValueError, match="beside needs a pool"):
-        StackedNMM(pool=False).posterior(hood, scores[0], y, known, beside=beside)
 
 
 def test_share_follows_the_graph():
@@ -229,25 +164,115 @@ def test_share_follows_the_graph():
     assert share["same"] > 0.9 > share["random"] + 0.1
 
 
+def test_summary(problem):
+    hood, scores, y, folds = problem
+    cross_entropy, stacked = torch.nn.functional.cross_entropy, StackedNMM(3)
+    with pytest.raises(ValueError, match="summary needs a fit with a pool"):
+        stacked.summary()
+    stacked.fit(hood, scores, y, folds=folds, num_steps=20)
+    nll, lines = stacked.evidence.nll, stacked.summary().splitlines()
+    assert [line[:20].strip() for line in lines[1:]] == [*nll, "share of the NMM"]
+    rows = (folds >= 0).nonzero()[:, 0]
+    raw, part, truth = scores[folds[rows], rows], folds[rows], y[rows]
+    assert nll["classifier"] == pytest.approx(cross_entropy(raw, truth).item(), rel=1e-5)
+    parts = [(part == k, temperature_scaling(raw, truth, part != k)) for k in range(FOLDS)]
+    losses = [cross_entropy(raw[out] / t, truth[out]) for out, t in parts]
+    assert all(out.sum() == len(rows) / FOLDS for out, _ in parts)
+    expected = sum(losses).item() / FOLDS  # each label by the temperature of other folds
+    assert nll["temperature scaling"] == pytest.approx(expected, rel=1e-4)
+    stacked.fit(hood, scores[0], y, folds == 0, folds == 1, **FEW)
+    nll = stacked.evidence.nll
+    assert tuple(nll) == ("classifier", "temperature scaling", "pool", "NMM")
+    assert "share" not in stacked.summary()
+    loss = cross_entropy(scores[0][folds == 1], y[folds == 1])
+    assert nll["classifier"] == pytest.approx(loss.item(), rel=1e-5)
+    stacked.update(hood, scores[0], y, folds == 0, folds > 0, **FEW)
+    assert stacked.evidence is None
+
+
 def test_weights_of_edges_reach_every_fold(problem):
     hood, scores, y, folds = problem
     edges = torch.stack([hood.source, hood.target])[:, hood.source != hood.target]
     weight = edge_weights(hood, edges, torch.rand(edges.shape[1]) + 0.1)
-    torch.manual_seed(0)
-    one = StackedNMM(3).fit(hood, scores, y, folds=folds, edge_weight=weight, num_steps=5)
-    torch.manual_seed(0)
-    other = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=5)
-    assert not torch.equal(one.gamma, other.gamma)
+    gammas = []
+    for each in (weight, None):
+        torch.manual_seed(0)
+        stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, edge_weight=each, **FEW)
+        gammas.append(stacked.gamma)
+    assert not torch.equal(*gammas)
 
 
-def test_arguments_of_folds(problem):
-    hood, scores, y, folds = problem
-    with pytest.raises(ValueError, match="leave out train, held_out"):
-        StackedNMM(3).fit(hood, scores, y, folds >= 0, folds=folds)
-    with pytest.raises(ValueError, match="train and held_out are needed"):
-        StackedNMM(3).fit(hood, scores[0], y)
-    with pytest.raises(ValueError, match=r"scores must have shape \(K, 60, C\)"):
-        StackedNMM(3).fit(hood, scores[0], y, folds=folds)
-    for wrong in (folds + 1, folds.clamp(max=1)):
-        with pytest.raises(ValueError, match=r"folds must hold each of 0\.\.2"):
-            StackedNMM(3).fit(hood, scores, y, folds=wrong)
+def fold_of(stacked, hood, scores, y, train, held_out, weight=None):
+    data = GraphScores(hood, scores, y, train | held_out, weight)
+    return Fold.of(stacked.formula, data, held_out)
+
+
+@pytest.fixture(params=["pool", "scores"])
+def fitted(request):
+    """A module, its problem, and the labels that are held out."""
+    given = cliques()
+    stacked = made(request.param).fit(*given, **FEW)
+    return stacked, given, fold_of(stacked, *given)
+
+
+def test_gradients_of_labels(fitted):
+    stacked, _, fold = fitted
+    columns = []
+    mixture = NeighborMixture(fold.hood, *stacked.formula(fold.hood, fold.inputs, None))
+    for row in fold.held_out.nonzero()[:, 0]:
+        stacked.zero_grad()
+        mixture.marginals()[row, fold.y[row]].log().backward(retain_graph=True)
+        columns.append(torch.cat([value.grad.view(-1) for value in stacked.parameters()]))
+    found = label_gradients(stacked.formula, fold)
+    torch.testing.assert_close(found.to(columns[0]), torch.stack(columns), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("change", ["weights", "relabel", "blocks"])
+def test_offsets_of_all_labels_in_one_pass(change, monkeypatch):
+    """As finite differences have them, in as many evaluations for any number of labels."""
+    hood, _, y, train, _ = given = cliques()
+    weight = torch.rand(hood.num_edges) + 0.5 if change == "weights" else None
+    matrix = compatibility(hood, y, train, 3) if change == "relabel" else None
+    if change == "blocks":
+        monkeypatch.setattr(blocks, "NUMBERS", 500)
+    stacked = StackedNMM(3, compatibility=matrix).fit(*given, edge_weight=weight, **FEW)
+    fold, calls, formula = fold_of(stacked, *given, weight), [], stacked.formula
+
+    def counted(*args):
+        calls.append(args)
+        return label_log_probs(*args)
+
+    monkeypatch.setattr(fit, "label_log_probs", counted)
+    found = label_gradients(formula, fold)
+    assert len(calls) == 2 * (found.shape[1] - 3)
+    for k, step in enumerate(1e-4 * torch.eye(found.shape[1])[-3:]):
+        moved = [formula.with_values(formula.numbers() + change) for change in (step, -step)]
+        ends = [label_log_probs(each, fold) for each in moved]
+        slope = (ends[0] - ends[1]) / 2e-4
+        torch.testing.assert_close(found[:, k - 3], slope, atol=1e-8, rtol=1e-6)
+
+
+def test_distribution_of_the_draws(fitted):
+    """Their mean is the fit; their covariance is the sandwich."""
+    stacked, _, fold = fitted
+    formula, priors = stacked.formula, Priors.of(stacked.declared, stacked.prior)
+    found = deviations(formula, priors, [fold], number=40_000).double()
+    torch.testing.assert_close(found[::2], -found[1::2])
+    gradients = label_gradients(formula, fold)
+    fisher = gradients.T @ gradients
+    inverse = torch.linalg.inv(fisher + priors.precision(formula.values).double().diag())
+    expected = inverse @ fisher @ inverse
+    error = found[::2].T.cov() - expected
+    sd = expected.diagonal().clamp(min=1e-12).sqrt()
+    assert (error / sd / sd[:, None]).abs().max() < 0.05
+
+
+def test_draws_are_saved_and_parameters_set_by_hand_have_none(fitted):
+    stacked, (hood, scores, y, train, _), _ = fitted
+    again = made("pool" if stacked.pool else "scores")
+    again.load_state_dict(stacked.state_dict())
+    assert torch.equal(again.deviations, stacked.deviations)
+    by_hand = numbers(StackedNMM(3), gamma=1.0)
+    assert type(by_hand.posterior(hood, scores, y, train)) is Posterior
+    stacked.update(hood, scores, y, train, ~train, **FEW)
+    assert not torch.equal(again.deviations, stacked.deviations)

@@ -1,30 +1,25 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Arrays, lists, sets of nodes, swapped arguments and modules without a fit, as users have them."""
+"""What users give a StackedNMM: arrays, lists, sets of nodes, and arguments that are refused."""
 
 import copy
+import math
 import pickle
 
 import numpy as np
 import pytest
 import torch
 from graphs import house
+from stacking import FEW, few_labels, made, mask, moved, place
 from torch_geometric.utils import erdos_renyi_graph
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models import StackedNMM, edge_weights, marginals_in_blocks
-from pyro_nmm.sources import communities
+from pyro_nmm.models import PooledScores, StackedNMM, edge_weights, marginals_in_blocks
+from pyro_nmm.models.stacked.table import scores_of_folds
 
 EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
 KNOWN = torch.tensor([False, True, False, True, True])
-
-
-def moved(stacked):
-    """A module as after a fit."""
-    for value in stacked.parameters():
-        value.data += 0.1
-    return stacked
 
 
 def problem():
@@ -51,20 +46,6 @@ def test_sizes_of_arrays():
     assert torch.equal(hood.source, Neighborhood(EDGES, 3).source)
 
 
-def test_edges_that_are_none():
-    hood = Neighborhood(EDGES, 3)
-    for bad in ([[0, 1], [1]], "edges", None):
-        with pytest.raises(ValueError, match="edge_index must be a tensor, an array or a nested"):
-            Neighborhood(bad, 3)
-    for bad in (EDGES[0].numpy(), EDGES.T.tolist()[:3]):
-        with pytest.raises(ValueError, match=r"edge_index must have shape \(2, num_edges\), got"):
-            Neighborhood(bad, 3)
-        with pytest.raises(ValueError, match=r"edge_index must have shape \(2, num_edges\), got"):
-            edge_weights(hood, bad, torch.ones(4))
-    with pytest.raises(ValueError, match="edge_weight must be a tensor, an array or a nested"):
-        edge_weights(hood, EDGES, None)
-
-
 FORMS = {
     "uint8": lambda mask: mask.to(torch.uint8),
     "integers": lambda mask: mask.long(),
@@ -89,91 +70,57 @@ def test_sets_of_nodes(form):
     fits = []
     for held_out, train in ((KNOWN, ~KNOWN), (known, form(~KNOWN))):
         torch.manual_seed(1)
-        fits.append(StackedNMM(3).fit(hood, scores, y, train, held_out, num_steps=2))
+        fits.append(StackedNMM(3).fit(hood, scores, y, train, held_out, **FEW))
     assert repr(fits[0]) == repr(fits[1])
 
 
 @pytest.mark.parametrize("nothing", [[], np.array([]), np.zeros(5, int), [0] * 5, [False] * 5])
 def test_empty_sets(nothing):
     hood, scores, y = problem()
-    stacked = moved(StackedNMM(3))
-    expected = stacked(hood, scores, y, KNOWN & ~KNOWN)
-    torch.testing.assert_close(stacked(hood, scores, y, nothing), expected)
+    expected = StackedNMM(3)(hood, scores, y, mask(5))
+    torch.testing.assert_close(StackedNMM(3)(hood, scores, y, nothing), expected)
 
 
-def test_zeros_and_ones_that_do_not_repeat_are_ids():
-    hood = Neighborhood([[0], [1]], 2)
-    posterior = moved(StackedNMM(3)).posterior(
-        hood, torch.randn(2, 3), torch.tensor([2, 1]), [1, 0]
-    )
+def test_zeros_and_ones_are_ids_or_a_mask():
+    """Ids if they do not repeat, and the same mask on a large graph."""
+    hood, scores = Neighborhood([[0], [1]], 2), torch.randn(2, 3)
+    posterior = moved(StackedNMM(3)).posterior(hood, scores, torch.tensor([2, 1]), [1, 0])
     assert posterior.observed.all()
+    hood, known = Neighborhood(erdos_renyi_graph(50, 0.1), 50), torch.rand(50) < 0.3
+    scores, y = torch.randn(50, 3), torch.randint(3, (50,))
+    expected = StackedNMM(3)(hood, scores, y, known)
+    torch.testing.assert_close(StackedNMM(3)(hood, scores, y, known.to(torch.int8)), expected)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        torch.tensor([0, 1, 2, 1, 0]),  # labels, for example
-        [0, 1, 1],
-        [2, 2],
-        KNOWN[:4],
-        KNOWN[:, None],
-        KNOWN.double(),
-        "train",
-        None,
-    ],
-)
-def test_no_sets_of_nodes(bad):
-    hood, scores, y = problem()
-    both = r"boolean mask \(N,\) or node ids \(K,\), N = 5, got torch|tensor, an array or a nested"
-    if bad is not None:
-        with pytest.raises(ValueError, match=f"train must be a ({both})"):
-            StackedNMM(3).fit(hood, scores, y, bad, KNOWN)
-        with pytest.raises(ValueError, match=f"known must be a ({both})"):
-            StackedNMM(3)(hood, scores, y, bad)
-    with pytest.raises(ValueError, match=r"node ids in 0..4, got 5"):
-        StackedNMM(3)(hood, scores, y, [5])
+def test_scores_and_labels_as_arrays():
+    """NumPy's arrays, and OGB's columns of labels; nested lists of folds."""
+    hood, scores, y, train, held_out = few_labels()
+    marginals = []
+    for form in (
+        (scores, y, train, held_out),
+        (scores.numpy(), y[:, None].numpy(), train.numpy(), held_out.nonzero()[:, 0].int().numpy()),
+    ):
+        torch.manual_seed(0)
+        stacked = StackedNMM(3).fit(hood, *form, **FEW)
+        marginals.append(stacked.posterior(hood, *form[:3], num_samples=4).marginals())
+    assert torch.equal(*marginals)
+    both, folds = torch.stack([scores, 2 * scores]), torch.arange(60) % 2
+    given = (both, folds), (both.tolist(), folds.tolist())
+    for found, expected in zip(*(scores_of_folds(hood, *each) for each in given), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("num_samples", [64, None])
-@pytest.mark.parametrize("kind", ["pool", "scores", "communities", "share"])
-def test_posterior_without_known_labels(kind, num_samples):
-    torch.manual_seed(0)
-    hood, scores, y = problem()
-    stacked = StackedNMM(3, pool=kind != "scores", communities=kind == "communities")
-    stacked = moved(stacked)
-    if kind == "communities":
-        edges = torch.stack([hood.source, hood.target])
-        hood = communities(edges, 5, torch.tensor([0, 0, 1, 1, 1]))
-    if kind == "share":
-        stacked.share.fill_(0.7)
-    given = hood, scores, torch.full((5,), -1), KNOWN & ~KNOWN
-    mix, posterior = stacked.mixture(*given), stacked.posterior(*given, num_samples)
-    assert not posterior.observed.any()
-    torch.testing.assert_close(posterior.marginals(), mix.marginals())
-    pairs = torch.tensor([[0, 2, 1], [1, 4, 1]])
-    torch.testing.assert_close(posterior.pairwise(pairs), mix.pairwise(pairs))
-    torch.testing.assert_close(
-        posterior.log_marginal(pairs[0], y[:3]), mix.log_marginal(pairs[0], y[:3])
-    )
-    draws = posterior.sample((20_000,))
-    rates = torch.nn.functional.one_hot(draws, 3).double().mean(0)
-    error = (mix.marginals() * (1 - mix.marginals()) / 20_000).sqrt()
-    assert ((rates - mix.marginals()).abs() < 5 * error + 1e-6).all()
-    counts = posterior.counts([torch.arange(5)], 0, 20_000).double()
-    wanted = mix.marginals()[:, 0].sum()
-    assert abs(counts.mean() - wanted) < 5 * counts.std() / 20_000**0.5
-    assert torch.equal(posterior.predict(), mix.marginals().argmax(-1))
-    torch.manual_seed(2)
-    found = posterior.condition(y, KNOWN).marginals()
-    torch.manual_seed(2)
-    expected = mix.condition(y, KNOWN, num_samples).marginals()
-    torch.testing.assert_close(found, expected)
-
-
-def test_prior_takes_a_number_of_samples():
-    hood, scores, y = problem()
-    with pytest.raises(ValueError, match="num_samples must be an integer of at least 1, got 0"):
-        moved(StackedNMM(3)).posterior(hood, scores, y, [], 0)
+@pytest.mark.parametrize("kind", ["pool", "scores"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_scores_are_read_in_single_precision(kind, dtype):
+    hood, scores, *labels = few_labels()
+    fits = []
+    for value in (scores.to(dtype), scores.to(dtype).float()):
+        torch.manual_seed(0)
+        fits.append(made(kind).fit(hood, value, *labels, **FEW))
+    assert repr(fits[0]) == repr(fits[1])
+    mixture = fits[0].mixture(hood, scores.to(dtype), *labels[:2])
+    assert mixture.alpha.dtype == mixture.logits.dtype == torch.float
 
 
 def calls(stacked, *given):
@@ -182,33 +129,31 @@ def calls(stacked, *given):
     yield lambda: marginals_in_blocks(stacked, *given)
 
 
-def refused(stacked, *given):
-    for call in calls(stacked, *given):
-        with pytest.raises(ValueError, match=r"call fit\(...\) or load_state_dict\(...\) first"):
-            call()
-
-
 @pytest.mark.parametrize("options", [{}, {"prior": {"gamma": (1.0, 0.5)}}])
-def test_module_without_a_fit(options):
-    hood, scores, y = problem()
-    given = hood, scores, y, KNOWN
+def test_module_without_a_fit(options, tmp_path):
+    given = *problem(), KNOWN
     stacked = StackedNMM(3, **options)
-    refused(stacked, *given)
-    refused(copy.deepcopy(stacked).float().double(), *given)
+    for unfitted in (stacked, copy.deepcopy(stacked).float().double()):
+        for call in calls(unfitted, *given):
+            with pytest.raises(ValueError, match=r"call fit\(.*\) or load_state_dict\(.*\) first"):
+                call()
     stacked(*given)  # a network for Pyro's programs
-    fitted = copy.deepcopy(stacked).fit(hood, scores, y, [0, 2], KNOWN, num_steps=1)
+    fitted = copy.deepcopy(stacked).fit(*given[:3], [0, 2], KNOWN, **FEW)
+    torch.save(fitted.state_dict(), tmp_path / "state.pt")
+    torch.save(fitted, tmp_path / "module.pt")
     loaded = StackedNMM(3, **options)
-    loaded.load_state_dict(fitted.state_dict())
-    copies = fitted, loaded, copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))
+    loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    saved = torch.load(tmp_path / "module.pt", weights_only=False)
     expected = fitted.mixture(*given).marginals()
-    for each in copies:
+    for each in (fitted, loaded, saved, copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))):
         torch.testing.assert_close(each.mixture(*given).marginals(), expected)
+        assert repr(each) == repr(fitted)
         for call in calls(each, *given):
             call()
 
 
-def test_module_without_a_fit_on_scores_alone(tmp_path):
-    hood, scores, y = problem()
+def test_an_optimiser_is_a_fit():
+    hood, scores, _ = problem()
     stacked = StackedNMM(pool=False)
     with pytest.raises(ValueError, match="first"):
         stacked.mixture(hood, scores)
@@ -216,74 +161,149 @@ def test_module_without_a_fit_on_scores_alone(tmp_path):
     stacked(hood, scores)[1].square().sum().backward()
     optimizer.step()
     stacked.mixture(hood, scores)
-    torch.save(stacked, tmp_path / "stacked.pt")
-    torch.load(tmp_path / "stacked.pt", weights_only=False).posterior(hood, scores, y, KNOWN)
 
 
-def test_swapped_arguments():
-    hood, scores, y = problem()
-    stacked, train, none = moved(StackedNMM(3)), ~KNOWN, r".*got <class 'torch.Tensor'>"
-    fit = StackedNMM(3).fit
-    weight = torch.ones(hood.num_edges)
-    edges = torch.stack([hood.source, hood.target])
-    for call, match in (
-        (lambda: fit(scores, hood, y, train, KNOWN), "hood must be a Neighborhood" + none),
-        (lambda: fit(scores, hood, y, folds=y), "hood must be a Neighborhood" + none),
-        (lambda: stacked.update(scores, hood, y, train, KNOWN), "hood must be a Neighborhood"),
-        (lambda: stacked(scores, hood, y, KNOWN), "hood must be a Neighborhood" + none),
-        (lambda: stacked.mixture(scores, hood), "hood must be a Neighborhood" + none),
-        (lambda: edge_weights(edges, hood, weight), "hood must be a Neighborhood" + none),
-        (lambda: edge_weights(hood, weight, edges), r"edge_index must have shape \(2, num_edges\)"),
-        (
-            lambda: marginals_in_blocks(hood, stacked, scores, y, KNOWN),
-            "hood must be a Neighborhood, got .*StackedNMM",
-        ),
-        (
-            lambda: fit(hood, y, scores, train, KNOWN),
-            r"scores must have shape \(5, 3\).*got \(5,\)",
-        ),
-        (lambda: fit(hood, scores, train, y, KNOWN), "train must be a boolean mask .*that repeat"),
-        (lambda: fit(hood, scores, train, train, KNOWN), "y must hold .*got torch.bool"),
-        (lambda: stacked.posterior(hood, scores, KNOWN, y), "y must hold integer .*got torch.bool"),
-        (lambda: stacked.posterior(hood, y, scores, KNOWN), r"scores must have shape .*got \(5,\)"),
-        (lambda: stacked.mixture(hood, scores, scores, KNOWN), r"y must hold integer.*float64"),
-        (lambda: stacked.mixture(hood, scores, y.expand(5, 5), KNOWN), r"y must have shape \(5,\)"),
-        (lambda: stacked.mixture(hood, scores, y, scores), "known must be .*got torch.float64"),
-        (lambda: stacked.mixture(hood, scores, y, hood), "known must be .*got .*Neighborhood"),
-        (lambda: stacked.mixture(hood, scores, y, KNOWN, y), r"edge_weight must have shape"),
-        (lambda: stacked.posterior(hood, scores, y, KNOWN, weight), "num_samples must be"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            call()
+HOOD, SCORES, Y = problem()
+PLACE = place("communities", HOOD, torch.tensor([0, 0, 1, 1, 1]))
+STRANGE = Neighborhood(torch.tensor([[0, 5, 6, 1, 2], [0, 1, 2, 3, 4]]), 5, num_sources=7)
+TRAIN, WEIGHT, NONE = ~KNOWN, torch.ones(HOOD.num_edges), r".*got <class 'torch.Tensor'>"
+FITTED = moved(StackedNMM(3))
+BOTH, HALVES = SCORES.expand(2, 5, 3), torch.tensor([0, 1, 0, 1, -1])
+WRONG_SET = r"train must be a (boolean mask \(N,\) or node ids \(K,\), N = 5, got torch|tensor, an)"
+NOT_FINITE = "finite floating-point logits, got 1 entries"
+
+
+def fit(hood=HOOD, scores=SCORES, y=Y, train=TRAIN, held_out=KNOWN, module=(3,), **options):
+    StackedNMM(*module).fit(hood, scores, y, train, held_out, **options)
+
+
+def plain(hood=HOOD, scores=SCORES, y=Y, **options):
+    StackedNMM(pool=False).fit(hood, scores, y, TRAIN, KNOWN, **options)
+
+
+def one(value, *place):
+    """The scores or labels, but for one entry."""
+    changed = (SCORES if isinstance(value, float) else Y).clone()
+    changed[place] = value
+    return changed
+
+
+REFUSALS = [
+    # Modules
+    (lambda: StackedNMM(), "num_classes is needed"),
+    (lambda: StackedNMM(3, communities=True, compatibility=torch.eye(3)), "compatibility is one"),
+    (lambda: PooledScores(1), "num_classes must be an integer of at least 2"),
+    (lambda: StackedNMM(pool=False, prior={"kappa": (0.0, 1.0)}), "prior must .*'kappa'"),
+    (lambda: StackedNMM(3, prior={"gamma": (0.0, 0.0)}), "prior must .*gamma"),
+    (lambda: StackedNMM(3, prior={"gamma": (math.nan, 1.0)}), "prior must .*gamma"),
+    (lambda: StackedNMM(pool=False, prior={"pool.labels": (0.0, 1.0)}), "must .*'pool.labels'"),
+    # Scores
+    (lambda: fit(scores=one(math.nan, 3, 1)), NOT_FINITE),
+    (lambda: plain(scores=one(-math.inf, 3, 1)), NOT_FINITE),
+    (lambda: FITTED(HOOD, one(-math.inf, 3, 1), Y, KNOWN), NOT_FINITE),
+    (lambda: FITTED.posterior(HOOD, one(math.inf, 0, 1), Y, KNOWN), NOT_FINITE),
+    (lambda: FITTED.pool.terms(HOOD, one(math.nan, 0, 0), Y, KNOWN), NOT_FINITE),
+    (lambda: plain(scores=SCORES[:4]), r"scores must have shape \(5, C\)"),
+    (lambda: fit(module=(4,)), r"scores must have shape \(5, 4\), num_classes columns"),
+    (lambda: fit(scores=None), "scores must be a tensor, an array or a nested list"),
+    (lambda: fit(scores=SCORES.to("meta")), "scores must be a tensor .*meta device"),
+    (lambda: marginals_in_blocks(FITTED, HOOD, SCORES[1:], Y, KNOWN), "scores must have shape"),
+    # Labels and sets of nodes
+    (lambda: plain(y=one(5, 0)), "y holds label 5 at node 0"),
+    (lambda: fit(y=Y.float()), "y must hold integer labels"),
+    (lambda: FITTED.pool.terms(HOOD, SCORES, one(7, 1), KNOWN), "y holds label 7 at node 1"),
+    (lambda: FITTED.posterior(HOOD, SCORES, one(3, 0), KNOWN, new=TRAIN), "y holds label 3"),
+    (lambda: FITTED.mixture(HOOD, SCORES), "y and known are needed"),
+    (lambda: fit(held_out=TRAIN), "train and held_out must be disjoint.* both hold node 0"),
+    (lambda: fit(held_out=2 * KNOWN.long()), "held_out must be a boolean mask"),
+    (lambda: fit(held_out=mask(5)), "held_out selects no node"),
+    (lambda: fit(train=torch.tensor([0, 5])), "train holds node id 5, but ids lie in 0..4"),
+    (lambda: FITTED(HOOD, SCORES, Y, [5]), "holds node id 5, but ids lie in 0..4"),
+    *((lambda bad=bad: fit(train=bad), WRONG_SET)
+      for bad in (Y, [0, 1, 1], [2, 2], KNOWN[:4], KNOWN[:, None], KNOWN.double(), "train")),
+    (lambda: FITTED(HOOD, SCORES, Y, "known"), "known must be a tensor, an array or a nested"),
+    (lambda: FITTED.update(HOOD, SCORES, Y, TRAIN, TRAIN), "train and new must be disjoint"),
+    (lambda: FITTED.posterior(HOOD, SCORES, Y, KNOWN, new=KNOWN), "known and new must be disjoint"),
+    # Options
+    (lambda: fit(num_step=3), "num_step"),
+    (lambda: fit(num_folds=0), "num_folds must be an integer of at least 1"),
+    (lambda: fit(num_samples=1), "num_samples must be an integer of at least 2"),
+    (lambda: fit(max_held_out=0), "max_held_out must be an integer of at least 1"),
+    (lambda: fit(refit_steps=0), "refit_steps must be an integer of at least 1"),
+    (lambda: FITTED.update(HOOD, SCORES, Y, TRAIN, KNOWN, num_folds=0), "num_folds must be"),
+    *((lambda n=n: FITTED.posterior(HOOD, SCORES, Y, KNOWN, num_draws=n), "num_draws")
+      for n in (-1, 17, 1.5)),
+    (lambda: FITTED.posterior(HOOD, SCORES, Y, [], 0), "num_samples must be .* at least 1, got 0"),
+    # Folds, and probabilities beside the NMM
+    (lambda: StackedNMM(3).fit(HOOD, BOTH, Y, KNOWN, folds=HALVES), "leave out train, held_out"),
+    (lambda: StackedNMM(3).fit(HOOD, SCORES, Y), "train and held_out are needed"),
+    (lambda: StackedNMM(3).fit(HOOD, SCORES, Y, folds=HALVES), r"have shape \(K, 5, C\)"),
+    *((lambda f=f: StackedNMM(3).fit(HOOD, BOTH, Y, folds=f), r"folds must hold each of 0\.\.1")
+      for f in (HALVES + 1, HALVES.clamp(max=0))),
+    (lambda: FITTED.posterior(HOOD, SCORES, Y, KNOWN, beside=SCORES[:3]), "beside must have shape"),
+    (lambda: FITTED.posterior(HOOD, SCORES, Y, KNOWN, beside=SCORES.exp()), "must sum to one"),
+    (lambda: StackedNMM(pool=False).posterior(HOOD, SCORES, Y, KNOWN, beside=SCORES), "a pool"),
+    # Graphs
+    (lambda: FITTED(HOOD.restrict(KNOWN), SCORES, Y, KNOWN), "observed"),
+    (lambda: marginals_in_blocks(FITTED, HOOD.restrict(KNOWN), SCORES, Y, KNOWN), "pass the whole"),
+    (lambda: marginals_in_blocks(moved(made("scores")), HOOD, SCORES, Y, KNOWN), "pool=False"),
+    (lambda: plain(PLACE), r"sources that are no nodes.*communities=True"),
+    (lambda: StackedNMM(pool=False)(PLACE, SCORES), r"sources that are no nodes.*communities=True"),
+    *((lambda hood=hood, call=call: call(hood), "a hood of pyro_nmm.sources.communities.*got Neigh")
+      for hood in (HOOD, STRANGE, PLACE.restrict(KNOWN))
+      for call in (lambda hood: made("communities")(hood, SCORES, Y, KNOWN),
+                   lambda hood: made("communities").fit(hood, SCORES, Y, TRAIN, KNOWN))),
+    *((lambda bad=bad: Neighborhood(bad, 3), "edge_index must be a tensor, an array or a nested")
+      for bad in ([[0, 1], [1]], "edges", None)),
+    *((lambda bad=bad, call=call: call(bad), r"edge_index must have shape \(2, num_edges\), got")
+      for bad in (EDGES[0].numpy(), EDGES.T.tolist()[:3])
+      for call in (lambda e: Neighborhood(e, 3), lambda e: edge_weights(HOOD, e, torch.ones(4)))),
+    (lambda: edge_weights(HOOD, EDGES, None), "edge_weight must be a tensor, an array or a nested"),
+    # Swapped arguments
+    (lambda: fit(SCORES, HOOD), "hood must be a Neighborhood" + NONE),
+    (lambda: StackedNMM(3).fit(SCORES, HOOD, Y, folds=Y), "hood must be a Neighborhood" + NONE),
+    (lambda: FITTED.update(SCORES, HOOD, Y, TRAIN, KNOWN), "hood must be a Neighborhood"),
+    (lambda: FITTED(SCORES, HOOD, Y, KNOWN), "hood must be a Neighborhood" + NONE),
+    (lambda: FITTED.mixture(SCORES, HOOD), "hood must be a Neighborhood" + NONE),
+    (lambda: edge_weights(EDGES, HOOD, WEIGHT), "hood must be a Neighborhood" + NONE),
+    (lambda: edge_weights(HOOD, WEIGHT, EDGES), r"edge_index must have shape \(2, num_edges\)"),
+    (lambda: marginals_in_blocks(HOOD, FITTED, SCORES, Y, KNOWN), "hood must be a Neighborhood"),
+    (lambda: fit(HOOD, Y, SCORES), r"scores must have shape \(5, 3\).*got \(5,\)"),
+    (lambda: fit(HOOD, SCORES, TRAIN, Y), "train must be a boolean mask .*that repeat"),
+    (lambda: fit(y=TRAIN), "y must hold .*got torch.bool"),
+    (lambda: FITTED.posterior(HOOD, SCORES, KNOWN, Y), "y must hold integer .*got torch.bool"),
+    (lambda: FITTED.posterior(HOOD, Y, SCORES, KNOWN), r"scores must have shape .*got \(5,\)"),
+    (lambda: FITTED.mixture(HOOD, SCORES, SCORES, KNOWN), "y must hold integer.*float"),
+    (lambda: FITTED.mixture(HOOD, SCORES, Y.expand(5, 5), KNOWN), r"y must have shape \(5,\)"),
+    (lambda: FITTED.mixture(HOOD, SCORES, Y, SCORES), "known must be .*got torch.float"),
+    (lambda: FITTED.mixture(HOOD, SCORES, Y, HOOD), "known must be .*got .*Neighborhood"),
+    (lambda: FITTED.mixture(HOOD, SCORES, Y, KNOWN, Y), "edge_weight must have shape"),
+    (lambda: FITTED.posterior(HOOD, SCORES, Y, KNOWN, WEIGHT), "num_samples must be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_refusals(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
 
 
 @pytest.mark.parametrize("bad", [(-1,), (2, -3), (1.5,), ("a",), 5, -1, None, (None,)])
 def test_shapes_of_draws(bad):
-    hood, scores, y = problem()
-    stacked = moved(StackedNMM(3))
-    mix = stacked.mixture(hood, scores, y, KNOWN)
-    posterior = stacked.posterior(hood, scores, y, KNOWN)
-    for each in (mix, posterior):
+    mix = FITTED.mixture(HOOD, SCORES, Y, KNOWN)
+    for each in (mix, FITTED.posterior(HOOD, SCORES, Y, KNOWN)):
         with pytest.raises(ValueError, match="sample_shape must hold integers of at least 0, got"):
             each.sample(bad)
         assert each.sample((np.int64(2), 0)).shape == (2, 0, 5)
         assert each.sample([2]).shape == (2, 5)
 
 
-def test_large_sets_of_zeros_and_ones():
-    """A mask of integers is the same mask on a larger graph."""
-    torch.manual_seed(0)
-    hood, mask = Neighborhood(erdos_renyi_graph(50, 0.1), 50), torch.rand(50) < 0.3
-    scores, y = torch.randn(50, 3), torch.randint(3, (50,))
-    expected = StackedNMM(3)(hood, scores, y, mask)
-    torch.testing.assert_close(StackedNMM(3)(hood, scores, y, mask.to(torch.int8)), expected)
-
-
-def test_edges_in_one_direction_are_named():
-    torch.manual_seed(0)
-    both = erdos_renyi_graph(30, 0.2)
-    data = torch.randn(30, 3), torch.randint(3, (30,)), torch.arange(10), torch.arange(10, 30)
+def test_warnings():
+    hood, scores, *labels = few_labels()
+    with pytest.warns(UserWarning, match=r"look like probabilities.*scores.clamp"):
+        StackedNMM(3).fit(hood, scores.softmax(-1), *labels, **FEW)
+    both = erdos_renyi_graph(60, 0.2)
     with pytest.warns(UserWarning, match=r"one direction only.*to_undirected\(edge_index\)"):
-        StackedNMM(3).fit(Neighborhood(both[:, both[0] < both[1]], 30), *data, num_steps=1)
-    StackedNMM(3).fit(Neighborhood(both, 30), *data, num_steps=1)  # warnings are errors
-    StackedNMM(3).fit(Neighborhood(both[:, :0], 30), *data, num_steps=1)
+        StackedNMM(3).fit(Neighborhood(both[:, both[0] < both[1]], 60), scores, *labels, **FEW)
+    for edges in (both, both[:, :0]):  # warnings are errors
+        StackedNMM(3).fit(Neighborhood(edges, 60), scores, *labels, **FEW)

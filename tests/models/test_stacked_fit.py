@@ -1,0 +1,351 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The fit of a StackedNMM: what it finds, folds side by side, uncertainty and evidence."""
+
+import copy
+import math
+import re
+from dataclasses import replace
+
+import networkx as nx
+import pytest
+import torch
+from graphs import house, to_hood
+from stacking import (
+    FEW,
+    cliques,
+    few_labels,
+    fit_on_all_edges,
+    log_prior,
+    log_score,
+    made,
+    mask,
+    prior_of,
+    shared_labels,
+)
+
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm.models import (
+    StackedNMM,
+    temperature_scaling,
+)
+from pyro_nmm.models.stacked import bounded_temperature, formula
+from pyro_nmm.models.stacked.fit import (
+    agreement,
+    folds_of,
+    sources_of,
+)
+from pyro_nmm.models.stacked.formula import Priors
+from pyro_nmm.models.stacked.table import GraphScores
+from pyro_nmm.sources import communities
+
+FOLDS = 3
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return shared_labels()
+
+
+def independent(seed=0):
+    """Cliques with labels of four classes, and the scores of an overconfident classifier."""
+    torch.manual_seed(seed)
+    hood = to_hood(nx.caveman_graph(150, 4))
+    truth = torch.randn(600, 4).softmax(-1)
+    y = NeighborMixture(hood, 0.5 * truth, torch.zeros(hood.num_edges)).sample()
+    parts = torch.randperm(600).split([200, 200, 200])
+    return hood, 4 * truth.log(), y, *(mask(600, *part.tolist()) for part in parts)
+
+
+def test_fit_finds_sharing_and_maximises_its_objective():
+    """Around the fit, the held-out bound plus prior falls in every direction."""
+    hood, scores, y, train, held_out, test = independent()
+    stacked = made("scores").fit(hood, scores, y, train, held_out)
+    # 0.5 was true; the prior's mean, 2.7, and the gap of the bound draw it upwards.
+    assert 0.2 < stacked.log_kappa.exp().item() < 2.0
+    assert stacked.log_scale.item() == pytest.approx(math.log(0.25), abs=1)
+    # Better than temperature scaling on nodes that neither has seen, alone and in pairs.
+    probs = (scores / temperature_scaling(scores, y, held_out)).softmax(-1)
+    mix = stacked.mixture(hood, scores)
+    alone = log_score(mix.condition(y, train, num_samples=64), y, test)
+    assert alone - probs[test, y[test]].log().mean() > 0.02
+    assert mix.log_likelihood(y, observed=test, given=train, num_particles=64) / 200 > alone
+    order = torch.cat([train.nonzero()[:, 0], held_out.nonzero()[:, 0]])
+    prior = prior_of(stacked, scores, y, held_out)
+
+    @torch.no_grad()
+    def objective():
+        q = OrderedConditional(hood, *stacked(hood, scores), y, train | held_out, order=order)
+        torch.manual_seed(1)
+        bound = q.log_labels(q.sample((400,)))[:, 200:].sum(-1).mean()
+        return (bound + log_prior(stacked, prior)).item()
+
+    best = objective()
+    for name in stacked.prior:
+        parameter = stacked.get_parameter(name)
+        for step in (-1.0, 1.0):
+            parameter.data += step
+            assert objective() < best, (name, step)
+            parameter.data -= step
+
+
+def test_fit_beats_its_limits_on_new_nodes(shared):
+    hood, scores, y, train, held_out, _, test = shared
+    torch.manual_seed(0)
+    stacked = StackedNMM(4).fit(hood, scores, y, train, held_out)
+    ours = log_score(stacked.posterior(hood, scores, y, train), y, test)
+    alone = made("scores").fit(hood, scores, y, train, held_out)
+    scaled = (scores / temperature_scaling(scores, y, held_out)).log_softmax(-1)
+    assert ours > log_score(alone.posterior(hood, scores, y, train), y, test) + 0.01
+    assert ours > scaled[test, y[test]].mean().item() + 0.1
+    assert stacked.pool.offsets.argmin() == 0  # the label that the classifier prefers
+    mix = stacked.mixture(hood, scores, y, train)
+    assert mix.log_likelihood(y, test, train, 64).item() / 120 > ours
+
+
+def test_update_learns_from_new_labels():
+    """Labels inform about nodes at a distance, which few labels have shown before."""
+    torch.manual_seed(0)
+    hood = to_hood(nx.convert_node_labels_to_integers(nx.grid_2d_graph(20, 20)))
+    y = 2 * (torch.arange(400) // 20 // 10) + torch.arange(400) % 20 // 10
+    scores = torch.nn.functional.one_hot(y, 4) + 2 * torch.randn(400, 4)
+    parts = torch.randperm(400).split([10, 15, 75, 300])
+    train, held_out, new, test = (mask(400, *part.tolist()) for part in parts)
+    stacked = StackedNMM(4).fit(hood, scores, y, train, held_out)
+    before = stacked.posterior(hood, scores, y, train)
+    evidence = before.condition(y, held_out | new)
+    updated = copy.deepcopy(stacked).update(hood, scores, y, train, held_out | new)
+    after = updated.posterior(hood, scores, y, train, new=held_out | new)
+    values = [log_score(posterior, y, test) for posterior in (before, evidence, after)]
+    assert values[0] < values[1] < values[2] - 0.2
+    alone = updated.posterior(hood, scores, y, train | held_out | new)
+    assert values[2] > log_score(alone, y, test)  # as evidence, too
+    assert updated.pool.labels > stacked.pool.labels
+    assert torch.equal(updated.pool.temperature, stacked.pool.temperature)
+
+
+def test_fit_finds_communities():
+    """Where labels are shared, and where the groups are random."""
+    torch.manual_seed(0)
+    members = torch.arange(30).repeat_interleave(20)
+    edges = torch.tensor(list(nx.random_partition_graph([20] * 30, 0.1, 0.0, seed=0).edges)).T
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    probs = torch.distributions.Dirichlet(torch.full((3,), 0.3)).sample((30,))
+    y = torch.multinomial(probs[members], 1)[:, 0]
+    scores = torch.nn.functional.one_hot(y, 3) + 1.5 * torch.randn(600, 3)
+    train, held_out, test = (mask(600, *part.tolist()) for part in torch.randperm(600).chunk(3))
+    nodes, gains = Neighborhood(edges, 600), {}
+    for name, groups in {"true": members, "false": members[torch.randperm(600)]}.items():
+        values = []
+        for hood, kind in (
+            (nodes, "scores"), (communities(edges, 600, groups), "communities of scores"),
+        ):  # fmt: skip
+            stacked = made(kind).fit(hood, scores, y, train, held_out)
+            likelihood = stacked.mixture(hood, scores).log_likelihood(y, test, train)
+            values.append(likelihood / test.sum())
+        gains[name] = (values[1] - values[0]).item()
+    assert gains["true"] > 0.2
+    assert abs(gains["false"]) < 0.05
+
+
+def test_scale_of_the_scores_does_not_matter(shared):
+    """Even where a softmax at unit scale would be saturated in single precision."""
+    hood, scores, *labels = shared[:5]
+    marginals = []
+    for factor in (0.01, 1.0, 1000.0):
+        torch.manual_seed(0)
+        scaled = factor * scores.float()
+        stacked = made("scores").fit(hood, scaled, *labels, num_steps=60)
+        marginals.append(stacked.mixture(hood, scaled).marginals())
+    torch.testing.assert_close(marginals[0], marginals[1], rtol=0, atol=0.02)
+    torch.testing.assert_close(marginals[2], marginals[1], rtol=0, atol=0.02)
+
+
+def test_perfect_scores_and_little_data():
+    """A finite temperature, and parameters near the prior's means."""
+    hood, y = house(), torch.tensor([0, 1, 0, 1, 0])
+    scores = 10.0 * torch.nn.functional.one_hot(y).double()
+    stacked = made("scores").fit(hood, scores, y, [0, 1], [2, 3], num_steps=30)
+    assert 0.05 < stacked.log_scale.exp() < 10
+    assert stacked.mixture(hood, scores).marginals().isfinite().all()
+    scores = torch.randn(5, 2)
+    stacked = made("scores").fit(hood, scores, y, [0, 1], [2], num_steps=60)
+    for name, (mean, sd) in prior_of(stacked, scores, y, mask(5, 2)).items():
+        assert abs(stacked.get_parameter(name).item() - mean) < 1.5 * sd
+
+
+def test_scores_with_an_offset_of_each_row():
+    """Softmax ignores it; log joints of generative classifiers have it."""
+    torch.manual_seed(0)
+    y, held_out = torch.randint(2, (200,)), torch.arange(200) < 150
+    scores = torch.randn(200, 2) + 2 * torch.nn.functional.one_hot(y)
+    plain = bounded_temperature(scores, y, held_out)
+    shifted = bounded_temperature(scores + 500 * torch.randn(200, 1), y, held_out)
+    assert abs(shifted - plain) < 0.05 * plain
+    hood = to_hood(nx.path_graph(200))
+    for constant in (torch.ones(200, 2), torch.full((200, 2), 0.5).log()):
+        assert bounded_temperature(constant, y, held_out) == 1
+        stacked = StackedNMM(2).fit(hood, constant, y, ~held_out, held_out, **FEW)
+        assert stacked.posterior(hood, constant, y, ~held_out).marginals().isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["pool", "scores"])
+@pytest.mark.parametrize("call", ["fit", "update"])
+def test_labels_outside_the_masks_are_never_read(kind, call):
+    hood, scores, y, train, held_out = few_labels()
+    results = []
+    for other in (0, 99):
+        torch.manual_seed(0)
+        labels, stacked = y.where(train | held_out, other), made(kind)
+        getattr(stacked, call)(hood, scores, labels, train, held_out, **FEW)
+        results.append(torch.nn.utils.parameters_to_vector(stacked.parameters()))
+    assert torch.equal(*results)
+
+
+def test_no_label_is_told_by_itself(shared):
+    """What a fold's labels are given is the same, whatever they are."""
+    hood, scores, y, train, held_out, new, _ = shared
+    formula, known = StackedNMM(4).formula, held_out | new
+    for num_folds in (1, 5):
+        torch.manual_seed(1)
+        data = GraphScores(hood, scores, y, train | known)
+        parts = folds_of(formula, data, known, num_folds)
+        assert sum(int(part.held_out.sum()) for part in parts) == int(known.sum())
+        assert len(parts) == num_folds
+        for number, part in enumerate(parts):
+            # All nodes that are read, by their scores, which are unlike.
+            nodes = torch.cdist(part.inputs[0], scores).argmin(-1)
+            other = y.clone()
+            out = nodes[part.held_out]
+            other[out] = (other[out] + 1) % 4
+            torch.manual_seed(1)
+            again = folds_of(formula, replace(data, y=other), known, num_folds)[number]
+            assert torch.equal(again.inputs, part.inputs)
+            assert not (part.given & part.held_out).any()
+
+
+@pytest.mark.parametrize("kind", ["scores", "communities of scores"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fit_leaves_out_what_it_does_not_need(kind, weighted, kernels):
+    """Nodes that no labelled node may choose, and that share no community with one."""
+    problem = few_labels(kind)
+    hood, known = problem[0], problem[3] | problem[4]
+    part, nodes, sources = sources_of(hood, known)
+    assert torch.equal(sources[: len(nodes)], nodes)
+    assert part.num_nodes == len(nodes) < 60
+    if "communities" in kind:
+        assert part.num_sources - part.num_nodes < hood.num_sources - 60
+    weight = torch.rand(hood.num_edges) + 0.1 if weighted else None
+    how = {"num_steps": 20, "edge_weight": weight}
+    torch.manual_seed(7)
+    expected = fit_on_all_edges(made(kind), *problem, **how)
+    torch.manual_seed(7)
+    found = made(kind).fit(*problem, **how)
+    for name, value in expected.named_parameters():
+        torch.testing.assert_close(found.get_parameter(name), value)
+
+
+def test_cost_of_a_step_does_not_depend_on_other_edges(monkeypatch):
+    """Attention is computed for edges into labelled nodes, and one of each of their sources."""
+    seen, call = [], formula.Formula.__call__
+
+    def counted(self, hood, scores, *more):
+        seen.append((hood.num_edges, len(scores)))
+        return call(self, hood, scores, *more)
+
+    monkeypatch.setattr(formula.Formula, "__call__", counted)
+    hood, scores, y, train, held_out = few_labels()
+    rows = hood.restrict(train | held_out)
+    sources = len(rows.source.unique())
+    made("scores").fit(hood, scores, y, train, held_out, num_steps=3)
+    assert set(seen) == {(rows.num_edges + sources - 14, sources)}
+    unlabelled = (~(train | held_out)).nonzero()[:, 0]
+    more = torch.cartesian_prod(torch.arange(60), unlabelled).T
+    dense = Neighborhood(torch.cat([torch.stack([hood.source, hood.target]), more], 1), 60)
+    assert dense.num_edges > 5 * hood.num_edges
+    made("scores").fit(dense, scores, y, train, held_out, num_steps=3)
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("lr", [1e3, 1e30])
+def test_fit_that_diverges_leaves_the_module_alone(lr):
+    problem, stacked = few_labels(), made("scores").double()
+    stacked.fit(*problem, num_steps=3)
+    before = [value.clone() for value in stacked.state_dict().values()]
+    must = rf"lr={re.escape(str(lr))} is too large.* no longer finite"
+    with pytest.raises(ValueError, match=must):
+        stacked.fit(*problem, lr=lr)
+    assert all(map(torch.equal, stacked.state_dict().values(), before))
+    assert stacked.mixture(*problem[:2]).marginals().isfinite().all()
+
+
+def test_a_fit_needs_some_of_many_held_out_nodes():
+    """Some of them are the fit of a mask of them, and the rest of their labels is not read."""
+    hood, y = Neighborhood.grid(12, 12), torch.randint(3, (144,))
+    scores, train, held_out = torch.randn(144, 3), torch.arange(144) < 30, torch.arange(144) >= 50
+    torch.manual_seed(1)
+    nodes = held_out.nonzero()[:, 0]
+    few = mask(144, *nodes[torch.randperm(len(nodes))[:40]].tolist())
+    expected = StackedNMM(3).fit(hood, scores, y, train, few, **FEW)
+    torch.manual_seed(1)
+    unread = y.masked_fill(held_out & ~few, 0)
+    found = StackedNMM(3).fit(hood, scores, unread, train, held_out, max_held_out=40, **FEW)
+    assert all(map(torch.equal, found.parameters(), expected.parameters()))
+
+
+def test_progress_sees_the_steps():
+    seen = []
+    progress = {"progress": lambda steps: [seen.append(step) or step for step in steps]}
+    stacked = StackedNMM(3).fit(*few_labels(), num_folds=3, **FEW, **progress)
+    assert seen == [0, 1, 2, 3, 4]
+    assert stacked.evidence is None  # all labels were learned from
+
+
+@pytest.mark.parametrize(("pool", "name"), [(True, "pool.labels"), (False, "log_scale")])
+def test_prior_is_an_argument(pool, name):
+    """A tight one holds the fit where its mean is, and the others are as they were."""
+    hood, scores, y, train, held_out = few_labels()
+    plain, tight = StackedNMM(3, pool=pool), StackedNMM(3, pool=pool, prior={name: (1.7, 1e-3)})
+    assert {n: v for n, v in tight.prior.items() if n != name}.items() <= plain.prior.items()
+    assert tight.get_parameter(name).item() == pytest.approx(1.7)  # where a fit begins
+    tight.fit(hood, scores, y, train, held_out, num_steps=40)
+    mean = 1.7 if pool else 1.7 - math.log(bounded_temperature(scores, y, held_out))
+    assert tight.get_parameter(name).item() == pytest.approx(mean, abs=0.01)
+    assert tight.gamma.item() != plain.gamma.item()
+
+
+def test_priors_follow_agreement_and_temperature():
+    """The less neighbours agree, the more a node keeps to itself; a prior that is given stays."""
+
+    def means(prior, **options):
+        stacked = StackedNMM(2, **options, prior=prior)
+        priors = Priors.of(stacked.declared, stacked.prior, 4.0, agreement=0.25)
+        return {each.name: each.mean for each in priors.declared}
+
+    assert means({})["gamma"] == 0.5 + 4 * 0.75**2
+    assert means({"gamma": (0.5, 0.6)})["gamma"] == 0.5
+    assert means({}, pool=False)["gamma"] == 2.0
+    assert means({}, pool=False)["log_scale"] == -math.log(4)
+    assert means({})["pool.log_scale"] == -0.9  # the pool has a temperature of its own
+    hood, scores, y, train, held_out = cliques()
+    for labels in (y, torch.randint(3, (60,))):
+        data = GraphScores(hood, scores, labels, train | held_out)
+        stacked = StackedNMM(3).fit(hood, scores, labels, train, held_out, num_steps=1, lr=1e-9)
+        expected = 0.5 + 4 * (1 - agreement(data)) ** 2
+        assert stacked.gamma.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_agreement_of_labelled_neighbours():
+    """Between chance and always, of pairs that are both observed; few pairs count less."""
+    pairs = torch.tensor([[0, 1, 2, 4, 5], [1, 2, 3, 5, 6]])
+    hood = Neighborhood(torch.cat([pairs, pairs.flip(0)], 1), 7)
+    y, known = torch.tensor([0, 0, 1, 1, 0, 1, 0]), torch.tensor([True] * 6 + [False])
+    data = GraphScores(hood, torch.zeros(7, 2), y, known)
+    # Pairs 0-1 and 2-3 of four agree, and three of six labels are equal: as often as by chance.
+    assert agreement(data) == 0
+    y[5] = 0
+    assert agreement(replace(data, known=known & (torch.arange(7) != 2))) == pytest.approx(2 / 12)
+    whole = to_hood(nx.disjoint_union(nx.complete_graph(10), nx.complete_graph(10)))
+    data = GraphScores(whole, torch.zeros(20, 2), torch.arange(20) // 10, mask(20, *range(20)))
+    assert agreement(data) == pytest.approx(90 / 100)
