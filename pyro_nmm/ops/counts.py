@@ -3,6 +3,8 @@
 
 """Counts of earlier and later entries that share a key."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,11 +32,9 @@ class Groups:
     Sums over earlier or later entries with the same key: differences of running sums.
 
     :param Tensor key: ``(b, K)`` integers in ``0..num_keys - 1``, for values ``(B, K)``.
-    :param Tensor time: ``(K,)`` ascending integers: entries of one time are neither earlier nor
-        later than one another. Default: the places of entries.
     """
 
-    def __init__(self, key: Tensor, num_keys: int, time: Tensor | None = None) -> None:
+    def __init__(self, key: Tensor, num_keys: int) -> None:
         self.batch = len(key)
         if len(key) > 1:
             key = key + num_keys * torch.arange(len(key), device=key.device)[:, None]
@@ -43,12 +43,6 @@ class Groups:
         place = torch.arange(len(key), device=key.device)
         self.rank = torch.empty_like(place).scatter_(0, self.order, place)
         self.first, self.last = self._borders(sorted_key)
-        #: The first and the last place of entries of the same group and time.
-        self.since, self.until = self.rank, self.rank
-        if time is not None:
-            time = time.repeat(self.batch).index_select(0, self.order)
-            # Times are numbers of rows, and there are at most as many as entries.
-            self.since, self.until = self._borders(sorted_key * (len(time) + 1) + time)
 
     def _borders(self, sorted_key: Tensor) -> tuple[Tensor, Tensor]:
         """First and last place of the run of equal keys that contains each entry."""
@@ -66,13 +60,13 @@ class Groups:
         """``(B, K)`` sums over the entries before each one in its group."""
         ordered, sums = self._cumulate(values)
         before = sums - ordered
-        before = before.index_select(1, self.since) - before.index_select(1, self.first)
+        before = before.index_select(1, self.rank) - before.index_select(1, self.first)
         return before.view_as(values)
 
     def later(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries after each one in its group."""
         _, sums = self._cumulate(values)
-        after = sums.index_select(1, self.last) - sums.index_select(1, self.until)
+        after = sums.index_select(1, self.last) - sums.index_select(1, self.rank)
         return after.view_as(values)
 
     def _cumulate(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,30 +82,48 @@ class Groups:
 class ChoiceGroups:
     r"""
     Sums over the earlier or the later choices of each edge's source: of those with the edge's
-    label, as :math:`s_{ij}`, and of all, as :math:`S_{ij}`. Both are sums over one sorted list,
-    which takes half of the calls to a GPU. Cost: :math:`O(E \log E)`, and :math:`O(B E)` a sum.
+    label, as :math:`s_{ij}`, and of all, as :math:`S_{ij}`. Cost: :math:`O(E \log E)`, and
+    :math:`O(B E)` a sum.
 
     :param Tensor labels: ``(b, num_edges)`` of edges.
-    :param bool repeats: whether a row has several edges from one source.
+    :param int size: how many entries an edge has, with consecutive numbers: one, or one for each
+        label.
     """
 
-    def __init__(
-        self, rows: Neighborhood, labels: Tensor, num_classes: int, repeats: bool = False
-    ) -> None:
+    def __init__(self, rows: Neighborhood, labels: Tensor, num_classes: int, size: int = 1) -> None:
+        self.size = size
+        if size > 1:
+            self.groups = Groups(rows.source[None, ::size], rows.num_sources)
+            return
+        # One sorted list for both sums takes half of the calls to a GPU.
         by_label = rows.num_sources + rows.source * num_classes + labels
         key = torch.cat([rows.source.expand_as(by_label), by_label], 1)
-        time = rows.row.repeat(2) if repeats else None
-        self.groups = Groups(key, rows.num_sources * (num_classes + 1), time)
+        self.groups = Groups(key, rows.num_sources * (num_classes + 1))
 
     def earlier(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """With the same label and with any, from an :func:`indicator` ``(B, num_edges)``."""
+        if self.size > 1:
+            same = self._of_labels(self.groups.earlier, chosen)
+            return same, self._of_edges(same)
         every, same = self.groups.earlier(chosen.repeat(1, 2)).chunk(2, 1)
         return same, every
 
     def later(self, same: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of values ``(B, num_edges)``, with the same label and with any."""
+        if self.size > 1:
+            every = self._of_labels(self.groups.later, every)
+            return self._of_labels(self.groups.later, same), self._of_edges(every)
         every, same = self.groups.later(torch.cat([every, same], 1)).chunk(2, 1)
         return same, every
+
+    def _of_labels(self, sums: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+        lines = values.unflatten(1, (-1, self.size)).mT  # (B, C, edges)
+        return sums(lines.flatten(0, 1)).view(lines.shape).mT.flatten(1)
+
+    def _of_edges(self, values: Tensor) -> Tensor:
+        """The sum over the entries of each edge, for each of them."""
+        values = values.unflatten(1, (-1, self.size))
+        return values.sum(-1, keepdim=True, dtype=values.dtype).expand_as(values).flatten(1)
 
 
 def on_edges(rows: Neighborhood, labels: Tensor) -> Tensor:

@@ -119,14 +119,9 @@ class Wide:
         number = self.rows.num_edges // self.size
         return torch.arange(self.size, device=self.rows.device).repeat(number)[None]
 
-    @property
-    def repeats(self) -> bool:
-        """Whether a row has several entries of a source."""
-        return self.size > 1
-
     @cached_property
     def groups(self) -> ChoiceGroups:
-        return ChoiceGroups(self.rows, self.labels, self.num_classes, self.repeats)
+        return ChoiceGroups(self.rows, self.labels, self.num_classes, self.size)
 
     def chosen(self, numbers: Tensor) -> Tensor:
         return indicator(numbers, self.rows.num_edges)

@@ -76,7 +76,7 @@ def _draw_entries(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]
         near = [key.expand(len(uniforms), -1)[:, span] for key in keys]
         every, same = (table.gather(1, key) for table, key in zip(tables, near, strict=True))
         alpha, total = wide.alpha[:, span] + same, wide.total[:, span] + every
-        groups = ChoiceGroups(part, labels[:, span], num_classes, wide.repeats)
+        groups = ChoiceGroups(part, labels[:, span], num_classes, wide.size)
         edges, *more = settle(part, groups, attention[:, span], alpha, total, uniforms[:, block])
         for table, key in zip(tables, near, strict=True):
             chosen = key.gather(1, edges)
