@@ -97,16 +97,17 @@ def settle(
     uniforms: Tensor, start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Chosen edges ``(B, num_rows)``, and the counts of earlier rows that their edges saw."""
-    edges, sweep = start, 0
-    same = every = torch.zeros((), dtype=torch.int32, device=rows.device)
-    if start is not None:
-        (same, every), sweep = groups.earlier(indicator(start, rows.num_edges)), 1
+    edges, sweep, above, below = start, 0, alpha, total
+    if edges is not None:
+        same, every = groups.earlier(indicator(edges, rows.num_edges))
+        above, below, sweep = alpha + same, total + every, 1
     while True:
-        new = pick(rows, attention * ((alpha + same) / (total + every)), uniforms)
+        new = pick(rows, attention * (above / below), uniforms)
         if edges is not None and settled(sweep, (new, edges)):
             return edges, same, every
         edges = new
         same, every = groups.earlier(indicator(edges, rows.num_edges))
+        above, below = alpha + same, total + every
         sweep += 1
 
 

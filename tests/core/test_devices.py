@@ -321,7 +321,7 @@ MOST = {
     "condition, 64 samples": (280, 10),
     "marginals of the posterior": (48, 3),
     "draw given evidence": (290, 2),
-    "sweep given evidence": (350, 2),
+    "sweep given evidence": (310, 2),
 }
 
 
