@@ -87,6 +87,7 @@ def draw(args, rows, digits, known, model, probs) -> None:
     axis.set(xlabel="confidence", ylabel="accuracy", title="Reliability, ± one standard error")
     axis.legend(frameon=False, loc="lower right")
     axis, nodes = right.subplots(), torch.from_numpy(np.flatnonzero(~known))
+    torch.manual_seed(0)
     draws = model.posterior_.sample((500,), nodes)
     counts = torch.nn.functional.one_hot(draws, 10).sum(1).numpy()
     low, middle_, high = np.quantile(counts, [0.05, 0.5, 0.95], axis=0)

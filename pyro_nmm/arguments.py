@@ -68,7 +68,8 @@ def _native(value: Any) -> np.ndarray:
     array = np.ascontiguousarray(value)
     if array.dtype == object:  # of numbers, perhaps
         array = np.array(array.tolist())
-    if not (array.flags.writeable or isinstance(value, np.memmap)):  # pandas' arrays are frozen
+    frozen = not (array.flags.writeable or isinstance(value, np.memmap))  # as pandas' arrays
+    if frozen or any(stride < 0 for stride in array.strides):  # of x[::-1] with one row
         array = array.copy()
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 

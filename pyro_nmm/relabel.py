@@ -204,9 +204,6 @@ def entries_at(table: Tensor, labels: Tensor) -> Tensor:
     return table.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 
-taken = entries_at
-
-
 def log_entries(matrices: Tensor) -> Tensor:
     """Logarithms of probabilities, ``-inf`` of zeros, which get a gradient of zero, not NaN."""
     zero = matrices == 0

@@ -31,7 +31,7 @@ from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula, Priors
 from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
-from pyro_nmm.relabel import as_channel, taken
+from pyro_nmm.relabel import as_channel, entries_at
 
 #: Candidates of the labels' probabilities.
 TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
@@ -266,12 +266,12 @@ def held_out_log_probs(
     ``(N,)`` of the fold. A refit that diverges gives its labels no probability.
     """
     scaled, y, part = fold.inputs[0, fold.held_out], fold.y[fold.held_out], part[fold.held_out]
-    raw = taken((scaled * formula.temperature).log_softmax(-1), y)
+    raw = entries_at((scaled * formula.temperature).log_softmax(-1), y)
     by = {"classifier": raw} | {name: torch.empty_like(raw) for name in (TEMPERED, POOL, NMM)}
     for k in part.unique().tolist():
         out = part == k
         tempered = scaled / bounded_temperature(scaled, y, ~out)
-        by[TEMPERED][out] = taken(tempered.log_softmax(-1), y)[out]
+        by[TEMPERED][out] = entries_at(tempered.log_softmax(-1), y)[out]
         for name, log_probs in ((POOL, pool_log_probs), (NMM, label_log_probs)):
             again = refitted(formula, priors, fold, ~out, log_probs, num_steps)
             by[name][out] = again[out].nan_to_num(nan=-torch.inf)
@@ -296,7 +296,7 @@ def refitted(
 
 def pool_log_probs(formula: Formula, fold: Fold) -> Tensor:
     """``(n,)``: log-probabilities of the held-out labels, by the pool alone."""
-    return taken(formula.probs(fold.inputs[:, fold.held_out]), fold.y[fold.held_out]).log()
+    return entries_at(formula.probs(fold.inputs[:, fold.held_out]), fold.y[fold.held_out]).log()
 
 
 def maximise(formula: Formula, priors: Priors, folds: list[Fold], options: FitOptions) -> None:
@@ -350,7 +350,9 @@ def row_log_probs(
     logits, *relabel = formula.attention(rows, probs, weight)
     attention = rows.softmax(logits)
     if relabel:
-        return taken(node_marginals(rows, alpha, attention, *map(as_channel, relabel)), y).log()
+        return entries_at(
+            node_marginals(rows, alpha, attention, *map(as_channel, relabel)), y
+        ).log()
     return node_log_probs(rows, alpha, attention, y)
 
 

@@ -173,6 +173,12 @@ def test_ids_in_arrays_and_lists(name):
     check(CALLS[name], [*UNSIGNED, *ARRAYS])
 
 
+def test_one_row_that_is_reversed():
+    """Its stride is negative, and NumPy calls it contiguous."""
+    row = np.arange(4).reshape(1, 4)
+    assert as_tensor("row", row[::-1]).tolist() == row.tolist()
+
+
 @pytest.mark.parametrize("name", OF_TENSORS)
 def test_ids_in_tensors_of_every_type(name):
     check(OF_TENSORS[name], UNSIGNED)
