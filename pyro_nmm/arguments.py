@@ -9,7 +9,6 @@ would be right.
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import fields
 from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -23,7 +22,6 @@ from torch_geometric.utils import index_to_mask
 from pyro_nmm.provenance import untracked
 
 Member = TypeVar("Member", bound=StrEnum)
-Options = TypeVar("Options")
 
 #: A size, the name of a free size, a name with the least size, or "..." for batch dimensions.
 Dim = int | str | tuple[str, int]
@@ -287,16 +285,6 @@ def as_member(kind: type[Member], **value: str) -> Member:
     except ValueError:
         known = tuple(str(member) for member in kind)
         raise ValueError(f"{name} must be one of {known}, got {text!r}") from None
-
-
-def options_of(function: Callable, kind: type[Options], options: dict[str, Any]) -> Options:
-    """Options as one value, or an error that lists them."""
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if unknown := sorted(options.keys() - known):
-        raise TypeError(
-            f"{function.__name__} has no option {unknown[0]!r}: its options are {', '.join(known)}"
-        )
-    return kind(**options)
 
 
 def check_each_call(

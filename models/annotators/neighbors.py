@@ -13,8 +13,8 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 from pyro_nmm.models.hidden import HiddenField
 from pyro_nmm.sparse import csr_of_entries
 
-#: Probability to go on after an edge, and the longest walk.
-GO_ON, LONGEST = 0.9, 50
+#: Probability of a further step after an edge, and the longest walk.
+DAMPING, LONGEST = 0.9, 50
 #: Weight of a node's own evidence, strength of the neighbours, and damped steps in a Potts model.
 OWN, STRENGTH, NUM_STEPS = 0.3, 2.5, 30
 
@@ -41,7 +41,7 @@ class Walk:
 
     there: Tensor  #: ``(N, N)`` or ``(N, M)`` shares of the neighbours or the sources of each node
     back: Tensor | None = None  #: ``(M, N)`` shares of the nodes of each source
-    go_on: float = GO_ON
+    damping: float = DAMPING
 
     @classmethod
     def on_graph(cls, edge_index: Tensor, num_nodes: int) -> "Walk":
@@ -75,7 +75,7 @@ class Walk:
         """``(N, C)``: labels at the other ends of walks, in the formula's units."""
         labels = own
         for _ in range(LONGEST if self.back is None else LONGEST // 2):
-            labels = self.go_on * self.step(labels) + (1 - self.go_on) * own
+            labels = self.damping * self.step(labels) + (1 - self.damping) * own
         return labels
 
     def step(self, labels: Tensor) -> Tensor:

@@ -289,7 +289,7 @@ def test_labels_counts_weights_priors_and_questions(on_cliques):
     assert all(row["joint"] > -row["test"]["nll"] - 0.01 for row in of["weights"])
     first, entropy, chance, *_ = of["questions"]
     assert first["curve"].keys() == {"0", "2"}
-    # All rules begin alike, and entropy agrees with itself.
+    # All rules begin with the same labels, and entropy agrees with itself.
     assert first["curve"]["0"] == entropy["curve"]["0"] == chance["curve"]["0"]
     assert entropy["alike"] == pytest.approx(1)
 

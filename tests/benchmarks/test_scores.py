@@ -87,7 +87,7 @@ def test_names_of_labels_that_have_none():
     layers = torch.tensor([0, 0, 2, 1, 1, 1, -1])
     fewer = annotators.clustering_scores(torch.eye(2)[(y == 1).long()], layers)
     assert fewer["accuracy"] == pytest.approx(5 / 6)
-    # Clusterings that differ by their names alone agree on all nodes; nobody knows the last one.
+    # Clusterings that differ by their names alone agree. The last node has no answer.
     answers = torch.stack([labels, (labels + 1) % 3], 1)
     answers[-1] = -1
     found = annotators.without_fit(answers)

@@ -198,7 +198,7 @@ def test_samples_follow_log_prob(kernels, name, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draw_that_is_remembered(kernels, kind):
-    """It has the density of its value, unless somebody has written into it."""
+    """It has the density of its value, unless it was written into."""
     case = new_case(kind)
     q = case.q
     for shape in [(), (1,), (2, 3)]:
