@@ -5,6 +5,7 @@
 
 from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
 from pyro_nmm.guides.batches import SeedLoss
+from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.checking import check_program
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.field import FieldGuide, mean_field
@@ -21,6 +22,7 @@ from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_gu
 
 __all__ = [
     "AmortizedNMM",
+    "Chains",
     "Consistency",
     "DGLFRMGuide",
     "FieldGuide",

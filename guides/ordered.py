@@ -18,6 +18,7 @@ from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.concentrations import written_out
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
+from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.hidden import (
     Emission,
@@ -38,7 +39,7 @@ from pyro_nmm.relabel import as_channel
 
 def ordered_guide(
     hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor, observed: Tensor | None = None, *,
-    relabel: Tensor | None = None, collapsed: bool = False, estimator: str = "reward_to_go",
+    relabel: Tensor | None = None, collapsed: bool = False, estimator: str | Chains = "reward_to_go",
 ) -> None:  # fmt: skip
     r"""
     The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
@@ -67,13 +68,13 @@ def ordered_guide(
         raise ValueError("y is required: the guide is the posterior of c given labels")
     if not as_channel(relabel).certain:
         evidence = Parameters.of(hood, alpha, logits, relabel).evidence(y, observed)
-        draw = _Draw(hood, written_out(alpha), logits, evidence, observed, None, estimator)
-        _latent_sites(draw, collapsed, site="u")
+        _latent_sites(hood, written_out(alpha), logits, evidence, observed, estimator, collapsed, "u")
         return
-    q = OrderedConditional(hood, alpha, logits, y, observed, estimator=estimator, relabel=relabel)
+    name, chains = _split(estimator)
+    q = OrderedConditional(hood, alpha, logits, y, observed, estimator=name, relabel=relabel)
     check_plates(q.observed_rows, q.batch_shape)
     with OneEvent(q.observed_rows, q.batch_shape):
-        c = pyro.sample("c", q)
+        c = pyro.sample("c", q if chains is None else Delta(chains.draw(q), event_dim=1))
         if not collapsed:
             posterior = posterior_alpha(written_out(q.alpha), c, q.borrowed(c))
             pyro.sample("z", Dirichlet(posterior).to_event(1))
@@ -85,7 +86,7 @@ def ordered_guide(
 
 def evidence_guide(
     hood: Neighborhood, alpha: Tensor, logits: Tensor, evidence: Tensor,
-    observed: Tensor | None = None, *, collapsed: bool = False, estimator: str = "reward_to_go",
+    observed: Tensor | None = None, *, collapsed: bool = False, estimator: str | Chains = "reward_to_go",
 ) -> Tensor:  # fmt: skip
     r"""
     The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices and
@@ -123,16 +124,29 @@ def evidence_guide(
 
     :return: ``(..., n)`` the labels.
     """
-    draw = _Draw(hood, alpha, logits, evidence, observed, None, estimator)
-    return _latent_sites(draw, collapsed, site="y")
+    return _latent_sites(hood, alpha, logits, evidence, observed, estimator, collapsed, "y")
 
 
-def _latent_sites(q: "_Draw", collapsed: bool, site: str) -> Tensor:
+def _split(estimator: str | Chains) -> tuple[str, Chains | None]:
+    """The estimator of a conditional, and chains in its place."""
+    return ("no_score", estimator) if isinstance(estimator, Chains) else (estimator, None)
+
+
+def _latent_sites(
+    hood: Neighborhood, alpha: Tensor, logits: Tensor, evidence: Tensor, observed: Tensor | None,
+    estimator: str | Chains, collapsed: bool, site: str,
+) -> Tensor:  # fmt: skip
+    name, chains = _split(estimator)
+    q = _Draw(hood, alpha, logits, evidence, observed, None, name)
     check_plates(q.rows, q.batch_shape, latent=True)
     with OneEvent(q.rows, q.batch_shape):
-        both = pyro.sample(f"c and {site}", q, infer={"is_auxiliary": True})
+        if chains is None:
+            both = pyro.sample(f"c and {site}", q, infer={"is_auxiliary": True})
+            density = q.density(both)
+        else:
+            both, density = chains.draw(q), torch.zeros(())
         c, labels = both.unbind(-2)
-        pyro.sample("c", Delta(c, q.density(both), event_dim=1))
+        pyro.sample("c", Delta(c, density, event_dim=1))
         pyro.sample(site, Delta(labels, event_dim=1))
         if not collapsed:
             pyro.sample("z", Dirichlet(posterior_alpha(q.alpha, c, labels)).to_event(1))

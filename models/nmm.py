@@ -3,9 +3,12 @@
 
 """The NMM as a Pyro program."""
 
+from typing import Any
+
 import pyro
 import torch
 from pyro.distributions import Categorical, Delta, Dirichlet, Independent
+from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
@@ -14,6 +17,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_label_range, check_labels
 from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.ops.marginals import spread
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import KEEP, Channel, Matrices
 
@@ -21,7 +25,7 @@ from pyro_nmm.relabel import KEEP, Channel, Matrices
 def nmm(
     hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor | None = None,
     observed: Tensor | None = None, *, relabel: Tensor | Channel | None = None,
-    collapsed: bool = False, predict: bool = False,
+    collapsed: bool = False, predict: bool = False, choices: str = "sampled",
 ) -> Tensor:  # fmt: skip
     r"""
     The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
@@ -48,6 +52,15 @@ def nmm(
     ``poutine.scale`` with an entry for every node: they would count one labelling several times.
     Sites below belong to one event too (``.to_event(1)``), or into a :func:`node_plate`.
     :func:`~pyro_nmm.guides.check_program` checks a program.
+
+    ``choices="summed"`` sums the choices out, the paper's equation (2):
+
+    .. math::
+
+        y_i \sim \mathrm{Categorical}\Big(\sum_j L_{ij} z_j\Big)
+
+    No discrete site is left but latent labels, so that NUTS and every autoguide run at any size,
+    with ``z`` as a site.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.
@@ -80,6 +93,7 @@ def nmm(
     :param Tensor relabel: label changes by edges, see :mod:`pyro_nmm.relabel`: permutations
         ``(num_edges, C)``, or stochastic matrices ``(..., num_edges, C, C)``, with which the
         borrowed labels have a site ``u`` of their own, of event shape ``(n,)``.
+    :param str choices: ``"sampled"``, or ``"summed"`` without ``collapsed`` and ``predict``.
     :return: ``(..., n)`` the labels of the rows. Cost: :math:`O(N C + E)`.
     """
     prior = Parameters.of(hood, alpha, logits, relabel)
@@ -94,16 +108,25 @@ def nmm(
             check_label_range(rows, obs, prior.num_classes)
     if predict and (observed is None or observed.all()):
         raise ValueError("predict draws the nodes that observed leaves out, but it selects all")
+    if choices not in ("sampled", "summed"):
+        raise ValueError(f'choices must be "sampled" or "summed", got {choices!r}')
+    summed = choices == "summed"
+    if summed and (collapsed or predict):
+        raise ValueError('choices="summed" has z as a site: leave out collapsed and predict')
     batch = torch.broadcast_shapes(prior.batch_shape, () if obs is None else obs.shape[:-1])
     if obs is not None:
         check_plates(rows, batch)
+    site: Any = {"infer": {"nmm": (prior, observed)}}  # for guides that read a trace
     with OneEvent(rows, batch) as event:
         z = None
         if not collapsed:
             if isinstance(alpha, OrdinalConcentrations):
                 raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
-            z = pyro.sample("z", Dirichlet(alpha).to_event(1))
-        c = pyro.sample("c", NeighborChoice(rows, of_rows.logits))
+            if summed:
+                z = pyro.sample("z", Dirichlet(alpha).to_event(1))
+                return pyro.sample("y", _of_all(of_rows, z).to_event(1), obs=obs)
+            z = pyro.sample("z", Dirichlet(alpha).to_event(1), **site)
+        c = pyro.sample("c", NeighborChoice(rows, of_rows.logits), **site)
         if event.fixed and collapsed and channel.certain:
             # A guide leaves the labels that it drew the choices for in this site.
             unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)
@@ -115,9 +138,9 @@ def nmm(
         labels = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
         borrowed = None
         if isinstance(channel, Matrices):  # the labels shown are drawn given the borrowed labels
-            borrowed = pyro.sample("u", labels)
+            borrowed = pyro.sample("u", labels, **site)
             labels = Categorical(channel.shown_probs(rows, c, borrowed)).to_event(1)
-        y = pyro.sample("y", labels, obs=obs)
+        y = pyro.sample("y", labels, obs=obs, **site)
     if predict:
         with torch.no_grad():
             if borrowed is None:
@@ -127,6 +150,12 @@ def nmm(
             rest = prior.of_rows(hood.restrict(~observed))  # type: ignore[operator]
             pyro.deterministic("y_rest", _rest(rest, alpha, z, c, borrowed), event_dim=1)
     return y
+
+
+def _of_all(part: Parameters, z: Tensor) -> Categorical:
+    """Labels of rows with their choices summed out, the paper's equation (2)."""
+    (z, attention, channel), provenance = untracked(z, part.attention, part.channel)
+    return Categorical(track_provenance(spread(part.hood, z, attention, channel), provenance))
 
 
 def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:

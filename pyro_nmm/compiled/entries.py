@@ -110,7 +110,8 @@ def _draw_row(i, inputs, table, uniform, running, counts):
 def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others.
     ptr, source = inputs.ptr, inputs.source
-    running, none = np.empty(np.max(ptr[1:] - ptr[:-1])), np.empty(0, np.int32)
+    running = np.empty(np.max(ptr[1:] - ptr[:-1]))
+    unread = np.empty(len(source) * len(inputs.single), np.int32)  # what edges have seen
     for b in range(first, last):
         one = _of(b, inputs)
         for i in range(len(ptr) - 1):
@@ -120,7 +121,7 @@ def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
             for i in range(len(ptr) - 1):
                 table[source[edges[b, i]], labels[b, i]] -= 1
                 table[source[edges[b, i]], -1] -= 1
-                e, k = _draw_row(i, one, table, uniforms[sweep, b, i], running, (none, none))
+                e, k = _draw_row(i, one, table, uniforms[sweep, b, i], running, (unread, unread))
                 edges[b, i], labels[b, i] = e, k
                 visits[b, i, k] += 1
                 totals[b, sweep, k] += 1

@@ -12,11 +12,14 @@ from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
-from pyro_nmm.arguments import as_member
+from pyro_nmm.arguments import as_member, check_integers
+from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import order_to_rows
+from pyro_nmm.ops import gibbs
+from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import Draw, Entries, entries_of
 from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.sampling import draw_entries
@@ -111,6 +114,46 @@ class InOrder(GraphDistribution):
         self._last_draw.put((value, batch), (draw, None))  # asked for next
         _, provenance = untracked(self.alpha, self.logits, self._data)
         return track_provenance(value, provenance)
+
+    @torch.no_grad()
+    def sweep(self, value: Tensor, num_sweeps: int = 1) -> Tensor:
+        r"""
+        Samples continued by sweeps of collapsed Gibbs sampling, in which each row is drawn anew
+        given all others. They leave :math:`p(c \mid y)`, or :math:`p(c, u \mid w)`, as it is:
+        draws of :math:`q` become draws of it as ``num_sweeps`` grows.
+
+        >>> from pyro_nmm import NeighborMixture
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
+        >>> q = mix.choices(torch.tensor([0, 1]))
+        >>> q.sweep(q.sample((8,)), num_sweeps=10).shape
+        torch.Size([8, 2])
+
+        :param Tensor value: samples, of any batch shape that fits.
+        :return: samples of the same shape. Cost: :math:`O(E)` a sweep, :math:`O(E C)` if labels are
+            latent.
+        """
+        check_integers(1, num_sweeps=num_sweeps)
+        (value,), provenance = untracked(value)
+        batch = value.shape[: value.dim() - len(self.event_shape)]
+        shape = torch.broadcast_shapes(batch, self.batch_shape)
+        entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+        flat = flatten(value, shape, len(self.event_shape)).index_select(-1, self._position)
+        flat = flat.expand(shape.numel(), *self.event_shape)
+        if entries.observed:  # without the counts of a draw
+            edges = self.rows.find(flat)
+            labels = on_edges(self.rows, entries.data).expand(len(edges), -1)
+            draw, impossible = Draw(edges, labels.gather(1, edges.clamp(min=0))), edges < 0
+        else:
+            draw, impossible = self._located(flat, shape)
+        if impossible.any():
+            raise ValueError("value must hold choices of neighbours, and labels of the field")
+        for part in blocks(num_sweeps, flat.numel()):
+            size = part.stop - part.start, shape.numel(), self.rows.num_rows
+            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
+            draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
+        swept = self._columns(draw).index_select(-1, self._row_of)
+        return track_provenance(swept.view(*shape, *self.event_shape), provenance)
 
     def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
         """The draw that yields ``value``, and a mask of what is impossible in it."""
