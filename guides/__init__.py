@@ -4,6 +4,7 @@
 """Pyro guides."""
 
 from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
+from pyro_nmm.guides.automatic import AutoNMM
 from pyro_nmm.guides.batches import SeedLoss
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.checking import check_program
@@ -17,14 +18,17 @@ from pyro_nmm.guides.fitting import (
     fit_nmm,
     fit_unet,
 )
+from pyro_nmm.guides.gibbs import FieldGibbs
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
 from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_guide
 
 __all__ = [
     "AmortizedNMM",
+    "AutoNMM",
     "Chains",
     "Consistency",
     "DGLFRMGuide",
+    "FieldGibbs",
     "FieldGuide",
     "HiddenFieldGuide",
     "MarginalGuide",

@@ -17,6 +17,7 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.parameters import Parameters
+from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops import gibbs
 from pyro_nmm.ops.counts import on_edges
@@ -154,6 +155,21 @@ class InOrder(GraphDistribution):
             draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
         swept = self._columns(draw).index_select(-1, self._row_of)
         return track_provenance(swept.view(*shape, *self.event_shape), provenance)
+
+    def path_likelihood(
+        self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 6
+    ) -> PathEstimate:
+        r"""
+        Estimate of :math:`\log p(y)`, or :math:`\log p(w)`, by path sampling, see
+        :meth:`NeighborMixture.path_likelihood`, for each element of the batch.
+        """
+        check_integers(1, num_chains=num_chains, num_sweeps=num_sweeps)
+        check_integers(3, num_points=num_points)
+        shape = self.batch_shape
+        entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+        estimate = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
+        value, error = (part.to(self.logits.dtype).expand(shape.numel()) for part in estimate)
+        return PathEstimate(value.view(shape), error.view(shape))
 
     def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
         """The draw that yields ``value``, and a mask of what is impossible in it."""
