@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import check_each_call, check_finite, check_integers, expect
 from pyro_nmm.graph_arguments import check_hood
+from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models.networks import Parameters
@@ -108,7 +109,7 @@ class AmortizedNMM(SharedForward):
 
     :param network: a :class:`~pyro_nmm.models.ParameterNetwork` with ``alpha`` ``(N, C)``.
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
-    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
+    :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`.
     :param str name: of the network's parameters in Pyro's store.
     :param Consistency consistency: a penalty in training mode, the factor ``consistency`` of the
         model; the loss is then no bound. Its memory advances with every run of the model.
@@ -116,7 +117,7 @@ class AmortizedNMM(SharedForward):
 
     def __init__(
         self, hood: Neighborhood, network: nn.Module, *, collapsed: bool = True,
-        estimator: str = "reward_to_go", name: str = "nmm", consistency: Consistency | None = None,
+        estimator: str | Chains = "reward_to_go", name: str = "nmm", consistency: Consistency | None = None,
     ) -> None:  # fmt: skip
         check_hood(hood)
         super().__init__(hood, network, name)

@@ -3,6 +3,7 @@
 
 """A guide in one line for any program with fields."""
 
+import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -58,14 +59,14 @@ class AutoNMM(AutoGuide):
         are its own affair.
     :param guide: makes the autoguide of the continuous sites from a program, such as
         ``AutoMultivariateNormal`` or ``functools.partial(AutoNormal, init_scale=0.01)``.
-    :param estimator: as for :func:`~pyro_nmm.guides.ordered_guide`, of every field; or a number
-        of sweeps, with which every field has :class:`~pyro_nmm.guides.Chains` of its own.
+    :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`. Every field has a copy of
+        :class:`~pyro_nmm.guides.Chains`.
     :param create_plates: as for every autoguide, for plates that subsample.
     """
 
     def __init__(
         self, model: Callable, guide: Callable[[Callable], AutoGuide] = AutoNormal, *,
-        estimator: str | int = "reward_to_go", create_plates: Callable | None = None,
+        estimator: str | Chains = "reward_to_go", create_plates: Callable | None = None,
     ) -> None:  # fmt: skip
         super().__init__(model, create_plates=create_plates)
         self.estimator = estimator
@@ -123,10 +124,10 @@ class AutoNMM(AutoGuide):
     def _draw(self, field: Field, run: Run) -> None:
         hood, alpha, logits, channel = vars(field.prior).values()
         estimator: Any = self.estimator
-        if isinstance(estimator, int):
+        if isinstance(estimator, Chains):
             key = field.name.replace(".", "/")
             if key not in self.chains:
-                self.chains[key] = Chains(estimator)
+                self.chains[key] = copy.deepcopy(estimator)
             estimator = self.chains[key]
         options = {"collapsed": field.collapsed, "estimator": estimator}
         if field.latent:

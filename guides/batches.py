@@ -16,6 +16,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_set, check_integers, check_positive
 from pyro_nmm.datasets.batches import IN_DEGREE
 from pyro_nmm.datasets.entries import entry
+from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import NoSites
 from pyro_nmm.models.networks import Parameters
@@ -51,12 +52,12 @@ class SeedLoss(nn.Module):
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, no layer ``cached``.
     :param inputs: names of the batch's entries that are the network's arguments, in order.
     :param int num_particles: draws of :math:`q(c \mid y)`.
-    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
+    :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`.
     """
 
     def __init__(
         self, network: nn.Module, *, inputs: Sequence[str] = ("x", "edge_index"),
-        num_particles: int = 4, estimator: str = "reward_to_go",
+        num_particles: int = 4, estimator: str | Chains = "reward_to_go",
     ) -> None:  # fmt: skip
         super().__init__()
         check_integers(1, num_particles=num_particles)

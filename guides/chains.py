@@ -95,6 +95,9 @@ class Chains(nn.Module):
             old = torch.full(full + event, -1)
         return old.to(device, copy=True).reshape(full.numel(), *event)
 
+    def extra_repr(self) -> str:
+        return f"num_sweeps={self.num_sweeps}"
+
     def get_extra_state(self) -> Tensor | None:
         return self.choices
 

@@ -61,8 +61,9 @@ def ordered_guide(
     >>> elbo.loss(nmm, ordered_guide, hood, alpha, logits, torch.tensor([0, 0, 1])) > 0
     True
 
-    Parameters as for :func:`~pyro_nmm.models.nmm`, with ``y`` ``(..., N)`` required, and
-    ``estimator`` of :class:`~pyro_nmm.OrderedConditional`, which has the cost too.
+    Parameters as for :func:`~pyro_nmm.models.nmm`, with ``y`` ``(..., N)`` required. ``estimator``
+    and cost as for :class:`~pyro_nmm.OrderedConditional`; or ``estimator`` is
+    :class:`~pyro_nmm.guides.Chains`, with which choices come from :math:`p(c \mid y)`.
     """
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
@@ -210,7 +211,8 @@ class HiddenFieldGuide(SharedForward):
     @torch.inference_mode(False)  # parameters made inside of inference mode are trained later
     def __init__(
         self, emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None, *,
-        prior: nn.Module | None = None, inputs: tuple = (), estimator: str = "reward_to_go",
+        prior: nn.Module | None = None, inputs: tuple = (),
+        estimator: str | Chains = "reward_to_go",
         name: str = "field",
     ) -> None:  # fmt: skip
         check_all_rows(hood)

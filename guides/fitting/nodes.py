@@ -21,6 +21,7 @@ from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.datasets.entries import checked, contents, labels_in
 from pyro_nmm.fitting import Run, train, with_gradients, with_options
 from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
+from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.shared_forward import unvalidated
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Compatibility, NMMNetwork
@@ -58,7 +59,7 @@ class NodeRun(Run):
             raise ValueError(f"criterion must be {must}, got {self.criterion!r}")
 
     def fit(
-        self, network: nn.Module, consistency: Consistency | None, data: Data,
+        self, network: nn.Module, others: dict[str, object], data: Data,
         backward: Callable[[int], float], predict: Callable[[], Tensor], **settings: object,
     ) -> Scores:  # fmt: skip
         """Adam, stopped early by the predictions ``(N, C)`` for the validation nodes."""
@@ -67,7 +68,7 @@ class NodeRun(Run):
         if isinstance(inner, NMMNetwork):
             backbones = [b for b in (inner.labels, inner.attention) if b is not None]
         optimizer = torch.optim.Adam(_groups(network, backbones, self.weight_decay), lr=self.lr)
-        parts = {"network": network} | ({} if consistency is None else {"consistency": consistency})
+        modules = {key: part for key, part in others.items() if isinstance(part, nn.Module)}
 
         def validate() -> tuple[float, float]:
             probs = predict()
@@ -79,7 +80,7 @@ class NodeRun(Run):
             return (accuracy, likelihood) if first else (likelihood, accuracy)
 
         return train(
-            nn.ModuleDict(parts), optimizer, backward, validate,
+            nn.ModuleDict({"network": network} | modules), optimizer, backward, validate,
             num_epochs=self.num_epochs, patience=self.patience,
             options=self.also(**contents(data), criterion=self.criterion, **settings),
         )  # fmt: skip
@@ -129,7 +130,7 @@ def fit_classifier(
     def predict() -> Tensor:
         return network(*inputs).softmax(-1)
 
-    scores = options.fit(network, consistency, data, backward, predict)
+    scores = options.fit(network, {"consistency": consistency}, data, backward, predict)
     with torch.no_grad():
         return network(*inputs), scores
 
@@ -138,7 +139,7 @@ def fit_classifier(
 @with_gradients
 def fit_nmm(
     network: nn.Module, data: Data, hood: Neighborhood, *, consistency: Consistency | None = None,
-    estimator: str = "reward_to_go", num_particles: int = 4, num_samples: int = 8,
+    estimator: str | Chains = "reward_to_go", num_particles: int = 4, num_samples: int = 8,
     options: NodeRun = NodeRun(),
 ) -> tuple[NeighborMixture, Scores]:  # fmt: skip
     r"""
@@ -168,7 +169,7 @@ def fit_nmm(
         :class:`~pyro_nmm.models.Compatibility` for heterophilous graphs.
     :param Neighborhood hood: of ``data.edge_index``.
     :param Consistency consistency: the penalty, with the posterior as the teacher.
-    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
+    :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`.
     :param int num_particles: draws of :math:`q(c \mid y)` a step.
     :param int num_samples: draws of the posterior, for validation.
     :return: the mixture of the best epoch, over ``(N,)`` labels, and scores as
@@ -199,13 +200,14 @@ def fit_nmm(
 
     settings = {
         "hood": (hood.num_sources, hood.ptr, hood.source),
-        "estimator": estimator, "num_particles": num_particles, "num_samples": num_samples,
+        "estimator": str(estimator), "num_particles": num_particles, "num_samples": num_samples,
     }  # fmt: skip
     with pyro.get_param_store().scope():
         num_classes = program.mixture(*inputs).num_classes
         for mask in ("train_mask", "val_mask"):
             labels_in(data, mask, num_classes)
-        scores = options.fit(network, consistency, data, backward, predict, **settings)
+        others = {"consistency": consistency, "chains": estimator}
+        scores = options.fit(network, others, data, backward, predict, **settings)
         return program.mixture(*inputs), scores
 
 
