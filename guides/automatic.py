@@ -6,6 +6,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from pyro import poutine
@@ -75,6 +76,11 @@ class AutoNMM(AutoGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
+        with poutine.block():
+            whole = poutine.trace(self.model).get_trace(*args, **kwargs)
+        # Plates of observed sites may subsample too, and the model takes over the guide's choice.
+        frames = (site.get("cond_indep_stack", ()) for site in whole.nodes.values())
+        self._prototype_frames |= {frame.name: frame for part in frames for frame in part}
         for name, site in self.prototype_trace.iter_stochastic_nodes():
             if site["fn"].support.is_discrete and not _of_field(site):
                 raise ValueError(
@@ -92,13 +98,14 @@ class AutoNMM(AutoGuide):
         values = self._parents(args, kwargs)
         for name in self._fields(values, args, kwargs):
             field = self._fields(values, args, kwargs)[name]
+            draw = self._guide_of(field, self._runs(values, args, kwargs))
             with ExitStack() as stack:
                 for frame in field.trace.nodes[name]["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
                 stack.enter_context(_Named(name))
-                sites = stack.enter_context(poutine.trace()).trace
-                self._draw(field, self._runs(values, args, kwargs))
-            values |= {name: site["value"] for name, site in sites.nodes.items() if name in field.names}
+                sites = stack.enter_context(poutine.trace()).trace.nodes
+                draw()
+            values |= {key: sites[key]["value"] for key in field.names & sites.keys()}
         return values
 
     def _parents(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
@@ -121,7 +128,7 @@ class AutoNMM(AutoGuide):
         latent = self.prototype_trace.nodes
         return fields_of(self._runs(values, args, kwargs)({}), latent)
 
-    def _draw(self, field: Field, run: Run) -> None:
+    def _guide_of(self, field: Field, run: Run) -> Callable[[], Any]:
         hood, alpha, logits, channel = vars(field.prior).values()
         estimator: Any = self.estimator
         if isinstance(estimator, Chains):
@@ -131,11 +138,10 @@ class AutoNMM(AutoGuide):
             estimator = self.chains[key]
         options = {"collapsed": field.collapsed, "estimator": estimator}
         if field.latent:
-            evidence = field.evidence(run)
-            evidence_guide(hood, field.prior.table, logits, evidence, field.observed, **options)
-        else:
-            options |= {"relabel": channel}
-            ordered_guide(hood, alpha, logits, field.labels(), field.observed, **options)
+            arguments = hood, field.prior.table, logits, field.evidence(run), field.observed
+            return partial(evidence_guide, *arguments, **options)
+        arguments = hood, alpha, logits, field.labels(), field.observed
+        return partial(ordered_guide, *arguments, relabel=channel, **options)
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Medians of the continuous sites, as the autoguide has them."""

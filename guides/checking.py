@@ -205,12 +205,14 @@ def _compare(one: dict, many: dict) -> None:
 
 def _check_without_validation(program: tuple) -> None:
     losses = []
-    for validate in (True, False):
+    for validate in (True, True, False):
         with pyro.validation_enabled(validate), torch.random.fork_rng(devices=[]):
             losses.append(_elbo(PARTICLES).loss(*program[:2], *program[2], **program[3]))
-    if abs(losses[0] - losses[1]) > 1e-4 * (1 + abs(losses[0])):
+    if losses[0] != losses[1]:
+        return  # it has a state, such as chains
+    if abs(losses[0] - losses[2]) > 1e-4 * (1 + abs(losses[0])):
         raise ValueError(
-            f"the loss is {losses[0]:.6g} with pyro.enable_validation and {losses[1]:.6g} without, "
+            f"the loss is {losses[0]:.6g} with pyro.enable_validation and {losses[2]:.6g} without, "
             f"with the same random seed: the program must not depend on validation"
         )
 

@@ -119,8 +119,10 @@ def evidence_of(run: Run, field: Field) -> Tensor:
 def _terms(trace: Trace, field: Field, size: int) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
     """Log-probabilities of the other sites, ``(..., n)`` where they have a dimension of nodes."""
     for name, site in trace.nodes.items():
-        if site["type"] == "sample" and name not in field.names and not site_is_subsample(site):
-            yield name, _by_node(trace, site, field, size)
+        later = "nmm" in site.get("infer", ()) and not trace.nodes[beside(name, "c")]["is_observed"]
+        if site["type"] == "sample" and not site_is_subsample(site):
+            if name not in field.names and not later:  # a field that is drawn later has no part
+                yield name, _by_node(trace, site, field, size)
 
 
 def _by_node(trace: Trace, site: Any, field: Field, size: int) -> tuple[Tensor, bool]:
