@@ -30,8 +30,7 @@ from pyro_nmm.arguments import (
 )
 from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.inner_product import observed_edges
-from pyro_nmm.distributions.membership_mixture import relaxed_logits
-from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
+from pyro_nmm.distributions.memberships import StickShares, relaxed_logits, stick_logits
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide
 from pyro_nmm.guides.shared_forward import evaluation

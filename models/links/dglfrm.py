@@ -13,8 +13,12 @@ from torch.nn import functional as F
 from pyro_nmm import InnerProductGraph
 from pyro_nmm.arguments import check_integers, check_positive, expect
 from pyro_nmm.caching import LastCall
-from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
-from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
+from pyro_nmm.distributions.memberships import (
+    RelaxedLogits,
+    StickShares,
+    relaxed_logits,
+    stick_logits,
+)
 from pyro_nmm.models.param_store import register
 
 
