@@ -235,7 +235,7 @@ def ranks(choices, labels, num_nodes, num_classes):
 
 @opaque
 def predict(rows, attention, alpha, weights, uniforms, counts):
-    """See :func:`pyro_nmm.distributions.sequential.predict_by_sweeps`. Cost: :math:`O(T E C)`."""
+    """See :func:`pyro_nmm.distributions.sequential.predict_in_turn`. Cost: :math:`O(T E C)`."""
     labels = np.empty(rows.num_rows, np.int64)
     parameters = (_array(t, np.float64) for t in (attention, alpha, weights))
     _predict(*_graph(rows), *parameters, _array(uniforms), _array(counts), labels)

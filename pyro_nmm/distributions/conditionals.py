@@ -48,7 +48,7 @@ from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel
 
 #: States that all chains keep by default: standard errors of .016 at most if independent.
-MOST_STATES = 1024
+_MOST_STATES = 1024
 
 
 class _InOrder(GraphDistribution):
@@ -142,12 +142,6 @@ class _InOrder(GraphDistribution):
             log_choice = log_choice.masked_fill(wrong, -torch.inf)
         full = *shape, self.rows.num_rows
         return draw, terms.view(full), log_choice.view(full)
-
-    def _plain(self, value: Tensor) -> tuple[Tensor, frozenset]:
-        if self._validate_args:
-            self._validate_sample(value)
-        (value,), provenance = untracked(value)
-        return value, provenance
 
     def log_prob(self, value: Tensor) -> Tensor:
         value, provenance = self._plain(value)
@@ -435,7 +429,7 @@ class EvidenceConditional(_InOrder):
         entries = self._flat(Size([1])).map(Tensor.detach)
         if num_sweeps:
             if num_states is None:
-                num_states = min(MOST_STATES, NUMBERS // max(1, rows.num_rows))
+                num_states = min(_MOST_STATES, NUMBERS // max(1, rows.num_rows))
             num_later = num_sweeps - num_sweeps // 2
             num_kept = min(num_later, max(1, num_states // num_samples))
             chains, draw = run_chains(rows, entries, draw, num_sweeps, num_kept)

@@ -31,7 +31,7 @@ from pyro_nmm.relabel import Channel, check_permutations
 
 
 class Neighbors(constraints.Constraint):
-    """Choices ``(..., num_rows)`` of a neighbour by every row."""
+    """Choices of a neighbour by every row, ``(..., num_rows)``."""
 
     is_discrete, event_dim = True, 1
 
@@ -92,9 +92,7 @@ class NeighborChoice(GraphDistribution):
         return track_provenance(self.hood.source[edges].view(shape), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
-        (value,), provenance = untracked(value)
+        value, provenance = self._plain(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         edges = self.hood.find(flatten(value, shape))
         log_attention = flatten(self.log_attention, shape)
@@ -118,8 +116,7 @@ class ChosenLabels(GraphDistribution):
         p(y \mid c) = \prod_j \frac{\mathrm{B}(\alpha_j + s_j)}{\mathrm{B}(\alpha_j)}, \quad
         s_{jk} = |\{i : c_i = j, y_i = k\}|
 
-    the second factor of the paper's equation (4). A Pólya urn computes it, because the difference
-    of two ``lgamma`` loses all digits at large ``alpha``. Cost: :math:`O(n \log n)`.
+    the second factor of the paper's equation (4). Cost: :math:`O(n \log n)`.
 
     >>> alpha = torch.ones(1, 2)
     >>> ChosenLabels(alpha, torch.tensor([0, 0])).log_prob(torch.tensor([1, 1])).exp()
@@ -168,15 +165,16 @@ class ChosenLabels(GraphDistribution):
         return track_provenance(labels, provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        given = self.choices, self._labels(value), self.channel
-        (choices, value, channel), provenance = untracked(*given)
+        values = self.choices, self._labels(value), self.channel
+        (choices, value, channel), provenance = untracked(*values)
         value = channel.borrow(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        # Labels are exchangeable: the urn may take them in the order of their nodes.
+        # A Pólya urn, because differences of two lgamma lose all digits at large alpha. Labels are
+        # exchangeable: it takes them in the order of their nodes.
         pairs = torch.broadcast_tensors(choices, value)
         flat = (t.reshape(-1, *self.event_shape) for t in pairs)
-        same, every = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))
+        same, total = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))
         above = at_labels(self.alpha, *pairs) + same
-        below = gather(totals(self.alpha), choices) + every
+        below = gather(totals(self.alpha), choices) + total
         log_prob = (above / below).log().sum(-1).expand(shape)
         return track_provenance(log_prob, provenance)

@@ -75,12 +75,12 @@ def _distinct(x: Tensor) -> Tensor:
     return x
 
 
-class AttentionEstimator(StrEnum):
+class _AttentionEstimator(StrEnum):
     """How a sample's derivative follows the attention, see :class:`MembershipMixture`."""
 
-    PATHWISE = "pathwise"  #: unbiased, for few dimensions
-    LINEAR = "linear"  #: biased, of little variance
-    DETACHED = "detached"  #: not at all
+    PATHWISE = "pathwise"
+    LINEAR = "linear"
+    DETACHED = "detached"
 
 
 class RelaxedLogits(Logistic):
@@ -128,9 +128,8 @@ class MembershipMixture(GraphDistribution):
     >>> s.shape, mixture.log_prob(s).shape
     (torch.Size([2, 5]), torch.Size([]))
 
-    Cost: :math:`O(E K)` a sample, a ``log_prob`` and a gradient.
-
-    ``hood`` and ``logits`` are as for :class:`~pyro_nmm.NeighborMixture`.
+    Cost: :math:`O(E K)` a sample, a ``log_prob`` and a gradient. ``hood`` and ``logits`` are as for
+    :class:`~pyro_nmm.NeighborMixture`.
 
     :param Tensor log_odds: ``(..., N, K)``, :math:`\lambda`.
     :param float temperature: :math:`\tau`.
@@ -157,7 +156,7 @@ class MembershipMixture(GraphDistribution):
         check_positive(temperature=temperature)
         self.hood, self.log_odds, self.logits = hood, log_odds, logits
         self.temperature, self.num_memberships = temperature, log_odds.shape[-1]
-        self.estimator = as_member(AttentionEstimator, estimator=estimator)
+        self.estimator = as_member(_AttentionEstimator, estimator=estimator)
         batch_shape = torch.broadcast_shapes(log_odds.shape[:-2], logits.shape[:-1])
         event_shape = Size([hood.num_rows, self.num_memberships])
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
@@ -198,7 +197,7 @@ class MembershipMixture(GraphDistribution):
             choice = NeighborChoice(self.hood, logits, validate_args=False)
             value, _ = untracked(self.given(choice.expand(batch).sample()).sample())
         log_attention = self.hood.log_softmax(logits).expand(*batch, -1)
-        value = _Moving.apply(*value, log_odds.expand(*batch, -1, -1), log_attention, self)
+        value = _Reparameterised.apply(*value, log_odds.expand(*batch, -1, -1), log_attention, self)
         return track_provenance(value, provenance)
 
     def _log_densities(self, value: Tensor, log_odds: Tensor) -> Tensor:
@@ -218,11 +217,8 @@ class MembershipMixture(GraphDistribution):
         return log_odds.index_select(-2, hood.source) - value.index_select(-2, hood.row)
 
 
-class _Moving(torch.autograd.Function):
-    """
-    Samples that a field ``v`` moves as the mixture changes, ``dq + div(q v) = 0`` (Jankowiak and
-    Obermeyer, 2018, "Pathwise Derivatives Beyond the Reparameterization Trick").
-    """
+class _Reparameterised(torch.autograd.Function):
+    """Samples with derivatives ``v``, ``dq + div(q v) = 0`` (Jankowiak and Obermeyer, 2018)."""
 
     @staticmethod
     def forward(ctx, value: Tensor, log_odds: Tensor, log_attention: Tensor, mixture) -> Tensor:
@@ -241,10 +237,10 @@ class _Moving(torch.autograd.Function):
         log_posterior = hood.log_softmax(log_joint)
         grad_odds = torch.zeros_like(log_odds)
         grad_odds.index_add_(-2, hood.source, log_posterior.exp()[..., None] * g)
-        if mixture.estimator is AttentionEstimator.DETACHED:
+        if mixture.estimator is _AttentionEstimator.DETACHED:
             return None, grad_odds, None, None
         attention = log_attention.exp()
-        if mixture.estimator is AttentionEstimator.LINEAR:
+        if mixture.estimator is _AttentionEstimator.LINEAR:
             shift = log_odds.index_select(-2, hood.source)
         else:
             # Weight goes from a component to one at the mean log-odds, dimension by dimension:
