@@ -299,6 +299,16 @@ def test_one_step_credit_is_a_finite_difference(kernels, kind, batch):
         torch.testing.assert_close(credits[b, i], sum(change, torch.zeros(())))
 
 
+def test_reward_to_go_is_that_of_later_connected_nodes():
+    """Nodes 0 to 2 are connected, and 3 to 4; the order is not its own inverse."""
+    order = torch.tensor([3, 0, 1, 4, 2])
+    q = new_case("labels", "triangles", order=order, estimator="reward_to_go").q
+    terms = torch.randn(4, 5)
+    costs = q._costs(q._draw(torch.Size([4])), terms)
+    together = (order < 3) == (order[:, None] < 3)
+    torch.testing.assert_close(costs, terms @ together.double().triu(1).T)
+
+
 def test_no_evidence_says_nothing(kernels):
     hood = house()
     alpha, logits = parameters(hood, 3)
