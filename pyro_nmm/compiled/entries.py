@@ -311,7 +311,7 @@ def sweep(rows, entries, draw, uniforms):
 
 @opaque
 def evaluate(rows, entries, draw):
-    """See :func:`pyro_nmm.ops.predictive.predictive`. Cost: :math:`O(B E C)`."""
+    """See :func:`pyro_nmm.ops.entries.predictive`. Cost: :math:`O(B E C)`."""
     size = tuple(draw.edges.shape)
     outputs = np.empty(size), np.empty(size)
     _run(_evaluate, rows, entries, size[0], *map(_array, draw[:2]), *outputs)

@@ -3,19 +3,55 @@
 
 """The loops over edges, compiled for the CPU; with the results of the tensor code."""
 
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
-
-from pyro_nmm.compiled.cache import compiled
 
 #: ``torch.compile`` would trace NumPy calls as tensor code.
 opaque = torch.compiler.disable
 
 #: Below this many edges and draws a second thread costs more than it saves.
-MIN_PARALLEL = 100_000
+_MIN_PARALLEL = 100_000
+
+
+def compiled(function: Callable) -> Callable:
+    """A compiled loop, kept on disk or, with a warning, in this process alone."""
+    compiler = functools.partial(numba.njit, nogil=True, error_model="numpy")
+    try:
+        loop = compiler(cache=True)(function)
+    except RuntimeError:  # numba finds no folder that it may write
+        _warn_once()
+        return compiler()(function)
+    if disk := getattr(loop, "_cache", None):  # there is none with NUMBA_DISABLE_JIT
+        # Numba would let the loop's first caller fail, for example if the disk is full.
+        disk._guard_against_spurious_io_errors = _guard
+    return loop
+
+
+@contextmanager
+def _guard() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        _warn_once()
+
+
+@functools.cache
+def _warn_once() -> None:
+    warnings.warn(
+        f"numba cannot keep compiled loops on disk ({sys.exception()}), so every process compiles "
+        f"them anew: free space, or set NUMBA_CACHE_DIR to a folder that can be written",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 @compiled
@@ -253,7 +289,7 @@ def _check_labels(labels: Tensor, num_classes: int) -> None:
 
 
 def _in_threads(run, size: int, work: int) -> None:
-    parts = min(size, torch.get_num_threads()) if work > MIN_PARALLEL else 1
+    parts = min(size, torch.get_num_threads()) if work > _MIN_PARALLEL else 1
     if parts == 1:
         return run(0, size)
     cuts = np.linspace(0, size, parts + 1).astype(int).tolist()

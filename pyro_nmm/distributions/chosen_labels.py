@@ -22,7 +22,7 @@ from pyro_nmm.concentrations import (
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.graph_arguments import check_alpha
 from pyro_nmm.ops.counts import ranks
-from pyro_nmm.ops.label_draws import draw_given_choices
+from pyro_nmm.ops.sampling import draw_given_choices
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, check_permutations
 

@@ -19,9 +19,8 @@ from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.graph_arguments import check_evidence, check_evidence_values
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Draw
+from pyro_nmm.ops.entries import Draw, predictive
 from pyro_nmm.ops.gibbs import run_chains
-from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.stages import Stages
 from pyro_nmm.provenance import posterior_values
 

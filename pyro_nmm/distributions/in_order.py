@@ -17,8 +17,7 @@ from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import order_to_rows
-from pyro_nmm.ops.entries import Draw, Entries, entries_of
-from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.entries import Draw, Entries, entries_of, predictive
 from pyro_nmm.ops.sampling import draw_entries
 from pyro_nmm.ops.score_costs import (
     ScoreEstimator,

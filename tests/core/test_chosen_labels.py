@@ -11,14 +11,14 @@ from scipy.stats import chi2
 from torch.distributions import Dirichlet
 
 from pyro_nmm import ChosenLabels
-from pyro_nmm.ops import label_draws
+from pyro_nmm.ops import sampling
 from pyro_nmm.ops.enumeration import enumerate_labels
 
 
 @pytest.mark.parametrize("many", [0, 10**9])
 def test_integral_over_z(kernels, many, monkeypatch):
     """By urns and by z; 20,000 draws notice probabilities that are off by a tenth."""
-    monkeypatch.setattr(label_draws, "MANY", many)
+    monkeypatch.setattr(sampling, "MANY", many)
     alpha = torch.rand(3, 2) * 2 + 0.2
     choices = torch.tensor([0, 2, 0, 0])
     labels = enumerate_labels(4, 2)

@@ -45,7 +45,7 @@ from pyro_nmm.models import (
     potts,
     temperature_scaling,
 )
-from pyro_nmm.ops.intervals import Intervals
+from pyro_nmm.ops.marginals import Intervals
 
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
 PAIRS, PATH = EDGES[:, ::2].sort(0).values, torch.stack([torch.arange(20), torch.arange(1, 21)])
