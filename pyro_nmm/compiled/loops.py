@@ -22,7 +22,7 @@ opaque = torch.compiler.disable
 _MIN_PARALLEL = 100_000
 
 
-def compiled(function: Callable) -> Callable:
+def _compiled(function: Callable) -> Callable:
     """A compiled loop, kept on disk or, with a warning, in this process alone."""
     compiler = functools.partial(numba.njit, nogil=True, error_model="numpy")
     try:
@@ -54,7 +54,7 @@ def _warn_once() -> None:
     )
 
 
-@compiled
+@_compiled
 def _find(first, last, ptr, source, choices, edges):
     for b in range(len(choices)):
         for i in range(first, last):
@@ -63,7 +63,7 @@ def _find(first, last, ptr, source, choices, edges):
                     edges[b, i] = e
 
 
-@compiled
+@_compiled
 def _ranks(choices, labels, table, same_label, any_label):
     every = table.shape[1] - 1
     for b in range(len(choices)):
@@ -78,7 +78,7 @@ def _ranks(choices, labels, table, same_label, any_label):
             table[choices[b, i], every] = 0
 
 
-@compiled
+@_compiled
 def _bumps(first, last, mean, width, top, sums):
     # From the label nearest to the mean outwards: neighbouring terms differ by a factor that itself
     # changes by a constant one, so each node needs four exponentials. Terms beyond seven widths
@@ -101,12 +101,12 @@ def _bumps(first, last, mean, width, top, sums):
         sums[0, i], sums[1, i], sums[2, i] = total, shift, spread
 
 
-@compiled
+@_compiled
 def _entr(x):
     return -x * np.log(x) if x > 0 else 0.0
 
 
-@compiled
+@_compiled
 def _added(weight, mean, probs, entropy, change):
     # change[k] of a row's entropy if its edge gets one more count of k.
     rest = -entropy
@@ -119,7 +119,7 @@ def _added(weight, mean, probs, entropy, change):
         change[k] += rest
 
 
-@compiled
+@_compiled
 def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, probs, credit,
              bound, to_attention, to_alpha):  # fmt: skip
     # Forwards, counts and probabilities. Backwards, without a row's own count: credit[j, 0] holds
@@ -179,7 +179,7 @@ def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, 
         credit[:] = 0
 
 
-@compiled
+@_compiled
 def _predict(ptr, source, attention, alpha, weights, uniforms, counts, labels):
     # counts[j, t] holds the choices of node j in component t: by label, then all of them.
     num_components, every = counts.shape[1], counts.shape[2] - 1

@@ -75,7 +75,7 @@ def test_a_disk_that_cannot_be_written(disk, monkeypatch):
     loops._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        one, two = loops.compiled(lambda x: x + 1), loops.compiled(lambda x: x + 2)
+        one, two = loops._compiled(lambda x: x + 1), loops._compiled(lambda x: x + 2)
         assert (one(1), two(1)) == (2, 3)
     (text,) = (str(warning.message) for warning in caught)
     assert "set NUMBA_CACHE_DIR to a folder that can be written" in text
