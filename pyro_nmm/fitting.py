@@ -130,9 +130,9 @@ class Run:
     other initial weights, plain attributes of the module's parts, numbers of the optimiser, or
     ``settings``. So a script that is started again builds the network anew.
 
-    :param Path checkpoint: where to save, every ``save_every`` steps and at the end. The one before
-        is kept as ``<name>.previous`` and used if the newest cannot be read. If two processes save
-        to one path, the later save stays.
+    :param Path checkpoint: where to save, every ``save_every`` steps and at the end, by
+        :func:`~pyro_nmm.guides.fitting.save_checkpoint`. The one before is used if the newest
+        cannot be read.
     :param settings: further values on which the run and its functions depend: tensors and numbers
         by name, or one text.
     :param progress: wraps the range of steps or epochs, for example ``tqdm``.

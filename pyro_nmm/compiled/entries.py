@@ -329,9 +329,8 @@ def gradient(rows, entries, draw, predicted, to_predicted, to_choice):
         parts[first] = [np.zeros(t.shape) for t in parameters]
         return parts[first]
 
-    _run(
-        _gradient, rows, entries, len(draw.edges), *map(_array, draw[:2]), *inputs, scratch=scratch
-    )
+    inputs = *map(_array, draw[:2]), *inputs
+    _run(_gradient, rows, entries, len(draw.edges), *inputs, scratch=scratch)
     sums = (sum(of) for of in zip(*(parts[first] for first in sorted(parts)), strict=True))
     return (torch.from_numpy(s).to(t.dtype) for s, t in zip(sums, parameters, strict=True))
 
