@@ -79,3 +79,10 @@ def test_permutations_of_choices(kernels, shapes):
         shown = relabel[index][torch.arange(4), every]
         place = (shown * torch.tensor([27, 9, 3, 1])).sum(-1)
         torch.testing.assert_close(found[:, *index][place], borrowed)
+
+
+def test_known_labels_stay():
+    """No known label copies an earlier one; later labels may copy it."""
+    known = torch.arange(3).expand(200, 3)
+    labels = sampling.draw_from_urns(torch.ones(1, 3), torch.zeros(200, 6).long(), known)
+    assert torch.equal(labels[:, :3], known)
