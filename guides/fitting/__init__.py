@@ -3,8 +3,7 @@
 
 """The loop of every fit, and what it fits."""
 
-from pyro_nmm.checkpoints import load_checkpoint, save_checkpoint
-from pyro_nmm.fitting import Run, Steps, train
+from pyro_nmm.fitting import Run, Steps, load_checkpoint, save_checkpoint, train
 from pyro_nmm.guides.fitting.field import fit_mixture
 from pyro_nmm.guides.fitting.images import PatchRun, fit_images, fit_unet
 from pyro_nmm.guides.fitting.links import fit_links

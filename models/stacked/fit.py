@@ -25,11 +25,11 @@ from pyro_nmm.arguments import (
     is_kind,
 )
 from pyro_nmm.blocks import row_blocks
-from pyro_nmm.edge_values import edges_between
 from pyro_nmm.fitting import minimise, with_gradients
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula, Priors
 from pyro_nmm.models.stacked.table import GraphScores
+from pyro_nmm.neighborhood import edges_between
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
 from pyro_nmm.relabel import as_channel, entries_at
 

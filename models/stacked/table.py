@@ -16,9 +16,9 @@ from torch import Tensor
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_set, as_tensor, check_edge_index, expect, is_kind
 from pyro_nmm.concentrations import in_single
-from pyro_nmm.edge_values import edges_between
 from pyro_nmm.graph_arguments import check_all_rows, check_hood, check_label_range
 from pyro_nmm.labels import in_label_order
+from pyro_nmm.neighborhood import edges_between
 
 #: Who called ``fit`` or ``update``, seen from a warning of this file.
 USER = 6

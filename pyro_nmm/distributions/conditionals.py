@@ -32,9 +32,8 @@ from pyro_nmm.graph_arguments import (
     order_to_rows,
 )
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Draw, Entries, draw_of_edges, entries_of
+from pyro_nmm.ops.entries import Draw, Entries, draw_of_edges, entries_of, predictive
 from pyro_nmm.ops.gibbs import run_chains
-from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.sampling import draw_entries
 from pyro_nmm.ops.score_costs import (
     ScoreEstimator,

@@ -24,8 +24,7 @@ from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.graph_arguments import check_alpha, check_logits, check_scores
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
-from pyro_nmm.ops.label_draws import draw_given_choices
-from pyro_nmm.ops.sampling import pick
+from pyro_nmm.ops.sampling import draw_given_choices, pick
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, check_permutations
 

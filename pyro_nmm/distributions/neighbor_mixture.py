@@ -30,8 +30,13 @@ from pyro_nmm.graph_arguments import (
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
-from pyro_nmm.ops.intervals import Intervals, label_intervals
-from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
+from pyro_nmm.ops.marginals import (
+    Intervals,
+    label_intervals,
+    node_log_probs,
+    node_marginals,
+    pair_marginals,
+)
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel, check_relabel, entries_at

@@ -27,14 +27,12 @@ from pyro_nmm.graph_arguments import (
     check_nodes,
     check_pairs,
 )
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
-from pyro_nmm.ops.compact import compact
 from pyro_nmm.ops.gibbs import Chains
-from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
-from pyro_nmm.ops.sampling import pick
+from pyro_nmm.ops.sampling import draw_from_urns, pick
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import KEEP, Channel

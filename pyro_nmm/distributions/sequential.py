@@ -10,10 +10,9 @@ from torch import Tensor
 
 from pyro_nmm import backend, blocks
 from pyro_nmm.distributions.components import Components
-from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.compact import Places, compact
-from pyro_nmm.ops.counts import Groups, indicator
-from pyro_nmm.ops.sampling import BLOCK, pick, settled
+from pyro_nmm.neighborhood import Neighborhood, compact
+from pyro_nmm.ops.counts import Groups, Places, indicator
+from pyro_nmm.ops.sampling import BLOCK, pick, unchanged
 
 
 class _Inputs(NamedTuple):
@@ -99,7 +98,7 @@ def _predict_block(inputs: _Inputs, block: Tensor) -> tuple[Tensor, Tensor]:
         edge_label = new_labels[rows.row].expand(1, *chosen.shape)
         new_edges = pick(rows, torch.stack(weight).gather(0, edge_label)[0], uniforms)
         sweep += 1
-        if settled(sweep, (new_labels, labels), (new_edges, edges)):
+        if unchanged(sweep, (new_labels, labels), (new_edges, edges)):
             return labels, rows.source[edges]
         labels, edges = new_labels, new_edges
         chosen = indicator(edges, rows.num_edges)

@@ -35,8 +35,7 @@ from pyro_nmm import (
 from pyro_nmm.distributions import conditionals
 from pyro_nmm.guides import evidence_guide
 from pyro_nmm.models import nmm
-from pyro_nmm.ops.entries import Entries, evidence_entries
-from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.entries import Entries, evidence_entries, predictive
 from pyro_nmm.ops.sampling import draw_by_sweeps, draw_entries
 
 GRAPHS = {"star": partial(star, 3), "house": house, "triangles": two_triangles}
