@@ -22,12 +22,13 @@ from pyro_nmm.models.hidden import (
     leave_one_out,
     sample_field,
 )
-from pyro_nmm.models.images import ConvolutionalNMM, Denoiser, UNet
+from pyro_nmm.models.images import Denoiser, UNet
 from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import FreeNMM, NMMNetwork, ParameterNetwork, Parameters
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.models.plates import node_plate
 from pyro_nmm.models.random_fields import (
+    ConvolutionalNMM,
     MarginalField,
     PairwiseMRF,
     annealed_log_normalizer,

@@ -1,8 +1,9 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Networks from node features, or free parameters, to the parameters of an NMM."""
+"""Networks from features, or free parameters, to the parameters of an NMM; and Pyro's store."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +26,7 @@ from pyro_nmm.arguments import (
     expect_all,
 )
 from pyro_nmm.concentrations import Concentrations, in_single
+from pyro_nmm.fitting import ordinary
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.backbones import RandomInput
@@ -241,3 +243,23 @@ class FreeNMM(nn.Module):
             must = f"the {sources} sources and {edges} edges of these parameters"
             raise ValueError(f"hood must have {must}, got {hood.num_sources} and {hood.num_edges}")
         return self.log_alpha.exp(), self.logits
+
+
+def register(name: str, module: nn.Module) -> None:
+    """``pyro.module``, and an error if the store has other parameters: they would learn instead."""
+    if not torch.is_inference_mode_enabled():
+        ordinary(module)  # it may have been made there
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* was not registered in the param store")
+        pyro.module(name, module)
+    store = pyro.get_param_store()
+    for key, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if store[f"{name}$$${key}"].data_ptr() != parameter.data_ptr():
+            raise ValueError(
+                f"Pyro's store already holds another network named {name!r}, or this one's state "
+                f"from param_store.load: to go on from the state call pyro.module({name!r}, "
+                f"network, update_module_params=True) first, and to train a second network give "
+                f"each program its own name="
+            )
