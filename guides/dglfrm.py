@@ -36,8 +36,7 @@ from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.models.links import DGLFRM
-from pyro_nmm.models.networks import attention_scores
-from pyro_nmm.models.param_store import register
+from pyro_nmm.models.networks import attention_scores, register
 from pyro_nmm.sparse import sparse_csr
 
 

@@ -189,8 +189,8 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
         raise ValueError(
             "edge_index and hood must be of the same edges: give the edge_index that hood is of"
         )
-    number = hood.sum((weighted & ~loop).to(weight))
-    mean = hood.sum(weight.masked_fill(loop, 0)) / number.clamp(min=1)
+    number = hood.sum(weighted.to(weight))
+    mean = hood.sum(weight) / number.clamp(min=1)
     fill = mean.where(number > 0, 1.0).index_select(0, hood.row)
     return weight.where(weighted, fill.where(loop, 1.0))
 

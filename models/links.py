@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The latent feature model of links."""
+"""Communities and links of a graph: the latent feature model, as a Pyro program."""
 
 import pyro
 import torch
@@ -19,7 +19,7 @@ from pyro_nmm.distributions.memberships import (
     relaxed_logits,
     stick_logits,
 )
-from pyro_nmm.models.param_store import register
+from pyro_nmm.models.networks import register
 
 
 class DGLFRM(nn.Module):
