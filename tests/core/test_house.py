@@ -27,7 +27,6 @@ LAYERS = (
     "pyro_nmm.models.hidden",
     "pyro_nmm.models.annotators",
     "pyro_nmm.guides",
-    "pyro_nmm.guides.fitting",
 )
 #: What users import. Modules below may not: a surface imports all of them.
 SURFACES = {"pyro_nmm", "pyro_nmm.distributions", "pyro_nmm.models", "pyro_nmm.guides"}

@@ -18,7 +18,7 @@ from pyro_nmm import (
 )
 from pyro_nmm.datasets.images import image_folder, random_patches
 from pyro_nmm.guides import fit_images, fit_unet
-from pyro_nmm.guides.fitting.images import mean_errors
+from pyro_nmm.guides.images import mean_errors
 from pyro_nmm.models import Denoiser, UNet
 from pyro_nmm.models.networks import attention_scores
 

@@ -4,10 +4,10 @@
 """The loop of every fit, and what it fits."""
 
 from pyro_nmm.fitting import Run, Steps, load_checkpoint, save_checkpoint, train
-from pyro_nmm.guides.fitting.field import fit_mixture
-from pyro_nmm.guides.fitting.images import PatchRun, fit_images, fit_unet
-from pyro_nmm.guides.fitting.links import fit_links
-from pyro_nmm.guides.fitting.nodes import NodeRun, fit_classifier, fit_nmm
+from pyro_nmm.guides.amortized import NodeRun, fit_classifier, fit_nmm
+from pyro_nmm.guides.dglfrm import fit_links
+from pyro_nmm.guides.field import fit_mixture
+from pyro_nmm.guides.images import PatchRun, fit_images, fit_unet
 
 __all__ = [
     "NodeRun",
