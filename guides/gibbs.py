@@ -147,7 +147,9 @@ class FieldGibbs(MCMCKernel):
         transforms = self.kernel.transforms
         if transforms is None:
             return None  # before setup
-        whole = {name: _Whole for name, state in self.states.items() if not state.is_floating_point()}
+        whole = {
+            name: _Whole for name, state in self.states.items() if not state.is_floating_point()
+        }
         return transforms | whole
 
     def logging(self) -> OrderedDict:

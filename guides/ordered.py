@@ -39,7 +39,8 @@ from pyro_nmm.relabel import as_channel
 
 def ordered_guide(
     hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor, observed: Tensor | None = None, *,
-    relabel: Tensor | None = None, collapsed: bool = False, estimator: str | Chains = "reward_to_go",
+    relabel: Tensor | None = None, collapsed: bool = False,
+    estimator: str | Chains = "reward_to_go",
 ) -> None:  # fmt: skip
     r"""
     The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
@@ -69,7 +70,9 @@ def ordered_guide(
         raise ValueError("y is required: the guide is the posterior of c given labels")
     if not as_channel(relabel).certain:
         evidence = Parameters.of(hood, alpha, logits, relabel).evidence(y, observed)
-        _latent_sites(hood, written_out(alpha), logits, evidence, observed, estimator, collapsed, "u")
+        _latent_sites(
+            hood, written_out(alpha), logits, evidence, observed, estimator, collapsed, "u"
+        )
         return
     name, chains = _split(estimator)
     q = OrderedConditional(hood, alpha, logits, y, observed, estimator=name, relabel=relabel)
@@ -87,7 +90,8 @@ def ordered_guide(
 
 def evidence_guide(
     hood: Neighborhood, alpha: Tensor, logits: Tensor, evidence: Tensor,
-    observed: Tensor | None = None, *, collapsed: bool = False, estimator: str | Chains = "reward_to_go",
+    observed: Tensor | None = None, *, collapsed: bool = False,
+    estimator: str | Chains = "reward_to_go",
 ) -> Tensor:  # fmt: skip
     r"""
     The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices and

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the two conditionals share: draws in an order, densities, and the bound's gradient."""
+"""What both conditionals share: draws in an order, Gibbs sweeps, and the bound's gradient."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,8 +21,7 @@ from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops import gibbs
 from pyro_nmm.ops.counts import on_edges
-from pyro_nmm.ops.entries import Draw, Entries, entries_of
-from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.entries import Draw, Entries, entries_of, predictive
 from pyro_nmm.ops.sampling import draw_entries
 from pyro_nmm.ops.score_costs import (
     ScoreEstimator,
@@ -35,40 +34,31 @@ from pyro_nmm.provenance import untracked
 
 
 class InOrder(GraphDistribution):
-    """
-    The observed rows in their order, the last draw, and the gradient of the bound.
-
-    Subclasses set ``_data``, observed labels or evidence of :attr:`rows`.
-
-    :param Size data_shape: the batch shape of the labels or the evidence.
-    :param arrangement: ``observed``, ``order`` and ``estimator``.
-    :param columns: ``()``, or ``(2,)`` for samples of choices and labels.
-    """
+    """The observed rows in their order, the last draw, and the gradient of the bound."""
 
     shown = "observed_rows", "num_classes", "estimator"
-    alpha: Any  #: a table where labels are latent
-    _data: Tensor
+    alpha: Any  #: a table if labels are latent
+    _data: Tensor  #: observed labels or evidence of ``rows``
 
     def __init__(
         self,
         parameters: Parameters,
-        data_shape: Size,
-        arrangement: tuple[Tensor | None, Tensor | None, str],
-        columns: tuple[int, ...] = (),
+        data_shape: Size,  # the batch shape of the labels or the evidence
+        arrangement: tuple[Tensor | None, Tensor | None, str],  # observed, order, estimator
+        columns: tuple[int, ...] = (),  # (2,) for samples of choices and labels
         *,
         validate_args=None,
     ) -> None:
-        hood = parameters.hood
-        observed, order, estimator = arrangement
-        self.hood, self.observed_rows = hood, hood.restrict(observed)
+        self.hood, (observed, order, estimator) = parameters.hood, arrangement
+        self.observed_rows = self.hood.restrict(observed)
         size = self.observed_rows.num_rows
         if order is None:
-            self._position = torch.randperm(size, device=hood.device)
+            self._position = torch.randperm(size, device=self.hood.device)
         else:
             self._position = order_to_rows(self.observed_rows, order)
-        places = torch.arange(size, device=hood.device)
+        places = torch.arange(size, device=self.hood.device)
         self._row_of = torch.empty_like(places).scatter_(0, self._position, places)
-        #: The observed rows in the order of the draw, which everything else is in.
+        #: The observed rows in the order of the draw.
         self.rows = self.observed_rows.take(self._position, self.observed_rows.num_edges)
         self.order = self.rows.nodes  #: ``(n,)`` observed node ids in the order of the draw
         self.estimator = as_member(ScoreEstimator, estimator=estimator)
@@ -76,8 +66,8 @@ class InOrder(GraphDistribution):
         self.num_classes = parameters.num_classes
         self._last_draw = LastCall()
         self._parameter_shape = torch.broadcast_shapes(parameters.batch_shape, data_shape)
-        event_shape = Size([*columns, size])
-        super().__init__(self._parameter_shape, event_shape, validate_args=validate_args)
+        shapes = self._parameter_shape, Size([*columns, size])
+        super().__init__(*shapes, validate_args=validate_args)
         if self._validate_args:
             parameters.check_values()
 
@@ -96,9 +86,8 @@ class InOrder(GraphDistribution):
 
     def _flat(self, shape: Size) -> Entries:
         """Entries with one batch dimension."""
-        dims = (1, 1, 1, 1) if self._entries.observed else (1, 2, 1, 2)
-        sizes = iter(dims)
-        return self._entries.map(lambda part: flatten(part, shape, next(sizes)))
+        event_dims = iter((1, 1, 1, 1) if self._entries.observed else (1, 2, 1, 2))
+        return self._entries.map(lambda part: flatten(part, shape, next(event_dims)))
 
     def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
         if uniforms is None:
@@ -172,7 +161,7 @@ class InOrder(GraphDistribution):
         return PathEstimate(value.view(shape), error.view(shape))
 
     def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
-        """The draw that yields ``value``, and a mask of what is impossible in it."""
+        """The draw that yields ``value``, and a mask of impossible draws."""
 
         def locate() -> tuple[Draw, Tensor]:
             flat = flatten(value, shape, len(self.event_shape))
@@ -190,12 +179,6 @@ class InOrder(GraphDistribution):
             log_choice = log_choice.masked_fill(wrong, -torch.inf)
         full = *shape, self.rows.num_rows
         return draw, terms.view(full), log_choice.view(full)
-
-    def _plain(self, value: Tensor) -> tuple[Tensor, frozenset]:
-        if self._validate_args:
-            self._validate_sample(value)
-        (value,), provenance = untracked(value)
-        return value, provenance
 
     def log_prob(self, value: Tensor) -> Tensor:
         value, provenance = self._plain(value)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
-from pyro_nmm.ops.entries import Draw, Entries, Wide, relative
+from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
 from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import draw_entries
 
@@ -81,7 +81,7 @@ def path_likelihood(
 
 def independent(rows: Neighborhood, entries: Entries) -> Tensor:
     """``(B,)``: the log-likelihood of independent rows, at infinite concentration."""
-    entries, top = relative(rows, entries)
+    entries, top = shift_evidence(rows, entries)
     wide = Wide(rows, entries)
     terms = wide.rows.sum(wide.log_weight.exp() * wide.alpha / wide.total).log() + top
     return terms.sum(-1)

@@ -16,8 +16,7 @@ from torch import nn
 from torch_geometric.nn import MLP
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.checkpoints import fingerprint, load_checkpoint, save_checkpoint
-from pyro_nmm.fitting import train
+from pyro_nmm.fitting import fingerprint, load_checkpoint, save_checkpoint, train
 from pyro_nmm.guides import Consistency, fit_mixture
 from pyro_nmm.models import (
     Annotators,
@@ -345,7 +344,7 @@ def test_a_checkpoint_needs_a_path(path):
 FINGERPRINT = """
 import torch
 from torch import nn
-from pyro_nmm.checkpoints import fingerprint
+from pyro_nmm.fitting import fingerprint
 torch.manual_seed(0)
 module = nn.Linear(2, 2)
 module.names, module.call, module.dtype = {"a", "b", "c"}, lambda x: x, torch.half

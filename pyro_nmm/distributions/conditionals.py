@@ -1,9 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Choices and latent labels given evidence, drawn in an order."""
+"""Choices, and latent labels, given what is observed: drawn node after node in an order."""
 
 import torch
+from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch_geometric.utils import index_to_mask
@@ -11,22 +12,130 @@ from torch_geometric.utils import index_to_mask
 from pyro_nmm.arguments import check_integers, check_mask, check_plain
 from pyro_nmm.blocks import NUMBERS
 from pyro_nmm.caching import LastCall
+from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.components import Components, all_latents
+from pyro_nmm.distributions.factors import Neighbors
 from pyro_nmm.distributions.in_order import InOrder
-from pyro_nmm.distributions.neighbor_choice import Neighbors
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
-from pyro_nmm.graph_arguments import check_evidence, check_evidence_values
+from pyro_nmm.graph_arguments import (
+    check_evidence,
+    check_evidence_values,
+    check_label_range,
+    check_labels,
+)
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Draw
+from pyro_nmm.ops.entries import Draw, Entries, draw_of_edges, predictive
 from pyro_nmm.ops.gibbs import run_chains
-from pyro_nmm.ops.predictive import predictive
 from pyro_nmm.ops.stages import Stages
-from pyro_nmm.provenance import posterior_values
+from pyro_nmm.provenance import posterior_values, untracked
+from pyro_nmm.relabel import Channel
 
 #: States that all chains keep by default: standard errors of .016 at most if independent.
-MOST_STATES = 1024
+_MOST_STATES = 1024
+
+
+class OrderedConditional(InOrder):
+    r"""
+    The choices of the observed nodes given their labels, node after node in a random order:
+    :math:`q(c \mid y)`, the paper's equation (6). It has no parameter of its own.
+
+    .. math::
+
+        q(c \mid y) = \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \quad
+        p(c_i = j \mid \cdot) \propto L_{ij} \frac{\alpha_{j y_i} + s_{ij}}{A_j + S_{ij}}
+
+    where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` how many of
+    these have label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A sample holds node ids,
+    shape ``batch_shape + (n,)``, for ``n`` observed nodes **in ascending node id**.
+
+    The bound :math:`E_q[\sum_i f_i] \le \log p(y)`, :math:`f_i = \log p(y_i \mid y_{<i},
+    c_{<i})`, is loose by the divergence of :math:`q` from :math:`p(c \mid y)`, because a choice
+    depends on the labels of earlier nodes alone; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
+
+    **The gradient of the bound.** :meth:`score_parts` gives Pyro's losses a control variate that
+    removes from the score of a choice the costs that it cannot have caused. Other sites that depend
+    on ``c`` stay charged to it.
+
+    =====================  ================================================  =========
+    ``estimator``          the choice :math:`c_i` is charged with            bias
+    =====================  ================================================  =========
+    ``"reward_to_go"``     :math:`f_{i'}` of later nodes connected to it,    none
+                           minus the mean of the other draws
+    ``"one_step_credit"``  the change that its own count makes in later      small
+                           :math:`f_{i'}`, minus the mean of the others
+    ``"no_score"``         nothing: the gradient of EM                       moderate
+    ``"reinforce"``        the whole bound: textbook REINFORCE               none
+    =====================  ================================================  =========
+
+    "The other draws" are the rest of the batch; a batch of one makes one more draw for the
+    baseline. :class:`~pyro.infer.TraceGraph_ELBO` takes any program. ``Trace_ELBO`` gives the same
+    gradient to programs with no other sites or factors, and has a ``differentiable_loss``.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
+    >>> q = OrderedConditional(hood, alpha, logits, y=torch.tensor([0, 0]))
+    >>> q.log_prob(torch.tensor([0, 0])).exp()
+    tensor(0.8108)
+
+    Cost: :math:`O(E)` a draw and :math:`O(E \log E)` a ``log_prob``, ``E`` the edges into observed
+    nodes. ``hood``, ``alpha`` and ``logits`` are as for :class:`~pyro_nmm.NeighborMixture`.
+
+    :param Tensor y: ``(..., N)`` integer labels; unobserved entries are never read.
+    :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
+    :param Tensor order: ``(n,)`` permutation of the observed node ids, which the whole batch
+        shares; default random.
+    :param str estimator: see the table.
+    :param Tensor relabel: ``(num_edges, C)`` permutations, see :mod:`pyro_nmm.relabel`. In the
+        equation :math:`y_i` is then the label that was borrowed, if over this edge.
+    """
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        alpha: Concentrations,
+        logits: Tensor,
+        y: Tensor,
+        observed: Tensor | None = None,
+        order: Tensor | None = None,
+        estimator: str = "reward_to_go",
+        relabel: Tensor | Channel | None = None,
+        *,
+        validate_args=None,
+    ) -> None:
+        parameters = Parameters.of(hood, alpha, logits, relabel, kinds="permutations")
+        y, arrangement = check_labels(hood, y, hood.num_nodes), (observed, order, estimator)
+        self.channel = parameters.channel
+        super().__init__(parameters, y.shape[:-1], arrangement, validate_args=validate_args)
+        labels = y.index_select(-1, self.rows.nodes)
+        if self._validate_args:
+            check_label_range(self.rows, labels, self.num_classes)
+        #: The labels that choices count for: ``(..., n)`` of rows, or of edges where these relabel.
+        self.labels = self._data = self.channel.of(self.rows.edge).borrowed(self.rows, labels)
+
+    log_labels = InOrder.log_terms
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self):
+        return Neighbors(self.observed_rows)
+
+    def _columns(self, draw: Draw) -> Tensor:
+        return self.rows.source[draw.edges]
+
+    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
+        edges = self.rows.find(value)
+        entries = Entries(*untracked(*self._flat(shape))[0])
+        return draw_of_edges(self.rows, entries, edges.clamp(min=0)), edges < 0
+
+    def borrowed(self, value: Tensor) -> Tensor:
+        """``(..., n)``: labels that choices take from their sources, in ascending node id."""
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        if self.channel.keeps:
+            return self.labels.index_select(-1, self._row_of).expand(*shape, -1)
+        (value, _), provenance = untracked(value, self.labels)
+        labels = self._recall(value, shape)[0].labels
+        return track_provenance(labels.index_select(1, self._row_of).view(*shape, -1), provenance)
 
 
 class EvidenceConditional(InOrder):
@@ -43,10 +152,10 @@ class EvidenceConditional(InOrder):
     Here :math:`u_i \sim z_{c_i}` is the label that a node takes from its source, and the evidence
     :math:`e_{ijk} = \log p(w_i \mid u_i = k)` is the log-likelihood of an observation given this
     label: a Normal emission, the votes of annotators, a partial label (0 and :math:`-\infty`), or
-    nothing (zeros). :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, and
-    :math:`s_{ijk}` how many of these have label :math:`k`. With :math:`f_i` the logarithm of the
+    nothing (zeros). Counts :math:`S_{ij}` and :math:`s_{ijk}` are as for
+    :class:`OrderedConditional`, which observed labels need. With :math:`f_i` the logarithm of the
     sum of these terms, :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] =
-    p(w)` for every order. Labels that are observed need only :class:`OrderedConditional`.
+    p(w)` for every order.
 
     A sample has shape ``batch_shape + (2, n)`` for ``n`` observed nodes in ascending node id:
     their choices, then their labels.
@@ -87,9 +196,8 @@ class EvidenceConditional(InOrder):
         parameters = Parameters.of(hood, alpha, logits)
         evidence = check_evidence(hood, parameters.alpha, evidence)
         self.evidence, self.relabels, self._last_values = evidence, relabels, LastCall()
-        arrangement = observed, order, estimator
-        shapes = evidence.shape[:-2], arrangement, (2,)
-        super().__init__(parameters, *shapes, validate_args=validate_args)
+        arrangement, shape = (observed, order, estimator), evidence.shape[:-2]
+        super().__init__(parameters, shape, arrangement, (2,), validate_args=validate_args)
         self._data = self._of_rows(self.rows, evidence)
         if self._validate_args:
             check_evidence_values(self.rows, self._data)
@@ -99,8 +207,8 @@ class EvidenceConditional(InOrder):
         return _ChoicesAndLabels(self.observed_rows, self.num_classes)
 
     def _of_rows(self, rows: Neighborhood, evidence: Tensor) -> Tensor:
-        each_node = evidence.shape[-2] == self.hood.num_nodes
-        return evidence.index_select(-2, rows.nodes if each_node else rows.edge)
+        of_nodes = evidence.shape[-2] == self.hood.num_nodes
+        return evidence.index_select(-2, rows.nodes if of_nodes else rows.edge)
 
     def _columns(self, draw: Draw) -> Tensor:
         return torch.stack([self.rows.source[draw.edges], draw.labels], 1)
@@ -163,8 +271,8 @@ class EvidenceConditional(InOrder):
             if not num_sweeps:
                 raise ValueError("num_states is a number of states after sweeps: give num_sweeps")
             check_integers(num_samples or 1, num_states=num_states)
-        given = self.alpha.detach(), self.logits.detach(), self.evidence.detach()
-        alpha, logits, evidence, _ = posterior_values(*given, self.order)
+        values = self.alpha.detach(), self.logits.detach(), self.evidence.detach()
+        alpha, logits, evidence, _ = posterior_values(*values, self.order)
         if num_samples is None:
             rows = self.observed_rows
             components = all_latents(alpha, logits, rows, self._of_rows(rows, evidence))
@@ -173,9 +281,9 @@ class EvidenceConditional(InOrder):
         entries = self._flat(Size([1])).map(Tensor.detach)
         if num_sweeps:
             if num_states is None:
-                num_states = min(MOST_STATES, NUMBERS // max(1, rows.num_rows))
-            later = num_sweeps - num_sweeps // 2
-            num_kept = min(later, max(1, num_states // num_samples))
+                num_states = min(_MOST_STATES, NUMBERS // max(1, rows.num_rows))
+            num_later = num_sweeps - num_sweeps // 2
+            num_kept = min(num_later, max(1, num_states // num_samples))
             chains, draw = run_chains(rows, entries, draw, num_sweeps, num_kept)
         log_weights = alpha.new_zeros(len(draw.edges))
         if weighted:
