@@ -3,6 +3,8 @@
 
 """Choices from Gibbs chains that go on from step to step: the gradient of the likelihood itself."""
 
+from typing import Any
+
 import pyro
 import torch
 from pyro.poutine.runtime import get_plates
@@ -107,7 +109,7 @@ class Chains(nn.Module):
 
 def _plates(batch_shape: Size) -> tuple[Size, Size]:
     """The batch shapes of all chains and of those in the subsamples of the enclosing plates."""
-    frames = [frame for frame in get_plates() if frame.dim is not None]
+    frames: list[Any] = [frame for frame in get_plates() if frame.dim is not None]
     depth = max((-frame.dim for frame in frames), default=0)
     full, part = [1] * depth, [1] * depth
     for frame in frames:

@@ -66,7 +66,7 @@ class FieldGibbs(MCMCKernel):
     ) -> None:  # fmt: skip
         check_integers(1, num_sweeps=num_sweeps)
         self.model, self.num_sweeps = model, num_sweeps
-        self.kernel = kernel(self._given_fields, **options)
+        self.kernel: Any = kernel(self._given_fields, **options)
         self.latent: set[str] = set()  #: label sites that the program does not observe
         self.states: dict[str, Tensor] = {}  #: of all sites of fields
         self._arguments: tuple[tuple, dict] = (), {}
@@ -88,7 +88,7 @@ class FieldGibbs(MCMCKernel):
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         self._arguments, self.states = (args, kwargs), {}
         trace = self._run({})
-        sites = dict(trace.iter_stochastic_nodes())
+        sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
         self.latent = {name for name, site in sites.items() if "nmm" in site["infer"]}
         values = {name: site["value"] for name, site in sites.items() if name not in self.latent}
         self._sweep(values)
@@ -147,10 +147,8 @@ class FieldGibbs(MCMCKernel):
         transforms = self.kernel.transforms
         if transforms is None:
             return None  # before setup
-        whole = {
-            name: _Whole for name, state in self.states.items() if not state.is_floating_point()
-        }
-        return transforms | whole
+        whole = (name for name, state in self.states.items() if not state.is_floating_point())
+        return transforms | dict.fromkeys(whole, _Whole)
 
     def logging(self) -> OrderedDict:
         return self.kernel.logging()

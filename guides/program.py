@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from pyro.distributions import Independent
 from pyro.distributions.util import scale_and_mask
-from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.models.plates import beside, kind_of
 
 #: A run of a program with given values of its sites.
-Run = Callable[[dict[str, Tensor]], Trace]
+Run = Callable[[dict[str, Tensor]], Any]
 
 
 class Field(NamedTuple):
@@ -29,7 +28,7 @@ class Field(NamedTuple):
     latent: bool  #: whether its labels are
     prior: Parameters
     observed: Tensor | None
-    trace: Trace
+    trace: Any
 
     def site(self, kind: str) -> str:
         """The name of its site ``z``, ``u`` or ``y``."""
@@ -49,7 +48,7 @@ class Field(NamedTuple):
         return self._of_nodes(y.movedim(-1, 0)).movedim(0, -1)
 
     def evidence(self, run: Run) -> Tensor:
-        """``(..., N, C)`` of latent labels, zero where not ``observed``; see :func:`evidence_of`."""
+        """``(..., N, C)`` of latent labels by :func:`evidence_of`, zero where not ``observed``."""
         return self._of_nodes(evidence_of(run, self).movedim(-2, 0)).movedim(0, -2)
 
     def _of_nodes(self, values: Tensor) -> Tensor:
@@ -70,7 +69,7 @@ class Field(NamedTuple):
         return EvidenceConditional(*arguments, relabels=not channel.keeps)
 
 
-def fields_of(trace: Trace, latent: Iterable[str]) -> dict[str, Field]:
+def fields_of(trace: Any, latent: Iterable[str]) -> dict[str, Field]:
     """The fields of a run by the names of their choices, in order, and which labels are latent."""
     fields = {}
     for name, site in trace.nodes.items():
@@ -116,16 +115,19 @@ def evidence_of(run: Run, field: Field) -> Tensor:
     return evidence
 
 
-def _terms(trace: Trace, field: Field, size: int) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
+def _terms(trace: Any, field: Field, size: int) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
     """Log-probabilities of the other sites, ``(..., n)`` where they have a dimension of nodes."""
-    for name, site in trace.nodes.items():
-        later = "nmm" in site.get("infer", ()) and not trace.nodes[beside(name, "c")]["is_observed"]
-        if site["type"] == "sample" and not site_is_subsample(site):
-            if name not in field.names and not later:  # a field that is drawn later has no part
-                yield name, _by_node(trace, site, field, size)
+    nodes = trace.nodes
+    for name, site in nodes.items():
+        if site["type"] != "sample":
+            continue
+        # A field that is drawn later has no part.
+        later = "nmm" in site["infer"] and not nodes[beside(name, "c")]["is_observed"]
+        if name not in field.names and not later and not site_is_subsample(site):
+            yield name, _by_node(trace, site, field, size)
 
 
-def _by_node(trace: Trace, site: Any, field: Field, size: int) -> tuple[Tensor, bool]:
+def _by_node(trace: Any, site: Any, field: Field, size: int) -> tuple[Tensor, bool]:
     fn, events = site["fn"], 0
     while isinstance(fn, Independent):
         fn, events = fn.base_dist, events + fn.reinterpreted_batch_ndims
