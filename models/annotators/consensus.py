@@ -3,9 +3,9 @@
 
 """One label distribution per node: a pool of answers, neighbours and a classifier."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,6 @@ from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.neighbors import Walk, potts_labels
 from pyro_nmm.models.hidden import HiddenField, allowed_labels
 
-#: From label distributions and the nodes to learn from, to predictions of a classifier.
-Classifier = Callable[[Tensor, Tensor], Tensor]
 #: Parts of the nodes whose answers are left out, and answers that fit the powers.
 PARTS, MOST_ANSWERS = 10, 20_000
 #: Powers of walk, Potts, a classifier if there is one, and answers, by the number of priors, where
@@ -59,20 +57,16 @@ class Consensus:
 
         p(u_i = k) \propto \prod_q \nu_{qik}^{b_q} \, p(a_i \mid u_i = k, P^{-i})^w
 
-    There are up to three priors of a node's label: the end of a random walk (:class:`Walk`), the
-    field of the neighbours in a Potts model (:func:`potts_labels`), and out-of-fold predictions of
-    a classifier. They and the confusion matrices :math:`P^{-i}` do without the answers of the node
-    itself, and of a tenth or a fifth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
-    answers that are left out best. Powers of one would count every answer as independent evidence.
+    There are up to three priors of a node's label: the end of a random walk, the field of the
+    neighbours in a Potts model, and out-of-fold predictions of a classifier. They and the confusion
+    matrices :math:`P^{-i}` do without the answers of the node itself, and of a tenth or a fifth of
+    the nodes. The powers :math:`b_q` and :math:`w < 1` predict answers that are left out best.
     :math:`w` is then multiplied by :math:`.8 \min(1, \sum_q b_q)`, because matrices come from the
-    same answers, and because a small :math:`b` shows dependent errors. The last factor is at least
-    :math:`.7 (1 - t / 2)` if the priors predict answers by only :math:`t < 2` standard errors
-    better than their own mean: on a graph that does not fit, :math:`b` shows nothing. Such priors
-    must not overrule answers, so :math:`b_q` is multiplied by :math:`t - 1`, at least .01, with the
-    :math:`t` of the graph or of the classifier alone if it is larger. The prior of the matrices is
-    learned (:meth:`Annotators.shrinking`). Where no node has two answers the powers are fixed, and
-    matrices come from the mean of the field's and a first pool's labels. Known labels move all
-    powers, and :math:`w` may then exceed one.
+    same answers, and because a small :math:`b` shows dependent errors. If the priors predict
+    answers by only :math:`t < 2` standard errors better than their own mean, that sum counts as at
+    least :math:`.7 (1 - t / 2)`, and :math:`b_q` is multiplied by :math:`t - 1`, at least .01, with
+    the :math:`t` of the graph or of the classifier alone if it is larger. If no node has two
+    answers the powers are fixed. Known labels move all powers, and :math:`w` may then exceed one.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -169,15 +163,10 @@ class Consensus:
 
 @torch.no_grad()
 def consensus_of(
-    field: HiddenField, answers: Tensor, walk: Walk, classifier: Classifier | None = None
-) -> Consensus:
-    """
-    Pool of neighbours, a classifier and answers, of a fit to answers as its emission checked them.
-
-    :param Walk walk: on the graph, or over the sources of the field.
-    :param classifier: from label distributions ``(N, C)`` and the nodes to learn from, ``(N,)``,
-        to predictions ``(N, C)`` that did not learn from the node itself.
-    """
+    field: HiddenField, answers: Tensor, walk: Walk,
+    classifier: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Consensus:  # fmt: skip
+    """Pool neighbours, a classifier as :func:`out_of_fold` returns it, and the field's answers."""
     part = torch.randperm(len(answers), device=answers.device) % PARTS
     known = allowed_labels(field.known, field.hood, field.probs.shape[1]).double()
     certain, probs = (answers >= 0).any(1) | known.isinf().any(1), field.probs
@@ -202,9 +191,8 @@ def consensus_of(
     if getattr(field.emission, "named", False):
         informed = bool(pool.errors >= INFORMED) or field.known is not None
         learned = priors.get("classifier")
-        doubt = contradiction(answers, probs, walk, part, informed, learned, field.known)
-    if doubt is not None:
-        warnings.warn(doubt, stacklevel=4)
+        around = partial(walk.labels, part=part)
+        doubt = contradiction(answers, probs, around, informed, learned, field.known)
     return Consensus(field, answers, probs, priors, powers, dependence, doubt=doubt)
 
 
@@ -221,19 +209,15 @@ class LeftOut(NamedTuple):
 def left_out_answers(
     field: HiddenField, data: Tensor, probs: Tensor, part: Tensor, shrink: bool = True
 ) -> LeftOut:
-    """
-    The M-step without the answers of a part of the nodes, under label distributions ``(N, C)``,
-    gives the evidence in that part.
-
-    Rows of a confusion matrix have few answers each. Their noise makes answers that are left out
-    look as if labels were uncertain, hence :meth:`Annotators.shrinking`.
-    """
+    """Evidence in each part of the nodes, from the M-step without the part's answers, under label
+    distributions ``(N, C)``."""
     fitted: Any = field.emission
     checked = fitted.check(field.hood, data)
     evidence, parts = probs.new_zeros(probs.shape, dtype=torch.double), []
     for number in range(int(part.max()) + 1):
         here = part == number
         others, inside = _at(checked, ~here), _at(checked, here)
+        # Noise of rows with few answers makes labels look uncertain where answers are left out.
         emission = fitted.shrinking(others, probs) if shrink else fitted
         values = emission.maximise(others, probs, field.values)
         values = {name: value.double() for name, value in values.items()}
@@ -255,11 +239,11 @@ def _each_alone(confusion: Tensor, entries: Entries, evidence: Tensor) -> tuple:
     """Each answer, annotator by annotator, linear in the answers, where these are independent."""
     order = entries.annotator.argsort(stable=True)
     node, answer = entries.node[order], entries.answer[order]
-    own = confusion.log()[entries.annotator[order], :, answer]
+    alone = confusion.log()[entries.annotator[order], :, answer]
     number = entries.number()[node]
-    others = (evidence[node] - own).masked_fill((number == 1)[:, None], 0)
+    others = (evidence[node] - alone).masked_fill((number == 1)[:, None], 0)
     same = entries.votes(confusion.shape[-1])[node, answer].double() - 1
-    return node, others, own, same / (number - 1).clamp(min=1)
+    return node, others, alone, same / (number - 1).clamp(min=1)
 
 
 def _at(data: Tensor | Entries, rows: Tensor) -> Tensor | Entries:

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the neighbours of each node say about its label: by random walks, and in a Potts model."""
+"""Labels around each node, the priors of a consensus: random walks, and a Potts model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,11 +32,6 @@ class Walk:
 
     On a graph each step goes to a neighbour. On a neighbourhood it goes to a source and on to a
     node of that source, each in proportion to attention, with :math:`g = 0.5`.
-
-    >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    >>> labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]).double()
-    >>> Walk.on_graph(path, 3).labels(labels, torch.tensor([0, 1, 1]))[2]
-    tensor([1., 0.], dtype=torch.float64)
     """
 
     there: Tensor  #: ``(N, N)`` or ``(N, M)`` shares of the neighbours or the sources of each node
@@ -61,12 +56,8 @@ class Walk:
         return cls(there, back, 0.5)
 
     def labels(self, own: Tensor, part: Tensor) -> Tensor:
-        """
-        Label distributions ``(N, C)`` around each node, equal shares if a walk meets no label.
-
-        :param Tensor own: ``(N, C)`` distributions in double precision, zeros at nodes without any.
-        :param Tensor part: ``(N,)`` integers from zero; a part's own labels are left out for it.
-        """
+        """Distributions ``(N, C)`` around each node, equal shares if a walk meets no label, from
+        ``own`` ones, zeros at nodes without any; those of a node's ``part`` are left out for it."""
         ends = _without_own(own, part, self.ends)
         total = ends.sum(-1, keepdim=True)
         return torch.where(total > 0, ends / total, 1 / own.shape[1])
@@ -100,18 +91,15 @@ def _without_own(own: Tensor, part: Tensor, around: Callable[[Tensor], Tensor]) 
 
 def potts_labels(walk: Walk, evidence: Tensor, part: Tensor) -> Tensor:
     r"""
-    What neighbours say about each node, ``(N, C)``, in the mean field of a Potts model,
+    Softmax of the second term, ``(N, C)``, in the mean field of a Potts model,
 
     .. math::
 
         q_i \propto \exp \Bigl( .3 \, e_i + \tfrac{2.5}{\sqrt{d_i}} \sum_{j \sim i} q_j \Bigr)
 
-    Label spreading is linear in what nodes say, and mild. In the Potts model neighbours that agree
-    convince each other. Over sources :math:`d_i` is the inverse sum of squared attention.
-
-    :param Tensor evidence: ``(N, C)`` in double precision, zeros at nodes without any.
-    :param Tensor part: ``(N,)`` integers from zero; a part's own evidence is left out for it.
-    :return: the softmax of the second term. Cost: :math:`O(E C)` for each step and part.
+    Label spreading is linear and mild, but in the Potts model neighbours that agree convince each
+    other. Over sources :math:`d_i` is the inverse sum of squared attention. The evidence of a
+    node's ``part`` is left out for it.
     """
     shares, rows = walk.there.values(), walk.there.crow_indices().diff()
     squares = torch.segment_reduce(shares.square(), "sum", lengths=rows, initial=0)
