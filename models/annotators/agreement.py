@@ -65,15 +65,15 @@ class Dependence(NamedTuple):
         return f"excess agreement {excess:.3f} ({beside}): {verdict}"
 
 
-def count_all(answers: Tensor | Entries, num_answers: int) -> Tensor:
+def count_all(answers: Entries, num_answers: int) -> Tensor:
     """Pairs of equal answers, over all annotators."""
-    votes = Entries.of(answers).votes(num_answers)
+    votes = answers.votes(num_answers)
     return (votes * (votes - 1)).sum().double() / 2
 
 
-def count_pairs(answers: Tensor | Entries, num_answers: int) -> Tensor:
+def count_pairs(answers: Entries, num_answers: int) -> Tensor:
     """``(M, M)``: equal answers of each pair of annotators, zeros on the diagonal."""
-    table = Entries.of(answers).table()
+    table = answers.table()
     pairs = torch.zeros(table.shape[1], table.shape[1]).double().to(table.device)
     for answered in ((table == k).double() for k in range(num_answers)):
         pairs += answered.mT @ answered

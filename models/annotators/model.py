@@ -28,8 +28,7 @@ from pyro_nmm.models.annotators.answers import (
     long_form,
     read_answers,
 )
-from pyro_nmm.models.annotators.consensus import Consensus, consensus_of
-from pyro_nmm.models.annotators.neighbors import Walk
+from pyro_nmm.models.annotators.consensus import Consensus, Walk, consensus_of
 from pyro_nmm.models.annotators.out_of_fold import out_of_fold
 from pyro_nmm.models.hidden import Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
@@ -402,7 +401,7 @@ class CopyingAnnotators(Annotators):
         confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
         for m in range(data.shape[1]):
             column = _Column(values, data, m)
-            uncopied = probs * column.own_share()
+            uncopied = probs * column.uncopied_share()
             confusion.append(self._counts(data[:, m, None], uncopied)[0])
             copies[m, : m + 1] += column.whose(uncopied.sum(-1), probs.sum(-1)).sum(0)
         return {"confusion": shares(torch.stack(confusion)), "copies": shares(copies)}
@@ -414,7 +413,7 @@ class CopyingAnnotators(Annotators):
         drawn = torch.zeros_like(copies)
         for m in range(data.shape[1]):
             column = _Column(values, data, m)
-            uncopied = probs * torch.bernoulli(column.own_share())
+            uncopied = probs * torch.bernoulli(column.uncopied_share())
             confusion.append(Dirichlet(self._counts(data[:, m, None], uncopied)[0]).sample())
             whose = column.whose(uncopied.sum(-1), probs.sum(-1))[column.there]
             seen = Categorical(whose, validate_args=False).sample().bincount(minlength=m + 1)
@@ -440,18 +439,19 @@ class _Column:
         self.copied = self.same.to(self.rates) @ self.rates[:m]  # (N,)
         self.free = self.rates[m] + self.silent.to(self.rates) @ self.rates[:m]  # (N,)
         likelihood = values["confusion"][m].mT.index_select(0, answers.clamp(min=0))
-        self.own = self.free[:, None] * likelihood  # (N, C), of an answer of one's own
-        self.both = self.own + self.copied[:, None]
+        self.uncopied = self.free[:, None] * likelihood  # (N, C), of an answer of one's own
+        self.both = self.uncopied + self.copied[:, None]
 
-    def own_share(self) -> Tensor:
+    def uncopied_share(self) -> Tensor:
         """``(N, C)``: the probability that the answer is one's own, given the label."""
-        return self.own / self.both
+        return self.uncopied / self.both
 
-    def whose(self, own: Tensor, whole: Tensor) -> Tensor:
+    def whose(self, uncopied: Tensor, whole: Tensor) -> Tensor:
         """``(N, m + 1)``: the probability that ``m`` meant to copy each one before, or none."""
         none = torch.zeros_like(self.there[:, None])
         free, same = torch.cat([self.silent, ~none], 1), torch.cat([self.same, none], 1)
         free, same = free.to(self.rates) * self.rates, same.to(self.rates) * self.rates
         copied = self.copied.clamp(min=torch.finfo(self.copied.dtype).tiny)
-        probs = (own / self.free)[:, None] * free + ((whole - own) / copied)[:, None] * same
+        probs = (uncopied / self.free)[:, None] * free
+        probs = probs + ((whole - uncopied) / copied)[:, None] * same
         return probs * self.there[:, None]
