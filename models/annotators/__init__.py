@@ -5,8 +5,7 @@
 
 from pyro_nmm.models.annotators.agreement import Dependence, excess_agreement
 from pyro_nmm.models.annotators.consensus import Consensus
-from pyro_nmm.models.annotators.copying import CopyingAnnotators
-from pyro_nmm.models.annotators.model import Annotators
+from pyro_nmm.models.annotators.model import Annotators, CopyingAnnotators
 from pyro_nmm.models.annotators.quality import accuracy, information
 
 __all__ = [

@@ -4,6 +4,7 @@
 """Agreement of annotators: beyond independent errors, and against a consensus."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from pyro_nmm.models.annotators.answers import Entries
-from pyro_nmm.models.annotators.neighbors import Walk
 
 #: Replicates with independent errors, and draws of all labels for the answers and for each of them.
 NUM_REPLICATES, NUM_DRAWS = 10, (10, 2)
@@ -65,15 +65,15 @@ class Dependence(NamedTuple):
         return f"excess agreement {excess:.3f} ({beside}): {verdict}"
 
 
-def count_all(answers: Tensor | Entries, num_answers: int) -> Tensor:
+def count_all(answers: Entries, num_answers: int) -> Tensor:
     """Pairs of equal answers, over all annotators."""
-    votes = Entries.of(answers).votes(num_answers)
+    votes = answers.votes(num_answers)
     return (votes * (votes - 1)).sum().double() / 2
 
 
-def count_pairs(answers: Tensor | Entries, num_answers: int) -> Tensor:
+def count_pairs(answers: Entries, num_answers: int) -> Tensor:
     """``(M, M)``: equal answers of each pair of annotators, zeros on the diagonal."""
-    table = Entries.of(answers).table()
+    table = answers.table()
     pairs = torch.zeros(table.shape[1], table.shape[1]).double().to(table.device)
     for answered in ((table == k).double() for k in range(num_answers)):
         pairs += answered.mT @ answered
@@ -91,8 +91,8 @@ def excess_agreement(
     >>> probs = torch.eye(2).double()[truth]
     >>> wrong = torch.rand(600, 2) < 0.3
     >>> answers = torch.stack([truth, truth], 1) ^ wrong[:, [0, 0]].long()  # one copies the other
-    >>> found = excess_agreement(probs, probs.clamp(min=1e-9).log(), 1.0, answers)
-    >>> bool(found.excess > 0.9), bool(found.found)
+    >>> dependence = excess_agreement(probs, probs.clamp(min=1e-9).log(), 1.0, answers)
+    >>> bool(dependence.excess > 0.9), bool(dependence.found)
     (True, True)
 
     :param Tensor probs: ``(N, C)``, the consensus: ``log_prior`` and evidence of the answers
@@ -113,9 +113,9 @@ def excess_agreement(
     excess = []
     for _ in range(NUM_REPLICATES):
         labels = Categorical(probs, validate_args=False).sample()
-        drawn = entries.replaced(_draw(confusion, labels, entries))
-        each = power * confusion[entries.annotator, :, drawn.answer].log()
-        evidence = log_prior.index_add(0, entries.node, each.to(log_prior))
+        drawn = replace(entries, answer=_draw(confusion, labels, entries))
+        evidence = power * confusion[entries.annotator, :, drawn.answer].log()
+        evidence = log_prior.index_add(0, entries.node, evidence.to(log_prior))
         excess.append(_excess(drawn, evidence.softmax(-1), size, NUM_DRAWS[1], count))
     observed, replicates = _excess(entries, probs, size, NUM_DRAWS[0], count), torch.stack(excess)
     # Pairs of annotators with few common nodes have a value in some replicates only.
@@ -136,7 +136,7 @@ def _draw(confusion: Tensor, labels: Tensor, entries: Entries) -> Tensor:
 
 
 def _excess(answers: Entries, probs: Tensor, size: int, num_draws: int, count: Callable) -> Tensor:
-    equal = answers.replaced(torch.zeros_like(answers.answer))
+    equal = replace(answers, answer=torch.zeros_like(answers.answer))
     observed, pairs = count(answers, size), count(equal, 1)
     draws = Categorical(probs, validate_args=False).sample((num_draws,))
     chance = torch.stack([count(permuted(answers, labels), size) for labels in draws]).mean(0)
@@ -152,7 +152,7 @@ def permuted(answers: Entries, labels: Tensor) -> Entries:
     there, here = mixed[group[mixed].argsort(stable=True)], group.argsort(stable=True)
     mixed_answers = answers.answer.clone()
     mixed_answers[here] = answers.answer[there]
-    return answers.replaced(mixed_answers)
+    return replace(answers, answer=mixed_answers)
 
 
 def matrices(probs: Tensor, answers: Tensor | Entries, size: int) -> Tensor:
@@ -166,23 +166,15 @@ def matrices(probs: Tensor, answers: Tensor | Entries, size: int) -> Tensor:
 
 
 def contradiction(
-    answers: Tensor, probs: Tensor, walk: Walk, part: Tensor, informed: bool,
+    answers: Tensor, probs: Tensor, around: Callable[[Tensor], Tensor], informed: bool,
     classifier: Tensor | None = None, known: Tensor | None = None,
 ) -> str | None:  # fmt: skip
     """
     A warning if the consensus contradicts too many nodes whose answers all agree.
 
-    The neighbours' answers support a contradiction if a walk from the node, over the votes of other
-    nodes, meets the label of the consensus more often than the label of the answers. A classifier
-    supports the label that it prefers. Both support nothing if the priors predict no answers.
-
-    :param Tensor answers: ``(N, M)``, which name labels, -1 for missing ones.
-    :param Tensor probs: ``(N, C)``, the consensus.
-    :param Tensor part: ``(N,)`` integers from zero; a part's own votes are left out for it.
-    :param bool informed: whether the priors of the consensus predict answers.
-    :param Tensor classifier: ``(N, C)`` predictions that did not learn from the node itself.
-    :param Tensor known: ``(N,)`` true labels, which are not compared, -1 where unknown.
-    :return: the warning, or None. Cost: a walk where there are many contradictions.
+    The neighbours support a contradiction if ``around``, a walk over the votes ``(N, C)``, meets
+    the label of the consensus more often than the label of the answers. A classifier supports the
+    label that it prefers. Both support nothing if the priors predict no answers (``informed``).
     """
     entries, size = Entries.of(answers), max(probs.shape[1], int(answers.max()) + 1)
     votes, number = entries.votes(size)[:, : probs.shape[1]].double(), entries.number()
@@ -195,8 +187,7 @@ def contradiction(
     wrong = agree & (chosen != label)
     limit = FEW + CONTRADICTED * int(agree.sum())
     if wrong.sum() > limit and informed:
-        around = walk.labels(votes / number.clamp(min=1)[:, None], part)
-        for labels in (around, classifier):
+        for labels in (around(votes / number.clamp(min=1)[:, None]), classifier):
             if labels is not None:
                 low = labels.gather(1, chosen[:, None]) <= labels.gather(1, label[:, None])
                 wrong &= low[:, 0]

@@ -1,9 +1,9 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Answers of annotators as users have them, as a table, and as a list of the answers there are."""
+"""Read answers of annotators from tables and data frames, and list those that are there."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +20,7 @@ LONG = {"task", "worker", "label"}
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """
-    The answers that are there in a table ``(N, M)``, node by node: a table of many annotators who
-    give few answers each is read once.
-
-    >>> entries = Entries.of(torch.tensor([[0, -1], [-1, 2]]))
-    >>> entries.node, entries.annotator, entries.answer
-    (tensor([0, 1]), tensor([0, 1]), tensor([0, 2]))
-    """
+    """The ``A`` answers that are there in a table ``(N, M)``, node by node."""
 
     node: Tensor  #: ``(A,)``, ascending
     annotator: Tensor  #: ``(A,)``, ascending at each node
@@ -55,10 +48,6 @@ class Entries:
         here = rows[self.node]
         return Entries(self.node[here], self.annotator[here], self.answer[here], self.shape)
 
-    def replaced(self, answer: Tensor) -> "Entries":
-        """Other answers ``(A,)`` at the same places."""
-        return replace(self, answer=answer)
-
     def number(self) -> Tensor:
         """``(N,)``: answers about each node."""
         return self.node.bincount(minlength=self.shape[0])
@@ -79,13 +68,12 @@ class Entries:
     def evidence(self, confusion: Tensor) -> Tensor:
         """``(N, C)``: log-likelihood of all answers about a node, given matrices ``(M, C, K)``."""
         log = confusion.log()
-        each = log[self.annotator, :, self.answer]
-        return log.new_zeros(self.shape[0], log.shape[1]).index_add(0, self.node, each)
+        rows = log[self.annotator, :, self.answer]
+        return log.new_zeros(self.shape[0], log.shape[1]).index_add(0, self.node, rows)
 
 
 class Answers(NamedTuple):
-    """Answers ``(N, M)`` as ``torch.long`` with -1 for missing ones, and the names of labels and
-    annotators where the data have names."""
+    """Answers ``(N, M)``, -1 for missing ones, and names of labels and annotators, if given."""
 
     table: Tensor
     labels: list[str] | None = None
@@ -142,9 +130,9 @@ def _array(name: str, data: Any) -> Any:
     """A data frame as an array, and an array of numbers and None as floats."""
     array = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
     if is_text(array):
-        plain = [None if _no_name(each) else each for each in array.flat]
-        check_names(name, [each for each in plain if each is not None])
-        if not any(isinstance(each, str) for each in plain):
+        plain = [None if _no_name(entry) else entry for entry in array.flat]
+        check_names(name, [entry for entry in plain if entry is not None])
+        if not any(isinstance(entry, str) for entry in plain):
             return np.array(plain, dtype=float).reshape(array.shape)
     return array
 
@@ -164,7 +152,7 @@ def _wide(data: Any, num_nodes: int) -> Any:
 
 
 def _text_as_numbers(table: np.ndarray, categories: set[str]) -> tuple[np.ndarray, list[str]]:
-    missing = np.array([_no_name(each) for each in table.flat], dtype=bool)
+    missing = np.array([_no_name(entry) for entry in table.flat], dtype=bool)
     text = table.flat[~missing]
     labels = np.array(sorted({*text.tolist(), *categories}), dtype=str)
     numbers = np.full(table.size, -1)
@@ -205,19 +193,19 @@ def known_labels(
     named = is_text(array)
     if isinstance(labels, list) and named:
         place = {name: number for number, name in enumerate(labels)} | {None: -1}
-        names = [None if _no_name(each) else each for each in array.flat]
+        names = [None if _no_name(name) else name for name in array.flat]
         if strange := [name for name in names if name not in place]:
             missing = f"holds {str(strange[0])!r}, which no annotator answers"
             raise ValueError(f"known {missing}: labels {labels}")
         array = torch.tensor([place[name] for name in names], device=device).view(array.shape)
     must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
-    found = _integers("known", array, (num_nodes,), device, must)
-    if isinstance(labels, list) and not named and (found >= 0).any():
+    numbers = _integers("known", array, (num_nodes,), device, must)
+    if isinstance(labels, list) and not named and (numbers >= 0).any():
         raise ValueError(f"known must name labels as answers do, {labels}, got {array.dtype}")
     number = labels if isinstance(labels, int) else len(labels)
-    if (wrong := (found < -1) | (found >= number)).any():
-        raise ValueError(f"{must} and below {number} elsewhere, got {found[wrong][0].item()}")
-    return found
+    if (wrong := (numbers < -1) | (numbers >= number)).any():
+        raise ValueError(f"{must} and below {number} elsewhere, got {numbers[wrong][0].item()}")
+    return numbers
 
 
 def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:

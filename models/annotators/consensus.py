@@ -3,14 +3,15 @@
 
 """One label distribution per node: a pool of answers, neighbours and a classifier."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.agreement import (
@@ -21,11 +22,13 @@ from pyro_nmm.models.annotators.agreement import (
     matrices,
 )
 from pyro_nmm.models.annotators.answers import Entries
-from pyro_nmm.models.annotators.neighbors import Walk, potts_labels
 from pyro_nmm.models.hidden import HiddenField, allowed_labels
+from pyro_nmm.sparse import csr_of_entries
 
-#: From label distributions and the nodes to learn from, to predictions of a classifier.
-Classifier = Callable[[Tensor, Tensor], Tensor]
+#: Probability of a further step after an edge, and the longest walk.
+DAMPING, LONGEST = 0.9, 50
+#: Weight of a node's own evidence, strength of the neighbours, and damped steps in a Potts model.
+OWN, STRENGTH, NUM_STEPS = 0.3, 2.5, 30
 #: Parts of the nodes whose answers are left out, and answers that fit the powers.
 PARTS, MOST_ANSWERS = 10, 20_000
 #: Powers of walk, Potts, a classifier if there is one, and answers, by the number of priors, where
@@ -50,6 +53,101 @@ LEAST = 1e-4
 
 
 @dataclass(frozen=True)
+class Walk:
+    r"""
+    Label distribution at the other end of a random walk from each node, which is label spreading
+    (Zhou et al. 2003, "Learning with Local and Global Consistency", NeurIPS 16) with the mean over
+    neighbours,
+
+    .. math::
+
+        F \leftarrow g \, D^{-1} A F + (1 - g) \, Y, \qquad g = 0.9 .
+
+    On a graph each step goes to a neighbour. On a neighbourhood it goes to a source and on to a
+    node of that source, each in proportion to attention, with :math:`g = 0.5`.
+    """
+
+    there: Tensor  #: ``(N, N)`` or ``(N, M)`` shares of the neighbours or the sources of each node
+    back: Tensor | None = None  #: ``(M, N)`` shares of the nodes of each source
+    damping: float = DAMPING
+
+    @classmethod
+    def on_graph(cls, edge_index: Tensor, num_nodes: int) -> "Walk":
+        """An edge counts in both directions, and loops do not."""
+        edges = remove_self_loops(to_undirected(edge_index.long(), num_nodes=num_nodes))[0]
+        weight = torch.ones(edges.shape[1], dtype=torch.double, device=edges.device)
+        return cls(_shares(edges[0], edges[1], weight, (num_nodes, num_nodes)))
+
+    @classmethod
+    def on_field(cls, field: HiddenField) -> "Walk":
+        """Over the sources of a field, with its fitted attention."""
+        hood = field.hood
+        with torch.no_grad():
+            weight = hood.log_softmax(field.prior(hood, *field.inputs)[1]).double().exp()
+        there = _shares(hood.target, hood.source, weight, (hood.num_nodes, hood.num_sources))
+        back = _shares(hood.source, hood.target, weight, (hood.num_sources, hood.num_nodes))
+        return cls(there, back, 0.5)
+
+    def labels(self, observed: Tensor, part: Tensor) -> Tensor:
+        """Distributions ``(N, C)`` around each node, equal shares if a walk meets no label. Those
+        of a node's ``part`` are left out for it; ``observed`` is zero at nodes without any."""
+        ends = _left_out(observed, part, self.ends)
+        total = ends.sum(-1, keepdim=True)
+        return torch.where(total > 0, ends / total, 1 / observed.shape[1])
+
+    def ends(self, observed: Tensor) -> Tensor:
+        """``(N, C)``: labels at the other ends of walks, in the formula's units."""
+        labels = observed
+        for _ in range(LONGEST if self.back is None else LONGEST // 2):
+            labels = self.damping * self.step(labels) + (1 - self.damping) * observed
+        return labels
+
+    def step(self, labels: Tensor) -> Tensor:
+        """``(N, C)``: the mean of the neighbours."""
+        return self.there @ (labels if self.back is None else self.back @ labels)
+
+
+def _shares(rows: Tensor, columns: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A matrix whose rows sum to one, but for empty rows."""
+    total = weight.new_zeros(shape[0]).index_add_(0, rows, weight)
+    return csr_of_entries(rows, columns, weight / total[rows], shape)
+
+
+def _left_out(observed: Tensor, part: Tensor, around: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of all nodes' tables ``(N, C)``, for each part without the part's rows."""
+    labels = torch.empty_like(observed)
+    for number in range(int(part.max()) + 1):
+        here = part == number
+        labels[here] = around(observed.masked_fill(here[:, None], 0))[here]
+    return labels
+
+
+def potts_labels(walk: Walk, evidence: Tensor, part: Tensor) -> Tensor:
+    r"""
+    Softmax of the second term, ``(N, C)``, in the mean field of a Potts model,
+
+    .. math::
+
+        q_i \propto \exp \Bigl( .3 \, e_i + \tfrac{2.5}{\sqrt{d_i}} \sum_{j \sim i} q_j \Bigr)
+
+    Label spreading is linear and mild, but in the Potts model neighbours that agree convince each
+    other. Over sources :math:`d_i` is the inverse sum of squared attention. The evidence of a
+    node's ``part`` is left out for it.
+    """
+    shares, rows = walk.there.values(), walk.there.crow_indices().diff()
+    squares = torch.segment_reduce(shares.square(), "sum", lengths=rows, initial=0)
+    strength = STRENGTH * squares.clamp(min=torch.finfo(squares.dtype).tiny).rsqrt()[:, None]
+
+    def around(observed: Tensor) -> Tensor:
+        labels = observed.softmax(-1)
+        for _ in range(NUM_STEPS):
+            labels = (labels + (observed + strength * walk.step(labels)).softmax(-1)) / 2
+        return (strength * walk.step(labels)).softmax(-1)
+
+    return _left_out(OWN * evidence, part, around)
+
+
+@dataclass(frozen=True)
 class Consensus:
     r"""
     One label distribution per node from the answers of several annotators: what
@@ -59,20 +157,16 @@ class Consensus:
 
         p(u_i = k) \propto \prod_q \nu_{qik}^{b_q} \, p(a_i \mid u_i = k, P^{-i})^w
 
-    There are up to three priors of a node's label: the end of a random walk (:class:`Walk`), the
-    field of the neighbours in a Potts model (:func:`potts_labels`), and out-of-fold predictions of
-    a classifier. They and the confusion matrices :math:`P^{-i}` do without the answers of the node
-    itself, and of a tenth or a fifth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
-    answers that are left out best. Powers of one would count every answer as independent evidence.
+    There are up to three priors of a node's label: the end of a random walk, the field of the
+    neighbours in a Potts model, and out-of-fold predictions of a classifier. They and the confusion
+    matrices :math:`P^{-i}` do without the answers of the node itself, and of a tenth or a fifth of
+    the nodes. The powers :math:`b_q` and :math:`w < 1` predict answers that are left out best.
     :math:`w` is then multiplied by :math:`.8 \min(1, \sum_q b_q)`, because matrices come from the
-    same answers, and because a small :math:`b` shows dependent errors. The last factor is at least
-    :math:`.7 (1 - t / 2)` if the priors predict answers by only :math:`t < 2` standard errors
-    better than their own mean: on a graph that does not fit, :math:`b` shows nothing. Such priors
-    must not overrule answers, so :math:`b_q` is multiplied by :math:`t - 1`, at least .01, with the
-    :math:`t` of the graph or of the classifier alone if it is larger. The prior of the matrices is
-    learned (:meth:`Annotators.shrinking`). Where no node has two answers the powers are fixed, and
-    matrices come from the mean of the field's and a first pool's labels. Known labels move all
-    powers, and :math:`w` may then exceed one.
+    same answers, and because a small :math:`b` shows dependent errors. If the priors predict
+    answers by only :math:`t < 2` standard errors better than their own mean, that sum counts as at
+    least :math:`.7 (1 - t / 2)`, and :math:`b_q` is multiplied by :math:`t - 1`, at least .01, with
+    the :math:`t` of the graph or of the classifier alone if it is larger. If no node has two
+    answers the powers are fixed. Known labels move all powers, and :math:`w` may then exceed one.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -169,15 +263,10 @@ class Consensus:
 
 @torch.no_grad()
 def consensus_of(
-    field: HiddenField, answers: Tensor, walk: Walk, classifier: Classifier | None = None
-) -> Consensus:
-    """
-    Pool of neighbours, a classifier and answers, of a fit to answers as its emission checked them.
-
-    :param Walk walk: on the graph, or over the sources of the field.
-    :param classifier: from label distributions ``(N, C)`` and the nodes to learn from, ``(N,)``,
-        to predictions ``(N, C)`` that did not learn from the node itself.
-    """
+    field: HiddenField, answers: Tensor, walk: Walk,
+    classifier: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Consensus:  # fmt: skip
+    """Pool neighbours, a classifier as :func:`out_of_fold` returns it, and the field's answers."""
     part = torch.randperm(len(answers), device=answers.device) % PARTS
     known = allowed_labels(field.known, field.hood, field.probs.shape[1]).double()
     certain, probs = (answers >= 0).any(1) | known.isinf().any(1), field.probs
@@ -202,9 +291,8 @@ def consensus_of(
     if getattr(field.emission, "named", False):
         informed = bool(pool.errors >= INFORMED) or field.known is not None
         learned = priors.get("classifier")
-        doubt = contradiction(answers, probs, walk, part, informed, learned, field.known)
-    if doubt is not None:
-        warnings.warn(doubt, stacklevel=4)
+        around = partial(walk.labels, part=part)
+        doubt = contradiction(answers, probs, around, informed, learned, field.known)
     return Consensus(field, answers, probs, priors, powers, dependence, doubt=doubt)
 
 
@@ -214,26 +302,22 @@ class LeftOut(NamedTuple):
     evidence: Tensor  #: ``(N, C)`` of all answers at each node, in nats
     node: Tensor  #: ``(A,)`` the node that each answer is about
     others: Tensor  #: ``(A, C)`` evidence of the other answers at the node
-    own: Tensor  #: ``(A, C)`` evidence of the answer itself
+    single: Tensor  #: ``(A, C)`` evidence of the answer itself
     same: Tensor  #: ``(A,)`` the share of the other answers that are the same
 
 
 def left_out_answers(
     field: HiddenField, data: Tensor, probs: Tensor, part: Tensor, shrink: bool = True
 ) -> LeftOut:
-    """
-    The M-step without the answers of a part of the nodes, under label distributions ``(N, C)``,
-    gives the evidence in that part.
-
-    Rows of a confusion matrix have few answers each. Their noise makes answers that are left out
-    look as if labels were uncertain, hence :meth:`Annotators.shrinking`.
-    """
+    """Evidence in each part of the nodes, from the M-step without the part's answers, under label
+    distributions ``(N, C)``."""
     fitted: Any = field.emission
     checked = fitted.check(field.hood, data)
     evidence, parts = probs.new_zeros(probs.shape, dtype=torch.double), []
     for number in range(int(part.max()) + 1):
         here = part == number
         others, inside = _at(checked, ~here), _at(checked, here)
+        # Noise of rows with few answers makes labels look uncertain where answers are left out.
         emission = fitted.shrinking(others, probs) if shrink else fitted
         values = emission.maximise(others, probs, field.values)
         values = {name: value.double() for name, value in values.items()}
@@ -255,11 +339,11 @@ def _each_alone(confusion: Tensor, entries: Entries, evidence: Tensor) -> tuple:
     """Each answer, annotator by annotator, linear in the answers, where these are independent."""
     order = entries.annotator.argsort(stable=True)
     node, answer = entries.node[order], entries.answer[order]
-    own = confusion.log()[entries.annotator[order], :, answer]
+    alone = confusion.log()[entries.annotator[order], :, answer]
     number = entries.number()[node]
-    others = (evidence[node] - own).masked_fill((number == 1)[:, None], 0)
+    others = (evidence[node] - alone).masked_fill((number == 1)[:, None], 0)
     same = entries.votes(confusion.shape[-1])[node, answer].double() - 1
-    return node, others, own, same / (number - 1).clamp(min=1)
+    return node, others, alone, same / (number - 1).clamp(min=1)
 
 
 def _at(data: Tensor | Entries, rows: Tensor) -> Tensor | Entries:
@@ -306,7 +390,8 @@ def standard_errors(log_prior: Tensor, answers: LeftOut) -> Tensor:
     there = answers.node.bincount(minlength=len(log_prior)) > 0
     prior = log_prior.log_softmax(-1)
     mean = prior[there].exp().mean(0).log()
-    gain = (prior[answers.node] + answers.own).logsumexp(-1) - (mean + answers.own).logsumexp(-1)
+    single = answers.single
+    gain = (prior[answers.node] + single).logsumexp(-1) - (mean + single).logsumexp(-1)
     gain = gain.new_zeros(len(there)).index_add(0, answers.node, gain)[there]
     return gain.mean() / (gain.std(correction=0) / len(gain) ** 0.5 + 1e-12)
 
@@ -333,19 +418,19 @@ def fit_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:
     :return: ``(P + 1,)``.
     """
     at = torch.randperm(len(answers.node), device=log_priors.device)[:MOST_ANSWERS]
-    priors, others, own = log_priors[answers.node[at]], answers.others[at], answers.own[at]
+    priors, others, single = log_priors[answers.node[at]], answers.others[at], answers.single[at]
     same, several = answers.same[at], (others != 0).any(-1)
-    free = own.new_tensor([0.0] * (log_priors.shape[1] + 1) + [-3.0]).requires_grad_()
+    free = single.new_tensor([0.0] * (log_priors.shape[1] + 1) + [-3.0]).requires_grad_()
 
     def loss() -> Tensor:
         powers, odds = free[:-2].exp(), free[-2]
         logits = torch.einsum("apc,p->ac", priors, powers) + odds.sigmoid() * others
-        alone = (logits.log_softmax(-1) + own).logsumexp(-1).exp()
+        alone = (logits.log_softmax(-1) + single).logsumexp(-1).exp()
         copied = free[-1].sigmoid() * several
         likelihood = ((1 - copied) * alone + copied * same).log().sum()
         unlikely = ((odds - ANSWERS_PRIOR[0]) / ANSWERS_PRIOR[1]).square() / 2
         unlikely = unlikely + (PRIOR[1] * powers - PRIOR[0] * powers.log()).sum()
-        return (unlikely - likelihood) / len(own)
+        return (unlikely - likelihood) / len(single)
 
     minimise(loss, [free], 60)
     return torch.cat([free[:-2].exp(), free[-2:-1].sigmoid()]).detach()

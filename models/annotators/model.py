@@ -1,8 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Annotators who answer about latent labels: Dawid and Skene's model, with an NMM as the prior."""
+"""Annotators who answer about latent labels, and annotators who copy: emissions, and their fit."""
 
+import sys
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,8 +28,7 @@ from pyro_nmm.models.annotators.answers import (
     long_form,
     read_answers,
 )
-from pyro_nmm.models.annotators.consensus import Consensus, consensus_of
-from pyro_nmm.models.annotators.neighbors import Walk
+from pyro_nmm.models.annotators.consensus import Consensus, Walk, consensus_of
 from pyro_nmm.models.annotators.out_of_fold import out_of_fold
 from pyro_nmm.models.hidden import Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
@@ -148,6 +149,8 @@ class Annotators:
         options = run | (LARGE_RUN if hood.num_nodes > LARGE else {}) | options
         field = fit_field(self, hood, data.table, edge_attr, known, **options)
         consensus = consensus_of(field, data.table, walk or Walk.on_field(field), learn)
+        if consensus.doubt is not None:
+            warnings.warn(consensus.doubt, stacklevel=_level_of_user())
         return replace(consensus, labels=labels, annotators=data.annotators)
 
     def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:
@@ -182,10 +185,7 @@ class Annotators:
             raise ValueError(f"answers holds {wrong}, but must {must}: {cure}{long_form(columns)}")
 
     def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
-        """
-        The majority vote if answers name labels, else a fit without the graph, and for the types a
-        mixture of their counts at the sources.
-        """
+        """The majority vote if answers name labels, else a fit without the graph."""
         if self.named:
             votes = Entries.of(data).votes(self._num_answers(data))[:, : self.num_labels]
             voted = votes.sum(0) > 0  # a label without answers is not the label of doubtful nodes
@@ -195,7 +195,7 @@ class Annotators:
             return mixture_em(self, data, self._seeds(data))[0]
         plain = Annotators(self.num_types, self._num_answers(data), None, False, self.strength)
         values, probs = mixture_em(plain, data, plain._seeds(data))
-        # Probabilities of types, counted at the sources of each node in equal shares.
+        # A mixture of the counts of types at the sources, of each node in equal shares.
         share = (probs * (1 / hood.ptr.diff().to(probs))[:, None]).index_select(0, hood.row)
         counts = probs.new_zeros(hood.num_sources, probs.shape[1]).index_add_(0, hood.source, share)
         seeds = counts[_draw_places(len(counts), self.num_labels, counts.device)] + 1
@@ -217,7 +217,7 @@ class Annotators:
         return total
 
     def maximise(self, data: Tensor | Entries, probs: Tensor, values: Values) -> Values:
-        """Expected shares of answers, and of types or copies, under ``probs`` ``(N, C)``."""
+        """Expected shares of answers and of types, under ``probs`` ``(N, C)``."""
         # Data without some nodes may lack the largest answer.
         number = values["confusion"].shape[-1] if values else None
         if self.num_types is None:
@@ -254,7 +254,7 @@ class Annotators:
             \mathrm{DirichletMultinomial}(n_{mk} \mid s \pi_k),
             \qquad \pi_{kk} = \tfrac12, \qquad s \in \{1, 2, 5, \dots, 80\} .
 
-        Unchanged if answers name no labels, or if the user gave a strength.
+        The same object if answers name no labels, or if the user gave a strength.
         """
         if not self.named or self.strength is not None:
             return self
@@ -304,6 +304,14 @@ class Annotators:
         return like.new_full(shape, strength * wrong).fill_diagonal_(strength * right)
 
 
+def _level_of_user() -> int:
+    """The stack level of the first caller outside of the package, for a warning."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals["__name__"].startswith("pyro_nmm."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def shares(counts: Tensor) -> Tensor:
     return counts / counts.sum(-1, keepdim=True)
 
@@ -325,3 +333,125 @@ class _Counts:
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
         return {"types": shares(probs.mT @ data + 1 / data.shape[1])}
+
+
+@dataclass(frozen=True)
+class CopyingAnnotators(Annotators):
+    r"""
+    :class:`Annotators` of which some repeat what another one answers.
+
+    .. math::
+
+        a_{im} \mid u_i = k, a_{i1}, \dots, a_{i,m-1} \sim
+        \rho_{mm} \, \mathrm{Categorical}(P_{mk}) + \sum_{l < m} \rho_{ml} \, \delta(a_{il})
+
+    With probability :math:`\rho_{ml}` annotator :math:`m` repeats annotator :math:`l`, if :math:`l`
+    answered. The prior of :math:`\rho` expects a tenth of the answers to be copied. List the copied
+    annotator first; otherwise both accuracies are biased. Confusion matrices, ``(M, C, K)``, and
+    :func:`~pyro_nmm.models.accuracy` are about an annotator's own answers. A step costs
+    :math:`O(N M (C + M))`.
+
+    >>> from pyro_nmm import sources
+    >>> hood = sources.grid(20, 20, stride=4)
+    >>> truth = (torch.arange(400) % 20 >= 10).long()
+    >>> answers = truth[:, None] ^ (torch.rand(400, 4) < 0.3).long()
+    >>> answers[:, 3] = answers[:, 2]
+    >>> consensus = CopyingAnnotators(num_labels=2).fit(hood, answers)
+    >>> bool(consensus.field.values["copies"][3, 2] > 0.7)
+    True
+    """
+
+    support: ClassVar = {
+        "confusion": constraints.independent(constraints.simplex, 2),
+        "copies": constraints.independent(constraints.simplex, 1),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.named:
+            must = "answers that name labels: aligned=True, no num_types"
+            raise ValueError(f"CopyingAnnotators need {must}")
+
+    def check(self, hood: Neighborhood, data: Any) -> Tensor:
+        """Answers ``(N, M)``: each annotator is compared with all columns before."""
+        return Entries.of(super().check(hood, data)).table()
+
+    def start(self, data: Tensor, hood: Neighborhood) -> Values:
+        """Half of the answers are copied, so that agreement counts for little at first."""
+        values = super().start(data, hood)
+        others = self._copy_counts(data.shape[1], values["confusion"]).tril(-1) / 2
+        return values | {"copies": others + torch.diag(1 - others.sum(-1))}
+
+    def log_prob(self, values: Values, data: Tensor) -> Tensor:
+        log_prob = values["confusion"].new_zeros(len(data), self.num_labels)
+        for m in range(data.shape[1]):
+            column = _Column(values, data, m)
+            log_prob = log_prob + torch.where(column.there[:, None], column.both, 1.0).log()
+        return log_prob
+
+    def log_prior(self, values: Values, data: Tensor) -> Tensor:
+        copies = values["copies"]
+        counts = self._copy_counts(len(copies), copies)
+        log_prob = (counts * copies.clamp(min=torch.finfo(copies.dtype).tiny).log()).sum()
+        return super().log_prior(values, data) + log_prob
+
+    def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+        if not values:
+            return super().maximise(data, probs, values)
+        confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
+        for m in range(data.shape[1]):
+            column = _Column(values, data, m)
+            uncopied = probs * column.uncopied_share()
+            confusion.append(self._counts(data[:, m, None], uncopied)[0])
+            copies[m, : m + 1] += column.whose(uncopied.sum(-1), probs.sum(-1)).sum(0)
+        return {"confusion": shares(torch.stack(confusion)), "copies": shares(copies)}
+
+    def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
+        """From their posterior, after drawing which answers are copies."""
+        probs = one_hot(labels, self.num_labels).to(values["confusion"])
+        confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
+        drawn = torch.zeros_like(copies)
+        for m in range(data.shape[1]):
+            column = _Column(values, data, m)
+            uncopied = probs * torch.bernoulli(column.uncopied_share())
+            confusion.append(Dirichlet(self._counts(data[:, m, None], uncopied)[0]).sample())
+            whose = column.whose(uncopied.sum(-1), probs.sum(-1))[column.there]
+            seen = Categorical(whose, validate_args=False).sample().bincount(minlength=m + 1)
+            drawn[m, : m + 1] = Dirichlet(copies[m, : m + 1] + seen).sample()
+        return {"confusion": torch.stack(confusion), "copies": drawn}
+
+    @staticmethod
+    def _copy_counts(size: int, like: Tensor) -> Tensor:
+        """``(M, M)``: ten answers, one of them copied from any of the annotators before."""
+        before = torch.arange(size, device=like.device, dtype=like.dtype)[:, None]
+        counts = (1 / before.clamp(min=1)).expand(-1, size).tril(-1)
+        return counts + torch.diag(torch.full_like(before[:, 0], 9.0))
+
+
+class _Column:
+    """Terms of annotator ``m``'s answers, which are copies of those before, or not."""
+
+    def __init__(self, values: Values, data: Tensor, m: int) -> None:
+        answers, before, self.rates = data[:, m], data[:, :m], values["copies"][m, : m + 1]
+        self.there = answers >= 0  # (N,)
+        self.silent = before < 0  # (N, m)
+        self.same = (before == answers[:, None]) & self.there[:, None]  # (N, m)
+        self.copied = self.same.to(self.rates) @ self.rates[:m]  # (N,)
+        self.free = self.rates[m] + self.silent.to(self.rates) @ self.rates[:m]  # (N,)
+        likelihood = values["confusion"][m].mT.index_select(0, answers.clamp(min=0))
+        self.uncopied = self.free[:, None] * likelihood  # (N, C), of an answer of one's own
+        self.both = self.uncopied + self.copied[:, None]
+
+    def uncopied_share(self) -> Tensor:
+        """``(N, C)``: the probability that the answer is one's own, given the label."""
+        return self.uncopied / self.both
+
+    def whose(self, uncopied: Tensor, whole: Tensor) -> Tensor:
+        """``(N, m + 1)``: the probability that ``m`` meant to copy each one before, or none."""
+        none = torch.zeros_like(self.there[:, None])
+        free, same = torch.cat([self.silent, ~none], 1), torch.cat([self.same, none], 1)
+        free, same = free.to(self.rates) * self.rates, same.to(self.rates) * self.rates
+        copied = self.copied.clamp(min=torch.finfo(self.copied.dtype).tiny)
+        probs = (uncopied / self.free)[:, None] * free
+        probs = probs + ((whole - uncopied) / copied)[:, None] * same
+        return probs * self.there[:, None]

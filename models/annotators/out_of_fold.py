@@ -38,7 +38,7 @@ LARGE, BATCH, NUM_NEIGHBORS = 50_000, 512, 5
 
 
 def out_of_fold(
-    graph: Any, classifier: Any, pred_probs: Any, shape: tuple[int, int], progress: Progress = iter
+    graph: Any, classifier: Any, pred_probs: Any, shape: tuple[int, int], progress: Progress
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """From label distributions and the nodes to learn from, to predictions; None without any."""
     if pred_probs is not None:
@@ -61,20 +61,9 @@ def out_of_fold(
 @dataclass(frozen=True)
 class OutOfFold:
     """
-    Out-of-fold predictions of a classifier that learns uncertain labels, as cleanlab has them.
-
-    A network's training stops early by the cross entropy of nodes that it does not learn from. In
-    a graph of more than 50,000 nodes each step learns from a batch of 512 nodes.
-
-    >>> x, edge_index = torch.randn(20, 2), torch.arange(20).expand(2, -1)
-    >>> predict = OutOfFold(None, Data(x, edge_index))
-    >>> predict(torch.rand(20, 3).softmax(-1), x[:, 0] > 0).shape
-    torch.Size([20, 3])
-
-    :param classifier: a network that is called as ``classifier(x, edge_index)`` and returns
-        ``(N, C)`` logits, a scikit-learn classifier of ``x``, or None for a GCN.
-    :param Data data: ``x`` and ``edge_index``.
-    :param progress: wraps the range of folds, for example ``tqdm``.
+    A network, a scikit-learn classifier or None for a GCN, which learns uncertain labels and
+    predicts them out of fold, as cleanlab does. A network's training stops early by the cross
+    entropy of nodes that it does not learn from.
     """
 
     classifier: Any
@@ -86,7 +75,7 @@ class OutOfFold:
         values = x if x.layout == torch.strided else x.values()
         expect_all("graph.x", values, values.isfinite(), "be finite")
         if isinstance(self.classifier, nn.Module):
-            if not any(each.requires_grad for each in self.classifier.parameters()):
+            if not any(value.requires_grad for value in self.classifier.parameters()):
                 cure = "unfreeze a layer, or pass its probabilities as pred_probs"
                 raise ValueError(f"classifier has no parameter that requires_grad: {cure}")
         elif self.classifier is not None and not hasattr(self.classifier, "fit"):
@@ -96,11 +85,7 @@ class OutOfFold:
     @with_gradients
     @torch.no_grad()  # but for the steps of a training
     def __call__(self, targets: Tensor, rows: Tensor) -> Tensor:
-        """
-        :param Tensor targets: ``(N, C)`` label distributions.
-        :param Tensor rows: ``(N,)`` bool, the nodes whose targets are learned.
-        :return: ``(N, C)`` probabilities. Cost: five trainings.
-        """
+        """Predictions ``(N, C)``, from ``targets`` ``(N, C)`` of the nodes in a mask ``rows``."""
         fold = torch.randperm(len(rows), device=rows.device) % NUM_FOLDS
         probs, learn, x = torch.empty_like(targets), self._learn_rows, self.data.x.to_dense()
         if self.classifier is None or isinstance(self.classifier, nn.Module):
@@ -163,10 +148,8 @@ class OutOfFold:
         return network.to(x.device), edges
 
     def _batch(self, network: nn.Module, x: Tensor, edges: Tensor, nodes: Tensor) -> tuple:
-        """
-        Inputs of the network, places in its output, and the nodes there: all nodes of a small
-        graph, some nodes of a large one with the neighbours that the network reads.
-        """
+        """Inputs of the network, places in its output, and the nodes there: of a large graph some
+        nodes only, with the neighbours that the network reads."""
         if len(x) <= LARGE or not len(nodes):
             return (x, edges), nodes, nodes
         seeds = nodes[torch.randint(len(nodes), (BATCH,), device=nodes.device)].unique()
@@ -194,10 +177,10 @@ class OutOfFold:
 
 
 def _fresh(network: nn.Module) -> nn.Module:
-    """A copy with new parameters where its layers can draw them, and none of them is frozen."""
+    """A copy with new parameters of layers that can draw them, unless some are frozen."""
     network = deepcopy(network)
     for module in network.modules():
-        trained = all(each.requires_grad for each in module.parameters())
+        trained = all(value.requires_grad for value in module.parameters())
         if trained and callable(reset := getattr(module, "reset_parameters", None)):
             reset()
     return network.train()

@@ -106,9 +106,8 @@ def _by_label(fitted: HiddenField | Consensus) -> tuple[Tensor, Tensor]:
 
 
 def _beside_neighbors(consensus: Consensus) -> tuple[Tensor, Tensor]:
-    """Confusion matrices that never read two answers about a node: each annotator beside the labels
-    around its nodes, whose power is uncertain too. Nodes have random weights (Newton and Raftery
-    1994, JRSS B 56)."""
+    """Confusion matrices of each annotator alone, beside the labels around its nodes. Their power
+    and the nodes' weights are random (Newton and Raftery 1994, JRSS B 56)."""
     values, entries, draws = consensus.field.values, Entries.of(consensus.answers), []
     start = values["confusion"].double()
     if "types" in values:
@@ -130,8 +129,8 @@ def _quality(draws: Tensor, level: float) -> Quality:
 
 
 def fit_confusion(start: Tensor, labels: Tensor, entries: Entries, random: bool = False) -> Tensor:
-    """``(M, C, K)`` by EM, each annotator alone, from answers at nodes whose label distributions
-    are ``(A, C)``, times weights of the nodes; the prior's weights may be random."""
+    """``(M, C, K)`` by EM, each annotator alone, from label distributions ``(A, C)`` times weights
+    of the nodes; the prior's weights may be random."""
     confusion, num_answers = start, start.shape[-1]
     weight = labels.sum(-1, keepdim=True)
     # A weak prior, because rows that are pulled to the middle bias accuracies.

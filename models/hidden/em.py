@@ -234,7 +234,7 @@ class FieldChains:
         self.allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)
 
     def evidence(self, values: Values) -> Tensor:
-        """``(N, C)``: of the data and of the known labels."""
+        """``(N, C)``: log-likelihood of the data and of the known labels."""
         evidence = self.emission.log_prob(values, self.data)
         expect("evidence of emission", evidence, tuple(self.allowed.shape))
         return evidence + self.allowed.to(evidence)
@@ -247,7 +247,7 @@ class FieldChains:
         return self.hood.log_softmax(logits)[None], alpha[None]
 
     def terms(self, prior: nn.Module, values: Values) -> Entries:
-        """Of the same parameters in all chains."""
+        """Entries of the same parameters in all chains."""
         return evidence_entries(*self.prior_terms(prior), self.evidence(values)[None])
 
     def uniforms(self, *shape: int) -> Tensor:
@@ -255,7 +255,7 @@ class FieldChains:
         return torch.rand(size, dtype=torch.double, device=self.hood.device)
 
     def loss(self, prior: nn.Module, draw: Draw) -> Tensor:
-        """Of the prior's parameters, given labels and choices of each chain."""
+        """Minus log p(c, u) of the prior, given labels and choices of each chain."""
         hood, choices = self.hood, self.hood.source[draw.edges]
         alpha, logits = without_relabel(prior.train()(hood, *self.inputs))
         log_prob = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Distributions of what is observed given a latent label, and EM without a graph."""
+"""Emissions, the distributions of observations given a latent label, and EM without a graph."""
 
 import math
 from dataclasses import dataclass

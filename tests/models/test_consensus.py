@@ -25,17 +25,19 @@ from pyro_nmm.models.annotators.agreement import (
 from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.consensus import (
     ALONE,
+    OWN,
     LeftOut,
+    Walk,
     consensus_of,
     fit_powers,
     left_out_answers,
+    potts_labels,
     refit_powers,
     standard_errors,
 )
+from pyro_nmm.models.annotators.consensus import STRENGTH as PULL
 from pyro_nmm.models.annotators.model import STRENGTHS
-from pyro_nmm.models.annotators.neighbors import OWN, Walk, potts_labels
-from pyro_nmm.models.annotators.neighbors import STRENGTH as PULL
-from pyro_nmm.models.annotators.quality import fit_confusion
+from pyro_nmm.models.annotators.quality import _by_label, fit_confusion
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +140,7 @@ def test_left_out_answers_by_hand(strength, number):
             torch.testing.assert_close(found.evidence[node], total, atol=1e-5, rtol=1e-4)
             rows = (found.node == node).nonzero()[:, 0]
             for row, (m, a) in zip(rows.tolist(), seen, strict=True):
-                torch.testing.assert_close(found.own[row], each[m], atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(found.single[row], each[m], atol=1e-5, rtol=1e-4)
                 torch.testing.assert_close(found.others[row], total - each[m], atol=1e-5, rtol=1e-4)
                 others = [b for other, b in seen if other != m]
                 same = sum(b == a for b in others) / max(1, len(others))
@@ -414,11 +416,15 @@ def test_clusterings_with_a_rare_number(types):
 
 
 def test_a_few_answers_leave_a_wide_interval():
+    """Under shares of the labels and rows of matrices that are probabilities."""
     answers = answers_to(TRUTH, [0.8, 0.8, 0.8], missing=0)
     answers[3:, 2] = -1
-    found = accuracy(Annotators(3).fit(EDGES, answers, **QUICK))
-    width = found.high - found.low
+    people = Annotators(3).fit(EDGES, answers, **QUICK)
+    quality = accuracy(people)
+    width = quality.high - quality.low
     assert width[2] > 0.3 > 0.2 > width[0]
+    for probs in _by_label(people):
+        torch.testing.assert_close(probs.sum(-1), torch.ones_like(probs[..., 0]))
 
 
 def test_a_graph_that_does_not_fit(monkeypatch):

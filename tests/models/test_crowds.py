@@ -3,21 +3,19 @@
 
 """Crowds that mislead a consensus: it is as good as the vote, or warns."""
 
+from functools import partial
+
 import pytest
 import torch
 from crowds import QUICK, SHORT, answers_to, by_visitors
 from torch_geometric.utils import grid
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models import (
-    Annotators,
-    NormalEmission,
-    fit_field,
-)
+from pyro_nmm.models import Annotators, NormalEmission, fit_field
 from pyro_nmm.models.annotators.agreement import contradiction
 from pyro_nmm.models.annotators.answers import Entries
-from pyro_nmm.models.annotators.neighbors import Walk
-from pyro_nmm.models.hidden.field import matched
+from pyro_nmm.models.annotators.consensus import Walk
+from pyro_nmm.models.hidden.field import matched, start_of
 
 EDGES, PLACES = grid(12, 12)
 HALVES = (PLACES[:, 0] >= 6).long()
@@ -116,8 +114,12 @@ def test_annotators_of_one_label(seed):
     truth = torch.randint(2, (144,))
     answers = one_sided(truth)
     cure = "6 of 6 annotators give one label only: number missing answers 2 and set num_answers=3"
-    with pytest.warns(UserWarning, match=rf"contradicts \d+ of \d+ nodes.* {cure}"):
+    with pytest.warns(UserWarning, match=rf"contradicts \d+ of \d+ nodes.* {cure}") as caught:
         found = Annotators(2).fit(EDGES, answers, **QUICK)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=cure) as caught:
+        Annotators(2).fit_predict(EDGES, answers, **QUICK)
+    assert caught[0].filename == __file__
     assert cure in found.summary()
     answers = answers.where(answers >= 0, 2)
     again = Annotators(2, num_answers=3).fit(EDGES, answers, **QUICK)
@@ -133,32 +135,32 @@ def test_contradictions_by_hand():
     odd = [5, 6, 7, 30, 31, 32]
     answers[odd] = 1 - answers[odd]
     probs = torch.nn.functional.one_hot(truth, 2).double()
-    part = torch.arange(40) % 10
-    assert contradiction(answers, probs, walk, part, True) is None
+    around = partial(walk.labels, part=torch.arange(40) % 10)
+    assert contradiction(answers, probs, around, True) is None
     # On a graph that predicts nothing neighbours are no support.
-    doubt = contradiction(answers, probs, walk, part, False)
+    doubt = contradiction(answers, probs, around, False)
     assert doubt.startswith("consensus contradicts 6 of 40 nodes whose answers all agree")
     assert "less accurate than the majority vote. Compare consensus.field" in doubt
     few = answers.clone()
     few[odd[:2]] = truth[odd[:2], None]
-    assert contradiction(few, probs, walk, part, False) is None  # four of forty
+    assert contradiction(few, probs, around, False) is None  # four of forty
     few[odd[2]] = truth[odd[2]]
     # All labels exchanged: neighbours side with the answers.
-    found = contradiction(answers, probs.flip(1), walk, part, True)
+    found = contradiction(answers, probs.flip(1), around, True)
     assert found.startswith("consensus contradicts 33 of 40 nodes")  # of 34, one at the border
     # A classifier may support them, and known labels contradict nothing.
     uniform = torch.full((40, 2), 0.5)
-    assert "33 of 40" in contradiction(answers, probs.flip(1), walk, part, True, uniform)
-    assert contradiction(answers, probs.flip(1), walk, part, True, probs.flip(1)) is None
+    assert "33 of 40" in contradiction(answers, probs.flip(1), around, True, uniform)
+    assert contradiction(answers, probs.flip(1), around, True, probs.flip(1)) is None
     known = (1 - truth).where(torch.arange(40) < 30, -1)
-    found = contradiction(answers, probs.flip(1), walk, part, True, known=known)
+    found = contradiction(answers, probs.flip(1), around, True, known=known)
     assert "7 of 10 nodes" in found
     # One answer a node counts where no node has two, else not.
     single = answers.clone()
     single[:, 1] = -1
-    assert "6 of 40" in contradiction(single, probs, walk, part, False)
+    assert "6 of 40" in contradiction(single, probs, around, False)
     single[odd, 1] = 1 - single[odd, 0]
-    assert contradiction(single, probs, walk, part, False) is None
+    assert contradiction(single, probs, around, False) is None
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -211,6 +213,21 @@ def test_known_labels_name_labels(kind):
             found = people.fit(EDGES, answers, known=known, num_starts=1, **QUICK)
         hits.append((found.predict() == HALVES).double().mean())
     assert min(hits) > 0.8
+
+
+class Rotated(NormalEmission):
+    """Whose start has three labels in another order."""
+
+    def start(self, data, hood):
+        return {"mean": torch.tensor([[9.0], [18.0], [0.0]]), "variance": torch.ones(3, 1)}
+
+
+def test_known_labels_name_three_labels():
+    """Two orders of two labels are their own inverse."""
+    truth = torch.arange(60) % 3
+    x, known = 9.0 * truth[:, None] + torch.randn(60, 1), truth.where(torch.arange(60) < 12, -1)
+    mean = start_of(Rotated(3), x, Neighborhood.grid(6, 10), known)["mean"][:, 0]
+    torch.testing.assert_close(mean, torch.tensor([0.0, 9.0, 18.0]), atol=1.5, rtol=0)
 
 
 def test_matched():
