@@ -23,7 +23,7 @@ NEWEST ?= build/newest
 WORKERS ?= -n logical --dist worksteal
 test test-benchmarks quick coverage: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-benchmarks docs quick coverage floor newest style lint benchmarks clean
+.PHONY: demo test test-benchmarks docs quick coverage floor newest lint benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/few_labels.py --output output/few_labels.png
@@ -33,8 +33,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/annotators.py --output output/annotators.png
 	$(BIN)/python examples/crowds.py --output output/crowds.png
 
-# A test checks the types of the installed wheel.
-test: $(STAMP) style
+test: $(STAMP) lint
 	$(BIN)/python -m pytest $(WORKERS) --ignore tests/benchmarks
 
 test-benchmarks: $(STAMP)
@@ -60,11 +59,9 @@ newest:
 	rm -f $(NEWEST)/.installed  # there may be newer versions since
 	$(MAKE) quick VENV=$(NEWEST) CONSTRAINTS=
 
-style: $(STAMP)
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-
-lint: style
 	$(BIN)/mypy pyro_nmm models guides
 
 benchmarks: $(STAMP)
