@@ -76,15 +76,12 @@ def draw(files: Files, folder: Path) -> None:
             plt.close(figure)
 
 
-def parser() -> ArgumentParser:
+def main(argv: list[str] | None = None) -> dict[str, str]:
     parser = ArgumentParser(description="Tables and figures of the stored results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the stored rows")
     parser.add_argument("--documents", action="store_true", help="write the tables into the pages")
     parser.add_argument("--figures", type=Path, help="folder for the figures")
-    return parser
-
-
-def main(args) -> dict[str, str]:
+    args = parser.parse_args(argv)
     files = {path.stem: read(path) for path in args.results.glob("*.jsonl")}
     made = tables(files)
     for name, content in made.items():
@@ -98,4 +95,4 @@ def main(args) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(parser().parse_args())
+    main()

@@ -232,13 +232,11 @@ def main(args) -> dict:
 
 
 def parser() -> ArgumentParser:
-    parser = options(__doc__, "annotators.png")
-    parser.add_argument("--data-root", type=Path, help="folder that holds dlpfc; default: digits")
-    parser.add_argument("--section", default="151673", help="of cortex")
-    parser.add_argument("--num-labels", type=int, default=6, help="of cortex")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-threads", type=int, default=1, help="results depend on it")
-    return parser
+    return options(
+        __doc__, "annotators.png", data_root=(Path, "folder that holds dlpfc; default: digits"),
+        section=("151673", "of cortex"), num_labels=(6, "of cortex"), seed=0,
+        num_threads=(1, "results depend on it"),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

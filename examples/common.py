@@ -23,12 +23,23 @@ GRAPHS = "digits", "cora", "citeseer", "pubmed"
 progress_bar = partial(tqdm, unit="step", disable=None, dynamic_ncols=True)
 
 
-def options(text: str | None, picture: str | None = None) -> argparse.ArgumentParser:
-    """A parser with a description, and the option of a picture."""
+def options(
+    text: str | None, picture: str | None = None, choices: dict | None = None, /, **named
+) -> argparse.ArgumentParser:
+    """A parser with a description. Options have a default or a type, perhaps with a help text."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=text, formatter_class=formatter)
-    if picture:
-        parser.add_argument("--output", type=Path, default=Path("output") / picture)
+    first = {"output": Path("output") / picture} if picture else {}
+    for name, option in (first | named).items():
+        value, meaning = option if isinstance(option, tuple) else (option, None)
+        default, kind = (None, value) if isinstance(value, type) else (value, type(value))
+        more: dict = {"default": default, "help": meaning}
+        if kind is bool:
+            more["action"] = "store_true"
+        else:
+            more |= {"nargs": "+", "type": type(value[0])} if kind is list else {"type": kind}
+            more["choices"] = (choices or {}).get(name)
+        parser.add_argument(f"--{name.replace('_', '-')}", **more)
     return parser
 
 

@@ -137,11 +137,8 @@ def draw(args, data, results, shown, asked) -> None:
 
 
 def parser() -> ArgumentParser:
-    parser = options(__doc__, "crowds.png")
-    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of nodes asked")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-threads", type=int, default=1)
-    return parser
+    shares = list(SHARES), "of nodes asked"
+    return options(__doc__, "crowds.png", shares=shares, seed=0, num_threads=1)
 
 
 if __name__ == "__main__":

@@ -134,19 +134,12 @@ def draw(args, clean: Tensor, shown: dict, extra: dict, result: dict) -> None:
 
 
 def parser() -> ArgumentParser:
-    parser = options(__doc__, "denoising.png")
-    parser.add_argument("--noise", type=float, default=25.0, help="standard deviation at the test")
-    parser.add_argument("--crop", type=int, default=256, help="side of the test image; 0: all")
-    parser.add_argument("--width", type=int, default=24)
-    parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--num-steps", type=int, default=1500)
-    parser.add_argument("--checkpoint", type=Path, help="resumes from there")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--data-root", type=Path, help="with bsds300/images/train and kodak24")
-    return parser
+    return options(
+        __doc__, "denoising.png", noise=(25.0, "standard deviation at the test"),
+        crop=(256, "side of the test image; 0: all"), width=24, depth=3, batch_size=8, lr=1e-3,
+        num_steps=1500, checkpoint=(Path, "resumes from there"), seed=0, device="cpu",
+        data_root=(Path, "with bsds300/images/train and kodak24"),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

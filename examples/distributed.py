@@ -171,20 +171,14 @@ def main(args) -> dict[str, float] | None:
 
 
 def parser() -> ArgumentParser:
-    parser = options(__doc__)
-    parser.add_argument("--graph", default="digits", choices=GRAPHS)
-    parser.add_argument("--data-root", type=Path, help="folder of PyG's Planetoid data")
-    parser.add_argument("--num-epochs", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=32, help="seeds a step, of all processes")
-    parser.add_argument("--num-particles", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--weight-decay", type=float, default=5e-4)
-    parser.add_argument("--dropout", type=float, default=0.5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", type=Path, help="file, written by the first process")
-    parser.add_argument("--save-every", type=int, default=10, help="epochs")
-    parser.add_argument("--resume", action="store_true", help="continue from --checkpoint")
-    return parser
+    return options(
+        __doc__, None, {"graph": GRAPHS}, graph="digits",
+        data_root=(Path, "folder of PyG's Planetoid data"), num_epochs=60,
+        batch_size=(32, "seeds a step, of all processes"), num_particles=4, lr=0.02,
+        weight_decay=5e-4, dropout=0.5, seed=0,
+        checkpoint=(Path, "file, written by the first process"),
+        save_every=(10, "epochs"), resume=(False, "continue from --checkpoint"),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

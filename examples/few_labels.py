@@ -100,12 +100,10 @@ def draw(args, rows, digits, known, model, probs) -> None:
 
 
 def parser() -> ArgumentParser:
-    parser = options(__doc__, "few_labels.png")
-    parser.add_argument("--num-labels", type=int, default=400)
-    parser.add_argument("--num-seeds", type=int, default=2, help="draws of the labelled images")
-    parser.add_argument("--max-iter", type=int, default=60, help="of boosting")
-    parser.add_argument("--num-threads", type=int, default=1)
-    return parser
+    return options(
+        __doc__, "few_labels.png", num_labels=400, num_seeds=(2, "draws of the labelled images"),
+        max_iter=(60, "of boosting"), num_threads=1,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

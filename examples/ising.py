@@ -113,17 +113,11 @@ def show(axis, image: Tensor, title: str, **style):
 
 
 def parser() -> ArgumentParser:
-    parser = options(__doc__, "ising.png")
-    parser.add_argument("--text", default="NMM")
-    parser.add_argument("--height", type=int, default=14, help="pixels; exact sums take up to 17")
-    parser.add_argument("--width", type=int, default=44)
-    parser.add_argument("--coupling", type=float, default=0.45)
-    parser.add_argument("--sigma", type=float, default=1.5, help="of the noise")
-    parser.add_argument("--radius", type=int, default=1, help="of the NMM's windows")
-    parser.add_argument("--num-steps", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    return parser
+    return options(
+        __doc__, "ising.png", text="NMM", height=(14, "pixels; exact sums take up to 17"), width=44,
+        coupling=0.45, sigma=(1.5, "of the noise"), radius=(1, "of the NMM's windows"),
+        num_steps=600, seed=0, device="cpu",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

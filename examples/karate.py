@@ -125,12 +125,7 @@ def draw(args, data, mix, posterior, curve) -> None:
 
 
 def parser() -> ArgumentParser:
-    parser = options(__doc__, "karate.png")
-    parser.add_argument("--num-steps", type=int, default=150)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    return parser
+    return options(__doc__, "karate.png", num_steps=150, lr=0.02, seed=0, device="cpu")
 
 
 if __name__ == "__main__":

@@ -163,20 +163,13 @@ def draw(args, data: Data, names: list[str], split: LinkSplit, pairs: dict, curv
 
 
 def parser() -> ArgumentParser:
-    parser = options(__doc__, "links.png")
-    parser.add_argument("--dataset", default="lesmis", choices=["lesmis", "synthetic", "nips12",
-                        "yeast", "cora", "citeseer", "pubmed"])  # fmt: skip
-    parser.add_argument("--guide", nargs="+", default=list(NAMES), choices=NAMES)
-    parser.add_argument("--num-communities", type=int, default=20)
-    parser.add_argument("--concentration", type=float, default=5.0)
-    parser.add_argument("--gamma", type=float, default=0.0, help="where self-attention starts")
-    parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--num-steps", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--data-root", type=Path)
-    return parser
+    graphs = ["lesmis", "synthetic", "nips12", "yeast", "cora", "citeseer", "pubmed"]
+    return options(
+        __doc__, "links.png", {"dataset": graphs, "guide": NAMES}, dataset="lesmis",
+        guide=list(NAMES), num_communities=20, concentration=5.0,
+        gamma=(0.0, "where self-attention starts"), hidden=32, dropout=0.2, num_steps=500, seed=0,
+        device="cpu", data_root=Path,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -136,23 +136,17 @@ def main(args) -> dict:
 
 
 def parser() -> ArgumentParser:
-    parser = options(__doc__, "node_classification.png")
-    parser.add_argument("--dataset", default="digits", choices=GRAPHS)
-    parser.add_argument("--backbone", default="gcn", choices=BACKBONES)
-    parser.add_argument("--shared", action="store_true", help="one network for alpha and attention")
-    parser.add_argument("--split", type=int, default=0, help="number of the split")
-    parser.add_argument("--num-epochs", type=int, default=200)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--weight-decay", type=float, default=5e-4)
-    parser.add_argument("--dropout", type=float, default=0.5)
-    parser.add_argument("--consistency", type=float, default=0.5, help="weight; 0: bound alone")
-    parser.add_argument("--node", type=int, help="to be drawn; default an uncertain test node")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--num-threads", type=int, default=1, help="results depend on it")
-    parser.add_argument("--data-root", type=Path, help="folder that holds Cora/raw and the like")
-    parser.add_argument("--checkpoint", type=Path, help="folder for resumable checkpoints")
-    return parser
+    choices = {"dataset": GRAPHS, "backbone": BACKBONES}
+    return options(
+        __doc__, "node_classification.png", choices, dataset="digits", backbone="gcn",
+        shared=(False, "one network for alpha and attention"), split=(0, "number of the split"),
+        num_epochs=200, lr=0.02, weight_decay=5e-4, dropout=0.5,
+        consistency=(0.5, "weight; 0: bound alone"),
+        node=(int, "to be drawn; default an uncertain test node"), seed=0, device="cpu",
+        num_threads=(1, "results depend on it"),
+        data_root=(Path, "folder that holds Cora/raw and the like"),
+        checkpoint=(Path, "folder for resumable checkpoints"),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

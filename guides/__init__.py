@@ -3,19 +3,17 @@
 
 """Pyro guides."""
 
-from pyro_nmm.guides.amortized import AmortizedNMM, Consistency
-from pyro_nmm.guides.batches import SeedLoss
-from pyro_nmm.guides.checking import check_program
-from pyro_nmm.guides.dglfrm import DGLFRMGuide
-from pyro_nmm.guides.field import FieldGuide, mean_field
-from pyro_nmm.guides.fitting import (
+from pyro_nmm.guides.amortized import (
+    AmortizedNMM,
+    Consistency,
+    SeedLoss,
     fit_classifier,
-    fit_images,
-    fit_links,
-    fit_mixture,
     fit_nmm,
-    fit_unet,
 )
+from pyro_nmm.guides.checking import check_program
+from pyro_nmm.guides.dglfrm import DGLFRMGuide, fit_links
+from pyro_nmm.guides.field import FieldGuide, fit_mixture, mean_field
+from pyro_nmm.guides.images import fit_images, fit_unet
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
 from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_guide
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import as_tensor
 from pyro_nmm.graph_arguments import order_to_rows
-from pyro_nmm.models.param_store import register
+from pyro_nmm.models.networks import register
 
 
 @contextmanager

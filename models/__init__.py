@@ -10,7 +10,6 @@ from pyro_nmm.models.annotators import (
     accuracy,
     information,
 )
-from pyro_nmm.models.compatibility import Compatibility, compatibility
 from pyro_nmm.models.hidden import (
     Emission,
     FieldPrior,
@@ -22,12 +21,20 @@ from pyro_nmm.models.hidden import (
     leave_one_out,
     sample_field,
 )
-from pyro_nmm.models.images import ConvolutionalNMM, Denoiser, UNet
+from pyro_nmm.models.images import Denoiser, UNet
 from pyro_nmm.models.links import DGLFRM
-from pyro_nmm.models.networks import FreeNMM, NMMNetwork, ParameterNetwork, Parameters
+from pyro_nmm.models.networks import (
+    Compatibility,
+    FreeNMM,
+    NMMNetwork,
+    ParameterNetwork,
+    Parameters,
+    compatibility,
+)
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.models.plates import node_plate
 from pyro_nmm.models.random_fields import (
+    ConvolutionalNMM,
     MarginalField,
     PairwiseMRF,
     annealed_log_normalizer,

@@ -17,9 +17,9 @@ from pyro_nmm.distributions import (
 )
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.edge_values import edge_values
+from pyro_nmm.edges import edge_values
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.intervals import Intervals
+from pyro_nmm.ops.marginals import Intervals
 
 if find_spec("pyro_nmm.models") is None:
     raise ImportError(

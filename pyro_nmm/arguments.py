@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-What a tensor, a number or a set of nodes must be: errors name the argument, what it got and what
-would be right.
-"""
+"""What a tensor, a number or a set of nodes must be; errors name argument, value and cure."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -15,12 +15,7 @@ IN_CACHE = 2**18
 
 
 def blocks(size: int, numbers_each: int, cached: bool = False) -> Iterator[slice]:
-    """
-    Slices of ``range(size)``, whose items take ``numbers_each`` numbers; ``cached`` for a CPU.
-
-    >>> list(blocks(5, numbers_each=NUMBERS // 2))
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Slices of ``range(size)``, whose items take so many numbers; ``cached`` for a CPU."""
     numbers = min(IN_CACHE, NUMBERS) if cached else NUMBERS
     step = max(1, numbers // max(1, numbers_each))
     for first in range(0, size, step):

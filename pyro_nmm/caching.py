@@ -26,14 +26,8 @@ def derived(function: Callable[[Any], Any]) -> functools.cached_property:
 class LastCall:
     """
     The last answer to a question that a training loop asks at every step. Questions are the same if
-    they are about the same unchanged tensors and equal other values.
-
-    >>> last, mask = LastCall(), torch.tensor([True, False])
-    >>> last.get((mask,), lambda: mask.sum()), last.get((mask,), lambda: "not computed")
-    (tensor(1), tensor(1))
-
-    Tensors of the question are held weakly. Nothing is kept in inference mode, whose tensors have
-    no version counter. Threads may share an object. Copies and pickles start without an answer.
+    they are about the same unchanged tensors, held weakly, and equal other values. Nothing is kept
+    in inference mode, whose tensors have no version counter. Threads may share an object.
     """
 
     def __init__(self) -> None:
@@ -48,7 +42,7 @@ class LastCall:
         return answer
 
     def put(self, question: tuple, answer: Any) -> None:
-        """Keep an answer that was found elsewhere."""
+        """Keep an answer that was computed elsewhere."""
         tensors = [value for value in question if isinstance(value, Tensor)]
         if not torch.is_inference_mode_enabled() and not any(t.is_inference() for t in tensors):
             self._entry = tuple(map(_key, question)), answer

@@ -1,17 +1,24 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Fits: options as keywords, any gradient mode, the loop of steps or epochs, and LBFGS."""
+"""Fits: options as keywords, any gradient mode, the loop of steps or epochs, checkpoints, LBFGS."""
 
+import contextlib
 import copy
 import functools
+import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -19,7 +26,6 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 
 from pyro_nmm.arguments import check_integers, check_positive
-from pyro_nmm.checkpoints import Checkpoint
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,14 +35,6 @@ def with_gradients(fit: Callable[P, R]) -> Callable[P, R]:
     """
     A fit that switches gradients on and inference mode off. The caller's mode is as before
     afterwards. Arguments made in inference mode become :func:`ordinary`.
-
-    >>> @with_gradients
-    ... def slope(x):
-    ...     return torch.autograd.grad(x.requires_grad_().square(), x)[0]
-    >>> with torch.inference_mode():
-    ...     slope(torch.tensor(3.0))
-    tensor(6.)
-
     """
 
     @functools.wraps(fit)
@@ -87,19 +85,6 @@ def with_options(fit: Callable[..., R]) -> Callable[..., R]:
     """
     A fit that takes the fields of its last argument, a frozen data class, as keywords. Its
     signature has them in place of that argument.
-
-    >>> @dataclass(frozen=True)
-    ... class Steps:
-    ...     num_steps: int = 10
-    ...     lr: float = 0.1
-    >>> @with_options
-    ... def fit(network, *, steps: Steps = Steps()):
-    ...     return steps
-    >>> inspect.signature(fit)
-    <Signature (network, *, num_steps: int = 10, lr: float = 0.1)>
-    >>> fit(None, lr=0.2)
-    Steps(num_steps=10, lr=0.2)
-
     """
     *arguments, last = inspect.signature(fit).parameters.values()
     options = {
@@ -145,9 +130,9 @@ class Run:
     other initial weights, plain attributes of the module's parts, numbers of the optimiser, or
     ``settings``. So a script that is started again builds the network anew.
 
-    :param Path checkpoint: where to save, every ``save_every`` steps and at the end. The one before
-        is kept as ``<name>.previous`` and used if the newest cannot be read. If two processes save
-        to one path, the later save stays.
+    :param Path checkpoint: where to save, every ``save_every`` steps and at the end, by
+        :func:`~pyro_nmm.guides.fitting.save_checkpoint`. The one before is used if the newest
+        cannot be read.
     :param settings: further values on which the run and its functions depend: tensors and numbers
         by name, or one text.
     :param progress: wraps the range of steps or epochs, for example ``tqdm``.
@@ -288,3 +273,168 @@ def _check_weights(
     for name, value in module.named_parameters():
         if not is_lazy(value) and value.isnan().any():
             raise ValueError(f"{name} holds NaN after {after}: {cure}")
+
+
+class Checkpoint:
+    """The file of a run, or none: its parts by name, and settings. A run of others refuses it."""
+
+    def __init__(
+        self, path: str | Path | None, parts: Mapping[str, Any], settings: Mapping[str, object]
+    ) -> None:
+        self.path, self.parts = as_path(path), parts
+        self.settings = {} if self.path is None else dict(fingerprint(parts, settings))
+
+    def read(self) -> dict | None:
+        """The state, or ``None`` if there is no file."""
+        if self.path is None or (state := load_checkpoint(self.path)) is None:
+            return None
+        there = state.get("settings") if isinstance(state, dict) else None
+        cure = f"remove it or give another path (it is {self.path}*)"
+        if not isinstance(there, dict):
+            raise ValueError(f"checkpoint {self.path} holds no run of this kind: {cure}")
+        pairs = {name: (there.get(name), self.settings.get(name)) for name in self.settings | there}
+        differences = [f"{name} ({old} there, {new} here)"
+                       for name, (old, new) in pairs.items() if old != new]  # fmt: skip
+        if differences:
+            seed = "to resume, set the same pyro.set_rng_seed before both runs"
+            what = f"is of another run, which differs in {', '.join(differences[:6])}"
+            raise ValueError(f"checkpoint {self.path} {what}: {cure}; {seed}")
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the parts and torch's generators."""
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        torch.set_rng_state(state["generators"][0])
+        torch.cuda.set_rng_state_all(state["generators"][1 : 1 + torch.cuda.device_count()])
+
+    def write(self, **state: Any) -> None:
+        """Save the state, the parts and the generators."""
+        if self.path is not None:
+            state |= {name: part.state_dict() for name, part in self.parts.items()}
+            state["generators"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+            save_checkpoint(state | {"settings": self.settings}, self.path)
+
+
+def as_path(checkpoint: str | Path | None) -> Path | None:
+    """Refuse what is no file's path."""
+    if checkpoint is None:
+        return None
+    if not isinstance(checkpoint, str | os.PathLike) or not Path(checkpoint).name:
+        raise ValueError(f"checkpoint must be the path of a file, got {checkpoint!r}")
+    return Path(checkpoint)
+
+
+def save_checkpoint(state: dict, path: Path) -> None:
+    """
+    Write a state under a temporary name and rename it. The one before stays as
+    ``<name>.previous``. If two processes save to one path, the later save stays.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):  # the first save
+            path.replace(path.with_name(path.name + ".previous"))
+        temporary.replace(path)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch.save hides a full disk behind its own
+            raise error.__context__ from None
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: Path) -> Any:
+    """
+    The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
+    ``<name>.unreadable``, with a warning, if the previous one is readable.
+    """
+    path, unreadable = Path(path), []
+    for file in (path, path.with_name(path.name + ".previous")):
+        try:
+            with zipfile.ZipFile(file) as archive:  # torch.load compares no checksums
+                summed = any(entry.CRC for entry in archive.infolist())
+                if summed and (damaged := archive.testzip()):
+                    raise ValueError(f"{damaged} does not match its checksum")
+            state = torch.load(file, weights_only=True, map_location="cpu")
+        except FileNotFoundError:
+            continue
+        except (OSError, MemoryError):  # they may pass
+            raise
+        except Exception as error:  # noise can make torch.load raise almost anything
+            warnings.warn(f"checkpoint {file} cannot be read ({error})", stacklevel=2)
+            unreadable.append(file)
+            continue
+        for damaged_file in unreadable:  # or the next save would replace the readable one
+            damaged_file.replace(damaged_file.with_name(damaged_file.name + ".unreadable"))
+        return state
+    if unreadable:
+        names = " and ".join(map(str, unreadable))
+        raise RuntimeError(f"no readable checkpoint: {names} cannot be read; remove to start anew")
+    return None
+
+
+def fingerprint(
+    parts: Mapping[str, Any], settings: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    """Name and text of every setting, plain attribute of a part, of the seed and the weights."""
+    yield "seed", str(torch.initial_seed())
+    for name, value in settings.items():
+        yield name, _text(value)
+    for name, part in parts.items():
+        if isinstance(part, torch.optim.Optimizer):
+            yield name, type(part).__qualname__
+            for key in part.defaults:
+                yield f"{name}.{key}", _text([group[key] for group in part.param_groups])
+        if isinstance(part, nn.Module):
+            yield "initial weights", _text(part.state_dict())
+            frozen = [key for key, value in part.named_parameters() if not value.requires_grad]
+            yield "frozen parameters", _text(frozen)
+            for place, inner in part.named_modules(prefix=name):
+                yield place, type(inner).__qualname__
+                for key, value in vars(inner).items():
+                    # Private ones are torch's tables and what layers keep from call to call.
+                    if not key.startswith("_") and key != "training":
+                        yield f"{place}.{key}", _text(value)
+
+
+def _text(value: object) -> str:
+    """The same of equal values in every process; of tensors and long texts a digest."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.tensor(value)
+    if isinstance(value, Tensor):
+        return "uninitialized" if is_lazy(value) else _tensor(value)
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
+    if is_dataclass(value) and not isinstance(value, type):
+        entries = {field.name: getattr(value, field.name) for field in fields(value)}
+        text = type(value).__qualname__ + _text(entries)
+    elif isinstance(value, Mapping):
+        text = "{" + ", ".join(f"{key!r}: {_text(item)}" for key, item in value.items()) + "}"
+    elif isinstance(value, list | tuple):
+        text = "[" + ", ".join(map(_text, value)) + "]"
+    elif re.search(r"\b0x[0-9a-f]+", text := repr(value)):  # an address
+        text = getattr(value, "__qualname__", type(value).__qualname__)
+    return text if len(text) <= 80 else _digest(text.encode())
+
+
+def _tensor(value: Tensor) -> str:
+    value = value.detach().cpu()
+    if value.layout != torch.strided:
+        entries = value.to_sparse_coo().coalesce()
+        return _text((value.shape, entries.indices(), entries.values()))
+    # Bytes, because NumPy knows no bfloat16; a copy, because one entry may have stride zero.
+    plain = value.as_subclass(Tensor).resolve_conj().resolve_neg().flatten()
+    plain = plain.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    return _digest(f"{value.dtype} {tuple(value.shape)}".encode(), plain.numpy().data)
+
+
+def _digest(*contents: bytes | memoryview) -> str:
+    return "#" + hashlib.sha256(b"".join(contents)).hexdigest()[:16]

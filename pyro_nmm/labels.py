@@ -14,7 +14,7 @@ import numpy as np
 #: Text that ``str``, pandas, JSON and databases make of a missing value, and that names no label.
 SPELLED = {"", "-1", "-1.0", "nan", "NaN", "None", "<NA>", "NaT", "null", "NULL"}
 #: Text that may mean the same, or name a label, such as the country NA; in lower case.
-PERHAPS = {"nan", "none", "<na>", "nat", "null", "na", "n/a", "#n/a"}
+_PERHAPS = {"nan", "none", "<na>", "nat", "null", "na", "n/a", "#n/a"}
 
 
 def is_missing(label: Any) -> bool:
@@ -95,7 +95,7 @@ def check_names(name: str, labels: Iterable[Any]) -> None:
                 f"{name} holds the text {str(text)!r} ({number} times), which spells a missing "
                 f"value: {cure}; rename a label of that name"
             )
-        if plain.lower() in PERHAPS:
+        if plain.lower() in _PERHAPS:
             warnings.warn(
                 f"{name} holds the text {str(text)!r} ({number} times), which counts as a label. "
                 f"For no label use the number -1, NaN or None.",

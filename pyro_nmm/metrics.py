@@ -15,7 +15,7 @@ from pyro_nmm.labels import in_label_order
 __all__ = ["brier", "independent_pairs", "mean_log_prob", "pair_log_likelihood"]
 
 #: How far a rounded probability may lie outside of 0 to 1.
-ROUNDING = 1e-3
+_ROUNDING = 1e-3
 
 
 def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
@@ -103,4 +103,4 @@ def _check_values(name: str, probs: Tensor, whose: str, labels: Tensor) -> None:
 
 
 def _are_probabilities(probs: Tensor) -> Tensor:
-    return (probs > -ROUNDING) & (probs < 1 + ROUNDING)  # NaN is none
+    return (probs > -_ROUNDING) & (probs < 1 + _ROUNDING)  # NaN is none

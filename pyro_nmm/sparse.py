@@ -21,7 +21,7 @@ def identity(size: int) -> Tensor:
 
 
 def to_csr(dense: Tensor) -> Tensor:
-    """A dense matrix in ``torch.sparse_csr``, without the warning that its layout is in beta."""
+    """A dense matrix in ``torch.sparse_csr``, without a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return dense.to_sparse_csr()
@@ -47,15 +47,8 @@ def spread(
 ) -> Tensor:
     r"""
     Label spreading, :math:`R \leftarrow g W R + (1 - g) Y` from :math:`Y` (Zhou et al. 2003,
-    "Learning with Local and Global Consistency", NeurIPS).
-
-    >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    >>> spread(lambda values: swap @ values, torch.tensor([[1.0], [0.0]]), 0.5, 2)
-    tensor([[0.7500],
-            [0.2500]])
-
-    :param step: multiplies by :math:`W`, the means of neighbours.
-    :param Tensor labels: :math:`Y`, zeros at nodes without a label.
+    "Learning with Local and Global Consistency", NeurIPS). ``step`` multiplies by :math:`W`, the
+    means of neighbours. ``labels`` are :math:`Y`, zeros at nodes without a label.
     """
     reached = labels
     for _ in range(num_steps):

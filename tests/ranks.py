@@ -23,8 +23,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import barabasi_albert_graph
 
-from pyro_nmm.checkpoints import fingerprint
 from pyro_nmm.datasets import seed_batch, with_in_degree
+from pyro_nmm.fitting import fingerprint
 from pyro_nmm.guides import SeedLoss
 from pyro_nmm.models import NMMNetwork
 

@@ -6,8 +6,7 @@
 import pandas as pd
 from pandas import DataFrame
 
-from benchmarks.crowds.data import SIMULATED
-from benchmarks.crowds.run import BEST, COPYING, FIELD, METHODS, NETWORKS, OURS, WITH
+from benchmarks.crowds.run import BEST, COPYING, FIELD, METHODS, NETWORKS, OURS, SIMULATED, WITH
 from benchmarks.shared import tables as shared
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import average, centre, count, frame, ordered, spread

@@ -12,8 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from benchmarks.images.run import METHODS
-from benchmarks.images.scores import BINS, LAGS, NYQUIST, SIDES
+from benchmarks.images.run import BINS, LAGS, METHODS, NYQUIST, SIDES
 from benchmarks.shared import tables as shared
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, average, centre_of, ordered, spread_of, table

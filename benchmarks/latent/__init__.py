@@ -3,7 +3,13 @@
 
 """Hidden label fields, and noisy labels by several annotators."""
 
-from benchmarks.latent.annotators import grid_mixture, noisy
-from benchmarks.latent.rivals import AnnotatedPotts, Found, majority, spread_labels
+from benchmarks.latent.annotators import (
+    AnnotatedPotts,
+    Found,
+    grid_mixture,
+    majority,
+    noisy,
+    spread_labels,
+)
 
 __all__ = ["AnnotatedPotts", "Found", "grid_mixture", "majority", "noisy", "spread_labels"]

@@ -20,7 +20,7 @@ from torch_geometric.utils import index_to_mask
 from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals
 from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
-from benchmarks.shared.louvain import louvain
+from benchmarks.shared.graphs import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
 from benchmarks.shared.timing import timed
 from pyro_nmm import NeighborMixture, Posterior

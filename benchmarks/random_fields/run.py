@@ -3,20 +3,152 @@
 
 """The NMM and rivals as approximations of Markov random fields. README.md explains the tasks."""
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from statistics import median
 
 import pyro
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.random_fields import fields, methods
+from benchmarks.random_fields import fields, rivals
+from benchmarks.random_fields.fields import Grid, Shape, grid
 from benchmarks.shared.records import RESULTS, Records, command, pick
 from benchmarks.shared.timing import in_a_process, peak_memory, timed
-from pyro_nmm import NeighborMixture, models
-from pyro_nmm.guides import mean_field
+from pyro_nmm import ChosenLabels, NeighborChoice, NeighborMixture, models
+from pyro_nmm.guides import fit_mixture, mean_field
+from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF
+from pyro_nmm.models.random_fields import coarseness
+
+EVERY = ["mean field", "chains", "Bethe", "tree-reweighted"]
+EVERY += ["NMM, 500 steps", "NMM of half, 500 steps", "VAN, 150 steps", "VAN, 600 steps"]
+#: Further fits for two labels, and windows as the number of labels allows.
+LONG = ["NMM, 2000 steps", "NMM, 5 x 5, 2000 steps", "NMM of half, 2000 steps"]
+LONG += ["NMM of half, row by row, 500 steps", "NMM of half, row by row, 2000 steps"]
+WINDOWS = {
+    2: ["windows 3 x 3, 8 given", "windows 5 x 5, 8 given", "windows 7 x 7, 8 given"],
+    4: ["windows 3 x 3, 4 given", "windows 5 x 5, 4 given", "windows 7 x 7, 6 given"],
+    8: ["windows 3 x 3, 3 given", "windows 5 x 5, 4 given", "windows 7 x 7, 5 given"],
+}
+#: By the number of labels; and those whose cost allows 128 x 128 pixels.
+NARROW = {2: EVERY + WINDOWS[2] + LONG, 4: EVERY + WINDOWS[4], 8: EVERY + WINDOWS[8]}
+LARGE = ["chains", "Bethe", "NMM of half, 500 steps", *WINDOWS[2]]
+MESSAGES = {"Bethe": rivals.bethe, "tree-reweighted": rivals.tree_reweighted}
+#: Draws for a KL divergence, and random starts of mean fields.
+DRAWS, STARTS = 2048, 12
+
+
+def with_error(samples: Tensor) -> tuple[float, float]:
+    """The mean and its standard error."""
+    return samples.mean().item(), (samples.std() / len(samples) ** 0.5).item()
+
+
+@torch.no_grad()
+def loss(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_samples: int, chunk: int):
+    """The bound's loss E[log p(y, c) / q(c | y) - log p*(y)], and its standard error."""
+    parts = [mix.entropy_bound(chunk, "reward_to_go", order) for _ in range(num_samples // chunk)]
+    return with_error(-torch.cat(parts).double() - field.expected_potential(mix).double())
+
+
+@torch.no_grad()
+def drawn_bound(mix: NeighborMixture, half: MarginalField, order: Tensor, num_samples: int):
+    """The loss of :func:`loss` by joint draws; choices drawn from q(c | y) would bound it."""
+    parts = []
+    for _ in range(num_samples // 64):
+        c = NeighborChoice(mix.hood, mix.logits).sample((64,))
+        y = ChosenLabels(mix.alpha, c).sample()
+        terms = mix.choices(y, order=order).log_labels(c)
+        parts.append(terms.sum(-1).double() - half.log_potential(y).double())
+    return with_error(torch.cat(parts))
+
+
+def divergence(mix: NeighborMixture, field: PairwiseMRF, order: Tensor) -> tuple[float, float]:
+    """E[log p(y) - log p*(y)] and its standard error, log p(y) by sequential Monte Carlo."""
+    draws = mix.sample((256,))
+    log_prob = torch.stack([mix.log_likelihood(y, order=order) for y in draws])
+    return with_error((log_prob - field.log_potential(draws)).double())
+
+
+@torch.no_grad()
+def drawn_loss(family, field: PairwiseMRF, count: int = DRAWS) -> tuple[float, float]:
+    """E[log q(y) - log p*(y)], which is KL(q || p) - log Z, and its standard error."""
+    y = family.sample(count)
+    return with_error(family.log_prob(y).double() - field.log_potential(y).double())
+
+
+def fit(target, windows: Grid, network: nn.Module, **options) -> NeighborMixture:
+    """The NMM of a network, fitted from coarse to fine."""
+    return fit_mixture(target, windows.hood, network, order=windows.order, **options)[0]
+
+
+def fits(target, windows: Grid, starts: list, **steps: int) -> Iterator[NeighborMixture]:
+    """NMMs one by one from starts: alpha, logits, and options of ``FreeNMM`` and of the fit."""
+    for alpha, logits, free, options in starts:
+        network = FreeNMM(windows.hood, alpha.shape[1], alpha.contiguous(), gamma=0.0, **free)
+        with torch.no_grad():
+            network.logits.add_(logits)
+        yield fit(target, windows, network, **steps, **options)
+
+
+def two_starts(unary: Tensor, marginals: Tensor, logits: Tensor) -> list[tuple]:
+    """Near each pixel's own evidence, and near the mean field."""
+    evidence = unary.softmax(-1), logits, {"kappa": 1.0}, {}
+    return [evidence, (marginals, logits, {}, {"warmup": 0.0})]
+
+
+def fit_all(field: PairwiseMRF, windows: Grid, marginals: Tensor, given=None, **steps: int):
+    """The NMM of all pixels: the best of two starts, and of a ``given`` mixture, if any."""
+    starts = two_starts(field.unary, marginals, -0.5 * windows.distance)
+    if given is not None:
+        options = {"kappa": 1.0, "epsilon": 0.0}, {"warmup": 0.0, "lr": 0.01}
+        starts.append((given.table, given.logits, *options))
+    count = max(4, 2**15 // field.num_nodes)
+    score = partial(loss, field=field, order=windows.order, num_samples=8 * count, chunk=count)
+    return min(fits(field, windows, starts, **steps), key=score)
+
+
+def fit_half(field: PairwiseMRF, shape: Shape, marginals: Tensor, by_row: bool, **steps: int):
+    """
+    The NMM of every other pixel, the rest summed out: first from coarse to fine or, ``by_row``,
+    the others. Also the field of the pixels that stay, and the order of the fit.
+    """
+    half = MarginalField(field, (coarseness(*shape) == 2) == by_row)
+    windows, stay = grid(shape, 2, half.stay), half.nodes
+    # The nearest pixels are diagonal, at a squared distance of 2.
+    starts = two_starts(field.unary[stay], marginals[stay], -0.25 * windows.distance)
+    score = partial(drawn_bound, half=half, order=windows.order, num_samples=256)
+    return min(fits(half, windows, starts, **steps), key=score), half, windows.order
+
+
+def fitted(name: str, field: PairwiseMRF, shape: Shape):
+    """Messages with an estimate of log Z, or a function of the loss and, if sampled, its error."""
+    kind, numbers = name.split(",")[0], [int(n) for n in re.findall(r"\d+", name)]
+    if kind in MESSAGES:
+        return MESSAGES[kind](field)
+    if kind == "chains":
+        rows = torch.arange(field.num_nodes).view(shape)
+        starts = STARTS if field.num_nodes < 1000 else 2  # for speed
+        found = [rivals.chain_mean_field(field, each, starts)[1] for each in (rows, rows.T)]
+        return lambda: (min(found),)
+    if kind == "VAN":  # a pixel's conditional in the target needs a memory of no more than a row
+        return partial(drawn_loss, rivals.fit_van(field, shape[1] + 1, numbers[0]), field)
+    if kind.startswith("windows"):
+        side, _, given = numbers
+        return partial(drawn_loss, rivals.Windowed(field, grid(shape, side // 2), given), field)
+    if kind not in ("mean field", "NMM", "NMM of half"):
+        raise ValueError(f"no method is called {name!r}")
+    marginals, losses = mean_field(field, num_random=STARTS)
+    if kind == "mean field":
+        return lambda: (losses[0].item(),)
+    if kind == "NMM of half":
+        found = fit_half(field, shape, marginals, "row by row" in name, num_steps=numbers[-1])
+        return partial(drawn_bound, *found, DRAWS)
+    windows = grid(shape, 2 if "5 x 5" in name else 1)
+    mix = fit_all(field, windows, marginals, num_steps=numbers[-1])
+    return partial(loss, mix, field, windows.order, 1024, 64)
+
 
 #: Of the windows of NMM-CNN on single fields, and of all windows of 128 x 128 pixels.
 RADIUS = 3
@@ -32,8 +164,8 @@ def compare(args, names: list[str], make: Callable, **keys) -> None:
     for key in results.missing(**keys, method=names):
         field, log_z = make(key.get("coupling"), key["seed"])
         pyro.set_rng_seed(0)
-        score, seconds = timed(methods.fitted, key["method"], field, shape, clock=time.process_time)
-        if key["method"] in methods.MESSAGES:
+        score, seconds = timed(fitted, key["method"], field, shape, clock=time.process_time)
+        if key["method"] in MESSAGES:
             row = {"change": score.change, "log Z error": score.log_z - log_z}
         else:
             row = dict(zip(("KL", "error"), score(), strict=False))
@@ -66,10 +198,10 @@ def strips(args, results: Records) -> None:
         pyro.set_rng_seed(0)
         (field, log_z), seconds = fields.strip(2, key["coupling"], key["seed"]), {}
         (free, losses), seconds["mean field"] = timed(mean_field, field, num_random=12)
-        mix, seconds["NMM"] = timed(methods.fit_all, field, windows, free, **steps)
+        mix, seconds["NMM"] = timed(fit_all, field, windows, free, **steps)
         row = {"mean field": losses[0].item() + log_z}
-        row["NMM bound"] = methods.loss(mix, field, windows.order, 1024, 64)[0] + log_z
-        kl, row["error"] = methods.divergence(mix, field, windows.order)
+        row["NMM bound"] = loss(mix, field, windows.order, 1024, 64)[0] + log_z
+        kl, row["error"] = divergence(mix, field, windows.order)
         found = {"mean field": free, "NMM": mix.marginals()}
         found["loopy"], seconds["loopy"] = loopy(field)
         truth = field.marginals()
@@ -78,7 +210,7 @@ def strips(args, results: Records) -> None:
     for labels, couplings in fields.COUPLINGS.items():
         keys = {"task": "strips" if labels == 2 else "potts", "labels": labels}
         keys |= {"seed": fields.SEEDS, "coupling": couplings}
-        compare(args, methods.NARROW[labels], partial(fields.strip, labels), **keys)
+        compare(args, NARROW[labels], partial(fields.strip, labels), **keys)
 
 
 def large(field: models.PairwiseMRF, log_z: float | None, starts: Tensor | None = None) -> dict:
@@ -91,12 +223,12 @@ def large(field: models.PairwiseMRF, log_z: float | None, starts: Tensor | None 
         found = models.annealed_log_normalizer(field, free, STEPS["annealing"], 8)
         row["log Z"], row["log Z error"] = (value.item() for value in found)
     network = models.ConvolutionalNMM(RADIUS)
-    cnn, seconds["NMM-CNN"] = timed(methods.fit, field, windows, network, lr=0.003, **steps)
-    row["NMM-CNN"] = methods.loss(cnn, field, windows.order, 64, 4)[0]
+    cnn, seconds["NMM-CNN"] = timed(fit, field, windows, network, lr=0.003, **steps)
+    row["NMM-CNN"] = loss(cnn, field, windows.order, 64, 4)[0]
     # If all pixels have the same terms, a network with shared weights gets there first.
     given = cnn if field.unary.eq(field.unary[0]).all() else None
-    mix, seconds["NMM"] = timed(methods.fit_all, field, windows, free, given, **steps)
-    row["NMM"] = methods.loss(mix, field, windows.order, 64, 4)[0]
+    mix, seconds["NMM"] = timed(fit_all, field, windows, free, given, **steps)
+    row["NMM"] = loss(mix, field, windows.order, 64, 4)[0]
     _, seconds["loopy"] = loopy(field)
     return row
 
@@ -109,7 +241,7 @@ def letter(args, results: Records) -> None:
         results.add(**key, **large(field, None, right))
     log_z = {row["seed"]: row["log Z"] for row in pick(results.rows, task="letter")}
     known = {seed: (fields.noisy_letter(seed)[0], log_z[seed]) for seed in fields.SEEDS}
-    compare(args, methods.LARGE, lambda _, seed: known[seed], task="letter", seed=fields.SEEDS)
+    compare(args, LARGE, lambda _, seed: known[seed], task="letter", seed=fields.SEEDS)
 
 
 def plain(args, results: Records) -> None:
@@ -117,7 +249,7 @@ def plain(args, results: Records) -> None:
         pyro.set_rng_seed(0)
         results.add(**key, **large(*fields.plain(key["coupling"])))
     keys = {"task": "plain", "coupling": fields.COUPLINGS[2], "seed": 0}
-    compare(args, methods.LARGE, lambda coupling, _: fields.plain(coupling), **keys)
+    compare(args, LARGE, lambda coupling, _: fields.plain(coupling), **keys)
 
 
 def amortized(args, results: Records) -> None:
@@ -126,7 +258,7 @@ def amortized(args, results: Records) -> None:
         pyro.set_rng_seed(0)
         network, num_steps = models.ConvolutionalNMM(1), STEPS["amortized"]
         stream = lambda step: fields.random_field(2, None, 1000 + step)  # noqa: E731
-        _, training = timed(methods.fit, stream, windows, network, num_steps=num_steps, lr=0.006)
+        _, training = timed(fit, stream, windows, network, num_steps=num_steps, lr=0.006)
         tests = []
         for seed in range(20):
             field, log_z = fields.strip(2, None, seed)
@@ -134,7 +266,7 @@ def amortized(args, results: Records) -> None:
             with torch.no_grad():
                 parameters, fast = timed(network, windows.hood, field)
             mix = NeighborMixture(windows.hood, *parameters)
-            bound = methods.loss(mix, field, windows.order, 512, 64)[0] + log_z
+            bound = loss(mix, field, windows.order, 512, 64)[0] + log_z
             tests.append((losses[0].item() + log_z, bound, slow, fast))
         free, bounds, slow, fast = zip(*tests, strict=True)
         row = {"train seconds": training, "mean field": free, "NMM-CNN": bounds}
@@ -151,7 +283,7 @@ def six_steps(size: int) -> list[float]:
     field = models.ising(models.grid_edges(size, size), 0.4, torch.zeros(size * size))
     windows = fields.grid((size, size))
     network, one = models.FreeNMM(windows.hood, 2), {"num_steps": 1, "num_samples": 1}
-    return [timed(methods.fit, field, windows, network, **one)[1] for _ in range(6)]
+    return [timed(fit, field, windows, network, **one)[1] for _ in range(6)]
 
 
 def deviations(args, results: Records) -> None:
@@ -162,8 +294,8 @@ def deviations(args, results: Records) -> None:
         field, log_z = fields.strip(2, key["coupling"], key["seed"])
         pyro.set_rng_seed(0)
         network = models.ConvolutionalNMM(RADIUS, groups=not key["change"])
-        mix = methods.fit(field, windows, network, num_steps=STEPS["deviations"], lr=0.003)
-        results.add(**key, bound=methods.loss(mix, field, windows.order, 1024, 64)[0] + log_z)
+        mix = fit(field, windows, network, num_steps=STEPS["deviations"], lr=0.003)
+        results.add(**key, bound=loss(mix, field, windows.order, 1024, 64)[0] + log_z)
 
 
 TASKS = strips, letter, plain, amortized, scaling, deviations

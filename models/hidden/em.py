@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.arguments import as_tensor, check_integers, check_positive, expect
-from pyro_nmm.checkpoints import as_path
-from pyro_nmm.fitting import Run, train, with_gradients, with_options
+from pyro_nmm.fitting import Run, as_path, train, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.hidden.field import (

@@ -1,12 +1,13 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Markov random fields, which an NMM approximates."""
+"""Markov random fields, which an NMM approximates, and the network that does it for many."""
 
-from pyro_nmm.models.random_fields.annealing import annealed_log_normalizer
+from pyro_nmm.models.random_fields.convolution import ConvolutionalNMM
 from pyro_nmm.models.random_fields.marginal_field import MarginalField, RandomField
 from pyro_nmm.models.random_fields.pairwise import (
     PairwiseMRF,
+    annealed_log_normalizer,
     check_field,
     coarse_to_fine,
     coarseness,
@@ -17,6 +18,7 @@ from pyro_nmm.models.random_fields.pairwise import (
 )
 
 __all__ = [
+    "ConvolutionalNMM",
     "MarginalField",
     "PairwiseMRF",
     "RandomField",

@@ -79,10 +79,10 @@ def greedy_colors(edges: Tensor, num_nodes: int) -> list[Tensor]:
 
 def _along(value: Tensor, dims: list[int], size: int) -> Tensor:
     """``value`` with its last dimensions at the negative places ``dims`` of ``size`` ones."""
-    batch, shape = value.shape[: -len(dims)], [1] * size
+    shape = [1] * size
     for dim, length in zip(dims, value.shape[-len(dims) :], strict=True):
         shape[dim] = length
-    return value.reshape(*batch, *shape)
+    return value.reshape(*value.shape[: -len(dims)], *shape)
 
 
 def _neighbors(edges: Tensor, num_nodes: int) -> list[dict[int, int]]:

@@ -157,7 +157,7 @@ class MarginalField(GraphDistribution):
         log_attention = choice.log_attention[mixture.hood.find(chosen)]
         total = self.rest.expected_potential(mixture)
         for star in self.stars:
-            probs = joint_labels(alpha, chosen[:, star.neighbors])
+            probs = _joint_labels(alpha, chosen[:, star.neighbors])
             terms = (probs * star.sums).sum(-1)
             score = log_attention[:, star.neighbors].sum(-1)
             baseline = others_mean(terms, [0])
@@ -223,7 +223,7 @@ class MarginalField(GraphDistribution):
 RandomField = PairwiseMRF | MarginalField
 
 
-def joint_labels(alpha: Tensor, chosen: Tensor) -> Tensor:
+def _joint_labels(alpha: Tensor, chosen: Tensor) -> Tensor:
     """``(..., C^D)``: joint label distributions of nodes that have chosen sources ``(..., D)``."""
     (*shape, count), num_classes, total = chosen.shape, alpha.shape[-1], alpha.sum(-1)
     same = (chosen.unsqueeze(-1) == chosen.unsqueeze(-2)).to(alpha)

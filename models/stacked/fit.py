@@ -25,11 +25,11 @@ from pyro_nmm.arguments import (
     is_kind,
 )
 from pyro_nmm.blocks import row_blocks
-from pyro_nmm.edge_values import edges_between
 from pyro_nmm.fitting import minimise, with_gradients
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula, Priors
 from pyro_nmm.models.stacked.table import GraphScores
+from pyro_nmm.neighborhood import edges_between
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
 from pyro_nmm.relabel import as_channel, entries_at
 
@@ -134,36 +134,32 @@ class Fold:
     inputs: Tensor  #: of the formula
     edge_weight: Tensor | None
     y: Tensor
-    given: Tensor  #: mask of nodes that the mixture is conditioned on
+    observed: Tensor  #: mask of nodes that the mixture is conditioned on
     held_out: Tensor  #: mask
 
     @classmethod
     def of(cls, formula: Formula, data: GraphScores, out: Tensor) -> Fold:
         """Some known labels, held out, given the others."""
-        inputs, given = formula.inputs(replace(data, known=data.known & ~out))
-        return cls(data.hood, inputs, data.edge_weight, data.y, given, out).small()
+        inputs, observed = formula.inputs(replace(data, known=data.known & ~out))
+        return cls(data.hood, inputs, data.edge_weight, data.y, observed, out).small()
 
     def small(self) -> Fold:
         """The same on a smaller graph: of the nodes that its labels depend on."""
-        near, kept, sources = sources_of(self.hood, self.given | self.held_out)
+        near, kept, sources = sources_of(self.hood, self.observed | self.held_out)
         weight = self.edge_weight
         if weight is not None:
             weight = weight[edges_between(self.hood, sources[near.source], kept[near.target])]
-        labels = self.y[kept], self.given[kept], self.held_out[kept]
+        labels = self.y[kept], self.observed[kept], self.held_out[kept]
         return Fold(near, self.inputs[..., kept, :], weight, *labels)
 
 
 def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: int) -> list[Fold]:
     """Folds of the held-out nodes, each given the other known labels."""
-    nodes, folds = held_out.nonzero()[:, 0], []
+    nodes = held_out.nonzero()[:, 0]
     if num_folds > 1:
         nodes = shuffled(nodes)
-    num_folds = min(num_folds, len(nodes))
-    for fold in range(num_folds):
-        out = torch.zeros_like(held_out)
-        out[nodes[fold::num_folds]] = True
-        folds.append(Fold.of(formula, data, out))
-    return folds
+    parts = [nodes[k::num_folds] for k in range(min(num_folds, len(nodes)))]
+    return [Fold.of(formula, data, index_to_mask(part, len(held_out))) for part in parts]
 
 
 def some_of(mask: Tensor, most: int) -> Tensor:
@@ -180,9 +176,7 @@ def shuffled(nodes: Tensor) -> Tensor:
 def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor, Tensor]:
     """
     The part of a graph that the labels of observed nodes depend on, its nodes and its sources, both
-    ascending. The nodes are sources of the observed nodes, or members of communities that are. An
-    unobserved node has an edge from itself and from these communities only. Memory: no more than
-    the edges of this part, unless there are communities.
+    ascending. Unobserved nodes keep the edges from themselves and from the communities in it only.
     """
     rows, num_nodes = hood.restrict(observed), hood.num_nodes
     reached, members = rows.source.unique(), rows.source.new_zeros(2, 0)
@@ -193,17 +187,14 @@ def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tens
     nodes = torch.cat([reached[reached < num_nodes], members[1]]).unique()
     sources = torch.cat([nodes, reached[reached >= num_nodes]])
     source, target = torch.cat([torch.stack([rows.source, rows.target]), members], 1)
-    own = torch.arange(len(nodes), device=hood.device).expand(2, -1)
+    loops = torch.arange(len(nodes), device=hood.device).expand(2, -1)
     edges = torch.stack([torch.searchsorted(sources, source), torch.searchsorted(nodes, target)])
     num_sources = len(sources) if hood.bipartite else None
-    return Neighborhood(torch.cat([edges, own], 1), len(nodes), num_sources), nodes, sources
+    return Neighborhood(torch.cat([edges, loops], 1), len(nodes), num_sources), nodes, sources
 
 
 def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
-    """
-    The disjoint union of the graphs of some folds, and the fold of each of its nodes. Sources that
-    are no nodes follow all nodes. Cost: linear in the graphs of the folds.
-    """
+    """The disjoint union of the folds' graphs, communities last, and the fold of each node."""
     hoods = [fold.hood for fold in folds]
     num_nodes, sources, ptr = sum(hood.num_nodes for hood in hoods), [], []
     nodes = edges = 0
@@ -222,9 +213,10 @@ def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
     )  # fmt: skip
     weights = [fold.edge_weight for fold in folds if fold.edge_weight is not None]
     part = torch.cat([torch.full_like(fold.y, k) for k, fold in enumerate(folds)])
-    y, given, out = (torch.cat([getattr(f, n) for f in folds]) for n in ("y", "given", "held_out"))
+    names = "y", "observed", "held_out"
+    labels = (torch.cat([getattr(fold, name) for fold in folds]) for name in names)
     inputs = torch.cat([fold.inputs for fold in folds], -2)
-    return Fold(union, inputs, torch.cat(weights) if weights else None, y, given, out), part
+    return Fold(union, inputs, torch.cat(weights) if weights else None, *labels), part
 
 
 def fit_folds(
@@ -232,14 +224,13 @@ def fit_folds(
     options: FitOptions, agree: float,
 ) -> tuple[Tensor, Evidence | None]:  # fmt: skip
     """
-    Fit the formula's values to a graph's held-out nodes, or to one copy of the graph for each fold
-    of the labels. Return draws of the parameters and, with a pool, the evidence of labels that no
-    fit has seen.
+    Fit the formula's values to a graph's held-out nodes, or to a copy of the graph for each fold.
+    Return draws of the parameters and, with a pool, the evidence of labels that no fit has seen.
     """
     if len(copies) == 1:
         folds = folds_of(formula, *copies[0], options.num_folds)
     else:
-        union, part = side_by_side([Fold.of(formula, *each) for each in copies])
+        union, part = side_by_side([Fold.of(formula, data, out) for data, out in copies])
         folds = [union]
     maximise(formula, priors, folds, options)
     draws = deviations(formula, priors, folds)
@@ -254,16 +245,16 @@ def fit_folds(
     log_probs = held_out_log_probs(formula, priors, fold, part, options.refit_steps)
     if len(copies) > 1:
         share = expected_share(log_probs[NMM], log_probs[TEMPERED], agree)
-    return draws, Evidence({name: -each.mean().item() for name, each in log_probs.items()}, share)
+    nll = {name: -values.mean().item() for name, values in log_probs.items()}
+    return draws, Evidence(nll, share)
 
 
 def held_out_log_probs(
     formula: Formula, priors: Priors, fold: Fold, part: Tensor, num_steps: int
 ) -> dict[str, Tensor]:
     """
-    Log-probability ``(n,)`` of each held-out label by the classifier's own scores, by temperature
-    scaling, by the pool and by the NMM. The last three are refitted without the label's part
-    ``(N,)`` of the fold. A refit that diverges gives its labels no probability.
+    Log-probabilities ``(n,)`` of the held-out labels by each candidate. All but the classifier are
+    refitted without the label's part ``(N,)``. A refit that diverges gives no probability.
     """
     scaled, y, part = fold.inputs[0, fold.held_out], fold.y[fold.held_out], part[fold.held_out]
     raw = entries_at((scaled * formula.temperature).log_softmax(-1), y)
@@ -311,9 +302,9 @@ def maximise(formula: Formula, priors: Priors, folds: list[Fold], options: FitOp
         fold = folds[step % len(folds)]
         parameters = formula(fold.hood, fold.inputs, fold.edge_weight)
         mixture = NeighborMixture(fold.hood, *parameters, validate_args=False)
-        sets = [mask.nonzero()[:, 0] for mask in (fold.given, fold.held_out)]
+        sets = [mask.nonzero()[:, 0] for mask in (fold.observed, fold.held_out)]
         order = torch.cat([shuffled(nodes) for nodes in sets])
-        q = mixture.in_order(fold.y, fold.given | fold.held_out, order)
+        q = mixture.in_order(fold.y, fold.observed | fold.held_out, order)
         loss = -surrogate(q, len(sets[0]), options.num_samples) / len(sets[1])
         (loss - priors.log_prob(formula.values) / whole).backward()
         optimizer.step()
@@ -325,7 +316,7 @@ def maximise(formula: Formula, priors: Priors, folds: list[Fold], options: FitOp
 def surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tensor:
     """
     A number with the gradient of :math:`E_q \\sum_i f_i` over the nodes after ``num_given``. The
-    score of the choices has the mean of the other draws as baseline.
+    baseline of the score is the mean of the other draws.
     """
     choices = q.sample(Size([num_samples]))
     bound = q.log_terms(choices)[:, num_given:].sum(-1)
@@ -350,17 +341,13 @@ def row_log_probs(
     logits, *relabel = formula.attention(rows, probs, weight)
     attention = rows.softmax(logits)
     if relabel:
-        return entries_at(
-            node_marginals(rows, alpha, attention, *map(as_channel, relabel)), y
-        ).log()
+        marginals = node_marginals(rows, alpha, attention, as_channel(*relabel))
+        return entries_at(marginals, y).log()
     return node_log_probs(rows, alpha, attention, y)
 
 
 def agreement(data: GraphScores) -> float:
-    """
-    How often labelled neighbours agree, from chance (0) to always (1), shrunk towards chance as if
-    ten further pairs agreed as often as by chance.
-    """
+    """How often labelled neighbours agree, from chance (0) to always (1), shrunk by ten pairs."""
     hood, labels = data.hood, data.y[data.known]
     pairs = (hood.source < hood.num_nodes) & (hood.source != hood.target) & data.known[hood.target]
     source, target = hood.source[pairs], hood.target[pairs]
@@ -373,7 +360,8 @@ def agreement(data: GraphScores) -> float:
 
 def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
     r"""
-    Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights [1],
+    Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights (Yao et al.
+    2018, "Using Stacking to Average Bayesian Predictive Distributions", Bayesian Analysis 13),
 
     .. math::
 
@@ -384,11 +372,6 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
     temperature scaling, both refitted without the fold :math:`k` of the label. The prior counts as
     five labels, of which the NMM explains the share :math:`h`, the agreement of neighbours. It was
     chosen on tables that are not reported (``benchmarks/tabular/README.md``).
-
-    [1] Yuling Yao et al. (2018) "Using Stacking to Average Bayesian Predictive Distributions",
-    Bayesian Analysis 13, https://doi.org/10.1214/17-BA1091.
-
-    :param Tensor nmm: ``(n,)`` log-probabilities of the labels, as ``tempered``.
     """
     share = (torch.arange(200).double() + 0.5) / 200
     pair = torch.stack([nmm, tempered]).double().cpu()[..., None]
@@ -401,9 +384,9 @@ def deviations(
     formula: Formula, priors: Priors, folds: list[Fold], number: int = NUM_DRAWS
 ) -> Tensor:
     r"""
-    ``(number, d)``: draws of the parameters minus the fitted ones. The weighted likelihood
-    bootstrap [1] refits the parameters to labels with random weights :math:`1 + \xi_{bi}`. Its
-    first step is
+    ``(number, d)``: draws of the parameters minus the fitted ones, by the first step of a refit to
+    labels with weights :math:`1 + \xi_{bi}` (Newton and Raftery 1994, "Approximate Bayesian
+    Inference with the Weighted Likelihood Bootstrap", Journal of the RSS B 56),
 
     .. math::
 
@@ -414,10 +397,6 @@ def deviations(
     :math:`\Lambda` the precision of the prior. Every second draw has the opposite deviation, so
     that the mean of the draws is the fit. Cost: :math:`O(E_\tau C)`; with communities ``2 d`` times
     the held-out nodes' edges.
-
-    [1] Michael A. Newton, Adrian E. Raftery (1994) "Approximate Bayesian Inference with the
-    Weighted Likelihood Bootstrap", Journal of the Royal Statistical Society B 56,
-    https://doi.org/10.1111/j.2517-6161.1994.tb01956.x.
     """
     gradients = torch.cat([label_gradients(formula, fold) for fold in folds])
     hessian = gradients.T @ gradients + priors.precision(formula.values).double().diag()
@@ -428,32 +407,26 @@ def deviations(
 
 @torch.no_grad()
 def label_gradients(formula: Formula, fold: Fold) -> Tensor:
-    """
-    ``(n, d)``: of log-probabilities of held-out labels towards the parameters, in double. They are
-    difference quotients, because segments and products over edges have no forward derivatives.
-    """
+    """``(n, d)``: of log-probabilities of held-out labels towards the parameters, in double."""
+    # Difference quotients, because segments and products over edges have no forward derivatives.
     fold, numbers = replace(fold, inputs=fold.inputs.double()), formula.numbers().double()
-    exact, columns = formula.with_values(numbers), []
-    changes, offsets = CHANGE * torch.eye(len(numbers)).to(fold.inputs), numbers.new_empty(0)
-    if exact.temperature is not None and not fold.hood.bipartite:
-        offsets = offset_gradients(exact, fold)  # the last parameters
-        changes = changes[: -offsets.shape[1]]
-    for change in changes:
-        ends = [
-            label_log_probs(exact.with_values(numbers + step), fold) for step in (change, -change)
-        ]
-        columns.append((ends[0] - ends[1]) / (2 * CHANGE))
-    gradients = torch.stack(columns, 1)
-    gradients = torch.cat([gradients, offsets], 1) if len(offsets) else gradients
+    changes, offsets = CHANGE * torch.eye(len(numbers)).to(fold.inputs), []
+    if formula.temperature is not None and not fold.hood.bipartite:
+        offsets = [offset_gradients(formula.with_values(numbers), fold)]  # the last parameters
+        changes = changes[: -offsets[0].shape[1]]
+
+    def at(numbers: Tensor) -> Tensor:
+        return label_log_probs(formula.with_values(numbers), fold)
+
+    columns = [(at(numbers + step) - at(numbers - step)) / (2 * CHANGE) for step in changes]
+    gradients = torch.cat([torch.stack(columns, 1), *offsets], 1)
     return gradients.nan_to_num(0.0, 0.0, 0.0)  # of a label without a probability
 
 
 @torch.enable_grad()
 def offset_gradients(formula: Formula, fold: Fold) -> Tensor:
-    """
-    ``(n, C)``: the gradient towards the offsets of all labels in one pass. A label depends on the
-    probabilities of its row's sources alone, so each edge gets a copy of them as a leaf.
-    """
+    """``(n, C)``: the gradient towards the offsets of all labels in one pass."""
+    # A label depends on its row's sources alone: each edge gets a copy of their probabilities.
     rows, probs = fold.hood.restrict(fold.held_out), formula.probs(fold.inputs).detach()
     gradients = probs.new_empty(rows.num_rows, probs.shape[1])
     for block in row_blocks(rows.ptr, 8 * probs.shape[1]):  # eight tables of the edges at a time

@@ -18,8 +18,7 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_each_call, check_integers, expect
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.graph_arguments import check_all_rows, check_hood
-from pyro_nmm.models.compatibility import between_nodes
-from pyro_nmm.models.networks import attention_scores
+from pyro_nmm.models.networks import attention_scores, between_nodes
 from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.sparse import sparse_csr, spread
 
@@ -92,12 +91,12 @@ def declarations(pool: bool, communities: bool, relabel: bool) -> tuple[Paramete
     declared: tuple[Parameter, ...] = ON_POOL if pool else ON_SCORES
     declared += COMMUNITIES if communities else ()
     declared += RELABEL if relabel else ()
-    return declared + tuple(replace(each, name=f"pool.{each.name}") for each in POOL if pool)
+    return declared + tuple(replace(p, name=f"pool.{p.name}") for p in POOL if pool)
 
 
 def prior_of(declared: Sequence[Parameter], changes: Prior) -> dict[str, tuple[float, float]]:
     """The declared priors, some of them changed."""
-    priors = {each.name: (each.mean, each.sd) for each in declared}
+    priors = {p.name: (p.mean, p.sd) for p in declared}
     for name, (mean, sd) in changes.items():
         if name not in priors:
             raise ValueError(f"prior must name parameters of {list(priors)}, got {name!r}")
@@ -117,27 +116,24 @@ class Priors:
         cls, declared: Iterable[Parameter], prior: Prior, temperature: float = 1.0,
         agreement: float = 1.0,
     ) -> Priors:  # fmt: skip
-        """
-        Declared parameters with the means and standard deviations of ``prior``. Means that are as
-        declared depend on the agreement of neighbours.
-        """
+        """With ``prior``'s means and deviations. Declared means depend on neighbours' agreement."""
         priors = []
-        for each in declared:
-            mean, sd = prior[each.name]
-            mean -= math.log(temperature) if each.tempered else 0.0
-            mean += each.alone * (1 - agreement) ** 2 if (mean, sd) == (each.mean, each.sd) else 0.0
-            priors.append(replace(each, mean=mean, sd=sd))
+        for old in declared:
+            mean, sd = prior[old.name]
+            mean -= math.log(temperature) if old.tempered else 0.0
+            mean += old.alone * (1 - agreement) ** 2 if (mean, sd) == (old.mean, old.sd) else 0.0
+            priors.append(replace(old, mean=mean, sd=sd))
         return cls(tuple(priors))
 
     def start(self, values: Values) -> None:
         """Fill the values with the means."""
-        for each in self.declared:
-            values[each.name].data.fill_(each.mean)
+        for parameter in self.declared:
+            values[parameter.name].data.fill_(parameter.mean)
 
     @torch.no_grad()
     def at_start(self, values: Values) -> bool:
         """Whether all are where :meth:`start` puts them, in single precision."""
-        return all(bool((values[each.name].float() == each.mean).all()) for each in self.declared)
+        return all(bool((values[p.name].float() == p.mean).all()) for p in self.declared)
 
     def log_prob(self, values: Values) -> Tensor:
         """Up to a constant."""
@@ -152,7 +148,7 @@ class Priors:
     @torch.no_grad()
     def are_finite(self, values: Values) -> bool:
         """Whether all are, and the exponentials of logarithms too, which must be positive."""
-        positive = torch.stack([values[each.name] for each in self.declared if each.log]).exp()
+        positive = torch.stack([values[p.name] for p in self.declared if p.log]).exp()
         numbers = torch.cat([positive, *(value.view(-1) for value in values.values())])
         return bool((positive > 0).all() and numbers.isfinite().all())
 
@@ -160,7 +156,8 @@ class Priors:
 class PooledScores(nn.Module):
     r"""
     Label probabilities of each node from its scores, the scores of its neighbours and the known
-    labels around it: a logarithmic pool [1] with ``4 + C`` parameters.
+    labels around it: a logarithmic pool (Genest and Zidek 1986, "Combining Probability
+    Distributions", Statistical Science 1) with ``4 + C`` parameters.
 
     .. math::
 
@@ -175,11 +172,14 @@ class PooledScores(nn.Module):
     with scores :math:`x`, ``(N, C)``, at temperature :math:`t`. A step of the walk :math:`W` goes
     to a node of :math:`n(i)`, uniformly or in proportion to edge weights. :math:`Y` holds the known
     labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label,
-    :math:`g = .9` and :math:`\tau = .01`. :math:`\ell` is label propagation [2] relative to the
-    shares, and zero if no label is known. Graph networks are overconfident where a node agrees with
-    its neighbours, at large :math:`A_i`. A negative :math:`\eta` corrects that, as a temperature
-    for each node does [4]. With :math:`s = 1` and :math:`a = \lambda = \eta = 0` this is
-    temperature scaling with a bias [3].
+    :math:`g = .9` and :math:`\tau = .01`. :math:`\ell` is label propagation (Zhou et al. 2003,
+    "Learning with Local and Global Consistency", NeurIPS) relative to the shares, and zero if no
+    label is known. Graph networks are overconfident where a node agrees with its neighbours, at
+    large :math:`A_i`. A negative :math:`\eta` corrects that, as a temperature for each node does
+    (Hsu et al. 2022, "What Makes Graph Neural Networks Miscalibrated?", NeurIPS). With
+    :math:`s = 1` and :math:`a = \lambda = \eta = 0` this is temperature scaling with a bias
+    (Alexandari et al. 2020, "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat at
+    Label Shift Adaptation", ICML).
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
     >>> pool, scores = PooledScores(2), torch.zeros(3, 2)
@@ -190,17 +190,6 @@ class PooledScores(nn.Module):
     >>> probs = pool(terms)[:, 1]  # the nearer to the known label, the likelier
     >>> bool((probs[:-1] > probs[1:]).all())
     True
-
-    [1] Christian Genest, James V. Zidek (1986) "Combining Probability Distributions: A Critique and
-    an Annotated Bibliography", Statistical Science 1, https://doi.org/10.1214/ss/1177013825.
-
-    [2] Dengyong Zhou et al. (2003) "Learning with Local and Global Consistency", NeurIPS.
-
-    [3] Amr Alexandari, Anshul Kundaje, Avanti Shrikumar (2020) "Maximum Likelihood with
-    Bias-Corrected Calibration is Hard-To-Beat at Label Shift Adaptation", ICML.
-
-    [4] Hans Hao-Hsun Hsu, Yuesong Shen, Christian Tomani, Daniel Cremers (2022) "What Makes Graph
-    Neural Networks Miscalibrated?", NeurIPS.
     """
 
     temperature: Tensor  #: :math:`t`, set by temperature scaling and not fitted
@@ -214,9 +203,9 @@ class PooledScores(nn.Module):
         super().__init__()
         check_integers(2, num_classes=num_classes)
         self.register_buffer("temperature", torch.ones(()))
-        for each in POOL:
-            size = (num_classes,) if each.name == "offsets" else ()
-            self.register_parameter(each.name, nn.Parameter(torch.zeros(size)))
+        for parameter in POOL:
+            size = (num_classes,) if parameter.name == "offsets" else ()
+            self.register_parameter(parameter.name, nn.Parameter(torch.zeros(size)))
         Priors(POOL).start(dict(self.named_parameters()))
 
     def forward(self, terms: Tensor) -> Tensor:
@@ -356,7 +345,7 @@ class Formula:
         """``(N, C)``: :math:`P` of nodes."""
         if self.temperature is None:
             return (self.values["log_scale"].exp() * inputs).softmax(-1)
-        return pooled(inputs, *(self.values[f"pool.{each.name}"] for each in POOL))
+        return pooled(inputs, *(self.values[f"pool.{p.name}"] for p in POOL))
 
     def __call__(self, hood: Neighborhood, inputs: Tensor, weight: Tensor | None) -> Tensors:
         """``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
@@ -377,9 +366,9 @@ class Formula:
 
     def _alpha(self, name: str, probs: Tensor) -> Tensor:
         log_kappa, log_floor = self.values[name], self.values["log_floor"]
-        if self.temperature is None:
-            return log_kappa.exp() * probs + log_floor.exp()
-        floor = (log_kappa + log_floor).exp() / probs.shape[1]
+        floor = log_floor.exp()
+        if self.temperature is not None:
+            floor = (log_kappa + log_floor).exp() / probs.shape[1]
         return log_kappa.exp() * probs + floor
 
     def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
@@ -414,8 +403,7 @@ def with_own_sources(
     """
     Mixtures in which nodes have one more source each, which no other node may choose. A node with a
     certain label has it alone: the label is no further evidence about others. Other nodes choose it
-    with probability ``1 - share``, and its label probabilities are the ``table``'s. The mixtures
-    share one graph.
+    with probability ``1 - share``, and it has the ``table``'s label probabilities.
     """
     hood, known = data.hood, data.certain
     widened = known if share == 1 else torch.ones_like(known)

@@ -163,9 +163,9 @@ class StackedNMM(nn.Module):
         if pool and num_classes is None:
             raise ValueError("num_classes is needed: the number of columns of the scores")
         self.declared = declarations(pool, communities, compatibility is not None)
-        for each in self.declared:
-            if "." not in each.name:  # the others are the pool's
-                self.register_parameter(each.name, nn.Parameter(torch.zeros(())))
+        for parameter in self.declared:
+            if "." not in parameter.name:  # the others are the pool's
+                self.register_parameter(parameter.name, nn.Parameter(torch.zeros(())))
         self.pool = PooledScores(num_classes) if pool and num_classes is not None else None
         self.communities = communities
         self.register_buffer("compatibility", compatibility)
@@ -302,10 +302,7 @@ class StackedNMM(nn.Module):
     def _fit(
         self, copies: Sequence[tuple[GraphScores, Tensor]], options: FitOptions, afresh: bool = True
     ) -> StackedNMM:
-        """
-        Fit to a graph's held-out nodes, or to one copy of the graph for each fold of the labels. An
-        error leaves the module as it was.
-        """
+        """Fit to a graph's held-out nodes, or copies. An error leaves the module as it was."""
         copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
         scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
         warn_of_probabilities(scores)
@@ -398,7 +395,7 @@ class StackedNMM(nn.Module):
             numbers = formula.numbers()
             formulas = [formula.with_values(numbers + d) for d in self.deviations[:num_draws]]
         inputs, _ = formula.inputs(data)
-        parameters = (each(data.hood, inputs, data.edge_weight) for each in formulas)
+        parameters = (drawn(data.hood, inputs, data.edge_weight) for drawn in formulas)
         return list(formula.mixtures(data, parameters))
 
     def summary(self) -> str:
@@ -415,7 +412,7 @@ class StackedNMM(nn.Module):
     def extra_repr(self) -> str:
         values = {name: value.item() for name, value in self.named_parameters(recurse=False)}
         shown = {} if self.pool else {"temperature": math.exp(-values.pop("log_scale"))}
-        logs = [each.name for each in self.declared if each.log and each.name in values]
+        logs = [p.name for p in self.declared if p.log and p.name in values]
         shown |= {name.removeprefix("log_"): math.exp(values.pop(name)) for name in logs}
         return ", ".join(f"{name}={value:.4g}" for name, value in (shown | values).items())
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_set, as_tensor, check_edge_index, expect, is_kind
 from pyro_nmm.concentrations import in_single
-from pyro_nmm.edge_values import edges_between
 from pyro_nmm.graph_arguments import check_all_rows, check_hood, check_label_range
 from pyro_nmm.labels import in_label_order
+from pyro_nmm.neighborhood import edges_between
 
 #: Who called ``fit`` or ``update``, seen from a warning of this file.
 USER = 6
@@ -189,8 +189,8 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
         raise ValueError(
             "edge_index and hood must be of the same edges: give the edge_index that hood is of"
         )
-    number = hood.sum((weighted & ~loop).to(weight))
-    mean = hood.sum(weight.masked_fill(loop, 0)) / number.clamp(min=1)
+    number = hood.sum(weighted.to(weight))
+    mean = hood.sum(weight) / number.clamp(min=1)
     fill = mean.where(number > 0, 1.0).index_select(0, hood.row)
     return weight.where(weighted, fill.where(loop, 1.0))
 

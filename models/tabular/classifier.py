@@ -149,7 +149,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         self.estimator_, self._parts = self._trained(X, labels, rows), parts
         whole, *scores = (self._log_probs(fitted, X) for fitted in (self.estimator_, *parts))
         held_out = torch.stack(scores)[folds[rows], rows], labels[rows]
-        self._temperatures = temperature_posterior(*held_out)
+        self._temperatures = _temperature_posterior(*held_out)
         self._fold_temperatures = [
             bounded_temperature(*held_out, folds[rows] == fold) for fold in range(number)
         ]
@@ -204,8 +204,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each new row."""
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+        return self.classes_[self.predict_proba(X).argmax(1)]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy on rows with a label; ``y`` as for :meth:`fit`."""
@@ -213,9 +212,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         y, known = self._labels(y, X)
         if not known.any():
             raise ValueError("y must hold a label: all are -1, NaN or None")
-        given, weight = y[known].tolist(), sample_weight
-        weight = None if weight is None else np.asarray(weight)[known]
-        return accuracy_score(given, self.predict(X)[known], sample_weight=weight)
+        weight = None if sample_weight is None else np.asarray(sample_weight)[known]
+        return accuracy_score(y[known].tolist(), self.predict(X)[known], sample_weight=weight)
 
     def summary(self) -> str:
         """
@@ -242,10 +240,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return tags
 
     def _checked(self, X: Any, reset: bool, raw: bool) -> Any:
-        """
-        Data frames as they are, anything else as an array or a sparse matrix of rows, or ``raw``
-        rows that a pipeline reads, such as texts.
-        """
+        """Data frames and ``raw`` rows for a pipeline as they are, else an array or matrix."""
         if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
             raise ValueError("X has masked entries, which have no value: pass X.filled(np.nan)")
         try:
@@ -274,12 +269,12 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     def _encoded(self, y: Any, X: Any, size: int) -> tuple[Tensor, Tensor]:
         """Indices of classes, and a mask of the labelled rows; sets ``classes_``."""
         y, known = self._labels(y, X)
-        given = np.asarray(y[known].tolist() if y.dtype == object else y[known])
-        if known.any() and type_of_target(given) not in ("binary", "multiclass"):
-            raise ValueError(f"y must hold classes, got {type_of_target(given)} values: bin them")
+        values = np.asarray(y[known].tolist() if y.dtype == object else y[known])
+        if known.any() and type_of_target(values) not in ("binary", "multiclass"):
+            raise ValueError(f"y must hold classes, got {type_of_target(values)} values: bin them")
         if y.dtype.kind == "f" and np.isnan(y).any():  # whole numbers are floats beside NaN
-            given = given.astype(int)
-        self.classes_, index, count = np.unique(given, return_inverse=True, return_counts=True)
+            values = values.astype(int)
+        self.classes_, index, count = np.unique(values, return_inverse=True, return_counts=True)
         if len(self.classes_) < 2 or count.min() < 2:
             rare = count.argsort(kind="stable")[:8]
             counts = dict(zip(self.classes_[rare].tolist(), count[rare].tolist(), strict=True))
@@ -298,8 +293,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         self._neighbors = None
         if graph is None:
             nearest = min(self.n_neighbors, size - 1)
-            self._neighbors = finder_of(self.neighbors, nearest, self.metric, X)
-            graph = found_by(self._neighbors, X, default=self.neighbors is None)
+            self._neighbors = _finder(self.neighbors, nearest, self.metric, X)
+            graph = _graph_of(self._neighbors, X, default=self.neighbors is None)
         edges, number = edges_of(graph)
         if number not in (None, size):
             raise ValueError(f"graph must have {size} nodes, one for each row of X, got {number}")
@@ -318,19 +313,18 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     def _pooled(self, whole: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
         """
-        Scores of some rows for the NMM: half the whole fit's probabilities and half the folds'
-        mean. And the probabilities beside the NMM: these, and in equal parts the folds' mean where
-        each fold has a temperature of its own, as ``CalibratedClassifierCV`` does it.
+        Scores of some rows for the NMM: half the whole fit's probabilities, half the folds' mean.
+        And the probabilities beside it: half these, half the mean of folds calibrated one by one.
         """
         mean, by_fold = torch.zeros_like(whole), torch.zeros_like(whole)
         for part, temperature in zip(parts, self._fold_temperatures, strict=True):
-            mean += averaged_temperature(part, self._temperatures) / len(parts)
+            mean += _averaged(part, self._temperatures) / len(parts)
             by_fold += (part / temperature).softmax(1) / len(parts)
-        mean = (averaged_temperature(whole, self._temperatures) + mean) / 2
+        mean = (_averaged(whole, self._temperatures) + mean) / 2
         return mean.log() * self.stacked_.pool.temperature, (mean + by_fold) / 2
 
 
-def finder_of(neighbors: Any, number: int, metric: str, X: Any) -> Any:
+def _finder(neighbors: Any, number: int, metric: str, X: Any) -> Any:
     """A new transformer: the user's, or exact neighbours of rows that are scaled for Euclid."""
     if neighbors is not None:
         finder = clone(neighbors)
@@ -345,7 +339,7 @@ def finder_of(neighbors: Any, number: int, metric: str, X: Any) -> Any:
     return finder
 
 
-def found_by(finder: Any, X: Any, default: bool) -> Any:
+def _graph_of(finder: Any, X: Any, default: bool) -> Any:
     """The sparse matrix of neighbours, or an error that says how to prepare the rows."""
     try:
         graph = finder.fit_transform(X)
@@ -364,35 +358,15 @@ def found_by(finder: Any, X: Any, default: bool) -> Any:
     return graph
 
 
-def temperature_posterior(held_out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    r"""
-    Temperatures and their probabilities, ``(61,)`` each, on a grid between :math:`e^{-3}` and
-    :math:`e^3`,
-
-    .. math::
-
-        p(t) \propto \mathcal N(\log t; 0, 1) \prod_i \mathrm{softmax}(x_i / t)_{y_i} .
-
-    :param Tensor held_out: ``(n, C)`` scores :math:`x` of rows with labels ``y``, ``(n,)``, that
-        the classifier has not seen.
-    """
+def _temperature_posterior(held_out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """``(61,)`` temperatures and their probabilities under a standard normal prior of their log."""
     temperatures = torch.linspace(-3, 3, 61).exp()
     loss = [F.cross_entropy(held_out / t, y, reduction="sum") for t in temperatures]
     return temperatures, (-torch.stack(loss) - temperatures.log().square() / 2).softmax(0)
 
 
-def averaged_temperature(scores: Tensor, posterior: tuple[Tensor, Tensor]) -> Tensor:
-    r"""
-    Label probabilities ``(N, C)`` of scores ``(N, C)``, :math:`\sum_t p(t) \, \mathrm{softmax}
-    (\text{scores} / t)`, because a few labels do not determine one temperature.
-
-    >>> x, y = torch.tensor([[2.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 0, 1])
-    >>> probs = averaged_temperature(x, temperature_posterior(x, y))  # maximum: 0.75
-    >>> 0.75 < probs[0, 0] < 0.85
-    tensor(True)
-
-    :param posterior: of :func:`temperature_posterior`.
-    """
+def _averaged(scores: Tensor, posterior: tuple[Tensor, Tensor]) -> Tensor:
+    """``(N, C)``: a softmax for each temperature, because few labels do not determine one."""
     probs = torch.zeros_like(scores)
     for t, weight in zip(*posterior, strict=True):
         if weight > 1e-6:

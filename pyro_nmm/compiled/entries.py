@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pyro_nmm.compiled.loops import _array, _check_labels, _graph, _in_threads, compiled, opaque
+from pyro_nmm.compiled.loops import _array, _check_labels, _compiled, _graph, _in_threads, opaque
 
 
 class _Inputs(NamedTuple):
@@ -27,7 +27,7 @@ class _Inputs(NamedTuple):
     likelihood: Any
 
 
-@compiled
+@_compiled
 def _of(b, inputs):
     # The inputs of one draw of a batch that may share them.
     attention, alpha, total, labels, likelihood = inputs[3:]
@@ -38,7 +38,7 @@ def _of(b, inputs):
     return _Inputs(single, ptr, source, attention, alpha, total, labels, likelihood)
 
 
-@compiled
+@_compiled
 def _place(e, i, inputs):
     # Of an edge: its source, its place in alpha, its place in the data, and an observed label.
     place, j = e if len(inputs.labels) == len(inputs.source) else i, inputs.source[e]
@@ -47,7 +47,7 @@ def _place(e, i, inputs):
     return j, j, place, 0
 
 
-@compiled
+@_compiled
 def _above(place, counts, inputs):
     # The sum over the entries of an edge.
     j, a, row, label = place
@@ -59,7 +59,7 @@ def _above(place, counts, inputs):
     return above
 
 
-@compiled
+@_compiled
 def _draw(first, last, inputs, table, uniforms, edges, labels, same_label, any_label):
     ptr, source = inputs.ptr, inputs.source
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
@@ -75,7 +75,7 @@ def _draw(first, last, inputs, table, uniforms, edges, labels, same_label, any_l
         _clear(ptr, source, edges[b], labels[b], table)
 
 
-@compiled
+@_compiled
 def _draw_row(i, inputs, table, uniform, running, counts):
     single, ptr, _, attention, alpha, total, _, likelihood = inputs
     every, weight = table.shape[1] - 1, 0.0
@@ -106,7 +106,7 @@ def _draw_row(i, inputs, table, uniform, running, counts):
     return e, chosen
 
 
-@compiled
+@_compiled
 def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others.
     ptr, source = inputs.ptr, inputs.source
@@ -129,14 +129,14 @@ def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
         _clear(ptr, source, edges[b], labels[b], table)
 
 
-@compiled
+@_compiled
 def _clear(ptr, source, edges, labels, table):
     for i in range(len(ptr) - 1):
         table[source[edges[i]], labels[i]] = 0
         table[source[edges[i]], table.shape[1] - 1] = 0
 
 
-@compiled
+@_compiled
 def _evaluate(first, last, inputs, table, edges, labels, predicted, log_choice):
     # Given evidence, as is its gradient.
     every = table.shape[1] - 1
@@ -159,7 +159,7 @@ def _evaluate(first, last, inputs, table, edges, labels, predicted, log_choice):
         _clear(ptr, source, edges[b], labels[b], table)
 
 
-@compiled
+@_compiled
 def _gradient(first, last, inputs, table, edges, labels, predicted, to_predicted, to_choice,
               to_attention, to_alpha, to_likelihood):  # fmt: skip
     # Of the logarithms of attention and likelihood. A batch that shares a parameter adds to its
@@ -197,7 +197,7 @@ def _gradient(first, last, inputs, table, edges, labels, predicted, to_predicted
         _clear(ptr, source, edges[b], labels[b], table)
 
 
-@compiled
+@_compiled
 def _credit(first, last, inputs, counts, edges, labels, predicted, costs, table):
     # Given evidence. From the last row to the first, a row's own count taken out before its edges
     # are visited: table[j, k] holds what one count of k fewer at j would have changed in the later
@@ -231,7 +231,7 @@ def _credit(first, last, inputs, counts, edges, labels, predicted, costs, table)
                 table[source[e]] = 0
 
 
-@compiled
+@_compiled
 def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, costs,
                       same_label, any_label, changes):  # fmt: skip
     # Of observed labels, from the counts that the draw has met: 1.35 times as fast as to count
@@ -311,7 +311,7 @@ def sweep(rows, entries, draw, uniforms):
 
 @opaque
 def evaluate(rows, entries, draw):
-    """See :func:`pyro_nmm.ops.predictive.predictive`. Cost: :math:`O(B E C)`."""
+    """See :func:`pyro_nmm.ops.entries.predictive`. Cost: :math:`O(B E C)`."""
     size = tuple(draw.edges.shape)
     outputs = np.empty(size), np.empty(size)
     _run(_evaluate, rows, entries, size[0], *map(_array, draw[:2]), *outputs)
@@ -329,9 +329,8 @@ def gradient(rows, entries, draw, predicted, to_predicted, to_choice):
         parts[first] = [np.zeros(t.shape) for t in parameters]
         return parts[first]
 
-    _run(
-        _gradient, rows, entries, len(draw.edges), *map(_array, draw[:2]), *inputs, scratch=scratch
-    )
+    inputs = *map(_array, draw[:2]), *inputs
+    _run(_gradient, rows, entries, len(draw.edges), *inputs, scratch=scratch)
     sums = (sum(of) for of in zip(*(parts[first] for first in sorted(parts)), strict=True))
     return (torch.from_numpy(s).to(t.dtype) for s, t in zip(sums, parameters, strict=True))
 

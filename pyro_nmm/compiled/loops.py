@@ -3,22 +3,58 @@
 
 """The loops over edges, compiled for the CPU; with the results of the tensor code."""
 
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
-
-from pyro_nmm.compiled.cache import compiled
 
 #: ``torch.compile`` would trace NumPy calls as tensor code.
 opaque = torch.compiler.disable
 
 #: Below this many edges and draws a second thread costs more than it saves.
-MIN_PARALLEL = 100_000
+_MIN_PARALLEL = 100_000
 
 
-@compiled
+def _compiled(function: Callable) -> Callable:
+    """A compiled loop, kept on disk or, with a warning, in this process alone."""
+    compiler = functools.partial(numba.njit, nogil=True, error_model="numpy")
+    try:
+        loop = compiler(cache=True)(function)
+    except RuntimeError:  # numba finds no folder that it may write
+        _warn_once()
+        return compiler()(function)
+    if disk := getattr(loop, "_cache", None):  # there is none with NUMBA_DISABLE_JIT
+        # Numba would let the loop's first caller fail, for example if the disk is full.
+        disk._guard_against_spurious_io_errors = _guard
+    return loop
+
+
+@contextmanager
+def _guard() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        _warn_once()
+
+
+@functools.cache
+def _warn_once() -> None:
+    warnings.warn(
+        f"numba cannot keep compiled loops on disk ({sys.exception()}), so every process compiles "
+        f"them anew: free space, or set NUMBA_CACHE_DIR to a folder that can be written",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+@_compiled
 def _find(first, last, ptr, source, choices, edges):
     for b in range(len(choices)):
         for i in range(first, last):
@@ -27,7 +63,7 @@ def _find(first, last, ptr, source, choices, edges):
                     edges[b, i] = e
 
 
-@compiled
+@_compiled
 def _ranks(choices, labels, table, same_label, any_label):
     every = table.shape[1] - 1
     for b in range(len(choices)):
@@ -42,7 +78,7 @@ def _ranks(choices, labels, table, same_label, any_label):
             table[choices[b, i], every] = 0
 
 
-@compiled
+@_compiled
 def _bumps(first, last, mean, width, top, sums):
     # From the label nearest to the mean outwards: neighbouring terms differ by a factor that itself
     # changes by a constant one, so each node needs four exponentials. Terms beyond seven widths
@@ -65,12 +101,12 @@ def _bumps(first, last, mean, width, top, sums):
         sums[0, i], sums[1, i], sums[2, i] = total, shift, spread
 
 
-@compiled
+@_compiled
 def _entr(x):
     return -x * np.log(x) if x > 0 else 0.0
 
 
-@compiled
+@_compiled
 def _added(weight, mean, probs, entropy, change):
     # change[k] of a row's entropy if its edge gets one more count of k.
     rest = -entropy
@@ -83,7 +119,7 @@ def _added(weight, mean, probs, entropy, change):
         change[k] += rest
 
 
-@compiled
+@_compiled
 def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, probs, credit,
              bound, to_attention, to_alpha):  # fmt: skip
     # Forwards, counts and probabilities. Backwards, without a row's own count: credit[j, 0] holds
@@ -143,7 +179,7 @@ def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, 
         credit[:] = 0
 
 
-@compiled
+@_compiled
 def _predict(ptr, source, attention, alpha, weights, uniforms, counts, labels):
     # counts[j, t] holds the choices of node j in component t: by label, then all of them.
     num_components, every = counts.shape[1], counts.shape[2] - 1
@@ -235,7 +271,7 @@ def ranks(choices, labels, num_nodes, num_classes):
 
 @opaque
 def predict(rows, attention, alpha, weights, uniforms, counts):
-    """See :func:`pyro_nmm.distributions.sequential.predict_by_sweeps`. Cost: :math:`O(T E C)`."""
+    """See :func:`pyro_nmm.distributions.sequential.predict_in_turn`. Cost: :math:`O(T E C)`."""
     labels = np.empty(rows.num_rows, np.int64)
     parameters = (_array(t, np.float64) for t in (attention, alpha, weights))
     _predict(*_graph(rows), *parameters, _array(uniforms), _array(counts), labels)
@@ -253,7 +289,7 @@ def _check_labels(labels: Tensor, num_classes: int) -> None:
 
 
 def _in_threads(run, size: int, work: int) -> None:
-    parts = min(size, torch.get_num_threads()) if work > MIN_PARALLEL else 1
+    parts = min(size, torch.get_num_threads()) if work > _MIN_PARALLEL else 1
     if parts == 1:
         return run(0, size)
     cuts = np.linspace(0, size, parts + 1).astype(int).tolist()

@@ -70,7 +70,7 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | No
         raise ValueError("seeds must be distinct: a node has one label only")
     if num_neighbors is not None:
         check_integers(1, num_neighbors=num_neighbors)
-    reached, inside = within_hops(seeds, num_hops, edge_index, size, num_neighbors)
+    reached, inside = _within_hops(seeds, num_hops, edge_index, size, num_neighbors)
     others = (reached & ~index_to_mask(seeds, size)).nonzero()[:, 0]
     nodes, edges = torch.cat([seeds, others]), inside.nonzero()[:, 0]
     number = torch.empty(size, dtype=torch.long, device=seeds.device)
@@ -90,7 +90,7 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | No
     return batch
 
 
-def within_hops(
+def _within_hops(
     seeds: Tensor, num_hops: int, edge_index: Tensor, size: int, num_neighbors: int | None
 ) -> tuple[Tensor, Tensor]:
     """Masks of the nodes that hops against the edges reach, and of the edges on the way."""
@@ -100,14 +100,14 @@ def within_hops(
     for hop in range(num_hops):
         edges = new[target].nonzero()[:, 0]
         if hop and num_neighbors is not None:
-            edges = sampled(edges, target, num_neighbors)
+            edges = _sampled(edges, target, num_neighbors)
         inside[edges] = True
         new = index_to_mask(source[edges], size) & ~reached
         reached = reached | new
     return reached, inside
 
 
-def sampled(edges: Tensor, target: Tensor, most: int) -> Tensor:
+def _sampled(edges: Tensor, target: Tensor, most: int) -> Tensor:
     """At most so many of the edges ``(K,)`` into each target, drawn without replacement."""
     edges = edges[torch.randperm(len(edges), device=edges.device)]
     ends, order = target[edges].sort(stable=True)

@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 from pyro_nmm.arguments import as_tensor, check_edges, expect
 
 #: Held by the thread whose seed is in torch's global generator.
-SEEDED = threading.RLock()
+_SEEDED = threading.RLock()
 
 
 def contents(data: Data) -> dict[str, object]:
@@ -79,7 +79,7 @@ def reading(path: str | Path) -> Iterator[None]:
 @contextmanager
 def seeded(seed: Any) -> Iterator[None]:
     """torch's global CPU generator under a seed, for one thread at a time; then as it was."""
-    with SEEDED, torch.random.fork_rng(devices=[]):
+    with _SEEDED, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(as_seed(seed))
         yield
 

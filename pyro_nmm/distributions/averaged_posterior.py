@@ -25,14 +25,14 @@ class AveragedPosterior(Posterior):
 
         p(y \mid y_\tau) \approx \frac{1}{B} \sum_{b=1}^B p(y \mid y_\tau, \theta_b)
 
-    Labels of nodes that share no source depend on each other too, through the parameters. So counts
-    in large sets vary more than under one of the members. It has the queries of a
+    Labels of nodes that share no source depend on each other too, through the parameters, so counts
+    in large sets vary more than under one member. It has the queries of a
     :class:`~pyro_nmm.Posterior`, at ``B`` times their cost, but for draws.
 
     >>> from pyro_nmm import Neighborhood, NeighborMixture
     >>> hood, y = Neighborhood(torch.tensor([[0], [1]]), num_nodes=2), torch.tensor([1, -1])
-    >>> each = [torch.tensor([[4.0, 1.0], [1.0, 1.0]]), torch.tensor([[1.0, 4.0], [1.0, 1.0]])]
-    >>> mixes = [NeighborMixture(hood, alpha, torch.zeros(3)) for alpha in each]
+    >>> alphas = torch.tensor([[[4.0, 1.0], [1.0, 1.0]], [[1.0, 4.0], [1.0, 1.0]]])
+    >>> mixes = [NeighborMixture(hood, alpha, torch.zeros(3)) for alpha in alphas]
     >>> members = [mix.condition(y, torch.tensor([True, False])) for mix in mixes]
     >>> AveragedPosterior(members).marginals()
     tensor([[0.0000, 1.0000],

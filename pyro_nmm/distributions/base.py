@@ -8,6 +8,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Size, Tensor
 
 from pyro_nmm.arguments import expect
+from pyro_nmm.provenance import untracked
 
 
 def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
@@ -41,15 +42,21 @@ class GraphDistribution(TorchDistribution):
             stated.append(f"batch_shape={tuple(self.batch_shape)}")
         return f"{type(self).__name__}({', '.join(stated)})"
 
+    def _plain(self, value: Tensor) -> tuple[Tensor, frozenset]:
+        """A validated value and its provenance."""
+        if self._validate_args:
+            self._validate_sample(value)
+        (value,), provenance = untracked(value)
+        return value, provenance
+
     def _labels(self, value: Tensor) -> Tensor:
         """Integers of any type, or whole numbers, as ``torch.long``, as ``Categorical`` does."""
         expect("value", value)
         # Before the comparisons, which wrap around for small types.
         value = value if value.is_floating_point() else value.long()
         if self._validate_args:
-            # Of no draws at all torch can check no values; one in their place has their shape.
-            one = [max(1, size) for size in value.shape[:-1]]
-            shape = *one, *value.shape[-1:]
+            # Torch cannot check a value without elements: zeros of its event shape replace it.
+            shape = *(max(1, size) for size in value.shape[:-1]), *value.shape[-1:]
             self._validate_sample(value if value.numel() else value.new_zeros(shape))
         return value.long()
 

@@ -11,9 +11,9 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.parameters import Parameters
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
-from pyro_nmm.ops.compact import Places, compact
+from pyro_nmm.ops.counts import Places
 from pyro_nmm.ops.entries import edge_evidence
 from pyro_nmm.ops.stages import stages_of
 

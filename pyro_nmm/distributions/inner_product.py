@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Random graphs whose edges are independent given a vector of every node."""
+"""Random graphs from inner products of the nodes' vectors."""
 
 from collections.abc import Sequence
 
@@ -74,7 +74,7 @@ class InnerProductGraph(GraphDistribution):
         self.num_nodes, self.num_factors = factors.shape[-2:]
         self.held_out = None
         if held_out is not None:
-            self.held_out = undirected_pairs(held_out, self.num_nodes, "held_out")
+            self.held_out = _undirected_pairs(held_out, self.num_nodes, "held_out")
         # Graphs differ in their number of edges: there is no event shape.
         super().__init__(factors.shape[:-2], Size([2, 0]), validate_args=validate_args)
         if self._validate_args:
@@ -90,8 +90,7 @@ class InnerProductGraph(GraphDistribution):
     def balance(
         edge_index: Tensor, num_nodes: int, held_out: Tensor | None = None, loops: bool = False
     ) -> float:
-        """The weight with which edges and other pairs have equal total weight; held-out pairs count
-        among the others."""
+        """The weight with which edges weigh as much as all other pairs, held-out ones too."""
         check_integers(1, num_nodes=num_nodes)
         edges = 2 * observed_edges(edge_index, num_nodes, held_out).shape[1] + loops * num_nodes
         size = num_nodes * (num_nodes - (not loops))
@@ -172,7 +171,7 @@ class InnerProductGraph(GraphDistribution):
         return score(others) - score(factors)
 
 
-def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
+def _undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
     """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
     expect(name, pairs, (2, "P"), kind="integers")
     check_range(name, pairs, num_nodes)
@@ -180,13 +179,13 @@ def undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
 
 
 def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) -> Tensor:
-    """``(2, E)``: as :func:`undirected_pairs`, the edges that are not held out."""
-    edges = undirected_pairs(edge_index, num_nodes, "edge_index")
+    """``(2, E)``: as :func:`_undirected_pairs`, the edges that are not held out."""
+    edges = _undirected_pairs(edge_index, num_nodes, "edge_index")
     if 2 * edges.shape[1] != _distinct(edge_index.long(), num_nodes).shape[1]:
         raise ValueError("edge_index needs both directions of every edge: use PyG's to_undirected")
     if held_out is None:
         return edges
-    hidden = undirected_pairs(held_out, num_nodes, "held_out")
+    hidden = _undirected_pairs(held_out, num_nodes, "held_out")
     return edges[:, ~torch.isin(*(pairs[0] * num_nodes + pairs[1] for pairs in (edges, hidden)))]
 
 
@@ -200,7 +199,7 @@ def _inner(factors: Tensor, pairs: Tensor) -> Tensor:
 
 
 def _blocks(factors: Tensor):
-    """Rows of all pairs i <= j: the first node, those rows and the columns from there on."""
+    """Blocks of all pairs i <= j: the first node, its block's rows, and the columns from it on."""
     size = max(1, BLOCK // len(factors))
     for start in range(0, len(factors), size):
         yield start, factors[start : start + size], factors[start:]
@@ -217,9 +216,9 @@ class _AllPairs(torch.autograd.Function):
             x = rows @ columns.T
             p = x.sigmoid()
             # Pairs within the block stand there twice.
-            x_own, p_own = x[:, : len(rows)], p[:, : len(rows)]
-            total += _softplus_sum(x, p) - 0.5 * _softplus_sum(x_own, p_own)
-            p_own *= 0.5
+            x_within, p_within = x[:, : len(rows)], p[:, : len(rows)]
+            total += _softplus_sum(x, p) - 0.5 * _softplus_sum(x_within, p_within)
+            p_within *= 0.5
             grad[start : start + len(rows)] += p @ columns
             grad[start:] += p.T @ rows
         ctx.save_for_backward(grad)

@@ -14,11 +14,9 @@ from torch_geometric.utils import scatter
 from pyro_nmm.arguments import as_member, as_shape, check_integers, check_plain, expect, expect_all
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.distributions.chosen_labels import ChosenLabels
 from pyro_nmm.distributions.components import Components
-from pyro_nmm.distributions.evidence_conditional import EvidenceConditional
-from pyro_nmm.distributions.neighbor_choice import NeighborChoice
-from pyro_nmm.distributions.ordered_conditional import OrderedConditional
+from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
+from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
@@ -32,8 +30,13 @@ from pyro_nmm.graph_arguments import (
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
-from pyro_nmm.ops.intervals import Intervals, label_intervals
-from pyro_nmm.ops.marginals import node_log_probs, node_marginals, pair_marginals
+from pyro_nmm.ops.marginals import (
+    Intervals,
+    label_intervals,
+    node_log_probs,
+    node_marginals,
+    pair_marginals,
+)
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel, check_relabel, entries_at

@@ -13,12 +13,7 @@ from torch import Size, Tensor
 
 from pyro_nmm.arguments import expect
 from pyro_nmm.caching import derived
-from pyro_nmm.concentrations import (
-    Concentrations,
-    OrdinalConcentrations,
-    in_single,
-    written_out,
-)
+from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single, written_out
 from pyro_nmm.graph_arguments import (
     check_all_rows,
     check_alpha,

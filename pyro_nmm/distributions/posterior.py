@@ -27,14 +27,12 @@ from pyro_nmm.graph_arguments import (
     check_nodes,
     check_pairs,
 )
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
-from pyro_nmm.ops.compact import compact
 from pyro_nmm.ops.gibbs import Chains
-from pyro_nmm.ops.label_draws import draw_from_urns
 from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
-from pyro_nmm.ops.sampling import pick
+from pyro_nmm.ops.sampling import draw_from_urns, pick
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import KEEP, Channel
@@ -199,20 +197,20 @@ class Posterior:
         """
         check_pairs(self.hood, pairs)
         size, weights, tables = self.num_classes, self.components.weights, []
-        for some in blocks(pairs.shape[1], size**2):
-            near, table = PairRows(self.hood, pairs[:, some]), self.logits.new_zeros(())
+        for block in blocks(pairs.shape[1], size**2):
+            near, table = PairRows(self.hood, pairs[:, block]), self.logits.new_zeros(())
             known = self.observed[near.nodes]
             # In a component a label that is known depends on no other.
             near.separate(known[near.pairs].any(0))
-            parameters = self.parameters.of_rows(near.rows)
-            edges = parameters.attention, parameters.channel
+            of_rows = self.parameters.of_rows(near.rows)
+            attention, channel = of_rows.attention, of_rows.channel
             for part in blocks(len(weights), near.numbers(size) + len(self.nodes)):
                 alpha = self.components.concentrations(near.sources, part)
-                probs = node_marginals(near.rows, alpha, *edges)
+                probs = node_marginals(near.rows, alpha, attention, channel)
                 shown = of_components(self.components.shown, part)
                 shown = one_hot(shown[..., self._place[near.nodes[known]]], size)
                 probs[:, known] = shown.to(probs)
-                joint = near.tables(alpha, edges[0], probs, edges[1])
+                joint = near.tables(alpha, attention, probs, channel)
                 table = table + torch.tensordot(weights[part], joint, 1)
             tables.append(table)
         return torch.cat(tables)
@@ -352,12 +350,9 @@ class Posterior:
             pairs, scale = all_partners(self.hood, nodes, free)
         else:
             check_integers(1, num_partners=num_partners)
-            attention, total = (
-                self.hood.softmax(self.logits.double()),
-                self.components.alpha.sum(-1),
-            )
-            nodes_drawn = self.hood, nodes[free[nodes]]
-            pairs, scale = draw_partners(*nodes_drawn, attention, total, free, num_partners)
+            attention = self.hood.softmax(self.logits.double())
+            options = attention, self.components.alpha.sum(-1), free, num_partners
+            pairs, scale = draw_partners(self.hood, nodes[free[nodes]], *options)
         gain = torch.special.entr(self.marginals()).sum(-1)
         for part in blocks(pairs.shape[1], self.num_classes**2):
             mutual = mutual_information(self.pairwise(pairs[:, part])) * scale[part].to(gain)

@@ -65,14 +65,14 @@ def estimate_log_likelihood(
         nodes = torch.randperm(hood.num_nodes, device=mask.device) if order is None else order
         return nodes[mask[nodes]]
 
-    stage = stage_size(hood.device)
-    first = [] if given is None else list(arranged(given).split(stage))
-    after = arranged(observed)
-    size = min(num_stages or math.ceil(len(after) / stage), len(after))
-    stages = [*first, *after.tensor_split(size)]
+    size = stage_size(hood.device)
+    earlier = [] if given is None else list(arranged(given).split(size))
+    nodes = arranged(observed)
+    num_stages = min(num_stages or math.ceil(len(nodes) / size), len(nodes))
+    stages = [*earlier, *nodes.tensor_split(num_stages)]
     draws = make(hood.take(torch.cat(stages)))
-    increments = sequential_monte_carlo(draws, [len(nodes) for nodes in stages], num_particles)
-    return increments[len(first) :].sum()
+    increments = sequential_monte_carlo(draws, [len(stage) for stage in stages], num_particles)
+    return increments[len(earlier) :].sum()
 
 
 @torch.no_grad()
@@ -87,16 +87,15 @@ def sequential_monte_carlo(
             \prod_{i \in t} e^{f_i^{(p)}}
 
     for stages ``t`` of ``sizes`` nodes and normalised weights :math:`\bar w` of the particles
-    ``p``, in double. The product of their exponentials over all stages is unbiased for
-    :math:`p(y)`. By conjugacy a particle is its counts :math:`s`. Cost: :math:`O(P E)` time and
-    memory. Resampling exchanges the choices since the common ancestor, about ``P`` stages. It
-    copies all counts until particles with given counts have a common ancestor, about as long.
+    ``p``, in double. By conjugacy a particle is its counts :math:`s`. Resampling exchanges the
+    choices since the common ancestor, about ``P`` stages. It copies all counts until particles with
+    ``counts`` have a common ancestor, about as long. Cost: :math:`O(P E)` time and memory.
 
-    :param float threshold: Resample where the effective number of particles
+    :param float threshold: Resample if the effective number of particles
         :math:`1 / \sum_p \bar w_p^2` falls below this share of ``P``; 0 never does.
     :param tuple counts: the particles' choices of other nodes, default none.
     """
-    line = torch.arange(num_particles if counts else 1, device=draws.rows.device)
+    ancestors = torch.arange(num_particles if counts else 1, device=draws.rows.device)
     counts = counts or draws.no_counts(num_particles)
     even = torch.full((num_particles,), -math.log(num_particles), dtype=torch.double)
     log_weights = even = even.to(draws.rows.device)
@@ -111,8 +110,8 @@ def sequential_monte_carlo(
         recent.append(stage.numbers)
         if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * num_particles, 1)):
             parents = _systematic(log_weights)
-            if len(line.unique()) > 1:  # particles differ in the given counts too
-                counts, line = tuple(table[parents] for table in counts), line[parents]
+            if len(ancestors.unique()) > 1:  # particles differ in the given counts too
+                counts, ancestors = tuple(table[parents] for table in counts), ancestors[parents]
                 recent = [torch.cat(recent, 1)[parents]]
             else:
                 recent = [_exchange(draws, counts, torch.cat(recent, 1), parents)]

@@ -15,10 +15,7 @@ from pyro_nmm.neighborhood import Neighborhood
 def ranks(
     choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """
-    ``(B, n)`` twice: how many earlier entries made the same choice with the same label, and with
-    any label, for choices ``(B, n)`` and labels ``(b, n)``. Cost: :math:`O(B n \\log n)`.
-    """
+    """``(B, n)`` twice: how many earlier entries chose the same, with the same label and any."""
     if loops := backend.loops_on(choices.device):
         return loops.ranks(choices, labels, num_nodes, num_classes)
     by_label = Groups(choices * num_classes + labels, num_nodes * num_classes)
@@ -28,11 +25,7 @@ def ranks(
 
 
 class Groups:
-    """
-    Sums over earlier or later entries with the same key: differences of running sums.
-
-    :param Tensor key: ``(b, K)`` integers in ``0..num_keys - 1``, for values ``(B, K)``.
-    """
+    """Sums of values ``(B, K)`` over earlier or later entries with the same key ``(b, K)``."""
 
     def __init__(self, key: Tensor, num_keys: int) -> None:
         self.batch = len(key)
@@ -79,15 +72,32 @@ class Groups:
         return flat, flat.flatten().cumsum(0, dtype=flat.dtype).view_as(flat)
 
 
+class Places:
+    """Integers ``(K,)`` that occur, each with a ``place`` ``(K,)`` in a table."""
+
+    place: Tensor
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys, self.place = keys.unique(return_inverse=True)
+
+    def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Places of other keys ``(...)``, and whether they have one."""
+        # torch would copy other layouts itself, and warn users of it.
+        place = torch.searchsorted(self.keys, keys.contiguous()).clamp(max=len(self.keys) - 1)
+        return place, self.keys[place] == keys
+
+    def count(self, keys: Tensor) -> Tensor:
+        """``(B, num_places)`` int32: how often each occurs among keys ``(B, n)``."""
+        place, occurs = self.find(keys)
+        table = torch.zeros(len(keys), len(self.keys), dtype=torch.int32, device=keys.device)
+        return table.scatter_add_(1, place, occurs.int())
+
+
 class ChoiceGroups:
     r"""
     Sums over the earlier or the later choices of each edge's source: of those with the edge's
-    label, as :math:`s_{ij}`, and of all, as :math:`S_{ij}`. Cost: :math:`O(E \log E)`, and
-    :math:`O(B E)` a sum.
-
-    :param Tensor labels: ``(b, num_edges)`` of edges.
-    :param int size: how many entries an edge has, with consecutive numbers: one, or one for each
-        label.
+    label ``(b, num_edges)``, as :math:`s_{ij}`, and of all, as :math:`S_{ij}`. An edge has ``size``
+    entries, one or one for each label. Cost: :math:`O(E \log E)`, and :math:`O(B E)` a sum.
     """
 
     def __init__(self, rows: Neighborhood, labels: Tensor, num_classes: int, size: int = 1) -> None:

@@ -38,11 +38,5 @@ class _EdgeProducts(torch.autograd.Function):
 
 
 def edge_products(v: Tensor, target: Tensor, source: Tensor) -> Tensor:
-    r"""
-    ``(E,)``: :math:`v_i^\top v_j` of vectors ``(N, H)`` for every edge, in :math:`O(E)` memory.
-
-    >>> v = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
-    >>> edge_products(v, torch.tensor([0, 1]), torch.tensor([1, 1]))
-    tensor([ 3., 25.])
-    """
+    r"""``(E,)``: :math:`v_i^\top v_j` of vectors ``(N, H)`` for every edge, in ``O(E)`` memory."""
     return _EdgeProducts.apply(v, target, source)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-Entries: the labels that a row may borrow over each of its edges.
+Entries: the labels that a row may borrow over each of its edges, and their log-probabilities.
 
 Row after row draws an edge and a label, :math:`(c_i, u_i)`, in proportion to the summands of
 
@@ -20,12 +20,16 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+from pyro.ops.provenance import track_provenance
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch_geometric.utils import segment
 
+from pyro_nmm import backend
 from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ChoiceGroups, indicator, on_edges
+from pyro_nmm.provenance import untracked
 
 
 class Entries(NamedTuple):
@@ -74,23 +78,23 @@ class Draw(NamedTuple):
     counts: tuple[Tensor, ...] | None = None
 
 
-def relative(rows: Neighborhood, entries: Entries) -> tuple[Entries, Tensor | int]:
+def shift_evidence(rows: Neighborhood, entries: Entries) -> tuple[Entries, Tensor | int]:
     """Evidence relative to every row's largest, and this one, ``(b, num_rows)``."""
     if entries.observed:
         return entries, 0
     top = below = entries.data.detach().amax(-1)
-    if per_edge(rows, entries.data):
+    if _per_edge(rows, entries.data):
         top = segment(top.T, rows.ptr, reduce="max").T
         below = top.index_select(1, rows.row)
     return entries._replace(data=entries.data - below[..., None]), top
 
 
-def per_edge(rows: Neighborhood, evidence: Tensor) -> bool:
+def _per_edge(rows: Neighborhood, evidence: Tensor) -> bool:
     return evidence.shape[1] == rows.num_edges
 
 
 def edge_evidence(rows: Neighborhood, evidence: Tensor) -> Tensor:
-    return evidence if per_edge(rows, evidence) else evidence.index_select(1, rows.row)
+    return evidence if _per_edge(rows, evidence) else evidence.index_select(1, rows.row)
 
 
 class Wide:
@@ -139,3 +143,79 @@ def draw_of_edges(rows: Neighborhood, entries: Entries, edges: Tensor) -> Draw:
     """The draw of chosen edges ``(B, num_rows)`` with observed labels."""
     wide = Wide(rows, entries)
     return wide.split(edges)._replace(counts=wide.groups.earlier(wide.chosen(edges)))
+
+
+class _Predictive(torch.autograd.Function):
+    # The counts are constants, so the whole sequence is one sum over entries. Its derivative is
+    # written down, because autograd's tape would cost about twice as much.
+
+    @staticmethod
+    def forward(ctx, log_weight, alpha, total, numbers, same_label, any_label, rows):
+        weight = log_weight.exp()
+        below = total + any_label
+        odds = (alpha + same_label).div_(below)
+        predicted = rows.sum(weight * odds).log()
+        at_choice = log_weight.expand(len(numbers), -1).gather(1, numbers)
+        log_choice = odds.gather(1, numbers).log_().add_(at_choice).sub_(predicted)
+        ctx.save_for_backward(weight, odds, below, numbers, predicted)
+        ctx.rows, ctx.shared = rows, [len(t) == 1 for t in (log_weight, alpha, total)]
+        return predicted, log_choice
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, to_predicted, to_choice):
+        weight, odds, below, numbers, predicted = ctx.saved_tensors
+        # d predicted is the mean of d log(weight) under the row's weights, and log_choice is
+        # log(weight) at the chosen entry minus predicted. In place: fresh memory costs more than
+        # arithmetic.
+        share = (to_predicted - to_choice).mul_((-predicted).exp_())
+        to_alpha = share.index_select(1, ctx.rows.row).mul_(weight)
+        to_weight = (to_alpha * odds).scatter_add_(1, numbers, to_choice)
+        above = odds.gather(1, numbers) * below.gather(1, numbers)
+        to_alpha.div_(below).scatter_add_(1, numbers, to_choice / above)
+        to_total = (to_weight / below).neg_()
+        grads = zip((to_weight, to_alpha, to_total), ctx.shared, strict=True)
+        return *(g.sum(0, keepdim=True) if one else g for g, one in grads), *[None] * 4
+
+
+class _Compiled(torch.autograd.Function):
+    # The derivative by ``alpha`` includes the one by its total.
+
+    @staticmethod
+    def forward(ctx, log_attention, alpha, evidence, total, rows, draw, loops):
+        entries = Entries(log_attention, alpha, total, evidence, alpha.shape[-1])
+        predicted, log_choice = loops.evaluate(rows, entries, draw)
+        ctx.save_for_backward(*entries[:4], *draw[:2], predicted)
+        ctx.rows, ctx.loops = rows, loops
+        return predicted, log_choice
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, to_predicted, to_choice):
+        *tensors, edges, labels, predicted = ctx.saved_tensors
+        entries = Entries(*tensors, tensors[1].shape[-1])
+        inputs = entries, Draw(edges, labels), predicted, to_predicted, to_choice
+        return *ctx.loops.gradient(ctx.rows, *inputs), *[None] * 4
+
+
+def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, Tensor]:
+    r"""
+    ``(B, num_rows)`` twice: log-probabilities :math:`f_i` of labels or observations, and
+    :math:`\log q(c_i, u_i \mid \cdot)` of draws, the logarithm of one summand of :math:`e^{f_i}`
+    less :math:`f_i`, both given the earlier rows. Differentiable in ``entries``. Cost:
+    :math:`O(B E K)`, forward and backward.
+    """
+    plain, provenance = untracked(*entries)
+    entries, top = shift_evidence(rows, Entries(*plain))
+    loops = None if entries.observed else backend.loops_on(rows.device)
+    if loops:
+        inputs = entries.log_attention, entries.alpha, entries.data, entries.total.detach()
+        predicted, choice = _Compiled.apply(*inputs, rows, draw, loops)
+    else:
+        wide = Wide(rows, entries)
+        numbers = wide.numbers(draw)
+        counts = draw.counts or wide.groups.earlier(wide.chosen(numbers))
+        terms = wide.log_weight, wide.alpha, wide.total
+        predicted, choice = _Predictive.apply(*terms, numbers, *counts, wide.rows)
+    predicted = predicted if entries.observed else predicted + top
+    return track_provenance(predicted, provenance), track_provenance(choice, provenance)

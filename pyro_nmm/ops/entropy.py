@@ -20,8 +20,7 @@ from pyro_nmm import backend
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, indicator
-from pyro_nmm.ops.label_draws import draw_given_choices
-from pyro_nmm.ops.sampling import pick
+from pyro_nmm.ops.sampling import draw_given_choices, pick
 from pyro_nmm.ops.score_costs import costs_to_go, others_mean
 
 
@@ -33,13 +32,9 @@ class EntropyEstimator(StrEnum):
 
 
 def entropy_bound(
-    hood: Neighborhood,
-    alpha: Tensor,
-    logits: Tensor,
-    num_samples: int,
-    estimator: EntropyEstimator,
-    order: Tensor | None,
-) -> Tensor:
+    hood: Neighborhood, alpha: Tensor, logits: Tensor, num_samples: int,
+    estimator: EntropyEstimator, order: Tensor | None,
+) -> Tensor:  # fmt: skip
     """``(num_samples,)``: see :meth:`NeighborMixture.entropy_bound`."""
     rows = hood if order is None else hood.take(order_to_rows(hood, order))
     attention = rows.softmax(logits.index_select(-1, rows.edge))
@@ -54,13 +49,9 @@ def entropy_bound(
 
 
 def entropy_samples(
-    rows: Neighborhood,
-    alpha: Tensor,
-    attention: Tensor,
-    edges: Tensor,
-    labels: Tensor,
+    rows: Neighborhood, alpha: Tensor, attention: Tensor, edges: Tensor, labels: Tensor,
     component: Tensor | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     r"""
     ``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with the derivative
 

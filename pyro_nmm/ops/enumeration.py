@@ -14,17 +14,11 @@ from pyro_nmm.relabel import Channel, log_entries
 #: Largest number of joint choices that is enumerated.
 MAX_CHOICES = 2**20
 #: Largest table of numbers that is built, one gigabyte in double precision.
-MAX_NUMBERS = 2**27
+_MAX_NUMBERS = 2**27
 
 
 def enumerate_choices(rows: Neighborhood) -> Tensor:
-    """
-    ``(M, num_rows)``: all joint choices of the rows' nodes, as edges.
-
-    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
-    >>> hood.source[enumerate_choices(hood)].tolist()
-    [[0, 0], [0, 1], [1, 0], [1, 1]]
-    """
+    """``(M, num_rows)``: all joint choices of the rows' nodes, as edges; last row fastest."""
     size = check_size(rows)
     edges = [torch.arange(a, b, device=rows.device) for a, b in rows.ptr.unfold(0, 2, 1).tolist()]
     return torch.cartesian_prod(*edges).view(size, rows.num_rows)
@@ -33,12 +27,12 @@ def enumerate_choices(rows: Neighborhood) -> Tensor:
 def check_size(rows: Neighborhood, numbers_each: int = 1) -> int:
     """The number of joint choices; an error if so many terms of ``numbers_each`` do not fit."""
     size = prod(rows.ptr.diff().tolist())
-    if size > MAX_CHOICES or size * numbers_each > MAX_NUMBERS:
+    if size > MAX_CHOICES or size * numbers_each > _MAX_NUMBERS:
         number = size if size < 10**9 else f"about 10^{len(str(size)) - 1}"
-        each = f" of {numbers_each} numbers" if numbers_each > 1 else ""
+        unit = f" of {numbers_each} numbers" if numbers_each > 1 else ""
         raise ValueError(
-            f"exact enumeration over {rows.num_rows} nodes would need {number} choices{each}, more "
-            f"than {MAX_CHOICES} choices or {MAX_NUMBERS} numbers: use log_likelihood or elbo, or "
+            f"exact enumeration over {rows.num_rows} nodes would need {number} choices{unit}, more "
+            f"than {MAX_CHOICES} choices or {_MAX_NUMBERS} numbers: use log_likelihood or elbo, or "
             f"condition with num_samples"
         )
     return size
@@ -88,13 +82,9 @@ def _log_shown(rows, alpha, logits, labels, matrices):
 
 
 def log_marginals(
-    rows: Neighborhood,
-    alpha: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    batch_shape: Size,
+    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, batch_shape: Size,
     channel: Channel,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """:func:`log_marginal` of labels ``(..., num_rows)`` and parameters of a batch shape."""
     shape = torch.broadcast_shapes(labels.shape[:-1], batch_shape)
     if not shape.numel():  # no labels, no gradient

@@ -31,7 +31,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Draw, Entries, Wide, relative
+from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
 from pyro_nmm.ops.sampling import settle
 
 
@@ -46,7 +46,7 @@ class Sweeps(NamedTuple):
 @torch.no_grad()
 def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) -> Sweeps:
     """Sweeps of ``B`` chains with uniforms ``(S, B, num_rows)`` in float64, :math:`O(S B E C)`."""
-    entries, _ = relative(rows, entries)
+    entries, _ = shift_evidence(rows, entries)
     if loops := backend.loops_on(rows.device):
         edges, labels, visits, totals = loops.sweep(rows, entries, draw, uniforms)
         return Sweeps(Draw(edges, labels), visits, totals)
@@ -66,7 +66,7 @@ def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) ->
 @torch.no_grad()
 def left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     r"""``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})`, in :math:`O(B E C)`."""
-    entries, top = relative(rows, entries)
+    entries, top = shift_evidence(rows, entries)
     size, scores = entries.num_classes, []
     for b in range(len(draw.edges)):
         log_attention, alpha, _, evidence = (part[min(b, len(part) - 1)] for part in entries[:4])

@@ -9,7 +9,19 @@ from torch.nn.functional import pad
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.compact import sharing
+
+
+def sharing(hood: Neighborhood, nodes: Tensor) -> Tensor:
+    """``(2, P)``: each of some nodes with every other node that shares a source with it."""
+    order = hood.source.argsort(stable=True)
+    degree = hood.source.bincount(minlength=hood.num_sources)
+    first = degree.cumsum(0) - degree
+    rows = hood.take(nodes)
+    number = degree[rows.source]
+    start = (first[rows.source] - number.cumsum(0) + number).repeat_interleave(number)
+    place = start + torch.arange(len(start), device=start.device)
+    pairs = torch.stack([rows.target.repeat_interleave(number), hood.target[order[place]]])
+    return pairs[:, pairs[0] != pairs[1]].unique(dim=1)
 
 
 class _Line:
@@ -36,15 +48,12 @@ def all_partners(hood: Neighborhood, nodes: Tensor, free: Tensor) -> tuple[Tenso
 
 
 def draw_partners(
-    hood: Neighborhood,
-    nodes: Tensor,
-    attention: Tensor,
-    total: Tensor,
-    free: Tensor,
+    hood: Neighborhood, nodes: Tensor, attention: Tensor, total: Tensor, free: Tensor,
     num_partners: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""
-    Random partners of each node, by a step to a source and a step to another of its nodes:
+    Distinct pairs ``(2, P)`` of a node and a random partner, by a step to a source and a step to
+    another of its nodes, and ``scale`` ``(P,)``:
 
     .. math::
 
@@ -52,15 +61,9 @@ def draw_partners(
         w_{is} = 0.9 \, L_{is} + \frac{0.1}{|n(i)|} .
 
     The sum of ``scale`` times :math:`f(i, j)` over the drawn pairs of `i` is an unbiased estimate
-    of :math:`\sum_j f(i, j)` over all `j` that share a source with `i`.
-
-    :param Tensor nodes: ``(K,)`` distinct node ids, which are free.
-    :param Tensor attention: ``(E,)``, in double precision.
-    :param Tensor total: ``(M,)``: :math:`A_s` of the sources.
-    :param Tensor free: ``(N,)`` mask of the nodes that may be partners.
-    :param int num_partners: draws for each node.
-    :return: distinct pairs ``(2, P)`` of node and partner, and ``scale`` ``(P,)``. Cost:
-        :math:`O(E \log E)`, and :math:`O(|n(i)| \log E)` for each draw.
+    of :math:`\sum_j f(i, j)` over all `j` that share a source with `i`. ``nodes`` ``(K,)`` are
+    distinct and among the ``free``, a mask ``(N,)`` of possible partners. Attention is in double
+    precision. Cost: :math:`O(E \log E)`, and :math:`O(|n(i)| \log E)` for each draw.
     """
     rows, order = hood.take(nodes), hood.source.argsort(stable=True)
     # The even part of the weights lets every pair be drawn, however small its attention.

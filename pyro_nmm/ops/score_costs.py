@@ -33,7 +33,7 @@ from torch.nn.functional import pad
 from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups
-from pyro_nmm.ops.entries import Draw, Entries, Wide, edge_evidence, relative
+from pyro_nmm.ops.entries import Draw, Entries, Wide, edge_evidence, shift_evidence
 from pyro_nmm.provenance import untracked
 
 
@@ -81,7 +81,7 @@ def one_step_credits(rows: Neighborhood, entries: Entries, draw: Draw, predicted
     """
     plain = Entries(*untracked(*entries)[0])
     plain = plain.map(lambda part: part.double() if part.is_floating_point() else part)
-    entries, top = relative(rows, plain)
+    entries, top = shift_evidence(rows, plain)
     predicted = predicted - top
     if loops := backend.loops_on(rows.device):
         return loops.credits(rows, entries, draw, predicted)

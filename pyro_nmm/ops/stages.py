@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.concentrations import Concentrations, chosen_rows, written_out
-from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.compact import Places, compact, consecutive
-from pyro_nmm.ops.counts import on_edges
-from pyro_nmm.ops.entries import Entries, entries_of
-from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.neighborhood import Neighborhood, compact, consecutive
+from pyro_nmm.ops.counts import Places, on_edges
+from pyro_nmm.ops.entries import Entries, entries_of, predictive
 from pyro_nmm.ops.sampling import draw_entries
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel
@@ -30,7 +28,7 @@ from pyro_nmm.relabel import Channel
 Counts = tuple[Tensor, ...]
 
 
-class Stage(NamedTuple):
+class _Stage(NamedTuple):
     """The draw of a stage."""
 
     numbers: Tensor  #: ``(P, n)`` drawn entries, as in :class:`Stages`
@@ -93,7 +91,7 @@ class Stages:
             index = key[place]
             table.scatter_add_(1, index, torch.full_like(index, times, dtype=table.dtype))
 
-    def draw(self, counts: Counts | None, first: int, last: int, num_particles: int) -> Stage:
+    def draw(self, counts: Counts | None, first: int, last: int, num_particles: int) -> _Stage:
         """The draws of rows ``first..last - 1``; ``counts`` is ``None`` without earlier ones."""
         part, span = consecutive(self.rows, first, last)
         rows, near = compact(part)
@@ -105,7 +103,7 @@ class Stages:
         numbers = draw.edges + span.start
         if not entries.observed:
             numbers = numbers * self._size + draw.labels
-        return Stage(numbers, lambda: predictive(rows, entries, draw)[0])
+        return _Stage(numbers, lambda: predictive(rows, entries, draw)[0])
 
     def _of_stage(self, near: Tensor, edges: slice, rows: slice, counts: Counts | None) -> Entries:
         log_attention, alpha, total, data, num_classes = self._entries

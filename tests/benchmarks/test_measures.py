@@ -15,8 +15,8 @@ import benchmarks.random_fields.run as random_fields
 import benchmarks.scale.run as scale
 from benchmarks.images.tables import TABLES as IMAGES
 from benchmarks.latent import hidden
-from benchmarks.random_fields import fields, methods
-from benchmarks.scale import large, speed, training
+from benchmarks.random_fields import fields
+from benchmarks.scale import speed
 from benchmarks.shared.records import pick, read
 from pyro_nmm.datasets import photographs
 from pyro_nmm.models import StackedNMM
@@ -86,7 +86,7 @@ def small_fields(smaller):
     smaller(fields, STRIPS={2: (2, 12), 4: (2, 8), 8: (2, 5)}, SEEDS=range(1), SIZE=6)
     smaller(fields, COUPLINGS={2: [0.4], 4: [1.0], 8: [1.22]})
     smaller(random_fields, STEPS=dict.fromkeys(random_fields.STEPS, 4), SIZES=[8])
-    smaller(methods, STARTS=1, NARROW={labels: [] for labels in methods.NARROW}, LARGE=[])
+    smaller(random_fields, STARTS=1, NARROW={2: [], 4: [], 8: []}, LARGE=[])
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_rivals_on_random_fields(task, tmp_path, small_fields, smaller):
     """A row for each field and method, once. No divergence and no upper bound is negative."""
     exact = fields.noisy_letter(0)[0].log_normalizer().item()
     (tmp_path / "fields.jsonl").write_text(f'{{"task": "letter", "seed": 0, "log Z": {exact}}}\n')
-    smaller(methods, NARROW={2: RIVALS["strips"], 4: POTTS, 8: POTTS}, LARGE=RIVALS[task])
+    smaller(random_fields, NARROW={2: RIVALS["strips"], 4: POTTS, 8: POTTS}, LARGE=RIVALS[task])
     found = []
     for _ in range(2):
         random_fields.main([task, "--results", str(tmp_path / "fields.jsonl")])
@@ -182,13 +182,13 @@ class Quick(StackedNMM):
 
 def test_large_graphs(twice, smaller):
     """Marginals in blocks are compared inside with those at once."""
-    smaller(large, StackedNMM=Quick)
-    for query in large.QUERIES:
-        row = large.one_query(query, 200, 1000, 4)
+    smaller(speed, StackedNMM=Quick)
+    for query in speed.QUERIES:
+        row = speed.one_query(query, 200, 1000, 4)
         assert row["edges"] <= 1200
         assert 0 <= row["above"] <= row["peak"]
         assert row["seconds"] > 0
-    smaller(large, in_a_process=here, QUERIES={"condition": (2000, 20_000, 4)})
+    smaller(speed, in_a_process=here, QUERIES={"condition": (2000, 20_000, 4)})
     rows = twice(scale.main, "scale sizes --parts 1 100 --sizes 500")
     assert counts(rows) == {"scale": 1, "sizes": 7}
     assert len({row["stage"] for row in rows[1:]}) == 7
@@ -198,9 +198,9 @@ def test_large_graphs(twice, smaller):
 @pytest.mark.slow
 def test_training(twice, smaller):
     settings = {"lr": 0.02, "weight_decay": 5e-4, "dropout": 0.5, "floor": 0.1, "gamma": 2.0}
-    smaller(training, chosen=lambda rows, **key: settings)
+    smaller(scale, chosen=lambda rows, **key: settings)
     # Two processes that start within two seconds, with half a second an epoch.
-    smaller(training, timed=lambda function, key, root, number: (None, 2 + number / 2))
+    smaller(scale, timed=lambda function, key, root, number: (None, 2 + number / 2))
     small = "--datasets digits --num-epochs 2 --num-seeds 1"
     rows = twice(scale.main, f"training --batch-sizes 30 {small}")
     assert [row["steps"] for row in rows] == [2, 6, 6]

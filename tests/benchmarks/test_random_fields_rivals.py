@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.random_fields import rivals
 from benchmarks.random_fields.fields import grid
-from benchmarks.random_fields.methods import drawn_bound, drawn_loss
+from benchmarks.random_fields.run import drawn_bound, drawn_loss
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import mean_field
 from pyro_nmm.models import MarginalField, grid_edges, ising, potts

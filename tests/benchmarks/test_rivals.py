@@ -16,10 +16,10 @@ from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import GCN
 from torch_geometric.utils import to_dense_adj
 
+import benchmarks.links.run as links
 from benchmarks.latent import hidden
-from benchmarks.latent.rivals import AnnotatedPotts, around
-from benchmarks.links import rivals as links
-from benchmarks.links.protocol import Problem
+from benchmarks.latent.annotators import AnnotatedPotts, around
+from benchmarks.links.run import Problem
 from benchmarks.nodes import spn
 from benchmarks.on_top import rivals
 from pyro_nmm import NeighborMixture
@@ -179,19 +179,19 @@ def planted():
     return Problem(Data(x=identity(80), num_nodes=80), link_split(edge_index, 80, seed=0))
 
 
-@pytest.mark.parametrize("rival", links.NETWORKS)
+@pytest.mark.parametrize("rival", links.RIVALS)
 def test_planted_links_are_found(rival):
     """Links have no direction. Kept is the best step on validation links."""
     problem, settings = planted(), {"hidden": 16, "dropout": 0.1}
     args, parts = SimpleNamespace(num_steps=100), ["val", "test"]
-    row = links.measure(args, problem, rival, settings, 1, parts)
+    row = links.measure_rival(args, problem, rival, settings, 1, parts)
     # Of the false pairs one in four is within a group, where a link cannot be told from none.
     assert row["test"]["AUC"] > 80
     assert row["val"]["AP"] > 80
-    last = links.measure(args, problem, rival, settings, 1, ["val"], every=100)
+    last = links.measure_rival(args, problem, rival, settings, 1, ["val"], every=100)
     assert (row["step"] % 10, last["step"]) == (0, 100)
     assert last["val"]["AP"] <= row["val"]["AP"]
-    network, split = links.NETWORKS[rival](80, hidden=16).eval(), problem.split
+    network, split = links.RIVALS[rival](80, hidden=16).eval(), problem.split
     pairs = split.test, split.test.flip(0)
     forth, back = (network.logits(ends, problem.data.x, split.train) for ends in pairs)
     torch.testing.assert_close(forth, back)

@@ -24,13 +24,13 @@ import benchmarks.nodes.run as nodes
 import benchmarks.on_top.run as on_top
 import benchmarks.tabular.run as tabular
 from benchmarks.crowds.tables import TABLES as CROWDS
-from benchmarks.latent import annotators, rivals
+from benchmarks.latent import annotators
 from benchmarks.latent.tables import TABLES as LATENT
 from benchmarks.links.tables import FIGURES, TABLES
-from benchmarks.nodes import fits, heterophilous, spn
+from benchmarks.nodes import fits, spn
 from benchmarks.on_top import data
 from benchmarks.shared.records import pick, read
-from benchmarks.tabular.data import KINDS
+from benchmarks.tabular.run import KINDS
 from pyro_nmm.datasets import digits, link_split, random_split
 from pyro_nmm.models.annotators import out_of_fold
 
@@ -50,8 +50,8 @@ def test_crowds(twice, smaller, monkeypatch, tmp_path):
     own, networks = ("majority", "label spreading", "Potts"), ("GCN, CrowdLayer",)
     smaller(crowds, METHODS={name: crowds.METHODS[name] for name in own}, SIMULATIONS=1)
     smaller(crowds, NETWORKS={name: crowds.NETWORKS[name] for name in networks})
-    smaller(crowds, KINDS=["all"], SIMULATED=["0.7 right, a third"])
-    smaller(crowds.rivals, NUM_EPOCHS=20)
+    smaller(crowds, KINDS=["all"], SIMULATED={"0.7 right, a third": (0.7, 1 / 3)})
+    smaller(crowds, NUM_EPOCHS=20)
     smaller(out_of_fold, NUM_EPOCHS=20)
     monkeypatch.setitem(crowds.SETS, "music", small)
     command = f"answers simulated coverage --sets music --seeds 0 --data-root {tmp_path}"
@@ -82,7 +82,7 @@ def write_section(folder):
 
 @pytest.mark.slow
 def test_annotators(twice, smaller, tmp_path):
-    smaller(rivals, NUM_STEPS=2, NUM_SWEEPS=2)
+    smaller(annotators, NUM_SWEEPS=2)
     smaller(annotators, SECTIONS=["151673"], NUMBERS=[3, 5], STARTS=1, DRAWS=1, NUM_STEPS=2)
     smaller(annotators, NUM_EPOCHS=2, HEIGHT=8, CELLS=["independent", "copies and a GCN"])
     smaller(annotators, load=lambda name, root: (KarateClub()[0], None))
@@ -197,17 +197,17 @@ def test_heterophilous_graphs(tmp_path, twice, smaller, monkeypatch):
     (tmp_path / "heterophilous").mkdir()
     np.savez(tmp_path / "heterophilous" / "cycle.npz", **stored | masks)
     smaller(data, HETEROPHILOUS=["cycle"])
-    smaller(heterophilous, NUM_NODES=20)
-    monkeypatch.setitem(heterophilous.SETTINGS, "num_epochs", 2)
+    smaller(nodes, NUM_NODES=20)
+    monkeypatch.setitem(nodes.SETTINGS, "num_epochs", 2)
     small = f"--datasets cycle --backbones mlp gcn --num-splits 1 --data-root {tmp_path}"
     rows = twice(nodes.main, f"graphs generated {small}")
-    assert counts(rows) == {"graphs": 2 * len(heterophilous.METHODS), "generated": 1}
+    assert counts(rows) == {"graphs": 2 * len(nodes.RELABELLED), "generated": 1}
     for row in rows[:-1]:
         assert row["joint"] < 0
         assert ("conditional" in row) == (row["method"] != "backbone")
     assert rows[-1].keys() >= {"truth", "plain", "relabelled", "independent"}
     # A sparse matrix in place of messages changes no prediction.
-    smaller(heterophilous, MANY_EDGES=0)
+    smaller(nodes, MANY_EDGES=0)
     for row, other in zip(rows, twice(nodes.main, f"graphs {small}", "sparse"), strict=False):
         assert row["joint"] == pytest.approx(other["joint"], abs=1e-3)
 

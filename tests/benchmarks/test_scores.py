@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 from torch.nn.functional import one_hot
 
-from benchmarks.images import scores
+import benchmarks.images.run as scores
 from benchmarks.latent import annotators
 from benchmarks.nodes import fits
 from benchmarks.on_top.run import summary

@@ -16,13 +16,13 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 from torch_geometric.utils import index_to_mask
 
-from benchmarks.crowds import data as crowds
-from benchmarks.links import protocol
-from benchmarks.links.rivals import LinksSAGE
+import benchmarks.crowds.run as crowds
+import benchmarks.links.run as links
+from benchmarks.links.run import LinksSAGE
 from benchmarks.nodes import fits, spn
 from benchmarks.on_top import data, rivals
 from benchmarks.tabular import run as tabular
-from benchmarks.tabular.data import KINDS, Table, log_probs
+from benchmarks.tabular.run import KINDS, Table, log_probs
 from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets import digits, link_split, random_split
 from pyro_nmm.datasets.nodes import inner_edges
@@ -134,11 +134,11 @@ def test_settings_follow_validation_alone():
     scores = {0: [(0, 0, 80.0), (0, 0, 90.0)], 1: [(0, 0, 84.0), (0, 0, 88.0)]}
     rows = search(scores, dataset="cora", guide="sage")
     rows += search({9: [(0, 0, 99.0)]}, dataset="cora", guide="vgae")
-    assert protocol.chosen(rows, "pubmed", "sage") == {"lr": 1}
+    assert links.chosen(rows, "pubmed", "sage") == {"lr": 1}
     with pytest.raises(ValueError, match="search of nips12 sage"):
-        protocol.chosen(rows, "nips12", "sage")
+        links.chosen(rows, "nips12", "sage")
     bounds = [row | {"guide": "nmm", "loss": 0.5 + row["trial"]} for row in rows]
-    assert protocol.chosen(bounds, "cora", "nmm") == {"lr": 0}
+    assert links.chosen(bounds, "cora", "nmm") == {"lr": 0}
 
 
 def test_graphsage_does_not_see_what_it_is_asked(monkeypatch):

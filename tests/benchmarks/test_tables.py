@@ -33,7 +33,7 @@ NEEDED = {"cortex": "halves"}
 
 def test_pages_hold_the_tables_of_the_stored_rows(capsys):
     texts = {path: path.read_text() for path in report.PAGES}
-    tables = report.main(report.parser().parse_args([]))
+    tables = report.main([])
     assert capsys.readouterr().out.count("\n| ---") == len(tables)
     for path, text in report.written(texts, tables).items():
         for name in report.markers(text):

@@ -37,7 +37,7 @@ def imported(monkeypatch, tmp_path):
         if numba is not None:
             del sys.modules["numba"]
         monkeypatch.delattr(pyro_nmm, "compiled", raising=False)
-        for name in ("", ".cache", ".loops", ".entries"):
+        for name in ("", ".loops", ".entries"):
             monkeypatch.delitem(sys.modules, f"pyro_nmm.compiled{name}", raising=False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -66,7 +66,7 @@ def test_absent_numba_is_silent(imported):
 def test_a_disk_that_cannot_be_written(disk, monkeypatch):
     """Loops are compiled all the same, and one warning names the cure."""
     caching = pytest.importorskip("numba.core.caching")
-    from pyro_nmm.compiled import cache
+    from pyro_nmm.compiled import loops
 
     def save(*_):
         raise OSError(28, "No space left on device")
@@ -74,10 +74,10 @@ def test_a_disk_that_cannot_be_written(disk, monkeypatch):
     monkeypatch.setattr(caching.IndexDataCacheFile, "save", save)
     if disk == "read-only":
         monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-    cache._warn_once.cache_clear()
+    loops._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        one, two = cache.compiled(lambda x: x + 1), cache.compiled(lambda x: x + 2)
+        one, two = loops._compiled(lambda x: x + 1), loops._compiled(lambda x: x + 2)
         assert (one(1), two(1)) == (2, 3)
     (text,) = (str(warning.message) for warning in caught)
     assert "set NUMBA_CACHE_DIR to a folder that can be written" in text

@@ -11,14 +11,14 @@ from scipy.stats import chi2
 from torch.distributions import Dirichlet
 
 from pyro_nmm import ChosenLabels
-from pyro_nmm.ops import label_draws
+from pyro_nmm.ops import sampling
 from pyro_nmm.ops.enumeration import enumerate_labels
 
 
 @pytest.mark.parametrize("many", [0, 10**9])
 def test_integral_over_z(kernels, many, monkeypatch):
     """By urns and by z; 20,000 draws notice probabilities that are off by a tenth."""
-    monkeypatch.setattr(label_draws, "MANY", many)
+    monkeypatch.setattr(sampling, "MANY", many)
     alpha = torch.rand(3, 2) * 2 + 0.2
     choices = torch.tensor([0, 2, 0, 0])
     labels = enumerate_labels(4, 2)
@@ -79,3 +79,10 @@ def test_permutations_of_choices(kernels, shapes):
         shown = relabel[index][torch.arange(4), every]
         place = (shown * torch.tensor([27, 9, 3, 1])).sum(-1)
         torch.testing.assert_close(found[:, *index][place], borrowed)
+
+
+def test_known_labels_stay():
+    """No known label copies an earlier one; later labels may copy it."""
+    known = torch.arange(3).expand(200, 3)
+    labels = sampling.draw_from_urns(torch.ones(1, 3), torch.zeros(200, 6).long(), known)
+    assert torch.equal(labels[:, :3], known)

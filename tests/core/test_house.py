@@ -22,14 +22,11 @@ LAYERS = (
     "pyro_nmm.datasets",
     "pyro_nmm.models",
     "pyro_nmm.models.random_fields",
-    "pyro_nmm.models.links",
     "pyro_nmm.models.stacked",
     "pyro_nmm.models.tabular",
     "pyro_nmm.models.hidden",
     "pyro_nmm.models.annotators",
-    "pyro_nmm.models.images",
     "pyro_nmm.guides",
-    "pyro_nmm.guides.fitting",
 )
 #: What users import. Modules below may not: a surface imports all of them.
 SURFACES = {"pyro_nmm", "pyro_nmm.distributions", "pyro_nmm.models", "pyro_nmm.guides"}

@@ -30,7 +30,7 @@ from pyro_nmm import (
     OrderedConditional,
 )
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.distributions.stick_breaking import StickShares
+from pyro_nmm.distributions.memberships import StickShares
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import grid_edges, ising, nmm
 from pyro_nmm.ops.enumeration import enumerate_choices

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Arrays, lists and sets of nodes as users have them, in every call that takes them."""
+"""Arrays, lists, sets of nodes and labels as users have them, in every call that takes them."""
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ from pyro_nmm import (
 from pyro_nmm.arguments import as_tensor
 from pyro_nmm.datasets import inner_edges, link_split, seed_batch, with_in_degree
 from pyro_nmm.guides import DGLFRMGuide, FieldGuide, SeedLoss, fit_links, mean_field
-from pyro_nmm.labels import in_label_order
+from pyro_nmm.labels import as_array, check_names, in_label_order, is_missing
 from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob, pair_log_likelihood
 from pyro_nmm.models import (
     DGLFRM,
@@ -45,7 +45,7 @@ from pyro_nmm.models import (
     potts,
     temperature_scaling,
 )
-from pyro_nmm.ops.intervals import Intervals
+from pyro_nmm.ops.marginals import Intervals
 
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
 PAIRS, PATH = EDGES[:, ::2].sort(0).values, torch.stack([torch.arange(20), torch.arange(1, 21)])
@@ -273,3 +273,48 @@ def test_a_masked_label_is_missing():
     for call in (lambda: StackedNMM(2)(HOOD, SCORES, y, ~MASK), lambda: brier(SCORES, y)):
         with pytest.raises(ValueError, match=r"holds label -1|2 masked entries"):
             call()
+
+
+ONE = [1, 0, -2, 0.5, True, "", "nan", "-1", b"a", ("a", 1)]
+
+
+@pytest.mark.parametrize("label", [-1, -1.0, np.nan, None, np.ma.masked, pd.NA, pd.NaT])
+def test_missing(label):
+    assert is_missing(label)
+    assert is_missing(as_array("y", [label, 1]).tolist()[0])
+    assert not any(map(is_missing, ONE))
+
+
+@pytest.mark.parametrize("text", ["NA", "none", "Null", "n/a", "NAN", " Nan"])
+def test_text_that_may_be_a_missing_value(text):
+    """NA is a country too."""
+    with pytest.warns(UserWarning, match=f"y holds the text '{text}' .2 times.*as a label"):
+        check_names("y", ["oak", text, text])
+
+
+@pytest.mark.parametrize("names", [["nano", "nil", "0", "-10"], [1, 2.5, np.int8(3)], [True], []])
+def test_names_of_labels(names):
+    check_names("y", names)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([0, 1, np.nan], [0.0, 1.0, np.nan]),
+        ([b"a", None, b"b"], ["a", None, "b"]),
+        (np.array([b"a", b"b"]), ["a", "b"]),
+        (["a", 1], ["a", 1]),
+        (np.ma.array([1, 2], mask=[True, False]), [None, 2]),
+        (np.ma.array(["a", "b"], mask=[True, False]), [None, "b"]),
+        ([[1], [2]], [[1], [2]]),
+    ],
+)
+def test_arrays_of_labels(labels, expected):
+    assert str(as_array("y", labels).tolist()) == str(expected)
+
+
+def test_other_types_are_refused():
+    with pytest.raises(ValueError, match="y must hold lists of one length"):
+        as_array("y", [[1], [2, 3]])
+    with pytest.raises(ValueError, match=r"y must hold numbers or text, got Timestamp.*their text"):
+        check_names("y", [pd.Timestamp("2020")])

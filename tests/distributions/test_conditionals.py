@@ -32,11 +32,10 @@ from pyro_nmm import (
     OrderedConditional,
     backend,
 )
-from pyro_nmm.distributions import in_order
+from pyro_nmm.distributions import conditionals
 from pyro_nmm.guides import evidence_guide
 from pyro_nmm.models import nmm
-from pyro_nmm.ops.entries import Entries, evidence_entries
-from pyro_nmm.ops.predictive import predictive
+from pyro_nmm.ops.entries import Entries, evidence_entries, predictive
 from pyro_nmm.ops.sampling import draw_by_sweeps, draw_entries
 
 GRAPHS = {"star": partial(star, 3), "house": house, "triangles": two_triangles}
@@ -299,6 +298,16 @@ def test_one_step_credit_is_a_finite_difference(kernels, kind, batch):
         torch.testing.assert_close(credits[b, i], sum(change, torch.zeros(())))
 
 
+def test_reward_to_go_is_that_of_later_connected_nodes():
+    """Nodes 0 to 2 are connected, and 3 to 4; the order is not its own inverse."""
+    order = torch.tensor([3, 0, 1, 4, 2])
+    q = new_case("labels", "triangles", order=order, estimator="reward_to_go").q
+    terms = torch.randn(4, 5)
+    costs = q._costs(q._draw(torch.Size([4])), terms)
+    together = (order < 3) == (order[:, None] < 3)
+    torch.testing.assert_close(costs, terms @ together.double().triu(1).T)
+
+
 def test_no_evidence_says_nothing(kernels):
     hood = house()
     alpha, logits = parameters(hood, 3)
@@ -392,7 +401,7 @@ def test_a_step_evaluates_its_draw_once(monkeypatch):
     """Density and score are asked for by two sites, of which one has the batch of the particles."""
     calls = []
     monkeypatch.setattr(
-        in_order, "predictive", lambda *draw: calls.append(draw) or predictive(*draw)
+        conditionals, "predictive", lambda *draw: calls.append(draw) or predictive(*draw)
     )
     elbo = TraceGraph_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
     field = Field()

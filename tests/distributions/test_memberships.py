@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributions import constraints
 
 from pyro_nmm import MembershipMixture, NeighborChoice, Neighborhood
-from pyro_nmm.distributions.membership_mixture import relaxed_logits
+from pyro_nmm.distributions.memberships import relaxed_logits
 from pyro_nmm.guides import MarginalGuide, MixtureGuide
 from pyro_nmm.ops.enumeration import enumerate_choices
 

@@ -14,7 +14,8 @@ from scipy.stats import chisquare
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.graph_arguments import order_to_rows
-from pyro_nmm.ops.compact import Places, sharing
+from pyro_nmm.ops.counts import Places
+from pyro_nmm.ops.partners import sharing
 
 EVERY = torch.tensor(list(itertools.product(range(2), repeat=3)))
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from documents import load
 
-from pyro_nmm.checkpoints import load_checkpoint
 from pyro_nmm.datasets.nodes import digits
+from pyro_nmm.fitting import load_checkpoint
 from pyro_nmm.models import StackedNMM
 from pyro_nmm.models.annotators import out_of_fold
 

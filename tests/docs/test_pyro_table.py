@@ -8,9 +8,7 @@ import re
 import pyro_distributions  # noqa: F401
 import pyro_handlers  # noqa: F401
 import pyro_inference  # noqa: F401
-import pyro_losses  # noqa: F401
 import pyro_plates  # noqa: F401
-import pyro_transforms  # noqa: F401
 import pytest
 from pyro_rows import CHECKS, ROWS
 

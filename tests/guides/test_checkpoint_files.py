@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyro_nmm.checkpoints import load_checkpoint, save_checkpoint
+from pyro_nmm.fitting import load_checkpoint, save_checkpoint
 
 
 class Killed(BaseException):

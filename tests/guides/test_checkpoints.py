@@ -13,8 +13,7 @@ from torch import nn
 from torch_geometric.nn import MLP
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.checkpoints import fingerprint, load_checkpoint, save_checkpoint
-from pyro_nmm.fitting import train
+from pyro_nmm.fitting import fingerprint, load_checkpoint, save_checkpoint, train
 from pyro_nmm.guides import Consistency, fit_mixture
 from pyro_nmm.models import (
     Annotators,

@@ -13,9 +13,9 @@ from runs import changed, denoise, gcn, pair, ring
 from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.checkpoints import load_checkpoint
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.datasets.nodes import inner_edges, random_split, select_split
+from pyro_nmm.fitting import load_checkpoint
 from pyro_nmm.guides import (
     Consistency,
     DGLFRMGuide,

@@ -242,7 +242,7 @@ def test_empty_and_stacked_masks_are_refused():
 
 
 def test_weight_decay_reaches_first_layers_only():
-    from pyro_nmm.guides.fitting.nodes import _groups
+    from pyro_nmm.guides.amortized import _groups
 
     network = NMMNetwork(gcn(7, 3), gcn(7, 5, attention=True), num_classes=3)
     decayed, rest = _groups(network, [network.labels, network.attention], 0.1)

@@ -37,8 +37,8 @@ from pyro_nmm.models import StackedNMM, tabular
 from pyro_nmm.models.stacked import bounded_temperature
 from pyro_nmm.models.tabular.classifier import (
     TABLES,
-    averaged_temperature,
-    temperature_posterior,
+    _averaged,
+    _temperature_posterior,
 )
 
 #: Checks of scikit-learn that it does not pass, and why.
@@ -119,8 +119,8 @@ def test_it_is_a_fit_of_folds():
         stacked = StackedNMM(3, prior=TABLES).fit(hood, scores, labels, folds=folds, **FEW)
     torch.testing.assert_close(stacked.state_dict(), model.stacked_.state_dict())
     held_out = scores[folds[known], known.nonzero()[:, 0]]
-    temperatures = temperature_posterior(held_out, labels[known])
-    mean = [averaged_temperature(each, temperatures) for each in (whole, *scores)]
+    temperatures = _temperature_posterior(held_out, labels[known])
+    mean = [_averaged(each, temperatures) for each in (whole, *scores)]
     mean = (mean[0] + torch.stack(mean[1:]).mean(0)) / 2
     by_fold = [bounded_temperature(held_out, labels[known], folds[known] == k) for k in range(3)]
     scaled = [(part / t).softmax(1) for part, t in zip(scores, by_fold, strict=True)]
@@ -132,7 +132,7 @@ def test_it_is_a_fit_of_folds():
 def test_posterior_of_the_temperature():
     """By hand: a normal prior of its logarithm, and each label's probability."""
     x, grid = [[1.0, 0.0], [0.5, 2.0]], [math.exp(-3 + k / 10) for k in range(61)]
-    found, weights = temperature_posterior(torch.tensor(x), torch.tensor([0, 0]))
+    found, weights = _temperature_posterior(torch.tensor(x), torch.tensor([0, 0]))
     np.testing.assert_allclose(found, grid, rtol=1e-5)
     expected = [
         math.exp(-(math.log(t) ** 2) / 2) / (1 + math.exp(-1 / t)) / (1 + math.exp(1.5 / t))

@@ -18,7 +18,7 @@ from pyro_nmm import (
 )
 from pyro_nmm.datasets.images import image_folder, random_patches
 from pyro_nmm.guides import fit_images, fit_unet
-from pyro_nmm.guides.fitting.images import mean_errors
+from pyro_nmm.guides.images import mean_errors
 from pyro_nmm.models import Denoiser, UNet
 from pyro_nmm.models.networks import attention_scores
 
@@ -143,7 +143,7 @@ def test_predictions_are_those_of_the_table():
     assert torch.allclose(NeighborMixture(hood, alpha, logits).marginals(), marginals)
     mix = NeighborMixture(hood, alpha, logits)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_nmm.ops.intervals.STRIP", 7)
+        patch.setattr("pyro_nmm.ops.marginals.STRIP", 7)
         found = mix.intervals(level=0.8)
     y = torch.randint(16, (2, 3, 20))
     own = marginals.gather(-1, y[..., None])[..., 0].log()

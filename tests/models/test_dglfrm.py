@@ -20,7 +20,7 @@ from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_undirected
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
+from pyro_nmm.distributions.memberships import StickShares, stick_logits
 from pyro_nmm.guides import DGLFRMGuide
 from pyro_nmm.models import DGLFRM
 

@@ -16,7 +16,7 @@ from torch_geometric.nn import GCN, MLP, GraphSAGE
 from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.guides import DGLFRMGuide, FieldGuide, fit_links
-from pyro_nmm.guides.fitting.nodes import _groups
+from pyro_nmm.guides.amortized import _groups
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import (
     DGLFRM,

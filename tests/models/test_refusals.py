@@ -36,7 +36,7 @@ from pyro_nmm.models import (
     potts,
     temperature_scaling,
 )
-from pyro_nmm.ops.intervals import Intervals
+from pyro_nmm.ops.marginals import Intervals
 
 NAN, INF = float("nan"), float("inf")
 

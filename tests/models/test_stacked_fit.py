@@ -222,7 +222,7 @@ def test_no_label_is_told_by_itself(shared):
             torch.manual_seed(1)
             again = folds_of(formula, replace(data, y=other), known, num_folds)[number]
             assert torch.equal(again.inputs, part.inputs)
-            assert not (part.given & part.held_out).any()
+            assert not (part.observed & part.held_out).any()
 
 
 @pytest.mark.parametrize("kind", ["scores", "communities of scores"])

@@ -1,11 +1,14 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Communities of a graph."""
+"""Communities of a graph, and the loop that fits a network to it."""
+
+from collections.abc import Callable
 
 import networkx as nx
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch_geometric.data import Data
 from torch_geometric.utils import to_networkx
 
@@ -21,3 +24,13 @@ def louvain(data: Data, resolution: float, probs: Tensor | None = None, seed: in
     for number, members in enumerate(found):
         membership[list(members)] = number
     return membership.to(data.y.device)
+
+
+def descend(module: nn.Module, optimizer: Optimizer, loss: Callable, num_epochs: int) -> nn.Module:
+    """The module in evaluation mode, after epochs of steps on its loss."""
+    module.train()
+    for _ in range(num_epochs):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    return module.eval()

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The latent feature model of links."""
+"""Communities and links of a graph: the latent feature model, as a Pyro program."""
 
 import pyro
 import torch
@@ -13,9 +13,13 @@ from torch.nn import functional as F
 from pyro_nmm import InnerProductGraph
 from pyro_nmm.arguments import check_integers, check_positive, expect
 from pyro_nmm.caching import LastCall
-from pyro_nmm.distributions.membership_mixture import RelaxedLogits, relaxed_logits
-from pyro_nmm.distributions.stick_breaking import StickShares, stick_logits
-from pyro_nmm.models.param_store import register
+from pyro_nmm.distributions.memberships import (
+    RelaxedLogits,
+    StickShares,
+    relaxed_logits,
+    stick_logits,
+)
+from pyro_nmm.models.networks import register
 
 
 class DGLFRM(nn.Module):

@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.graph_arguments import check_hood
-from pyro_nmm.models.random_fields import PairwiseMRF, check_field, coarseness, grid_edges
+from pyro_nmm.models.random_fields.pairwise import (
+    PairwiseMRF,
+    check_field,
+    coarseness,
+    grid_edges,
+)
 
 
 class ConvolutionalNMM(nn.Module):

@@ -1,34 +1,86 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Relaxed binary vectors of nodes, each drawn with the log-odds of a chosen neighbour."""
+"""Communities of nodes: sticks, relaxed memberships, and their mixture over neighbours."""
 
 import math
 from collections.abc import Sequence
 from enum import StrEnum
 
 import torch
-from pyro.distributions import Independent, Logistic
+from pyro.distributions import Independent, Kumaraswamy, Logistic
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributions import constraints
+from torch.distributions import constraints, register_kl
 from torch.nn import functional as F
 
 from pyro_nmm.arguments import as_member, check_positive, expect, expect_all
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.distributions.neighbor_choice import NeighborChoice
+from pyro_nmm.distributions.factors import NeighborChoice
 from pyro_nmm.graph_arguments import check_hood, check_logits, check_scores
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
 
-class AttentionEstimator(StrEnum):
+class StickShares(Kumaraswamy):
+    """Kumaraswamy variables with finite densities and derivatives in single precision."""
+
+    def rsample(self, sample_shape=()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
+        a, b = self.concentration1, self.concentration0
+        info = torch.finfo(a.dtype)
+        u = torch.rand(shape, dtype=a.dtype, device=a.device).clamp(info.eps, 1 - info.eps)
+        # v = (1 - u^(1/b))^(1/a)
+        v = ((-(u.log() / b).expm1()).log() / a).exp()
+        return v.clamp(info.tiny, 1 - info.eps)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        a, b = self.concentration1, self.concentration0
+        log_v = value.clamp(max=1 - torch.finfo(value.dtype).eps).log()
+        return (a * b).log() + (a - 1) * log_v + (b - 1) * (-(a * log_v).expm1()).log()
+
+
+def stick_logits(v: Tensor) -> Tensor:
+    r"""
+    ``(..., K)``: finite log-odds of :math:`\pi_k = \prod_{m \le k} v_m` for shares ``(..., K)``.
+
+    >>> stick_logits(torch.tensor([0.8, 0.5])).sigmoid()
+    tensor([0.8000, 0.4000])
+    """
+    info = torch.finfo(v.dtype)
+    log_pi = v.clamp(info.tiny, 1 - info.eps).log().cumsum(-1)
+    return log_pi - (-log_pi.expm1()).log()
+
+
+@register_kl(torch.distributions.Kumaraswamy, torch.distributions.Kumaraswamy)
+def _kl_from_beta(p: torch.distributions.Kumaraswamy, q: torch.distributions.Kumaraswamy) -> Tensor:
+    """Where ``q`` is Beta(alpha, 1), the prior of the sticks (Nalisnick and Smyth, 2017)."""
+    parameters = p.concentration1, p.concentration0, q.concentration1, q.concentration0
+    a, b, alpha, one = (_distinct(parameter) for parameter in parameters)
+    if not (one == 1).all():
+        raise NotImplementedError("in closed form for Kumaraswamy(alpha, 1) = Beta(alpha, 1) alone")
+    euler = -torch.digamma(torch.ones((), dtype=a.dtype, device=a.device))
+    share = (a - alpha) / a * (-euler - torch.digamma(b) - 1 / b)
+    divergence = share + (a * b).log() - alpha.log() - (b - 1) / b
+    return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
+
+
+def _distinct(x: Tensor) -> Tensor:
+    """One of the elements that ``expand`` repeats along a dimension."""
+    for dim, stride in enumerate(x.stride()):
+        x = x.narrow(dim, 0, 1) if stride == 0 and x.shape[dim] else x
+    return x
+
+
+class _AttentionEstimator(StrEnum):
     """How a sample's derivative follows the attention, see :class:`MembershipMixture`."""
 
-    PATHWISE = "pathwise"  #: unbiased, for few dimensions
-    LINEAR = "linear"  #: biased, of little variance
-    DETACHED = "detached"  #: not at all
+    PATHWISE = "pathwise"
+    LINEAR = "linear"
+    DETACHED = "detached"
 
 
 class RelaxedLogits(Logistic):
@@ -76,9 +128,8 @@ class MembershipMixture(GraphDistribution):
     >>> s.shape, mixture.log_prob(s).shape
     (torch.Size([2, 5]), torch.Size([]))
 
-    Cost: :math:`O(E K)` a sample, a ``log_prob`` and a gradient.
-
-    ``hood`` and ``logits`` are as for :class:`~pyro_nmm.NeighborMixture`.
+    Cost: :math:`O(E K)` a sample, a ``log_prob`` and a gradient. ``hood`` and ``logits`` are as for
+    :class:`~pyro_nmm.NeighborMixture`.
 
     :param Tensor log_odds: ``(..., N, K)``, :math:`\lambda`.
     :param float temperature: :math:`\tau`.
@@ -105,7 +156,7 @@ class MembershipMixture(GraphDistribution):
         check_positive(temperature=temperature)
         self.hood, self.log_odds, self.logits = hood, log_odds, logits
         self.temperature, self.num_memberships = temperature, log_odds.shape[-1]
-        self.estimator = as_member(AttentionEstimator, estimator=estimator)
+        self.estimator = as_member(_AttentionEstimator, estimator=estimator)
         batch_shape = torch.broadcast_shapes(log_odds.shape[:-2], logits.shape[:-1])
         event_shape = Size([hood.num_rows, self.num_memberships])
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
@@ -146,7 +197,7 @@ class MembershipMixture(GraphDistribution):
             choice = NeighborChoice(self.hood, logits, validate_args=False)
             value, _ = untracked(self.given(choice.expand(batch).sample()).sample())
         log_attention = self.hood.log_softmax(logits).expand(*batch, -1)
-        value = _Moving.apply(*value, log_odds.expand(*batch, -1, -1), log_attention, self)
+        value = _Reparameterised.apply(*value, log_odds.expand(*batch, -1, -1), log_attention, self)
         return track_provenance(value, provenance)
 
     def _log_densities(self, value: Tensor, log_odds: Tensor) -> Tensor:
@@ -166,11 +217,8 @@ class MembershipMixture(GraphDistribution):
         return log_odds.index_select(-2, hood.source) - value.index_select(-2, hood.row)
 
 
-class _Moving(torch.autograd.Function):
-    """
-    Samples that a field ``v`` moves as the mixture changes, ``dq + div(q v) = 0`` (Jankowiak and
-    Obermeyer, 2018, "Pathwise Derivatives Beyond the Reparameterization Trick").
-    """
+class _Reparameterised(torch.autograd.Function):
+    """Samples with derivatives ``v``, ``dq + div(q v) = 0`` (Jankowiak and Obermeyer, 2018)."""
 
     @staticmethod
     def forward(ctx, value: Tensor, log_odds: Tensor, log_attention: Tensor, mixture) -> Tensor:
@@ -189,10 +237,10 @@ class _Moving(torch.autograd.Function):
         log_posterior = hood.log_softmax(log_joint)
         grad_odds = torch.zeros_like(log_odds)
         grad_odds.index_add_(-2, hood.source, log_posterior.exp()[..., None] * g)
-        if mixture.estimator is AttentionEstimator.DETACHED:
+        if mixture.estimator is _AttentionEstimator.DETACHED:
             return None, grad_odds, None, None
         attention = log_attention.exp()
-        if mixture.estimator is AttentionEstimator.LINEAR:
+        if mixture.estimator is _AttentionEstimator.LINEAR:
             shift = log_odds.index_select(-2, hood.source)
         else:
             # Weight goes from a component to one at the mean log-odds, dimension by dimension:

@@ -1,0 +1,488 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Choices, and latent labels, given what is observed: drawn node after node in an order."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pyro.distributions.score_parts import ScoreParts
+from pyro.ops.provenance import track_provenance
+from torch import Size, Tensor
+from torch.distributions import constraints
+from torch_geometric.utils import index_to_mask
+
+from pyro_nmm.arguments import as_member, check_integers, check_mask, check_plain
+from pyro_nmm.blocks import NUMBERS
+from pyro_nmm.caching import LastCall, derived
+from pyro_nmm.concentrations import Concentrations
+from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.distributions.components import Components, all_latents
+from pyro_nmm.distributions.factors import Neighbors
+from pyro_nmm.distributions.parameters import Parameters
+from pyro_nmm.distributions.posterior import Posterior
+from pyro_nmm.distributions.smc import estimate_log_likelihood
+from pyro_nmm.graph_arguments import (
+    check_evidence,
+    check_evidence_values,
+    check_label_range,
+    check_labels,
+    order_to_rows,
+)
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.entries import Draw, Entries, draw_of_edges, entries_of, predictive
+from pyro_nmm.ops.gibbs import run_chains
+from pyro_nmm.ops.sampling import draw_entries
+from pyro_nmm.ops.score_costs import (
+    ScoreEstimator,
+    costs_to_go,
+    less_baseline,
+    one_step_credits,
+    score_parts,
+)
+from pyro_nmm.ops.stages import Stages
+from pyro_nmm.provenance import posterior_values, untracked
+from pyro_nmm.relabel import Channel
+
+#: States that all chains keep by default: standard errors of .016 at most if independent.
+_MOST_STATES = 1024
+
+
+class _InOrder(GraphDistribution):
+    """The observed rows in their order, the last draw, and the gradient of the bound."""
+
+    shown = "observed_rows", "num_classes", "estimator"
+    alpha: Any  #: a table if labels are latent
+    _data: Tensor  #: observed labels or evidence of ``rows``
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        data_shape: Size,  # the batch shape of the labels or the evidence
+        arrangement: tuple[Tensor | None, Tensor | None, str],  # observed, order, estimator
+        columns: tuple[int, ...] = (),  # (2,) for samples of choices and labels
+        *,
+        validate_args=None,
+    ) -> None:
+        self.hood, (observed, order, estimator) = parameters.hood, arrangement
+        self.observed_rows = self.hood.restrict(observed)
+        size = self.observed_rows.num_rows
+        if order is None:
+            self._position = torch.randperm(size, device=self.hood.device)
+        else:
+            self._position = order_to_rows(self.observed_rows, order)
+        places = torch.arange(size, device=self.hood.device)
+        self._row_of = torch.empty_like(places).scatter_(0, self._position, places)
+        #: The observed rows in the order of the draw.
+        self.rows = self.observed_rows.take(self._position, self.observed_rows.num_edges)
+        self.order = self.rows.nodes  #: ``(n,)`` observed node ids in the order of the draw
+        self.estimator = as_member(ScoreEstimator, estimator=estimator)
+        self.alpha, self.logits = parameters.alpha, parameters.logits
+        self.num_classes = parameters.num_classes
+        self._last_draw = LastCall()
+        self._parameter_shape = torch.broadcast_shapes(parameters.batch_shape, data_shape)
+        shapes = self._parameter_shape, Size([*columns, size])
+        super().__init__(*shapes, validate_args=validate_args)
+        if self._validate_args:
+            parameters.check_values()
+
+    @abstractmethod
+    def _columns(self, draw: Draw) -> Tensor:
+        """A draw as samples ``(B, ..., n)`` in the order of the draw."""
+
+    @abstractmethod
+    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
+        """The draw of samples ``(B, ..., n)``, and a mask of draws that no row can make."""
+
+    @derived
+    def _entries(self) -> Entries:
+        log_attention = self.rows.log_softmax(self.logits.index_select(-1, self.rows.edge))
+        return entries_of(self.rows, self.alpha, log_attention, self._data)
+
+    def _flat(self, shape: Size) -> Entries:
+        """Entries with one batch dimension."""
+        event_dims = iter((1, 1, 1, 1) if self._entries.observed else (1, 2, 1, 2))
+        return self._entries.map(lambda part: flatten(part, shape, next(event_dims)))
+
+    def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
+        if uniforms is None:
+            size = shape.numel(), self.rows.num_rows
+            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
+        return draw_entries(self.rows, self._flat(shape), uniforms)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
+        batch = shape[: len(shape) - len(self.event_shape)]
+        draw = self._draw(batch)
+        value = self._columns(draw).index_select(-1, self._row_of).view(shape)
+        self._last_draw.put((value, batch), (draw, None))  # asked for next
+        _, provenance = untracked(self.alpha, self.logits, self._data)
+        return track_provenance(value, provenance)
+
+    def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
+        """The draw that yields ``value``, and a mask of impossible draws."""
+
+        def locate() -> tuple[Draw, Tensor]:
+            flat = flatten(value, shape, len(self.event_shape))
+            flat = flat.expand(shape.numel(), *self.event_shape)
+            return self._located(flat.index_select(-1, self._position), shape)
+
+        return self._last_draw.get((value, shape), locate)
+
+    def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
+        batch = value.shape[: value.dim() - len(self.event_shape)]
+        shape = torch.broadcast_shapes(batch, self.batch_shape)
+        draw, wrong = self._recall(value, shape)
+        terms, log_choice = predictive(self.rows, self._flat(shape), draw)
+        if wrong is not None:
+            log_choice = log_choice.masked_fill(wrong, -torch.inf)
+        full = *shape, self.rows.num_rows
+        return draw, terms.view(full), log_choice.view(full)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        value, provenance = self._plain(value)
+        return track_provenance(self._evaluate(value)[2].sum(-1), provenance)
+
+    def log_terms(self, value: Tensor) -> Tensor:
+        r"""
+        ``(..., n)``: :math:`f_i` in the order of :attr:`order`. Their sum is
+        :math:`\log p(y, c) - \log q(c \mid y)`, with :math:`w` for :math:`y` if labels are latent.
+        """
+        value, provenance = self._plain(value)
+        return track_provenance(self._evaluate(value)[1], provenance)
+
+    def score_parts(self, value: Tensor) -> ScoreParts:
+        value, provenance = self._plain(value)
+        draw, terms, log_choice = self._evaluate(value)
+        (costs,), _ = untracked(terms.detach())
+        parts = score_parts(self.estimator, log_choice, costs, lambda: self._charge(draw, costs))
+        return ScoreParts(*(track_provenance(part, provenance) for part in parts))
+
+    @torch.no_grad()
+    def _charge(self, draw: Draw, costs: Tensor) -> Tensor:
+        """``(..., n)``: the costs that each draw is charged with, less their baseline."""
+        shape = costs.shape[:-1]
+
+        def of_another_draw() -> Tensor:
+            other = self._draw(shape)
+            (terms,), _ = untracked(predictive(self.rows, self._flat(shape), other)[0])
+            return self._costs(other, terms.view_as(costs))
+
+        sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
+        return less_baseline(self._costs(draw, costs), sizes, of_another_draw).to(costs.dtype)
+
+    def _costs(self, draw: Draw, terms: Tensor) -> Tensor:
+        flat = terms.reshape(-1, self.rows.num_rows)
+        if self.estimator is ScoreEstimator.REWARD_TO_GO:
+            component = self.observed_rows.components().index_select(0, self._position)
+            return costs_to_go(component, flat).view(terms.shape)
+        entries = self._flat(terms.shape[:-1])
+        return one_step_credits(self.rows, entries, draw, flat).view(terms.shape)
+
+
+class OrderedConditional(_InOrder):
+    r"""
+    The choices of the observed nodes given their labels, node after node in a random order:
+    :math:`q(c \mid y)`, the paper's equation (6). It has no parameter of its own.
+
+    .. math::
+
+        q(c \mid y) = \prod_i p(c_i \mid y_i, c_{<i}, y_{<i}), \quad
+        p(c_i = j \mid \cdot) \propto L_{ij} \frac{\alpha_{j y_i} + s_{ij}}{A_j + S_{ij}}
+
+    where :math:`S_{ij}` counts the earlier nodes that chose :math:`j`, :math:`s_{ij}` how many of
+    these have label :math:`y_i`, and :math:`A_j = \sum_k \alpha_{jk}`. A sample holds node ids,
+    shape ``batch_shape + (n,)``, for ``n`` observed nodes **in ascending node id**.
+
+    The bound :math:`E_q[\sum_i f_i] \le \log p(y)`, :math:`f_i = \log p(y_i \mid y_{<i},
+    c_{<i})`, is loose by the divergence of :math:`q` from :math:`p(c \mid y)`, because a choice
+    depends on the labels of earlier nodes alone; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
+
+    **The gradient of the bound.** :meth:`score_parts` gives Pyro's losses a control variate that
+    removes from the score of a choice the costs that it cannot have caused. Other sites that depend
+    on ``c`` stay charged to it.
+
+    =====================  ================================================  =========
+    ``estimator``          the choice :math:`c_i` is charged with            bias
+    =====================  ================================================  =========
+    ``"reward_to_go"``     :math:`f_{i'}` of later nodes connected to it,    none
+                           minus the mean of the other draws
+    ``"one_step_credit"``  the change that its own count makes in later      small
+                           :math:`f_{i'}`, minus the mean of the others
+    ``"no_score"``         nothing: the gradient of EM                       moderate
+    ``"reinforce"``        the whole bound: textbook REINFORCE               none
+    =====================  ================================================  =========
+
+    "The other draws" are the rest of the batch; a batch of one makes one more draw for the
+    baseline. :class:`~pyro.infer.TraceGraph_ELBO` takes any program. ``Trace_ELBO`` gives the same
+    gradient to programs with no other sites or factors, and has a ``differentiable_loss``.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
+    >>> q = OrderedConditional(hood, alpha, logits, y=torch.tensor([0, 0]))
+    >>> q.log_prob(torch.tensor([0, 0])).exp()
+    tensor(0.8108)
+
+    Cost: :math:`O(E)` a draw and :math:`O(E \log E)` a ``log_prob``, ``E`` the edges into observed
+    nodes. ``hood``, ``alpha`` and ``logits`` are as for :class:`~pyro_nmm.NeighborMixture`.
+
+    :param Tensor y: ``(..., N)`` integer labels; unobserved entries are never read.
+    :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
+    :param Tensor order: ``(n,)`` permutation of the observed node ids, which the whole batch
+        shares; default random.
+    :param str estimator: see the table.
+    :param Tensor relabel: ``(num_edges, C)`` permutations, see :mod:`pyro_nmm.relabel`. In the
+        equation :math:`y_i` is then the label that was borrowed, if over this edge.
+    """
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        alpha: Concentrations,
+        logits: Tensor,
+        y: Tensor,
+        observed: Tensor | None = None,
+        order: Tensor | None = None,
+        estimator: str = "reward_to_go",
+        relabel: Tensor | Channel | None = None,
+        *,
+        validate_args=None,
+    ) -> None:
+        parameters = Parameters.of(hood, alpha, logits, relabel, kinds="permutations")
+        y, arrangement = check_labels(hood, y, hood.num_nodes), (observed, order, estimator)
+        self.channel = parameters.channel
+        super().__init__(parameters, y.shape[:-1], arrangement, validate_args=validate_args)
+        labels = y.index_select(-1, self.rows.nodes)
+        if self._validate_args:
+            check_label_range(self.rows, labels, self.num_classes)
+        #: The labels that choices count for: ``(..., n)`` of rows, or of edges where these relabel.
+        self.labels = self._data = self.channel.of(self.rows.edge).borrowed(self.rows, labels)
+
+    log_labels = _InOrder.log_terms
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self):
+        return Neighbors(self.observed_rows)
+
+    def _columns(self, draw: Draw) -> Tensor:
+        return self.rows.source[draw.edges]
+
+    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
+        edges = self.rows.find(value)
+        entries = Entries(*untracked(*self._flat(shape))[0])
+        return draw_of_edges(self.rows, entries, edges.clamp(min=0)), edges < 0
+
+    def borrowed(self, value: Tensor) -> Tensor:
+        """``(..., n)``: labels that choices take from their sources, in ascending node id."""
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        if self.channel.keeps:
+            return self.labels.index_select(-1, self._row_of).expand(*shape, -1)
+        (value, _), provenance = untracked(value, self.labels)
+        labels = self._recall(value, shape)[0].labels
+        return track_provenance(labels.index_select(1, self._row_of).view(*shape, -1), provenance)
+
+
+class EvidenceConditional(_InOrder):
+    r"""
+    Choices and latent labels of nodes given observations, node after node in a random order:
+    :math:`q(c, u \mid w)`. It has no parameter of its own.
+
+    .. math::
+
+        q(c, u \mid w) = \prod_i p(c_i, u_i \mid w_i, c_{<i}, u_{<i}), \quad
+        p(c_i = j, u_i = k \mid \cdot) \propto
+            L_{ij} \frac{\alpha_{jk} + s_{ijk}}{A_j + S_{ij}} \, e^{e_{ijk}}
+
+    Here :math:`u_i \sim z_{c_i}` is the label that a node takes from its source, and the evidence
+    :math:`e_{ijk} = \log p(w_i \mid u_i = k)` is the log-likelihood of an observation given this
+    label: a Normal emission, the votes of annotators, a partial label (0 and :math:`-\infty`), or
+    nothing (zeros). Counts :math:`S_{ij}` and :math:`s_{ijk}` are as for
+    :class:`OrderedConditional`, which observed labels need. With :math:`f_i` the logarithm of the
+    sum of these terms, :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] =
+    p(w)` for every order.
+
+    A sample has shape ``batch_shape + (2, n)`` for ``n`` observed nodes in ascending node id:
+    their choices, then their labels.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
+    >>> evidence = torch.tensor([[0.0, -torch.inf], [-0.5, -0.1]])  # a label, and a hint
+    >>> q = EvidenceConditional(hood, alpha, logits, evidence, order=torch.arange(2))
+    >>> c, u = q.sample((5,)).unbind(-2)
+    >>> bool((u[:, 0] == 0).all())
+    True
+    >>> q.log_prob(torch.tensor([[0, 0], [0, 0]])).exp()
+    tensor(0.3289)
+
+    Cost: :math:`O(E C)` a draw and a ``log_prob``, ``E`` the edges into the observed nodes. Other
+    parameters and the gradient of the bound are as for :class:`OrderedConditional`.
+
+    :param Tensor alpha: ``(..., M, C)``, a table.
+    :param Tensor evidence: log-likelihoods in nats, ``(..., N, C)``, or ``(..., num_edges, C)``
+        if they depend on the edge that a label comes over; unobserved entries are never read.
+    :param bool relabels: whether edges change borrowed labels. :math:`u_i` is then no label of a
+        node, and :meth:`posterior` refuses.
+    """
+
+    def __init__(
+        self,
+        hood: Neighborhood,
+        alpha: Tensor,
+        logits: Tensor,
+        evidence: Tensor,
+        observed: Tensor | None = None,
+        order: Tensor | None = None,
+        estimator: str = "reward_to_go",
+        *,
+        relabels: bool = False,
+        validate_args=None,
+    ) -> None:
+        parameters = Parameters.of(hood, alpha, logits)
+        evidence = check_evidence(hood, parameters.alpha, evidence)
+        self.evidence, self.relabels, self._last_values = evidence, relabels, LastCall()
+        arrangement, shape = (observed, order, estimator), evidence.shape[:-2]
+        super().__init__(parameters, shape, arrangement, (2,), validate_args=validate_args)
+        self._data = self._of_rows(self.rows, evidence)
+        if self._validate_args:
+            check_evidence_values(self.rows, self._data)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=2)
+    def support(self):
+        return _ChoicesAndLabels(self.observed_rows, self.num_classes)
+
+    def _of_rows(self, rows: Neighborhood, evidence: Tensor) -> Tensor:
+        of_nodes = evidence.shape[-2] == self.hood.num_nodes
+        return evidence.index_select(-2, rows.nodes if of_nodes else rows.edge)
+
+    def _columns(self, draw: Draw) -> Tensor:
+        return torch.stack([self.rows.source[draw.edges], draw.labels], 1)
+
+    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
+        choices, labels = value.unbind(1)
+        edges = self.rows.find(choices)
+        wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
+        return Draw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
+
+    def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
+        # A guide asks for density and score of the same draw, with and without a plate's batch.
+        shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
+        question, evaluate = (value, shape, torch.is_grad_enabled()), super()._evaluate
+        return self._last_values.get(question, lambda: evaluate(value))
+
+    log_evidence = _InOrder.log_terms
+
+    @torch.no_grad()
+    def posterior(
+        self,
+        num_samples: int | None = None,
+        weighted: bool = False,
+        num_sweeps: int = 0,
+        num_states: int | None = None,
+    ) -> Posterior:
+        r"""
+        The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
+
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> evidence = torch.tensor([[0.0, -1.0], [0.0, 0.0]])
+        >>> q = EvidenceConditional(hood, torch.ones(2, 2), torch.zeros(4), evidence)
+        >>> q.posterior().marginals()
+        tensor([[0.7311, 0.2689],
+                [0.5385, 0.4615]])
+
+        :param int num_samples: number ``T`` of draws, or of chains; ``None`` sums over all choices
+            and labels, exactly, for small sets.
+        :param bool weighted: Weigh draws by :math:`\prod_i e^{f_i}`, exact as ``T`` grows.
+        :param int num_sweeps: ``S`` sweeps of collapsed Gibbs sampling in chains that start from
+            draws, exact as ``S`` grows. ``chains`` of the posterior has diagnostics.
+        :param int num_states: Number of states, of all chains together, that the posterior keeps
+            from the second half of the sweeps. Default: all up to 1,024, and fewer where they
+            would hold more than 2²⁴ choices.
+        :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
+        :raises ValueError: for a batch, too large an exact sum, and edges that relabel.
+        """
+        check_plain("posterior", self.batch_shape)
+        if self.relabels:
+            raise ValueError(
+                "posterior would be of borrowed labels, before relabel changes them: use "
+                "NeighborMixture.condition for observed labels, or leave out relabel"
+            )
+        check_integers(0, num_sweeps=num_sweeps)
+        if num_samples is not None:
+            check_integers(1, num_samples=num_samples)
+        if num_sweeps and (weighted or num_samples is None):
+            raise ValueError("num_sweeps needs num_samples chains, which have equal weights")
+        if num_states is not None:
+            if not num_sweeps:
+                raise ValueError("num_states is a number of states after sweeps: give num_sweeps")
+            check_integers(num_samples or 1, num_states=num_states)
+        values = self.alpha.detach(), self.logits.detach(), self.evidence.detach()
+        alpha, logits, evidence, _ = posterior_values(*values, self.order)
+        if num_samples is None:
+            rows = self.observed_rows
+            components = all_latents(alpha, logits, rows, self._of_rows(rows, evidence))
+            return Posterior(self.hood, logits, components, is_exact=True)
+        rows, draw, chains = self.rows, self._draw(Size([num_samples])), None
+        entries = self._flat(Size([1])).map(Tensor.detach)
+        if num_sweeps:
+            if num_states is None:
+                num_states = min(_MOST_STATES, NUMBERS // max(1, rows.num_rows))
+            num_later = num_sweeps - num_sweeps // 2
+            num_kept = min(num_later, max(1, num_states // num_samples))
+            chains, draw = run_chains(rows, entries, draw, num_sweeps, num_kept)
+        log_weights = alpha.new_zeros(len(draw.edges))
+        if weighted:
+            log_weights = predictive(rows, entries, draw)[0].sum(-1)
+        choices = rows.source[draw.edges]
+        components = Components(entries.alpha[0], rows.nodes, draw.labels, choices, log_weights)
+        return Posterior(self.hood, logits, components, weighted=weighted, chains=chains)
+
+    @torch.no_grad()
+    def log_likelihood(
+        self, num_particles: int = 64, num_stages: int | None = None, given: Tensor | None = None
+    ) -> Tensor:
+        r"""
+        Monte Carlo estimate of :math:`\log p(w)` in nats, in the order of :attr:`order`; see
+        :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E C)`.
+
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> evidence = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])  # labels 0 and 0
+        >>> q = EvidenceConditional(hood, torch.ones(2, 2), torch.zeros(4), evidence)
+        >>> q.log_likelihood(num_particles=8).exp()
+        tensor(0.2917)
+
+        :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for
+            :math:`\log p(w_\tau \mid w_\rho)` of the others.
+        """
+        check_plain("log_likelihood", self.batch_shape)
+        observed = index_to_mask(self.order, self.hood.num_nodes)
+        order = torch.cat([self.order, (~observed).nonzero()[:, 0]])
+        if given is not None:
+            check_mask(given, self.hood.num_nodes, self.hood.device, "given")
+            if (given & ~observed).any():
+                node = int((given & ~observed).nonzero()[0])
+                raise ValueError(f"given selects node {node}, which observed leaves out")
+            observed = observed & ~given
+
+        def stages(rows: Neighborhood) -> Stages:
+            return Stages(rows, self.alpha, self.logits, self._of_rows(rows, self.evidence))
+
+        options = observed, given, num_particles, num_stages, order
+        return estimate_log_likelihood(self.hood, stages, *options).to(self.logits)
+
+
+class _ChoicesAndLabels(Neighbors):
+    """Choices and labels ``(..., 2, num_rows)``."""
+
+    event_dim = 2
+
+    def __init__(self, rows: Neighborhood, num_classes: int) -> None:
+        super().__init__(rows)
+        self.num_classes = num_classes
+
+    def check(self, value: Tensor) -> Tensor:
+        choices, labels = value.unbind(-2)
+        inside = (labels >= 0) & (labels < self.num_classes)
+        return super().check(choices) & inside.all(-1)

@@ -1,0 +1,179 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The factors of a Neighbor Mixture: choices, and labels given choices."""
+
+from collections.abc import Sequence
+
+import torch
+from pyro.ops.provenance import track_provenance
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from pyro_nmm.arguments import check_ids, expect
+from pyro_nmm.caching import derived
+from pyro_nmm.concentrations import (
+    Concentrations,
+    OrdinalConcentrations,
+    at_labels,
+    gather,
+    in_single,
+    totals,
+)
+from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.graph_arguments import check_alpha, check_logits, check_scores
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.counts import ranks
+from pyro_nmm.ops.sampling import draw_given_choices, pick
+from pyro_nmm.provenance import untracked
+from pyro_nmm.relabel import Channel, check_permutations
+
+
+class Neighbors(constraints.Constraint):
+    """Choices of a neighbour by every row, ``(..., num_rows)``."""
+
+    is_discrete, event_dim = True, 1
+
+    def __init__(self, hood: Neighborhood) -> None:
+        self.hood = hood
+
+    def check(self, value: Tensor) -> Tensor:
+        flat = value.reshape(-1, self.hood.num_rows)
+        return (self.hood.find(flat) >= 0).all(-1).view(value.shape[:-1])
+
+
+class NeighborChoice(GraphDistribution):
+    r"""
+    Every node's independent choice of a neighbour, :math:`p(c)`.
+
+    .. math::
+
+        c_i \sim \mathrm{Categorical}(L_i), \quad c_i \in n(i), \quad
+        L_i = \mathrm{softmax}_{j \in n(i)}(\text{logits}_{ij})
+
+    This is the second line of the paper's equation (1). A sample holds a node id for each row of
+    ``hood``, shape ``batch_shape + (num_rows,)``. Cost: :math:`O(E)` a sample and a ``log_prob``.
+
+    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
+    >>> choice = NeighborChoice(hood, torch.zeros(hood.num_edges))
+    >>> choice.log_prob(torch.tensor([0, 0, 1])).exp()
+    tensor(0.2500)
+
+    :param Neighborhood hood: the neighbourhoods of all or of some nodes.
+    :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``, see
+        :func:`~pyro_nmm.edge_values`; ``-inf`` switches an edge off.
+    """
+
+    shown = ("hood",)
+
+    def __init__(self, hood: Neighborhood, logits: Tensor, *, validate_args=None) -> None:
+        self.hood, self.logits = hood, (logits := check_logits(hood, logits))
+        super().__init__(logits.shape[:-1], Size([hood.num_rows]), validate_args=validate_args)
+        if self._validate_args:
+            check_scores(hood, logits)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self):
+        return Neighbors(self.hood)
+
+    @derived
+    def log_attention(self) -> Tensor:
+        r"""``(..., num_edges)``: :math:`\log L_{ij}`."""
+        return self.hood.log_softmax(self.logits)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
+        (logits,), provenance = untracked(self.logits)
+        attention = flatten(self.hood.softmax(logits), shape[:-1])
+        uniforms = torch.rand(shape, dtype=torch.double, device=self.hood.device)
+        edges = pick(self.hood, attention, uniforms.view(-1, self.hood.num_rows))
+        return track_provenance(self.hood.source[edges].view(shape), provenance)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        value, provenance = self._plain(value)
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        edges = self.hood.find(flatten(value, shape))
+        log_attention = flatten(self.log_attention, shape)
+        # Scores that the batch shares get their gradient in one pass over the choices.
+        if len(log_attention) > 1:
+            offset = self.hood.num_edges * torch.arange(len(log_attention), device=edges.device)
+            edges = torch.where(edges < 0, -1, edges + offset[:, None])
+        log_prob = log_attention.flatten().index_select(0, edges.clamp(min=0).flatten())
+        log_prob = log_prob.view_as(edges).masked_fill(edges < 0, -torch.inf).sum(-1)
+        log_prob = log_prob.expand(shape.numel()).view(shape)
+        return track_provenance(log_prob, provenance)
+
+
+class ChosenLabels(GraphDistribution):
+    r"""
+    Labels of nodes that share label distributions, :math:`p(y \mid c)` with every
+    :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j)` integrated out.
+
+    .. math::
+
+        p(y \mid c) = \prod_j \frac{\mathrm{B}(\alpha_j + s_j)}{\mathrm{B}(\alpha_j)}, \quad
+        s_{jk} = |\{i : c_i = j, y_i = k\}|
+
+    the second factor of the paper's equation (4). Cost: :math:`O(n \log n)`.
+
+    >>> alpha = torch.ones(1, 2)
+    >>> ChosenLabels(alpha, torch.tensor([0, 0])).log_prob(torch.tensor([1, 1])).exp()
+    tensor(0.3333)
+
+    :param alpha: ``(..., N, C)`` concentrations, as for :class:`~pyro_nmm.NeighborMixture`.
+    :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
+    :param Tensor relabel: ``(..., n, C)`` integers, the permutation of every choice's edge:
+        ``relabel[i, k]`` is the label of entry ``i`` if it takes label ``k``.
+    """
+
+    shown = "num_labels", "num_sources", "num_classes"
+
+    def __init__(
+        self,
+        alpha: Concentrations,
+        choices: Tensor,
+        relabel: Tensor | Channel | None = None,
+        *,
+        validate_args=None,
+    ) -> None:
+        if not isinstance(alpha, OrdinalConcentrations):
+            alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
+        check_ids("choices", untracked(choices)[0][0], ("...", "n"), alpha.shape[-2])
+        if alpha.shape[-1] < 2:
+            raise ValueError(f"alpha must have C >= 2 labels, got {tuple(alpha.shape)}")
+        self.channel = check_permutations(relabel, choices, alpha.shape[-1])
+        batches = alpha.shape[:-2], choices.shape[:-1], self.channel.batch_shape
+        batch_shape = torch.broadcast_shapes(*batches)
+        self.alpha, self.choices, self.num_labels = alpha, choices, choices.shape[-1]
+        self.num_sources, self.num_classes = alpha.shape[-2:]
+        super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
+        if self._validate_args:
+            check_alpha(alpha)
+            untracked(self.channel)[0][0].check_values()
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self):
+        return constraints.independent(constraints.integer_interval(0, self.num_classes - 1), 1)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(Size(sample_shape))
+        (alpha, choices, channel), provenance = untracked(self.alpha, self.choices, self.channel)
+        labels = channel.show(draw_given_choices(alpha, choices.expand(shape)))
+        return track_provenance(labels, provenance)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        values = self.choices, self._labels(value), self.channel
+        (choices, value, channel), provenance = untracked(*values)
+        value = channel.borrow(value)
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        # A Pólya urn, because differences of two lgamma lose all digits at large alpha. Labels are
+        # exchangeable: it takes them in the order of their nodes.
+        pairs = torch.broadcast_tensors(choices, value)
+        flat = (t.reshape(-1, *self.event_shape) for t in pairs)
+        same, total = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))
+        above = at_labels(self.alpha, *pairs) + same
+        below = gather(totals(self.alpha), choices) + total
+        log_prob = (above / below).log().sum(-1).expand(shape)
+        return track_provenance(log_prob, provenance)
