@@ -104,7 +104,7 @@ def at_level(model, level):
     return program
 
 
-def check_gradient(program, loss, estimator, collapsed, particles=500, steps=40):
+def check_gradient(program, loss, estimator, collapsed, particles=1250, steps=16):
     """
     The gradient of ``program.loss()``, by a loss of Pyro, in standard errors.
 

@@ -1,74 +1,14 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-import pyro
-import pytest
-import torch
-from hypothesis import HealthCheck, settings
-from simulated_device import NAME, register, simulated
-
-from pyro_nmm import backend
-from pyro_nmm.ops import sampling
-
-COMPILED = backend.compiled
-# No example has a time limit: the machine may do other work. The fixture ``kernels`` may serve all
-# examples of a test.
-ALLOWED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile(
-    "any machine", deadline=None, max_examples=40, suppress_health_check=ALLOWED
-)
-settings.load_profile("any machine")
-
-# Before the first gradient: from then on autograd serves the devices that it found.
-NO_DEVICE = register()
+"""Options, and the fixtures of ``shared_fixtures.py``."""
 
 
 def pytest_addoption(parser):
     parser.addoption("--data-root", default=None, help="folder of the real data sets")
 
 
-def pytest_collection_modifyitems(config, items):
-    if not torch.cuda.is_available():  # the same tests run on the simulated device
-        items[:] = [item for item in items if "gpu" not in item.keywords]
-    no_data = pytest.mark.skip(reason="needs --data-root")
-    for item in items:
-        if "data" in item.keywords and config.getoption("--data-root") is None:
-            item.add_marker(no_data)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """Double precision, a fixed seed, no parameters left over."""
-    torch.set_default_dtype(torch.double)
-    torch.set_num_threads(1)  # the graphs here are small
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    pyro.enable_validation(True)
-    yield
-    torch.set_default_dtype(torch.float)
-
-
-@pytest.fixture(params=[NAME, pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    """The name of a device that is not the CPU: CUDA if there is one, and the simulated one."""
-    if request.param != NAME:
-        yield request.param
-        return
-    if NO_DEVICE:
-        pytest.skip(NO_DEVICE)
-    with simulated():
-        yield NAME
-
-
-@pytest.fixture(params=["loops", "tensors", "blocks"])
-def kernels(request, monkeypatch):
-    """
-    Run with the compiled loops, with the tensor code that they stand for, and with that
-    code in blocks of a few rows.
-    """
-    if request.param == "loops" and COMPILED is None:
-        pytest.skip("needs numba")
-    if request.param == "blocks":
-        monkeypatch.setitem(sampling.BLOCK, "cpu", 3)
-    monkeypatch.setattr(backend, "compiled", COMPILED if request.param == "loops" else None)
-    return request.param
+def pytest_configure(config):
+    # Where others run the tests, a process need not wait for PyTorch before it starts them.
+    if config.getoption("dist", "no") == "no":
+        config.pluginmanager.import_plugin("shared_fixtures")

@@ -15,19 +15,24 @@ from pathlib import Path
 import pyro
 import torch
 import torch.distributed as dist
+from documents import load
 from pyro.distributions import Normal
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import barabasi_albert_graph
 
 from pyro_nmm.datasets import seed_batch, with_in_degree
+from pyro_nmm.fitting import fingerprint
 from pyro_nmm.guides import SeedLoss
 from pyro_nmm.models import NMMNetwork
 
 WORLD, STEPS = 2, 20
 #: Seeds of the steps, the last of which leaves a process without any.
 SIZES = [8] * (STEPS - 2) + [5, 1]
+#: A run of the example. Of its 90 seeds one is left for the last step of an epoch.
+SMALL = "--num-epochs", 2, "--save-every", 1, "--batch-size", 89, "--checkpoint"
 
 
 def problem(seed=0):
@@ -99,6 +104,31 @@ def random_numbers(rank):
         pyro.set_rng_seed(seed)
         found[name] = model()
     return found
+
+
+def resumed(rank):
+    """The example goes on from broken.pt: how many epochs that file had."""
+    example, path = load("examples/distributed.py"), Path(sys.argv[1], "broken.pt")
+    args = example.parser().parse_args([*map(str, SMALL), str(path), "--resume"])
+    torch.set_default_dtype(torch.float)
+    pyro.enable_validation(False)
+    pyro.set_rng_seed(args.seed)
+    data, done = example.prepare(example.load_graph("digits", None)), torch.load(path)["epochs"]
+    dist.barrier()
+    example.train(args, example.make_network(args, data), data, rank, WORLD)
+    torch.set_default_dtype(torch.double)
+    return {"epochs": done}
+
+
+def fingerprints(rank=0):
+    """Lines that name a run of a module with a set and a function."""
+    torch.manual_seed(0)
+    module = nn.Linear(2, 2)
+    module.names, module.call, module.dtype = {"a", "b", "c"}, lambda x: x, torch.half
+    optimizer = torch.optim.Adam([torch.ones(1)])
+    settings = {"function": nn.functional.relu, "x": torch.eye(2).expand(3, 2, 2), "path": iter,
+                "narrow": torch.ones(1).bfloat16()}  # fmt: skip
+    return dict(fingerprint({"module": module, "optimizer": optimizer}, settings))
 
 
 def waiting(rank):

@@ -19,6 +19,7 @@ from benchmarks.random_fields import fields
 from benchmarks.scale import speed
 from benchmarks.shared.records import pick, read
 from pyro_nmm.datasets import photographs
+from pyro_nmm.models import StackedNMM
 
 
 @pytest.mark.slow
@@ -172,8 +173,16 @@ def test_speed(twice, smaller):
         assert min(seconds.values() if isinstance(seconds, dict) else [seconds]) > 0
 
 
+class Quick(StackedNMM):
+    """With a fit of two steps."""
+
+    def fit(self, *args, **options):
+        return super().fit(*args, **options | {"num_steps": 2, "refit_steps": 2})
+
+
 def test_large_graphs(twice, smaller):
     """Marginals in blocks are compared inside with those at once."""
+    smaller(speed, StackedNMM=Quick)
     for query in speed.QUERIES:
         row = speed.one_query(query, 200, 1000, 4)
         assert row["edges"] <= 1200

@@ -32,6 +32,7 @@ from benchmarks.on_top import data
 from benchmarks.shared.records import pick, read
 from benchmarks.tabular.run import KINDS
 from pyro_nmm.datasets import digits, link_split, random_split
+from pyro_nmm.models.annotators import out_of_fold
 
 
 def test_crowds(twice, smaller, monkeypatch, tmp_path):
@@ -50,6 +51,8 @@ def test_crowds(twice, smaller, monkeypatch, tmp_path):
     smaller(crowds, METHODS={name: crowds.METHODS[name] for name in own}, SIMULATIONS=1)
     smaller(crowds, NETWORKS={name: crowds.NETWORKS[name] for name in networks})
     smaller(crowds, KINDS=["all"], SIMULATED={"0.7 right, a third": (0.7, 1 / 3)})
+    smaller(crowds, NUM_EPOCHS=20)
+    smaller(out_of_fold, NUM_EPOCHS=20)
     monkeypatch.setitem(crowds.SETS, "music", small)
     command = f"answers simulated coverage --sets music --seeds 0 --data-root {tmp_path}"
     rows = twice(crowds.main, command)

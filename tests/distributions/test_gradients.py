@@ -20,7 +20,7 @@ from pyro_nmm.models import nmm
 from pyro_nmm.ops.enumeration import enumerate_choices
 from pyro_nmm.ops.score_costs import ScoreEstimator
 
-PARTICLES, STEPS = 500, 40  # 20,000 draws
+PARTICLES, STEPS = 1250, 16  # 20,000 draws
 HOODS = {"house": house, "star": partial(star, 3), "two_triangles": two_triangles}
 HOODS |= {"shared": shared_sources}
 MASK = {

@@ -54,7 +54,7 @@ def test_bound_of_each_graph(kernels):
 def test_mean_of_the_bound_of_each_graph():
     batch, mix = joined()
     y = torch.randint(2, (8,))
-    samples = torch.stack([mix.elbo(y, None, 20, batch.batch).mean(0) for _ in range(500)])
+    samples = torch.stack([mix.elbo(y, None, 100, batch.batch).mean(0) for _ in range(100)])
     for number in range(3):
         nodes = batch.batch == number
         own = alone(mix, nodes)

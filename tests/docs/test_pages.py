@@ -103,7 +103,7 @@ def test_docs_variational_family(capsys):
 
 @pytest.mark.slow
 def test_docs_node_classification():
-    found = run_page("node-classification.md")
+    found = run_page("node-classification.md", ("num_epochs=50)", "num_epochs=5)"))
     data, later, test = found["data"], found["later"], found["data"].test_mask
     alone, marginals = score(found["scores"].softmax(-1), data), score(found["marginals"], data)
     assert marginals > alone

@@ -24,56 +24,53 @@ pytestmark = [
 ]
 
 
-def start(port, *command):
-    """A command as two processes of a group, which meet at the store of this port."""
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    group["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    for rank in ("0", "1"):
-        own = os.environ | group | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
-        yield subprocess.Popen([sys.executable, *map(str, command)], env=own, **pipes)
-
-
-@pytest.fixture(scope="module")
-def begin():
-    """Starts a command as two processes; none is left behind."""
-    started, stores = [], []
-
-    def begin(*command):
-        # The store keeps its port: another process may take one that is only looked up.
-        stores.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-        started.extend(start(stores[-1].port, *command))
-        return started[-2:]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def ended(processes):
-    """What they printed, with no error."""
-    printed = [process.communicate(timeout=LIMIT)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(printed)
-    return "".join(printed)
-
-
 def wait_for(path, processes):
     while not path.exists():
         assert all(process.poll() is None for process in processes), processes[0].communicate()[0]
         time.sleep(0.05)
 
 
+#: 90 seeds, one of which is left for the last step: the second process has none.
+SMALL = [*map(str, (EXAMPLE, *ranks.SMALL))]
+
+
 @pytest.fixture(scope="module")
-def pair(begin, tmp_path_factory):
+def uninterrupted(tmp_path_factory):
+    """The checkpoint of a run of torchrun, what it printed, and the file before the last one."""
+    path = tmp_path_factory.mktemp("torchrun") / "whole.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc_per_node", "2", *SMALL, path]
+    options = {"capture_output": True, "text": True, "timeout": LIMIT, "check": False}
+    done = subprocess.run(list(map(str, command)), **options)
+    assert done.returncode == 0, done.stderr
+    return torch.load(path), done.stdout, path.with_name("whole.pt.previous").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def pair(uninterrupted, tmp_path_factory):
     """Two processes of ``ranks.py`` that have stored what they found, and go on taking steps."""
     folder = tmp_path_factory.mktemp("pair")
-    names = "together", "random_numbers", "waiting"
-    processes = begin(ROOT / "tests" / "ranks.py", folder, *names)
-    for rank in range(2):
-        wait_for(folder / f"running.{rank}", processes)
-    return processes, folder
+    (folder / "broken.pt").write_bytes(uninterrupted[2])
+    command = [sys.executable, str(ROOT / "tests" / "ranks.py"), str(folder)]
+    command += ["together", "random_numbers", "resumed", "fingerprints", "waiting"]
+    # The store keeps its port: another process may take one that is only looked up.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    group |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [
+        subprocess.Popen(command, env=os.environ | group | {"RANK": rank, "PYTHONHASHSEED": rank},
+                         **pipes) for rank in "01"
+    ]  # fmt: skip
+    try:
+        for rank in range(2):
+            wait_for(folder / f"running.{rank}", processes)
+        yield processes, folder
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
 def test_gradient_and_parameters_are_those_of_one_process(pair):
@@ -95,6 +92,21 @@ def test_random_numbers(pair):
     assert not torch.equal(first["own"], second["own"])
 
 
+def test_a_run_that_was_killed_goes_on(pair, uninterrupted):
+    """From the checkpoint before the last one, and ends as one that was not."""
+    first, path = (torch.load(pair[1] / name) for name in ("resumed.0.pt", "broken.pt"))
+    assert (first["epochs"], path["epochs"]) == (1, 2)
+    for name, value in uninterrupted[0]["network"].items():
+        assert torch.equal(path["network"][name], value), name
+
+
+def test_a_new_process_knows_its_run(pair):
+    """Whatever the process's hash seed: nothing of the fingerprint is an address or an order."""
+    here = ranks.fingerprints()
+    for rank in range(2):
+        assert torch.load(pair[1] / f"fingerprints.{rank}.pt") == here
+
+
 def test_one_process_does_not_outlive_the_other(pair):
     processes, _ = pair
     processes[1].kill()
@@ -103,39 +115,11 @@ def test_one_process_does_not_outlive_the_other(pair):
     assert "Error" in printed
 
 
-#: 90 seeds, one of which is left for the last step: the second process has none.
-SMALL = [EXAMPLE, "--num-epochs", 4, "--save-every", 1, "--batch-size", 89, "--checkpoint"]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """The checkpoint of a run of torchrun, what it printed, and the file before the last one."""
-    path = tmp_path_factory.mktemp("torchrun") / "whole.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc_per_node", "2", *SMALL, path]
-    options = {"capture_output": True, "text": True, "timeout": LIMIT, "check": False}
-    done = subprocess.run(list(map(str, command)), **options)
-    assert done.returncode == 0, done.stderr
-    return torch.load(path), done.stdout, path.with_name("whole.pt.previous").read_bytes()
-
-
 def test_torchrun(uninterrupted):
     state, printed, _ = uninterrupted
-    assert printed.startswith("digits, 2 processes, 4 epochs: test accuracy")
-    assert state["epochs"] == 4
+    assert printed.startswith("digits, 2 processes, 2 epochs: test accuracy")
+    assert state["epochs"] == 2
     assert state["settings"]["world"] == 2
-
-
-def test_a_run_that_was_killed_goes_on(begin, tmp_path, uninterrupted):
-    """From the checkpoint before the last one, and ends as one that was not."""
-    path, (wanted, _, before) = tmp_path / "broken.pt", uninterrupted
-    path.write_bytes(before)
-    assert torch.load(path)["epochs"] == 3
-    ended(begin(*SMALL, path, "--resume"))
-    found = torch.load(path)
-    assert found["epochs"] == 4
-    for name, value in wanted["network"].items():
-        assert torch.equal(found["network"][name], value), name
 
 
 def test_example_learns(capsys):

@@ -129,13 +129,13 @@ def test_estimators_agree():
         pair.load_state_dict(state, strict=False)  # a site c needs an order
         pair.eval()
         elbo = TraceMeanField_ELBO() if options.get("marginal", True) else TraceGraph_ELBO()
-        results.append(gradient(pair, elbo, 200, names))
+        results.append(gradient(pair, elbo, 120, names))
     for mean, error in results[1:]:
         z = (mean - results[0][0]) / (error.square() + results[0][1].square()).sqrt()
         assert z.abs().max() < 4.5  # about 70 numbers each
     mean, error = results[1]
     assert (mean[:2].abs() / error[:2]).max() > 2.5  # there is something to estimate
-    assert (mean[-3:].abs() / error[-3:]).max() > 5
+    assert (mean[-3:].abs() / error[-3:]).max() > 4
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_bounds_agree():
         pyro.set_rng_seed(0)
         pair = make("nmm", NUM_FEATURES, marginal=marginal).eval()
         with torch.no_grad():
-            draws = torch.tensor([elbo.loss(pair.model, pair.guide, *data) for _ in range(80)])
+            draws = torch.tensor([elbo.loss(pair.model, pair.guide, *data) for _ in range(40)])
         losses.append((draws.mean(), draws.var() / len(draws)))
     for mean, variance in losses[1:]:
         assert abs(mean - losses[0][0]) < 4 * (variance + losses[0][1]).sqrt()
@@ -205,7 +205,7 @@ def test_swaps(balanced):
     expected, inputs = torch.stack(expected), (v, s, r, others, edge_index)
     for features in (x, x.to_sparse_csr()):
         assert torch.allclose(target.swaps(*inputs, features, held_out), expected)
-    draws = torch.stack([target.swaps(*inputs, x, held_out, 2) for _ in range(400)])
+    draws = torch.stack([target.swaps(*inputs, x, held_out, 2) for _ in range(150)])
     z = (draws.mean(0) - expected) / (draws.std(0) / len(draws) ** 0.5)
     assert z.abs().max() < 4
 

@@ -89,8 +89,8 @@ class LabelsOfAField:
 
 
 def check(model, guide, truth, leaves):
-    elbo = TraceGraph_ELBO(200, vectorize_particles=True, max_plate_nesting=0)
-    check_against(truth, leaves, *gradients(elbo, model, guide, leaves, 40))
+    elbo = TraceGraph_ELBO(500, vectorize_particles=True, max_plate_nesting=0)
+    check_against(truth, leaves, *gradients(elbo, model, guide, leaves, 16))
 
 
 @pytest.mark.slow
