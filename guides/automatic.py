@@ -50,6 +50,7 @@ class AutoNMM(AutoGuide):
     the bound on it. **Dropout.** Model and guide see the same masks: a call of the guide seeds
     torch's random numbers for the run of the model that follows.
 
+    >>> import pyro
     >>> import pyro.distributions as dist
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -63,8 +64,7 @@ class AutoNMM(AutoGuide):
     ...     y = nmm(hood, alpha, torch.zeros(hood.num_edges), collapsed=True)
     ...     pyro.sample("x", dist.Normal(gap[..., None] * y, 1.0).to_event(1), obs=x)
     >>> guide = AutoNMM(model)
-    >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
-    >>> svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)
+    >>> svi = SVI(model, guide, Adam({"lr": 0.05}), TraceGraph_ELBO())
     >>> losses = [svi.step() for _ in range(5)]
     >>> sorted(guide.median())
     ['gap', 'kappa']
@@ -119,6 +119,10 @@ class AutoNMM(AutoGuide):
                     f"or write a guide by hand, with ordered_guide or evidence_guide for the nmm"
                 )
             self._latents.add(name)
+        if self._has_parents:
+            with poutine.block():
+                self._create_plates(*args, **kwargs)
+                self.parents(*args, **kwargs)
 
     def _check_prototype(self, trace: Trace) -> None:
         """Called by ``parents``, whose sites are some of this program's."""
@@ -240,8 +244,6 @@ class AutoNMM(AutoGuide):
             :meth:`~pyro_nmm.EvidenceConditional.posterior`; or ``None`` and 0 for an exact sum.
             A field with ``relabel`` has weighted draws without sweeps.
         """
-        if self.prototype_trace is None:
-            self._setup_prototype(*args, **kwargs)
         with poutine.block():
             values = self.median(*args, **kwargs)
             self._create_plates(*args, **kwargs)
@@ -252,6 +254,8 @@ class AutoNMM(AutoGuide):
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Medians of the continuous sites, as the autoguide has them; of 99 draws of a flow."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
         if not self._has_parents:
             return {}
         try:
@@ -264,6 +268,8 @@ class AutoNMM(AutoGuide):
 
     def quantiles(self, quantiles: list[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Quantiles of the continuous sites, as the autoguide has them."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
         return self.parents.quantiles(quantiles, *args, **kwargs) if self._has_parents else {}
 
 

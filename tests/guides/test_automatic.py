@@ -557,6 +557,12 @@ def test_posterior_is_that_of_the_program(name):
     assert torch.allclose(found.marginals()[:, 1], torch.as_tensor(share))
 
 
+def test_queries_before_the_first_call():
+    assert sorted(AutoNMM(parent).median()) == ["scale", "shift"]
+    assert sorted(AutoNMM(parent).quantiles([0.1, 0.9])) == ["scale", "shift"]
+    assert AutoNMM(parent).posterior(X, num_samples=4)["c"].marginals().shape == (4, 2)
+
+
 def test_posterior_by_sweeps():
     exact = AutoNMM(mixture).posterior(num_samples=None, num_sweeps=0)["c"].marginals()
     swept = AutoNMM(mixture).posterior(num_samples=200, num_sweeps=40)["c"].marginals()
