@@ -140,7 +140,7 @@ def test_estimators_agree():
 
 @pytest.mark.slow
 def test_local_credit_has_the_entropy():
-    """Where the decoder ignores memberships, the bound's gain is their prior's and entropy's alone."""
+    """Where the decoder ignores memberships, the gain is that of their prior and entropy."""
     pyro.enable_validation(False)
     names, state, results = ["gamma", "omega", "heads.3.lin.weight"], None, []
     for options in ({"estimator": "pathwise"}, {"num_columns": 3}):
