@@ -146,14 +146,12 @@ class InOrder(GraphDistribution):
         return track_provenance(swept.view(*shape, *self.event_shape), provenance)
 
     def path_likelihood(
-        self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 6
+        self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3
     ) -> PathEstimate:
         r"""
         Estimate of :math:`\log p(y)`, or :math:`\log p(w)`, by path sampling, see
         :meth:`NeighborMixture.path_likelihood`, for each element of the batch.
         """
-        check_integers(1, num_chains=num_chains, num_sweeps=num_sweeps)
-        check_integers(3, num_points=num_points)
         shape = self.batch_shape
         entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
         estimate = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)

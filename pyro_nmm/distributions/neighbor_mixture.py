@@ -345,7 +345,7 @@ class NeighborMixture(GraphDistribution):
 
     def path_likelihood(
         self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
-        num_chains: int = 4, num_points: int = 41, num_sweeps: int = 6,
+        num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3,
     ) -> PathEstimate:  # fmt: skip
         r"""
         Estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid y_\rho)`, in nats, by
