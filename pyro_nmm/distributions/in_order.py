@@ -12,7 +12,7 @@ from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
-from pyro_nmm.arguments import as_member, check_integers
+from pyro_nmm.arguments import as_expected, as_member, check_integers
 from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
@@ -124,6 +124,8 @@ class InOrder(GraphDistribution):
             latent.
         """
         check_integers(1, num_sweeps=num_sweeps)
+        shape, kind = ("...", *self.event_shape), "integers"
+        value = as_expected("value", value, shape, kind=kind, like=self.hood).long()
         (value,), provenance = untracked(value)
         batch = value.shape[: value.dim() - len(self.event_shape)]
         shape = torch.broadcast_shapes(batch, self.batch_shape)

@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.arguments import check_integers
+from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
-from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
+from pyro_nmm.ops.entries import Draw, Entries, Wide, entries_of, shift_evidence
 from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import draw_entries
 
@@ -43,6 +44,11 @@ class PathEstimate(NamedTuple):
     log_likelihood: Tensor
     #: of the chains' ways down and up, which differ by noise and lag, and of Simpson's rule
     standard_error: Tensor
+
+    def less(self, other: "PathEstimate") -> "PathEstimate":
+        """The difference of independent estimates, such as a conditional log-probability."""
+        value = self.log_likelihood - other.log_likelihood
+        return PathEstimate(value, self.standard_error.hypot(other.standard_error))
 
 
 @torch.no_grad()
@@ -85,6 +91,21 @@ def path_likelihood(
         chains = ways.view(len(start), 2, num_chains).mean(1)
         spread = spread.maximum(chains.var(-1) / num_chains)
     return PathEstimate(start + ways.mean(-1), (spread + rule.square()).sqrt())
+
+
+def path_of_labels(
+    observed: Tensor, parameters: Parameters, labels: Tensor, *how: int
+) -> PathEstimate:
+    """Of labels ``(N,)`` of observed nodes; ``how`` are chains, points and sweeps."""
+    rows = parameters.hood.restrict(observed)
+    part, shown = parameters.of_rows(rows), labels[rows.nodes]
+    if part.channel.certain:
+        alpha, data = part.alpha, part.channel.borrowed(rows, shown)
+    else:
+        alpha, data = part.table, part.channel.evidence(rows, shown, part.logits)
+    entries = entries_of(rows, alpha, rows.log_softmax(part.logits), data)
+    estimate = path_likelihood(rows, entries.map(lambda term: term[None]), *how)
+    return PathEstimate(*(value[0].to(part.logits) for value in estimate))
 
 
 def _simpson(values: Tensor) -> Tensor:
