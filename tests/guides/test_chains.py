@@ -1,0 +1,153 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Chains at fixed parameters have the gradient of log p(y) by brute force, and states that last."""
+
+from functools import partial
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from oracle import label_probs, of_hood
+from pyro.distributions import Normal
+from pyro.infer import Trace_ELBO, TraceGraph_ELBO
+from scipy.special import logsumexp
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import Chains, evidence_guide, ordered_guide
+from pyro_nmm.models import nmm
+
+HOOD = Neighborhood(torch.tensor([[0, 1, 2, 3, 4, 0, 1], [1, 2, 3, 4, 0, 2, 4]]), 5)
+RANDOM = np.random.default_rng(0)
+BASE = torch.tensor(RANDOM.uniform(0.1, 0.6, (5, 2)))
+FEATURE = torch.tensor(RANDOM.normal(size=HOOD.num_edges))
+Y = torch.tensor(RANDOM.integers(2, size=(6, 5)))
+X = torch.tensor(RANDOM.normal(size=(6, 5))) + Y
+SWAPS = torch.tensor([[0, 1], [1, 0]])[torch.tensor(RANDOM.integers(2, size=HOOD.num_edges))]
+NOISE = torch.tensor(RANDOM.dirichlet([1.0, 1.0], (HOOD.num_edges, 2)))
+SOME = torch.tensor([True, True, False, True, True])
+START = torch.tensor([0.2, -0.7, 0.5], dtype=torch.double)  # log kappa, attention, distance
+
+
+def of(theta):
+    return theta[0].exp() * BASE, theta[1] * FEATURE
+
+
+def observed(y=Y[0], mask=None, relabel=None, collapsed=True):
+    """Programs of theta, the estimator and ``guided``, and log p by brute force."""
+
+    def program(theta, chains, guided):
+        arguments = HOOD, *of(theta), y, mask
+        options = {"relabel": relabel, "collapsed": collapsed}
+        if guided:
+            ordered_guide(*arguments, estimator=chains, **options)
+        else:
+            nmm(*arguments, **options)
+
+    def log_prob(theta):
+        alpha, logits = of(theta)
+        if relabel is not None:
+            swaps = torch.eye(2)[relabel] if relabel.dim() == 2 else relabel
+            labels, probs = label_probs(HOOD, alpha, logits, swaps.numpy())
+            return np.log(probs[(labels == y.numpy()).all(1)].item())
+        nodes = None if mask is None else mask.nonzero()[:, 0].tolist()
+        oracle = of_hood(HOOD, alpha, logits, nodes)
+        return oracle.log_prob[oracle.index(y if mask is None else y[mask])]
+
+    return program, log_prob
+
+
+def plated(size=None):
+    """Six labellings in a plate, of which ``size`` are seen in a step."""
+
+    def program(theta, chains, guided):
+        with pyro.plate("labellings", 6, subsample_size=size) as index:
+            arguments = HOOD, *of(theta), Y[index]
+            if guided:
+                ordered_guide(*arguments, collapsed=True, estimator=chains)
+            else:
+                nmm(*arguments, collapsed=True)
+
+    return program, lambda theta: sum(observed(y)[1](theta) for y in Y)
+
+
+def latent(collapsed=True, plate=False, mask=None):
+    """Labels with normal observations."""
+    rows, x = slice(None) if mask is None else mask, X if plate else X[0]
+
+    def emit(y, theta):
+        return Normal(theta[2] * y, 1.0)
+
+    def fields(theta, chains, guided, x):
+        prior, options = (HOOD, *of(theta)), {"collapsed": collapsed}
+        if guided:
+            scores = emit(torch.arange(2), theta).log_prob(x[..., None])
+            evidence_guide(*prior, scores, mask, estimator=chains, **options)
+        else:
+            y = nmm(*prior, None, mask, **options)
+            pyro.sample("x", emit(y, theta).to_event(1), obs=x[..., rows])
+
+    def program(*arguments):
+        if not plate:
+            return fields(*arguments, x)
+        with pyro.plate("images", 6, subsample_size=3) as index:
+            return fields(*arguments, x[index])
+
+    def log_prob(theta):
+        nodes = None if mask is None else mask.nonzero()[:, 0].tolist()
+        oracle = of_hood(HOOD, *of(theta), nodes)
+        seen = x.reshape(-1, 5)[:, rows]
+        scores = emit(torch.tensor(oracle.labels), theta).log_prob(seen[:, None]).sum(-1)
+        return logsumexp(oracle.log_prob + scores.numpy(), 1).sum()
+
+    return program, log_prob
+
+
+def gradients(program, chains, kind, particles, vectorize, steps):
+    theta = START.clone().requires_grad_()
+    sides = [partial(program, theta, chains, guided) for guided in (False, True)]
+    elbo = kind(particles, vectorize_particles=vectorize, max_plate_nesting=1)
+    found = []
+    for _ in range(steps):
+        loss = elbo.differentiable_loss if kind is Trace_ELBO else elbo.loss_and_grads
+        value = loss(*sides)
+        if kind is Trace_ELBO:
+            value.backward()
+        found.append(-theta.grad)
+        theta.grad = None
+    return torch.stack(found[steps // 5 :]).numpy()
+
+
+CASES = {
+    "observed": (observed(), Trace_ELBO, 200, True),
+    "collapsed": (observed(collapsed=False), TraceGraph_ELBO, 200, True),
+    "mask": (observed(mask=SOME), TraceGraph_ELBO, 200, True),
+    "permuted": (observed(relabel=SWAPS), Trace_ELBO, 200, True),
+    "matrices": (observed(relabel=NOISE), Trace_ELBO, 200, True),
+    "matrices, z": (observed(relabel=NOISE, collapsed=False), TraceGraph_ELBO, 200, True),
+    "latent": (latent(), TraceGraph_ELBO, 200, True),
+    "latent, z": (latent(collapsed=False), Trace_ELBO, 200, True),
+    "latent, mask": (latent(mask=SOME), Trace_ELBO, 200, True),
+    "latent, plate": (latent(plate=True), Trace_ELBO, 100, True),
+    "plate": (plated(), Trace_ELBO, 40, True),
+    "plate, one by one": (plated(), TraceGraph_ELBO, 1, False),
+    "subsample": (plated(3), TraceGraph_ELBO, 60, True),
+    "subsample, one by one": (plated(3), Trace_ELBO, 1, False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient(name):
+    """In standard errors of batches of steps, which are longer than the chains remember."""
+    (program, log_prob), kind, particles, vectorize = CASES[name]
+    pyro.set_rng_seed(0)
+    steps = 50 if vectorize else 150
+    found = gradients(program, Chains(), kind, particles, vectorize, steps)
+    means = found.reshape(10, -1, 3).mean(1)
+    size = 3 if "latent" in name else 2  # observed labels have no distance
+    step = 1e-5 * torch.eye(3, dtype=torch.double)[:size]
+    exact = [(log_prob(START + h) - log_prob(START - h)) / 2e-5 for h in step]
+    mean, error = means.mean(0)[:size], means.std(0, ddof=1)[:size] / 10**0.5
+    assert (np.abs(mean - exact) <= 5 * error).all(), (mean, exact, error)
+    assert (error[:2] < 0.6).all()
