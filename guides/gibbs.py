@@ -87,11 +87,10 @@ class FieldGibbs(MCMCKernel):
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         self._arguments, self.states = (args, kwargs), {}
-        trace = self._run({})
-        sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
+        sites: dict[str, Any] = dict(self._run({}).iter_stochastic_nodes())
         self.latent = {name for name, site in sites.items() if "nmm" in site["infer"]}
-        values = {name: site["value"] for name, site in sites.items() if name not in self.latent}
-        self._sweep(values)
+        # The evidence of a field's labels may depend on labels of fields below it.
+        self._sweep({name: site["value"] for name, site in sites.items()})
         self.kernel.setup(warmup_steps, *args, **kwargs)
         if not self._saved:
             self.save_params = list(self.kernel.initial_params)
