@@ -321,7 +321,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             mean += _averaged(part, self._temperatures) / len(parts)
             by_fold += (part / temperature).softmax(1) / len(parts)
         mean = (_averaged(whole, self._temperatures) + mean) / 2
-        return mean.log() * self.stacked_.pool.temperature, (mean + by_fold) / 2
+        pool = self.stacked_.pool
+        assert pool is not None
+        return mean.log() * pool.temperature, (mean + by_fold) / 2
 
 
 def _finder(neighbors: Any, number: int, metric: str, X: Any) -> Any:
