@@ -20,6 +20,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops import gibbs
+from pyro_nmm.ops.annealing import anneal
 from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import Draw, Entries, entries_of, predictive
 from pyro_nmm.ops.sampling import draw_entries
@@ -125,6 +126,16 @@ class InOrder(GraphDistribution):
         """
         check_integers(1, num_sweeps=num_sweeps)
         (value,), provenance = untracked(value)
+        entries, draw, shape = self._chains(value)
+        for part in blocks(num_sweeps, draw.edges.numel()):
+            size = part.stop - part.start, *draw.edges.shape
+            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
+            draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
+        swept = self._columns(draw).index_select(-1, self._row_of)
+        return track_provenance(swept.view(*shape, *self.event_shape), provenance)
+
+    def _chains(self, value: Tensor) -> tuple[Entries, Draw, Size]:
+        """Entries, and samples as draws, of one batch dimension; their batch shape."""
         batch = value.shape[: value.dim() - len(self.event_shape)]
         shape = torch.broadcast_shapes(batch, self.batch_shape)
         entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
@@ -138,12 +149,22 @@ class InOrder(GraphDistribution):
             draw, impossible = self._located(flat, shape)
         if impossible.any():
             raise ValueError("value must hold choices of neighbours, and labels of the field")
-        for part in blocks(num_sweeps, flat.numel()):
-            size = part.stop - part.start, shape.numel(), self.rows.num_rows
-            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
-            draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
-        swept = self._columns(draw).index_select(-1, self._row_of)
-        return track_provenance(swept.view(*shape, *self.event_shape), provenance)
+        return entries, draw, shape
+
+    @torch.no_grad()
+    def anneal(self, value: Tensor, end: "InOrder", num_sweeps: int = 1) -> tuple[Tensor, Tensor]:
+        r"""
+        Samples carried to the parameters of ``end``, which has the same ``order``, by sweeps at
+        parameters between, and their log weights relative to no sweep, see
+        :mod:`pyro_nmm.ops.annealing`.
+
+        :return: samples of the same shape, and log weights of the batch shape.
+        """
+        entries, draw, shape = self._chains(value)
+        last = end._chains(value)[0]
+        draw, log_weight = anneal(self.rows, entries, last, draw, num_sweeps)
+        value = self._columns(draw).index_select(-1, self._row_of)
+        return value.view(*shape, *self.event_shape), log_weight.view(shape)
 
     def path_likelihood(
         self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 6

@@ -95,7 +95,7 @@ def two_fields():
     with scope(prefix="a"):
         first = nmm(SQUARE, size * PROBS, LOOKS, collapsed=True)
     with scope(prefix="b"):
-        second = nmm(SQUARE, (1 + first[..., None]) * PROBS, -LOOKS, collapsed=True)
+        second = nmm(SQUARE, PROBS, -LOOKS, collapsed=True)
     pyro.sample("x", dist.Normal(1.0 * first + second - 1, 0.5).to_event(1), obs=X)
 
 
@@ -130,13 +130,10 @@ def of_x(x, size):
 
 
 def of_two_fields(size):
-    labels, joint = table(size)[0], []
-    first = oracle.of_hood(SQUARE, size * PROBS, LOOKS)
-    for a in labels:
-        second = oracle.of_hood(SQUARE, torch.as_tensor(1 + a)[:, None] * PROBS, -LOOKS)
-        seen = norm.logpdf(X.numpy(), a + labels - 1.0, 0.5).sum(1)
-        joint.append(first.log_prob[first.index(a)] + logsumexp(second.log_prob + seen))
-    return logsumexp(joint)
+    labels, first = table(size)
+    second = oracle.of_hood(SQUARE, PROBS, -LOOKS).log_prob
+    seen = norm.logpdf(X.numpy(), labels[:, None] + labels - 1.0, 0.5).sum(-1)
+    return logsumexp(np.log(first)[:, None] + second + seen)
 
 
 RELABEL = {"permuted": torch.eye(2)[SWAPS], "matrices": KEPT.expand(SQUARE.num_edges, 2, 2)}
@@ -158,11 +155,8 @@ QUICK = {"attended"}
 
 
 def run(model, num_samples, kernel=RandomWalkKernel, warmup_steps=100, **options):
-    mine = {name: options.pop(name) for name in ("num_sweeps",) if name in options}
-    chains = MCMC(
-        FieldGibbs(model, kernel, **mine), num_samples, warmup_steps, disable_progbar=True,
-        **options,
-    )  # fmt: skip
+    gibbs = FieldGibbs(model, kernel, num_sweeps=5, num_moves=2)
+    chains = MCMC(gibbs, num_samples, warmup_steps, disable_progbar=True, **options)
     chains.run()
     return chains
 
