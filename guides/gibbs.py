@@ -6,7 +6,9 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -98,7 +100,7 @@ class FieldGibbs(MCMCKernel):
         self.latent = {name for name, site in sites.items() if "nmm" in site["infer"]}
         # The evidence of a field's labels may depend on labels of fields below it.
         values = {name: site["value"] for name, site in sites.items()}
-        self._sweep(_Point({}, values, self._run(values)))
+        self._sweep(_Point({}, values, self._run(values), {}))
         self.kernel.setup(warmup_steps, *args, **kwargs)
         if not self._saved:
             self.save_params = list(self.kernel.initial_params)
@@ -115,15 +117,7 @@ class FieldGibbs(MCMCKernel):
 
     def _at(self, params: dict[str, Tensor]) -> "_Point":
         values = {name: self.kernel.transforms[name].inv(params[name]) for name in params}
-        return _Point(params, values, self._run(values | self.states))
-
-    def _log_prob(self, point: "_Point") -> Tensor:
-        """Log-density of all sites, of continuous sites in unconstrained space."""
-        log_prob: Any = point.trace.log_prob_sum()
-        for name, value in point.params.items():
-            transform = self.kernel.transforms[name]
-            log_prob = log_prob - transform.log_abs_det_jacobian(point.values[name], value).sum()
-        return log_prob
+        return _Point(params, values, self._run(values | self.states), self.kernel.transforms)
 
     def _conditional(
         self, point: "_Point", name: str, order: Tensor | None = None
@@ -153,7 +147,7 @@ class FieldGibbs(MCMCKernel):
         names = [*fields_of(point.trace, self.latent)]
         for name in names:
             if name != names[0]:  # of which parameters may depend on labels before
-                point = point._replace(trace=self._run(point.values | self.states))
+                point = replace(point, trace=self._run(point.values | self.states))
             field, q = self._conditional(point, name)
             state = self._state(field, q) if name in self.states else q.sample()
             self._put(field, q, q.sweep(state, self.num_sweeps))
@@ -162,7 +156,7 @@ class FieldGibbs(MCMCKernel):
     def _move(self, here: "_Point") -> "_Point":
         """A step of continuous sites, whose fields follow it by annealing, or none."""
         there = self._at(self._walk.draw(here.params))
-        log_ratio, moved = self._log_prob(there) - self._log_prob(here), []
+        log_ratio, moved = there.log_prob - here.log_prob, []
         for name in self._together(here):
             field, q = self._conditional(here, name)
             field_there, end = self._conditional(there, name, q.order)
@@ -241,12 +235,23 @@ class _Whole:
         return value.round().long()
 
 
-class _Point(NamedTuple):
+@dataclass(frozen=True)
+class _Point:
     """Continuous sites, unconstrained and as they are, and a run of the program with them."""
 
     params: dict[str, Tensor]
     values: dict[str, Tensor]
     trace: Trace
+    transforms: dict[str, Any]
+
+    @cached_property
+    def log_prob(self) -> Tensor:
+        """Of all sites, of continuous ones in unconstrained space."""
+        log_prob: Any = self.trace.log_prob_sum()
+        for name, value in self.params.items():
+            transform = self.transforms[name]
+            log_prob = log_prob - transform.log_abs_det_jacobian(self.values[name], value).sum()
+        return log_prob
 
 
 class _Walk:

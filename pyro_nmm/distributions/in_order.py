@@ -90,6 +90,9 @@ class InOrder(GraphDistribution):
         event_dims = iter((1, 1, 1, 1) if self._entries.observed else (1, 2, 1, 2))
         return self._entries.map(lambda part: flatten(part, shape, next(event_dims)))
 
+    def _constants(self, shape: Size) -> Entries:
+        return self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+
     def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
         if uniforms is None:
             size = shape.numel(), self.rows.num_rows
@@ -138,7 +141,7 @@ class InOrder(GraphDistribution):
         """Entries, and samples as draws, of one batch dimension; their batch shape."""
         batch = value.shape[: value.dim() - len(self.event_shape)]
         shape = torch.broadcast_shapes(batch, self.batch_shape)
-        entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+        entries = self._constants(shape)
         flat = flatten(value, shape, len(self.event_shape)).index_select(-1, self._position)
         flat = flat.expand(shape.numel(), *self.event_shape)
         if entries.observed:  # without the counts of a draw
@@ -161,7 +164,7 @@ class InOrder(GraphDistribution):
         :return: samples of the same shape, and log weights of the batch shape.
         """
         entries, draw, shape = self._chains(value)
-        last = end._chains(value)[0]
+        last = end._constants(shape)
         draw, log_weight = anneal(self.rows, entries, last, draw, num_sweeps)
         value = self._columns(draw).index_select(-1, self._row_of)
         return value.view(*shape, *self.event_shape), log_weight.view(shape)
@@ -176,7 +179,7 @@ class InOrder(GraphDistribution):
         check_integers(1, num_chains=num_chains, num_sweeps=num_sweeps)
         check_integers(3, num_points=num_points)
         shape = self.batch_shape
-        entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+        entries = self._constants(shape)
         estimate = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
         value, error = (part.to(self.logits.dtype).expand(shape.numel()) for part in estimate)
         return PathEstimate(value.view(shape), error.view(shape))
