@@ -3,6 +3,9 @@
 
 """Chains at fixed parameters have the gradient of log p(y) by brute force, and states that last."""
 
+import copy
+import io
+import pickle
 from functools import partial
 
 import numpy as np
@@ -12,6 +15,7 @@ import torch
 from oracle import label_probs, of_hood
 from pyro.distributions import Normal
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
+from runs import fit
 from scipy.special import logsumexp
 
 from pyro_nmm import Neighborhood
@@ -151,3 +155,112 @@ def test_gradient(name):
     mean, error = means.mean(0)[:size], means.std(0, ddof=1)[:size] / 10**0.5
     assert (np.abs(mean - exact) <= 5 * error).all(), (mean, exact, error)
     assert (error[:2] < 0.6).all()
+
+
+def test_batches_of_nodes():
+    """Two masks in turn: either starts from choices that have seen other labels."""
+    program, other = (observed(mask=mask)[0] for mask in (SOME, ~SOME | (torch.arange(5) < 2)))
+    chains, theta = Chains(3), START.clone().requires_grad_()
+    elbo = Trace_ELBO(400, vectorize_particles=True, max_plate_nesting=1)
+    found = []
+    for step in range(60):
+        part = (program, other)[step % 2]
+        sides = [partial(part, theta, chains, guided) for guided in (False, True)]
+        elbo.differentiable_loss(*sides).backward()
+        found += [] if step % 2 else [-theta.grad]
+        theta.grad = None
+    found = torch.stack(found[5:]).numpy()[:, :2]
+    log_prob, step = observed(mask=SOME)[1], 1e-5 * torch.eye(3, dtype=torch.double)[:2]
+    exact = [(log_prob(START + h) - log_prob(START - h)) / 2e-5 for h in step]
+    error = found.std(0, ddof=1) / len(found) ** 0.5
+    assert (np.abs(found.mean(0) - exact) <= 5 * error).all()
+    assert (chains.states >= 0).all()
+
+
+def run(chains, particles=3, program=None, seed=0):
+    """One evaluation of a loss; returns it."""
+    pyro.set_rng_seed(seed)
+    program = observed()[0] if program is None else program
+    elbo = Trace_ELBO(particles, vectorize_particles=particles > 1, max_plate_nesting=1)
+    return elbo.loss(*(partial(program, START, chains, guided) for guided in (0, 1)))
+
+
+def saved(chains):
+    file = io.BytesIO()
+    torch.save(chains.state_dict(), file)
+    file.seek(0)
+    again = Chains()
+    again.load_state_dict(torch.load(file, weights_only=True))
+    return again
+
+
+@pytest.mark.parametrize("program", [observed()[0], latent()[0], plated(2)[0]])
+@pytest.mark.parametrize("copied", [saved, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_states_go_on(copied, program):
+    chains = Chains()
+    saved(chains)  # before there are states
+    run(chains, program=program)
+    again, before = copied(chains), chains.states.clone()
+    assert run(again, program=program, seed=1) == run(chains, program=program, seed=1)
+    assert torch.equal(again.states, chains.states)
+    assert not torch.equal(chains.states, before)
+    assert torch.equal(copied(chains).states, chains.states)
+
+
+def test_other_numbers_of_particles():
+    """Chains that a step does not use stay, and new ones start from copies."""
+    chains = Chains()
+    run(chains, 4)
+    before = chains.states
+    run(chains, 2)
+    assert torch.equal(chains.states[2:], before[2:])
+    run(chains, 1)
+    run(chains, 7)
+    assert chains.states.shape == (7, 1, 5)
+
+
+def another_graph():
+    hood = Neighborhood(torch.tensor([[4, 3, 2, 1, 0], [2, 0, 1, 4, 3]]), 5)
+    ordered_guide(hood, BASE, torch.zeros(hood.num_edges), Y[0], collapsed=True, estimator=CHAINS)
+
+
+def another_size():
+    hood, y = Neighborhood.grid(2, 3), torch.zeros(6).long()
+    ordered_guide(hood, torch.ones(6, 2), torch.zeros(hood.num_edges), y, estimator=CHAINS)
+
+
+OTHERS = {
+    "graph": another_graph,
+    "size": another_size,
+    "kind": lambda: latent()[0](START, CHAINS, True),
+    "plate": lambda: plated()[0](START, CHAINS, True),
+}
+CHAINS = Chains()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_field(name):
+    CHAINS.states = None
+    run(CHAINS)
+    with pytest.raises(ValueError, match="Chains serves one field on one graph"):
+        OTHERS[name]()
+
+
+def test_device(device):
+    """States move with the module, or else with the first step."""
+    hood, chains = HOOD.to(device), Chains(2)
+    run(chains, 1)
+    arguments = *(part.to(device) for part in of(START)), Y[0].to(device)
+    for moved in (chains, copy.deepcopy(chains).to(device)):
+        for _ in range(2):
+            ordered_guide(hood, *arguments, collapsed=True, estimator=moved)
+        assert moved.states.device.type == device
+
+
+def test_a_fit_goes_on(tmp_path):
+    """Killed after five epochs, a fit ends with the same bits."""
+    whole, _ = fit(tmp_path / "whole", estimator=Chains(), save_every=4, num_epochs=10)
+    path = tmp_path / "killed"
+    fit(path, estimator=Chains(), save_every=4, num_epochs=5, patience=20)
+    again, _ = fit(path, estimator=Chains(), save_every=4, num_epochs=10)
+    assert torch.equal(whole, again)
