@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation, AutoNormal
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 
 from pyro_nmm import Posterior
 from pyro_nmm.guides.chains import Chains
@@ -198,10 +199,19 @@ class AutoNMM(AutoGuide):
 
     def _stored(self, field: Field) -> dict[str, Tensor]:
         """The states of a field's chains; of new chains, the sites of the field's run."""
+        names, nodes, hood = field.unknown, field.trace.nodes, field.prior.hood
+        sites = torch.broadcast_tensors(*(nodes[name]["value"] for name in names))
+        value = torch.stack(sites, -2) if len(names) > 1 else sites[0]
+        event = value.shape[sites[0].dim() - 1 :]
+        unswept: Any = SimpleNamespace(
+            hood=hood, observed_rows=hood.restrict(field.observed),
+            batch_shape=sites[0].shape[:-1], event_shape=event,
+            expand=lambda shape: SimpleNamespace(sample=lambda: value.expand(*shape, *event)),
+            sweep=lambda value, _: value,
+        )  # fmt: skip
         with self._around(field):
-            states = copy.deepcopy(self._chains(field)).draw(_States(field))  # type: ignore[arg-type]
-        names = field.unknown
-        return dict(zip(names, states.unbind(-2) if len(names) > 1 else [states], strict=True))
+            value = copy.deepcopy(self._chains(field)).draw(unswept)
+        return dict(zip(names, value.unbind(-2) if len(names) > 1 else [value], strict=True))
 
     @torch.no_grad()
     def posterior(
@@ -233,30 +243,6 @@ class AutoNMM(AutoGuide):
     def quantiles(self, quantiles: list[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Quantiles of the continuous sites, as the autoguide has them."""
         return self.parents.quantiles(quantiles, *args, **kwargs) if self._has_parents else {}
-
-
-class _States:
-    """In place of a conditional: samples are the sites of a field's run, and sweeps change none."""
-
-    def __init__(self, field: Field) -> None:
-        sites = torch.broadcast_tensors(
-            *(field.trace.nodes[name]["value"] for name in field.unknown)
-        )
-        self.value = torch.stack(sites, -2) if len(sites) > 1 else sites[0]
-        self.batch_shape, event = sites[0].shape[:-1], sites[0].dim() - 1
-        self.event_shape = self.value.shape[event:]
-        self.hood = field.prior.hood
-        self.observed_rows = self.hood.restrict(field.observed)
-
-    def expand(self, shape: Size) -> "_States":
-        self.value = self.value.expand(*shape, *self.event_shape)
-        return self
-
-    def sample(self) -> Tensor:
-        return self.value
-
-    def sweep(self, value: Tensor, num_sweeps: int) -> Tensor:
-        return value
 
 
 class _Named(Messenger):

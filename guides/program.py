@@ -86,7 +86,12 @@ class Field(NamedTuple):
         return values.new_zeros(hood.num_nodes, *values.shape[1:]).index_copy(0, nodes, values)
 
     def conditional(self, run: Run, order: Tensor | None = None) -> InOrder:
-        """Its choices given its labels; or both given the rest of the program."""
+        """Its choices given its labels, or both given the rest of the program: for Gibbs."""
+        if self.trace.nodes[self.name]["scale"] != 1:
+            raise ValueError(
+                f"field {self.name!r} has a poutine.scale, with which its choices and labels would "
+                f"not have their posterior: scale the sites below it, or fit an AutoNMM by SVI"
+            )
         hood, alpha, logits, channel = self.parameters
         if not self.latent and channel.certain:
             y = self.labels()
@@ -153,8 +158,8 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     fixed = {name: trace.nodes[name]["value"] for name in field.names.union(later)}
     rest = [k for k in below if k not in later or (given_later and kind_of(k) != "z")]
 
-    def terms(values: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        tables: dict[str, dict[str, Tensor]] = {name: {} for name in rest}
+    def terms(values: dict[str, Tensor]) -> dict[str, dict[Any, Tensor]]:
+        tables: dict[str, dict[Any, Tensor]] = {name: {} for name in rest}
         for starts in product(*(range(0, f.full_size, f.size) for f in parts.values())):
             places = {name: start + torch.arange(parts[name].size, device=y.device)
                       for name, start in zip(parts, starts, strict=True)}  # fmt: skip
@@ -168,8 +173,8 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     columns = [terms({name_y: torch.full_like(y, label)}) for label in range(size)]
     at_random = terms({name_y: labels})
 
-    def differ(name: str, tables: dict, kind: str = "all") -> bool:
-        return not torch.equal(tables[name][kind], at_random[name][kind])
+    def differ(name: str, tables: dict, kind: Any = "all") -> bool:
+        return not torch.allclose(tables[name][kind], at_random[name][kind], 1e-6, 1e-6)
 
     depend = [name for name in rest if any(differ(name, column) for column in columns)]
     inside = {f.name: f for name in depend for f in _frames(below[name], field)}
@@ -225,14 +230,13 @@ def _frames(site: Any, field: Field) -> list:
 
 
 def _add_tables(
-    tables: dict[str, Tensor], trace: Any, name: str, field: Field, places: dict[str, Tensor]
+    tables: dict[Any, Tensor], trace: Any, name: str, field: Field, places: dict[str, Tensor]
 ) -> None:
     """
-    Adds log-probabilities of a site: ``all``, and ``(..., n)`` by each dimension that has a size of
-    ``n``. ``places`` of plates that subsample count once, and other plates in the first part.
+    Adds log-probabilities of a site: ``all``, and ``(..., n)`` by each dimension of size ``n``.
+    ``places`` of plates that subsample count once, and sites of no such plate at the first ones.
     """
-    site, size = trace.nodes[name], field.value("y").shape[-1]
-    frames = _frames(site, field)
+    frames, size = _frames(trace.nodes[name], field), field.value("y").shape[-1]
     if any(place[0] > 0 for name, place in places.items() if name not in {f.name for f in frames}):
         return
     log_prob, events = _unsummed(trace, name, field, frames)
@@ -240,29 +244,21 @@ def _add_tables(
         if frame.name in places:
             new = places[frame.name] < frame.full_size
             log_prob = log_prob.where(new.view(-1, *[1] * (events - frame.dim - 1)), 0.0)
-    by_kind = {"all": log_prob.flatten()}
-    batch = log_prob.dim() - events
-    totals = log_prob.flatten(batch).sum(-1) if events else log_prob
-    for dim in range(batch, log_prob.dim()):
-        if log_prob.shape[dim] == size:
-            others = log_prob.movedim(dim, batch)
-            by_kind[f"event {dim}"] = others.flatten(batch + 1).sum(-1) if events > 1 else others
-    for frame in frames:
-        if (frame.full_size or frame.size) == size:
-            table = totals.unsqueeze(-1).transpose(frame.dim - 1, -1)
-            index = trace.nodes[frame.name]["value"]
-            full = table.new_zeros(*table.shape[:-1], size)
-            by_kind[frame.name] = full.index_add(-1, index, table)
-    for kind, table in by_kind.items():
-        for frame in frames if kind != "all" else ():
-            if frame.name != kind:
-                table = table.sum(frame.dim - 1, keepdim=True)
-        while kind != "all" and table.dim() > 1 and table.shape[0] == 1:
-            table = table[0]
-        old = tables.get(kind)
-        tables[kind] = (
-            table if old is None else torch.cat([old, table]) if kind == "all" else old + table
-        )
+    all_of = [tables["all"]] if "all" in tables else []
+    tables["all"] = torch.cat([*all_of, log_prob.flatten()])
+    inner = dict.fromkeys(range(-events, 0)) | {f.dim - events: f for f in frames}
+    for dim, frame in inner.items():
+        if size == (log_prob.shape[dim] if frame is None else frame.full_size or frame.size):
+            others = [other for other in inner if other != dim]
+            table = log_prob.sum(others, keepdim=True) if others else log_prob
+            table = table.unsqueeze(-1).transpose(dim - 1, -1)
+            table = table.reshape(*table.shape[: table.dim() - events - 1], -1)
+            if frame is not None:
+                full = table.new_zeros(*table.shape[:-1], size)
+                table = full.index_add(-1, trace.nodes[frame.name]["value"], table)
+            while table.dim() > 1 and table.shape[0] == 1:
+                table = table[0]
+            tables[dim] = table + tables[dim] if dim in tables else table
 
 
 def _unsummed(trace: Any, name: str, field: Field, frames: list) -> tuple[Tensor, int]:
@@ -287,12 +283,7 @@ def _unsummed(trace: Any, name: str, field: Field, frames: list) -> tuple[Tensor
         part.reshape(part.shape + (1,) * events) if isinstance(part, Tensor) else part
         for part in (scale, mask)
     )
-    log_prob = scale_and_mask(log_prob, scale, mask)
-    sizes = [1] * max((-frame.dim for frame in frames), default=0)
-    for frame in frames:
-        sizes[frame.dim] = frame.size
-    sizes += [1] * events
-    return log_prob.expand(torch.broadcast_shapes(log_prob.shape, sizes)), events
+    return scale_and_mask(log_prob, scale, mask), events
 
 
 def _of_field(trace: Any, name: str) -> Tensor:
