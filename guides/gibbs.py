@@ -179,7 +179,7 @@ class FieldGibbs(MCMCKernel):
         """A step of continuous sites, whose fields follow it by annealing, or none."""
         there = self._at(self._walk.draw(here.params))
         log_ratio, moved = there.log_prob - here.log_prob, []
-        for name in self._together(here):
+        for name in self._together(here) if log_ratio.isfinite() else ():
             field, q = self._conditional(here, name)
             field_there, end = self._conditional(there, name, q.order)
             before = self._state(field, q)

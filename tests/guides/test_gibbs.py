@@ -17,7 +17,7 @@ from pyro.ops.stats import effective_sample_size
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.guides import FieldGibbs
 from pyro_nmm.models import nmm, node_plate
 
@@ -178,7 +178,7 @@ def check(draws, exact):
 )
 def test_posterior_of_the_concentration(name):
     model, likelihood = PROGRAMS[name]
-    draws = run(model, 300 if name in QUICK else 1000).get_samples()
+    draws = run(model, 300 if name in QUICK else 500).get_samples()
     size = draws["kappa"].log()
     if name == "attended":
         betas = np.linspace(-4.0, 4.0, 17)
@@ -236,10 +236,12 @@ def test_chains_in_turn(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_chains_in_processes(context, monkeypatch):
+@pytest.mark.parametrize(("context", "kernel"), [("fork", RandomWalkKernel), ("spawn", NUTS)])
+def test_chains_in_processes(context, kernel, monkeypatch):
     monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 3)
-    chains = run(attended, 4, NUTS, 2, num_chains=2, mp_context=context, save_params=["kappa", "c"])
+    chains = run(
+        attended, 4, kernel, 2, num_chains=2, mp_context=context, save_params=["kappa", "c"]
+    )
     kept = chains.get_samples(group_by_chain=True)
     assert kept["kappa"].shape == (2, 4)
     assert kept["c"].shape == (2, 4, 5, 4)
@@ -295,3 +297,27 @@ def test_refused_options():
     for name in ("num_sweeps", "num_moves"):
         with pytest.raises(ValueError, match=name):
             FieldGibbs(attended, **{name: -1})
+
+
+def test_weights_of_annealing():
+    """Their mean is a ratio of likelihoods, for observed and for latent labels."""
+    order, y = torch.tensor([2, 0, 3, 1]), MOTIONS[2]
+    evidence = torch.stack([-X, X], -1)
+    labels = np.array([[label >> node & 1 for node in range(4)] for label in range(16)])
+    seen = evidence.numpy()[np.arange(4), labels].sum(1)
+    sizes, logs = (3.0, 0.2), []
+    for size in sizes:
+        found = oracle.of_hood(SQUARE, size * PROBS, size * LOOKS)
+        log = found.log_prob[[found.index(row) for row in labels]]
+        logs.append((found.log_prob[found.index(y)], logsumexp(log + seen)))
+    arguments = [(SQUARE, size * PROBS, size * LOOKS) for size in sizes]
+    for kind, data, number in ((OrderedConditional, y, 0), (EvidenceConditional, evidence, 1)):
+        start, end = (kind(*given, data, order=order) for given in arguments)
+        draws = start.sweep(start.sample((4000,)), 20)
+        joint = [q.log_terms(draws).sum(-1) + q.log_prob(draws) for q in (start, end)]
+        moved, gain = start.anneal(draws, end, 3)
+        assert moved.shape == draws.shape
+        weight = (gain + joint[1] - joint[0]).exp()
+        error = weight.std() / len(weight) ** 0.5
+        exact = np.exp(logs[1][number] - logs[0][number])
+        assert abs(weight.mean() - exact) < 4.5 * error < 0.2 * exact
