@@ -17,11 +17,13 @@ from pyro.infer.mcmc import NUTS
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from pyro.ops.welford import WelfordCovariance
 from pyro.poutine import Trace
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.guides.program import Field, fields_of
+from pyro_nmm.models.plates import COPIES
 from pyro_nmm.ops.counts import posterior_alpha
 
 
@@ -30,15 +32,18 @@ class FieldGibbs(MCMCKernel):
     Gibbs sampling of a program with one or several :func:`~pyro_nmm.models.nmm`: a kernel for
     Pyro's ``MCMC``.
 
-    In turn, sweeps draw the choices of each field, and its labels if these are latent, given all
-    continuous sites :math:`\theta`; then a kernel of Pyro's moves :math:`\theta` given choices and
-    labels. :math:`\log p(y, c \mid \theta)` is a closed form with a gradient, so nothing is
-    approximate:
+    Each iteration has three steps. All leave the posterior as it is, so nothing is approximate:
 
-    .. math::
-
-        c, y_{\text{latent}} \sim p(c, y_{\text{latent}} \mid \theta, x), \qquad
-        \theta \sim p(\theta \mid c, y, x) .
+    1. ``num_sweeps`` sweeps draw the choices of each field, and its labels if these are latent,
+       from :math:`p(c, y_{\text{latent}} \mid \theta, x)` for the continuous sites
+       :math:`\theta`.
+    2. A kernel of Pyro's moves :math:`\theta` by :math:`p(\theta \mid c, y, x)`, of which
+       :math:`\log p(y, c \mid \theta)` is a closed form with a gradient.
+    3. ``num_moves`` random walks move :math:`\theta` and :math:`c` together [1]. A proposal
+       :math:`\theta'` carries the choices along by ``num_sweeps`` sweeps at parameters between,
+       with weight :math:`w` of :math:`p(y \mid \theta') / p(y \mid \theta)` by annealed
+       importance sampling. The walk has nearly the size of :math:`p(\theta \mid y)`, where steps
+       given :math:`c` are short.
 
     >>> import pyro
     >>> import pyro.distributions as dist
@@ -56,13 +61,19 @@ class FieldGibbs(MCMCKernel):
     torch.Size([20])
 
     ``MCMC`` keeps the continuous sites. Its ``save_params=["kappa", "c"]`` keeps choices, and
-    latent labels ``y``, too, as integers, which ``summary()`` cannot average.
+    latent labels ``y``, too, as integers, which ``summary()`` and ``diagnostics()`` of Pyro cannot
+    average.
 
-    :param model: a Pyro program, without a dimension for particles.
+    :param model: a Pyro program, without subsampling and vectorized particles.
     :param kernel: of the continuous sites, a class such as ``NUTS``, ``HMC`` or
-        ``RandomWalkKernel``, and its ``options``. A step of the last one evaluates the program
-        once, which may be worth most on large graphs.
-    :param int num_sweeps: Gibbs sweeps before each of its steps.
+        ``RandomWalkKernel``, and its ``options``.
+    :param int num_sweeps: Gibbs sweeps of an iteration, and of each joint move.
+    :param int num_moves: joint moves of an iteration, by default four of up to 20 continuous
+        numbers, else none.
+    :raises ValueError: for a program with no field, a tempered field or another discrete site.
+
+    [1] Radford M. Neal (2004) "Taking bigger Metropolis steps by dragging fast variables",
+    https://arxiv.org/abs/math/0502099.
     """
 
     def __init__(
@@ -80,6 +91,13 @@ class FieldGibbs(MCMCKernel):
         self.states: dict[str, Tensor] = {}  #: of all sites of fields
         self._arguments: tuple[tuple, dict] = (), {}
         self._saved: list[str] = []
+        self._start: dict[str, Tensor] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # Hooks read step sizes and the like.
+        if name.startswith("__") or name == "kernel":
+            raise AttributeError(name)
+        return getattr(self.kernel, name)
 
     @property
     def save_params(self) -> list[str]:
@@ -96,12 +114,16 @@ class FieldGibbs(MCMCKernel):
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         self._arguments, self.states = (args, kwargs), {}
-        sites: dict[str, Any] = dict(self._run({}).iter_stochastic_nodes())
+        trace = self._run({})
+        _check(trace)
+        sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
         self.latent = {name for name, site in sites.items() if "nmm" in site["infer"]}
         # The evidence of a field's labels may depend on labels of fields below it.
         values = {name: site["value"] for name, site in sites.items()}
         self._sweep(_Point({}, values, self._run(values), {}))
         self.kernel.setup(warmup_steps, *args, **kwargs)
+        if self._start:  # which RandomWalkKernel forgets
+            self.kernel.initial_params = self._start
         if not self._saved:
             self.save_params = list(self.kernel.initial_params)
         size = sum(value.numel() for value in self.kernel.initial_params.values())
@@ -157,7 +179,7 @@ class FieldGibbs(MCMCKernel):
         """A step of continuous sites, whose fields follow it by annealing, or none."""
         there = self._at(self._walk.draw(here.params))
         log_ratio, moved = there.log_prob - here.log_prob, []
-        for name in self._together(here):
+        for name in self._together(here) if log_ratio.isfinite() else ():
             field, q = self._conditional(here, name)
             field_there, end = self._conditional(there, name, q.order)
             before = self._state(field, q)
@@ -204,7 +226,7 @@ class FieldGibbs(MCMCKernel):
 
     @initial_params.setter
     def initial_params(self, params: dict[str, Tensor]) -> None:
-        self.kernel.initial_params = params
+        self.kernel.initial_params = self._start = params
 
     @property
     def transforms(self) -> dict[str, Any] | None:
@@ -225,6 +247,7 @@ class FieldGibbs(MCMCKernel):
 
     def cleanup(self) -> None:
         self.kernel.cleanup()
+        self._start = None
 
 
 class _Whole:
@@ -233,6 +256,29 @@ class _Whole:
     @staticmethod
     def inv(value: Tensor) -> Tensor:
         return value.round().long()
+
+
+def _check(trace: Any) -> None:
+    """Refuse programs of which the kernel would not sample the posterior."""
+    if not fields_of(trace, ()):
+        raise ValueError("model has no nmm with sampled choices: use the kernel of Pyro itself")
+    for name, site in trace.nodes.items():
+        if site["type"] != "sample":
+            continue
+        if site_is_subsample(site):
+            if len(site["value"]) < site["fn"].size:
+                raise ValueError(f"plate {name!r} subsamples: give MCMC all elements")
+        elif any(frame.name in COPIES for frame in site["cond_indep_stack"]):
+            raise ValueError(f"site {name!r} has a dimension of particles: give MCMC one copy")
+        elif "nmm" in site["infer"]:
+            scale, mask = torch.as_tensor(site["scale"]), site["mask"]
+            if (scale != 1).any() or not (mask is None or torch.as_tensor(mask).all()):
+                raise ValueError(
+                    f"field of site {name!r} is in poutine.scale or poutine.mask: its choices are "
+                    f"drawn without, so leave it out, or fit the field with SVI"
+                )
+        elif not site["is_observed"] and site["fn"].support.is_discrete:
+            raise ValueError(f"site {name!r} is discrete and no nmm: sum it out in the program")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.contrib.autoname import scope
 from pyro.infer import HMC, MCMC, NUTS
 from pyro.infer.mcmc import RandomWalkKernel
@@ -16,7 +17,7 @@ from pyro.ops.stats import effective_sample_size
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.guides import FieldGibbs
 from pyro_nmm.models import nmm, node_plate
 
@@ -177,7 +178,7 @@ def check(draws, exact):
 )
 def test_posterior_of_the_concentration(name):
     model, likelihood = PROGRAMS[name]
-    draws = run(model, 300 if name in QUICK else 1000).get_samples()
+    draws = run(model, 300 if name in QUICK else 500).get_samples()
     size = draws["kappa"].log()
     if name == "attended":
         betas = np.linspace(-4.0, 4.0, 17)
@@ -208,4 +209,115 @@ def test_labels_without_a_continuous_site():
 def test_kernels_of_pyro(kernel):
     chains = run(attended, 20, kernel, 10)
     chains.summary()
-    assert {"acceptance rate", "divergences"} < set(chains.diagnostics())
+    assert {"acceptance rate", "divergences", "accepted moves"} < set(chains.diagnostics())
+
+
+def test_chains_in_turn(monkeypatch):
+    starts = {"kappa": torch.tensor([0.5, 1.5]), "beta": torch.zeros(2)}
+    seen = []
+
+    def hook(kernel, sample, stage, step):
+        seen.append((stage, kernel.step_size, set(sample)))
+
+    gibbs = FieldGibbs(attended, num_sweeps=1, num_moves=1, step_size=0.3)
+    monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 1)
+    with pytest.warns(UserWarning, match="sequentially"):
+        chains = MCMC(
+            gibbs, 3, 2, starts, num_chains=2, hook_fn=hook, disable_progbar=True,
+            save_params=["kappa", "c"],
+        )  # fmt: skip
+    for _ in range(2):  # an object runs again
+        chains.run()
+        kept = chains.get_samples(group_by_chain=True)
+        assert kept["kappa"].shape == (2, 3)
+        assert kept["c"].shape == (2, 3, 5, 4)
+    assert {"kappa", "beta", "c"} == seen[0][2]
+    assert len(seen) == 2 * 2 * 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("context", "kernel"), [("fork", RandomWalkKernel), ("spawn", NUTS)])
+def test_chains_in_processes(context, kernel, monkeypatch):
+    monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 3)
+    chains = run(
+        attended, 4, kernel, 2, num_chains=2, mp_context=context, save_params=["kappa", "c"]
+    )
+    kept = chains.get_samples(group_by_chain=True)
+    assert kept["kappa"].shape == (2, 4)
+    assert kept["c"].shape == (2, 4, 5, 4)
+    assert kept["c"].dtype == torch.long
+    assert (kept["kappa"][0] != kept["kappa"][1]).all()
+
+
+@pytest.mark.parametrize("kernel", [NUTS, RandomWalkKernel])
+def test_start(kernel):
+    gibbs = FieldGibbs(attended, kernel)
+    for start in (-9.0, 0.5):
+        gibbs.initial_params = {"kappa": torch.tensor(start), "beta": torch.tensor(0.5)}
+        gibbs.setup(0)
+        assert gibbs.initial_params["kappa"] == start
+        gibbs.cleanup()
+
+
+def thinned():
+    size = kappa()
+    with pyro.plate("motions", len(MOTIONS), subsample_size=2) as index:
+        nmm(SQUARE, size * PROBS, LOOKS, MOTIONS[index], collapsed=True)
+
+
+def copied():
+    with pyro.plate("num_particles_vectorized", 4, dim=-1):
+        nmm(SQUARE, kappa()[..., None, None] * PROBS, LOOKS, MOTIONS[0], collapsed=True)
+
+
+def gated():
+    pyro.sample("gate", dist.Bernoulli(0.5))
+    field(MOTIONS[0])
+
+
+REFUSED = {
+    "subsamples": thinned,
+    "one copy": copied,
+    "is discrete": gated,
+    "has no nmm": kappa,
+    "poutine.scale": poutine.scale(lambda: field(MOTIONS[0]), scale=2.0),
+    "or poutine.mask": poutine.mask(lambda: field(MOTIONS[0]), mask=False),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_programs(message):
+    with pytest.raises(ValueError, match=message):
+        run(REFUSED[message], 1)
+
+
+def test_refused_options():
+    with pytest.raises(ValueError, match="jit_compile"):
+        FieldGibbs(attended, jit_compile=True)
+    for name in ("num_sweeps", "num_moves"):
+        with pytest.raises(ValueError, match=name):
+            FieldGibbs(attended, **{name: -1})
+
+
+def test_weights_of_annealing():
+    """Their mean is a ratio of likelihoods, for observed and for latent labels."""
+    order, y = torch.tensor([2, 0, 3, 1]), MOTIONS[2]
+    evidence = torch.stack([-X, X], -1)
+    labels = np.array([[label >> node & 1 for node in range(4)] for label in range(16)])
+    seen = evidence.numpy()[np.arange(4), labels].sum(1)
+    sizes, logs = (3.0, 0.2), []
+    for size in sizes:
+        found = oracle.of_hood(SQUARE, size * PROBS, size * LOOKS)
+        log = found.log_prob[[found.index(row) for row in labels]]
+        logs.append((found.log_prob[found.index(y)], logsumexp(log + seen)))
+    arguments = [(SQUARE, size * PROBS, size * LOOKS) for size in sizes]
+    for kind, data, number in ((OrderedConditional, y, 0), (EvidenceConditional, evidence, 1)):
+        start, end = (kind(*given, data, order=order) for given in arguments)
+        draws = start.sweep(start.sample((4000,)), 20)
+        joint = [q.log_terms(draws).sum(-1) + q.log_prob(draws) for q in (start, end)]
+        moved, gain = start.anneal(draws, end, 3)
+        assert moved.shape == draws.shape
+        weight = (gain + joint[1] - joint[0]).exp()
+        error = weight.std() / len(weight) ** 0.5
+        exact = np.exp(logs[1][number] - logs[0][number])
+        assert abs(weight.mean() - exact) < 4.5 * error < 0.2 * exact
