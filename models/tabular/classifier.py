@@ -204,7 +204,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each new row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)  # first: it says if there was no fit
+        return self.classes_[best]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy on rows with a label; ``y`` as for :meth:`fit`."""
