@@ -19,14 +19,14 @@ import torch
 from oracle import label_probs
 from pyro import poutine
 from pyro.contrib.autoname import scope
-from pyro.infer import MCMC, SVI, TraceGraph_ELBO, autoguide
+from pyro.infer import SVI, TraceGraph_ELBO, autoguide
 from pyro.infer.importance import vectorized_importance_weights
 from pyro.optim import Adam
 from scipy.special import logsumexp
 from torch import nn
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs, check_program
+from pyro_nmm.guides import AutoNMM, Chains, check_program
 from pyro_nmm.models import nmm, node_plate
 
 HOOD = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 0, 2, 3], [1, 0, 2, 1, 0, 2, 3, 2]]), 4)
@@ -730,9 +730,3 @@ def test_refusals(model, options, message):
 
     with pytest.raises(ValueError, match=message):
         guides()
-
-
-def test_gibbs_refuses_a_scale():
-    mcmc = MCMC(FieldGibbs(scaled), 2, 2, disable_progbar=True)
-    with pytest.raises(ValueError, match=r"'c' has a poutine.scale.*AutoNMM"):
-        mcmc.run()
