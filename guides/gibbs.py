@@ -260,7 +260,7 @@ class _Whole:
 
 def _check(trace: Any) -> None:
     """Refuse programs of which the kernel would not sample the posterior."""
-    if not fields_of(trace, ()):
+    if not fields_of(trace, set()):
         raise ValueError("model has no nmm with sampled choices: use the kernel of Pyro itself")
     for name, site in trace.nodes.items():
         if site["type"] != "sample":

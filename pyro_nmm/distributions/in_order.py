@@ -12,7 +12,7 @@ from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
-from pyro_nmm.arguments import as_member, check_integers
+from pyro_nmm.arguments import as_expected, as_member, check_integers
 from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
@@ -128,6 +128,8 @@ class InOrder(GraphDistribution):
             latent.
         """
         check_integers(1, num_sweeps=num_sweeps)
+        shape, kind = ("...", *self.event_shape), "integers"
+        value = as_expected("value", value, shape, kind=kind, like=self.hood).long()
         (value,), provenance = untracked(value)
         entries, draw, shape = self._chains(value)
         for part in blocks(num_sweeps, draw.edges.numel()):
@@ -170,14 +172,12 @@ class InOrder(GraphDistribution):
         return value.view(*shape, *self.event_shape), log_weight.view(shape)
 
     def path_likelihood(
-        self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 6
+        self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3
     ) -> PathEstimate:
         r"""
         Estimate of :math:`\log p(y)`, or :math:`\log p(w)`, by path sampling, see
         :meth:`NeighborMixture.path_likelihood`, for each element of the batch.
         """
-        check_integers(1, num_chains=num_chains, num_sweeps=num_sweeps)
-        check_integers(3, num_points=num_points)
         shape = self.batch_shape
         entries = self._constants(shape)
         estimate = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
