@@ -85,17 +85,16 @@ class Field(NamedTuple):
         nodes = hood.restrict(self.observed).nodes
         return values.new_zeros(hood.num_nodes, *values.shape[1:]).index_copy(0, nodes, values)
 
-    def conditional(self, run: Run, order: Tensor | None = None) -> InOrder:
+    def conditional(self, run: Run) -> InOrder:
         """Its choices given its labels, or both given the rest of the program."""
         hood, alpha, logits, channel = self.parameters
         if not self.latent and channel.certain:
             y = self.labels()
-            given = hood, alpha, logits, y, self.observed, order
-            return OrderedConditional(*given, relabel=channel)
+            return OrderedConditional(hood, alpha, logits, y, self.observed, relabel=channel)
         evidence = (
             self.evidence(run) if self.latent else self.prior.evidence(self.labels(), self.observed)
         )
-        arguments = hood, self.prior.table, logits, evidence, self.observed, order
+        arguments = hood, self.prior.table, logits, evidence, self.observed
         return EvidenceConditional(*arguments, relabels=not channel.keeps)
 
     def posterior(self, run: Run, num_samples: int | None, num_sweeps: int) -> Any:

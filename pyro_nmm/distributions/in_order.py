@@ -20,7 +20,6 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops import gibbs
-from pyro_nmm.ops.annealing import anneal
 from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import Draw, Entries, entries_of, predictive
 from pyro_nmm.ops.sampling import draw_entries
@@ -155,21 +154,6 @@ class InOrder(GraphDistribution):
         if impossible.any():
             raise ValueError("value must hold choices of neighbours, and labels of the field")
         return entries, draw, shape
-
-    @torch.no_grad()
-    def anneal(self, value: Tensor, end: "InOrder", num_sweeps: int = 1) -> tuple[Tensor, Tensor]:
-        r"""
-        Samples carried to the parameters of ``end``, which has the same ``order``, by sweeps at
-        parameters between, and their log weights relative to no sweep, see
-        :mod:`pyro_nmm.ops.annealing`.
-
-        :return: samples of the same shape, and log weights of the batch shape.
-        """
-        entries, draw, shape = self._chains(value)
-        last = end._constants(shape)
-        draw, log_weight = anneal(self.rows, entries, last, draw, num_sweeps)
-        value = self._columns(draw).index_select(-1, self._row_of)
-        return value.view(*shape, *self.event_shape), log_weight.view(shape)
 
     def path_likelihood(
         self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3
