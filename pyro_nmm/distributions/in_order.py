@@ -89,6 +89,24 @@ class InOrder(GraphDistribution):
         event_dims = iter((1, 1, 1, 1) if self._entries.observed else (1, 2, 1, 2))
         return self._entries.map(lambda part: flatten(part, shape, next(event_dims)))
 
+    def _constants(self, shape: Size) -> Entries:
+        """:meth:`_flat` entries without gradient and provenance."""
+        return self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+
+    def _state(self, name: str, value: Tensor, shape: Size) -> Draw:
+        """The state that samples are, without the counts of a draw."""
+        flat = flatten(value.long(), shape, len(self.event_shape)).index_select(-1, self._position)
+        flat = flat.expand(shape.numel(), *self.event_shape)
+        if self._entries.observed:
+            edges, entries = self.rows.find(flat), self._constants(shape)
+            labels = on_edges(self.rows, entries.data).expand(len(edges), -1)
+            draw, impossible = Draw(edges, labels.gather(1, edges.clamp(min=0))), edges < 0
+        else:
+            draw, impossible = self._located(flat, shape)
+        if impossible.any():
+            raise ValueError(f"{name} must hold choices of neighbours, and labels of the field")
+        return draw
+
     def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
         if uniforms is None:
             size = shape.numel(), self.rows.num_rows
@@ -124,23 +142,12 @@ class InOrder(GraphDistribution):
             latent.
         """
         check_integers(1, num_sweeps=num_sweeps)
-        shape, kind = ("...", *self.event_shape), "integers"
-        value = as_expected("value", value, shape, kind=kind, like=self.hood).long()
-        (value,), provenance = untracked(value)
+        shape, (value,), provenance = ("...", *self.event_shape), *untracked(value)
+        value = as_expected("value", value, shape, kind="integers", like=self.hood)
         batch = value.shape[: value.dim() - len(self.event_shape)]
         shape = torch.broadcast_shapes(batch, self.batch_shape)
-        entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
-        flat = flatten(value, shape, len(self.event_shape)).index_select(-1, self._position)
-        flat = flat.expand(shape.numel(), *self.event_shape)
-        if entries.observed:  # without the counts of a draw
-            edges = self.rows.find(flat)
-            labels = on_edges(self.rows, entries.data).expand(len(edges), -1)
-            draw, impossible = Draw(edges, labels.gather(1, edges.clamp(min=0))), edges < 0
-        else:
-            draw, impossible = self._located(flat, shape)
-        if impossible.any():
-            raise ValueError("value must hold choices of neighbours, and labels of the field")
-        for part in blocks(num_sweeps, flat.numel()):
+        entries, draw = self._constants(shape), self._state("value", value, shape)
+        for part in blocks(num_sweeps, draw.edges.numel()):
             size = part.stop - part.start, shape.numel(), self.rows.num_rows
             uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
             draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
@@ -155,7 +162,7 @@ class InOrder(GraphDistribution):
         :meth:`NeighborMixture.path_likelihood`, for each element of the batch.
         """
         shape = self.batch_shape
-        entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+        entries = self._constants(shape)
         estimate = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
         value, error = (part.to(self.logits.dtype).expand(shape.numel()) for part in estimate)
         return PathEstimate(value.view(shape), error.view(shape))

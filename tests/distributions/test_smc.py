@@ -208,3 +208,19 @@ def test_labels_of_other_nodes_are_never_read():
     observed = torch.tensor([True, True, False, False, True])
     y[~observed] = 99
     assert mix.log_likelihood(y, observed).isfinite()
+
+
+@pytest.mark.parametrize("kind", ["labels", "matrices", "evidence"])
+def test_elements_of_a_batch(kind):
+    hood = to_hood(nx.cycle_graph(4))
+    alpha, logits = parameters(hood, 2, (2,), scale=0.5)
+    relabel = torch.rand(hood.num_edges, 2, 2).softmax(-1) if kind == "matrices" else None
+    mix = NeighborMixture(hood, alpha[:, None], logits[:, None], relabel)
+    y = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+    if kind == "evidence":
+        q = mix.latents(one_hot(y, 2).double().log())
+        found = q.log_likelihood(num_particles=4000)
+    else:
+        found = mix.log_likelihood(y, num_particles=4000)
+    assert found.shape == (2, 3)
+    assert (found - mix.log_prob(y)).abs().max() < 0.05
