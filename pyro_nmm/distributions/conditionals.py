@@ -3,8 +3,6 @@
 
 """Choices, and latent labels, given what is observed: drawn node after node in an order."""
 
-from functools import partial
-
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
@@ -291,7 +289,7 @@ class EvidenceConditional(InOrder):
         else:
             size, kind = (num_samples, *self.event_shape), "integers"
             start = as_expected("start", start, size, kind=kind, like=self.hood)
-            draw = self._state("start", start, shape)
+            _, draw, _ = self._chains(start)
         entries = self._flat(Size([1])).map(Tensor.detach)
         if num_sweeps:
             if num_states is None:
@@ -327,9 +325,12 @@ class EvidenceConditional(InOrder):
         if batch := self.batch_shape:
             parts = elements(batch, (self.alpha, 2), (self.logits, 1), (self.evidence, 2))
             fixed = index_to_mask(self.order, self.hood.num_nodes), self.order
-            new = partial(EvidenceConditional, self.hood, relabels=self.relabels)
-            how = num_particles, num_stages, given
-            values = [new(*part, *fixed).log_likelihood(*how) for part in parts]
+            values = [
+                EvidenceConditional(
+                    self.hood, *part, *fixed, relabels=self.relabels
+                ).log_likelihood(num_particles, num_stages, given)  # type: ignore[call-arg]
+                for part in parts
+            ]
             return torch.stack(values).view(batch)
         observed = index_to_mask(self.order, self.hood.num_nodes)
         order = torch.cat([self.order, (~observed).nonzero()[:, 0]])

@@ -30,7 +30,7 @@ from pyro_nmm.graph_arguments import (
 )
 from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
-from pyro_nmm.ops.gibbs import Chains
+from pyro_nmm.ops.gibbs import SweepRecord
 from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
 from pyro_nmm.ops.sampling import draw_from_urns, pick
@@ -64,12 +64,12 @@ class Posterior:
         :func:`~pyro_nmm.edge_values`.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
-    :param Chains chains: diagnostics of Gibbs sweeps, if the components are states of these.
+    :param SweepRecord chains: diagnostics of Gibbs sweeps, if the components are states of these.
     """
 
     def __init__(
         self, hood: Neighborhood, logits: Tensor, components: Components, channel: Channel = KEEP,
-        *, is_exact: bool = False, weighted: bool = True, chains: Chains | None = None,
+        *, is_exact: bool = False, weighted: bool = True, chains: SweepRecord | None = None,
     ) -> None:  # fmt: skip
         self.hood, self.logits, self.components, self.channel = hood, logits, components, channel
         self.parameters = Parameters(hood, components.alpha, logits, channel)

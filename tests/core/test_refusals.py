@@ -233,7 +233,7 @@ CONDITIONALS = [
     (lambda: evidence(EVIDENCE).posterior(2, num_sweeps=1, start=torch.zeros(3, 2, 5).long()),
      r"start must have shape \(2, 2, 5\)"),
     (lambda: evidence(EVIDENCE).posterior(2, num_sweeps=1, start=torch.full((2, 2, 5), 9)),
-     "start must hold choices of neighbours"),
+     "must hold choices of neighbours"),
     (lambda: evidence(EVIDENCE).posterior(3, num_states=5), "num_states is .* after sweeps"),
     (lambda: evidence(EVIDENCE).posterior(3, num_sweeps=4, num_states=2), "num_states .*least 3"),
     (lambda: large(25).latents(torch.zeros(25, 2)).posterior(), "enumeration over 25 nodes"),
