@@ -325,11 +325,12 @@ class EvidenceConditional(InOrder):
         if batch := self.batch_shape:
             parts = elements(batch, (self.alpha, 2), (self.logits, 1), (self.evidence, 2))
             fixed = index_to_mask(self.order, self.hood.num_nodes), self.order
+            hood, relabels = self.hood, self.relabels
             values = [
                 EvidenceConditional(
-                    self.hood, *part, *fixed, relabels=self.relabels
-                ).log_likelihood(num_particles, num_stages, given)  # type: ignore[call-arg]
-                for part in parts
+                    hood, alpha, logits, evidence, *fixed, relabels=relabels
+                ).log_likelihood(num_particles, num_stages, given)
+                for alpha, logits, evidence in parts
             ]
             return torch.stack(values).view(batch)
         observed = index_to_mask(self.order, self.hood.num_nodes)
