@@ -3,6 +3,8 @@
 
 """Log-likelihoods of labels that correlate: the bound, particles and path sampling."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -63,7 +65,10 @@ def sweeps(args, results: Records) -> None:
 
 
 def path_growth(args, results: Records) -> None:
-    """Seconds and memory of a path and of 64 particles, each in a process of its own."""
+    """
+    CPU seconds and memory of a path of two chains, 21 points and one sweep, and of 64 particles,
+    each in a process of its own.
+    """
     each = {"nodes": args.sizes, "method": ["path", "particles"]}
     for key in results.missing(task="path_growth", classes=2, **each):
         results.add(**key, **in_a_process(args.threads, estimated, key["nodes"], key["method"]))
@@ -74,7 +79,8 @@ def estimated(num_nodes: int, method: str) -> dict:
     for size in (100, num_nodes):  # the first pays for what is loaded or compiled once
         hood, logits, y = labelled(size, 2, 0)
         mix = mixture(hood, logits, TRUTH, 2)
-        query = mix.path_likelihood if method == "path" else mix.log_likelihood
+        path = partial(mix.path_likelihood, num_chains=2, num_points=21, num_sweeps=1)
+        query = path if method == "path" else mix.log_likelihood
         (found, seconds), peak, above = peak_memory(cpu_timed, query, y)
     value, error = found if method == "path" else (found, None)
     row = {"edges": hood.num_edges, "seconds": seconds, "peak": peak, "above": above}

@@ -194,6 +194,49 @@ def batch_throughput(files: Files) -> str:
     return show(rows, ["graph", "processes"], cells | {"times as fast as one": spread("ratio", 2)})
 
 
+def _ranked(rows: DataFrame, method: str) -> tuple[float, float]:
+    """Graphs whose true concentration has the largest estimate, and all."""
+    values = rows.pivot(index="seed", columns="kappa", values=method).dropna()
+    return (values.idxmax(axis=1) == 0.4).sum(), len(values)
+
+
+def concentrations(files: Files) -> str:
+    """Mean nats a node over graphs, and how often the true concentration is first."""
+    rows, lines = frame(files["path"], task="concentration"), []
+    rows[["path", "bound", "particles"]] /= rows["nodes"].iloc[0]
+    names = {"bound": "bound", "particles": "64 particles", "path": "path sampling"}
+    header = ["labels", "estimate", *(f"{k:g}" for k in sorted(rows["kappa"].unique()))]
+    lines += [[*header, "0.4 is first", "CPU seconds"], ["---"] * 2 + ["---:"] * (len(header))]
+    for classes, part in rows.groupby("classes"):
+        full = part.groupby("seed").filter(lambda graph: len(graph) == rows["kappa"].nunique())
+        if full.empty:
+            continue
+        for method, name in names.items():
+            means = full.groupby("kappa")[method].mean()
+            first = "{} of {}".format(*_ranked(full, method))
+            time = {"path": "seconds", "particles": "seconds of particles"}.get(method)
+            seconds = f"{full[time].median():.1f}" if time else ""
+            lines.append([f"{classes}", name, *map("{:.4f}".format, means), first, seconds])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def path_sweeps(files: Files) -> str:
+    rows = frame(files["path"], task="sweeps")
+    runs = rows.groupby(["classes", "sweeps"])["path"].std().rename("deviation")
+    rows = rows.join(runs, on=["classes", "sweeps"])
+    cells = {"log p, nats": "{path:,.1f}", "standard error": "{error:.1f}"}
+    cells |= {"deviation of three runs": "{deviation:.1f}", "CPU seconds": "{seconds:.1f}"}
+    return show(rows.rename(columns={"classes": "labels"}), ["labels", "sweeps"], cells)
+
+
+def path_growth(files: Files) -> str:
+    rows = frame(files["path"], task="path_growth")
+    rows["group"] = rows["method"].map({"path": "path sampling", "particles": "64 particles"})
+    rows = rows.assign(estimate=rows["group"])
+    cells = {"CPU seconds": "{seconds:.1f}", "memory above start, GB": "{above:.3f}"}
+    return by_size(rows, "estimate", cells)
+
+
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LOOKS = {"marker": "o", "ms": 3, "lw": 1.2}
 #: By task: what is drawn over what, for each of what; and its name.
@@ -237,6 +280,7 @@ def growth_figure(files: Files) -> Figure:
 
 NOISE = gradient_variance, estimator_noise, draws_of_marginals, particles_of_likelihood
 SPEED = draws, steps, evidence_steps, growth, scale, large_graphs, devices, epochs, tightness
-TABLES = NOISE + SPEED + chains.TABLES + inference.TABLES
+PATHS = concentrations, path_sweeps, path_growth
+TABLES = NOISE + SPEED + PATHS + chains.TABLES + inference.TABLES
 TABLES += batch_training, batch_bounds, batch_throughput
 FIGURES = {"samples.png": samples_figure, "growth.png": growth_figure}

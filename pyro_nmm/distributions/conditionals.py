@@ -9,10 +9,11 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch_geometric.utils import index_to_mask
 
-from pyro_nmm.arguments import check_integers, check_mask, check_plain
+from pyro_nmm.arguments import as_expected, check_integers, check_mask, check_plain
 from pyro_nmm.blocks import NUMBERS
 from pyro_nmm.caching import LastCall
 from pyro_nmm.concentrations import Concentrations
+from pyro_nmm.distributions.base import elements
 from pyro_nmm.distributions.components import Components, all_latents
 from pyro_nmm.distributions.factors import Neighbors
 from pyro_nmm.distributions.in_order import InOrder
@@ -234,6 +235,7 @@ class EvidenceConditional(InOrder):
         weighted: bool = False,
         num_sweeps: int = 0,
         num_states: int | None = None,
+        start: Tensor | None = None,
     ) -> Posterior:
         r"""
         The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
@@ -253,6 +255,8 @@ class EvidenceConditional(InOrder):
         :param int num_states: Number of states, of all chains together, that the posterior keeps
             from the second half of the sweeps. Default: all up to 1,024, and fewer where they
             would hold more than 2²⁴ choices.
+        :param Tensor start: ``(T, 2, n)`` choices and labels that the chains start from, such as
+            :attr:`Posterior.states` of the last ``T`` states, default draws.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
         :raises ValueError: for a batch, too large an exact sum, and edges that relabel.
         """
@@ -271,13 +275,21 @@ class EvidenceConditional(InOrder):
             if not num_sweeps:
                 raise ValueError("num_states is a number of states after sweeps: give num_sweeps")
             check_integers(num_samples or 1, num_states=num_states)
+        if start is not None and not num_sweeps:
+            raise ValueError("start is a state before sweeps: give num_sweeps")
         values = self.alpha.detach(), self.logits.detach(), self.evidence.detach()
         alpha, logits, evidence, _ = posterior_values(*values, self.order)
         if num_samples is None:
             rows = self.observed_rows
             components = all_latents(alpha, logits, rows, self._of_rows(rows, evidence))
             return Posterior(self.hood, logits, components, is_exact=True)
-        rows, draw, chains = self.rows, self._draw(Size([num_samples])), None
+        rows, chains, shape = self.rows, None, Size([num_samples])
+        if start is None:
+            draw = self._draw(shape)
+        else:
+            size, kind = (num_samples, *self.event_shape), "integers"
+            start = as_expected("start", start, size, kind=kind, like=self.hood)
+            _, draw, _ = self._chains(start)
         entries = self._flat(Size([1])).map(Tensor.detach)
         if num_sweeps:
             if num_states is None:
@@ -308,8 +320,19 @@ class EvidenceConditional(InOrder):
 
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for
             :math:`\log p(w_\tau \mid w_\rho)` of the others.
+        :return: ``(...)``, an estimate for each element of the batch.
         """
-        check_plain("log_likelihood", self.batch_shape)
+        if batch := self.batch_shape:
+            parts = elements(batch, (self.alpha, 2), (self.logits, 1), (self.evidence, 2))
+            fixed = index_to_mask(self.order, self.hood.num_nodes), self.order
+            hood, relabels = self.hood, self.relabels
+            values = [
+                EvidenceConditional(
+                    hood, alpha, logits, evidence, *fixed, relabels=relabels
+                ).log_likelihood(num_particles, num_stages, given)
+                for alpha, logits, evidence in parts
+            ]
+            return torch.stack(values).view(batch)
         observed = index_to_mask(self.order, self.hood.num_nodes)
         order = torch.cat([self.order, (~observed).nonzero()[:, 0]])
         if given is not None:

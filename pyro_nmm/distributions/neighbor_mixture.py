@@ -21,7 +21,7 @@ from pyro_nmm.arguments import (
     expect_all,
 )
 from pyro_nmm.concentrations import Concentrations
-from pyro_nmm.distributions.base import GraphDistribution
+from pyro_nmm.distributions.base import GraphDistribution, elements
 from pyro_nmm.distributions.components import Components
 from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
 from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
@@ -261,6 +261,8 @@ class NeighborMixture(GraphDistribution):
         Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
         :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
         order. Derivatives lack the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead.
+        The bound is loose if few sources with small ``alpha`` correlate many labels: see
+        :meth:`log_likelihood`.
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
@@ -319,6 +321,8 @@ class NeighborMixture(GraphDistribution):
         y_\rho)`, in nats. More particles make it tighter; see :mod:`pyro_nmm.distributions.smc`.
         :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
         average, tighter than :meth:`elbo`. With ``given`` the estimate is a ratio of two such.
+        On large graphs whose labels correlate it is too low and may favour independent labels:
+        docs/results/speed.md has both beside :meth:`path_likelihood`.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -326,21 +330,30 @@ class NeighborMixture(GraphDistribution):
         >>> mix.log_likelihood(y, observed=~first, given=first, num_particles=8).exp()
         tensor(0.5833)
 
-        :param Tensor y: ``(N,)`` labels, read where ``observed`` or ``given`` only: boolean masks
-            ``(N,)`` of :math:`\tau`, default all others, and of :math:`\rho`, default none.
+        :param Tensor y: ``(..., N)`` labels, read where ``observed`` or ``given`` only.
+        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all others.
+        :param Tensor given: ``(N,)`` boolean mask :math:`\rho`, default none.
         :param int num_particles: ``P``. Cost: :math:`O(P E)`, ``E`` the edges into both sets.
         :param int num_stages: default one for every 64 nodes, on a GPU 1,024; 1 is plain
             importance weighting.
         :param Tensor order: ``(N,)`` node ids in an order that both sets follow, default random. A
             mixture that was fitted in one order is estimated best in it.
+        :return: ``(...)``, an estimate for each element of the batch.
         """
-        y = check_labelling("log_likelihood", self.hood, self.batch_shape, y)
+        y = check_labels(self.hood, y, self.hood.num_nodes)
+        options = observed, given, num_particles, num_stages, order
+        if batch := torch.broadcast_shapes(self.batch_shape, y.shape[:-1]):
+            parts = elements(batch, (self.table, 2), (self.logits, 1), (y, 1))
+            channels = self.channel.split(batch)
+            return torch.stack([
+                NeighborMixture(self.hood, alpha, logits, channel).log_likelihood(labels, *options)
+                for (alpha, logits, labels), channel in zip(parts, channels, strict=True)
+            ]).view(batch)  # fmt: skip
 
         def stages(rows: Neighborhood):
             check_label_range(rows, labels := y[rows.nodes], self.num_classes)
             return stages_of(rows, self.alpha, self.logits, labels, self.channel)
 
-        options = observed, given, num_particles, num_stages, order
         return estimate_log_likelihood(self.hood, stages, *options).to(self.logits)
 
     def path_likelihood(

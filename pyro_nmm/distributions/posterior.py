@@ -89,6 +89,17 @@ class Posterior:
         sizes = f"num_observed={len(self.nodes)}, num_components={len(self.components)}"
         return f"{type(self).__name__}(hood={self.hood}, {sizes}, is_exact={self.is_exact})"
 
+    @property
+    def states(self) -> Tensor:
+        """
+        ``(T, 2, n)``: choices and borrowed labels of the observed nodes in each component, as
+        samples of :class:`EvidenceConditional` in ascending node id. A component's weight is in
+        :attr:`log_weights`.
+        """
+        labels = self.components.labels.expand_as(self.components.choices)
+        both = torch.stack([self.components.choices, labels], 1)
+        return both.index_select(-1, self.nodes.argsort())
+
     @torch.no_grad()
     def condition(
         self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,

@@ -229,6 +229,11 @@ CONDITIONALS = [
     (lambda: evidence(EVIDENCE.float()), "same dtype"),
     (lambda: evidence(EVIDENCE).posterior(num_sweeps=5), "num_sweeps needs num_samples"),
     (lambda: evidence(EVIDENCE).posterior(num_samples=0), "num_samples must be .*at least 1"),
+    (lambda: evidence(EVIDENCE).posterior(2, start=EVIDENCE), "start is a state before sweeps"),
+    (lambda: evidence(EVIDENCE).posterior(2, num_sweeps=1, start=torch.zeros(3, 2, 5).long()),
+     r"start must have shape \(2, 2, 5\)"),
+    (lambda: evidence(EVIDENCE).posterior(2, num_sweeps=1, start=torch.full((2, 2, 5), 9)),
+     "must hold choices of neighbours"),
     (lambda: evidence(EVIDENCE).posterior(3, num_states=5), "num_states is .* after sweeps"),
     (lambda: evidence(EVIDENCE).posterior(3, num_sweeps=4, num_states=2), "num_states .*least 3"),
     (lambda: large(25).latents(torch.zeros(25, 2)).posterior(), "enumeration over 25 nodes"),
@@ -316,9 +321,7 @@ MIXTURES = [
     (lambda: mixture().log_likelihood(ZERO, num_particles=0), "num_particles must .* at least 1"),
     (lambda: mixture().log_likelihood(ZERO, num_stages=0), "num_stages must be .* at least 1"),
     (lambda: mixture().log_likelihood(ZERO, order=ids(0)), "order"),
-    (lambda: mixture().log_likelihood(ZERO.expand(2, 5)), "log_likelihood needs one labelling y"),
     (lambda: mixture().log_likelihood(ZERO + 7), "y holds label 7 at node"),
-    (lambda: mixture(batch=(3,)).log_likelihood(ZERO), "needs a mixture without batch"),
 ]  # fmt: skip
 
 POSTERIORS = [

@@ -10,7 +10,9 @@ import pytest
 import torch
 from cases import everything, sharing_house
 from cost import Work
-from graphs import parameters, to_hood
+from documents import ROOT
+from graphs import house, parameters, to_hood
+from pyro.ops.stats import effective_sample_size
 from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborMixture, OrderedConditional
@@ -208,3 +210,39 @@ def test_labels_of_other_nodes_are_never_read():
     observed = torch.tensor([True, True, False, False, True])
     y[~observed] = 99
     assert mix.log_likelihood(y, observed).isfinite()
+
+
+@pytest.mark.parametrize("kind", ["labels", "matrices", "evidence"])
+def test_elements_of_a_batch(kind):
+    hood = to_hood(nx.cycle_graph(4))
+    alpha, logits = parameters(hood, 2, (2,), scale=0.5)
+    relabel = torch.rand(hood.num_edges, 2, 2).softmax(-1) if kind == "matrices" else None
+    mix = NeighborMixture(hood, alpha[:, None], logits[:, None], relabel)
+    y = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+    if kind == "evidence":
+        q = mix.latents(one_hot(y, 2).double().log())
+        found = q.log_likelihood(num_particles=4000)
+    else:
+        found = mix.log_likelihood(y, num_particles=4000)
+    assert found.shape == (2, 3)
+    assert (found - mix.log_prob(y)).abs().max() < 0.05
+
+
+def test_pseudo_marginal_metropolis_hastings():
+    """The chain of docs/pyro.md against an enumerated posterior."""
+    text = (ROOT / "docs" / "pyro.md").read_text().partition("## Pseudo-marginal")[2]
+    code = text.partition("```python")[2].partition("```")[0]
+    hood = house()
+    alpha, logits, truth = torch.ones(5, 2), torch.zeros(hood.num_edges), torch.zeros(5).long()
+    found = globals() | {"hood": hood, "alpha": alpha, "logits": logits, "truth": truth}
+    exec(code.replace("range(200)", "range(2000)"), found)
+    draws = torch.stack(found["draws"])
+    grid = torch.linspace(-5, 5, 81)
+    mix = NeighborMixture(hood, grid.exp()[:, None, None] * alpha, logits)
+    weights = (mix.log_prob(truth) - grid**2 / 2).softmax(0)
+    mean = weights @ grid
+    deviation = (weights @ (grid - mean) ** 2).sqrt()
+    size = effective_sample_size(draws[None], chain_dim=0, sample_dim=1)
+    assert size > 150
+    assert abs(draws.mean() - mean) < 4.5 * deviation / size**0.5
+    assert abs(mean) > 3 * deviation / size**0.5  # unlike the prior's

@@ -181,3 +181,21 @@ def test_refused(case, value, match):
 def test_number_of_sweeps(num_sweeps):
     with pytest.raises(ValueError, match="num_sweeps must be an integer of at least 1"):
         problem("labels")[0].sweep(GOOD, num_sweeps)
+
+
+def test_states_of_a_posterior():
+    """They are samples of the conditional, in the order of its nodes, and a start of sweeps."""
+    hood = to_hood(cycle_graph(4))
+    mix, mask = NeighborMixture(hood, *parameters(hood, 2)), torch.arange(4) != 1
+    q = mix.latents(torch.randn(4, 2), mask)
+    exact = q.posterior()
+    weights = q.log_prob(exact.states).exp() @ torch.ones(len(exact.states))
+    torch.testing.assert_close(weights, torch.tensor(1.0))
+    states = exact.states[exact.log_weights.exp().multinomial(SIZE, replacement=True)]
+    found = q.posterior(SIZE, num_sweeps=1, num_states=SIZE, start=states)
+    assert p_value(found.states, exact.states, exact.log_weights.exp()) > 1e-4
+    torch.manual_seed(5)
+    swept = q.sweep(states)
+    torch.manual_seed(5)
+    again = q.posterior(SIZE, num_sweeps=1, num_states=SIZE, start=states)
+    assert torch.equal(again.states, swept)

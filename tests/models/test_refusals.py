@@ -8,7 +8,7 @@ import torch
 from graphs import house
 from torch_geometric.data import Data
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import GaussianConcentrations, Neighborhood
 from pyro_nmm.datasets import (
     inner_edges,
     letters,
@@ -33,6 +33,7 @@ from pyro_nmm.models import (
     grid_edges,
     ising,
     ising_posterior,
+    nmm,
     potts,
     temperature_scaling,
 )
@@ -169,7 +170,19 @@ SCORES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "match"), FIELDS + SCORES)
+ONES, LOGITS = torch.ones(3, 2), torch.zeros(PATH.num_edges)
+SUMMED = [
+    (lambda: nmm(PATH, ONES, LOGITS, choices="drawn"), 'choices must be "sampled" or "summed"'),
+    *((lambda more=more: nmm(PATH, ONES, LOGITS, ids(0, 1, 1), choices="summed", **more),
+       "has z as a site: leave out collapsed and predict")
+      for more in ({"collapsed": True}, {"predict": True, "observed": ids(1, 1, 0).bool()})),
+    (lambda: nmm(PATH, GaussianConcentrations(ONES[:, 0], 1.0), LOGITS, choices="summed"),
+     "alpha is not written out"),
+    (lambda: nmm(PATH, ONES, LOGITS, ids(0, 1, 2), choices="summed"), "y holds label 2 at node 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "match"), FIELDS + SCORES + SUMMED)
 def test_refusals(call, match):
     with pytest.raises(ValueError, match=match):
         call()
