@@ -472,7 +472,7 @@ def fit_nmm(
         num_classes = program.mixture(*inputs).num_classes
         for mask in ("train_mask", "val_mask"):
             labels_in(data, mask, num_classes)
-        others = {"consistency": consistency, "chains": estimator}
+        others: dict[str, object] = {"consistency": consistency, "chains": estimator}
         scores = options.fit(network, others, data, backward, predict, **settings)
         return program.mixture(*inputs), scores
 

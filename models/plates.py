@@ -22,8 +22,9 @@ from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK, get_plates
 from torch import Size, Tensor
 
-from pyro_nmm import Neighborhood, OrderedConditional
+from pyro_nmm import NeighborChoice, Neighborhood
 from pyro_nmm.arguments import check_each_call, check_integers, expect
+from pyro_nmm.provenance import untracked
 
 #: Plates that Pyro makes for copies of a whole program.
 COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_predictive_samples")
@@ -40,6 +41,7 @@ class OneEvent(Messenger):
     fixed = False  #: whether ``Predictive`` gives the choices
     forgotten = False  #: whether the labels that they were drawn for are lost
     drawn = False  #: whether the labels were drawn
+    choices: Any = None  #: the distribution of site ``c``
 
     def __init__(self, rows: Neighborhood, batch_shape: Size) -> None:
         super().__init__()
@@ -73,8 +75,9 @@ class OneEvent(Messenger):
                 )
         if site == "c":
             self.fixed = msg["is_observed"] and msg["mask"] is False  # by Predictive
+            self.choices = msg["fn"]
         self.drawn = site == "y" and not msg["is_observed"]
-        if self.drawn and (self.forgotten or _given_choices(name)):
+        if self.drawn and (self.forgotten or _given_choices(name, self.choices)):
             raise ValueError(
                 f"site {name!r} would be drawn given choices alone, without the labels that they "
                 f"were drawn for: use Predictive with ordered_guide, or give collapsed=False to "
@@ -97,15 +100,22 @@ def beside(name: str, kind: str) -> str:
     return name[:start] + kind + name[start + len(kind_of(name)) :]
 
 
-def _given_choices(labels: str) -> bool:
-    """Whether labels are drawn after the choices of a trace, which were drawn for other labels."""
+def _given_choices(labels: str, prior: Any) -> bool:
+    """Whether labels are drawn after the choices of a trace that are not drawn from their prior."""
     choices = beside(labels, "c")
     for handler in _PYRO_STACK:
         trace = handler.trace if isinstance(handler, ReplayMessenger) else None
         if trace is not None and labels not in trace and choices in trace:
-            conditional = isinstance(trace.nodes[choices]["fn"], OrderedConditional)
-            return conditional and beside(labels, "z") not in trace
+            same = _same_choices(trace.nodes[choices]["fn"], prior)
+            return not same and beside(labels, "z") not in trace
     return False
+
+
+def _same_choices(*laws: Any) -> bool:
+    if not all(isinstance(law, NeighborChoice) for law in laws):
+        return False
+    (one, other), _ = untracked(*(law.log_attention for law in laws))
+    return one.shape[-1] == other.shape[-1] and torch.allclose(one, other)
 
 
 def _copies(handler: Messenger) -> bool:

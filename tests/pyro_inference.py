@@ -15,10 +15,11 @@ from bounds import PATH, all_choices, check_against, gradients, near
 from pyro import infer, poutine
 from pyro.contrib.autoname import scope
 from pyro.infer import autoguide, inspect
+from pyro.infer.mcmc import RandomWalkKernel
 from pyro_rows import Measured, Pair, Parent, Y, losses, row, vectorized
 
 from pyro_nmm import NeighborChoice
-from pyro_nmm.guides import ordered_guide
+from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs, ordered_guide
 from pyro_nmm.models import nmm
 
 
@@ -28,6 +29,25 @@ def unbiased(name):
         pair, elbo = Pair(collapsed=collapsed), vectorized(getattr(infer, name), 200)
         sampled = gradients(elbo, pair.model, pair.guide, [pair.log_alpha], 40)
         check_against(-pair.bound(), [pair.log_alpha], *sampled)
+
+
+@row("TraceGraph_ELBO, Chains", "Trace_ELBO, Chains", "AutoNMM, Chains")
+def gradient_of_the_likelihood(name):
+    pair, c = Pair(), all_choices(PATH)
+    model, guide = pair.at(lambda: 0.1 * pyro.param("log_alpha", pair.log_alpha).exp())
+    if name == "AutoNMM, Chains":
+        guide = AutoNMM(model, estimator=Chains(num_sweeps=5))
+    else:
+        guide = partial(guide, estimator=Chains(num_sweeps=5))
+    kind = infer.TraceGraph_ELBO if name.startswith("TraceGraph") else infer.Trace_ELBO
+    sampled, grads = gradients(vectorized(kind, 1000), model, guide, [pair.log_alpha], 40)
+    alpha, error = 0.1 * pair.log_alpha.exp(), grads.std(0) / len(grads) ** 0.5
+    mix = pair.mixture(alpha)
+    exact, bound = pair.gradient(-mix.log_prob(Y)), pair.gradient(-pair.bound(alpha=alpha))
+    assert ((grads.mean(0) - exact.flatten()).abs() < 4.5 * error).all()
+    assert (bound - exact).norm() > 5 * error.norm()
+    joint = NeighborChoice(PATH, pair.logits).log_prob(c) + mix.given(c).log_prob(Y)
+    near(-sampled, (joint.softmax(0) * joint).sum().detach())
 
 
 @row("TraceEnum_ELBO")
@@ -216,14 +236,23 @@ class Scalar(Pair):
         mix = self.mixture(self.alpha * self.shift().exp())
         pyro.sample("y", mix, obs=Y)
 
-    def program(self):
-        self.at(lambda: self.alpha * self.shift().exp())[0]()
+    def program(self, **options):
+        alpha = self.alpha * self.shift().exp()[..., None, None]
+        nmm(PATH, alpha, self.logits, Y, **options)
 
 
-@row("NUTS, exact log_prob")
-def nuts():
+@row("NUTS, exact log_prob", "NUTS, choices summed", "FieldGibbs", "FieldGibbs, RandomWalkKernel")
+def posterior_of_a_parent(name):
     pair = Scalar()
-    mcmc = infer.MCMC(infer.NUTS(pair.exact), 400, 100, disable_progbar=True)
+    kernel, size = {
+        "NUTS, exact log_prob": (infer.NUTS(pair.exact), 400),
+        "NUTS, choices summed": (infer.NUTS(partial(pair.program, choices="summed")), 200),
+        "FieldGibbs": (FieldGibbs(partial(pair.program, collapsed=True)), 300),
+        "FieldGibbs, RandomWalkKernel": (
+            FieldGibbs(partial(pair.program, collapsed=True), RandomWalkKernel), 1000
+        ),
+    }[name]  # fmt: skip
+    mcmc = infer.MCMC(kernel, size, 100, disable_progbar=True)
     mcmc.run()
     grid = torch.linspace(-6, 6, 400)
     alpha = pair.alpha * grid.exp()[:, None, None]
@@ -293,13 +322,18 @@ def not_inferred():
     near((torch.stack(drawn) == PATH.source[0]).double(), attention[0])
 
 
-@row("AutoNormal", "AutoLowRankMultivariateNormal", "AutoIAFNormal", "AutoDelta")
+@row("AutoNormal", "AutoLowRankMultivariateNormal", "AutoIAFNormal", "AutoDelta", "AutoNMM")
 def above_the_field(name):
     pair = Parent()
-    auto = getattr(autoguide, name)(poutine.block(pair.model, hide=["c", "y"]))
+    if name == "AutoNMM":
+        guide = AutoNMM(pair.model)
+        guide()
+        auto = guide.parents
+    else:
+        auto = getattr(autoguide, name)(poutine.block(pair.model, hide=["c", "y"]))
 
-    def guide():
-        pair.guide_given(auto()["shift"])
+        def guide():
+            pair.guide_given(auto()["shift"])
 
     found = losses(pair.model, guide, size=200)
     with pyro.plate("num_particles_vectorized", 2000, dim=-1):
@@ -312,6 +346,42 @@ def above_the_field(name):
     exact = (pair.prior().log_prob(shift) + bound - log_q).detach()
     error = (found.var() / len(found) + exact.var() / len(exact)).sqrt()
     assert abs(found.mean() + exact.mean()) < 4 * error + 1e-9
+
+
+@row("AutoNormal, choices summed", "AutoMultivariateNormal, choices summed")
+def autoguide_of_all_sites(name):
+    """The loss, against the paper's equation (2) at draws of the guide."""
+    pair = Scalar()
+    model = partial(pair.program, choices="summed")
+    guide = getattr(autoguide, name.partition(",")[0])(model, init_scale=0.3)
+    found = losses(model, guide, kind=infer.Trace_ELBO, size=500)
+    with pyro.plate("num_particles_vectorized", 10_000, dim=-1):
+        trace = poutine.trace(guide).get_trace()
+        trace.compute_log_prob()
+    shift, z = (trace.nodes[site]["value"] for site in ("shift", "z"))
+    sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
+    log_q = sum(site["log_prob"] for site in sites if site["name"] != "num_particles_vectorized")
+    attention = torch.zeros(3, 3).index_put((PATH.target, PATH.source), PATH.softmax(pair.logits))
+    probs = (attention @ z).gather(-1, Y.expand(len(z), 3)[..., None])[..., 0]
+    prior = dist.Dirichlet(pair.alpha * shift.exp()[:, None, None]).to_event(1).log_prob(z)
+    exact = dist.Normal(0.0, 1.0).log_prob(shift) + prior + probs.log().sum(-1) - log_q
+    error = (found.var() / len(found) + exact.var() / len(exact)).sqrt()
+    assert abs(found.mean() + exact.mean()) < 4 * error
+
+
+@row("AutoNMM, latent labels")
+def automatic_evidence():
+    program = Measured()
+    near(-losses(program.model, AutoNMM(program.model), size=200), program.bound().detach())
+
+
+@row("AutoNMM, a sum of labels")
+def no_sum_over_nodes():
+    def model():
+        y = nmm(*Measured().prior, collapsed=True)
+        pyro.sample("x", dist.Normal(1.0 * y.sum(-1), 1.0), obs=torch.tensor(1.0))
+
+    AutoNMM(model)()
 
 
 @row("NUTS, nmm", "AutoNormal, nothing hidden", "AutoDiscreteParallel")

@@ -29,7 +29,7 @@ from pyro_nmm.models.hidden.field import (
     without_relabel,
 )
 from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
-from pyro_nmm.ops.gibbs import Chains, Sweeps, left_out, sweep
+from pyro_nmm.ops.gibbs import SweepRecord, Sweeps, left_out, sweep
 from pyro_nmm.ops.sampling import draw_entries
 
 
@@ -290,7 +290,7 @@ class FieldChains:
         share = terms[1].sum((0, 1))
         visits = visits + share / share.sum() * self.allowed.exp()
         probs = visits / visits.sum(-1, keepdim=True)
-        ends = Chains(draw, torch.stack(totals, 1).to(probs))
+        ends = SweepRecord(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([drawn[name] for drawn in draws]) for name in start}
         return HiddenField(
             self.hood, self.emission, deepcopy(prior), start, probs, torch.cat(labels), stacked,

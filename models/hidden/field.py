@@ -23,7 +23,7 @@ from pyro_nmm.arguments import (
 )
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.nmm import nmm
-from pyro_nmm.ops.gibbs import Chains
+from pyro_nmm.ops.gibbs import SweepRecord
 
 
 class FieldPrior(nn.Module):
@@ -184,7 +184,7 @@ class HiddenField:
     :ivar float score: the mean over nodes of :math:`\\log p(w_i \\mid u_{-i})` in nats. It compares
         starts. For sources and emissions see :func:`~pyro_nmm.models.leave_one_out`.
     :ivar tuple inputs: of the prior, beside the neighborhood.
-    :ivar Chains chains: effective sample sizes, and whether chains agree.
+    :ivar SweepRecord chains: effective sample sizes, and whether chains agree.
     """
 
     hood: Neighborhood
@@ -195,7 +195,7 @@ class HiddenField:
     samples: Tensor
     draws: Values
     score: float
-    chains: Chains
+    chains: SweepRecord
     edge_attr: Tensor | None = None
     known: Tensor | None = None
     inputs: tuple = ()

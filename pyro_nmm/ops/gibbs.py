@@ -90,7 +90,7 @@ def left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     return torch.stack(scores) + top
 
 
-class Chains(NamedTuple):
+class SweepRecord(NamedTuple):
     """Chains of Gibbs sweeps, of which the first half is left out."""
 
     draw: Draw  #: the last states
@@ -98,23 +98,27 @@ class Chains(NamedTuple):
 
     def effective_size(self) -> Tensor:
         """``(C,)``: how many independent draws the totals are worth, over all chains [2]."""
+        self._check("effective_size", "chains of two draws or more", 1, 2)
         return effective_sample_size(self.totals, chain_dim=0, sample_dim=1)
 
     def gelman_rubin(self) -> Tensor:
         """``(C,)``: near one where chains, and halves of a chain, agree on the totals [2]."""
-        number, size = self.totals.shape[:2]
-        if number < 2 or size < 4:
-            raise ValueError(
-                f"gelman_rubin needs two chains of four draws or more, got {number} of {size}: "
-                f"raise num_chains or num_draws, or num_sweeps, of which the first half is left out"
-            )
+        self._check("gelman_rubin", "two chains of four draws or more", 2, 4)
         return split_gelman_rubin(self.totals, chain_dim=0, sample_dim=1)
+
+    def _check(self, name: str, needs: str, num_chains: int, num_draws: int) -> None:
+        number, size = self.totals.shape[:2]
+        if number < num_chains or size < num_draws:
+            raise ValueError(
+                f"{name} needs {needs}, got {number} of {size}: raise num_chains or num_draws, or "
+                f"num_sweeps, of which the first half is left out"
+            )
 
 
 @torch.no_grad()
 def run_chains(
     rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int, num_kept: int = 1
-) -> tuple[Chains, Draw]:
+) -> tuple[SweepRecord, Draw]:
     """
     Sweeps of ``B`` chains, and ``num_kept`` states of each, ``(num_kept * B, num_rows)``, at even
     distances in the second half of the sweeps. The last state is one of them.
@@ -134,4 +138,4 @@ def run_chains(
     edges, labels = zip(*(draw[:2] for draw in kept), strict=True)
     states = Draw(torch.cat(edges), torch.cat(labels))
     later = torch.cat(totals, 1)[:, first:]
-    return Chains(draw, later.to(entries.alpha.dtype)), states
+    return SweepRecord(draw, later.to(entries.alpha.dtype)), states

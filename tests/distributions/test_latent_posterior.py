@@ -94,6 +94,8 @@ def test_diagnostics():
     assert (found.gelman_rubin() < 1.3).all()
     stuck = found._replace(totals=found.totals + 100 * torch.arange(4)[:, None, None])
     assert (stuck.gelman_rubin() > 2).all()
+    with pytest.raises(ValueError, match=r"effective_size needs chains of two .* got 4 of 1"):
+        run_chains(hood, terms, start, 2)[0].effective_size()
 
 
 def test_more_labels_than_an_exact_sum_takes():

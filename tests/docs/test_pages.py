@@ -3,6 +3,7 @@
 
 """The Python of the documents runs, and reaches what they claim; links lead somewhere."""
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from documents import DOCUMENTS, RESULTS, SNIPPETS, TUTORIALS, anchors, links, run_page
+from documents import DOCUMENTS, RESULTS, ROOT, SNIPPETS, TUTORIALS, anchors, links, run_page
 from sklearn.datasets import load_digits
 
 from pyro_nmm import Neighborhood, NeighborMixture
@@ -242,6 +243,22 @@ def test_docs_denoising(capsys):
     error, inside = re.findall(r"(\d+\.\d+)", capsys.readouterr().out)
     assert float(error) < 15
     assert 0.85 < float(inside) < 0.995
+
+
+def test_kernels_of_the_design_exist():
+    """The first column of the table of kernels, a module of ``pyro_nmm/ops`` and a name each."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    table = text[text.index("| kernel |") : text.index("A sequential draw")]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert len(rows) > 10
+    for module, name in re.findall(r"`(\w+)\.(\w+)`", " ".join(rows)):
+        assert hasattr(importlib.import_module(f"pyro_nmm.ops.{module}"), name), name
+
+
+@pytest.mark.parametrize("path", DOCUMENTS + RESULTS + TUTORIALS, ids=lambda path: path.name)
+def test_files_that_a_page_names_exist(path):
+    names = re.findall(r"`((?:[\w.-]+/)+[\w-]+\.\w+)`", path.read_text())
+    assert [name for name in names if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS + RESULTS + TUTORIALS, ids=lambda path: path.name)

@@ -12,7 +12,7 @@ import pyro_plates  # noqa: F401
 import pytest
 from pyro_rows import CHECKS, ROWS
 
-SLOW = {name for name in ROWS if name.startswith(("torch.compile", "NUTS, exact"))}
+SLOW = {name for name in ROWS if name.startswith(("torch.compile", "NUTS,", "FieldGibbs"))}
 LOSSES = {"TraceGraph_ELBO", "Trace_ELBO", "RenyiELBO", "ReweightedWakeSleep"}
 
 

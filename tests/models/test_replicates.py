@@ -3,6 +3,7 @@
 
 """Labels that Predictive draws anew, given the choices and labels of a guide."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pyro
@@ -17,7 +18,7 @@ from pyro.infer import Predictive, WeighedPredictive
 from pyro_rows import in_plate
 from torch.nn.functional import one_hot
 
-from pyro_nmm import NeighborMixture, OrderedConditional
+from pyro_nmm import NeighborChoice, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import nmm
 
@@ -151,6 +152,16 @@ def test_choices_without_their_labels():
         Predictive(field, guide=guide, **options)()
     drawn = Predictive(field, guide=partial(guide, True), **options)()
     assert torch.equal(drawn["y"], Y.expand(3, 3))
+    # Choices of a guide's own may depend on labels; those of the prior do not.
+    agree = (Y[PATH.source] == Y[PATH.target]).double()
+    for logits, refused in ((mix.logits + 5 * agree, True), (mix.logits + 1.0, False)):
+
+        def choose(logits=logits):
+            pyro.sample("c", NeighborChoice(PATH, logits))
+
+        replayed = poutine.replay(field, poutine.trace(choose).get_trace())
+        with pytest.raises(ValueError, match="given choices alone") if refused else nullcontext():
+            replayed()
     # Labels given choices are another question, with its own answer.
     chosen = poutine.condition(field, data={"c": torch.tensor([1, 1, 1])})
     assert torch.equal(poutine.trace(chosen).get_trace().nodes["y"]["fn"].alpha, mix.alpha)
