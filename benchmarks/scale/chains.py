@@ -30,6 +30,7 @@ from pyro_nmm.models.backbones import gcn
 
 NUM_NODES, NUM_LINKS = 20_000, 50_000  # of one labelling; a link has two directions
 KAPPA, BETA = 0.4, 1.0
+NUM_FITTED, CONCENTRATION = 8000, 0.2  # nodes of two GCNs, the median of their concentrations
 #: Ways to draw the choices; the number is of sweeps a step.
 METHODS = ["reward_to_go", "one_step_credit", "chains 1", "chains 5"]
 
@@ -91,23 +92,23 @@ def networks(args, results: Records) -> None:
     """Labels of an NMM of two GCNs, which another NMM of two GCNs is fitted to."""
     for key in results.missing(task="networks", seed=range(args.num_seeds), method=args.methods):
         pyro.set_rng_seed(key["seed"])
-        edges, size = barabasi_albert_graph(2000, 4), 2000
-        x, hood = torch.randn(size, 8), Neighborhood(edges, size)
+        edges, size = barabasi_albert_graph(NUM_FITTED, 3), NUM_FITTED
+        x, hood = 3 * torch.randn(size, 3), Neighborhood(edges, size)
 
         def network(**options) -> NMMNetwork:
-            kinds = gcn(8, 3, dropout=0.0), gcn(8, 8, attention=True, dropout=0.0)
+            kinds = gcn(3, 3, dropout=0.0), gcn(3, 8, attention=True, dropout=0.0)
             return NMMNetwork(*kinds, num_classes=3, floor=0.01, **options)
 
         truth = network()
         with torch.no_grad():
-            truth.attention.network.convs[0].lin.weight.mul_(3)
             mixture = NeighborMixture(hood, *truth(hood, x, edges))
-            concentration = 0.5 * mixture.alpha / mixture.alpha.sum(-1).median()
-            mixture = NeighborMixture(hood, concentration, 2 * mixture.logits)
+            alpha = CONCENTRATION * mixture.alpha / mixture.alpha.sum(-1).median()
+            mixture = NeighborMixture(hood, alpha, mixture.logits)
             data = Data(x=x, edge_index=edges, y=mixture.sample(), num_nodes=size)
         part = torch.rand(size)
         data.train_mask, data.val_mask = part < 0.8, part >= 0.8
         options = {"estimator": estimator(key["method"]), "criterion": "likelihood"}
+        options |= {"weight_decay": 0.0, "patience": args.num_epochs, "lr": 0.05}
         start = time.process_time()
         found, curve = fit_nmm(network(), data, hood, num_epochs=args.num_epochs, **options)
         row = {"seconds": time.process_time() - start, "epochs": len(curve)}
@@ -160,7 +161,7 @@ def steps(args, results: Records) -> None:
 
 def named(files: Files, task: str) -> DataFrame:
     rows = frame(files["chains"], task=task)
-    return rows if rows.empty else rows.assign(way=ordered(rows["method"], METHODS))
+    return rows if rows.empty else rows.assign(**{"choices by": ordered(rows["method"], METHODS)})
 
 
 def chains_parents(files: Files) -> str:
@@ -172,7 +173,7 @@ def chains_parents(files: Files) -> str:
     }
     cells |= {"beta": spread("beta", 2), "its sd ": average("beta sd", ".2f")}
     cells |= {"CPU ms a step": average("ms", ".0f", of=median)}
-    return tables.table(rows, ["labels", "steps", "way"], cells)
+    return tables.table(rows, ["labels", "steps", "choices by"], cells)
 
 
 def chains_networks(files: Files) -> str:
@@ -183,18 +184,19 @@ def chains_networks(files: Files) -> str:
     cells |= {"distance of attention": spread("distance", 3)}
     cells |= {"of uniform attention": spread("distance of uniform", 3)}
     cells |= {f"log p(y) a node, {name}": spread(f"log p, {name}", 4) for name in ("truth", "fit")}
-    return tables.table(rows, ["way"], cells)
+    return tables.table(rows, ["choices by"], cells)
 
 
 def chains_steps(files: Files) -> str:
     rows = sorted((r for r in files["chains"] if r["task"] == "steps"), key=lambda r: r["nodes"])
-    lines = [{"nodes": f"{row['nodes']:,}"} | tables.costs(row, {}) for row in rows]
-    return tables.markdown(lines)
+    sizes = [{"nodes": f"{row['nodes']:,}", "particles": f"{row['particles']}"} for row in rows]
+    lines = [size | tables.costs(row, {}) for size, row in zip(sizes, rows, strict=True)]
+    return tables.markdown(lines, 2)
 
 
 TABLES = chains_parents, chains_networks, chains_steps
 OPTIONS = {"labels": [2, 7], "steps": [120], "methods": METHODS, "nodes": NUM_NODES}
-OPTIONS |= {"num_seeds": 1, "num_epochs": 300, "sizes": [20_000], "particles": 4, "repeats": 9}
+OPTIONS |= {"num_seeds": 1, "num_epochs": 250, "sizes": [20_000], "particles": 4, "repeats": 9}
 OPTIONS |= {"results": RESULTS / "chains.jsonl"}
 main = command(__doc__, (parents, networks, steps), **OPTIONS)
 
