@@ -62,7 +62,10 @@ newest:
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy pyro_nmm models guides
+	rm -rf build/types && mkdir -p build/types && cp -r pyro_nmm build/types
+	cp -r models guides build/types/pyro_nmm  # as the wheel has them
+	cd build/types && $(abspath $(BIN))/mypy --cache-dir $(CURDIR)/.mypy_cache \
+		--config-file $(CURDIR)/pyproject.toml -p pyro_nmm
 
 benchmarks: $(STAMP)
 	$(BIN)/python -m benchmarks.scale.run variance --shares 0.05 0.2 0.6 1 --repeats 200

@@ -207,7 +207,7 @@ class SeedLoss(nn.Module):
     :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, no layer ``cached``.
     :param inputs: names of the batch's entries that are the network's arguments, in order.
     :param int num_particles: draws of :math:`q(c \mid y)`.
-    :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`.
+    :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`. Chains start anew in every batch.
     """
 
     def __init__(
@@ -256,7 +256,10 @@ class SeedLoss(nn.Module):
         arguments = hood, outputs.alpha, outputs.logits, entry(batch, "y"), mask
         options = {"relabel": outputs.relabel, "collapsed": True}
         model = functools.partial(nmm, *arguments, **options)
-        guide = functools.partial(ordered_guide, *arguments, estimator=self.estimator, **options)
+        estimator = self.estimator
+        if isinstance(estimator, Chains):  # a batch is a graph of its own
+            estimator = Chains(estimator.num_sweeps)
+        guide = functools.partial(ordered_guide, *arguments, estimator=estimator, **options)
         bound = self._elbo.differentiable_loss(model, guide)
         return bound / (int(mask.sum()) if total is None else total)
 
@@ -469,7 +472,7 @@ def fit_nmm(
         num_classes = program.mixture(*inputs).num_classes
         for mask in ("train_mask", "val_mask"):
             labels_in(data, mask, num_classes)
-        others = {"consistency": consistency, "chains": estimator}
+        others: dict[str, object] = {"consistency": consistency, "chains": estimator}
         scores = options.fit(network, others, data, backward, predict, **settings)
         return program.mixture(*inputs), scores
 

@@ -4,17 +4,21 @@
 """A guide in one line for any program with fields."""
 
 import copy
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoGuide, AutoNormal
+from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation, AutoNormal
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
+from pyro_nmm import Posterior
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.ordered import evidence_guide, ordered_guide
 from pyro_nmm.guides.program import Field, Run, fields_of
@@ -72,21 +76,35 @@ class AutoNMM(AutoGuide):
         super().__init__(model, create_plates=create_plates)
         self.estimator = estimator
         self.parents = guide(poutine.block(model, hide_fn=_of_field))
+        if isinstance(self.parents, AutoLaplaceApproximation):
+            raise ValueError(
+                "guide must not be AutoLaplaceApproximation, whose Hessian would lack the "
+                "likelihood of the fields: use AutoMultivariateNormal"
+            )
         self.chains = nn.ModuleDict()
+        self._after: tuple[int, Tensor] | None = None  # random numbers of the next call
+
+    def __getstate__(self) -> dict:
+        model = self._model
+        state = super().__getstate__()  # which takes the model away
+        self._model = model
+        return {**state, "_model": model}
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        super()._setup_prototype(*args, **kwargs)
         with poutine.block():
-            whole = poutine.trace(self.model).get_trace(*args, **kwargs)
+            self.prototype_trace = poutine.trace(self.model).get_trace(*args, **kwargs)
         # Plates of observed sites may subsample too, and the model takes over the guide's choice.
-        frames = (site.get("cond_indep_stack", ()) for site in whole.nodes.values())
-        self._prototype_frames |= {frame.name: frame for part in frames for frame in part}
+        stacks = (s.get("cond_indep_stack", ()) for s in self.prototype_trace.nodes.values())
+        self._prototype_frames = {frame.name: frame for stack in stacks for frame in stack}
+        self._latents = set()
         for name, site in self.prototype_trace.iter_stochastic_nodes():
-            if site["fn"].support.is_discrete and not _of_field(site):
+            discrete = not site_is_subsample(site) and site["fn"].support.is_discrete
+            if discrete and not _of_field(site):
                 raise ValueError(
-                    f"site {name!r} is discrete and no nmm: sum it out in the program, or append "
-                    f"no guide but write one for it"
+                    f"site {name!r} is discrete and belongs to no nmm: sum it out in the program, "
+                    f"or write a guide by hand, with ordered_guide or evidence_guide for the nmm"
                 )
+            self._latents.add(name)
 
     def _check_prototype(self, trace: Trace) -> None:
         """Called by ``parents``, whose sites are some of this program's."""
@@ -94,62 +112,137 @@ class AutoNMM(AutoGuide):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        plates = self._create_plates(*args, **kwargs)
-        values = self._parents(args, kwargs)
-        for name in self._fields(values, args, kwargs):
-            field = self._fields(values, args, kwargs)[name]
-            draw = self._guide_of(field, self._runs(values, args, kwargs))
-            with ExitStack() as stack:
-                for frame in field.trace.nodes[name]["cond_indep_stack"]:
-                    stack.enter_context(plates[frame.name])
-                stack.enter_context(_Named(name))
-                sites = stack.enter_context(poutine.trace()).trace.nodes
-                draw()
-            values |= {key: sites[key]["value"] for key in field.names & sites.keys()}
+        if self._after is not None and torch.initial_seed() == self._after[0]:
+            torch.set_rng_state(self._after[1])
+        self._create_plates(*args, **kwargs)
+        values = dict(self.parents(*args, **kwargs)) if self._has_parents else {}
+        seed = int(torch.randint(2**62, ()))
+        self._draw_fields(values, self._runs(values, seed, args, kwargs))
+        # The model comes next. Its networks see the dropout masks that the guide's runs saw.
+        self._after = seed, torch.get_rng_state()
+        torch.manual_seed(seed)
         return values
 
-    def _parents(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
+    @property
+    def _has_parents(self) -> bool:
         sites = self.prototype_trace.iter_stochastic_nodes()
-        some = not all(_of_field(site) for _, site in sites)
-        return dict(self.parents(*args, **kwargs)) if some else {}
+        return any(not _of_field(site) and not site_is_subsample(site) for _, site in sites)
 
-    def _runs(self, values: dict, args: tuple, kwargs: dict) -> Run:
+    def _runs(self, values: dict, seed: int, args: tuple, kwargs: dict) -> Run:
         """Runs of the program with these values, beside the handlers around the guide."""
-        known = values | {name: plate.indices for name, plate in self.plates.items()}
+        indices = {name: plate.indices for name, plate in self.plates.items()}
 
         def run(more: dict[str, Tensor]) -> Trace:
-            with poutine.block():
-                given = poutine.condition(self.model, data=known | more)
+            devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+            with poutine.block(), torch.random.fork_rng(devices):
+                torch.manual_seed(seed)
+                given = poutine.condition(self.model, data=indices | values | more)
                 return poutine.trace(given).get_trace(*args, **kwargs)
 
         return run
 
-    def _fields(self, values: dict, args: tuple, kwargs: dict) -> dict[str, Field]:
-        latent = self.prototype_trace.nodes
-        return fields_of(self._runs(values, args, kwargs)({}), latent)
+    def _fields(self, run: Run) -> dict[str, Field]:
+        # Data of a plate that the caller makes may be those of its subsample alone.
+        given = () if self.create_plates is None else self.plates
+        return fields_of(run({}), self._latents.difference(given))
+
+    def _draw_fields(self, values: dict, run: Run) -> None:
+        """Adds the sites of all fields to the values, and to the trace of the guide."""
+        fields = self._fields(run)
+        if isinstance(self.estimator, Chains) and len(fields) > 1:
+            for field in fields.values():
+                values |= self._stored(field)
+            fields = self._fields(run)
+        for number, name in enumerate(fields):
+            field = self._fields(run)[name] if number else fields[name]
+            draw = self._guide_of(field, run)
+            with self._around(field), _Named(name), poutine.trace() as sites:
+                draw()
+            found = field.names & sites.trace.nodes.keys()
+            values |= {key: sites.trace.nodes[key]["value"] for key in found}
+
+    @contextmanager
+    def _around(self, field: Field) -> Iterator[None]:
+        """The plates, the mask and the scale of a field."""
+        site = field.trace.nodes[field.name]
+        with ExitStack() as stack:
+            scale = site["scale"]
+            for frame in site["cond_indep_stack"]:
+                if frame.dim is not None:
+                    stack.enter_context(self.plates[frame.name])
+                    scale = scale * frame.size / (frame.full_size or frame.size)
+            if isinstance(scale, Tensor) or abs(scale - 1) > 1e-9:
+                stack.enter_context(poutine.scale(scale=scale))
+            if site["mask"] is not None:
+                stack.enter_context(poutine.mask(mask=site["mask"]))
+            yield
 
     def _guide_of(self, field: Field, run: Run) -> Callable[[], Any]:
-        hood, alpha, logits, channel = vars(field.prior).values()
-        estimator: Any = self.estimator
-        if isinstance(estimator, Chains):
-            key = field.name.replace(".", "/")
-            if key not in self.chains:
-                self.chains[key] = copy.deepcopy(estimator)
-            estimator = self.chains[key]
-        options = {"collapsed": field.collapsed, "estimator": estimator}
+        hood, alpha, logits, channel = field.parameters
+        options: Any = {"collapsed": field.collapsed, "estimator": self.estimator}
+        chains = isinstance(self.estimator, Chains)
+        if chains:
+            options["estimator"] = self._chains(field)
         if field.latent:
-            arguments = hood, field.prior.table, logits, field.evidence(run), field.observed
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not chains):
+                evidence = field.evidence(run, given_later=chains)
+            arguments = hood, field.prior.table, logits, evidence, field.observed
             return partial(evidence_guide, *arguments, **options)
         arguments = hood, alpha, logits, field.labels(), field.observed
         return partial(ordered_guide, *arguments, relabel=channel, **options)
 
+    def _chains(self, field: Field) -> Chains:
+        key = field.name.replace(".", "/")  # no name of a module has a dot
+        if key not in self.chains:
+            self.chains.add_module(key, copy.deepcopy(self.estimator))  # type: ignore[arg-type]
+        return self.chains[key]  # type: ignore[return-value]
+
+    def _stored(self, field: Field) -> dict[str, Tensor]:
+        """The states of a field's chains; of new chains, the sites of the field's run."""
+        names, nodes, hood = field.unknown, field.trace.nodes, field.prior.hood
+        sites = torch.broadcast_tensors(*(nodes[name]["value"] for name in names))
+        value = torch.stack(sites, -2) if len(names) > 1 else sites[0]
+        event = value.shape[sites[0].dim() - 1 :]
+        unswept: Any = SimpleNamespace(
+            hood=hood, observed_rows=hood.restrict(field.observed),
+            batch_shape=sites[0].shape[:-1], event_shape=event,
+            expand=lambda shape: SimpleNamespace(sample=lambda: value.expand(*shape, *event)),
+            sweep=lambda value, _: value,
+        )  # fmt: skip
+        with self._around(field):
+            value = copy.deepcopy(self._chains(field)).draw(unswept)
+        return dict(zip(names, value.unbind(-2) if len(names) > 1 else [value], strict=True))
+
+    @torch.no_grad()
+    def posterior(
+        self, *args: Any, num_samples: int | None = 64, num_sweeps: int = 20, **kwargs: Any
+    ) -> dict[str, Posterior | list[Posterior]]:
+        """
+        The posterior of each field at the medians of the continuous sites, by the name of its
+        choices; within plates a list, of a subsample's elements in their order. Fields that depend
+        on one another are each given a draw of the others.
+
+        :param num_samples, num_sweeps: of chains, as for
+            :meth:`~pyro_nmm.EvidenceConditional.posterior`; or ``None`` and 0 for an exact sum.
+            A field with ``relabel`` has weighted draws without sweeps.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        with poutine.block():
+            self._create_plates(*args, **kwargs)
+            values = self.median(*args, **kwargs)
+            run = self._runs(values, int(torch.randint(2**62, ())), args, kwargs)
+            self._draw_fields(values, run)
+            fields = self._fields(run).items()
+            return {name: f.posterior(run, num_samples, num_sweeps) for name, f in fields}
+
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Medians of the continuous sites, as the autoguide has them."""
-        return self.parents.median(*args, **kwargs)
+        return self.parents.median(*args, **kwargs) if self._has_parents else {}
 
     def quantiles(self, quantiles: list[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Quantiles of the continuous sites, as the autoguide has them."""
-        return self.parents.quantiles(quantiles, *args, **kwargs)
+        return self.parents.quantiles(quantiles, *args, **kwargs) if self._has_parents else {}
 
 
 class _Named(Messenger):

@@ -3,15 +3,19 @@
 
 """Choices from Gibbs chains that go on from step to step: the gradient of the likelihood itself."""
 
+import math
 from typing import Any
 
 import pyro
 import torch
 from pyro.poutine.runtime import get_plates
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.in_order import InOrder
+from pyro_nmm.models.plates import COPIES
+
+OTHER = "Chains serves one field on one graph: make another one for each"
 
 
 class Chains(nn.Module):
@@ -47,77 +51,75 @@ class Chains(nn.Module):
     >>> model, guide = (lambda: field(nmm)), (lambda: field(ordered_guide, estimator=chains))
     >>> svi = SVI(model, guide, Adam({"lr": 0.1}), Trace_ELBO(4, 0, vectorize_particles=True))
     >>> losses = [svi.step() for _ in range(20)]
-    >>> chains.choices.shape  # four particles
-    torch.Size([4, 16])
+    >>> chains.states.shape  # four particles
+    torch.Size([4, 1, 16])
 
     An object serves one field. Each particle and each element of a plate has a chain. Subsamples of
-    plates and of nodes (``observed``) continue the chains that they had. The states are part of
-    ``state_dict()``. Cost of a sweep: as of a draw.
+    plates and of nodes (``observed``) continue the chains that they had, and a larger number of
+    particles starts from copies. The states are part of ``state_dict()``. Cost of a sweep: as of a
+    draw.
 
     :param int num_sweeps: between two steps. One suffices where the parameters move slowly.
     """
 
-    choices: Tensor | None  #: ``(..., N)``, -1 where no step has been; ``(..., 2, N)`` with labels
+    #: ``(particles, ..., 1, N)`` choices or ``(particles, ..., 2, N)`` choices and labels, with the
+    #: sizes of the plates between; -1 where no step has been.
+    states: Tensor | None
 
     def __init__(self, num_sweeps: int = 1) -> None:
         super().__init__()
         check_integers(1, num_sweeps=num_sweeps)
         self.num_sweeps = num_sweeps
-        self.choices = None
+        self.register_buffer("states", None, persistent=False)
 
     @torch.no_grad()
     def draw(self, q: InOrder) -> Tensor:
         """Samples of ``q`` continued by sweeps, one for each element of the program's plates."""
-        full, shape = _plates(q.batch_shape)
-        nodes, event = q.observed_rows.nodes, (*q.event_shape[:-1], q.hood.num_nodes)
-        states = self._states(full, event, nodes.device)
-        place = torch.arange(full.numel(), device=nodes.device).view(full)
-        place = pyro.subsample(place, event_dim=0).expand(shape)  # of the plates' subsamples
-        value = states[place][..., nodes]
+        frames: dict[int, Any] = {f.dim: f for f in get_plates() if f.dim is not None}
+        sizes = [frames[d].size if d in frames else 1 for d in range(min(frames, default=0), 0)]
+        shape = torch.broadcast_shapes(q.batch_shape, sizes)
+        full = [
+            frames[d].full_size or frames[d].size if d in frames else shape[d]
+            for d in range(-len(shape), 0)
+        ]
+        copies = bool(full) and -len(full) in frames and frames[-len(full)].name in COPIES
+        rows = q.observed_rows
+        event = 2 if len(q.event_shape) > 1 else 1, rows.num_nodes
+        states = self._states(full if copies else [1, *full], event, rows.device)
+        flat = states.view(-1, *event)
+        chain = torch.arange(math.prod(full), device=rows.device).view(full)
+        chain = pyro.subsample(chain, event_dim=0).expand(shape)  # of the plates' subsamples
+        value = flat[chain][..., rows.nodes].view(shape + q.event_shape)
         if (value < 0).any():
             value = value.where(value >= 0, q.expand(shape).sample())
-        value = q.sweep(value, self.num_sweeps)
-        index = place.reshape(place.shape + (1,) * len(event))
-        columns = [torch.arange(size, device=nodes.device) for size in event[:-1]]
-        states[(index, *(c[:, None] for c in columns), nodes)] = value
-        self.choices = states.view(full + event)
+        try:
+            value = q.sweep(value, self.num_sweeps)
+        except ValueError as error:
+            raise ValueError(f"{OTHER}, got states of another one") from error
+        column = torch.arange(event[0], device=rows.device)[:, None]
+        flat[chain[..., None, None], column, rows.nodes] = value.view(*shape, *event[:1], -1)
+        self.states = states
         return value
 
-    def _states(self, full: Size, event: tuple[int, ...], device: torch.device) -> Tensor:
-        """Stored states ``(chains, ..., N)``; those of another number of particles at random."""
-        old, tail = self.choices, (*full[1:], *event)
-        if old is not None and full and old.shape[1:] == tail != old.shape[:0]:
-            if len(old) != full[0]:
-                old = old[torch.randint(len(old), full[:1], device=old.device)]
-        elif old is not None and old.shape == tail:
-            old = old.expand(full + event)
-        elif old is not None and old.shape[1:] == full + event:
-            old = old[torch.randint(len(old), (), device=old.device)]
-        elif old is None or old.shape != full + event:
-            old = torch.full(full + event, -1)
-        return old.to(device, copy=True).reshape(full.numel(), *event)
+    def _states(self, full: list[int], event: tuple[int, int], device: torch.device) -> Tensor:
+        """The states of so many particles, or of more, ``(particles, ..., R, N)``."""
+        particles, *plates = full
+        while plates and plates[0] == 1:
+            plates = plates[1:]
+        if (old := self.states) is None:
+            return torch.full((particles, *plates, *event), -1, device=device)
+        if old.shape[1:] != (*plates, *event):
+            got = f"states {tuple(old.shape[1:])} for {(*plates, *event)}"
+            raise ValueError(f"{OTHER}, got {got}")
+        every = torch.arange(max(len(old), particles), device=old.device)
+        every[len(old) :] = torch.randint(len(old), (len(every) - len(old),), device=old.device)
+        return old[every].to(device)
 
     def extra_repr(self) -> str:
         return f"num_sweeps={self.num_sweeps}"
 
     def get_extra_state(self) -> Tensor | None:
-        return self.choices
+        return self.states
 
     def set_extra_state(self, state: Tensor | None) -> None:
-        self.choices = state
-
-
-def _plates(batch_shape: Size) -> tuple[Size, Size]:
-    """The batch shapes of all chains and of those in the subsamples of the enclosing plates."""
-    frames: list[Any] = [frame for frame in get_plates() if frame.dim is not None]
-    depth = max((-frame.dim for frame in frames), default=0)
-    full, part = [1] * depth, [1] * depth
-    for frame in frames:
-        full[frame.dim], part[frame.dim] = frame.full_size or frame.size, frame.size
-    shape = torch.broadcast_shapes(batch_shape, part)
-    full = [*shape[: len(shape) - depth], *full]
-    owned = {frame.dim for frame in frames}
-    for dim in range(-len(shape), 0):
-        if dim not in owned:
-            full[dim] = shape[dim]
-    return Size(full), shape
+        self.states = state

@@ -166,7 +166,7 @@ def _check_particles(program: tuple) -> None:
         alone = one.copy()
         for name, site in _sites(alone):
             if name in many and not site["is_observed"]:
-                event_dim = getattr(site["fn"], "event_dim", 0)
+                event_dim = getattr(site["fn"], "event_dim", 1)  # of a subsample
                 frames, value = many.nodes[name]["cond_indep_stack"], many.nodes[name]["value"]
                 value = of_particle(_plain(value), number, event_dim, frames)
                 alone.nodes[name] = {**site, "value": value.reshape(site["value"].shape)}

@@ -268,7 +268,8 @@ class _Encoder(nn.Module):
     def forward(
         self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_
     ) -> tuple[_Outputs, Tensor | None]:
-        size, width = v.shape[-2], self.first.network.in_channels
+        network: Any = self.first.network
+        size, width = v.shape[-2], network.in_channels
         x = expect("x", x, (size, width), kind="float").to(self.log_sticks.dtype)
         graph = self._normalized(edge_index, size)
         hidden = [F.leaky_relu(self.first(x, graph), 0.2)] * len(self.heads)

@@ -15,7 +15,7 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
-from pyro_nmm.concentrations import written_out
+from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.guides.chains import Chains
@@ -38,8 +38,8 @@ from pyro_nmm.relabel import as_channel
 
 
 def ordered_guide(
-    hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor, observed: Tensor | None = None, *,
-    relabel: Tensor | None = None, collapsed: bool = False,
+    hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor,
+    observed: Tensor | None = None, *, relabel: Tensor | None = None, collapsed: bool = False,
     estimator: str | Chains = "reward_to_go",
 ) -> None:  # fmt: skip
     r"""

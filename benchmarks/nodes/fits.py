@@ -73,13 +73,18 @@ def backbone(kind: str, data, width: int, **options) -> nn.Module:
     return module
 
 
-def nmm_network(kind: str, data, drop: dict | None = None, **options) -> NMMNetwork:
-    """An NMM's two networks. ``drop`` is their dropout; the attention's network drops no nodes."""
-    drop, classes = drop or {}, int(data.y.max()) + 1
+def nmm_network(
+    kind: str, data, drop: dict | None = None, attention: str = "", **options
+) -> NMMNetwork:
+    """
+    An NMM's two networks, of one kind unless ``attention`` says otherwise. ``drop`` is their
+    dropout; the attention's network drops no nodes.
+    """
+    drop, classes, other = drop or {}, int(data.y.max()) + 1, attention or kind
     labels = backbone(kind, data, classes, **drop)
-    width, drop = 64 if kind == "gcn" else 32, drop | {"drop_nodes": 0.0}
-    attention = backbone(kind, data, width, attention=True, **drop)
-    return NMMNetwork(labels, attention, num_classes=classes, **options)
+    width, drop = 64 if other == "gcn" else 32, drop | {"drop_nodes": 0.0}
+    weights = backbone(other, data, width, attention=True, **drop)
+    return NMMNetwork(labels, weights, num_classes=classes, **options)
 
 
 def fit(key: dict, data, hood, settings: dict, wrap: Callable = lambda network: network):
@@ -100,7 +105,7 @@ def fit(key: dict, data, hood, settings: dict, wrap: Callable = lambda network: 
         return fit_classifier(backbone(kind, data, classes, **drop), data, **options)
     few = int(data.train_mask.sum()) <= 300
     options.setdefault("estimator", "reward_to_go" if few else "one_step_credit")
-    network = nmm_network(kind, data, drop, **given("link", "floor", "gamma"))
+    network = nmm_network(kind, data, drop, **given("link", "floor", "gamma", "attention"))
     return fit_nmm(wrap(network), data, hood, **options)
 
 

@@ -25,7 +25,7 @@ from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
 from pyro_nmm import Neighborhood, NeighborMixture, sources
 from pyro_nmm.datasets.nodes import inner_edges, random_split
-from pyro_nmm.guides import AmortizedNMM
+from pyro_nmm.guides import AmortizedNMM, Chains
 from pyro_nmm.models import Compatibility, compatibility
 
 RELABELLED = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
@@ -268,14 +268,45 @@ def random(args, results: Records) -> None:
         measure(results, key, partial(fits.backbone, key["backbone"], data), data, key["seed"])
 
 
+END_TO_END = DEFAULT | {"criterion": "likelihood", "num_epochs": 250}
+TRAINED = ["backbone", "NMM, bound", "NMM, chains"]
+
+
+def end_to_end(args, results: Records, task: str = "end_to_end", first: int = 10) -> None:
+    """Backbones, and NMMs by the bound and by chains, with the same split and settings."""
+    each = {"backbone": args.backbones, "attention": args.attentions, "gamma": args.gammas}
+    each |= {"seed": range(first, first + args.num_seeds), "dataset": args.datasets}
+    each |= {"ratio": [None, *args.ratios] if first else args.ratios, "method": TRAINED}
+    for key in results.missing(task=task, **each):
+        data, hood = load(key["dataset"], args.data_root)
+        if "ratio" in key:
+            data = random_split(data, key["ratio"], 0.2, 0.3, key["seed"])
+        settings = END_TO_END | {"attention": key["attention"], "gamma": key["gamma"]}
+        if key["method"] == "NMM, chains":
+            settings["estimator"] = Chains(1)
+        (fitted, curve), seconds = timed(fit, key, data, hood, settings)
+        if key["method"] == "backbone":
+            add(results, key, fitted, data, hood)
+        else:
+            more = {"epochs": len(curve), "fit seconds": seconds}
+            results.add(**key, **evaluate(fitted, data), **more)
+
+
+def end_to_end_search(args, results: Records) -> None:
+    """The same on splits that are not reported: their validation nodes choose the settings."""
+    end_to_end(args, results, "end_to_end_search", 0)
+
+
 CHOICES = {"backbones": fits.BACKBONES, "methods": METHODS, "searched": METHODS}
+CHOICES |= {"attentions": fits.BACKBONES}
 OPTIONS = {"datasets": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat", "appnp"]}
 OPTIONS |= {"methods": METHODS, "searched": ["backbone", "NMM + consistency"]}
 OPTIONS |= {"settings_of": (str, "whose search `accuracy` takes"), "ratios": [0.2, 0.4, 0.6]}
+OPTIONS |= {"attentions": (["gcn"], "backbones of the attention in `end_to_end`"), "gammas": [0.0]}
 OPTIONS |= {"num_trials": 12, "num_seeds": 10, "num_splits": 5, "data_root": Path}
 OPTIONS |= {"results": RESULTS / "nodes.jsonl", "choices": CHOICES}
 TASKS = search, accuracy, pairs, sizes, deviations, communities, predicted, published, random
-main = command(__doc__, (*TASKS, graphs, generated), **OPTIONS)
+main = command(__doc__, (*TASKS, graphs, generated, end_to_end, end_to_end_search), **OPTIONS)
 
 if __name__ == "__main__":
     main()

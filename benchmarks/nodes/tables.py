@@ -19,6 +19,7 @@ from benchmarks.shared.tables import Cell, Paired, against, average, count, fram
 
 NAMES = {"(.*), temperature": r"\1 + temperature", "(.*), stacked": r"StackedNMM on \1"}
 NAMES |= {"(.*), pooled": r"StackedNMM with its pool on \1"}
+NAMES |= {"(.*), bound": r"\1 by the bound", "(.*), chains": r"\1 by chains"}
 NAMES |= {r"(.*), (communities|weighted) (.*)\.0": r"StackedNMM on \1, \2 at \3"}
 #: Settings of another search make a method another model.
 SETTINGS = "", " (settings of its first 6 trials)", " (settings of the NMM's search)"
@@ -32,7 +33,7 @@ LINES = ["graph", "backbone", "model"]
 
 def named(rows: DataFrame) -> DataFrame:
     """Rows with the names of tables, and with PLL: the log-likelihood of a pair of nodes."""
-    fields = "method", "settings of", "ratio", "pairs", "conditional", "own product"
+    fields = "method", "settings of", "attention", "ratio", "pairs", "conditional", "own product"
     rows = rows.reindex(columns=list(dict.fromkeys([*rows, *fields])))
     rows["graph"] = ordered(rows["dataset"], shared.GRAPHS)
     rows["backbone"] = ordered(rows["backbone"].str.upper(), ("GCN", "GAT", "APPNP", "MLP"))
@@ -161,6 +162,27 @@ def influence(files: Files) -> str:
     return shared.table(rows[rows["model"] != TEMPERED], LINES, cells)
 
 
+def trained(files: Files, task: str, part: str = "") -> str:
+    hits, nll = (f"{part}{name}" for name in ("accuracy", "nll"))
+    cells = {"runs": count, "accuracy, %": spread(hits, 1, 100), "NLL": spread(nll, 3)}
+    for name in ("backbone", "NMM by the bound"):
+        base = {"model": name}
+        cells[f"points minus {name}"] = against(base, hits, 1, 100)
+        cells[f"NLL minus {name}"] = against(base, nll, 3)
+    rows = runs(files, task)
+    rows["attention"] = rows["attention"].str.upper()
+    lines = ["backbone", "attention", "gamma", "graph", "splits", "model"]
+    return shared.table(rows, lines, cells)
+
+
+def end_to_end(files: Files) -> str:
+    return trained(files, "end_to_end")
+
+
+def end_to_end_search(files: Files) -> str:
+    return trained(files, "end_to_end_search", "val.")
+
+
 def communities(files: Files) -> str:
     base = {"model": "StackedNMM on backbone"}
     cells = {"runs": count} | compared(base, "minus StackedNMM's", 4, form=Paired.spread)
@@ -270,5 +292,13 @@ def convergence(files: Files) -> Figure:
 
 
 TABLES = accuracy, against_backbone, searches, deviations, pairs, gains, influence, communities
-TABLES += sizes, predicted, spn, heterophilous, heterophilous_generated
+TABLES += (
+    sizes,
+    end_to_end,
+    end_to_end_search,
+    predicted,
+    spn,
+    heterophilous,
+    heterophilous_generated,
+)
 FIGURES = {"training_size.png": training_size, "convergence.png": convergence}

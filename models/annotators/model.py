@@ -199,7 +199,8 @@ class Annotators:
         share = (probs * (1 / hood.ptr.diff().to(probs))[:, None]).index_select(0, hood.row)
         counts = probs.new_zeros(hood.num_sources, probs.shape[1]).index_add_(0, hood.source, share)
         seeds = counts[_draw_places(len(counts), self.num_labels, counts.device)] + 1
-        return values | mixture_em(_Counts(self.num_labels), counts, {"types": shares(seeds)})[0]
+        of_types: Any = _Counts(self.num_labels)  # the part of an Emission that EM asks for
+        return values | mixture_em(of_types, counts, {"types": shares(seeds)})[0]
 
     def log_prob(self, values: Values, data: Tensor | Entries) -> Tensor:
         """``(N, C)``: of all answers about a node, in nats."""
@@ -376,26 +377,26 @@ class CopyingAnnotators(Annotators):
         """Answers ``(N, M)``: each annotator is compared with all columns before."""
         return Entries.of(super().check(hood, data)).table()
 
-    def start(self, data: Tensor, hood: Neighborhood) -> Values:
+    def start(self, data: Any, hood: Neighborhood) -> Values:
         """Half of the answers are copied, so that agreement counts for little at first."""
         values = super().start(data, hood)
         others = self._copy_counts(data.shape[1], values["confusion"]).tril(-1) / 2
         return values | {"copies": others + torch.diag(1 - others.sum(-1))}
 
-    def log_prob(self, values: Values, data: Tensor) -> Tensor:
+    def log_prob(self, values: Values, data: Any) -> Tensor:
         log_prob = values["confusion"].new_zeros(len(data), self.num_labels)
         for m in range(data.shape[1]):
             column = _Column(values, data, m)
             log_prob = log_prob + torch.where(column.there[:, None], column.both, 1.0).log()
         return log_prob
 
-    def log_prior(self, values: Values, data: Tensor) -> Tensor:
+    def log_prior(self, values: Values, data: Any) -> Tensor:
         copies = values["copies"]
         counts = self._copy_counts(len(copies), copies)
         log_prob = (counts * copies.clamp(min=torch.finfo(copies.dtype).tiny).log()).sum()
         return super().log_prior(values, data) + log_prob
 
-    def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
+    def maximise(self, data: Any, probs: Tensor, values: Values) -> Values:
         if not values:
             return super().maximise(data, probs, values)
         confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
@@ -406,7 +407,7 @@ class CopyingAnnotators(Annotators):
             copies[m, : m + 1] += column.whose(uncopied.sum(-1), probs.sum(-1)).sum(0)
         return {"confusion": shares(torch.stack(confusion)), "copies": shares(copies)}
 
-    def draw(self, data: Tensor, labels: Tensor, values: Values) -> Values:
+    def draw(self, data: Any, labels: Tensor, values: Values) -> Values:
         """From their posterior, after drawing which answers are copies."""
         probs = one_hot(labels, self.num_labels).to(values["confusion"])
         confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])

@@ -341,7 +341,7 @@ def row_log_probs(
     logits, *relabel = formula.attention(rows, probs, weight)
     attention = rows.softmax(logits)
     if relabel:
-        marginals = node_marginals(rows, alpha, attention, as_channel(*relabel))
+        marginals = node_marginals(rows, alpha, attention, as_channel(relabel[0]))
         return entries_at(marginals, y).log()
     return node_log_probs(rows, alpha, attention, y)
 

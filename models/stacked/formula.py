@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -307,7 +308,7 @@ class Formula:
     """
 
     values: Values  #: of the parameters, by their names in ``state_dict()``
-    temperature: Tensor | None = None  #: of a pool. Without it, P is a softmax of scaled scores
+    temperature: Any = None  #: a tensor, of a pool. Without it, P is a softmax of scaled scores
     communities: bool = False
     compatibility: Tensor | None = None  #: of edges that relabel
     share: float = 1.0  #: of the NMM beside temperature scaling

@@ -204,7 +204,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each new row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)  # first: it says if there was no fit
+        return self.classes_[best]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy on rows with a label; ``y`` as for :meth:`fit`."""
@@ -321,7 +322,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             mean += _averaged(part, self._temperatures) / len(parts)
             by_fold += (part / temperature).softmax(1) / len(parts)
         mean = (_averaged(whole, self._temperatures) + mean) / 2
-        return mean.log() * self.stacked_.pool.temperature, (mean + by_fold) / 2
+        pool = self.stacked_.pool
+        assert pool is not None
+        return mean.log() * pool.temperature, (mean + by_fold) / 2
 
 
 def _finder(neighbors: Any, number: int, metric: str, X: Any) -> Any:

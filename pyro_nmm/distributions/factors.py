@@ -91,6 +91,10 @@ class NeighborChoice(GraphDistribution):
         return track_provenance(self.hood.source[edges].view(shape), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        return self.log_terms(value).sum(-1)
+
+    def log_terms(self, value: Tensor) -> Tensor:
+        """``(..., n)``: the log-probability of each row's choice."""
         value, provenance = self._plain(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         edges = self.hood.find(flatten(value, shape))
@@ -100,8 +104,8 @@ class NeighborChoice(GraphDistribution):
             offset = self.hood.num_edges * torch.arange(len(log_attention), device=edges.device)
             edges = torch.where(edges < 0, -1, edges + offset[:, None])
         log_prob = log_attention.flatten().index_select(0, edges.clamp(min=0).flatten())
-        log_prob = log_prob.view_as(edges).masked_fill(edges < 0, -torch.inf).sum(-1)
-        log_prob = log_prob.expand(shape.numel()).view(shape)
+        log_prob = log_prob.view_as(edges).masked_fill(edges < 0, -torch.inf)
+        log_prob = log_prob.expand(shape.numel(), -1).view(*shape, self.hood.num_rows)
         return track_provenance(log_prob, provenance)
 
 
@@ -164,6 +168,13 @@ class ChosenLabels(GraphDistribution):
         return track_provenance(labels, provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        return self.log_terms(value).sum(-1)
+
+    def log_terms(self, value: Tensor) -> Tensor:
+        """
+        ``(..., n)``: the log-probability of each label given those before it. Terms of labels
+        from one source :math:`j` add up to the factor of :math:`j`.
+        """
         values = self.choices, self._labels(value), self.channel
         (choices, value, channel), provenance = untracked(*values)
         value = channel.borrow(value)
@@ -175,5 +186,5 @@ class ChosenLabels(GraphDistribution):
         same, total = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))
         above = at_labels(self.alpha, *pairs) + same
         below = gather(totals(self.alpha), choices) + total
-        log_prob = (above / below).log().sum(-1).expand(shape)
+        log_prob = (above / below).log().expand(*shape, -1)
         return track_provenance(log_prob, provenance)

@@ -12,7 +12,7 @@ from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
-from pyro_nmm.arguments import as_member, check_integers
+from pyro_nmm.arguments import as_expected, as_member, check_integers
 from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.distributions.base import GraphDistribution, flatten
@@ -20,6 +20,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops import gibbs
+from pyro_nmm.ops.annealing import anneal
 from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import Draw, Entries, entries_of, predictive
 from pyro_nmm.ops.sampling import draw_entries
@@ -89,6 +90,9 @@ class InOrder(GraphDistribution):
         event_dims = iter((1, 1, 1, 1) if self._entries.observed else (1, 2, 1, 2))
         return self._entries.map(lambda part: flatten(part, shape, next(event_dims)))
 
+    def _constants(self, shape: Size) -> Entries:
+        return self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+
     def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
         if uniforms is None:
             size = shape.numel(), self.rows.num_rows
@@ -124,10 +128,22 @@ class InOrder(GraphDistribution):
             latent.
         """
         check_integers(1, num_sweeps=num_sweeps)
+        shape, kind = ("...", *self.event_shape), "integers"
+        value = as_expected("value", value, shape, kind=kind, like=self.hood).long()
         (value,), provenance = untracked(value)
+        entries, draw, shape = self._chains(value)
+        for part in blocks(num_sweeps, draw.edges.numel()):
+            size = part.stop - part.start, *draw.edges.shape
+            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
+            draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
+        swept = self._columns(draw).index_select(-1, self._row_of)
+        return track_provenance(swept.view(*shape, *self.event_shape), provenance)
+
+    def _chains(self, value: Tensor) -> tuple[Entries, Draw, Size]:
+        """Entries, and samples as draws, of one batch dimension; their batch shape."""
         batch = value.shape[: value.dim() - len(self.event_shape)]
         shape = torch.broadcast_shapes(batch, self.batch_shape)
-        entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+        entries = self._constants(shape)
         flat = flatten(value, shape, len(self.event_shape)).index_select(-1, self._position)
         flat = flat.expand(shape.numel(), *self.event_shape)
         if entries.observed:  # without the counts of a draw
@@ -138,24 +154,32 @@ class InOrder(GraphDistribution):
             draw, impossible = self._located(flat, shape)
         if impossible.any():
             raise ValueError("value must hold choices of neighbours, and labels of the field")
-        for part in blocks(num_sweeps, flat.numel()):
-            size = part.stop - part.start, shape.numel(), self.rows.num_rows
-            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
-            draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
-        swept = self._columns(draw).index_select(-1, self._row_of)
-        return track_provenance(swept.view(*shape, *self.event_shape), provenance)
+        return entries, draw, shape
+
+    @torch.no_grad()
+    def anneal(self, value: Tensor, end: "InOrder", num_sweeps: int = 1) -> tuple[Tensor, Tensor]:
+        r"""
+        Samples carried to the parameters of ``end``, which has the same ``order``, by sweeps at
+        parameters between, and their log weights relative to no sweep, see
+        :mod:`pyro_nmm.ops.annealing`.
+
+        :return: samples of the same shape, and log weights of the batch shape.
+        """
+        entries, draw, shape = self._chains(value)
+        last = end._constants(shape)
+        draw, log_weight = anneal(self.rows, entries, last, draw, num_sweeps)
+        value = self._columns(draw).index_select(-1, self._row_of)
+        return value.view(*shape, *self.event_shape), log_weight.view(shape)
 
     def path_likelihood(
-        self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 6
+        self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3
     ) -> PathEstimate:
         r"""
         Estimate of :math:`\log p(y)`, or :math:`\log p(w)`, by path sampling, see
         :meth:`NeighborMixture.path_likelihood`, for each element of the batch.
         """
-        check_integers(1, num_chains=num_chains, num_sweeps=num_sweeps)
-        check_integers(3, num_points=num_points)
         shape = self.batch_shape
-        entries = self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
+        entries = self._constants(shape)
         estimate = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
         value, error = (part.to(self.logits.dtype).expand(shape.numel()) for part in estimate)
         return PathEstimate(value.view(shape), error.view(shape))

@@ -12,7 +12,8 @@ With all concentrations times :math:`e^s` labels are independent as :math:`s \to
         \frac{S_i}{e^s A_{c_i} + S_i} - \frac{s_i}{e^s \alpha_{c_i y_i} + s_i} ,
 
 where :math:`s_i` counts the earlier rows that chose the source :math:`c_i` with the same label, and
-:math:`S_i` with any. Gibbs chains carry their states from one concentration to the next.
+:math:`S_i` with any. Gibbs chains carry their states from one concentration to the next, down to
+:math:`s = 0` and up again. Their states lag behind, with opposite signs on both ways.
 
 [1] Andrew Gelman, Xiao-Li Meng (1998) "Simulating Normalizing Constants: From Importance Sampling
 to Bridge Sampling to Path Sampling", Statistical Science 13,
@@ -25,23 +26,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_nmm.arguments import check_integers
+from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
-from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
+from pyro_nmm.ops.entries import Draw, Entries, Wide, entries_of, shift_evidence
 from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import draw_entries
 
-#: The mean concentration where a path starts. Beyond it the slope falls as its inverse: half or
-#: twice of it change an estimate for 20,000 nodes by .01 nats.
-START = 1e4
+#: The error, in nats, of the tail beyond the first concentration.
+TAIL = 0.001
 
 
 class PathEstimate(NamedTuple):
     """An estimate by path sampling, in nats."""
 
     log_likelihood: Tensor
-    #: of the chains, and of the grid: a third of the difference to a grid of half as many points
+    #: of the chains' ways down and up, which differ by noise and lag, and of Simpson's rule
     standard_error: Tensor
+
+    def less(self, other: "PathEstimate") -> "PathEstimate":
+        """The difference of independent estimates, such as a conditional log-probability."""
+        value = self.log_likelihood - other.log_likelihood
+        return PathEstimate(value, self.standard_error.hypot(other.standard_error))
 
 
 @torch.no_grad()
@@ -49,19 +56,22 @@ def path_likelihood(
     rows: Neighborhood, entries: Entries, num_chains: int, num_points: int, num_sweeps: int
 ) -> PathEstimate:
     """Of each of ``B`` batch elements of ``entries``. Cost: points times sweeps times chains."""
+    check_integers(1, num_chains=num_chains, num_sweeps=num_sweeps, num_points=num_points)
+    if num_points < 5 or num_points % 4 != 1:
+        raise ValueError(f"num_points must be one of 5, 9, 13, ..., got {num_points}")
     entries = entries.map(lambda part: part.detach().double() if part.is_floating_point() else part)
-    batch = max(len(part) for part in entries[:4])
-    entries = entries.map(lambda part: part.expand(batch, *part.shape[1:]))
-    start = independent(rows, entries)
-    entries = entries.map(lambda part: part.repeat_interleave(num_chains, 0))
-    top = math.log(max(START / entries.total.mean().item(), 10.0))
-    grid, draw, slopes = torch.linspace(top, 0.0, num_points, dtype=torch.double), None, []
+    start, top = independent(rows, entries)
+    size = len(start) * num_chains
+    entries = entries.map(
+        lambda part: part if len(part) == 1 else part.repeat_interleave(num_chains, 0)
+    )
+    grid = torch.linspace(top, 0.0, num_points, dtype=torch.double)
+    draw, slopes = None, []
 
-    def uniforms(*size: int) -> Tensor:
-        shape = *size, batch * num_chains, rows.num_rows
-        return torch.rand(shape, dtype=torch.double, device=rows.device)
+    def uniforms(*shape: int) -> Tensor:
+        return torch.rand((*shape, size, rows.num_rows), dtype=torch.double, device=rows.device)
 
-    for point in grid.tolist():
+    for point in [*grid.tolist(), *grid.flip(0).tolist()]:
         scale = math.exp(point)
         scaled = entries._replace(alpha=entries.alpha * scale, total=entries.total * scale)
         draw = draw_entries(rows, scaled, uniforms()) if draw is None else draw
@@ -69,31 +79,71 @@ def path_likelihood(
         for _ in range(num_sweeps):
             draw = sweep(rows, scaled, draw, uniforms(1)).draw
             slope = slope + slope_of(rows, scaled, draw) / num_sweeps
-        slopes.append(slope.view(batch, num_chains))
-    values, grid = torch.stack(slopes, -1), grid.to(rows.device)
-    fine, coarse = (torch.trapezoid(values[..., ::k], grid[::k]) for k in (1, 2))
-    # Beyond the start the slope is in inverse proportion to the concentration.
-    chains = fine - values[..., 0]
-    spread = chains.var(-1) / num_chains if num_chains > 1 else torch.full_like(start, math.nan)
-    error = (spread + ((fine - coarse).mean(-1) / 3).square()).sqrt()
-    return PathEstimate(start + chains.mean(-1), error)
+        slopes.append(slope)
+    down, up = torch.stack(slopes, -1).view(len(start), num_chains, 2, num_points).unbind(2)
+    values = torch.cat([down, up.flip(-1)], 1)  # (B, ways, points)
+    step = top / (num_points - 1)
+    fine, coarse = (_simpson(values[..., ::k]) * (k * step) for k in (1, 2))
+    # Beyond the first point the slope is in inverse proportion to the concentration.
+    ways = -fine - values[..., 0]
+    spread, rule = ways.var(-1) / ways.shape[-1], (fine - coarse).mean(-1) / 15
+    if num_chains > 1:  # a slow chain's two ways have errors in common
+        chains = ways.view(len(start), 2, num_chains).mean(1)
+        spread = spread.maximum(chains.var(-1) / num_chains)
+    return PathEstimate(start + ways.mean(-1), (spread + rule.square()).sqrt())
 
 
-def independent(rows: Neighborhood, entries: Entries) -> Tensor:
-    """``(B,)``: the log-likelihood of independent rows, at infinite concentration."""
-    entries, top = shift_evidence(rows, entries)
+def path_of_labels(
+    observed: Tensor, parameters: Parameters, labels: Tensor, *how: int
+) -> PathEstimate:
+    """Of labels ``(N,)`` of observed nodes; ``how`` are chains, points and sweeps."""
+    rows = parameters.hood.restrict(observed)
+    part, shown = parameters.of_rows(rows), labels[rows.nodes]
+    if part.channel.certain:
+        alpha, data = part.alpha, part.channel.borrowed(rows, shown)
+    else:
+        alpha, data = part.table, part.channel.evidence(rows, shown, part.logits)
+    entries = entries_of(rows, alpha, rows.log_softmax(part.logits), data)
+    estimate = path_likelihood(rows, entries.map(lambda term: term[None]), *how)
+    return PathEstimate(*(value[0].to(part.logits) for value in estimate))
+
+
+def _simpson(values: Tensor) -> Tensor:
+    """Simpson's rule with steps of one, over the last dimension."""
+    inner = 4 * values[..., 1:-1:2].sum(-1) + 2 * values[..., 2:-1:2].sum(-1)
+    return (values[..., 0] + inner + values[..., -1]) / 3
+
+
+def independent(rows: Neighborhood, entries: Entries) -> tuple[Tensor, float]:
+    r"""
+    ``(B,)``: the log-likelihood of independent rows, at infinite concentration; and the largest
+    :math:`s`, where the slope's second term, about :math:`\sum_{jk} s_{jk}^3 / 3 \alpha_{jk}^2`,
+    is small.
+    """
+    entries, shift = shift_evidence(rows, entries)
     wide = Wide(rows, entries)
-    terms = wide.rows.sum(wide.log_weight.exp() * wide.alpha / wide.total).log() + top
-    return terms.sum(-1)
+    summands = wide.log_weight.exp() * wide.alpha / wide.total
+    sums = wide.rows.sum(summands)
+    share = summands / sums.index_select(1, wide.rows.row)
+    key = (wide.rows.source * entries.num_classes + wide.labels).expand_as(share)
+    number = rows.num_sources * entries.num_classes
+    expected = share.new_zeros(len(share), number).scatter_add_(1, key, share).gather(1, key)
+    tail = (share * (expected / 4 + expected.square() / 6) / wide.alpha.square()).sum(-1).max()
+    top = 0.5 * math.log(tail.item() / TAIL) if tail > 0 else 0.0
+    return (sums.log() + shift).sum(-1), max(top, 1.0)
 
 
 def slope_of(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     """``(B,)``: the derivative of log p(y, c) with respect to the log of all concentrations."""
     choices, labels = rows.source[draw.edges], draw.labels
     if entries.observed:
-        above, below = (table.gather(1, draw.edges) for table in (entries.alpha, entries.total))
+        places = draw.edges, draw.edges
     else:
-        index = choices * entries.num_classes + labels
-        above, below = entries.alpha.flatten(1).gather(1, index), entries.total.gather(1, choices)
+        places = choices * entries.num_classes + labels, choices
+    tables = entries.alpha.flatten(1), entries.total
+    above, below = (
+        table.expand(len(place), -1).gather(1, place)
+        for table, place in zip(tables, places, strict=True)
+    )
     same, every = ranks(choices, labels, rows.num_sources, entries.num_classes)
     return (every / (below + every) - same / (above + same)).sum(-1)

@@ -1,0 +1,181 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Posteriors of hyperparameters by the kernel of MCMC and by SVI. README.md explains them."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import networkx as nx
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from pyro.infer.mcmc import RandomWalkKernel
+from pyro.ops.stats import effective_sample_size
+from pyro.optim import ClippedAdam
+from torch import Tensor
+
+from benchmarks.shared.records import Records, command
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
+from pyro_nmm.models import nmm
+
+#: Motions on which the members of the karate club vote.
+NUM_MOTIONS = 30
+#: Choices of the kernel: of the continuous sites, joint moves, and sweeps of each.
+KERNELS: dict[str, dict] = {
+    "NUTS, no joint moves": {"num_moves": 0, "num_sweeps": 1},
+    "NUTS, no joint moves, 20 sweeps": {"num_moves": 0},
+    "NUTS, 4 joint moves of 5 sweeps": {"num_sweeps": 5},
+    "NUTS, 4 joint moves of 20 sweeps": {},
+    "random walk, 4 joint moves of 20 sweeps": {"kernel": RandomWalkKernel},
+}
+
+
+class Club:
+    """Votes of the karate club: concentration, and attention to members with many friends."""
+
+    def __init__(self) -> None:
+        graph = nx.karate_club_graph()
+        ends = torch.tensor([*graph.edges]).T
+        self.hood = Neighborhood(torch.cat([ends, ends.flip(0)], 1), len(graph))
+        degree = torch.tensor([float(count) for _, count in graph.degree])
+        self.fame = degree.log()[self.hood.source]
+
+    def field(self, kappa: Tensor, beta: Tensor) -> tuple[Neighborhood, Tensor, Tensor]:
+        half = torch.full((self.hood.num_nodes, 2), 0.5)
+        return self.hood, kappa[..., None, None] * half, beta[..., None] * self.fame
+
+    def model(self, votes: Tensor | None = None) -> None:
+        kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.5))
+        beta = pyro.sample("beta", dist.Normal(0.0, 2.0))
+        with pyro.plate("motions", NUM_MOTIONS):
+            nmm(*self.field(kappa, beta), votes, collapsed=True)
+
+
+def by_kernel(model: Callable, votes: Tensor, args, **options) -> dict[str, Tensor]:
+    gibbs = FieldGibbs(model, options.pop("kernel", NUTS), **options)
+    chains = MCMC(gibbs, args.num_samples, args.warmup, disable_progbar=True)
+    chains.run(votes)
+    return chains.get_samples()
+
+
+def by_svi(model: Callable, votes: Tensor, args, estimator: str | Chains) -> dict[str, Tensor]:
+    pyro.clear_param_store()
+    guide = AutoNMM(model, estimator=estimator)
+    elbo = Trace_ELBO(4, vectorize_particles=True, max_plate_nesting=1)
+    svi = SVI(model, guide, ClippedAdam({"lr": 0.1, "lrd": 0.98}), elbo)
+    for _ in range(300):
+        svi.step(votes)
+    with torch.no_grad():
+        draws = [guide.parents(votes) for _ in range(1000)]
+    return {name: torch.stack([draw[name].flatten()[0] for draw in draws]) for name in draws[0]}
+
+
+METHODS: dict[str, Callable] = {
+    "kernel": by_kernel,
+    "AutoNMM, chains": lambda *given: by_svi(*given, Chains(5)),
+    "AutoNMM": lambda *given: by_svi(*given, "reward_to_go"),
+}
+
+
+def club(args, results: Records) -> None:
+    """Data sets of parameters drawn from their priors, the karate club's graph."""
+    members = Club()
+    for key in results.missing(task="club", seed=range(args.num_sets), method=[*METHODS]):
+        pyro.set_rng_seed(key["seed"])
+        truth = {
+            "kappa": dist.LogNormal(0.0, 1.5).sample(),
+            "beta": dist.Normal(0.0, 2.0).sample(),
+        }
+        votes = NeighborMixture(*members.field(**truth)).sample((NUM_MOTIONS,))
+        start = time.process_time()
+        draws = METHODS[key["method"]](members.model, votes, args)
+        row: dict = {"seconds": time.process_time() - start}
+        truth["kappa"], draws["kappa"] = truth["kappa"].log(), draws["kappa"].log()
+        for name, value in truth.items():
+            found = draws[name]
+            low, high = found.quantile(torch.tensor([0.05, 0.95])).tolist()
+            row[name] = {"truth": value.item(), "mean": found.mean().item(), "low": low}
+            row[name] |= {"sd": found.std().item(), "high": high}
+        results.add(**key, **row)
+
+
+def of_one_labelling(size: int, seed: int) -> tuple[Callable, Tensor]:
+    """A random graph, of six sources a node with itself, and one labelling of three labels."""
+    pyro.set_rng_seed(seed)
+    row, source = torch.arange(size).repeat_interleave(5), torch.randint(size, (5 * size,))
+    hood = Neighborhood(torch.stack([source, row]), size)
+    third, zero = torch.full((size, 3), 1 / 3), torch.zeros(hood.num_edges)
+    kappa = dist.Gamma(2.0, 2.0).sample()
+    y = NeighborMixture(hood, kappa * third, zero).sample()
+
+    def model(y: Tensor) -> None:
+        kappa = pyro.sample("kappa", dist.Gamma(2.0, 2.0))
+        nmm(hood, kappa[..., None, None] * third, zero, y, collapsed=True)
+
+    return model, y
+
+
+def mixing(args, results: Records) -> None:
+    """Effective draws of the logarithm of kappa a CPU second after warm-up."""
+    keys = results.missing(
+        task="mixing", nodes=args.sizes, kernel=[*KERNELS], seed=range(args.repeats)
+    )
+    for key in keys:
+        model, y = of_one_labelling(key["nodes"], key["seed"])
+        gibbs = dict(KERNELS[key["kernel"]])
+        marks: list[float] = []
+        chains = MCMC(
+            FieldGibbs(model, gibbs.pop("kernel", NUTS), **gibbs), args.num_samples, args.warmup,
+            disable_progbar=True, hook_fn=lambda *_, marks=marks: marks.append(time.process_time()),
+        )  # fmt: skip
+        chains.run(y)
+        draws = chains.get_samples()["kappa"].log()
+        size = effective_sample_size(draws[None], 0, 1).item()
+        seconds = marks[-1] - marks[args.warmup - 1]
+        found = {"mean": draws.mean().item(), "sd": draws.std().item()}
+        results.add(**key, samples=len(draws), size=size, seconds=seconds, **found)
+
+
+def calibration(args, results: Records) -> None:
+    """Ranks of true parameters among four draws, for data sets of 20 nodes and three motions."""
+    for key in results.missing(task="calibration", seed=range(args.num_sets)):
+        pyro.set_rng_seed(key["seed"])
+        row, source = torch.arange(20).repeat_interleave(3), torch.randint(20, (60,))
+        hood = Neighborhood(torch.stack([source, row]), 20)
+        model = partial(of_motions, hood, torch.randn(hood.num_edges))
+        truth = poutine.trace(model).get_trace(None).nodes
+        gibbs = FieldGibbs(model, RandomWalkKernel, num_sweeps=5, num_moves=2)
+        chains = MCMC(gibbs, 4 * args.thin, 6 * args.thin, disable_progbar=True)
+        chains.run(truth["y"]["value"])
+        draws = {name: chains.get_samples()[name][args.thin - 1 :: args.thin] for name in RANKED}
+        ranks = {name: int((draws[name] < truth[name]["value"]).sum()) for name in RANKED}
+        results.add(**key, ranks=ranks)
+
+
+def of_motions(hood: Neighborhood, feature: Tensor, y: Tensor | None) -> None:
+    kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+    beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
+    with pyro.plate("motions", 3):
+        alpha = (kappa * torch.full((hood.num_nodes, 2), 0.5)).expand(3, -1, -1)
+        nmm(hood, alpha, beta * feature, y, collapsed=True)
+
+
+RANKED = "kappa", "beta"
+OPTIONS = {
+    "num_sets": (100, "data sets, of club and calibration"),
+    "num_samples": (130, "draws after warm-up"), "warmup": (70, "steps of warm-up"),
+    "thin": (5, "steps between draws, of calibration"),
+    "sizes": ([100, 400, 1600], "nodes, of mixing"),
+    "repeats": (3, "data sets of each size, of mixing"), "results": Path,
+}  # fmt: skip
+main = command(__doc__, [club, mixing, calibration], **OPTIONS)
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.double)
+    main()

@@ -1,0 +1,202 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Path sampling of the likelihood against enumeration, in its own standard errors."""
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from cases import KINDS, house_and_parameters
+from graphs import parameters, random_sources, to_hood
+from oracle import label_probs
+from torch.nn.functional import one_hot
+
+from pyro_nmm import LogisticConcentrations, NeighborMixture
+from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
+
+RUNS = 40
+#: What twenty graphs are asked for, in turn.
+QUERIES = "labels", "latent labels", "given labels", "permutations", "matrices", "mask", "sources"
+
+
+def problem(seed):
+    """A small mixture, a function that estimates it ``RUNS`` times, and the exact value."""
+    query, generator = QUERIES[seed % len(QUERIES)], torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    num_nodes, num_classes = 4 + seed % 2, 2
+    hood = to_hood(nx.connected_watts_strogatz_graph(num_nodes, 2, 0.5, seed=seed))
+    if query == "sources":
+        hood, num_classes = random_sources(num_nodes, 3, generator), 3
+    scale = (0.5, 1.0, 2.0)[seed % 3]
+    alpha, logits = parameters(hood, num_classes, scale=scale)
+    relabel = KINDS[query](hood, num_classes) if query in KINDS else None
+    tables = one_hot(relabel).numpy() if query == "permutations" else relabel
+    labels, probs = label_probs(hood, alpha, logits, tables)
+    labels, probs = torch.as_tensor(labels), torch.as_tensor(probs)
+    y, mask = torch.randint(num_classes, (num_nodes,)), torch.arange(num_nodes) % 3 > 0
+    mix = NeighborMixture(hood, alpha.expand(RUNS, -1, -1), logits, relabel)
+
+    def marginal(nodes):
+        return probs[(labels == y)[:, nodes].all(1)].sum().log()
+
+    if query == "latent labels":
+        evidence = torch.randn(num_nodes, num_classes)
+        evidence[0, 0] = -torch.inf
+        terms = evidence.gather(1, labels.T).sum(0)
+        return mix.latents(evidence).path_likelihood, (probs.log() + terms).logsumexp(0)
+    every = torch.ones_like(mask)
+    if query == "given labels":
+        exact = marginal(every) - marginal(mask)
+        return lambda *options: mix.path_likelihood(y, None, mask, *options), exact
+    observed = mask if query == "mask" else every
+    return lambda *options: mix.path_likelihood(y, observed, None, *options), marginal(observed)
+
+
+def scores(estimate, exact):
+    value, error = estimate
+    return (value - exact) / error
+
+
+def test_twenty_graphs():
+    """
+    Estimates of four chains vary as their standard error says. It has about seven degrees of
+    freedom, with which scores have a standard deviation of 1.18.
+    """
+    found = []
+    for seed in range(20):
+        run, exact = problem(seed)
+        found.append(scores(run(4, 41, 3), exact))
+        assert found[-1].mean().abs() < 4.5 * 1.18 / RUNS**0.5, (seed, found[-1])
+    found = torch.cat(found)
+    assert 0.9 < found.std() < 1.3, found.std()
+    assert found.mean().abs() < 4 * 1.18 / len(found) ** 0.5
+
+
+def test_loops_and_tensors(kernels):
+    for seed in (1, 3, 4):
+        run, exact = problem(seed)
+        found = scores(run(2, 9, 1), exact)
+        assert found.median().abs() < 0.8, (seed, found)
+
+
+LABELS = torch.tensor([0, 1, 1, 0, 1])
+EXTREME = {
+    "tiny": torch.full((5, 2), 1e-4),
+    "huge": torch.full((5, 2), 1e6),
+    "uneven": torch.tensor([[1e-4, 1e-4], [1.0, 0.5], [1e6, 2e6], [0.03, 0.01], [30.0, 9.0]]),
+    "single precision": torch.full((5, 2), 0.3, dtype=torch.float),
+}
+
+
+def exact_of_house(alpha, logits):
+    labels, probs = label_probs(house_and_parameters()[0], alpha.double(), logits.double())
+    return float(np.log(probs[(labels == LABELS.numpy()).all(1)].sum()))
+
+
+@pytest.mark.parametrize("name", EXTREME)
+def test_extreme_concentrations(name):
+    alpha = EXTREME[name]
+    hood, _, logits = house_and_parameters()
+    mix = NeighborMixture(hood, alpha.expand(RUNS, -1, -1), logits.to(alpha))
+    value, error = mix.path_likelihood(LABELS, num_sweeps=12)
+    assert value.dtype == alpha.dtype
+    found = scores((value.double(), error), exact_of_house(alpha, logits))
+    assert found.mean().abs() < 0.85  # 4.5 standard errors
+    assert error.mean() < 0.06
+
+
+def test_ordered_labels():
+    """A formula that is not written out gives the same as its table, of the same uniforms."""
+    hood, _, logits = house_and_parameters()
+    alpha = LogisticConcentrations(torch.tensor([0.3, 1.0, 20.5, 0.2, 9.0]), width=2.0, scale=1.0)
+    found = []
+    for form in (alpha, alpha.table()):
+        torch.manual_seed(0)
+        mix = NeighborMixture(hood, form, logits)
+        found.append(mix.path_likelihood(LABELS, num_points=5))
+    torch.testing.assert_close(*found)
+
+
+def test_error_falls_as_sweeps_grow():
+    hood, alpha, logits = house_and_parameters()
+    mix = NeighborMixture(hood, (0.1 * alpha).expand(RUNS, -1, -1), logits)
+    exact, errors = exact_of_house(0.1 * alpha, logits), []
+    for num_sweeps in (1, 16):
+        value, error = mix.path_likelihood(LABELS, num_chains=2, num_sweeps=num_sweeps)
+        errors.append((value - exact).square().mean().sqrt())
+        assert 0.5 < errors[-1] / error.square().mean().sqrt() < 1.6
+    assert errors[1] < 0.45 * errors[0]  # a quarter, but for noise
+
+
+def test_one_chain_has_two_ways():
+    """And thus a standard error, of one degree of freedom."""
+    hood, alpha, logits = house_and_parameters()
+    mix = NeighborMixture(hood, alpha.expand(4 * RUNS, -1, -1), logits)
+    value, error = mix.path_likelihood(LABELS, num_chains=1)
+    found = scores((value, error), exact_of_house(alpha, logits))
+    assert 0.6 < found.abs().median() < 1.6  # of a Cauchy distribution 1
+    assert found.median().abs() < 0.6
+
+
+def test_grid_is_fine_enough():
+    """Simpson's rule and the tail beyond the first concentration, with little noise."""
+    hood, alpha, logits = house_and_parameters()
+    mix = NeighborMixture(hood, alpha.expand(8, -1, -1), logits)
+    value, _ = mix.path_likelihood(LABELS, num_chains=400, num_points=41)
+    assert abs(value.mean() - exact_of_house(alpha, logits)) < 0.002
+
+
+def test_elements_of_a_batch():
+    hood, alpha, logits = house_and_parameters()
+    alpha, y = torch.stack([alpha, 0.2 * alpha]), torch.stack([LABELS, 1 - LABELS, LABELS])
+    value, error = NeighborMixture(hood, alpha[:, None], logits).path_likelihood(y, num_chains=30)
+    exact = torch.stack([NeighborMixture(hood, one, logits).log_prob(y) for one in alpha])
+    assert value.shape == error.shape == (2, 3)
+    assert (scores((value, error), exact).abs() < 4.5).all()
+
+
+@pytest.mark.parametrize("num_points", [0, 1, 4, 40, 43, 4.0])
+def test_points_of_the_grid(num_points):
+    hood, alpha, logits = house_and_parameters()
+    with pytest.raises(ValueError, match="num_points must be"):
+        NeighborMixture(hood, alpha, logits).path_likelihood(LABELS, num_points=num_points)
+
+
+KNOWN = torch.arange(5) < 2
+
+
+@pytest.mark.parametrize("kind", ["labels", "permutations", "matrices"])
+def test_posterior(kind):
+    """New labels given observed ones, and all labels under a prior."""
+    hood, alpha, logits = house_and_parameters()
+    if kind in KINDS:  # whose brute force is slow
+        hood, alpha, logits = hood.subgraph(torch.arange(4)), alpha[:4], torch.randn(12)
+    relabel = KINDS[kind](hood, 2) if kind in KINDS else None
+    mix, y, known = NeighborMixture(hood, alpha, logits, relabel), LABELS[: hood.num_nodes], KNOWN
+    known = known[: hood.num_nodes]
+    tables = one_hot(relabel).numpy() if kind == "permutations" else relabel
+    labels, probs = label_probs(hood, alpha, logits, tables)
+    fits = labels == y.numpy()
+    part, whole = (np.log(probs[fits[:, mask].all(1)].sum()) for mask in (known, known | True))
+    post = mix.condition(y, known, num_samples=3)
+    for posterior, exact in ((post, whole - part), (mix.prior(), whole)):
+        value, error = posterior.path_likelihood(y, num_chains=60)
+        assert abs(value - exact) < 4.5 * error < 0.2
+    assert post.path_likelihood(y, known) == (0, 0)
+
+
+def test_averaged_posterior():
+    hood, alpha, logits = house_and_parameters()
+    mixes = [NeighborMixture(hood, scale * alpha, logits) for scale in (0.2, 3.0)]
+    members = [mix.condition(LABELS, KNOWN) for mix in mixes]
+    value, error = AveragedPosterior(members).path_likelihood(LABELS, num_chains=60)
+    exact = AveragedPosterior(members).log_marginal(torch.arange(5), LABELS)
+    assert abs(value - exact) < 4.5 * error < 0.2
+
+
+def test_latent_posterior_has_no_evidence():
+    hood, alpha, logits = house_and_parameters()
+    q = NeighborMixture(hood, alpha, logits).latents(torch.zeros(5, 2), KNOWN)
+    with pytest.raises(ValueError, match="path_likelihood needs the evidence"):
+        q.posterior(3).path_likelihood(LABELS, ~KNOWN)

@@ -1,0 +1,183 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Gibbs sweeps from given samples, against the enumerated distribution of all states."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from cases import KINDS
+from graphs import parameters, random_sources, to_hood
+from networkx import cycle_graph
+from oracle import of_hood
+from scipy.stats import chisquare
+from torch.nn.functional import one_hot
+
+from pyro_nmm import Neighborhood, NeighborMixture, backend
+
+SIZE = 6_000
+CASES = "labels", "permutations", "evidence", "evidence of edges", "matrices", "sources", "mask"
+
+
+def problem(case):
+    """The conditional of a small graph, and the evidence of its edges that says the same."""
+    hood, num_classes = to_hood(cycle_graph(4)), 2
+    if case == "sources":
+        hood, num_classes = random_sources(4, 3, torch.Generator().manual_seed(0)), 3
+    alpha, logits = parameters(hood, num_classes, scale=0.8)
+    alpha = 0.2 * alpha
+    y, mask = torch.tensor([0, 1, 1, 0]), torch.tensor([True, False, True, True])
+    relabel = KINDS[case](hood, num_classes) if case in KINDS else None
+    mix = NeighborMixture(hood, alpha, logits, relabel)
+    shown = y[hood.target]
+    evidence = one_hot(shown, num_classes).double().log()
+    if case == "permutations":
+        evidence = (relabel == shown[:, None]).double().log()
+    elif case == "matrices":
+        evidence = relabel.gather(2, shown[:, None, None].expand(-1, 2, 1))[..., 0].log()
+    elif case == "evidence":
+        of_nodes = torch.randn(4, 2)
+        return mix.latents(of_nodes), of_nodes[hood.target]
+    elif case == "evidence of edges":
+        evidence = torch.randn(hood.num_edges, 2)
+        return mix.latents(evidence), evidence
+    elif case == "mask":
+        return mix.choices(y, mask), evidence
+    return mix.in_order(y), evidence
+
+
+def enumerated(q, evidence):
+    """All states ``(Q, 2, n)``, choices with borrowed labels, and their probabilities."""
+    hood, rows = q.hood, q.observed_rows
+    nodes = rows.nodes.tolist()
+    oracle = of_hood(hood, q.alpha, q.logits, nodes)
+    first, last = hood.ptr[nodes].tolist(), hood.ptr[rows.nodes + 1].tolist()
+    edges = np.array(list(itertools.product(*map(range, first, last))))
+    terms = evidence.numpy()[edges[None], oracle.labels[:, None]].sum(-1)
+    probs = np.exp(oracle.log_joint + terms)  # (labels, choices)
+    where = np.nonzero(probs)
+    states = np.stack([oracle.choices[where[1]], oracle.labels[where[0]]], 1)
+    return torch.as_tensor(states), torch.as_tensor(probs[where] / probs.sum())
+
+
+def as_values(q, states):
+    """Samples of ``q``: of observed labels the choices alone."""
+    return states if len(q.event_shape) == 2 else states[:, 0]
+
+
+def p_value(values, states, probs):
+    """Of a chi-squared test; cells of few states are pooled."""
+    base = 5 ** torch.arange(states[0].numel())
+    keys, order = (states.flatten(1) @ base).sort()
+    cell = torch.searchsorted(keys, values.flatten(1) @ base).clamp(max=len(keys) - 1)
+    assert torch.equal(keys[cell], values.flatten(1) @ base)  # no state of probability zero
+    table = torch.stack([cell.bincount(minlength=len(keys)).double(), SIZE * probs[order]])
+    table = table[:, table[1].argsort()]
+    few = 1 + max(int((part < 8).sum()) for part in (table[1], table[1].cumsum(0)))
+    table = torch.cat([table[:, :few].sum(1, keepdim=True), table[:, few:]], 1)
+    return chisquare(*table.numpy()).pvalue
+
+
+def check_sweeps(case):
+    """Exact draws stay exact, and a state that all chains start from is forgotten."""
+    q, evidence = problem(case)
+    states, probs = enumerated(q, evidence)
+    exact = as_values(q, states[probs.multinomial(SIZE, replacement=True)])
+    states = as_values(q, states)
+    for num_sweeps in (1, 2):
+        assert p_value(q.sweep(exact, num_sweeps), states, probs) > 1e-4
+    one = q.sample().expand(SIZE, *q.event_shape)
+    assert p_value(one, states, probs) < 1e-4  # which the test sees
+    for start in (one, q.sample((SIZE,))):
+        assert p_value(q.sweep(start, 20), states, probs) > 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sweeps(case):
+    check_sweeps(case)
+
+
+def test_sweeps_of_tensors(monkeypatch):
+    monkeypatch.setattr(backend, "compiled", None)
+    check_sweeps("evidence")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loops_and_tensors_agree(monkeypatch, case):
+    if backend.compiled is None:
+        pytest.skip("needs numba")
+    q, _ = problem(case)
+    start, found = q.sample((6,)), []
+    for compiled in (backend.compiled, None):
+        monkeypatch.setattr(backend, "compiled", compiled)
+        torch.manual_seed(3)
+        found.append(q.sweep(start, 5))
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], start)
+    assert q.support.check(found[0]).all()
+
+
+def test_elements_of_a_batch():
+    """Each with its own parameters, labels and samples."""
+    hood = to_hood(cycle_graph(4))
+    alpha, logits = parameters(hood, 2, (2,), scale=0.8)
+    y = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+    q = NeighborMixture(hood, alpha[:, None], logits[:, None]).choices(y)
+    values = q.sweep(q.sample((SIZE,)), 10)
+    assert values.shape == (SIZE, 2, 3, 4)
+    for a, b in ((0, 0), (1, 0), (1, 2)):
+        one = NeighborMixture(hood, alpha[a], logits[a]).choices(y[b])
+        states, probs = enumerated(one, one_hot(y[b][hood.target], 2).double().log())
+        assert p_value(values[:, a, b], states[:, 0], probs) > 1e-4
+
+
+def test_one_sample_starts_a_chain_in_each_element():
+    hood = to_hood(cycle_graph(4))
+    alpha, logits = parameters(hood, 2, (3,))
+    q = NeighborMixture(hood, alpha, logits).choices(torch.tensor([0, 1, 1, 0]))
+    assert q.sweep(torch.arange(4)).shape == (3, 4)
+
+
+def test_loops_of_observed_labels_stay_inside_of_their_arrays():
+    """Counts that no sweep reads had been written past the end of an array of length zero."""
+    hood = Neighborhood.grid(30, 30)
+    q = NeighborMixture(hood, torch.full((900, 2), 0.5), torch.zeros(hood.num_edges)).choices(
+        torch.randint(2, (900,))
+    )
+    for _ in range(5):
+        values = q.sweep(q.sample((8,)), 3)
+    assert q.support.check(values).all()
+
+
+GOOD = torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("case", "value", "match"),
+    [
+        ("labels", torch.tensor([2, 1, 2, 3]), "value must hold choices of neighbours"),
+        ("labels", torch.tensor([-1, 1, 2, 3]), "value must hold choices of neighbours"),
+        ("labels", torch.tensor([0, 1, 2, 9]), "value must hold choices of neighbours"),
+        ("permutations", torch.tensor([2, 1, 2, 3]), "value must hold choices of neighbours"),
+        ("evidence", torch.stack([GOOD, GOOD]), "labels of the field"),
+        ("evidence", torch.stack([GOOD, -GOOD]), "labels of the field"),
+        ("evidence", torch.stack([GOOD.flip(0) + 9, 0 * GOOD]), "choices of neighbours"),
+        ("evidence", GOOD, "value must have shape"),
+        ("labels", GOOD[:3], "value must have shape"),
+        ("mask", GOOD, "value must have shape"),
+        ("labels", GOOD.double(), "value must hold integers"),
+        ("labels", ["a"] * 4, "value must be a tensor"),
+    ],
+)
+def test_refused(case, value, match):
+    q, _ = problem(case)
+    with pytest.raises(ValueError, match=match):
+        q.sweep(value)
+
+
+@pytest.mark.parametrize("num_sweeps", [0, -1, 1.5])
+def test_number_of_sweeps(num_sweeps):
+    with pytest.raises(ValueError, match="num_sweeps must be an integer of at least 1"):
+        problem("labels")[0].sweep(GOOD, num_sweeps)

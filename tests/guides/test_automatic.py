@@ -1,0 +1,688 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Programs whose guide is one line, against sums over all labellings."""
+
+import itertools
+import math
+import pickle
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracle import label_probs
+from pyro import poutine
+from pyro.contrib.autoname import scope
+from pyro.infer import SVI, TraceGraph_ELBO, autoguide
+from pyro.infer.importance import vectorized_importance_weights
+from pyro.optim import Adam
+from scipy.special import logsumexp
+from torch import nn
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import AutoNMM, Chains, check_program
+from pyro_nmm.models import nmm, node_plate
+
+HOOD = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 0, 2, 3], [1, 0, 2, 1, 0, 2, 3, 2]]), 4)
+OTHER = Neighborhood(torch.tensor([[0, 1], [1, 0]]), 2)
+
+
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.double)
+
+
+LOGITS = torch.linspace(-1, 1, HOOD.num_edges).double()
+ALPHA = numbers([0.4, 0.8], [0.9, 0.3], [0.3, 0.3], [0.7, 1.2])
+X, FEATURE = numbers(-0.5, 1.2, 0.1, 2.0), torch.linspace(-1, 2, 4).double()
+Y = torch.tensor([0, 1, 1, 0])
+KNOWN = torch.tensor([True, True, False, True])
+WEIGHTS, RATES, COUNTS = numbers(-1.0, 2.0), numbers(1.0, 4.0), numbers(0.0, 3.0, 1.0, 6.0)
+TABLE = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double()
+NOISE = numbers([0.8, 0.2], [0.3, 0.7])
+SWAPS = torch.tensor([[0, 1], [1, 0]])[torch.arange(HOOD.num_edges) % 2]
+MATRICES = NOISE.expand(HOOD.num_edges, 2, 2)
+PROGRAMS = {}
+
+
+def program(exact, **options):
+    """Puts a program into the matrix, with its log-likelihood by brute force."""
+
+    def put(model):
+        PROGRAMS[model.__name__] = model, exact, options
+        return model
+
+    return put
+
+
+def kappa():
+    return pyro.param("kappa", numbers(0.7)[0], constraint=dist.constraints.positive)
+
+
+def field(y=None, observed=None, alpha=ALPHA, logits=LOGITS, collapsed=True, **options):
+    return nmm(HOOD, kappa() * alpha, logits, y, observed, collapsed=collapsed, **options)
+
+
+def prior(k, alpha=ALPHA, logits=LOGITS, relabel=None, hood=HOOD):
+    """All labellings, and their log-probabilities."""
+    labels, probs = label_probs(hood, k * alpha, logits, relabel)
+    return torch.as_tensor(labels), np.log(probs)
+
+
+def of_labels(k, y=Y, some=slice(None), **options):
+    """log p of the labels of some nodes."""
+    labels, log_probs = prior(k, **options)
+    return logsumexp(log_probs[(labels[:, some] == y[some]).all(-1).numpy()])
+
+
+def summed(below):
+    """log p(x), where ``below`` is log p(x | y) of the rows of a table of labellings."""
+
+    def exact(k):
+        labels, log_probs = prior(k)
+        return logsumexp(log_probs + below(labels).numpy())
+
+    return exact
+
+
+def normal(loc, scale=1.0, x=X):
+    return dist.Normal(loc, scale).log_prob(x).sum(-1)
+
+
+@program(summed(lambda y: normal(2.0 * y - 0.5)))
+def mixture():
+    pyro.sample("x", dist.Normal(2.0 * field() - 0.5, 1.0).to_event(1), obs=X)
+
+
+@program(summed(lambda y: normal(2.0 * y - 0.5)))
+def mixture_with_label_distributions():
+    pyro.sample("x", dist.Normal(2.0 * field(collapsed=False) - 0.5, 1.0).to_event(1), obs=X)
+
+
+@program(summed(lambda y: normal(WEIGHTS[y] * FEATURE)))
+def regression_regimes():
+    pyro.sample("x", dist.Normal(WEIGHTS[field()] * FEATURE, 1.0).to_event(1), obs=X)
+
+
+@program(summed(lambda y: dist.Poisson(RATES[y]).log_prob(COUNTS).sum(-1)))
+def counts():
+    pyro.sample("x", dist.Poisson(RATES[field()]).to_event(1), obs=COUNTS)
+
+
+@program(summed(lambda y: normal(y[..., None, :].double(), x=TABLE).sum(-1)))
+def as_many_features_as_nodes():
+    y = field()[..., None, :]  # nodes are the second dimension of two of the same size
+    pyro.sample("x", dist.Normal(1.0 * y, 1.0).expand((*y.shape[:-2], 4, 4)).to_event(2), obs=TABLE)
+
+
+def of_missing(y):
+    share = numbers(0.2, 0.7)[y]
+    values = dist.Normal(1.0 * y, 1.0).log_prob(X) * KNOWN
+    return (values + dist.Bernoulli(share).log_prob(KNOWN.double())).sum(-1)
+
+
+@program(summed(of_missing))
+def missing_not_at_random():
+    y = field()
+    pyro.sample("known", dist.Bernoulli(numbers(0.2, 0.7)[y]).to_event(1), obs=KNOWN.double())
+    pyro.sample("x", dist.Normal(1.0 * y, 1.0).mask(KNOWN).to_event(1), obs=X)
+
+
+@program(summed(lambda y: NOISE[y].log().gather(-1, Y.expand(y.shape)[..., None]).sum((-1, -2))))
+def label_noise():
+    pyro.sample("seen", dist.Categorical(NOISE[field()]).to_event(1), obs=Y)
+
+
+@program(partial(of_labels, relabel=MATRICES.numpy()))
+def label_noise_on_edges():
+    field(Y, relabel=MATRICES)
+
+
+@program(partial(of_labels, relabel=nn.functional.one_hot(SWAPS).numpy()))
+def permutations():
+    field(Y, relabel=SWAPS)
+
+
+@program(partial(of_labels, some=KNOWN))
+def partly_observed_labels():
+    field(Y, KNOWN)
+
+
+def of_known(k):
+    labels, log_probs = prior(k)
+    return logsumexp(log_probs + normal(1.0 * labels[:, KNOWN], x=X[KNOWN]).numpy())
+
+
+@program(of_known)
+def rows_of_latent_labels():
+    pyro.sample("x", dist.Normal(1.0 * field(None, KNOWN), 1.0).to_event(1), obs=X[KNOWN])
+
+
+@program(of_labels)
+def labels_from_outside():
+    with poutine.condition(data={"y": Y}):
+        field()
+
+
+@program(partial(of_labels, some=KNOWN))
+def delta_labels():
+    with node_plate(HOOD, field()) as (_, y), poutine.mask(mask=KNOWN):
+        pyro.sample("seen", dist.Delta(y), obs=Y)
+
+
+@program(summed(lambda y: normal(1.0 * y)))
+def plate_of_nodes():
+    with node_plate(HOOD, field()) as (nodes, y):
+        pyro.sample("x", dist.Normal(1.0 * y, 1.0), obs=X[nodes])
+
+
+@program(summed(lambda y: normal(1.0 * y, math.sqrt(2.0))), guide=True)
+def latent_variable_of_each_node():
+    with node_plate(HOOD, field()) as (nodes, y):
+        h = pyro.sample("h", dist.Normal(1.0 * y, 1.0))
+        pyro.sample("x", dist.Normal(h, 1.0), obs=X[nodes])
+
+
+@program(summed(lambda y: normal(1.0 * y)))
+def observations_by_mask():
+    with node_plate(HOOD, field()) as (_, y), poutine.condition(data={"x_unobserved": X}):
+        pyro.sample("x", dist.Normal(1.0 * y, 1.0), obs=X, obs_mask=KNOWN)
+
+
+@program(summed(lambda y: (y * FEATURE).sum(-1)))
+def factor():
+    with node_plate(HOOD, field()) as (nodes, y):
+        pyro.factor("x", y * FEATURE[nodes])
+
+
+def bayesian(k):
+    grid = torch.linspace(-5, 5, 201).double()
+    at = torch.stack([normal(theta * WEIGHTS[prior(1.0)[0]]) for theta in grid])
+    log_p = logsumexp(prior(k)[1] + at.numpy(), 1) + normal(grid[:, None], x=numbers(0.3)).numpy()
+    return logsumexp(log_p + dist.Normal(0.0, 1.0).log_prob(grid).numpy()) + math.log(10 / 200)
+
+
+@program(bayesian, guide=True)
+def bayesian_network():
+    theta = pyro.sample("theta", dist.Normal(numbers(0.0)[0], 1.0))
+    pyro.sample("w", dist.Normal(theta, 1.0), obs=numbers(0.3)[0])
+    loc = theta[..., None] * WEIGHTS[field()]
+    pyro.sample("x", dist.Normal(loc, 1.0).to_event(1), obs=X)
+
+
+NETWORK = nn.Linear(1, 3).double()
+
+
+def of_network(k):
+    scores, mean = (out := NETWORK(FEATURE[:, None]).detach())[:, :2].exp(), out[:, 2]
+    labels, log_probs = prior(k, scores)
+    return logsumexp(log_probs + normal(mean * labels).numpy())
+
+
+@program(of_network)
+def shared_network():
+    outputs = pyro.module("network", NETWORK)(FEATURE[:, None])
+    y = field(alpha=outputs[:, :2].exp())
+    pyro.sample("x", dist.Normal(outputs[:, 2] * y, 1.0).to_event(1), obs=X)
+
+
+GRAPHS = numbers(1.0, 2.0, 0.5)[:, None, None] * ALPHA
+
+
+def of_graphs(k):
+    return sum(logsumexp(prior(k, alpha)[1] + normal(1.0 * prior(k)[0], x=x).numpy())
+               for alpha, x in zip(GRAPHS, TABLE, strict=False))  # fmt: skip
+
+
+@program(of_graphs)
+def plate_of_graphs():
+    with pyro.plate("graphs", 3):
+        pyro.sample("x", dist.Normal(1.0 * field(alpha=GRAPHS), 1.0).to_event(1), obs=TABLE[:3])
+
+
+def of_two_graphs(k):
+    second = prior(1.0, torch.ones(2, 2).double(), torch.zeros(4).double(), hood=OTHER)
+    second = logsumexp(second[1] + normal(1.0 * second[0], x=X[:2]).numpy())
+    return summed(lambda y: normal(1.0 * y))(k) + second
+
+
+@program(of_two_graphs)
+def graphs_of_several_sizes():
+    for number in pyro.plate("graphs", 2):
+        with scope(prefix=f"graph {number}"):
+            ones = torch.ones(2, 2).double(), torch.zeros(4).double()
+            y = nmm(OTHER, *ones, collapsed=True) if number else field()
+            pyro.sample("x", dist.Normal(1.0 * y, 1.0).to_event(1), obs=X[: y.shape[-1]])
+
+
+@program(summed(lambda y: normal(1.0 * y)), power=0.5)
+def scaled():
+    with poutine.scale(scale=2.0):
+        pyro.sample("x", dist.Normal(1.0 * field(), 1.0).to_event(1), obs=X)
+
+
+@program(lambda k: summed(lambda y: normal(1.0 * y))(k) + of_labels(k))
+def independent_fields():
+    with scope(prefix="a"):
+        y = field()
+    with scope(prefix="b"):
+        field(Y)
+    pyro.sample("x", dist.Normal(1.0 * y, 1.0).to_event(1), obs=X)
+
+
+# Fields that depend on one another
+
+
+def alpha_of(y):
+    return torch.stack([1.0 + y, 2.0 - y], -1).double()
+
+
+def chain(k, below):
+    """Labels of the first field in the concentrations of the second."""
+    labels, log_probs = prior(k)
+    return logsumexp(
+        [
+            first + normal(1.0 * y).item() + below(alpha_of(y))
+            for y, first in zip(labels, log_probs, strict=True)
+        ]
+    )
+
+
+@program(partial(chain, below=lambda alpha: of_labels(1.0, alpha=alpha)))
+def chain_of_fields():
+    with scope(prefix="a"):
+        y = field()
+    with scope(prefix="b"):
+        nmm(HOOD, alpha_of(y), LOGITS, Y, collapsed=True)
+    pyro.sample("x", dist.Normal(1.0 * y, 1.0).to_event(1), obs=X)
+
+
+def of_second(alpha, relabel=None):
+    labels, log_probs = prior(1.0, alpha)
+    return logsumexp(log_probs + normal(2.0 * labels, x=FEATURE).numpy())
+
+
+@program(partial(chain, below=of_second))
+def chain_of_latent_fields():
+    with scope(prefix="a"):
+        y = field()
+    with scope(prefix="b"):
+        second = nmm(HOOD, alpha_of(y), LOGITS, collapsed=False)
+    pyro.sample("x", dist.Normal(1.0 * y, 1.0).to_event(1), obs=X)
+    pyro.sample("w", dist.Normal(2.0 * second, 1.0).to_event(1), obs=FEATURE)
+
+
+def of_attention(k):
+    labels, log_probs = prior(k)
+    return logsumexp([first + of_labels(k, logits=logits_of(y), relabel=MATRICES.numpy())
+                      for y, first in zip(labels, log_probs, strict=True)])  # fmt: skip
+
+
+def logits_of(y):
+    return LOGITS * (1.0 - 2.0 * y[..., HOOD.row])
+
+
+@program(of_attention)
+def attention_by_labels():
+    with scope(prefix="a"):
+        y = field()
+    with scope(prefix="b"):
+        field(Y, logits=logits_of(y), relabel=MATRICES)
+
+
+def of_two(k):
+    (labels, log_probs), (_, others) = prior(k), prior(1.0)
+    at = normal(labels[:, None] + 2.0 * labels[None])
+    return logsumexp(log_probs[:, None] + others[None] + at.numpy())
+
+
+@program(of_two)
+def two_fields_of_one_site():
+    with scope(prefix="a"):
+        first = field()
+    with scope(prefix="b"):
+        second = nmm(HOOD, ALPHA, LOGITS, collapsed=True)
+    pyro.sample("x", dist.Normal(first + 2.0 * second, 1.0).to_event(1), obs=X)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    pyro.clear_param_store()
+    torch.manual_seed(0)
+
+
+def guide_of(name, **options):
+    wide = partial(autoguide.AutoNormal, init_scale=1.0)
+    return AutoNMM(PROGRAMS[name][0], **({"guide": wide} if PROGRAMS[name][2] else {}), **options)
+
+
+def particles(name, guide, number):
+    """Log-weights of particles, a trace of the guide, and the model at its values."""
+    guide()
+    dims = [-f.dim for f in guide._prototype_frames.values() if f.dim is not None]
+    size = max(dims, default=0)
+    model = PROGRAMS[name][0] if isinstance(name, str) else name
+    return vectorized_importance_weights(
+        model, guide, num_samples=number, max_plate_nesting=size, normalized=False
+    )
+
+
+ORDERED = [name for name in PROGRAMS if name != "two_fields_of_one_site"]
+TOGETHER = ["mixture", "mixture_with_label_distributions", "permutations", "label_noise_on_edges",
+            "plate_of_graphs", "scaled", "chain_of_fields", "chain_of_latent_fields",
+            "attention_by_labels", "two_fields_of_one_site"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_weights_of_draws_average_to_the_likelihood(name):
+    """E[p(x, c, y) / q(c, y)] = p(x) for every guide that covers the posterior."""
+    _, exact, options = PROGRAMS[name]
+    log_weights = particles(name, guide_of(name), 2000)[0].detach()
+    log_weights = options.get("power", 1.0) * log_weights - exact(0.7)
+    weights = log_weights.exp()
+    error = weights.std() / math.sqrt(len(weights))
+    assert abs(weights.mean() - 1) < 4 * error + 1e-9
+    assert error < 0.1
+    assert -1.5 - 2 * options.get("guide", 0) < log_weights.mean() < 4 * error
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_states_of_chains_have_the_gradient_of_the_likelihood(name):
+    """Fisher's identity, by differences."""
+    model, exact, options = PROGRAMS[name]
+    guide, step = guide_of(name, estimator=Chains(3)), 1e-3
+    with pyro.plate("num_particles_vectorized", 1000, dim=-2):
+        for _ in range(12):
+            trace = poutine.trace(guide).get_trace()
+        ends = []
+        for sign in (1, -1):
+            pyro.get_param_store()["kappa"] = 0.7 * numbers(math.exp(sign * step))[0]
+            with poutine.replay(trace=trace), poutine.trace() as sites:
+                model()
+            sites.trace.compute_log_prob()
+            ends.append(sum(
+                site["log_prob"].reshape(1000, -1).sum(-1) for site in sites.trace.nodes.values()
+                if site["type"] == "sample" and site["log_prob"].numel() >= 1000
+            ).detach())  # fmt: skip
+    gradient = options.get("power", 1.0) * (ends[0] - ends[1]) / (2 * step)
+    truth = (exact(0.7 * math.exp(step)) - exact(0.7 * math.exp(-step))) / (2 * step)
+    error = gradient.std() / math.sqrt(len(gradient))
+    assert abs(gradient.mean() - truth) < 4 * error
+    assert error < 0.1
+
+
+QUICK = {"mixture", "two_fields_of_one_site"}
+ALL = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PROGRAMS]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.filterwarnings("ignore:at other labels")
+def test_programs_pass_the_check(name):
+    estimator = Chains() if name == "two_fields_of_one_site" else "reward_to_go"
+    guide = guide_of(name, estimator=estimator)
+    guide()
+    check_program(PROGRAMS[name][0], guide, num_runs=8)
+
+
+def losses(model, guide, number):
+    elbo = TraceGraph_ELBO()
+    return torch.tensor([elbo.loss(model, guide) for _ in range(number)]).double()
+
+
+def subsampled_nodes():
+    with node_plate(HOOD, field(), subsample_size=3) as (nodes, y):
+        pyro.sample("x", dist.Normal(1.0 * y, 1.0), obs=X[nodes])
+
+
+def subsampled_graphs():
+    with pyro.plate("graphs", 3, subsample_size=2) as places:
+        y = field(alpha=GRAPHS[places])
+        pyro.sample("x", dist.Normal(1.0 * y, 1.0).to_event(1), obs=TABLE[places])
+
+
+def graphs_of_a_batch():
+    return pyro.plate("graphs", 3, subsample=torch.randperm(3)[:2])
+
+
+def evidence(guide):
+    trace = poutine.trace(guide).get_trace()
+    fn = trace.nodes["c and y"]["fn"]
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn.evidence, trace
+
+
+def test_labels_have_evidence_beside_the_subsample():
+    assert torch.allclose(evidence(AutoNMM(subsampled_nodes))[0],
+                          evidence(AutoNMM(plate_of_nodes))[0])  # fmt: skip
+
+
+@pytest.mark.parametrize("create_plates", [None, graphs_of_a_batch])
+def test_subsampled_fields(create_plates):
+    found, trace = evidence(AutoNMM(subsampled_graphs, create_plates=create_plates))
+    whole, _ = evidence(AutoNMM(plate_of_graphs))
+    assert torch.allclose(found, whole[trace.nodes["graphs"]["value"]])
+    assert trace.nodes["c"]["scale"] == 1.5
+
+
+@pytest.mark.parametrize("model", [subsampled_nodes, subsampled_graphs])
+def test_chains_below_subsamples(model):
+    guide = AutoNMM(model, estimator=Chains())
+    assert math.isfinite(losses(model, guide, 10).sum())
+
+
+# Queries
+
+
+def parent(x=X):
+    scale = pyro.sample("scale", dist.LogNormal(numbers(0.0)[0], 1.0))
+    shift = pyro.sample("shift", dist.Normal(numbers(0.0)[0], 1.0))
+    y = nmm(HOOD, scale[..., None, None] * ALPHA, LOGITS, collapsed=True)
+    pyro.sample("x", dist.Normal(shift[..., None] + 2.0 * y, 1.0).to_event(1), obs=x)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AutoDelta", "AutoMultivariateNormal", "AutoLowRankMultivariateNormal", "AutoIAFNormal"],
+)
+def test_other_guides_of_the_parents(name):
+    guide = AutoNMM(parent, getattr(autoguide, name))
+    elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
+    svi = SVI(parent, guide, Adam({"lr": 0.05}), elbo)
+    assert all(math.isfinite(svi.step()) for _ in range(3))
+    if name != "AutoIAFNormal":  # which has no median
+        assert sorted(guide.median()) == ["scale", "shift"]
+        assert [*guide.posterior(num_samples=None, num_sweeps=0)] == ["c"]
+
+
+@pytest.mark.parametrize("name", ["mixture", "plate_of_graphs", "permutations", "delta_labels"])
+def test_posterior_is_that_of_the_program(name):
+    """At the parameters: the probability of a first node's label, by brute force."""
+    found = AutoNMM(PROGRAMS[name][0]).posterior(num_samples=None, num_sweeps=0)["c"]
+    found = found[1] if name == "plate_of_graphs" else found
+    labels, log_probs = prior(0.7, **{"plate_of_graphs": {"alpha": GRAPHS[1]}}.get(name, {}))
+    if name == "permutations":
+        assert torch.allclose(found.marginals()[torch.arange(4), Y], numbers(1.0))
+        return
+    below = {
+        "mixture": normal(2.0 * labels - 0.5),
+        "plate_of_graphs": normal(1.0 * labels, x=TABLE[1]),
+        "delta_labels": (labels == Y)[:, KNOWN].all(-1).double().log(),
+    }[name]
+    joint = np.exp(log_probs + below.numpy())
+    share = (joint[:, None] * labels.numpy()).sum(0) / joint.sum()
+    assert torch.allclose(found.marginals()[:, 1], torch.as_tensor(share))
+
+
+def test_posterior_by_sweeps():
+    exact = AutoNMM(mixture).posterior(num_samples=None, num_sweeps=0)["c"].marginals()
+    swept = AutoNMM(mixture).posterior(num_samples=200, num_sweeps=40)["c"].marginals()
+    assert (exact - swept).abs().max() < 0.05
+
+
+def test_programs_without_continuous_sites():
+    guide = AutoNMM(mixture)
+    assert guide()
+    assert guide.median() == guide.quantiles([0.5]) == {}
+
+
+def trained(estimator):
+    guide = AutoNMM(parent, estimator=estimator)
+    svi = SVI(parent, guide, Adam({"lr": 0.05}), TraceGraph_ELBO())
+    for _ in range(3):
+        svi.step()
+    return guide
+
+
+AGAIN = """
+import sys, torch
+sys.path[:0] = sys.argv[2:]
+from test_automatic import AutoNMM, Chains, parent
+guide = AutoNMM(parent, estimator=Chains())
+guide()
+guide.load_state_dict(torch.load(sys.argv[1]))
+print(guide.median()["shift"].item(), guide.chains["c"].state_dict()["_extra_state"].tolist())
+"""
+
+
+@pytest.mark.slow
+def test_state_in_a_new_process(tmp_path):
+    guide = trained(Chains())
+    torch.save(guide.state_dict(), tmp_path / "state.pt")
+    paths = str(Path(__file__).parent), *sys.path
+    command = [sys.executable, "-c", AGAIN, str(tmp_path / "state.pt"), *paths]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    state = guide.chains["c"].state_dict()["_extra_state"].tolist()
+    assert output.strip() == f"{guide.median()['shift'].item()} {state}"
+
+
+@pytest.mark.parametrize("estimator", ["reward_to_go", Chains()])
+def test_pickling(estimator):
+    guide = trained(estimator)
+    again = pickle.loads(pickle.dumps(guide))
+    for each in (guide, again):
+        torch.manual_seed(1)
+        each()
+    assert again.median() == guide.median()
+    assert losses(parent, again, 2).isfinite().all()
+
+
+# Networks and cost
+
+
+class Dropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, features):
+        return self.drop(features)
+
+
+@pytest.mark.parametrize("estimator", ["reward_to_go", Chains()])
+def test_model_and_guide_share_dropout(estimator):
+    network, seen = Dropout(), []
+
+    def model():
+        alpha, mean = network(ALPHA) + 0.1, network(FEATURE)
+        seen.append((alpha, mean))
+        y = nmm(HOOD, alpha, LOGITS, collapsed=True)
+        pyro.sample("x", dist.Normal(mean * y, 1.0).to_event(1), obs=X)
+
+    guide, steps = AutoNMM(model, estimator=estimator), []
+    for _ in range(3):
+        seen.clear()
+        TraceGraph_ELBO().loss(model, guide)
+        first = seen[-1]
+        assert all(
+            torch.equal(*pair) for other in seen[-4:] for pair in zip(first, other, strict=True)
+        )
+        steps.append(first[0])
+    assert not torch.equal(steps[0], steps[1])
+    assert not torch.equal(steps[1], steps[2])
+
+
+def test_random_numbers_of_steps_differ():
+    guide = AutoNMM(mixture)
+    assert len({tuple(guide()["c"].tolist()) for _ in range(30)}) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator", "runs"),
+    [
+        ("mixture", "reward_to_go", 4),
+        ("permutations", "reward_to_go", 1),
+        ("permutations", Chains(), 1),
+        ("independent_fields", "reward_to_go", 5),
+        ("chain_of_latent_fields", Chains(), 9),
+    ],
+)
+def test_runs_of_the_program(name, estimator, runs):
+    """One for each field, three for two latent labels, one to start several chains from."""
+    number = itertools.count()
+
+    def counted():
+        next(number)
+        PROGRAMS[name][0]()
+
+    guide = AutoNMM(counted, estimator=estimator)
+    guide()
+    before = next(number)
+    guide()
+    assert next(number) - before - 1 == runs
+
+
+# Refusals
+
+
+def not_by_node():
+    pyro.sample("x", dist.Normal(1.0 * field().sum(-1), 1.0), obs=X[0])
+
+
+def neighbours_together():
+    y = field()
+    pyro.sample("x", dist.Normal(1.0 * y * y.flip(-1), 1.0).to_event(1), obs=X)
+
+
+def local_below_subsample():
+    with node_plate(HOOD, field(), subsample_size=2) as (nodes, y):
+        h = pyro.sample("h", dist.Normal(1.0 * y, 1.0))
+        pyro.sample("x", dist.Normal(h, 1.0), obs=X[nodes])
+
+
+def discrete():
+    pyro.sample("k", dist.Bernoulli(0.5))
+    field(Y)
+
+
+def relabelled():
+    field(relabel=SWAPS)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (not_by_node, {}, "site 'x' is no sum over the nodes of 'y'.*MixtureGuide"),
+        (neighbours_together, {}, "site 'x' is no sum over the nodes of 'y'.*MixtureGuide"),
+        (local_below_subsample, {}, r"plates \['nodes'\].*latent sites \['h'\].*leave out"),
+        (subsampled_nodes, {"create_plates": lambda: pyro.plate("nodes", 4, subsample_size=3)},
+         "leave out subsample_size and create_plates"),
+        (discrete, {}, "site 'k' is discrete and belongs to no nmm"),
+        (relabelled, {}, "field 'c' has latent labels and edges that relabel"),
+        (two_fields_of_one_site, {},
+         r"'x' depends on 'a/y' and on labels that are drawn later, of \['b/y'\].*Chains"),
+        (parent, {"guide": autoguide.AutoLaplaceApproximation}, "AutoMultivariateNormal"),
+    ],
+)  # fmt: skip
+def test_refusals(model, options, message):
+    def guides():
+        for _ in range(30):  # random labels of four nodes may be a palindrome
+            AutoNMM(model, **options)()
+
+    with pytest.raises(ValueError, match=message):
+        guides()

@@ -1,0 +1,323 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The kernel of MCMC: posteriors against enumeration on a grid, chains, and what MCMC asks for."""
+
+import numpy as np
+import oracle
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.contrib.autoname import scope
+from pyro.infer import HMC, MCMC, NUTS
+from pyro.infer.mcmc import RandomWalkKernel
+from pyro.ops.stats import effective_sample_size
+from scipy.special import logsumexp
+from scipy.stats import norm
+
+from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
+from pyro_nmm.guides import FieldGibbs
+from pyro_nmm.models import nmm, node_plate
+
+SQUARE = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3, 3, 0], [1, 0, 2, 1, 3, 2, 0, 3]]), 4)
+LOOKS = torch.linspace(-1.5, 1.5, SQUARE.num_edges, dtype=torch.double)
+PROBS = torch.tensor([[0.5, 0.5], [0.3, 0.7], [0.6, 0.4], [0.5, 0.5]], dtype=torch.double)
+OBSERVED = torch.tensor([True, True, False, True])
+MOTIONS = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0]])
+X = torch.tensor([2.1, 1.4, -0.9, 1.2], dtype=torch.double)
+TWO_X = torch.stack([X, -X.flip(0)])
+KEPT = torch.eye(2, dtype=torch.double) * 0.8 + 0.1
+SWAPS = torch.arange(2).repeat(SQUARE.num_edges, 1)
+SWAPS[::3] = SWAPS[::3].flip(1)
+#: The grid of log kappa, a priori normal.
+GRID = np.linspace(-4.0, 4.0, 33)
+
+
+def kappa():
+    return pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+
+
+def field(y=None, observed=None, **options):
+    options = {"collapsed": True} | options
+    return nmm(SQUARE, kappa() * PROBS, LOOKS, y, observed, **options)
+
+
+def attended():
+    beta, size = pyro.sample("beta", dist.Normal(0.0, 1.0)), kappa()
+    with pyro.plate("motions", len(MOTIONS)):
+        nmm(SQUARE, size * PROBS, beta * LOOKS, MOTIONS, collapsed=True)
+
+
+def uncollapsed():
+    size = kappa()
+    with pyro.plate("motions", len(MOTIONS)):
+        nmm(SQUARE, size * PROBS, LOOKS, MOTIONS)
+
+
+def partly():
+    size = kappa()
+    with pyro.plate("motions", len(MOTIONS)):
+        nmm(SQUARE, size * PROBS, LOOKS, MOTIONS, OBSERVED, collapsed=True)
+
+
+def permuted():
+    field(MOTIONS[2], relabel=SWAPS)
+
+
+def matrices():
+    field(MOTIONS[2], relabel=KEPT.expand(SQUARE.num_edges, 2, 2))
+
+
+def latent():
+    pyro.sample("x", dist.Normal(2.0 * field() - 1, 1.0).to_event(1), obs=X)
+
+
+def latent_uncollapsed():
+    with node_plate(SQUARE, field(collapsed=False)) as (nodes, y):
+        pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0), obs=X[nodes])
+
+
+def latent_plate():
+    size = kappa()
+    with pyro.plate("copies", 2):
+        y = nmm(SQUARE, size * PROBS, LOOKS, collapsed=True)
+        pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0).to_event(1), obs=TWO_X)
+
+
+def local_latents():
+    h = pyro.sample("h", dist.Normal(2.0 * field() - 1, 0.6).to_event(1))
+    pyro.sample("x", dist.Normal(h, 0.8).to_event(1), obs=X)
+
+
+def two_fields():
+    size = kappa()
+    with scope(prefix="a"):
+        first = nmm(SQUARE, size * PROBS, LOOKS, collapsed=True)
+    with scope(prefix="b"):
+        second = nmm(SQUARE, PROBS, -LOOKS, collapsed=True)
+    pyro.sample("x", dist.Normal(1.0 * first + second - 1, 0.5).to_event(1), obs=X)
+
+
+def no_parents():
+    y = nmm(SQUARE, PROBS, LOOKS, collapsed=True)
+    pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0).to_event(1), obs=X)
+
+
+def table(size, **options):
+    """All labellings and their probabilities."""
+    return oracle.label_probs(SQUARE, size * PROBS, LOOKS, **options)
+
+
+def of_labels(y, size, **options):
+    labels, probs = table(size, **options)
+    return np.log(probs[(labels == y.numpy()).all(1)].item())
+
+
+def of_motions(size, beta=1.0, nodes=range(4)):
+    found = oracle.of_hood(SQUARE, size * PROBS, beta * LOOKS, nodes=list(nodes))
+    return sum(found.log_prob[found.index(y[list(nodes)])] for y in MOTIONS)
+
+
+def joint_of_x(x, size, sd=1.0):
+    """Log p(y, x) of every labelling."""
+    labels, probs = table(size)
+    return labels, np.log(probs) + norm.logpdf(x.numpy(), 2.0 * labels - 1, sd).sum(1)
+
+
+def of_x(x, size):
+    return logsumexp(joint_of_x(x, size)[1])
+
+
+def of_two_fields(size):
+    labels, first = table(size)
+    second = oracle.of_hood(SQUARE, PROBS, -LOOKS).log_prob
+    seen = norm.logpdf(X.numpy(), labels[:, None] + labels - 1.0, 0.5).sum(-1)
+    return logsumexp(np.log(first)[:, None] + second + seen)
+
+
+RELABEL = {"permuted": torch.eye(2)[SWAPS], "matrices": KEPT.expand(SQUARE.num_edges, 2, 2)}
+#: Programs, and log-likelihoods of kappa by brute force.
+PROGRAMS = {
+    "attended": (attended, None),
+    "uncollapsed": (uncollapsed, of_motions),
+    "partly": (partly, lambda size: of_motions(size, nodes=(0, 1, 3))),
+    "permuted": (permuted, lambda k: of_labels(MOTIONS[2], k, relabel=RELABEL["permuted"].numpy())),
+    "matrices": (matrices, lambda k: of_labels(MOTIONS[2], k, relabel=RELABEL["matrices"].numpy())),
+    "latent": (latent, lambda size: of_x(X, size)),
+    "latent uncollapsed": (latent_uncollapsed, lambda size: of_x(X, size)),
+    "latent plate": (latent_plate, lambda size: sum(of_x(x, size) for x in TWO_X)),
+    "local latents": (local_latents, lambda size: of_x(X, size)),
+    "two fields": (two_fields, of_two_fields),
+}
+#: What `make quick` runs too.
+QUICK = {"attended"}
+
+
+def run(model, num_samples, kernel=RandomWalkKernel, warmup_steps=100, **options):
+    gibbs = FieldGibbs(model, kernel, num_sweeps=5, num_moves=2)
+    chains = MCMC(gibbs, num_samples, warmup_steps, disable_progbar=True, **options)
+    chains.run()
+    return chains
+
+
+def mean_and_error(draws):
+    size = effective_sample_size(draws[None], 0, 1)
+    return draws.mean(), (draws.var() / size).sqrt()
+
+
+def check(draws, exact):
+    mean, error = mean_and_error(draws)
+    assert abs(mean - exact) < 4.5 * error
+    return error
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PROGRAMS]
+)
+def test_posterior_of_the_concentration(name):
+    model, likelihood = PROGRAMS[name]
+    draws = run(model, 300 if name in QUICK else 500).get_samples()
+    size = draws["kappa"].log()
+    if name == "attended":
+        betas = np.linspace(-4.0, 4.0, 17)
+        table = np.array([[of_motions(np.exp(k), b) for b in betas] for k in GRID])
+        table -= (GRID**2)[:, None] / 2 + betas**2 / 2
+        weight = np.exp(table - logsumexp(table))
+        check(draws["beta"], (weight.sum(0) * betas).sum())
+        weight = weight.sum(1)
+    else:
+        log = np.array([likelihood(np.exp(k)) for k in GRID]) - GRID**2 / 2
+        weight = np.exp(log - logsumexp(log))
+    error = check(size, (weight * GRID).sum())
+    check(size**2, (weight * GRID**2).sum())
+    assert error < 0.3
+
+
+def test_labels_without_a_continuous_site():
+    kept = run(no_parents, 200, warmup_steps=10, save_params=["y", "c"]).get_samples()
+    labels, joint = joint_of_x(X, 1.0)
+    exact = (np.exp(joint - logsumexp(joint))[:, None] * labels).sum(0)
+    for node in range(4):
+        check(kept["y"][:, node].double(), exact[node])
+    assert kept["c"].dtype == kept["y"].dtype == torch.long
+    assert set(kept["c"][:, 0].tolist()) == {0, 1, 3}
+
+
+@pytest.mark.parametrize("kernel", [NUTS, HMC])
+def test_kernels_of_pyro(kernel):
+    chains = run(attended, 20, kernel, 10)
+    chains.summary()
+    assert {"acceptance rate", "divergences", "accepted moves"} < set(chains.diagnostics())
+
+
+def test_chains_in_turn(monkeypatch):
+    starts = {"kappa": torch.tensor([0.5, 1.5]), "beta": torch.zeros(2)}
+    seen = []
+
+    def hook(kernel, sample, stage, step):
+        seen.append((stage, kernel.step_size, set(sample)))
+
+    gibbs = FieldGibbs(attended, num_sweeps=1, num_moves=1, step_size=0.3)
+    monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 1)
+    with pytest.warns(UserWarning, match="sequentially"):
+        chains = MCMC(
+            gibbs, 3, 2, starts, num_chains=2, hook_fn=hook, disable_progbar=True,
+            save_params=["kappa", "c"],
+        )  # fmt: skip
+    for _ in range(2):  # an object runs again
+        chains.run()
+        kept = chains.get_samples(group_by_chain=True)
+        assert kept["kappa"].shape == (2, 3)
+        assert kept["c"].shape == (2, 3, 5, 4)
+    assert {"kappa", "beta", "c"} == seen[0][2]
+    assert len(seen) == 2 * 2 * 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("context", "kernel"), [("fork", RandomWalkKernel), ("spawn", NUTS)])
+def test_chains_in_processes(context, kernel, monkeypatch):
+    monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 3)
+    chains = run(
+        attended, 4, kernel, 2, num_chains=2, mp_context=context, save_params=["kappa", "c"]
+    )
+    kept = chains.get_samples(group_by_chain=True)
+    assert kept["kappa"].shape == (2, 4)
+    assert kept["c"].shape == (2, 4, 5, 4)
+    assert kept["c"].dtype == torch.long
+    assert (kept["kappa"][0] != kept["kappa"][1]).all()
+
+
+@pytest.mark.parametrize("kernel", [NUTS, RandomWalkKernel])
+def test_start(kernel):
+    gibbs = FieldGibbs(attended, kernel)
+    for start in (-9.0, 0.5):
+        gibbs.initial_params = {"kappa": torch.tensor(start), "beta": torch.tensor(0.5)}
+        gibbs.setup(0)
+        assert gibbs.initial_params["kappa"] == start
+        gibbs.cleanup()
+
+
+def thinned():
+    size = kappa()
+    with pyro.plate("motions", len(MOTIONS), subsample_size=2) as index:
+        nmm(SQUARE, size * PROBS, LOOKS, MOTIONS[index], collapsed=True)
+
+
+def copied():
+    with pyro.plate("num_particles_vectorized", 4, dim=-1):
+        nmm(SQUARE, kappa()[..., None, None] * PROBS, LOOKS, MOTIONS[0], collapsed=True)
+
+
+def gated():
+    pyro.sample("gate", dist.Bernoulli(0.5))
+    field(MOTIONS[0])
+
+
+REFUSED = {
+    "subsamples": thinned,
+    "one copy": copied,
+    "is discrete": gated,
+    "has no nmm": kappa,
+    "poutine.scale": poutine.scale(lambda: field(MOTIONS[0]), scale=2.0),
+    "or poutine.mask": poutine.mask(lambda: field(MOTIONS[0]), mask=False),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_programs(message):
+    with pytest.raises(ValueError, match=message):
+        run(REFUSED[message], 1)
+
+
+def test_refused_options():
+    with pytest.raises(ValueError, match="jit_compile"):
+        FieldGibbs(attended, jit_compile=True)
+    for name in ("num_sweeps", "num_moves"):
+        with pytest.raises(ValueError, match=name):
+            FieldGibbs(attended, **{name: -1})
+
+
+def test_weights_of_annealing():
+    """Their mean is a ratio of likelihoods, for observed and for latent labels."""
+    order, y = torch.tensor([2, 0, 3, 1]), MOTIONS[2]
+    evidence = torch.stack([-X, X], -1)
+    labels = np.array([[label >> node & 1 for node in range(4)] for label in range(16)])
+    seen = evidence.numpy()[np.arange(4), labels].sum(1)
+    sizes, logs = (3.0, 0.2), []
+    for size in sizes:
+        found = oracle.of_hood(SQUARE, size * PROBS, size * LOOKS)
+        log = found.log_prob[[found.index(row) for row in labels]]
+        logs.append((found.log_prob[found.index(y)], logsumexp(log + seen)))
+    arguments = [(SQUARE, size * PROBS, size * LOOKS) for size in sizes]
+    for kind, data, number in ((OrderedConditional, y, 0), (EvidenceConditional, evidence, 1)):
+        start, end = (kind(*given, data, order=order) for given in arguments)
+        draws = start.sweep(start.sample((4000,)), 20)
+        joint = [q.log_terms(draws).sum(-1) + q.log_prob(draws) for q in (start, end)]
+        moved, gain = start.anneal(draws, end, 3)
+        assert moved.shape == draws.shape
+        weight = (gain + joint[1] - joint[0]).exp()
+        error = weight.std() / len(weight) ** 0.5
+        exact = np.exp(logs[1][number] - logs[0][number])
+        assert abs(weight.mean() - exact) < 4.5 * error < 0.2 * exact
