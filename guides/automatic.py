@@ -31,16 +31,26 @@ class AutoNMM(AutoGuide):
 
     An autoguide draws the continuous sites. Then each field's choices, and its labels if these are
     latent, come from :func:`~pyro_nmm.guides.ordered_guide` or
-    :func:`~pyro_nmm.guides.evidence_guide`, or from :class:`~pyro_nmm.guides.Chains`, given what
-    was drawn before:
+    :func:`~pyro_nmm.guides.evidence_guide`, given what was drawn before:
 
     .. math::
 
         q(\theta, c, y) = q(\theta) \prod_f q(c_f, y_f \mid \theta, x, c_{<f}, y_{<f}) .
 
-    The evidence of latent labels is computed: the program runs with every label in turn, and a run
-    with random labels checks that the sum over nodes is the program's own likelihood.
+    The evidence of latent labels is computed: the program runs with every label in turn. A run with
+    random labels checks at every step that the log-likelihood is a sum over nodes. Plates below
+    latent labels may subsample, but cost as much as the whole plate.
 
+    **Several fields.** Labels of one field may be in the concentrations or the logits of another.
+    The evidence leaves later fields out, so that the bound is looser. With
+    :class:`~pyro_nmm.guides.Chains` each field has its exact conditional given the states of all
+    others, and sites may depend on several latent fields.
+
+    **Scales.** ``poutine.scale`` around a field multiplies its :math:`\log p(x \mid \theta)`, or
+    the bound on it. **Dropout.** Model and guide see the same masks: a call of the guide seeds
+    torch's random numbers for the run of the model that follows.
+
+    >>> import pyro
     >>> import pyro.distributions as dist
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -54,19 +64,23 @@ class AutoNMM(AutoGuide):
     ...     y = nmm(hood, alpha, torch.zeros(hood.num_edges), collapsed=True)
     ...     pyro.sample("x", dist.Normal(gap[..., None] * y, 1.0).to_event(1), obs=x)
     >>> guide = AutoNMM(model)
-    >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
-    >>> svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)
+    >>> svi = SVI(model, guide, Adam({"lr": 0.05}), TraceGraph_ELBO())
     >>> losses = [svi.step() for _ in range(5)]
     >>> sorted(guide.median())
     ['gap', 'kappa']
 
-    :param model: a Pyro program. Plates, scopes, partly observed labels, and vectorized particles
-        are its own affair.
+    :param model: a Pyro program, with plates, scopes, partly observed labels and vectorized
+        particles as usual.
     :param guide: makes the autoguide of the continuous sites from a program, such as
         ``AutoMultivariateNormal`` or ``functools.partial(AutoNormal, init_scale=0.01)``.
     :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`. Every field has a copy of
         :class:`~pyro_nmm.guides.Chains`.
-    :param create_plates: as for every autoguide, for plates that subsample.
+    :param create_plates: as for every autoguide, for plates that subsample around a field.
+    :raises ValueError: for discrete sites of no field, ``AutoLaplaceApproximation``, and labels
+        whose evidence is no sum over nodes. Cost: a run of the program for each field, ``C + 1``
+        more if its labels are latent, and one more for several fields with chains.
+
+    ``state_dict()`` has parameters and chains. Call a new guide once before ``load_state_dict()``.
     """
 
     def __init__(
@@ -105,6 +119,10 @@ class AutoNMM(AutoGuide):
                     f"or write a guide by hand, with ordered_guide or evidence_guide for the nmm"
                 )
             self._latents.add(name)
+        if self._has_parents:
+            with poutine.block():
+                self._create_plates(*args, **kwargs)
+                self.parents(*args, **kwargs)
 
     def _check_prototype(self, trace: Trace) -> None:
         """Called by ``parents``, whose sites are some of this program's."""
@@ -226,22 +244,32 @@ class AutoNMM(AutoGuide):
             :meth:`~pyro_nmm.EvidenceConditional.posterior`; or ``None`` and 0 for an exact sum.
             A field with ``relabel`` has weighted draws without sweeps.
         """
-        if self.prototype_trace is None:
-            self._setup_prototype(*args, **kwargs)
         with poutine.block():
-            self._create_plates(*args, **kwargs)
             values = self.median(*args, **kwargs)
+            self._create_plates(*args, **kwargs)
             run = self._runs(values, int(torch.randint(2**62, ())), args, kwargs)
             self._draw_fields(values, run)
             fields = self._fields(run).items()
             return {name: f.posterior(run, num_samples, num_sweeps) for name, f in fields}
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Medians of the continuous sites, as the autoguide has them."""
-        return self.parents.median(*args, **kwargs) if self._has_parents else {}
+        """Medians of the continuous sites, as the autoguide has them; of 99 draws of a flow."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        if not self._has_parents:
+            return {}
+        try:
+            return self.parents.median(*args, **kwargs)
+        except NotImplementedError:
+            with poutine.block(), torch.no_grad():
+                self._create_plates(*args, **kwargs)
+                draws = [self.parents(*args, **kwargs) for _ in range(99)]
+            return {k: torch.stack([d[k] for d in draws]).median(0).values for k in draws[0]}
 
     def quantiles(self, quantiles: list[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Quantiles of the continuous sites, as the autoguide has them."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
         return self.parents.quantiles(quantiles, *args, **kwargs) if self._has_parents else {}
 
 

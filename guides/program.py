@@ -86,12 +86,7 @@ class Field(NamedTuple):
         return values.new_zeros(hood.num_nodes, *values.shape[1:]).index_copy(0, nodes, values)
 
     def conditional(self, run: Run, order: Tensor | None = None) -> InOrder:
-        """Its choices given its labels, or both given the rest of the program: for Gibbs."""
-        if self.trace.nodes[self.name]["scale"] != 1:
-            raise ValueError(
-                f"field {self.name!r} has a poutine.scale, with which its choices and labels would "
-                f"not have their posterior: scale the sites below it, or fit an AutoNMM by SVI"
-            )
+        """Its choices given its labels, or both given the rest of the program."""
         hood, alpha, logits, channel = self.parameters
         if not self.latent and channel.certain:
             y = self.labels()

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 import networkx as nx
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -17,9 +19,11 @@ from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.mcmc import RandomWalkKernel
 from pyro.ops.stats import effective_sample_size
 from pyro.optim import ClippedAdam
+from scipy.stats import chisquare
 from torch import Tensor
 
-from benchmarks.shared.records import Records, command
+from benchmarks.shared.records import Files, Records, command
+from benchmarks.shared.tables import Cell, average, count, frame, markdown, ordered, table
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
 from pyro_nmm.models import nmm
@@ -105,12 +109,20 @@ def club(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-def of_one_labelling(size: int, seed: int) -> tuple[Callable, Tensor]:
+def of_votes(seed: int, **_) -> tuple[Callable, Tensor]:
+    """Votes of the karate club with log kappa -1.2 and beta 2."""
+    pyro.set_rng_seed(seed)
+    members = Club()
+    field = members.field(torch.tensor(0.3), torch.tensor(2.0))
+    return members.model, NeighborMixture(*field).sample((NUM_MOTIONS,))
+
+
+def of_one_labelling(nodes: int, seed: int, **_) -> tuple[Callable, Tensor]:
     """A random graph, of six sources a node with itself, and one labelling of three labels."""
     pyro.set_rng_seed(seed)
-    row, source = torch.arange(size).repeat_interleave(5), torch.randint(size, (5 * size,))
-    hood = Neighborhood(torch.stack([source, row]), size)
-    third, zero = torch.full((size, 3), 1 / 3), torch.zeros(hood.num_edges)
+    row, source = torch.arange(nodes).repeat_interleave(5), torch.randint(nodes, (5 * nodes,))
+    hood = Neighborhood(torch.stack([source, row]), nodes)
+    third, zero = torch.full((nodes, 3), 1 / 3), torch.zeros(hood.num_edges)
     kappa = dist.Gamma(2.0, 2.0).sample()
     y = NeighborMixture(hood, kappa * third, zero).sample()
 
@@ -122,12 +134,12 @@ def of_one_labelling(size: int, seed: int) -> tuple[Callable, Tensor]:
 
 
 def mixing(args, results: Records) -> None:
-    """Effective draws of the logarithm of kappa a CPU second after warm-up."""
+    """Effective draws of the slowest parameter a CPU second after warm-up."""
     keys = results.missing(
-        task="mixing", nodes=args.sizes, kernel=[*KERNELS], seed=range(args.repeats)
+        task="mixing", nodes=args.sizes, kernel=args.kernels, seed=range(args.repeats)
     )
     for key in keys:
-        model, y = of_one_labelling(key["nodes"], key["seed"])
+        model, y = (of_votes if key["nodes"] == 34 else of_one_labelling)(**key)
         gibbs = dict(KERNELS[key["kernel"]])
         marks: list[float] = []
         chains = MCMC(
@@ -135,11 +147,12 @@ def mixing(args, results: Records) -> None:
             disable_progbar=True, hook_fn=lambda *_, marks=marks: marks.append(time.process_time()),
         )  # fmt: skip
         chains.run(y)
-        draws = chains.get_samples()["kappa"].log()
-        size = effective_sample_size(draws[None], 0, 1).item()
+        draws = chains.get_samples()
+        draws["kappa"] = draws["kappa"].log()
+        size = min(effective_sample_size(part[None], 0, 1).item() for part in draws.values())
         seconds = marks[-1] - marks[args.warmup - 1]
-        found = {"mean": draws.mean().item(), "sd": draws.std().item()}
-        results.add(**key, samples=len(draws), size=size, seconds=seconds, **found)
+        found = {"mean": draws["kappa"].mean().item(), "sd": draws["kappa"].std().item()}
+        results.add(**key, samples=args.num_samples, effective=size, seconds=seconds, **found)
 
 
 def calibration(args, results: Records) -> None:
@@ -167,11 +180,55 @@ def of_motions(hood: Neighborhood, feature: Tensor, y: Tensor | None) -> None:
 
 
 RANKED = "kappa", "beta"
+
+
+def coverage(files: Files) -> str:
+    rows = frame(files["inference"], task="club")
+    if rows.empty:
+        return markdown([])
+    cells: dict[str, Cell] = {"data sets": count}
+    for name, shown in (("kappa", "log kappa"), ("beta", "beta")):
+        truth = rows[f"{name}.truth"]
+        inside = (rows[f"{name}.low"] < truth) & (truth < rows[f"{name}.high"])
+        rows[f"{name} inside"] = inside.astype(float)
+        rows[f"{name} error"] = (rows[f"{name}.mean"] - truth) ** 2
+        cells[f"{shown}: in the interval"] = average(f"{name} inside", ".0%")
+        cells[f"{shown}: rmse"] = average(f"{name} error", ".2f", of=lambda v: mean(v) ** 0.5)
+    cells["CPU seconds"] = average("seconds", ".1f")
+    return table(rows.assign(method=ordered(rows["method"], [*METHODS])), ["method"], cells)
+
+
+def effective_draws(files: Files) -> str:
+    rows = frame(files["inference"], task="mixing")
+    if rows.empty:
+        return markdown([])
+    rows["share"] = rows["effective"] / rows["samples"]
+    rows["ms"] = 1e3 * rows["seconds"] / rows["samples"]
+    rows["rate"] = rows["effective"] / rows["seconds"]
+    cells = {"runs": count, "effective draws an iteration": average("share", ".2f")}
+    cells |= {"CPU ms an iteration": average("ms", ".0f")}
+    cells |= {"effective draws a CPU second": average("rate", ".1f")}
+    names = {"nodes": ordered(rows["nodes"], None), "kernel": ordered(rows["kernel"], [*KERNELS])}
+    return table(rows.assign(**names), ["nodes", "kernel"], cells)
+
+
+def ranks_of_truth(files: Files) -> str:
+    rows, lines = frame(files["inference"], task="calibration"), []
+    for name in RANKED if len(rows) else ():
+        counts = np.bincount(rows[f"ranks.{name}"], minlength=5)
+        line = {"parameter": name, "data sets": f"{len(rows)}"}
+        line |= {f"rank {rank}": f"{number}" for rank, number in enumerate(counts)}
+        lines.append(line | {"p of uniform ranks": f"{chisquare(counts).pvalue:.3f}"})
+    return markdown(lines)
+
+
+TABLES = coverage, effective_draws, ranks_of_truth
 OPTIONS = {
     "num_sets": (100, "data sets, of club and calibration"),
     "num_samples": (130, "draws after warm-up"), "warmup": (70, "steps of warm-up"),
     "thin": (5, "steps between draws, of calibration"),
-    "sizes": ([100, 400, 1600], "nodes, of mixing"),
+    "sizes": ([34, 100, 400, 1600], "nodes, of mixing; 34 for the club"),
+    "kernels": ([*KERNELS], "of mixing"),
     "repeats": (3, "data sets of each size, of mixing"), "results": Path,
 }  # fmt: skip
 main = command(__doc__, [club, mixing, calibration], **OPTIONS)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from benchmarks.scale import chains
+from benchmarks.scale import chains, inference
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import GRAPHS, Cell, against, count, frame, ordered, spread, table
 
@@ -237,5 +237,6 @@ def growth_figure(files: Files) -> Figure:
 
 NOISE = gradient_variance, estimator_noise, draws_of_marginals, particles_of_likelihood
 SPEED = draws, steps, evidence_steps, growth, scale, large_graphs, devices, epochs, tightness
-TABLES = NOISE + SPEED + chains.TABLES + (batch_training, batch_bounds, batch_throughput)
+TABLES = NOISE + SPEED + chains.TABLES + inference.TABLES
+TABLES += batch_training, batch_bounds, batch_throughput
 FIGURES = {"samples.png": samples_figure, "growth.png": growth_figure}

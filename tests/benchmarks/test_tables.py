@@ -25,7 +25,7 @@ FILES = {
     report.links: ("links", "deviations"),
     report.images: ("images",),
     report.scale: ("gradient_variance", "samples", "speed", "device", "large", "epochs",
-                   "tightness", "batches"),
+                   "tightness", "batches", "inference"),
 }  # fmt: skip
 #: Rows of another task, without which a table of the task cannot be made.
 NEEDED = {"cortex": "halves"}

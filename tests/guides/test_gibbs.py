@@ -178,7 +178,7 @@ def check(draws, exact):
 )
 def test_posterior_of_the_concentration(name):
     model, likelihood = PROGRAMS[name]
-    draws = run(model, 300 if name in QUICK else 500).get_samples()
+    draws = run(model, 300 if "latent" in name or name in QUICK else 500).get_samples()
     size = draws["kappa"].log()
     if name == "attended":
         betas = np.linspace(-4.0, 4.0, 17)
