@@ -64,7 +64,7 @@ class FieldGibbs(MCMCKernel):
     """
 
     def __init__(
-        self, model: Callable, kernel: Callable[..., MCMCKernel] = NUTS, num_sweeps: int = 10,
+        self, model: Callable, kernel: Callable[..., MCMCKernel] = NUTS, num_sweeps: int = 20,
         **options: Any,
     ) -> None:  # fmt: skip
         check_integers(1, num_sweeps=num_sweeps)
