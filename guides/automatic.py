@@ -37,9 +37,9 @@ class AutoNMM(AutoGuide):
 
         q(\theta, c, y) = q(\theta) \prod_f q(c_f, y_f \mid \theta, x, c_{<f}, y_{<f}) .
 
-    The evidence of latent labels is computed: the program runs with every label in turn. A run with
-    random labels checks at every step that the log-likelihood is a sum over nodes. Plates below
-    latent labels may subsample, but cost as much as the whole plate.
+    The evidence of latent labels, ``(..., n, C)``, is computed: the program runs with every label
+    in turn. A run with random labels checks at every step that the log-likelihood is a sum over
+    nodes. Plates below latent labels may subsample, but cost as much as the whole plate.
 
     **Several fields.** Labels of one field may be in the concentrations or the logits of another.
     The evidence leaves later fields out, so that the bound is looser. With

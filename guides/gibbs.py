@@ -51,9 +51,9 @@ class FieldGibbs(MCMCKernel):
     >>> mcmc.get_samples()["kappa"].shape
     torch.Size([20])
 
-    ``MCMC`` keeps the continuous sites. Its ``save_params=["kappa", "c"]`` keeps choices, and
-    latent labels ``y``, too, as integers, which ``summary()`` and ``diagnostics()`` of Pyro cannot
-    average.
+    ``MCMC`` keeps the continuous sites. Its ``save_params=["kappa", "c"]`` keeps choices
+    ``(num_samples, ..., n)``, and latent labels ``y``, too, as integers, which ``summary()`` and
+    ``diagnostics()`` of Pyro cannot average.
 
     :param model: a Pyro program, without subsampling and vectorized particles.
     :param kernel: of the continuous sites, a class such as ``NUTS``, ``HMC`` or
@@ -98,6 +98,7 @@ class FieldGibbs(MCMCKernel):
             return self.model(*args, **kwargs)
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
+        check_integers(0, warmup_steps=warmup_steps)
         self._arguments, self.states = (args, kwargs), {}
         trace = self._run({})
         _check(trace)

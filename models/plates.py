@@ -24,7 +24,6 @@ from torch import Size, Tensor
 
 from pyro_nmm import NeighborChoice, Neighborhood
 from pyro_nmm.arguments import check_each_call, check_integers, expect
-from pyro_nmm.provenance import untracked
 
 #: Plates that Pyro makes for copies of a whole program.
 COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_predictive_samples")
@@ -41,7 +40,6 @@ class OneEvent(Messenger):
     fixed = False  #: whether ``Predictive`` gives the choices
     forgotten = False  #: whether the labels that they were drawn for are lost
     drawn = False  #: whether the labels were drawn
-    choices: Any = None  #: the distribution of site ``c``
 
     def __init__(self, rows: Neighborhood, batch_shape: Size) -> None:
         super().__init__()
@@ -75,9 +73,8 @@ class OneEvent(Messenger):
                 )
         if site == "c":
             self.fixed = msg["is_observed"] and msg["mask"] is False  # by Predictive
-            self.choices = msg["fn"]
         self.drawn = site == "y" and not msg["is_observed"]
-        if self.drawn and (self.forgotten or _given_choices(name, self.choices)):
+        if self.drawn and (self.forgotten or _given_choices(name)):
             raise ValueError(
                 f"site {name!r} would be drawn given choices alone, without the labels that they "
                 f"were drawn for: use Predictive with ordered_guide, or give collapsed=False to "
@@ -100,22 +97,15 @@ def beside(name: str, kind: str) -> str:
     return name[:start] + kind + name[start + len(kind_of(name)) :]
 
 
-def _given_choices(labels: str, prior: Any) -> bool:
-    """Whether labels are drawn after the choices of a trace that are not drawn from their prior."""
+def _given_choices(labels: str) -> bool:
+    """Whether labels are drawn after the choices of a trace, which were drawn for other labels."""
     choices = beside(labels, "c")
     for handler in _PYRO_STACK:
         trace = handler.trace if isinstance(handler, ReplayMessenger) else None
         if trace is not None and labels not in trace and choices in trace:
-            same = _same_choices(trace.nodes[choices]["fn"], prior)
-            return not same and beside(labels, "z") not in trace
+            independent = isinstance(trace.nodes[choices]["fn"], NeighborChoice)
+            return not independent and beside(labels, "z") not in trace
     return False
-
-
-def _same_choices(*laws: Any) -> bool:
-    if not all(isinstance(law, NeighborChoice) for law in laws):
-        return False
-    (one, other), _ = untracked(*(law.log_attention for law in laws))
-    return one.shape[-1] == other.shape[-1] and torch.allclose(one, other)
 
 
 def _copies(handler: Messenger) -> bool:

@@ -32,7 +32,7 @@ from pyro_nmm import (
     OrderedConditional,
     backend,
 )
-from pyro_nmm.distributions import conditionals
+from pyro_nmm.distributions import in_order
 from pyro_nmm.guides import evidence_guide
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.entries import Entries, evidence_entries, predictive
@@ -401,7 +401,7 @@ def test_a_step_evaluates_its_draw_once(monkeypatch):
     """Density and score are asked for by two sites, of which one has the batch of the particles."""
     calls = []
     monkeypatch.setattr(
-        conditionals, "predictive", lambda *draw: calls.append(draw) or predictive(*draw)
+        in_order, "predictive", lambda *draw: calls.append(draw) or predictive(*draw)
     )
     elbo = TraceGraph_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
     field = Field()
