@@ -152,14 +152,12 @@ def test_choices_without_their_labels():
         Predictive(field, guide=guide, **options)()
     drawn = Predictive(field, guide=partial(guide, True), **options)()
     assert torch.equal(drawn["y"], Y.expand(3, 3))
-    # Choices of a guide's own may depend on labels; those of the prior do not.
-    agree = (Y[PATH.source] == Y[PATH.target]).double()
-    for logits, refused in ((mix.logits + 5 * agree, True), (mix.logits + 1.0, False)):
-
-        def choose(logits=logits):
-            pyro.sample("c", NeighborChoice(PATH, logits))
-
-        replayed = poutine.replay(field, poutine.trace(choose).get_trace())
+    # Choices of a guide's own may depend on labels; independent ones do not.
+    delta = pyro.distributions.Delta(torch.tensor([1, 1, 1]), event_dim=1)
+    for law, refused in ((delta, True), (NeighborChoice(PATH, mix.logits + 1.0), False)):
+        replayed = poutine.replay(
+            field, poutine.trace(lambda law=law: pyro.sample("c", law)).get_trace()
+        )
         with pytest.raises(ValueError, match="given choices alone") if refused else nullcontext():
             replayed()
     # Labels given choices are another question, with its own answer.
