@@ -160,7 +160,7 @@ class AutoNMM(AutoGuide):
         return run
 
     def _fields(self, run: Run) -> dict[str, Field]:
-        # Data of a plate that the caller makes may be those of its subsample alone.
+        # The data of a plate that the caller makes may be of its subsample alone.
         given = () if self.create_plates is None else self.plates
         return fields_of(run({}), self._latents.difference(given))
 

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Choices from Gibbs chains that go on from step to step: the gradient of the likelihood itself."""
+"""Choices from Gibbs chains that continue from step to step: the gradient of the likelihood."""
 
 import math
 from typing import Any

@@ -127,7 +127,7 @@ class FieldGibbs(MCMCKernel):
             return self._run(values | self.states | more)
 
         fields = fields_of(run({}), self.latent)
-        for number, name in enumerate(fields):  # whose parameters may depend on labels before
+        for number, name in enumerate(fields):  # parameters may depend on labels of earlier fields
             field = fields_of(run({}), self.latent)[name] if number else fields[name]
             q, c = field.conditional(run), field.trace.nodes[name]["value"]
             q = q.expand(torch.broadcast_shapes(q.batch_shape, c.shape[:-1]))
@@ -193,7 +193,7 @@ class _Whole:
 
 
 def _check(trace: Any) -> None:
-    """Refuse programs of which the kernel would not sample the posterior."""
+    """Refuse programs for which the kernel would not sample the posterior."""
     if not fields_of(trace, set()):
         raise ValueError("model has no nmm with sampled choices: use the kernel of Pyro itself")
     for name, site in trace.nodes.items():

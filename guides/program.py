@@ -98,7 +98,7 @@ class Field(NamedTuple):
         return EvidenceConditional(*arguments, relabels=not channel.keeps)
 
     def posterior(self, run: Run, num_samples: int | None, num_sweeps: int) -> Any:
-        """Its posterior given the rest of the program; a list of those of a batch."""
+        """Its posterior given the rest of the program; a list of posteriors for a batch."""
         hood, alpha, logits, channel = self.parameters
         data = self.evidence(run) if self.latent else one_hot(self.labels(), alpha.shape[-1])
         shape, posteriors = self.value("c").shape[:-1], []
