@@ -3,11 +3,15 @@
 
 """
 Tables and figures of the stored results. A table replaces the lines between its markers,
-``<!-- name -->`` and ``<!-- end of name -->``, on the one page that has them.
+``<!-- name -->`` and ``<!-- end of name -->``, on the one page that has them. A page may show an
+excerpt, ``<!-- name | lines: <regular expression> | columns: first, second -->``. The whole table
+is then a file of comma-separated values beside it, which the page links.
 
     python -m benchmarks.report --documents --figures docs
 """
 
+import csv
+import io
 import re
 from argparse import ArgumentParser
 from pathlib import Path
@@ -46,9 +50,44 @@ def markers(text: str) -> list[str]:
 
 
 def insert(text: str, name: str, content: str) -> str:
-    """``content`` between the markers of ``name``, if the text has them."""
-    pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)"
-    return re.sub(pattern, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.DOTALL)
+    """``content``, or the excerpt that is asked for, between the markers of ``name``."""
+
+    def shown(match: re.Match) -> str:
+        options = dict(part.split(": ", 1) for part in (match["options"] or "").split(" | ")[1:])
+        part = excerpt(content, **options) if options else content
+        return f"{match[1]}{part}\n{match['end']}"
+
+    start = rf"<!-- {re.escape(name)}(?P<options>(?: \| [^\n]+?)?) -->\n"
+    pattern = rf"({start}).*?(?P<end><!-- end of {re.escape(name)} -->)"
+    return re.sub(pattern, shown, text, flags=re.DOTALL)
+
+
+def excerpt(content: str, lines: str = "", columns: str = "") -> str:
+    """Lines of a table in which the expression is found, and columns in the order asked for."""
+    head, align, *body = [row.strip("|").split("|") for row in content.split("\n")]
+    names = [name.strip() for name in head]
+    kept = [names.index(name) for name in columns.split(", ")] if columns else range(len(names))
+    body = [row for row in body if re.search(lines, "|".join(row).strip())]
+    if not body:
+        raise ValueError(f"no line of the table {' '.join(names)} has {lines}")
+    table = [head, align, *body]
+    return "\n".join(f"|{'|'.join(row[k] for k in kept)}|" for row in table)
+
+
+def whole(texts: dict[Path, str], made: dict[str, str]) -> dict[Path, str]:
+    """Files of comma-separated values: tables of which a page shows an excerpt."""
+    found = {}
+    for path, text in texts.items():
+        for name in re.findall(r"<!-- ([^|\n]*?) \| \w+: ", text):
+            rows = [[cell.strip() for cell in row.strip("|").split("|")]
+                    for k, row in enumerate(made[name].split("\n")) if k != 1]  # fmt: skip
+            file = io.StringIO()
+            csv.writer(file, lineterminator="\n").writerows(rows)
+            link = f"rows/{name.replace(' ', '-')}.csv"
+            if f"({link})" not in text:
+                raise ValueError(f"{path.name} shows an excerpt of {name}: link {link}")
+            found[path.parent / link] = file.getvalue()
+    return found
 
 
 def written(texts: dict[Path, str], made: dict[str, str]) -> dict[Path, str]:
@@ -87,7 +126,9 @@ def main(argv: list[str] | None = None) -> dict[str, str]:
     for name, content in made.items():
         print(f"\n{name}\n{content}")
     if args.documents:
-        for path, text in written({path: path.read_text() for path in PAGES}, made).items():
+        pages = written({path: path.read_text() for path in PAGES}, made)
+        for path, text in (pages | whole(pages, made)).items():
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
     if args.figures:
         draw(files, args.figures)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import cache
 
 import pytest
+from documents import tables_of
 from stored import few, kind, stored
 
 from benchmarks import report
@@ -39,10 +40,27 @@ def test_pages_hold_the_tables_of_the_stored_rows(capsys):
         for name in report.markers(text):
             assert report.insert(texts[path], name, tables[name]) == texts[path], name
         assert text == texts[path]
+    files = report.whole(texts, tables)
+    assert {path: path.read_text() for path in files} == files
+    assert {*(report.DOCS / "results" / "rows").glob("*")} == {*files}
     with pytest.raises(ValueError, match="0 pages have the markers <!-- other -->"):
         report.written(texts, tables | {"other": ""})
     with pytest.raises(ValueError, match="no table is called strips"):
         report.written(texts, {k: v for k, v in tables.items() if k != "strips"})
+
+
+def test_a_page_shows_an_excerpt_and_links_the_whole_table():
+    table = "| a | b | c |\n| --- | ---: | ---: |\n| one | 1 | x, y |\n| two | 2 | z |"
+    marked = "<!-- t | lines: ^one|three | columns: a, c -->\nold\n<!-- end of t -->"
+    shown = report.insert(marked, "t", table).split("\n")[1:-1]
+    assert shown == ["| a | c |", "| --- | ---: |", "| one | x, y |"]
+    page = report.DOCS / "results" / "page.md"
+    with pytest.raises(ValueError, match=r"page.md shows an excerpt of t: link rows/t.csv"):
+        report.whole({page: marked}, {"t": table})
+    files = report.whole({page: f"{marked} [all](rows/t.csv)"}, {"t": table})
+    assert files == {page.parent / "rows" / "t.csv": 'a,b,c\none,1,"x, y"\ntwo,2,z\n'}
+    with pytest.raises(ValueError, match="no line of the table a b c has four"):
+        report.insert(marked.replace("^one|three", "four"), "t", table)
 
 
 def test_numbers_of_the_head_table_stand_in_tables_of_the_pages():
@@ -51,9 +69,8 @@ def test_numbers_of_the_head_table_stand_in_tables_of_the_pages():
     assert len(lines) > 15
     for line in lines:
         pages = re.findall(r"\((results/.*?\.md)\)", line)
-        text = "".join((report.DOCS / page).read_text() for page in pages)
-        tables = re.findall(r"^\|.*", text, re.MULTILINE)
-        known = set(re.findall(r"\d*\.\d+", " ".join(tables)))
+        tables = "".join(tables_of(report.DOCS / page) for page in pages)
+        known = set(re.findall(r"\d*\.\d+", tables))
         assert set(re.findall(r"\d*\.\d+", line)) <= known, line
 
 
