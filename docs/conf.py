@@ -53,6 +53,18 @@ def without_inherited_texts(app, what, name, member, skip, options):
     return True if requests or name in ("extra_repr", "progress") else None
 
 
+def formulas_in_lines(app, what, name, member, options, lines):
+    """Several formulas in a row of a docstring: one in a line, for phones."""
+    text = "\n".join(lines)
+    for block in re.findall(r"(?<=\.\. math::\n\n)(?: {4,}.*\n?)+", text):
+        rows = re.split(r"\s*\\q?quad\s+", block.strip())
+        if len(rows) > 1 and r"\\" not in block:
+            aligned = r"\begin{aligned} &" + r" \\ &".join(rows) + r" \end{aligned}"
+            indent = block[: len(block) - len(block.lstrip())]
+            text = text.replace(block, indent + " ".join(aligned.split()) + "\n", 1)
+    lines[:] = text.split("\n")
+
+
 CELL = re.compile(r"```\{code-cell\}[^\n]*\n(?:---\n(.*?)---\n)?(.*)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -93,6 +105,7 @@ def with_notebook(app, page, template, context, doctree):
 
 def setup(app):
     app.connect("autodoc-skip-member", without_inherited_texts)
+    app.connect("autodoc-process-docstring", formulas_in_lines)
     app.connect("html-page-context", with_notebook)
 
 

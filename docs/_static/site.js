@@ -2,6 +2,13 @@ addEventListener("DOMContentLoaded", () => {
   // What the theme leaves out for those who use a keyboard or a screen reader.
   document.querySelectorAll("pre, div.math, .table-wrapper").forEach((part) => { part.tabIndex = 0; });
   document.querySelectorAll("p.caption[role=heading]").forEach((part) => { part.ariaLevel = "2"; });
+  // On a phone a formula that is a little too wide is smaller; one that is much too wide scrolls.
+  window.MathJax?.startup?.promise.then(() => {
+    document.querySelectorAll("div.math").forEach((formula) => {
+      const fits = formula.clientWidth / formula.scrollWidth - 0.01;
+      if (fits < 0.98) formula.style.fontSize = `${100 * Math.max(fits, 0.65)}%`;
+    });
+  });
   // Tables for site.css: those of sentences, and those that are wider than the text.
   document.querySelectorAll(".table-wrapper").forEach((wrapper) => {
     const cells = [...wrapper.querySelectorAll("tbody td")];

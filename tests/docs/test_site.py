@@ -67,11 +67,26 @@ def test_form_of_a_tutorial(path):
         assert not draws or "alt:" in options, (
             f"a picture without words for those who cannot see it:\n{code}"
         )
+        assert not draws or "hide-input" in options, f"drawing code that is not hidden:\n{code}"
         assert all(len(line) <= 100 for line in code.splitlines())
         assert ("assert " in code) == ("remove-cell" in options), code
     assert "full-size" in text, "hidden cells assert what the page says of its output"
     for marked in re.findall(r".*# tests:.*", text):
         assert shortened(marked) != marked, marked
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_notebook_of_a_tutorial(path):
+    config = {}
+    exec((ROOT / "docs" / "conf.py").read_text(), config)
+    book = list(config["notebook"](path))
+    texts = "\n".join(text for kind, text in book if kind == "markdown")
+    code = [text for kind, text in book if kind == "code"]
+    assert texts.startswith("# ")
+    assert "```{code-cell}" not in texts
+    assert len(code) == sum("remove-cell" not in options for options, _ in cells(path))
+    assert ".mplstyle" not in code[0]
+    assert not any("assert " in text for text in code)
 
 
 def test_a_failed_assert_of_a_tutorial_breaks_the_build():
