@@ -66,12 +66,24 @@ def excerpt(content: str, lines: str = "", columns: str = "") -> str:
     """Lines of a table in which the expression is found, and columns in the order asked for."""
     head, align, *body = [row.strip("|").split("|") for row in content.split("\n")]
     names = [name.strip() for name in head]
-    kept = [names.index(name) for name in columns.split(", ")] if columns else range(len(names))
+    kept = columns_of(names, columns) if columns else range(len(names))
     body = [row for row in body if re.search(lines, "|".join(row).strip())]
     if not body:
         raise ValueError(f"no line of the table {' '.join(names)} has {lines}")
     table = [head, align, *body]
     return "\n".join(f"|{'|'.join(row[k] for k in kept)}|" for row in table)
+
+
+def columns_of(names: list[str], asked: str) -> list[int]:
+    """Places of names that are listed with commas between them, and may have commas inside."""
+    kept, rest = [], asked
+    while rest:
+        found = [name for name in names if f"{rest}, ".startswith(f"{name}, ")]
+        if not found:
+            raise ValueError(f"the table {' | '.join(names)} has no column {rest}")
+        kept.append(names.index(longest := max(found, key=len)))
+        rest = rest[len(longest) + 2 :]
+    return kept
 
 
 def whole(texts: dict[Path, str], made: dict[str, str]) -> dict[Path, str]:
