@@ -4,7 +4,7 @@
 """
 Tables and figures of the stored results. A table replaces the lines between its markers,
 ``<!-- name -->`` and ``<!-- end of name -->``, on the one page that has them. A page may show an
-excerpt, ``<!-- name | lines: <regular expression> | columns: first; second -->``, or nothing, with
+excerpt, ``<!-- name | lines: <regular expression> | columns: first, second -->``, or nothing, with
 ``lines: none``. The whole table is then a file of comma-separated values, which the page links.
 
     python -m benchmarks.report --documents --figures docs
@@ -67,27 +67,32 @@ def cells(row: str) -> list[str]:
     return re.split(r"(?<!\\)\|", row)[1:-1]
 
 
-def places(names: list[str], columns: str) -> list[int]:
-    """Of columns, which ``;`` or ``,`` separates. Of equal names the next one is meant."""
-    found: list[int] = []
-    for name in columns.split("; " if ";" in columns else ", "):
-        start = found[-1] + 1 if found and name in names[found[-1] + 1 :] else 0
-        found.append(names.index(name, start))
-    return found
-
-
 def excerpt(content: str, lines: str = "", columns: str = "") -> str:
     """Lines of a table in which the expression is found, and columns in the order asked for."""
     if lines == "none":
         return ""
     head, align, *body = map(cells, content.split("\n"))
     names = [name.strip() for name in head]
-    kept = places(names, columns) if columns else range(len(names))
+    kept = columns_of(names, columns) if columns else range(len(names))
     body = [row for row in body if re.search(lines, "|".join(row).strip())]
     if not body:
         raise ValueError(f"no line of the table {' '.join(names)} has {lines}")
     table = [head, align, *body]
     return "\n".join(f"|{'|'.join(row[k] for k in kept)}|" for row in table)
+
+
+def columns_of(names: list[str], asked: str) -> list[int]:
+    """Places of names that are listed with commas between them, and may have commas inside."""
+    kept, rest = [], asked
+    while rest:
+        found = [name for name in names if f"{rest}, ".startswith(f"{name}, ")]
+        if not found:
+            raise ValueError(f"the table {' | '.join(names)} has no column {rest}")
+        longest = max(found, key=len)
+        start = kept[-1] + 1 if kept and longest in names[kept[-1] + 1 :] else 0
+        kept.append(names.index(longest, start))  # of equal names the next one
+        rest = rest[len(longest) + 2 :]
+    return kept
 
 
 def whole(texts: dict[Path, str], made: dict[str, str]) -> dict[Path, str]:
