@@ -15,9 +15,15 @@ addEventListener("DOMContentLoaded", () => {
     const heads = [...wrapper.querySelectorAll("thead th")].map((head) => head.textContent);
     if (cells.some((cell) => cell.textContent.length > 60)) {
       wrapper.firstElementChild.classList.add("sentences");
-      cells.forEach((cell) => { cell.dataset.head = heads[cell.cellIndex] || ""; });
+      cells.forEach((cell) => { if (heads[cell.cellIndex]) cell.dataset.head = heads[cell.cellIndex]; });
     } else if (wrapper.scrollWidth > wrapper.clientWidth) {
       wrapper.classList.add("wide");
     }
+  });
+});
+addEventListener("load", () => {
+  // Pictures of several panels, for site.css.
+  document.querySelectorAll(".cell_output img").forEach((picture) => {
+    if (picture.naturalWidth > 1000) picture.parentElement.classList.add("panels");
   });
 });
