@@ -6,7 +6,7 @@ addEventListener("DOMContentLoaded", () => {
   window.MathJax?.startup?.promise.then(() => {
     document.querySelectorAll("div.math").forEach((formula) => {
       const fits = formula.clientWidth / formula.scrollWidth - 0.01;
-      if (fits < 0.98) formula.style.fontSize = `${100 * Math.max(fits, 0.65)}%`;
+      if (fits < 0.99) formula.style.fontSize = `${100 * Math.max(fits, 0.65)}%`;
     });
   });
   // Tables for site.css: those of sentences, and those that are wider than the text.
