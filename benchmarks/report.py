@@ -4,9 +4,8 @@
 """
 Tables and figures of the stored results. A table replaces the lines between its markers,
 ``<!-- name -->`` and ``<!-- end of name -->``, on the one page that has them. A page may show an
-excerpt, ``<!-- name | lines: <regular expression> | columns: first, second -->``, and with
-``lines: none`` nothing. The whole table is then a file of comma-separated values beside it, which
-the page links.
+excerpt, ``<!-- name | lines: <regular expression> | columns: first, second -->``, or nothing, with
+``lines: none``. The whole table is then a file of comma-separated values, which the page links.
 
     python -m benchmarks.report --documents --figures docs
 """

@@ -61,21 +61,19 @@ def test_a_page_shows_an_excerpt_and_links_the_whole_table():
     assert files == {page.parent / "rows" / "t.csv": 'a,b,c\none,1,"x, y"\ntwo,2,z\n'}
     with pytest.raises(ValueError, match="no line of the table a b c has four"):
         report.insert(marked.replace("^one|three", "four"), "t", table)
-    nothing = marked.replace("^one|three", "none")
-    assert report.insert(nothing, "t", table).split("\n")[1] == "<!-- end of t -->"
-
-
-def test_an_excerpt_has_columns_with_commas_bars_and_equal_names():
-    head = "| a, b | b | minus | p(c \\| d) | minus |\n| --- | --- | --- | --- | --- |\n"
-    table = head + "| 1 | 2 | 3 | 4 | 5 |"
-    shown = report.excerpt(table, columns="a, b, p(c \\| d), minus, minus").split("\n")
-    assert shown[0] == "| a, b | p(c \\| d) | minus | minus |"
-    assert shown[2] == "| 1 | 4 | 5 | 3 |"
-    with pytest.raises(ValueError, match=r"has no column c, minus"):
-        report.excerpt(table, columns="b, c, minus")
-    page = report.DOCS / "results" / "page.md"
-    (file,) = report.whole({page: "<!-- t | lines: none --> (rows/t.csv)"}, {"t": table}).values()
-    assert file == '"a, b",b,minus,p(c | d),minus\n1,2,3,4,5\n'
+    with pytest.raises(ValueError, match=r"the table a \| b \| c has no column d"):
+        report.insert(marked.replace("a, c", "a, d"), "t", table)
+    commas = "| a | a, m | m |\n| --- | --- | --- |\n| 1 | 2 | 3 |"
+    assert report.excerpt(commas, columns="m, a, m, a").split("\n")[2] == "| 3 | 2 | 1 |"
+    alone = "<!-- t | lines: none -->\n<!-- end of t -->"
+    assert report.insert(alone.replace("\n", "\nold\n"), "t", table) == alone
+    twice = "| a | b | a |\n| --- | --- | --- |\n| 1 | 2 | 3 |"
+    assert report.excerpt(twice, columns="a, a").split("\n")[2] == "| 1 | 3 |"
+    bars = "| p(c \\| d) | m |\n| --- | --- |\n| 1 | 2 |"
+    assert report.excerpt(bars, columns="m, p(c \\| d)").split("\n")[2] == "| 2 | 1 |"
+    assert [
+        *report.whole({page: "<!-- t | lines: none --> (rows/t.csv)"}, {"t": bars}).values()
+    ] == ["p(c | d),m\n1,2\n"]
 
 
 def test_numbers_of_the_head_table_stand_in_tables_of_the_pages():
