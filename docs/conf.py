@@ -91,7 +91,8 @@ def with_notebook(app, page, template, context, doctree):
     if page.startswith(("tutorials/", "gallery/")) and doctree is not None:
         import nbformat  # of the extra docs
 
-        book = nbformat.v4.new_notebook()
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        book = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
         for number, (kind, text) in enumerate(notebook(Path(app.srcdir, f"{page}.md"))):
             new = getattr(nbformat.v4, f"new_{kind}_cell")
             book.cells.append(new(text, id=f"cell-{number}"))

@@ -24,6 +24,8 @@ addEventListener("DOMContentLoaded", () => {
 addEventListener("load", () => {
   // Pictures of several panels, for site.css.
   document.querySelectorAll(".cell_output img").forEach((picture) => {
-    if (picture.naturalWidth > 1000) picture.parentElement.classList.add("panels");
+    if (picture.naturalWidth <= 1000) return;
+    picture.parentElement.classList.add("panels");
+    picture.parentElement.tabIndex = 0;
   });
 });
