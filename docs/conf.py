@@ -4,7 +4,6 @@
 """The documentation site: make docs."""
 
 import re
-from pathlib import Path
 
 import pyro_nmm
 
@@ -65,49 +64,9 @@ def formulas_in_lines(app, what, name, member, options, lines):
     lines[:] = text.split("\n")
 
 
-CELL = re.compile(r"```\{code-cell\}[^\n]*\n(?:---\n(.*?)---\n)?(.*)^```", re.DOTALL | re.MULTILINE)
-
-
-def notebook(path):
-    """
-    Cells of a tutorial, without outputs: the kind and the text of each. Cells that assert what the
-    page says of its output stay out. The style of the pictures stands in the first cell.
-    """
-    text = re.sub(r"\A---\n.*?\n---\n", "", path.read_text(), flags=re.DOTALL)
-    if style := re.search(r'plt\.style\.use\("(.*)"\)', text):
-        lines = (path.parent / style[1]).read_text().splitlines()
-        settings = dict(line.split(": ", 1) for line in lines if not line.startswith("#"))
-        text = text.replace(style[0], f"plt.rcParams.update({settings})")
-    for part in re.split(r"^(```\{code-cell\}.*?^```)$", text, flags=re.DOTALL | re.MULTILINE):
-        code = CELL.match(part)
-        if not code and part.strip():
-            yield "markdown", part.strip()
-        elif code and "remove-cell" not in (code[1] or ""):
-            yield "code", code[2].strip()
-
-
-def with_notebook(app, page, template, context, doctree):
-    """Write a tutorial as a notebook beside its page, with a link to it below the heading."""
-    if page.startswith(("tutorials/", "gallery/")) and doctree is not None:
-        import nbformat  # of the extra docs
-
-        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        book = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
-        for number, (kind, text) in enumerate(notebook(Path(app.srcdir, f"{page}.md"))):
-            new = getattr(nbformat.v4, f"new_{kind}_cell")
-            book.cells.append(new(text, id=f"cell-{number}"))
-        target = Path(app.outdir, f"{page}.ipynb")
-        target.parent.mkdir(exist_ok=True)
-        nbformat.write(book, target)
-        link = f'<a href="{target.name}" download>Download as a notebook</a>'
-        heading = f'</h1><p class="notebook">{link}</p>'
-        context["body"] = context["body"].replace("</h1>", heading, 1)
-
-
 def setup(app):
     app.connect("autodoc-skip-member", without_inherited_texts)
     app.connect("autodoc-process-docstring", formulas_in_lines)
-    app.connect("html-page-context", with_notebook)
 
 
 html_theme = "furo"

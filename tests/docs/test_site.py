@@ -75,20 +75,6 @@ def test_form_of_a_tutorial(path):
         assert shortened(marked) != marked, marked
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_notebook_of_a_tutorial(path):
-    config = {}
-    exec((ROOT / "docs" / "conf.py").read_text(), config)
-    book = list(config["notebook"](path))
-    texts = "\n".join(text for kind, text in book if kind == "markdown")
-    code = [text for kind, text in book if kind == "code"]
-    assert texts.startswith("# ")
-    assert "```{code-cell}" not in texts
-    assert len(code) == sum("remove-cell" not in options for options, _ in cells(path))
-    assert ".mplstyle" not in code[0]
-    assert not any("assert " in text for text in code)
-
-
 def test_a_failed_assert_of_a_tutorial_breaks_the_build():
     config = {}
     exec((ROOT / "docs" / "conf.py").read_text(), config)
