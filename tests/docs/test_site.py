@@ -1,17 +1,15 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The documentation site: tutorials run, shortened; every public name has a page."""
+"""The documentation site: tutorials run, shortened, and so do their notebooks."""
 
-import importlib
-import operator
 import re
 
 import matplotlib
 import pyro
 import pytest
 import torch
-from documents import DOCUMENTS, ROOT, TUTORIALS
+from documents import ROOT, TUTORIALS, load
 from matplotlib import pyplot as plt
 from sklearn.datasets import load_wine
 from sklearn.linear_model import LogisticRegression
@@ -19,7 +17,6 @@ from sklearn.neighbors import kneighbors_graph
 from sklearn.preprocessing import scale
 from torch_geometric.data import Data
 
-import pyro_nmm
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import random_split
 from pyro_nmm.models import StackedNMM
@@ -75,10 +72,9 @@ def test_form_of_a_tutorial(path):
 
 
 def test_a_failed_assert_of_a_tutorial_breaks_the_build():
-    config = {}
-    exec((ROOT / "docs" / "conf.py").read_text(), config)
-    assert config["nb_execution_raise_on_error"]
-    assert config["nb_execution_mode"] == "cache"
+    config = load("docs/conf.py")
+    assert config.nb_execution_raise_on_error
+    assert config.nb_execution_mode == "cache"
     hidden = "if True:\n    assert 1 > 2\n"
     assert shortened(hidden) == shortened(hidden, "tags: [remove-cell]") == hidden
     exec(shortened(hidden, "tags: [remove-cell, full-size]"))
@@ -104,41 +100,3 @@ def test_snippet_of_your_graph_on_another_graph():
     before, after = scores.log_softmax(1), namespace["marginals"].log()
     assert after[test, y[test]].mean() > before[test, y[test]].mean() + 0.01
     assert namespace["threes"].shape == (1000, 2)
-
-
-def listed(pattern=r"\w+"):
-    """Names in docs/api.md, by module."""
-    module, found = None, {}
-    for line in (ROOT / "docs" / "api.md").read_text().splitlines():
-        if line.startswith(".. currentmodule:: "):
-            module = line.split()[-1]
-        elif module and re.fullmatch(f"   {pattern}", line):
-            found.setdefault(module, []).append(line.strip())
-    return found
-
-
-def test_every_public_name_has_a_page():
-    for name, names in listed().items():
-        module = importlib.import_module(name)
-        public = getattr(module, "__all__", None) or [
-            key for key, value in vars(module).items()
-            if key[0] != "_" and getattr(value, "__module__", None) == name
-        ]  # fmt: skip
-        assert sorted(names) == sorted(public), name
-    assert {"pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"} < listed().keys()
-    assert pyro_nmm.__version__
-    for name, names in listed(r"[\w.]+").items():
-        operator.attrgetter(*names)(importlib.import_module(name))
-
-
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-
-
-@pytest.mark.parametrize("path", [*DOCUMENTS, *TUTORIALS, *EXAMPLES], ids=lambda path: path.name)
-def test_a_name_that_users_see_imported_has_a_page(path):
-    found = re.findall(r"^from (pyro_nmm[\w.]*) import (\([^)]*\)|.*)$", path.read_text(), re.M)
-    pages = listed(r"[\w.]+")
-    names = {f"{module}.{name}" for module in pages for name in pages[module]} | pages.keys()
-    for module, imported in found:
-        for name in re.findall(r"\w+", imported):
-            assert f"{module}.{name}" in names
