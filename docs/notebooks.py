@@ -16,6 +16,7 @@ CELL = re.compile(
 #: Text that serves the site or its tests alone.
 SITE_ONLY = (
     (re.compile(r"\A---\n.*?\n---\n", re.DOTALL), ""),  # the kernel of the site
+    (re.compile(r"!\[[^]]*\]\((?!https?://)[^)]*\)\n*"), ""),  # pictures of the site
     (re.compile(r"\[([^]]+)\]\((?!https?://)[^)]*\)"), r"\1"),  # links to pages of the site
 )
 TESTS_ONLY = (

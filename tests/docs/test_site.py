@@ -3,6 +3,8 @@
 
 """The documentation site: tutorials run, shortened, and so do their notebooks."""
 
+import ast
+import json
 import re
 
 import matplotlib
@@ -100,3 +102,47 @@ def test_snippet_of_your_graph_on_another_graph():
     before, after = scores.log_softmax(1), namespace["marginals"].log()
     assert after[test, y[test]].mean() > before[test, y[test]].mean() + 0.01
     assert namespace["threes"].shape == (1000, 2)
+
+
+NOTEBOOKS = load("docs/notebooks.py")
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_notebook_of_a_tutorial(path):
+    """It has every cell that a reader sees, and names nothing that a hidden cell defines."""
+    book = json.loads(NOTEBOOKS.notebook(path))
+    found = {kind: [] for kind in ("code", "markdown")}
+    for cell in book["cells"]:
+        found[cell["cell_type"]].append("".join(cell["source"]))
+    seen = [code for options, code in cells(path) if "remove-cell" not in options]
+    assert len(found["code"]) == len(seen)
+    assert "assert " not in "".join(found["code"])
+    assert "# tests:" not in "".join(found["code"])
+    assert found["markdown"][0].startswith("# ")
+    text = "\n".join(found["markdown"])
+    assert "{code-cell}" not in text
+    assert not re.findall(r"\]\((?!https?://)[^)]*\)", text), "a link to a file"
+    hidden, _ = names_in(code for options, code in cells(path) if "remove-cell" in options)
+    bound, read = names_in(seen)
+    assert not (hidden - bound) & read
+
+
+def names_in(codes):
+    """Names that cells bind, and names that they read."""
+    nodes = [node for code in codes for node in ast.walk(ast.parse(code))]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return bound, {node.id for node in names if isinstance(node.ctx, ast.Load)}
+
+
+def test_a_notebook_runs_in_any_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("Agg")
+    namespace = {}
+    path = ROOT / "docs" / "tutorials" / "borrowed-label.md"
+    for kind, code in NOTEBOOKS.cells(path):
+        if kind == "code":
+            exec(compile(code, "borrowed-label.ipynb", "exec"), namespace)
+    plt.close("all")
+    assert "nodes 1 and 3 share a die" in capsys.readouterr().out
