@@ -92,7 +92,9 @@ def link_notebook(app, page, template, context, doctree):
     """A link below the title of every tutorial."""
     if (DOCS / f"{page}.md").parent == TUTORIALS:
         link = f'<a href="{page.rpartition("/")[2]}.ipynb" download>Download as a notebook</a>'
-        context["body"] = context["body"].replace("</h1>", f"</h1>\n<p>{link}</p>", 1)
+        context["body"] = context["body"].replace(
+            "</h1>", f'</h1>\n<p class="notebook">{link}</p>', 1
+        )
 
 
 def setup(app):

@@ -19,10 +19,8 @@ SITE_ONLY = (
     (re.compile(r"!\[[^]]*\]\((?!https?://)[^)]*\)\n*"), ""),  # pictures of the site
     (re.compile(r"\[([^]]+)\]\((?!https?://)[^)]*\)"), r"\1"),  # links to pages of the site
 )
-TESTS_ONLY = (
-    (re.compile(r'^plt\.style\.use\(".*?\.mplstyle"\)\n', re.MULTILINE), ""),
-    (re.compile(r"  # tests: .*$", re.MULTILINE), ""),  # sizes for short runs
-)
+TESTS_ONLY = ((re.compile(r"  # tests: .*$", re.MULTILINE), ""),)  # sizes for short runs
+STYLE = re.compile(r'^plt\.style\.use\("(.*?)"\)$', re.MULTILINE)
 NOTE = """
 *This notebook is a page of the documentation of pyro-nmm. It needs the library with its extra
 `examples`, and no other file.*
@@ -41,12 +39,21 @@ def parts(text: str) -> Iterator[tuple[str, str]]:
     yield "markdown", text[end:]
 
 
+def settings(style: Path) -> str:
+    """The file of a style as code."""
+    lines = [line.split(": ", 1) for line in style.read_text().splitlines() if line[0] != "#"]
+    entries = "".join(f'    "{name}": {value!r},\n' for name, value in lines)
+    return f"plt.rcParams.update({{\n{entries}}})"
+
+
 def cells(page: Path) -> list[tuple[str, str]]:
     """Kind and text of each cell of a page's notebook; adjacent cells of text are one."""
     joined: list[tuple[str, str]] = []
     for kind, text in parts(page.read_text()):
         for pattern, new in SITE_ONLY if kind == "markdown" else TESTS_ONLY:
             text = pattern.sub(new, text)
+        if kind == "code":
+            text = STYLE.sub(lambda found: settings(page.parent / found[1]), text)
         if not (text := text.strip("\n")):
             continue
         if kind == "markdown" and joined and joined[-1][0] == kind:
