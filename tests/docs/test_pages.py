@@ -50,6 +50,12 @@ def test_a_snippet_that_needs_what_is_not_there_is_found(monkeypatch, capfd):
     assert "name 'torch' is not defined" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("path", DOCUMENTS + RESULTS + TUTORIALS, ids=lambda path: path.name)
+def test_code_that_no_test_runs_is_not_marked_as_python(path):
+    fences = set(re.findall(r"^```(py\w*)$", path.read_text(), re.MULTILINE))
+    assert fences <= ({"python"} if path in DOCUMENTS else set())
+
+
 def test_annotators_in_ten_lines():
     assert len(SNIPPETS["annotators.md"][1].splitlines()) <= 10
 
