@@ -13,35 +13,29 @@ from documents import DOCUMENTS, RESULTS, ROOT, SNIPPETS, TUTORIALS, anchors, li
 from page_checks import CHECKS
 from run_page import in_child
 
-SLOW = {
-    "annotators.md",
-    "denoising.md",
-    "index.md",
-    "node-classification.md",
-    "variational-family.md",
-}
+# Pages that share the import of torch; seconds on one core.
+QUICK = ["distributed.md", "latent-labels.md", "links.md", "pyro.md", "tabular.md"]  # 35
+SLOW = (
+    ["annotators.md", "index.md"],  # 55
+    ["denoising.md", "node-classification.md", "variational-family.md"],  # 65
+)
 PAGES = SNIPPETS.keys() - {"README.md"}  # the README: tests/core/test_package.py
 
 
-def run(names):
-    """Snippets as pasted, each page in a fresh process: run_page.py."""
+@pytest.mark.parametrize(
+    "names",
+    [QUICK, *(pytest.param(names, marks=pytest.mark.slow) for names in SLOW)],
+    ids=", ".join,
+)
+def test_snippets_of_pages(names):
+    """As pasted, each page in a process of its own, and then what the page claims: run_page.py."""
     command = [sys.executable, str(ROOT / "tests" / "run_page.py"), *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_snippets_of_pages():
-    run(sorted(PAGES - SLOW))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(SLOW))
-def test_snippets_of_a_slow_page(name):
-    run([name])
-
-
-def test_every_page_with_snippets_has_a_check():
-    assert CHECKS.keys() == PAGES
+def test_every_page_with_snippets_runs_and_has_a_check():
+    assert sorted(sum(SLOW, QUICK)) == sorted(CHECKS.keys()) == sorted(PAGES)
 
 
 def test_a_snippet_that_needs_what_is_not_there_is_found(monkeypatch, capfd):
