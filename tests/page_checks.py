@@ -34,13 +34,14 @@ def score(probs, data):
 
 @of("index.md")
 def front_page(found, printed):
-    marginals, pairs = found["marginals"], found["pairs"]
-    size = marginals.shape[-1]
-    torch.testing.assert_close(marginals.sum(-1), torch.ones(len(marginals)))
-    assert pairs.shape[1:] == (size, size)
-    assert found["draws"].shape[-1] == len(marginals)
+    posterior, data = found["posterior"], found["data"]
+    marginals = posterior.marginals()
+    torch.testing.assert_close(marginals.sum(-1), torch.ones(data.num_nodes))
+    known = data.train_mask
+    torch.testing.assert_close(marginals[known].argmax(-1), data.y[known])
+    tables = posterior.pairwise(data.edge_index[:, :10])
+    torch.testing.assert_close(tables.sum(-1), marginals[data.edge_index[0, :10]])
     if "scores" in found:  # of a trained classifier
-        data = found["data"]
         assert score(marginals, data) > score(found["scores"].softmax(-1), data)
 
 
