@@ -77,8 +77,9 @@ def is_documented(name, member):
 
 def skip_member(app, what, name, member, skip, options):
     """Skip members and data of other libraries."""
-    field = type(member).__name__ == "_tuplegetter"  # of a named tuple
-    if what != "class" or field or not (callable(member) or hasattr(member, "__get__")):
+    if what != "class" or type(member).__name__ == "_tuplegetter":  # a field of a named tuple
+        return None
+    if not (callable(member) or hasattr(member, "__get__")):
         return True if name in DATA_OF_LIBRARIES else None
     return None if is_documented(name, member) else True
 
