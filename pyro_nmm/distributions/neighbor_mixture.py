@@ -130,6 +130,7 @@ class NeighborMixture(GraphDistribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """``(*sample_shape, ..., N)``: joint draws of the labels of all nodes."""
         shape = self._extended_shape(as_shape(sample_shape))
         c = NeighborChoice(self.hood, self.logits).expand(shape[:-1]).sample()
         return self.channel.draw(self.hood, c, ChosenLabels(self.alpha, c).sample())
