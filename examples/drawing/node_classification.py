@@ -1,42 +1,21 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Figures of the examples, and the three panels of node_classification.py."""
+"""Reliability, accuracy over epochs, and the marginals around one node."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import matplotlib
-import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-COLORS = ("#E69F00", "#0072B2")
-#: Okabe and Ito's palette for up to eight labels, extended by greys.
-PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000",
-           "#999999", "#555555")  # fmt: skip
-
-
-def canvas(rows: int, columns: int, size: tuple[float, float], font: int = 10, **style):
-    """A figure and its axes, without lines on top and on the right by default."""
-    matplotlib.use("Agg")
-    lines = dict.fromkeys(("axes.spines.top", "axes.spines.right"), style.pop("box", False))
-    plt.rcParams.update({"font.size": font} | lines)
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", **style)
-
-
-def save(figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    print(f"picture: {path}")
+from drawing import BLUE, ORANGE, PALETTE, canvas, diagonal, reliability, save
 
 
 def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
     figure, axes = canvas(1, 3, (14, 4.6))
     test = data.test_mask
-    for (name, p), color in zip(probs.items(), COLORS, strict=True):
+    for (name, p), color in zip(probs.items(), (ORANGE, BLUE), strict=True):
         reliability(axes[0], p[test].cpu(), data.y[test].cpu(), color, name)
         accuracy = [row[0] for row in curves[name]]
         axes[1].plot(range(1, len(accuracy) + 1), accuracy, color=color, label=name)
@@ -50,24 +29,6 @@ def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
     node = uncertain_node(data, mix, *probs.values()) if args.node is None else args.node
     neighbourhood(axes[2], data, mix, list(probs.values())[1], node)
     save(figure, args.output)
-
-
-def reliability(axis, probs: Tensor, y: Tensor, color: str, label: str, bins: int = 10) -> None:
-    """Accuracy over confidence in bins of equally many nodes."""
-    confidence, prediction = probs.max(-1)
-    hit = (prediction == y).double()
-    parts = confidence.argsort().chunk(bins)
-    x = torch.stack([confidence[part].mean() for part in parts])
-    share = torch.stack([hit[part].mean() for part in parts])
-    error = (share * (1 - share) / torch.tensor([len(part) for part in parts])).sqrt()
-    axis.errorbar(x, share, error, fmt="o-", ms=4, capsize=2, color=color, label=label)
-
-
-def diagonal(axis, low: float = 1.0) -> float:
-    """Where accuracy equals confidence; returns the least value shown."""
-    low = min(axis.get_xlim()[0], axis.get_ylim()[0], low)
-    axis.plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
-    return low
 
 
 def uncertain_node(data, mix, first: Tensor, second: Tensor) -> int:
