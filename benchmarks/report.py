@@ -4,8 +4,8 @@
 """
 Tables and figures of the stored results. A table replaces the lines between its markers,
 ``<!-- name -->`` and ``<!-- end of name -->``, on the one page that has them. A page may show an
-excerpt, ``<!-- name | lines: <regular expression> | columns: first, second -->``. The whole table
-is then a file of comma-separated values beside it, which the page links.
+excerpt, ``<!-- name | lines: <regular expression> | columns: first, second -->``, or nothing, with
+``lines: none``. The whole table is then a file of comma-separated values, which the page links.
 
     python -m benchmarks.report --documents --figures docs
 """
@@ -55,18 +55,25 @@ def insert(text: str, name: str, content: str) -> str:
     def shown(match: re.Match) -> str:
         options = dict(part.split(": ", 1) for part in (match["options"] or "").split(" | ")[1:])
         part = excerpt(content, **options) if options else content
-        return f"{match[1]}{part}\n{match['end']}"
+        return "".join([match[1], part and f"{part}\n", match["end"]])
 
     start = rf"<!-- {re.escape(name)}(?P<options>(?: \| [^\n]+?)?) -->\n"
     pattern = rf"({start}).*?(?P<end><!-- end of {re.escape(name)} -->)"
     return re.sub(pattern, shown, text, flags=re.DOTALL)
 
 
+def cells(row: str) -> list[str]:
+    r"""Cells of a line of a table. ``\|`` is a part of a cell."""
+    return re.split(r"(?<!\\)\|", row)[1:-1]
+
+
 def excerpt(content: str, lines: str = "", columns: str = "") -> str:
     """Lines of a table in which the expression is found, and columns in the order asked for."""
-    head, align, *body = [row.strip("|").split("|") for row in content.split("\n")]
+    if lines == "none":
+        return ""
+    head, align, *body = map(cells, content.split("\n"))
     names = [name.strip() for name in head]
-    kept = [names.index(name) for name in columns.split(", ")] if columns else range(len(names))
+    kept = columns_of(names, columns) if columns else range(len(names))
     body = [row for row in body if re.search(lines, "|".join(row).strip())]
     if not body:
         raise ValueError(f"no line of the table {' '.join(names)} has {lines}")
@@ -74,12 +81,26 @@ def excerpt(content: str, lines: str = "", columns: str = "") -> str:
     return "\n".join(f"|{'|'.join(row[k] for k in kept)}|" for row in table)
 
 
+def columns_of(names: list[str], asked: str) -> list[int]:
+    """Places of names that are listed with commas between them, and may have commas inside."""
+    kept, rest = [], asked
+    while rest:
+        found = [name for name in names if f"{rest}, ".startswith(f"{name}, ")]
+        if not found:
+            raise ValueError(f"the table {' | '.join(names)} has no column {rest}")
+        longest = max(found, key=len)
+        start = kept[-1] + 1 if kept and longest in names[kept[-1] + 1 :] else 0
+        kept.append(names.index(longest, start))  # of equal names the next one
+        rest = rest[len(longest) + 2 :]
+    return kept
+
+
 def whole(texts: dict[Path, str], made: dict[str, str]) -> dict[Path, str]:
     """Files of comma-separated values: tables of which a page shows an excerpt."""
     found = {}
     for path, text in texts.items():
         for name in re.findall(r"<!-- ([^|\n]*?) \| \w+: ", text):
-            rows = [[cell.strip() for cell in row.strip("|").split("|")]
+            rows = [[cell.strip().replace("\\|", "|") for cell in cells(row)]
                     for k, row in enumerate(made[name].split("\n")) if k != 1]  # fmt: skip
             file = io.StringIO()
             csv.writer(file, lineterminator="\n").writerows(rows)

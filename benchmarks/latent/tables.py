@@ -25,6 +25,8 @@ GRAPHS = shared.GRAPHS | {"digits": "digits", "grid": "grid, drawn from the NMM"
 #: Columns that name a cell of simulated annotators, and the order of their values.
 SIMULATED = {"graph": GRAPHS, "annotators": CELLS, "mean accuracy": (0.9, 0.7, 0.5)}
 SCORES = "accuracy", "log score"
+#: Labels of simulated annotators, by task.
+LABELS = {"simulated": "of a graph's nodes", "model": "drawn from the NMM"}
 
 
 def fields(files: Files, task: str) -> DataFrame:
@@ -133,6 +135,18 @@ def simulated_annotators(files: Files) -> str:
     return shared.table(simulations(files), [*SIMULATED, "method", "fit"], cells)
 
 
+def simulated_means(files: Files) -> str:
+    """Chosen fits, and methods without a choice: means over graphs and mean accuracies."""
+    rows = simulations(files).assign(labels=lambda rows: ordered(rows["task"], LABELS))
+    rows = rows[(rows["fit"] == "chosen") | rows["left out"].isna()]
+    down = ["labels", "annotators", "method"]
+    settings = rows.groupby([*down, "graph", "mean accuracy"], observed=True)
+    each = settings[[*SCORES, "ECE", "Brier", "seconds"]].mean().reset_index()
+    cells = {"settings": count} | {name: average(name, ".3f") for name in (*SCORES, "ECE")}
+    cells |= {"highest ECE": average("ECE", ".3f", of=max), "Brier": average("Brier", ".3f")}
+    return shared.table(each, down, cells | {"seconds": average("seconds", ".1f")})
+
+
 def gaps(files: Files) -> DataFrame:
     """The chosen NMM minus every rival's chosen fit; also where only the rivals have a GCN."""
     rows, keys = simulations(files), ["graph", "cell", "mean accuracy", "seed"]
@@ -158,11 +172,10 @@ def simulated_counts(files: Files) -> str:
     def ahead(field: str) -> Cell:
         return lambda part, _: f"{sum(gap.mean > 0 for gap in part[field])} of {len(part)}"
 
-    labels = {"model": "drawn from the NMM", "simulated": "of a graph's nodes"}
-    rows = gaps(files).assign(labels=lambda rows: rows["task"].map(labels))
+    rows = gaps(files).assign(labels=lambda rows: rows["task"].map(LABELS))
     cells = {f"{{}}: {name}": ahead(name) for name in SCORES}
     return shared.table(rows, ["labels", "annotators"], cells, across="method")
 
 
 TABLES = (hidden, hidden_searches, hidden_normalizers, cortex, cortex_halves, simulated_graphs)
-TABLES += (simulated_counts, simulated_differences, simulated_annotators)
+TABLES += (simulated_means, simulated_counts, simulated_differences, simulated_annotators)

@@ -23,8 +23,18 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from benchmarks.shared.records import Files, Records, command
-from benchmarks.shared.tables import Cell, average, count, frame, markdown, ordered, table
+from benchmarks.shared.tables import (
+    Cell,
+    average,
+    count,
+    frame,
+    groups,
+    markdown,
+    ordered,
+    table,
+)
 from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.distributions import EvidenceConditional, OrderedConditional
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
 from pyro_nmm.models import nmm
 
@@ -153,12 +163,25 @@ def mixing(args, results: Records) -> None:
         results.add(**key, samples=args.num_samples, effective=size, seconds=seconds, **found)
 
 
+def small_graph(seed: int) -> Neighborhood:
+    """Twenty nodes with three sources each."""
+    pyro.set_rng_seed(seed)
+    row, source = torch.arange(20).repeat_interleave(3), torch.randint(20, (60,))
+    return Neighborhood(torch.stack([source, row]), 20)
+
+
+def of_motions(hood: Neighborhood, feature: Tensor, y: Tensor | None) -> None:
+    kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+    beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
+    with pyro.plate("motions", 3):
+        alpha = (kappa * torch.full((hood.num_nodes, 2), 0.5)).expand(3, -1, -1)
+        nmm(hood, alpha, beta * feature, y, collapsed=True)
+
+
 def calibration(args, results: Records) -> None:
-    """Ranks of true parameters among four draws, for data sets of 20 nodes and three motions."""
-    for key in results.missing(task="calibration of sweeps", seed=range(args.num_sets)):
-        pyro.set_rng_seed(key["seed"])
-        row, source = torch.arange(20).repeat_interleave(3), torch.randint(20, (60,))
-        hood = Neighborhood(torch.stack([source, row]), 20)
+    """Ranks of true parameters among four draws of the kernel."""
+    for key in results.missing(task="calibration of the kernel", seed=range(args.num_sets)):
+        hood = small_graph(key["seed"])
         model = partial(of_motions, hood, torch.randn(hood.num_edges))
         truth = poutine.trace(model).get_trace(None).nodes
         gibbs = FieldGibbs(model, RandomWalkKernel, num_sweeps=5)
@@ -169,12 +192,49 @@ def calibration(args, results: Records) -> None:
         results.add(**key, ranks=ranks)
 
 
-def of_motions(hood: Neighborhood, feature: Tensor, y: Tensor | None) -> None:
-    kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
-    beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
-    with pyro.plate("motions", 3):
-        alpha = (kappa * torch.full((hood.num_nodes, 2), 0.5)).expand(3, -1, -1)
-        nmm(hood, alpha, beta * feature, y, collapsed=True)
+def calibration_of_chains(args, results: Records) -> None:
+    """Ranks of the true choices among four states of chains, at the true parameters."""
+    kinds = "observed labels", "latent labels"
+    for key in results.missing(
+        task="calibration of chains", seed=range(args.num_sets), labels=kinds
+    ):
+        hood = small_graph(key["seed"])
+        alpha = dist.LogNormal(0.0, 1.0).sample() * torch.full((20, 2), 0.5)
+        logits = torch.randn(hood.num_edges)
+        truth = poutine.trace(nmm).get_trace(hood, alpha, logits, collapsed=True).nodes
+        c, y = truth["c"]["value"], truth["y"]["value"]
+        if key["labels"] == "latent labels":
+            # Measurements are right with probability 0.8.
+            x = y.where(torch.rand(20) < 0.8, 1 - y)
+            evidence = torch.full((2, 2), 0.2).fill_diagonal_(0.8).log()[:, x].T
+            q: EvidenceConditional | OrderedConditional
+            q, value = EvidenceConditional(hood, alpha, logits, evidence), torch.stack([c, y])
+        else:
+            q, value = OrderedConditional(hood, alpha, logits, y), c
+        states, chains = [], Chains(num_sweeps=5)
+        for _ in range(10 * args.thin):
+            states.append(chains.draw(q))
+        kept = torch.stack([value, *states[6 * args.thin + args.thin - 1 :: args.thin]])
+        found = statistics(hood, alpha, kept if kept.dim() == 3 else kept[:, None], y)
+        ranks = {}
+        for name, (own, *others) in found.items():
+            # Ties of integers are broken at random.
+            noise = torch.rand(5) * 1e-6
+            ranks[name] = int((torch.stack(others) + noise[1:] < own + noise[0]).sum())
+        results.add(**key, ranks=ranks)
+
+
+def statistics(hood: Neighborhood, alpha: Tensor, states: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Of states ``(draws, 1 or 2, N)``: log p(y | c), own dice, and labels of the first kind."""
+    c = states[:, 0]
+    y = states[:, 1] if states.shape[1] == 2 else y.expand_as(c)
+    counts = torch.zeros(len(c), *alpha.shape).flatten(1)
+    counts = counts.scatter_add(1, 2 * c + y, torch.ones(c.shape)).view(-1, *alpha.shape)
+    whole = torch.lgamma(alpha + counts) - torch.lgamma(alpha)
+    total = torch.lgamma(alpha.sum(-1) + counts.sum(-1)) - torch.lgamma(alpha.sum(-1))
+    own = (c == torch.arange(hood.num_nodes)).double().sum(-1)
+    found = {"log p(y | c)": whole.sum((-1, -2)) - total.sum(-1), "own dice": own}
+    return found | ({"labels": y.double().sum(-1)} if states.shape[1] == 2 else {})
 
 
 RANKED = "kappa", "beta"
@@ -211,15 +271,23 @@ def effective_draws(files: Files) -> str:
 
 
 def ranks_of_truth(files: Files) -> str:
-    rows, lines = frame(files["inference"], task="calibration"), []
-    for name in RANKED if len(rows) else ():
-        counts = np.bincount(rows[f"ranks.{name}"], minlength=5)
-        line = {"parameter": name, "data sets": f"{len(rows)}"}
-        line |= {f"rank {rank}": f"{number}" for rank, number in enumerate(counts)}
-        lines.append(line | {"p of uniform ranks": f"{chisquare(counts).pvalue:.3f}"})
-    return markdown(lines)
+    lines = []
+    for task in CALIBRATIONS:
+        rows = frame(files["inference"], task=task)
+        for labels, part in groups(rows, ["labels"]) if "labels" in rows else [(("",), rows)]:
+            for name in [name for name in part if name.startswith("ranks.")]:
+                counts = np.bincount(part[name].dropna().astype(int), minlength=5)
+                if counts.any():
+                    line = {"draws of": CALIBRATIONS[task], "labels": labels[0]}
+                    line |= {"rank of": name.removeprefix("ranks."), "data sets": f"{counts.sum()}"}
+                    line |= {f"{rank} below": f"{number}" for rank, number in enumerate(counts)}
+                    lines.append(line | {"p of uniform ranks": f"{chisquare(counts).pvalue:.3f}"})
+    return markdown(lines, 3)
 
 
+#: Rows of "calibration" are of a version of the kernel that was not kept.
+CALIBRATIONS = {"calibration of the kernel": "`FieldGibbs`", "calibration of chains": "`Chains`"}
+CALIBRATIONS |= {"calibration": "`FieldGibbs` with joint moves, not kept"}
 TABLES = coverage, effective_draws, ranks_of_truth
 OPTIONS = {
     "num_sets": (100, "data sets, of club and calibration"),
@@ -229,7 +297,7 @@ OPTIONS = {
     "kernels": ([*KERNELS], "of mixing"),
     "repeats": (3, "data sets of each size, of mixing"), "results": Path,
 }  # fmt: skip
-main = command(__doc__, [club, mixing, calibration], **OPTIONS)
+main = command(__doc__, [club, mixing, calibration, calibration_of_chains], **OPTIONS)
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.double)

@@ -39,12 +39,18 @@ def _of(b, inputs):
 
 
 @_compiled
-def _place(e, i, inputs):
+def _place(e, i, each, inputs):
     # Of an edge: its source, its place in alpha, its place in the data, and an observed label.
-    place, j = e if len(inputs.labels) == len(inputs.source) else i, inputs.source[e]
+    place, j = e if each else i, inputs.source[e]
     if len(inputs.single):
         return j, e, place, inputs.labels[place]
     return j, j, place, 0
+
+
+@_compiled
+def _each(inputs):
+    # Whether the data have a place for each edge, not for each row: asked once for many edges.
+    return len(inputs.labels) == len(inputs.source)
 
 
 @_compiled
@@ -60,13 +66,21 @@ def _above(place, counts, inputs):
 
 
 @_compiled
-def _draw(first, last, inputs, table, uniforms, edges, labels, same_label, any_label):
+def _of_draw(b, seen):
+    if len(seen):
+        return seen[0][b], seen[1][b]
+    return ()
+
+
+@_compiled
+def _draw(first, last, inputs, table, uniforms, edges, labels, seen):
+    # seen is () or the counts of the label and of all labels, for each edge.
     ptr, source = inputs.ptr, inputs.source
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     every = table.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        counts = same_label[b], any_label[b]
+        counts = _of_draw(b, seen)
         for i in range(len(ptr) - 1):
             e, k = _draw_row(i, one, table, uniforms[b, i], running, counts)
             edges[b, i], labels[b, i] = e, k
@@ -78,18 +92,18 @@ def _draw(first, last, inputs, table, uniforms, edges, labels, same_label, any_l
 @_compiled
 def _draw_row(i, inputs, table, uniform, running, counts):
     single, ptr, _, attention, alpha, total, _, likelihood = inputs
-    every, weight = table.shape[1] - 1, 0.0
+    each, every, weight = _each(inputs), table.shape[1] - 1, 0.0
     for e in range(ptr[i], ptr[i + 1]):
-        place = _place(e, i, inputs)
+        place = _place(e, i, each, inputs)
         j, a, _, label = place
-        if len(single):  # what the edge has seen
+        if len(counts):  # numba takes the branch out where there are none
             counts[0][e], counts[1][e] = table[j, label], table[j, every]
         weight += attention[e] * _above(place, table, inputs) / (total[a] + table[j, every])
         running[e - ptr[i]] = weight
     e, threshold = ptr[i], uniform * weight
     while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
         e += 1
-    j, a, place, label = _place(e, i, inputs)
+    j, a, place, label = _place(e, i, each, inputs)
     if len(single):
         return e, label
     # What is left of the threshold goes through the labels of this edge.
@@ -111,7 +125,6 @@ def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others.
     ptr, source = inputs.ptr, inputs.source
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
-    unread = np.empty(len(source) * len(inputs.single), np.int32)  # what edges have seen
     for b in range(first, last):
         one = _of(b, inputs)
         for i in range(len(ptr) - 1):
@@ -121,7 +134,7 @@ def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
             for i in range(len(ptr) - 1):
                 table[source[edges[b, i]], labels[b, i]] -= 1
                 table[source[edges[b, i]], -1] -= 1
-                e, k = _draw_row(i, one, table, uniforms[sweep, b, i], running, (unread, unread))
+                e, k = _draw_row(i, one, table, uniforms[sweep, b, i], running, ())
                 edges[b, i], labels[b, i] = e, k
                 visits[b, i, k] += 1
                 totals[b, sweep, k] += 1
@@ -143,15 +156,15 @@ def _evaluate(first, last, inputs, table, edges, labels, predicted, log_choice):
     every = table.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        _, ptr, source, attention, alpha, total, _, likelihood = one
+        each, (_, ptr, source, attention, alpha, total, _, likelihood) = _each(one), one
         for i in range(len(ptr) - 1):
             weight = 0.0
             for e in range(ptr[i], ptr[i + 1]):
-                place = _place(e, i, one)
+                place = _place(e, i, each, one)
                 above = _above(place, table, one)
                 weight += attention[e] * above / (total[place[1]] + table[place[0], every])
             e, k = edges[b, i], labels[b, i]
-            j, _, place, _ = _place(e, i, one)
+            j, _, place, _ = _place(e, i, each, one)
             part = attention[e] * (alpha[j, k] + table[j, k]) * likelihood[place, k]
             predicted[b, i] = np.log(weight)
             log_choice[b, i] = np.log(part / (total[j] + table[j, every])) - np.log(weight)
@@ -168,14 +181,14 @@ def _gradient(first, last, inputs, table, edges, labels, predicted, to_predicted
     every = table.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        _, ptr, source, attention, alpha, total, _, likelihood = one
+        each, (_, ptr, source, attention, alpha, total, _, likelihood) = _each(one), one
         grad_attention = to_attention[min(b, len(to_attention) - 1)]
         grad_alpha = to_alpha[min(b, len(to_alpha) - 1)]
         grad_likelihood = to_likelihood[min(b, len(to_likelihood) - 1)]
         for i in range(len(ptr) - 1):
             share = (to_predicted[b, i] - to_choice[b, i]) * np.exp(-predicted[b, i])
             for e in range(ptr[i], ptr[i + 1]):
-                j, _, place, _ = _place(e, i, one)
+                j, _, place, _ = _place(e, i, each, one)
                 above, below = 0.0, total[j] + table[j, every]
                 scale = share * attention[e] / below
                 for k in range(every):
@@ -186,7 +199,7 @@ def _gradient(first, last, inputs, table, edges, labels, predicted, to_predicted
                 for k in range(every):
                     grad_alpha[j, k] += scale * (likelihood[place, k] - above / below)
             e, label, direct = edges[b, i], labels[b, i], to_choice[b, i]
-            j, _, place, _ = _place(e, i, one)
+            j, _, place, _ = _place(e, i, each, one)
             below = total[j] + table[j, every]
             grad_attention[e] += direct
             grad_likelihood[place, label] += direct
@@ -206,7 +219,7 @@ def _credit(first, last, inputs, counts, edges, labels, predicted, costs, table)
     every = counts.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        _, ptr, source, attention, _, total, _, likelihood = one
+        each, (_, ptr, source, attention, _, total, _, likelihood) = _each(one), one
         for i in range(len(ptr) - 1):
             counts[source[edges[b, i]], labels[b, i]] += 1
             counts[source[edges[b, i]], every] += 1
@@ -217,7 +230,7 @@ def _credit(first, last, inputs, counts, edges, labels, predicted, costs, table)
             counts[j, every] -= 1
             shrink = np.exp(-predicted[b, i])
             for e in range(ptr[i], ptr[i + 1]):
-                place = _place(e, i, one)
+                place = _place(e, i, each, one)
                 j, _, row, _ = place
                 if counts[j, every] == 0:
                     continue
@@ -241,7 +254,7 @@ def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, cost
     other = table.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        _, ptr, source, attention, alpha, total, _, _ = one
+        each, (_, ptr, source, attention, alpha, total, _, _) = _each(one), one
         for i in range(len(ptr) - 2, -1, -1):
             j = source[edges[b, i]]
             costs[b, i] = changes[j, other] + changes[j, labels[b, i]]
@@ -249,7 +262,7 @@ def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, cost
             for e in range(ptr[i], ptr[i + 1]):
                 if any_label[b, e] == 0:
                     continue
-                j, _, _, label = _place(e, i, one)
+                j, _, _, label = _place(e, i, each, one)
                 above, below = alpha[e, 0] + same_label[b, e], total[e] + any_label[b, e]
                 scale, now = shrink * attention[e], above / below
                 change = -np.log1p(scale * (above / (below - 1) - now))
@@ -259,7 +272,7 @@ def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, cost
                     changes[j, label] += equal - change
         for i in range(len(ptr) - 1):
             for e in range(ptr[i], ptr[i + 1]):
-                j, _, _, label = _place(e, i, one)
+                j, _, _, label = _place(e, i, each, one)
                 changes[j, other] = changes[j, label] = 0
 
 
@@ -291,10 +304,11 @@ def _run(loop, rows, entries, size: int, *arrays, sweeps=1, scratch=lambda first
 def draw(rows, entries, uniforms):
     """See :func:`pyro_nmm.ops.sampling.draw_entries`. Cost: :math:`O(B E K)`."""
     edges, labels = (np.empty(uniforms.shape, np.int64) for _ in range(2))
-    size = len(edges), rows.num_edges if entries.observed else 0
-    counts = np.empty(size, np.int32), np.empty(size, np.int32)
-    _run(_draw, rows, entries, len(edges), _array(uniforms), edges, labels, *counts)
-    kept = tuple(map(torch.from_numpy, counts)) if entries.observed else None
+    seen: tuple = ()
+    if entries.observed:
+        seen = tuple(np.empty((len(edges), rows.num_edges), np.int32) for _ in range(2))
+    _run(_draw, rows, entries, len(edges), _array(uniforms), edges, labels, seen)
+    kept = tuple(map(torch.from_numpy, seen)) or None
     return torch.from_numpy(edges), torch.from_numpy(labels), kept
 
 

@@ -61,6 +61,14 @@ def test_a_page_shows_an_excerpt_and_links_the_whole_table():
     assert files == {page.parent / "rows" / "t.csv": 'a,b,c\none,1,"x, y"\ntwo,2,z\n'}
     with pytest.raises(ValueError, match="no line of the table a b c has four"):
         report.insert(marked.replace("^one|three", "four"), "t", table)
+    with pytest.raises(ValueError, match=r"the table a \| b \| c has no column d"):
+        report.insert(marked.replace("a, c", "a, d"), "t", table)
+    commas = "| a | a, m | m |\n| --- | --- | --- |\n| 1 | 2 | 3 |"
+    assert report.excerpt(commas, columns="m, a, m, a").split("\n")[2] == "| 3 | 2 | 1 |"
+    alone = "<!-- t | lines: none -->\n<!-- end of t -->"
+    assert report.insert(alone.replace("\n", "\nold\n"), "t", table) == alone
+    twice = "| a | b | a |\n| --- | --- | --- |\n| 1 | 2 | 3 |"
+    assert report.excerpt(twice, columns="a, a").split("\n")[2] == "| 1 | 3 |"
 
 
 def test_numbers_of_the_head_table_stand_in_tables_of_the_pages():
