@@ -1,4 +1,4 @@
-# make demo: environment, installation, a Pyro program, and seven examples with their pictures.
+# make demo: environment, installation, a Pyro program, seven examples and their pictures.
 # make test: environment, installation, lint, types, the tests of the library, documents and examples.
 # make test-benchmarks: small runs of the benchmarks, their rivals, and the tables of stored results.
 # make docs: the documentation site, docs/_build/html/index.html, which needs no network; tutorials run

@@ -9,7 +9,7 @@ from drawing import BLUE, GREEN, ORANGE, canvas, diagonal, reliability, save
 
 
 def draw(output, y, results, shown, numbers, asked) -> None:
-    figure, axes = canvas(1, 3, (14, 4.6))
+    figure, axes = canvas(1, 3, (12, 4.4), font=12)
     share, probs = shown
     colors = dict(zip(probs, ("0.6", ORANGE, GREEN, BLUE), strict=True))
     for name, color in colors.items():

@@ -11,7 +11,7 @@ from drawing import canvas, save
 
 
 def draw(output, clean: Tensor, shown: dict, extra: dict, result: dict) -> None:
-    figure, axes = canvas(2, 3, (10.5, 7.2), font=9, box=True)
+    figure, axes = canvas(2, 3, (10.5, 7.2), font=12, box=True)
     axes = axes.T.flatten()
     for axis, (name, image) in zip(axes, ({"clean": clean} | shown).items(), strict=False):
         axis.imshow((image / 255).clamp(0, 1).permute(1, 2, 0).cpu().numpy())

@@ -15,8 +15,8 @@ from drawing import BLUE, ORANGE, diagonal, reliability, save
 
 def draw(output, rows, digits, known, model, probs) -> None:
     matplotlib.use("Agg")
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure = plt.figure(figsize=(14, 4.6), layout="constrained")
+    plt.rcParams.update({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False})
+    figure = plt.figure(figsize=(12, 4.4), layout="constrained")
     left, middle, right = figure.subfigures(1, 3, width_ratios=[1.1, 1, 1])
     alone, ours = (probs[name].argmax(1) for name in ("boosting", "boosting + NMM"))
     mended = np.flatnonzero(~known & (alone != digits) & (ours == digits))
@@ -24,7 +24,7 @@ def draw(output, rows, digits, known, model, probs) -> None:
     left.suptitle(f"The NMM mends {len(mended)} labels and spoils {spoiled}")
     for axis, row in zip(left.subplots(3, 5).flat, mended, strict=False):
         axis.imshow(rows[row].reshape(8, 8), cmap="gray_r")
-        axis.set_title(f"{alone[row]} → {ours[row]}", fontsize=10)
+        axis.set_title(f"{alone[row]} → {ours[row]}", fontsize=12)
     for axis in left.axes:
         axis.axis("off")
     axis = middle.subplots()

@@ -29,8 +29,9 @@ def draw(output, clean: Tensor, noisy: Tensor, marginals: dict[str, Tensor],
     axis.axhline(independent, color=VERMILION, ls="--")
     place = {"transform": axis.get_yaxis_transform(), "ha": "right"}
     axis.text(1, independent, "mean field", color=VERMILION, va="bottom", **place)
-    axis.text(1, smooth[-1], "NMM, at most", color=BLUE, va="top", **place)
-    axis.set(title="KL divergence, nats", xlabel="step", ylim=(0, 1.3 * independent))
+    axis.text(1, smooth[-1] - 0.5, "NMM, at most", color=BLUE, va="top", **place)
+    axis.set_title("KL divergence, nats", fontsize=12)
+    axis.set(xlabel="step", ylim=(0, 1.3 * independent))
     axis.spines[["top", "right"]].set_visible(False)
     save(figure, output)
 

@@ -16,7 +16,7 @@ from drawing import BLUE, VERMILION, canvas, save
 
 
 def draw(output, data, names: list[str], community: Tensor, fit: Tensor, curves: dict) -> None:
-    figure, axes = canvas(1, 3, (14, 5), font=9)
+    figure, axes = canvas(1, 3, (13, 5), font=11)
     order = (2 * community - fit / fit.abs().max()).argsort()
     matrix = to_dense_adj(data.edge_index.cpu(), max_num_nodes=data.num_nodes)[0]
     axes[0].imshow(matrix[order][:, order], cmap="gray_r", interpolation="nearest")
@@ -40,6 +40,6 @@ def draw(output, data, names: list[str], community: Tensor, fit: Tensor, curves:
     for number, size in enumerate(sizes):
         members = [names[i] for i in order.tolist() if community[i] == number][:12]
         more = f" and {size - len(members)} more" * (size > len(members))
-        text = textwrap.fill(f"{number + 1}: {', '.join(members)}{more}", 62)
+        text = textwrap.fill(f"{number + 1}: {', '.join(members)}{more}", 52)
         axes[2].text(0, 1 - number / len(sizes), text, va="top", transform=axes[2].transAxes)
     save(figure, output)

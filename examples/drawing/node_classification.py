@@ -13,7 +13,7 @@ from drawing import BLUE, ORANGE, PALETTE, canvas, diagonal, reliability, save
 
 
 def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
-    figure, axes = canvas(1, 3, (14, 4.6))
+    figure, axes = canvas(1, 3, (12, 4.4), font=12)
     test = data.test_mask
     for (name, p), color in zip(probs.items(), (ORANGE, BLUE), strict=True):
         reliability(axes[0], p[test].cpu(), data.y[test].cpu(), color, name)
@@ -67,10 +67,12 @@ def neighbourhood(axis, data, mix, marginals: Tensor, node: int) -> None:
         known = f"\nknown: {int(data.y[j])}" if data.train_mask[j] else ""
         text = f"itself {weight[j]:.2f}" if j == node else f"{weight[j]:.2f}{known}"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
-        axis.text(x, y - radius - 0.04, text, ha="center", va="top", fontsize=8, zorder=3, bbox=box)
+        axis.text(
+            x, y - radius - 0.04, text, ha="center", va="top", fontsize=10, zorder=3, bbox=box
+        )
     handles = [matplotlib.patches.Patch(color=PALETTE[k % len(PALETTE)], label=f"label {k}")
                for k in sorted(seen)]  # fmt: skip
-    axis.legend(handles=handles, frameon=False, fontsize=8, loc="upper left",
+    axis.legend(handles=handles, frameon=False, fontsize=10, loc="upper left",
                 bbox_to_anchor=(-0.05, 1.0))  # fmt: skip
     more = f" ({len(weight) - 1 - len(others)} more)" * (len(weight) - 1 > len(others))
     axis.set_title(f"Node {node}, label {int(data.y[node])}: attention and marginals{more}")
