@@ -24,7 +24,7 @@ def draw(output, y, results, shown, numbers, asked) -> None:
         reliability(axes[1], probs[name].double(), y, colors[name], name)
     diagonal(axes[1])
     axes[1].set(xlabel="confidence", ylabel="accuracy",
-                title=f"Reliability, {share:.0%} asked, ± one standard error")  # fmt: skip
+                title=f"Reliability, {share:.0%} asked")  # fmt: skip
     axes[1].legend(frameon=False)
     for (name, accuracy), color in zip(asked.items(), (ORANGE, BLUE), strict=True):
         axes[2].plot(numbers, accuracy, "o-", color=color, label=name)

@@ -40,7 +40,7 @@ def draw(output, rows, digits, known, model, probs) -> None:
     counts = torch.nn.functional.one_hot(draws, 10).sum(1).numpy()
     low, middle_, high = np.quantile(counts, [0.05, 0.5, 0.95], axis=0)
     axis.errorbar(range(10), middle_, [middle_ - low, high - middle_], fmt="none", capsize=4,
-                  color=BLUE, label="90 % interval of joint samples")  # fmt: skip
+                  color=BLUE, label="90 % interval")  # fmt: skip
     axis.plot(range(10), np.bincount(digits[~known]), "o", ms=4, color="black", label="truth")
     axis.set(xlabel="digit", ylabel="images", xticks=range(10), title="How many are there?")
     axis.legend(frameon=False)

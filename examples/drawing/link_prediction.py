@@ -26,20 +26,20 @@ def draw(output, data, names: list[str], community: Tensor, fit: Tensor, curves:
         axes[0].add_patch(box)
         axes[0].text(start + size, start, f"{number + 1}", color="#B45F06", weight="bold", va="top")
         start += size
-    axes[0].set(title="Links, nodes sorted by inferred community", xlabel="node", ylabel="node")
+    axes[0].set(title="Links, sorted by community", xlabel="node", ylabel="node")
     for (name, curve), color in zip(curves.items(), (VERMILION, BLUE), strict=False):
         smooth = -torch.tensor(curve).unfold(0, min(20, len(curve)), 1).mean(-1)
         axes[1].plot(range(len(curve) - len(smooth), len(curve)), smooth, color=color,
                      label=name)  # fmt: skip
-    axes[1].set(title="Evidence lower bound, mean of 20 steps", xlabel="step",
+    axes[1].set(title="Lower bound, mean of 20 steps", xlabel="step",
                 ylabel="nats a pair of nodes")  # fmt: skip
     axes[1].legend(frameon=False, loc="lower right")
     axes[1].set_ylim(bottom=-torch.tensor(list(curves.values())).quantile(0.9).item())
     axes[2].axis("off")
-    axes[2].set_title("Communities: members, the most typical ones first", loc="left")
+    axes[2].set_title("Communities: typical members", loc="left")
     for number, size in enumerate(sizes):
         members = [names[i] for i in order.tolist() if community[i] == number][:12]
         more = f" and {size - len(members)} more" * (size > len(members))
-        text = textwrap.fill(f"{number + 1}: {', '.join(members)}{more}", 52)
+        text = textwrap.fill(f"{number + 1}: {', '.join(members)}{more}", 48)
         axes[2].text(0, 1 - number / len(sizes), text, va="top", transform=axes[2].transAxes)
     save(figure, output)

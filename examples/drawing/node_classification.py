@@ -21,7 +21,7 @@ def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
         axes[1].plot(range(1, len(accuracy) + 1), accuracy, color=color, label=name)
     low = diagonal(axes[0], 0.9)
     axes[0].set(xlabel="confidence", ylabel="accuracy", xlim=(low, 1.01), ylim=(low, 1.01),
-                title="Reliability on the test nodes, ± one standard error")  # fmt: skip
+                title="Reliability, ± one standard error")  # fmt: skip
     axes[1].set(xlabel="epoch", ylabel="accuracy", title="Validation accuracy")
     axes[1].set_ylim(bottom=min(0.5, max(max(row[0] for row in c) for c in curves.values()) - 0.1))
     for axis in axes[:2]:
@@ -75,6 +75,6 @@ def neighbourhood(axis, data, mix, marginals: Tensor, node: int) -> None:
     axis.legend(handles=handles, frameon=False, fontsize=10, loc="upper left",
                 bbox_to_anchor=(-0.05, 1.0))  # fmt: skip
     more = f" ({len(weight) - 1 - len(others)} more)" * (len(weight) - 1 > len(others))
-    axis.set_title(f"Node {node}, label {int(data.y[node])}: attention and marginals{more}")
+    axis.set_title(f"Attention and marginals of node {node}{more}")
     axis.set(xlim=(-1.75, 1.5), ylim=(-1.5, 1.5), aspect="equal")
     axis.axis("off")
