@@ -38,8 +38,8 @@ def draw(output, data, names: list[str], community: Tensor, fit: Tensor, curves:
     axes[2].axis("off")
     axes[2].set_title("Communities: typical members", loc="left")
     for number, size in enumerate(sizes):
-        members = [names[i] for i in order.tolist() if community[i] == number][:12]
+        members = [names[i] for i in order.tolist() if community[i] == number][:9]
         more = f" and {size - len(members)} more" * (size > len(members))
-        text = textwrap.fill(f"{number + 1}: {', '.join(members)}{more}", 48)
+        text = textwrap.fill(f"{number + 1}: {', '.join(members)}{more}", 52)
         axes[2].text(0, 1 - number / len(sizes), text, va="top", transform=axes[2].transAxes)
     save(figure, output)

@@ -75,6 +75,6 @@ def neighbourhood(axis, data, mix, marginals: Tensor, node: int) -> None:
     axis.legend(handles=handles, frameon=False, fontsize=10, loc="upper left",
                 bbox_to_anchor=(-0.05, 1.0))  # fmt: skip
     more = f" ({len(weight) - 1 - len(others)} more)" * (len(weight) - 1 > len(others))
-    axis.set_title(f"Attention and marginals of node {node}{more}")
+    axis.set_title(f"Attention of node {node}{more}")
     axis.set(xlim=(-1.75, 1.5), ylim=(-1.5, 1.5), aspect="equal")
     axis.axis("off")
