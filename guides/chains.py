@@ -61,8 +61,9 @@ class Chains(nn.Module):
 
     One sweep is often enough, because a step moves parameters little: on 20,000 nodes with two
     labels five sweeps changed log kappa by less than its standard deviation
-    (``docs/results/speed.md``). Take more if a guide draws parameters with a large variance, or if
-    ``observed`` is another random batch in each step: either draws from chains that lag behind.
+    (``docs/results/estimators.md``). Take more if a guide draws parameters with a large variance,
+    or if ``observed`` is another random batch in each step: either draws from chains that lag
+    behind.
 
     :func:`~pyro_nmm.models.fit_field` has chains of its own.
     :class:`~pyro_nmm.guides.DGLFRMGuide` sums its choices out.

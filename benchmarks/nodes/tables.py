@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables and figures of docs/results/nodes.md and docs/results/heterophilous.md."""
+"""Tables and figures of nodes.md, pairs.md and heterophilous.md in docs/results."""
 
 from itertools import product
 from statistics import median
@@ -9,7 +9,7 @@ from statistics import median
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from benchmarks.nodes.fits import chosen
 from benchmarks.nodes.run import METHODS
@@ -29,6 +29,7 @@ TEMPERED, SPN, JOINT = "backbone + temperature", {"model": "SPN"}, "log p(test \
 RIVALS = ["SPN", "temperature", "GMNN", "Potts on C&S", "StackedNMM, scores alone", "StackedNMM"]
 RIVALS += [TEMPERED, "NMM", "StackedNMM on NMM", "StackedNMM on backbone"]
 LINES = ["graph", "backbone", "model"]
+CELL, BACKBONE, STACKED = LINES[:2], {"model": "backbone"}, {"model": "StackedNMM on backbone"}
 
 
 def named(rows: DataFrame) -> DataFrame:
@@ -95,6 +96,16 @@ def against_backbone(files: Files) -> str:
     return shared.table(rows, ["graph", "backbone", "search", "model"], cells)
 
 
+def against_backbone_in_short(files: Files) -> str:
+    rows, cells = runs(files, "accuracy"), {"cells": shared.number_of(*CELL)}
+    rows = rows[rows["settings of"].isna()]
+    cells["accuracy minus backbone, points"] = shared.over(CELL, BACKBONE, "accuracy", "+.1f", 100)
+    cells["higher, lower"] = shared.clear(CELL, BACKBONE, "accuracy")
+    cells |= {"NLL minus temperature": shared.over(CELL, {"model": TEMPERED}, "nll", "+.3f")}
+    cells["better, worse"] = shared.clear(CELL, {"model": TEMPERED}, "nll", better=-1)
+    return shared.table(rows, ["model"], cells)
+
+
 def searches(files: Files) -> str:
     def cell(part: DataFrame, peers: DataFrame) -> str:
         dataset, kind, method = part[["dataset", "backbone", "method"]].iloc[0]
@@ -147,6 +158,19 @@ def gains(files: Files) -> str:
     return shared.table(rows, LINES, cells, across="ratio")
 
 
+def gains_in_short(files: Files) -> str:
+    def correlation(part: DataFrame, peers: DataFrame) -> str:
+        shares = part.groupby(names, observed=True)["share"].mean().dropna()
+        return shared.range_of(shares, "+.3f")
+
+    rows, names = runs(files, "pairs"), ["graph", "ratio"]
+    rows["share"] = rows["conditional"] - rows["own product"]
+    cells = {"cells": shared.number_of(*names), "splits": count}
+    cells |= {"PLL minus temperature": shared.over(names, {"model": TEMPERED}, "PLL", "+.3f")}
+    cells |= {"better, worse": shared.clear(names, {"model": TEMPERED}, "PLL")}
+    return shared.table(rows, LINES[1:], cells | {"correlation": correlation})
+
+
 def influence(files: Files) -> str:
     def interval(part: DataFrame, peers: DataFrame) -> str:
         low, high = (part[f"on temperature.{end}"].dropna() for end in ("low", "high"))
@@ -175,6 +199,16 @@ def trained(files: Files, task: str, part: str = "") -> str:
     return shared.table(rows, lines, cells)
 
 
+def end_to_end_in_short(files: Files) -> str:
+    rows, cells = runs(files, "end_to_end"), {"cells": shared.number_of("graph", "splits")}
+    rows["attention"] = rows["attention"].str.upper()
+    for base in ("backbone", "NMM by the bound"):
+        where = ["graph", "splits"], {"model": base}
+        cells[f"points minus {base}"] = shared.over(*where, "accuracy", "+.1f", 100)
+        cells[f"NLL minus {base}"] = shared.over(*where, "nll", "+.3f")
+    return shared.table(rows, ["backbone", "attention", "gamma", "model"], cells)
+
+
 def end_to_end(files: Files) -> str:
     return trained(files, "end_to_end")
 
@@ -188,6 +222,20 @@ def communities(files: Files) -> str:
     cells = {"runs": count} | compared(base, "minus StackedNMM's", 4, form=Paired.spread)
     cells |= {"log p(validation \\| train)": spread("val joint", 3)}
     return shared.table(runs(files, "communities"), ["splits", *LINES], cells)
+
+
+def communities_in_short(files: Files) -> str:
+    rows, where = runs(files, "communities"), (["splits", "graph", "backbone"], STACKED)
+    cells = {"cells": shared.number_of(*where[0])}
+    for field, name, better in (("joint", JOINT, 1), ("PLL", "PLL", 1), ("nll", "NLL", -1)):
+        cells[f"{name}, minus StackedNMM's"] = shared.over(*where, field, "+.4f")
+        cells[name, "better, worse"] = shared.clear(*where, field, better)
+    return shared.table(rows, ["model"], cells)
+
+
+def sizes_in_short(files: Files) -> str:
+    change = shared.over(CELL, BACKBONE, "accuracy", "+.1f", 100)
+    return shared.table(runs(files, "sizes"), ["model"], {"{}": change}, across="ratio")
 
 
 def sizes(files: Files) -> str:
@@ -214,26 +262,55 @@ def predicted(files: Files) -> str:
     return shared.table(runs(files, "predicted"), LINES, cells)
 
 
-def spn(files: Files) -> str:
+def of_spn(files: Files) -> DataFrame:
+    """Rows of SPN, and rows of other methods on its splits."""
     protocol, ours = frame(files["calibration"], task="splits"), frame(files["nodes"], task="pairs")
     rows = named(pd.concat([frame(files["nodes_rivals"]), protocol, ours]))
     rows["model"] = ordered(rows["model"].astype(str), RIVALS)
     places = rows[["dataset", "backbone", "splits", "seed", "split", "fold"]].astype(object)
     rows["run"] = places.fillna("").astype(str).agg(" ".join, axis=1)
     known = rows["run"].isin(rows["run"][rows["model"] == "SPN"])
+    return rows[known & rows["model"].isin(RIVALS)]
+
+
+def spn(files: Files) -> str:
     cells = {"runs": count, "accuracy, %": average("accuracy", ".1f", 100)}
     cells |= {"max-product, %": average("max-product", ".1f", 100)}
     cells |= compared(SPN, "minus SPN", 3, own=shared.centre, by=("run",))
     cells |= {"ECE": average("ece", ".3f"), "edges taught": average("taught edges", ".0f")}
     cells |= {"epochs of refinement": average("settings.refined", ".0f")}
-    return shared.table(rows[known & rows["model"].isin(RIVALS)], ["splits", *LINES], cells)
+    return shared.table(of_spn(files), ["splits", *LINES], cells)
 
 
-def heterophilous(files: Files) -> str:
+def spn_in_short(files: Files) -> str:
+    rows, where = of_spn(files), (["splits", *CELL], SPN)
+    cells = {"cells": shared.number_of(*where[0]), "runs": count}
+    for field, name, better in (("nll", "NLL", -1), ("joint", JOINT, 1), ("PLL", "PLL", 1)):
+        cells[f"{name} minus SPN's"] = shared.over(*where, field, "+.3f", by=("run",))
+        cells[name, "better, worse"] = shared.clear(*where, field, better, by=("run",))
+    return shared.table(rows, ["model"], cells)
+
+
+def of_graphs(files: Files) -> DataFrame:
+    """Rows of heterophilous graphs, with the kind of edges."""
     rows = named(frame(files["repelling"], task="graphs"))
     kind, edges = (rows["method"].str.split(", ").str[part] for part in (0, 1))
     rows["model"] = ordered(kind, {"backbone": "temperature scaling", "stacked": "StackedNMM"})
-    rows["edges"] = edges.fillna("plain").where(kind != "backbone", "")
+    return rows.assign(edges=edges.fillna("plain").where(kind != "backbone", ""))
+
+
+def relabelled_in_short(files: Files) -> str:
+    rows, where = of_graphs(files), (CELL, {"edges": "plain"})
+    rows = rows[rows["edges"] != ""].astype({"model": str})
+    cells = {"cells": shared.number_of(*CELL)}
+    for field, name, better in (("joint", JOINT, 1), ("nll", "NLL", -1), ("PLL", "PLL", 1)):
+        cells[f"{name} minus plain"] = shared.over(*where, field, "+.3f", by=("split",))
+        cells[name, "better, worse"] = shared.clear(*where, field, better, by=("split",))
+    return shared.table(rows, ["model", "edges"], cells)
+
+
+def heterophilous(files: Files) -> str:
+    rows = of_graphs(files)
     cells = {"splits": count, "accuracy, %": spread("accuracy", 1, 100)}
     options = {"by": ("split",), "form": Paired.spread}
     cells |= compared({"edges": "plain"}, "minus plain", 3, **options)
@@ -250,55 +327,36 @@ def heterophilous_generated(files: Files) -> str:
     return shared.table(rows, ["model"], cells)
 
 
-COLORS = dict(zip(METHODS, ("#E69F00", "#56B4E9", "#009E73", "#0072B2"), strict=True))
+#: Lines of the figure of training sizes: colour, shift of the points, and where the name stands.
+DRAWN = {
+    "backbone + consistency": ("#009E73", -0.008, (0.222, 0.56)),
+    "StackedNMM on backbone": ("#E69F00", 0.0, (0.522, 0.0)),
+    "NMM": ("#0072B2", 0.008, (0.315, -0.36)),
+}
 
 
 def training_size(files: Files) -> Figure:
-    rows = runs(files, "sizes")
-    rows = rows[~rows["method"].str.endswith("temperature")]  # which changes no prediction
-    graphs, kinds = (rows[k].unique().sort_values().tolist() for k in LINES[:2])
-    size = {"figsize": (4 * len(kinds), 3.2 * len(graphs) + 0.6), "layout": "constrained"}
-    figure, axes = plt.subplots(len(graphs), len(kinds), squeeze=False, sharey="row", **size)
-    for (graph, kind), part in shared.groups(rows, ["graph", "backbone"]):
-        axis = axes[graphs.index(graph), kinds.index(kind)]
-        for (model,), lines in shared.groups(part, ["model"]):
-            hits = 100 * lines.groupby("ratio")["accuracy"].agg(["mean", "sem"])
-            method = model.removeprefix("StackedNMM on ")
-            looks = {"fmt": "o-" if model == method else "s:", "color": COLORS[method]}
-            axis.errorbar(hits.index, *hits.T.values, ms=3, capsize=2, lw=1, label=model, **looks)
-        title = f"{graph}, {kind}: {part['seed'].nunique()} splits, ± 1 standard error"
-        axis.set_title(title, fontsize=9)
-        axis.set(xlabel="share of training nodes", xticks=part["ratio"].unique())
-        axes[graphs.index(graph), 0].set_ylabel("test accuracy, %")
-    for axis in axes.flat:
-        axis.set_visible(axis.has_data())
-    looks = {"frameon": False, "fontsize": 9, "ncols": 4}
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", **looks)
-    return figure
-
-
-def convergence(files: Files) -> Figure:
-    rows = runs(files, "accuracy").dropna(subset=["curve"])
-    graphs = list(shared.groups(rows[rows["backbone"] == "GCN"], ["graph"]))
-    size = {"figsize": (4 * len(graphs), 3.6), "layout": "constrained"}
-    figure, axes = plt.subplots(1, len(graphs), squeeze=False, **size)
-    for axis, ((graph,), part) in zip(axes[0], graphs, strict=True):
-        for (model,), lines in shared.groups(part, ["model"]):
-            curve = 100 * Series(lines["curve"].iloc[0])
-            axis.plot(curve.index + 1, curve, lw=1, label=model, color=COLORS[model])
-        axis.set(title=graph, xlabel="epoch", ylabel="validation accuracy, %", ylim=(50, None))
-    axes[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
+    """Points above the backbone: means over graphs and backbones, and a dot for each of these."""
+    rows, figure = runs(files, "sizes"), plt.figure(figsize=(5, 4), layout="constrained")
+    axis = figure.subplots()
+    axis.axhline(0, color="0.4", lw=1, zorder=0)
+    for model, (color, shift, place) in DRAWN.items():
+        means = {}
+        for (share,), peers in shared.groups(rows, ["ratio"]):
+            own = peers[peers["model"] == model]
+            gaps = shared.differences(own, peers, CELL, BACKBONE, "accuracy")
+            dots = [100 * gap.mean for gap in gaps]
+            axis.plot([share + shift] * len(dots), dots, "o", ms=4, color=color, alpha=0.4, mew=0)
+            means[share + shift] = sum(dots) / len(dots)
+        axis.plot(means.keys(), means.values(), "o-", ms=6, lw=2, color=color)
+        axis.annotate(model.replace(" on ", "\non "), place, color=color, fontsize=11)
+    axis.set(xlabel="share of training nodes", xticks=rows["ratio"].unique())
+    axis.set_ylabel("accuracy: points above the backbone")
     return figure
 
 
 TABLES = accuracy, against_backbone, searches, deviations, pairs, gains, influence, communities
-TABLES += (
-    sizes,
-    end_to_end,
-    end_to_end_search,
-    predicted,
-    spn,
-    heterophilous,
-    heterophilous_generated,
-)
-FIGURES = {"training_size.png": training_size, "convergence.png": convergence}
+TABLES += against_backbone_in_short, gains_in_short, end_to_end_in_short, communities_in_short
+TABLES += sizes_in_short, sizes, end_to_end, end_to_end_search, predicted, spn_in_short, spn
+TABLES += relabelled_in_short, heterophilous, heterophilous_generated
+FIGURES = {"training_size.png": training_size}

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables of docs/results/on-top.md, from the rows of calibration.jsonl."""
+"""Tables of docs/results/on-top.md and joint.md, from the rows of calibration.jsonl."""
 
 from functools import partial
 from statistics import median
@@ -90,6 +90,48 @@ def all_methods(rows: DataFrame) -> str:
     cells |= {"ECE": average("ece", ".3f"), "PLL": average("PLL", ".3f")}
     cells |= {JOINT: average("joint", ".3f"), "s": average("fit seconds", ".1f", of=median)}
     return table(rows, [*CELL, "method"], cells)
+
+
+def calibration_in_short(files: Files) -> str:
+    return in_short(of_splits(files))
+
+
+def heterophilous_methods_in_short(files: Files) -> str:
+    return in_short(of_splits(files, heterophilous=True))
+
+
+def in_short(rows: DataFrame) -> str:
+    """Means of cells, and StackedNMM's paired differences from a method on the method's cells."""
+
+    def mean_of(field: str, form: str, unit: float = 1) -> Cell:
+        return lambda part, peers: format(
+            unit * part.groupby(CELL, observed=True)[field].mean().mean(), form
+        )
+
+    def gaps(part: DataFrame, peers: DataFrame, field: str) -> list[Paired]:
+        ours, base = peers[peers["method"] == OURS], {"method": part["method"].iloc[0]}
+        return shown.differences(ours, peers, CELL, base, field, RUN)
+
+    def difference(field: str) -> Cell:
+        def cell(part: DataFrame, peers: DataFrame) -> str:
+            return shown.range_of([gap.mean for gap in gaps(part, peers, field)], "+.3f")
+
+        return cell
+
+    def lower(field: str) -> Cell:
+        def cell(part: DataFrame, peers: DataFrame) -> str:
+            found = gaps(part, peers, field)
+            return f"{sum(gap.mean < 0 for gap in found)} of {len(found)}" if found else ""
+
+        return cell
+
+    cells: dict = {"cells": shown.number_of(*CELL), "accuracy": mean_of("accuracy", ".1f", 100)}
+    for name, field in SCORED.items():
+        cells[name] = mean_of(field, ".3f")
+        if name == "NLL":
+            cells["StackedNMM's NLL minus it"] = difference(field)
+        cells[name, "lower in"] = lower(field)
+    return table(rows, ["method"], cells | {"PLL": mean_of("PLL", ".3f")})
 
 
 def missed_cells(files: Files) -> str:
@@ -200,4 +242,5 @@ def calibration_priors(files: Files) -> str:
 
 TABLES = (calibration, missed_cells, contributions, new_labels, counts_in_sets)
 TABLES += (without_a_graph_network, heterophilous_methods, edge_scores)
+TABLES += (calibration_in_short, heterophilous_methods_in_short)
 TABLES += (twenty_questions, weights_of_edges, calibration_priors)

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables and figures of docs/results/speed.md and docs/results/batches.md."""
+"""Tables and figures of speed.md, estimators.md and batches.md in docs/results."""
 
 from functools import partial
 
@@ -263,18 +263,31 @@ def samples_figure(files: Files) -> Figure:
     return figure
 
 
+#: Lines of the figure of growth, by the beginnings of their names: what the figure calls them.
+DRAWN = {
+    "Correct and Smooth": "Correct and Smooth",
+    "StackedNMM.fit, posterior": "StackedNMM: fit\nand posterior",
+    "a step": "step of\nthe bound",
+    "marginals": "marginals",
+    "condition": "condition",
+}
+
+
 def growth_figure(files: Files) -> Figure:
     rows = frame([row for row in files["speed"] if row["task"] in ("growth", "scale")])
     rows = rows.fillna({"query": "step", "name": "a step of the bound"})
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    for number, (_, part) in enumerate(rows.groupby(["query"], sort=False)):
-        part = part.sort_values("edges")
-        looks = LOOKS | {"color": PALETTE[number % 7], "ls": ("-", "--")[number // 7]}
-        axes[0].plot(part["edges"], part["seconds"], label=part["name"].iloc[-1], **looks)
-        axes[1].plot(part["edges"], part["peak"] / 1e9, **looks)
-    axes[0].set(xlabel="edges", xscale="log", ylabel="seconds", yscale="log")
-    axes[1].set(xlabel="edges", xscale="log", ylabel="peak memory, GB", ylim=(0, None))
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
+    size = {"figsize": (5, 6.4), "layout": "constrained"}
+    figure, axes = plt.subplots(2, 1, sharex=True, **size)
+    for (begin, name), color in zip(DRAWN.items(), PALETTE, strict=False):
+        part = rows[rows["name"].str.startswith(begin)].sort_values("edges")
+        looks = {"marker": "o", "ms": 5, "lw": 2, "color": color}
+        for axis, line in zip(axes, (part["seconds"], part["peak"] / 1e9), strict=True):
+            axis.plot(part["edges"], line, **looks)
+            place = (part["edges"].iloc[-1], line.iloc[-1])
+            axis.annotate(name, place, (8, 0), textcoords="offset points", color=color,
+                          va="center", fontsize=11)  # fmt: skip
+    axes[0].set(xscale="log", ylabel="seconds", yscale="log")
+    axes[1].set(xlabel="edges", ylabel="peak memory, GB", ylim=(0, None))
     return figure
 
 

@@ -196,6 +196,58 @@ def against(
     return cell
 
 
+def differences(
+    part: DataFrame, peers: DataFrame, names: Sequence[str], base: Mapping | str, field: str,
+    by: Sequence[str] = ("seed",),
+) -> list[Paired]:  # fmt: skip
+    """Paired differences from a base, one for each combination of the values of ``names``."""
+    found, key = [], base if isinstance(base, Mapping) else {"method": base}
+    if all((part[name] == value).all() for name, value in key.items()):
+        return []
+    for name, wanted in key.items():
+        peers = peers[peers[name] == wanted]
+    for value, own in groups(part, names):
+        among = peers[(peers[list(names)].astype(object) == list(value)).all(axis=1)]
+        found.append(Paired.rows(own, among, field, by))
+    return [gap for gap in found if len(gap)]
+
+
+def number_of(*names: str) -> Cell:
+    """Cell: how many combinations of values a line has."""
+    return lambda part, peers: f"{len(part[list(names)].drop_duplicates())}"
+
+
+def range_of(values: Iterable[float], form: str, unit: float = 1) -> str:
+    """The mean, and the lowest and the highest value in brackets."""
+    if not (values := [unit * value for value in values]):
+        return ""
+    ends = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{mean(values):{form}}{ends}"
+
+
+def over(names: Sequence[str], base: Mapping | str, field: str, form: str, unit: float = 1,
+         by: Sequence[str] = ("seed",)) -> Cell:  # fmt: skip
+    """Cell: mean (lowest to highest) of the mean differences from a base, by ``names``."""
+
+    def cell(part: DataFrame, peers: DataFrame) -> str:
+        gaps = differences(part, peers, names, base, field, by)
+        return range_of([gap.mean for gap in gaps], form, unit)
+
+    return cell
+
+
+def clear(names: Sequence[str], base: Mapping | str, field: str, better: int = 1,
+          by: Sequence[str] = ("seed",)) -> Cell:  # fmt: skip
+    """Cell: how many of the differences from a base, by ``names``, are clearly better and worse."""
+
+    def cell(part: DataFrame, peers: DataFrame) -> str:
+        gaps = differences(part, peers, names, base, field, by)
+        found = (sum(gap.clear(sign) for gap in gaps) for sign in (better, -better))
+        return "{}, {} of {}".format(*found, len(gaps)) if gaps else ""
+
+    return cell
+
+
 def table(
     rows: DataFrame, down: Sequence[str], cells: Mapping[str | tuple, Cell], across: str = ""
 ) -> str:

@@ -322,7 +322,7 @@ class NeighborMixture(GraphDistribution):
         :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
         average, tighter than :meth:`elbo`. With ``given`` the estimate is a ratio of two such.
         On large graphs whose labels correlate it is too low and may favour independent labels:
-        docs/results/speed.md has both beside :meth:`path_likelihood`.
+        docs/results/estimators.md has both beside :meth:`path_likelihood`.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))

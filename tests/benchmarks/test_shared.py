@@ -48,6 +48,28 @@ def test_lines_are_in_order_and_differences_within_a_graph():
     assert tables.table(found[:0], ["method"], {}) == "Nothing has been measured yet."
 
 
+def test_differences_over_cells_have_a_range_and_are_counted():
+    found = tables.frame(rows())
+    cells = {
+        "cells": tables.number_of("graph"),
+        "minus": tables.over(["graph"], "base", "score", "+.1f"),
+    }
+    cells |= {"noise": tables.over(["graph"], "base", "noise", "+.0f")}
+    cells |= {"better, worse": tables.clear(["graph"], "base", "score")}
+    lines = tables.table(found, ["method"], cells).splitlines()
+    assert lines[2] == "| base | 2 |  |  |  |"
+    assert lines[3] == "| ours | 2 | +0.6 (+0.6 to +0.6) | +0 (+0 to +0) | 0, 0 of 2 |"
+    assert lines[4] == "| other | 2 | -1.0 (-1.0 to -1.0) | +0 (+0 to +0) | 0, 0 of 2 |"
+    sure = [{"method": name, "graph": "a", "seed": seed, "score": shift + 0.1 * seed * (name > "a")}
+            for name, shift in (("a", 0), ("b", 1), ("c", -1)) for seed in range(3)]  # fmt: skip
+    marks = {"more": tables.clear(["graph"], "a", "score"),
+             "less": tables.clear(["graph"], "a", "score", better=-1)}  # fmt: skip
+    lines = tables.table(tables.frame(sure), ["method"], marks).splitlines()
+    assert lines[2:] == ["| b | 1, 0 of 1 | 0, 1 of 1 |", "| c | 0, 1 of 1 | 1, 0 of 1 |"]
+    assert tables.range_of([], ".1f") == ""
+    assert tables.range_of([0.25], ".1f", 100) == "25.0"
+
+
 def test_records_know_what_is_missing(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"seed": 0, "method": "a"}\n{"seed": 1, "meth')

@@ -69,6 +69,11 @@ def test_a_page_shows_an_excerpt_and_links_the_whole_table():
     assert report.insert(alone.replace("\n", "\nold\n"), "t", table) == alone
     twice = "| a | b | a |\n| --- | --- | --- |\n| 1 | 2 | 3 |"
     assert report.excerpt(twice, columns="a, a").split("\n")[2] == "| 1 | 3 |"
+    bars = "| p(c \\| d) | m |\n| --- | --- |\n| 1 | 2 |"
+    assert report.excerpt(bars, columns="m, p(c \\| d)").split("\n")[2] == "| 2 | 1 |"
+    assert [
+        *report.whole({page: "<!-- t | lines: none --> (rows/t.csv)"}, {"t": bars}).values()
+    ] == ["p(c | d),m\n1,2\n"]
 
 
 def test_numbers_of_the_head_table_stand_in_tables_of_the_pages():

@@ -255,6 +255,12 @@ def test_kernels_of_the_design_exist():
         assert hasattr(importlib.import_module(f"pyro_nmm.ops.{module}"), name), name
 
 
+def test_titles_of_pages_differ():
+    texts = [path.read_text() for path in DOCUMENTS[1:] + RESULTS + TUTORIALS]
+    titles = [re.search(r"^# (.*)$", text, re.MULTILINE)[1] for text in texts]
+    assert sorted(set(titles)) == sorted(titles)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS + RESULTS + TUTORIALS, ids=lambda path: path.name)
 def test_files_that_a_page_names_exist(path):
     names = re.findall(r"`((?:[\w.-]+/)+[\w-]+\.\w+)`", path.read_text())
