@@ -15,8 +15,9 @@ def draw(output, y, results, shown, numbers, asked) -> None:
     for name, color in colors.items():
         accuracy = [row[name]["accuracy"] for row in results.values()]
         axes[0].plot(list(results), accuracy, "o-", color=color, label=short(name))
-    axes[0].set(ylim=(0.55, 1.01), xscale="log", xlabel="share of the digits with answers", ylabel="accuracy",
-                xticks=list(results), title="No true label is used")  # fmt: skip
+    axes[0].set(ylim=(0.55, 1.01), ylabel="accuracy", xscale="log",
+                xlabel="share of the digits with answers", xticks=list(results),
+                title="No true label is used")  # fmt: skip
     axes[0].set_xticklabels([f"{part:.0%}" for part in results])
     axes[0].minorticks_off()
     axes[0].legend(frameon=False, loc="lower right")
