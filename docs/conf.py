@@ -106,7 +106,7 @@ def formulas_in_lines(app, what, name, member, options, lines):
     text = "\n".join(lines)
     for block in re.findall(r"(?<=\.\. math::\n\n)(?: {4,}.*\n?)+", text):
         rows = re.split(r"\s*\\q?quad\s+", block.strip())
-        if len(rows) > 1 and r"\" not in block:
+        if len(rows) > 1 and r"\\" not in block:
             aligned = r"\begin{aligned} &" + r" \\ &".join(rows) + r" \end{aligned}"
             indent = block[: len(block) - len(block.lstrip())]
             text = text.replace(block, indent + " ".join(aligned.split()) + "\n", 1)
