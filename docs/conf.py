@@ -115,9 +115,9 @@ def formulas_in_lines(app, what, name, member, options, lines):
 
 def setup(app):
     app.connect("autodoc-skip-member", skip_member)
-    app.connect("autodoc-process-docstring", formulas_in_lines)
     app.connect("html-page-context", link_notebook)
     app.connect("build-finished", write_notebooks)
+    app.connect("autodoc-process-docstring", formulas_in_lines)
 
 
 html_theme = "furo"
