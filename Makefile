@@ -1,4 +1,4 @@
-# make demo: environment, installation, six examples, their pictures.
+# make demo: environment, installation, a Pyro program, seven examples and their pictures.
 # make test: environment, installation, lint, types, the tests of the library, documents and examples.
 # make test-benchmarks: small runs of the benchmarks, their rivals, and the tables of stored results.
 # make docs: the documentation site, docs/_build/html/index.html, which needs no network; tutorials run
@@ -26,6 +26,8 @@ test test-benchmarks quick coverage: export OMP_NUM_THREADS = 1
 .PHONY: demo test test-benchmarks docs quick coverage floor newest lint benchmarks clean
 
 demo: $(STAMP)
+	$(BIN)/python examples/pyro_program.py
+	$(BIN)/python examples/borrowed_label.py --output output/borrowed_label.png
 	$(BIN)/python examples/few_labels.py --output output/few_labels.png
 	$(BIN)/python examples/karate.py --output output/karate.png
 	$(BIN)/python examples/node_classification.py --output output/digits.png

@@ -4,6 +4,7 @@
 """The documentation site: make docs."""
 
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -47,6 +48,8 @@ nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_merge_streams = True
+nb_code_prompt_show = "Code of the picture"  # cells with the tag hide-input
+nb_code_prompt_hide = "Hide the code"
 
 templates_path = ["_templates"]
 autosummary_generate = True
@@ -98,10 +101,23 @@ def link_notebook(app, page, template, context, doctree):
         )
 
 
+def formulas_in_lines(app, what, name, member, options, lines):
+    """Several formulas in a row of a docstring: one in a line, for phones."""
+    text = "\n".join(lines)
+    for block in re.findall(r"(?<=\.\. math::\n\n)(?: {4,}.*\n?)+", text):
+        rows = re.split(r"\s*\\q?quad\s+", block.strip())
+        if len(rows) > 1 and r"\\" not in block:
+            aligned = r"\begin{aligned} &" + r" \\ &".join(rows) + r" \end{aligned}"
+            indent = block[: len(block) - len(block.lstrip())]
+            text = text.replace(block, indent + " ".join(aligned.split()) + "\n", 1)
+    lines[:] = text.split("\n")
+
+
 def setup(app):
     app.connect("autodoc-skip-member", skip_member)
     app.connect("html-page-context", link_notebook)
     app.connect("build-finished", write_notebooks)
+    app.connect("autodoc-process-docstring", formulas_in_lines)
 
 
 html_theme = "furo"

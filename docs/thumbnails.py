@@ -20,6 +20,7 @@ SITE, SIZE = DOCS / "_build" / "html", (480, 300)
 PICTURES = {
     "tutorials/borrowed-label": 0,
     "tutorials/exact-and-bound": 1,
+    "tutorials/the-paper-in-pyro": 0,
     "tutorials/gradients": 1,
     "tutorials/your-graph": 0,
     "tutorials/few-labels": 0,

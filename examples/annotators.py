@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Combine noisy labels from several annotators: by a majority vote, by Dawid and Skene's model, and
-by an NMM, which also uses a graph of the nodes.
+Combine noisy labels from several annotators: by a majority vote, by Dawid and Skene's model, by
+label spreading from it along a graph, and by an NMM on the same graph.
 
     python examples/annotators.py --output output/annotators.png
     python examples/annotators.py --data-root FOLDER --output output/cortex.png
@@ -18,15 +18,13 @@ import csv
 from argparse import ArgumentParser
 from pathlib import Path
 
-import matplotlib
-import matplotlib.pyplot as plt
 import pyro
 import torch
 from common import options, scores
-from plotting import PALETTE, canvas, save
+from drawing.annotators import draw_digits, draw_section
 from scipy.optimize import linear_sum_assignment
-from sklearn.manifold import TSNE
 from sklearn.metrics import adjusted_rand_score, confusion_matrix, mutual_info_score
+from torch_geometric.nn import SimpleConv
 
 from pyro_nmm import sources
 from pyro_nmm.datasets import digits
@@ -71,6 +69,14 @@ def dawid_skene(emission, hood, answers, num_starts: int = 1):
     return max((fit() for _ in range(num_starts)), key=lambda result: result[0])[1]
 
 
+def spread(probs, edge_index, share: float = 0.8, num_steps: int = 50):
+    """Label spreading: each node takes a share of its neighbours' mean, and keeps the rest."""
+    mean, spread = SimpleConv("mean"), probs
+    for _ in range(num_steps):
+        spread = share * mean(spread, edge_index) + (1 - share) * probs
+    return spread
+
+
 def digits_by_annotators(args) -> dict:
     data = digits()
     y = data.y
@@ -79,9 +85,11 @@ def digits_by_annotators(args) -> dict:
 
     consensus = emission.fit(data.edge_index, answers)
     print(consensus.summary())
+    experts = dawid_skene(emission, consensus.field.hood, answers)
     probs = {
         "Majority vote": majority(answers, 10),
-        "Dawid-Skene": dawid_skene(emission, consensus.field.hood, answers),
+        "Dawid-Skene": experts,
+        "Label spreading": spread(experts, data.edge_index),
         "NMM": consensus.probs,
     }
     results = {name: scores(p, y, least=1e-12) for name, p in probs.items()}
@@ -93,17 +101,8 @@ def digits_by_annotators(args) -> dict:
     for name, rate, mean, low, high in zip(ANNOTATORS, rates, *quality, strict=True):
         print(f"{name:24}{rate:9.3f}{mean:9.3f}   {low:.3f} to {high:.3f}")
     if args.output:
-        places = torch.from_numpy(TSNE(init="pca", random_state=0).fit_transform(data.x))
-        labels = {f"Truth: {len(y)} digits, placed by t-SNE": y}
-        for name, p in probs.items():
-            wrong = p.argmax(1) != y
-            labels[f"{name}: {int(wrong.sum())} wrong (ringed)"] = p.argmax(1)
-        figure, axes = panels(places, labels, [str(k) for k in range(10)], y, size=7)
-        uncertainty(figure, axes[4], places, consensus.entropy(), size=7, wrong=wrong)
-        intervals(axes[5], list(ANNOTATORS), quality, "estimate, 90 % interval")
-        truths(axes[5], rates, "simulated")
-        axes[5].set(xlabel="accuracy", title="How good annotators are")
-        save(figure, args.output)
+        rates_of = dict(zip(ANNOTATORS, rates.tolist(), strict=True))
+        draw_digits(args.output, data.x, y, probs, rates_of, quality)
     return results | {"rates": rates, "quality": quality}
 
 
@@ -147,17 +146,12 @@ def cortex_by_clusterings(args) -> dict:
     for name, value in results.items():
         print(f"{name:24}{value:9.3f}")
     if args.output:
-        seen = {f"Section {args.section}: layers by hand": truth}
+        columns = {f"Section {args.section}: layers by hand": truth}
         for name, value in results.items():
-            seen[f"{name}: adjusted Rand index {value:.2f}"] = colored_as(labels[name], truth)
-        flipped = places * torch.tensor([1.0, -1.0])
-        figure, axes = panels(flipped, seen, layers, size=9)
-        uncertainty(figure, axes[4], flipped, consensus.entropy(), size=9)
-        intervals(axes[5], names, quality, "on the NMM's labels, 90 % interval")
+            columns[f"{name}: Rand index {value:.2f}"] = colored_as(labels[name], truth)
         about = [mutual_info_score(truth[known], column[known]) for column in answers.T]
-        truths(axes[5], about, "on the layers by hand")
-        axes[5].set(xlabel="information of an answer, nats", title="What clusterings tell")
-        save(figure, args.output)
+        entropy = consensus.entropy()
+        draw_section(args.output, places, columns, layers, entropy, names, quality, about)
     return results | {"quality": quality}
 
 
@@ -170,59 +164,6 @@ def colored_as(labels, truth):
     renamed = torch.empty(number, dtype=torch.long)
     renamed[torch.from_numpy(columns)] = torch.from_numpy(rows)
     return torch.where(labels >= 0, renamed[labels], -1)
-
-
-def panels(places, labels: dict, names, truth=None, size: float = 8):
-    """Four of six panels: labels as colors. Given the truth, wrong labels are ringed."""
-    figure, axes = canvas(2, 3, (14, 8.6))
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-    axes = axes.flatten()
-    style = {"cmap": matplotlib.colors.ListedColormap(PALETTE), "vmin": 0, "vmax": len(PALETTE)}
-    for axis, (title, column) in zip(axes, labels.items(), strict=False):
-        there = column >= 0
-        right = there if truth is None else column == truth
-        wrong = there & ~right
-        axis.scatter(*places[right].T, s=size, c=column[right], lw=0, **style)
-        axis.scatter(*places[wrong].T, s=2 * size, c=column[wrong], ec="black", lw=0.7, **style)
-        axis.set(title=title, aspect="equal")
-        axis.axis("off")
-    handles = [plt.Line2D([], [], marker="o", ls="", color=PALETTE[k]) for k in range(len(names))]
-    meaning = "" if truth is not None else "color: the layer that a label overlaps most"
-    figure.legend(handles, names, frameon=False, ncols=len(names), loc="outside lower center",
-                  handletextpad=0.1, title=meaning)  # fmt: skip
-    return figure, axes
-
-
-def uncertainty(figure, axis, places, entropy, size: float, wrong=None) -> None:
-    greys = matplotlib.colormaps["Greys"](torch.linspace(0.2, 1, 256))
-    order = entropy.argsort()
-    shown = axis.scatter(*places[order].T, s=size, c=entropy[order], lw=0, vmin=0,
-                         cmap=matplotlib.colors.ListedColormap(greys))  # fmt: skip
-    if wrong is not None:
-        axis.scatter(*places[wrong].T, s=5 * size, fc="none", ec="#D55E00", lw=1)
-    ringed = " (wrong: ringed)" * (wrong is not None)
-    axis.set(title=f"Entropy of the NMM's labels{ringed}", aspect="equal")
-    axis.axis("off")
-    bar = axis.inset_axes((1.02, 0.2, 0.025, 0.5))
-    bar.set_in_layout(False)
-    figure.colorbar(shown, cax=bar, label="nats")
-
-
-def intervals(axis, names, quality, label: str) -> None:
-    mean, low, high = quality
-    axis.errorbar(mean, range(len(names)), xerr=torch.stack([mean - low, high - mean]), fmt="o",
-                  ms=4, capsize=4, color="#0072B2", label=label)  # fmt: skip
-    for place, name in enumerate(names):
-        axis.text(0.0, place - 0.25, name, transform=axis.get_yaxis_transform(), fontsize=9)
-    axis.spines["left"].set_visible(False)
-    axis.set_yticks([])
-    axis.set_ylim(len(names) - 0.5, -0.6 - 0.2 * len(names))
-
-
-def truths(axis, values, label: str) -> None:
-    axis.plot(values, range(len(values)), "D", ms=7, mfc="none", color="#D55E00", label=label)
-    axis.legend(frameon=False, loc="upper left")
-    axis.set_xlim(left=0)
 
 
 def main(args) -> dict:

@@ -16,7 +16,7 @@ from argparse import ArgumentParser
 import pyro
 import torch
 from common import options, progress_bar, scores
-from plotting import PALETTE, canvas, diagonal, reliability, save
+from drawing.crowds import draw
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import one_hot
 
@@ -106,34 +106,9 @@ def main(args) -> dict:
         asked[name] = asking(data, everything, best)
         print(f"{name:20}", *(f"{value:7.3f}" for value in asked[name]))
     if args.output:
-        draw(args, data, results, shown, asked)
+        numbers = range(FIRST, FIRST + MORE * ROUNDS + 1, MORE)
+        draw(args.output, data.y, results, shown, numbers, asked)
     return {"shares": results, "asked": asked}
-
-
-def draw(args, data, results, shown, asked) -> None:
-    """Accuracy over the share of nodes asked, reliability, and accuracy over questions."""
-    figure, axes = canvas(1, 3, (14, 4.6))
-    colors = dict(zip(NAMES, ("0.6", PALETTE[0], PALETTE[2], PALETTE[4]), strict=True))
-    for name, color in colors.items():
-        accuracy = [results[share][name]["accuracy"] for share in results]
-        axes[0].plot(list(results), accuracy, "o-", color=color, label=name)
-    axes[0].set(xscale="log", xlabel="share of the digits with answers", ylabel="accuracy",
-                xticks=list(results), title="No true label is used")  # fmt: skip
-    axes[0].set_xticklabels([f"{share:.0%}" for share in results])
-    axes[0].minorticks_off()
-    axes[0].legend(frameon=False)
-    for name in (DAWID_SKENE, BOTH):
-        reliability(axes[1], shown[1][name].double(), data.y, colors[name], name)
-    diagonal(axes[1])
-    axes[1].set(xlabel="confidence", ylabel="accuracy",
-                title=f"Reliability, {shown[0]:.0%} asked, ± one standard error")  # fmt: skip
-    axes[1].legend(frameon=False)
-    for (name, accuracy), color in zip(asked.items(), (PALETTE[0], PALETTE[4]), strict=True):
-        numbers = [FIRST + MORE * number for number in range(len(accuracy))]
-        axes[2].plot(numbers, accuracy, "o-", color=color, label=name)
-    axes[2].set(xlabel="answers", ylabel="accuracy", title="The next questions")
-    axes[2].legend(frameon=False)
-    save(figure, args.output)
 
 
 def parser() -> ArgumentParser:

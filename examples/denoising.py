@@ -19,7 +19,7 @@ from pathlib import Path
 import pyro
 import torch
 from common import options, progress_bar
-from plotting import canvas, save
+from drawing.denoising import draw
 from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
@@ -110,27 +110,8 @@ def main(args) -> dict:
     if args.output:
         extra = {"90 % interval, grey levels": (prediction["high"] - prediction["low"]).mean(0),
                  "attention to the pixel itself": prediction["itself"]}  # fmt: skip
-        draw(args, clean, shown, extra, result)
+        draw(args.output, clean, shown, extra, result)
     return result
-
-
-def draw(args, clean: Tensor, shown: dict, extra: dict, result: dict) -> None:
-    figure, axes = canvas(2, 3, (10.5, 7.2), font=9, box=True)
-    axes = axes.T.flatten()
-    for axis, (name, image) in zip(axes, ({"clean": clean} | shown).items(), strict=False):
-        axis.imshow((image / 255).clamp(0, 1).permute(1, 2, 0).cpu().numpy())
-        axis.set_title(f"noisy, sd {args.noise:g}" if name == "noisy" else name)
-        if name in result:
-            axis.set_xlabel(f"{result[name]['PSNR']:.2f} dB")
-    for axis, (name, values), top in zip(axes[4:], extra.items(), (None, 1), strict=True):
-        top = top or values.quantile(0.995).item()
-        picture = axis.imshow(values.cpu().numpy(), cmap="viridis", vmin=0, vmax=top)
-        axis.set_title(name)
-        figure.colorbar(picture, ax=axis, shrink=0.8)
-    for axis in axes:
-        axis.set_xticks([])
-        axis.set_yticks([])
-    save(figure, args.output)
 
 
 def parser() -> ArgumentParser:

@@ -17,8 +17,7 @@ from functools import partial
 import pyro
 import torch
 from common import options, progress_bar
-from plotting import canvas, save
-from torch import Tensor
+from drawing.ising import draw
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import letters
@@ -64,52 +63,9 @@ def main(args) -> dict:
             "mean field": uniform < independent.marginals[:, 1].view(shape).cpu(),
             "NMM": mix.sample((2,)).view(2, *shape),
         }
-        draw(args, clean, noisy, marginals, samples, [loss + log_z for loss in curve], result)
+        curve = [loss + log_z for loss in curve]
+        draw(args.output, clean, noisy, marginals, samples, curve, result)
     return result
-
-
-def draw(args, clean: Tensor, noisy: Tensor, marginals: dict[str, Tensor],
-         samples: dict[str, Tensor], curve: list[float], result: dict) -> None:  # fmt: skip
-    figure, axes = canvas(4, 4, (13, 6.2), font=9, box=True)
-    shape, exact = clean.shape, marginals["exact"]
-    grey = {"cmap": "gray_r", "vmin": 0, "vmax": 1}
-    show(axes[0, 0], clean > 0, "letters", **grey)
-    show(axes[1, 0], noisy, f"observed, noise of sd {args.sigma:g}", cmap="gray_r")
-    for column, name in enumerate(marginals, start=1):
-        probs = marginals[name][:, 1].view(shape)
-        top = show(axes[0, column], probs, f"{name}: $p(x_i = 1)$", **grey)
-        for row in (0, 1):
-            show(axes[2 + row, column], samples[name][row], f"{name}: a sample", **grey)
-        if name == "exact":
-            axes[1, column].axis("off")
-            continue
-        # Orange and blue are distinguishable with colour blindness.
-        error = probs - exact[:, 1].view(shape)
-        title = f"{name} − exact, mean size {result[name]['error']:.3f}"
-        middle = show(axes[1, column], error, title, cmap="PuOr", vmin=-0.5, vmax=0.5)
-    figure.colorbar(top, ax=axes[0, 3], shrink=0.9)
-    figure.colorbar(middle, ax=axes[1, 3], shrink=0.9)
-
-    for axis in axes[2:, 0]:
-        axis.remove()
-    axis, half = figure.add_subplot(axes[0, 0].get_gridspec()[2:, 0]), len(curve) // 2
-    noisy_steps = torch.tensor(curve[half:])
-    axis.plot(range(half, len(curve)), noisy_steps, color="#0072B2", lw=0.5, alpha=0.4)
-    smooth = noisy_steps.unfold(0, min(25, len(noisy_steps)), 1).mean(-1)
-    steps = range(len(curve) - len(smooth), len(curve))
-    axis.plot(steps, smooth, color="#0072B2", label="NMM, bound: a step, mean of 25")
-    axis.axhline(result["mean field"]["KL"], color="#D55E00", ls="--", label="mean field")
-    axis.set(xlabel="step", ylabel="KL divergence, nats", ylim=(0, None))
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
-    save(figure, args.output)
-
-
-def show(axis, image: Tensor, title: str, **style):
-    axis.set_title(title, fontsize=9)
-    axis.set_xticks([])
-    axis.set_yticks([])
-    return axis.imshow(image.cpu(), **style)
 
 
 def parser() -> ArgumentParser:

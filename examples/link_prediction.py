@@ -11,7 +11,6 @@ who meets whom in Les Misérables.
 
 from __future__ import annotations
 
-import textwrap
 import time
 from argparse import ArgumentParser
 from functools import partial
@@ -21,14 +20,13 @@ import networkx
 import pyro
 import torch
 from common import options, progress_bar
-from matplotlib.patches import Rectangle
-from plotting import canvas, save
+from drawing.link_prediction import draw
 from sklearn.cluster import KMeans
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
-from torch_geometric.utils import from_networkx, to_dense_adj
+from torch_geometric.utils import from_networkx
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import LinkSplit, link_graph, link_split
@@ -36,7 +34,6 @@ from pyro_nmm.guides import DGLFRMGuide, fit_links
 from pyro_nmm.models import DGLFRM
 from pyro_nmm.sparse import identity
 
-COLORS = {"original": "#D55E00", "nmm": "#0072B2"}
 NAMES = {"original": "DGLFRM", "nmm": "NMM-DGLFRM"}
 
 
@@ -109,7 +106,9 @@ def main(args) -> dict:
     links, tested = data.num_edges // 2, split.test.shape[1]
     print(f"{data.num_nodes} nodes, {links} links, {tested} of them for testing")
     if args.output:
-        draw(args, data, names, split, pairs, curves)
+        groups = communities(list(pairs.values())[-1], split, data.x)
+        curves = {NAMES[guide]: curve for guide, curve in curves.items()}
+        draw(args.output, data, names, *groups, curves)
     return result
 
 
@@ -129,37 +128,6 @@ def communities(
     fit = (factors * torch.from_numpy(clusters.cluster_centers_)[label]).sum(-1)
     rank = label.bincount().argsort(descending=True).argsort()
     return rank[label], fit
-
-
-def draw(args, data: Data, names: list[str], split: LinkSplit, pairs: dict, curves: dict) -> None:
-    figure, axes = canvas(1, 3, (14, 5), font=9)
-    community, fit = communities(list(pairs.values())[-1], split, data.x)
-    order = (2 * community - fit / fit.abs().max()).argsort()
-    matrix = to_dense_adj(data.edge_index.cpu(), max_num_nodes=data.num_nodes)[0]
-    axes[0].imshow(matrix[order][:, order], cmap="gray_r", interpolation="nearest")
-    sizes, start = community.bincount().tolist(), 0
-    for number, size in enumerate(sizes):
-        box = Rectangle((start - 0.5, start - 0.5), size, size, fill=False, ec="#E69F00", lw=1.5)
-        axes[0].add_patch(box)
-        axes[0].text(start + size, start, f"{number + 1}", color="#B45F06", weight="bold", va="top")
-        start += size
-    axes[0].set(title="Links, nodes sorted by inferred community", xlabel="node", ylabel="node")
-    for guide, curve in curves.items():
-        smooth = -torch.tensor(curve).unfold(0, min(20, len(curve)), 1).mean(-1)
-        axes[1].plot(range(len(curve) - len(smooth), len(curve)), smooth, label=NAMES[guide],
-                     color=COLORS[guide])  # fmt: skip
-    axes[1].set(title="Evidence lower bound, mean of 20 steps", xlabel="step",
-                ylabel="nats a pair of nodes")  # fmt: skip
-    axes[1].legend(frameon=False, loc="lower right")
-    axes[1].set_ylim(bottom=-torch.tensor(list(curves.values())).quantile(0.9).item())
-    axes[2].axis("off")
-    axes[2].set_title("Communities: members, the most typical ones first", loc="left")
-    for number, size in enumerate(sizes):
-        members = [names[i] for i in order.tolist() if community[i] == number][:12]
-        more = f" and {size - len(members)} more" * (size > len(members))
-        text = textwrap.fill(f"{number + 1}: {', '.join(members)}{more}", 62)
-        axes[2].text(0, 1 - number / len(sizes), text, va="top", transform=axes[2].transAxes)
-    save(figure, args.output)
 
 
 def parser() -> ArgumentParser:

@@ -23,7 +23,7 @@ import pyro
 import torch
 from common import GRAPHS, load_graph, options, progress_bar
 from common import scores as label_scores
-from plotting import draw
+from drawing.node_classification import draw
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import inner_edges

@@ -367,8 +367,9 @@ class NeighborMixture(GraphDistribution):
 
         .. math::
 
-            \log p(y) = \sum_i \log p(y_i) - \int_0^\infty
-                E_{p(c \mid y, e^s \alpha)}\Big[\frac{d}{ds} \log p(y, c \mid e^s \alpha)\Big] ds
+            \log p(y) &= \sum_i \log p(y_i) \\
+                &- \int_0^\infty E_{p(c \mid y, e^s \alpha)}
+                \Big[\frac{d}{ds} \log p(y, c \mid e^s \alpha)\Big] ds
 
         Gibbs chains carry the states from independence to ``alpha``. It serves large graphs, where
         :meth:`elbo` and the particles of :meth:`log_likelihood` are far too low if labels

@@ -30,6 +30,21 @@ def run(example, folder, *options):
     return result
 
 
+def test_pyro_program(capsys):
+    program = load("examples/pyro_program.py")
+    assert program.losses[-1] < 1 < 4 < program.losses[0]
+    assert program.right >= 24
+    assert 0 < program.low < program.high
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_borrowed_label(tmp_path):
+    """Adjacent nodes agree most often, and nodes without a common source as two coins do."""
+    equal = run(load("examples/borrowed_label.py"), tmp_path)
+    assert equal[0, 4] == pytest.approx(0.5)
+    assert equal[0, 1] > equal[0, 2] > equal[0, 3] > equal[0, 4]
+
+
 def test_karate(tmp_path):
     result = run(load("examples/karate.py"), tmp_path)
     assert result["accuracy"] > 0.8
@@ -85,9 +100,11 @@ def test_annotators(tmp_path, monkeypatch):
     example = load("examples/annotators.py")
     monkeypatch.setattr(example, "digits", lambda: digits().subgraph(torch.arange(600)))
     result = run(example, tmp_path)
-    majority, plain, consensus = (result[name] for name in ("Majority vote", "Dawid-Skene", "NMM"))
+    names = "Majority vote", "Dawid-Skene", "Label spreading", "NMM"
+    majority, plain, spread, consensus = (result[name] for name in names)
     assert majority["accuracy"] < plain["accuracy"] < consensus["accuracy"] - 0.1
-    assert consensus["NLL"] < 0.3 * plain["NLL"]
+    assert plain["accuracy"] < spread["accuracy"] - 0.1
+    assert consensus["NLL"] < 0.3 * min(plain["NLL"], spread["NLL"])
     assert consensus["ECE"] < 0.1
     rates, quality = result["rates"], result["quality"]
     assert ((quality.low - 0.03 < rates) & (rates < quality.high + 0.03)).all()

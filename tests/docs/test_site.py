@@ -66,6 +66,7 @@ def test_form_of_a_tutorial(path):
         assert not draws or "alt:" in options, (
             f"a picture without words for those who cannot see it:\n{code}"
         )
+        assert not draws or "hide-input" in options, f"drawing code that is not hidden:\n{code}"
         assert all(len(line) <= 100 for line in code.splitlines())
         assert ("assert " in code) == ("remove-cell" in options), code
     assert "full-size" in text, "hidden cells assert what the page says of its output"

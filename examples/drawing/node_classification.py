@@ -1,48 +1,27 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Figures of the examples, and the three panels of node_classification.py."""
+"""Reliability, accuracy over epochs, and the marginals around one node."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import matplotlib
-import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-COLORS = ("#E69F00", "#0072B2")
-#: Okabe and Ito's palette for up to eight labels, extended by greys.
-PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000",
-           "#999999", "#555555")  # fmt: skip
-
-
-def canvas(rows: int, columns: int, size: tuple[float, float], font: int = 10, **style):
-    """A figure and its axes, without lines on top and on the right by default."""
-    matplotlib.use("Agg")
-    lines = dict.fromkeys(("axes.spines.top", "axes.spines.right"), style.pop("box", False))
-    plt.rcParams.update({"font.size": font} | lines)
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", **style)
-
-
-def save(figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    print(f"picture: {path}")
+from drawing import BLUE, ORANGE, PALETTE, canvas, diagonal, reliability, save
 
 
 def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
-    figure, axes = canvas(1, 3, (14, 4.6))
+    figure, axes = canvas(1, 3, (12, 4.4), font=12)
     test = data.test_mask
-    for (name, p), color in zip(probs.items(), COLORS, strict=True):
+    for (name, p), color in zip(probs.items(), (ORANGE, BLUE), strict=True):
         reliability(axes[0], p[test].cpu(), data.y[test].cpu(), color, name)
         accuracy = [row[0] for row in curves[name]]
         axes[1].plot(range(1, len(accuracy) + 1), accuracy, color=color, label=name)
     low = diagonal(axes[0], 0.9)
     axes[0].set(xlabel="confidence", ylabel="accuracy", xlim=(low, 1.01), ylim=(low, 1.01),
-                title="Reliability on the test nodes, ± one standard error")  # fmt: skip
+                title="Reliability, ± one standard error")  # fmt: skip
     axes[1].set(xlabel="epoch", ylabel="accuracy", title="Validation accuracy")
     axes[1].set_ylim(bottom=min(0.5, max(max(row[0] for row in c) for c in curves.values()) - 0.1))
     for axis in axes[:2]:
@@ -50,24 +29,6 @@ def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
     node = uncertain_node(data, mix, *probs.values()) if args.node is None else args.node
     neighbourhood(axes[2], data, mix, list(probs.values())[1], node)
     save(figure, args.output)
-
-
-def reliability(axis, probs: Tensor, y: Tensor, color: str, label: str, bins: int = 10) -> None:
-    """Accuracy over confidence in bins of equally many nodes."""
-    confidence, prediction = probs.max(-1)
-    hit = (prediction == y).double()
-    parts = confidence.argsort().chunk(bins)
-    x = torch.stack([confidence[part].mean() for part in parts])
-    share = torch.stack([hit[part].mean() for part in parts])
-    error = (share * (1 - share) / torch.tensor([len(part) for part in parts])).sqrt()
-    axis.errorbar(x, share, error, fmt="o-", ms=4, capsize=2, color=color, label=label)
-
-
-def diagonal(axis, low: float = 1.0) -> float:
-    """Where accuracy equals confidence; returns the least value shown."""
-    low = min(axis.get_xlim()[0], axis.get_ylim()[0], low)
-    axis.plot([low, 1], [low, 1], color="0.7", lw=1, zorder=0)
-    return low
 
 
 def uncertain_node(data, mix, first: Tensor, second: Tensor) -> int:
@@ -106,12 +67,14 @@ def neighbourhood(axis, data, mix, marginals: Tensor, node: int) -> None:
         known = f"\nknown: {int(data.y[j])}" if data.train_mask[j] else ""
         text = f"itself {weight[j]:.2f}" if j == node else f"{weight[j]:.2f}{known}"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
-        axis.text(x, y - radius - 0.04, text, ha="center", va="top", fontsize=8, zorder=3, bbox=box)
+        axis.text(
+            x, y - radius - 0.04, text, ha="center", va="top", fontsize=10, zorder=3, bbox=box
+        )
     handles = [matplotlib.patches.Patch(color=PALETTE[k % len(PALETTE)], label=f"label {k}")
                for k in sorted(seen)]  # fmt: skip
-    axis.legend(handles=handles, frameon=False, fontsize=8, loc="upper left",
+    axis.legend(handles=handles, frameon=False, fontsize=10, loc="upper left",
                 bbox_to_anchor=(-0.05, 1.0))  # fmt: skip
     more = f" ({len(weight) - 1 - len(others)} more)" * (len(weight) - 1 > len(others))
-    axis.set_title(f"Node {node}, label {int(data.y[node])}: attention and marginals{more}")
+    axis.set_title(f"Attention of node {node}{more}")
     axis.set(xlim=(-1.75, 1.5), ylim=(-1.5, 1.5), aspect="equal")
     axis.axis("off")
