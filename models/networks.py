@@ -117,6 +117,7 @@ class NMMNetwork(nn.Module):
     :param str link: :math:`\sigma`, one of ``"softplus"``, ``"square"``, ``"exp"``.
     :param float floor: positive. One keeps each Dirichlet unimodal.
     :param float omega: initial :math:`\omega`. Weight decay on it switches the attention off.
+    :param float gamma: initial :math:`\gamma`; a large one switches all other edges off.
     :param bool learn_gamma: whether :math:`\gamma` is learned.
 
     Cost: the backbones, and :math:`O(E H)`.

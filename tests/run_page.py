@@ -6,7 +6,8 @@ Snippets of pages as pasted, one after another, each page in a process of its ow
 
     python run_page.py links.md pyro.md
 
-Torch is seeded and imported before the first snippet. Nothing else is there.
+Torch is seeded and imported before the first snippet, and packages are hidden that the page does
+not say it needs. Nothing else is there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import sys
 import traceback
 
 from documents import SNIPPETS, errors_of_warnings
+from packages import Hidden, extras_of
 
 
 def run_snippets(name: str) -> None:
     """All snippets of a page, and the check of what they leave behind."""
     namespace, printed = {"__name__": "__main__"}, io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    hidden = Hidden(extras_of("".join(SNIPPETS[name])))
+    with contextlib.redirect_stdout(printed), hidden:
         for number, code in enumerate(SNIPPETS[name]):
             exec(compile(code, f"{name}, snippet {number + 1}", "exec"), namespace)
     print(name, printed.getvalue(), sep="\n")

@@ -76,12 +76,15 @@ def by_kernel(model: Callable, votes: Tensor, args, **options) -> dict[str, Tens
     return chains.get_samples()
 
 
-def by_svi(model: Callable, votes: Tensor, args, estimator: str | Chains) -> dict[str, Tensor]:
+def by_svi(
+    model: Callable, votes: Tensor, args, estimator: str | Chains, steps: int = 300,
+    decay: float = 0.98,
+) -> dict[str, Tensor]:  # fmt: skip
     pyro.clear_param_store()
     guide = AutoNMM(model, estimator=estimator)
     elbo = Trace_ELBO(4, vectorize_particles=True, max_plate_nesting=1)
-    svi = SVI(model, guide, ClippedAdam({"lr": 0.1, "lrd": 0.98}), elbo)
-    for _ in range(300):
+    svi = SVI(model, guide, ClippedAdam({"lr": 0.1, "lrd": decay}), elbo)
+    for _ in range(steps):
         svi.step(votes)
     with torch.no_grad():
         draws = [guide.parents(votes) for _ in range(1000)]
@@ -90,6 +93,8 @@ def by_svi(model: Callable, votes: Tensor, args, estimator: str | Chains) -> dic
 
 METHODS: dict[str, Callable] = {
     "kernel": by_kernel,
+    "kernel, no joint moves": partial(by_kernel, num_particles=0),
+    "AutoNMM, chains, 600 steps": lambda *given: by_svi(*given, Chains(5), 600, 0.995),
     "AutoNMM, chains": lambda *given: by_svi(*given, Chains(5)),
     "AutoNMM": lambda *given: by_svi(*given, "reward_to_go"),
 }
@@ -98,7 +103,7 @@ METHODS: dict[str, Callable] = {
 def club(args, results: Records) -> None:
     """Data sets of parameters drawn from their priors, the karate club's graph."""
     members = Club()
-    for key in results.missing(task="club", seed=range(args.num_sets), method=[*METHODS]):
+    for key in results.missing(task="club", seed=range(args.num_sets), method=args.methods):
         pyro.set_rng_seed(key["seed"])
         truth = {
             "kappa": dist.LogNormal(0.0, 1.5).sample(),
@@ -290,8 +295,8 @@ CALIBRATIONS = {"calibration of the kernel": "`FieldGibbs`", "calibration of cha
 CALIBRATIONS |= {"calibration": "`FieldGibbs` with joint moves, not kept"}
 TABLES = coverage, effective_draws, ranks_of_truth
 OPTIONS = {
-    "num_sets": (100, "data sets, of club and calibration"),
-    "num_samples": (130, "draws after warm-up"), "warmup": (70, "steps of warm-up"),
+    "methods": ([*METHODS], "of the club"), "num_sets": (100, "data sets, of club and calibration"),
+    "num_samples": (250, "draws after warm-up"), "warmup": (100, "steps of warm-up"),
     "thin": (5, "steps between draws, of calibration"),
     "sizes": ([34, 100, 400, 1600], "nodes, of mixing; 34 for the club"),
     "kernels": ([*KERNELS], "of mixing"),

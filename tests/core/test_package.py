@@ -3,19 +3,16 @@
 
 """The built wheel and sdist, away from the checkout."""
 
-import importlib.metadata
-import re
 import subprocess
 import sys
 import tarfile
-import tomllib
 import zipfile
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
 from documents import SNIPPETS
-from packaging.requirements import Requirement
+from packages import PROJECT, extras_of, installed, requirements
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -59,17 +56,6 @@ def test_sdist_holds_every_tracked_file_and_no_ignored_one(built):
     assert held(path) <= listed("--cached", "--others", "--exclude-standard")
 
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
-def requirements(extras):
-    """What an installation with these extras asks for; the empty name stands for none."""
-    lines = PROJECT["dependencies"] + [
-        line for extra in extras if extra for line in PROJECT["optional-dependencies"][extra]
-    ]
-    return [Requirement(line) for line in lines]
-
-
 def test_floor_is_the_lower_bound_of_every_requirement():
     stated = {}
     for requirement in requirements(PROJECT["optional-dependencies"]):
@@ -80,6 +66,17 @@ def test_floor_is_the_lower_bound_of_every_requirement():
     lines = [line for line in (ROOT / "floor.txt").read_text().splitlines() if line[0] != "#"]
     floor = dict(line.split("==") for line in lines)
     assert {canonicalize_name(name): Version(number) for name, number in floor.items()} == stated
+
+
+@pytest.mark.slow
+def test_wheel_holds_every_module(built):
+    (path,) = built.glob("*.whl")
+    held = {name for name in zipfile.ZipFile(path).namelist() if name.endswith(".py")}
+    parts = {"pyro_nmm": "pyro_nmm", "models": "pyro_nmm/models", "guides": "pyro_nmm/guides"}
+    assert held == {
+        f"{name}/{file.relative_to(ROOT / folder)}"
+        for folder, name in parts.items() for file in (ROOT / folder).rglob("*.py")
+    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -104,64 +101,11 @@ def test_types_of_the_installed_wheel(built, tmp_path):
     assert 'Revealed type is "int"' in out or "builtins.int" in out
 
 
-def installed(requirements):
-    """The distributions that these requirements bring, and those that they bring in turn."""
-    found, waiting = {}, list(requirements)
-    while waiting:
-        requirement = waiting.pop()
-        name = canonicalize_name(requirement.name)
-        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        found[name] = importlib.metadata.distribution(name)
-        waiting += map(Requirement, found[name].requires or [])
-    return found.values()
-
-
-CODE = {name: "\n".join(found) for name, found in SNIPPETS.items() if name != "README.md"}
-#: What an extra brings that the snippets of some pages need, made smaller.
-SMALL = {
-    "": "",
-    "examples": """
-import torch
-from pyro_nmm import datasets
-
-digits = datasets.digits
-datasets.digits = lambda: digits().subgraph(torch.arange(300))
-""",
-}
-RUN = """
-import inspect
-import sys
-from pathlib import Path
-
-import pyro
-
-from pyro_nmm.models import StackedNMM
-from pyro_nmm.models.annotators import out_of_fold
-from pyro_nmm.models.hidden import fit_field
-
-out_of_fold.NUM_EPOCHS = 2
-few = {"num_starts": 1, "num_steps": 2, "num_chains": 2, "num_draws": 2}
-vars(inspect.unwrap(fit_field).__kwdefaults__["options"]).update(few)
-for fit in (StackedNMM.fit, StackedNMM.update):
-    vars(inspect.unwrap(fit).__kwdefaults__["options"]).update(num_steps=2, refit_steps=2)
-for path in sys.argv[1:]:
-    print(path, flush=True)
-    pyro.clear_param_store()
-    exec(compile(Path(path).read_text(), path, "exec"), {})
-"""
-
-
-def extras_of(code):
-    """The extras that a snippet or a page says it needs."""
-    return ",".join(re.findall(r"# pip install .*\[([\w,]+)\]", code)).split(",")
-
-
 def site_of(built, folder, extras):
     """A folder with the wheel, and links to its runtime dependencies and those of the extras."""
     (wheel,) = built.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(folder)
-    for distribution in installed(requirements(extras)):
+    for distribution in installed(requirements(extras)).values():
         tops = {file.parts[0] for file in distribution.files}
         for top in tops - {"..", "__pycache__"}:
             if not (folder / top).exists():
@@ -185,23 +129,3 @@ def test_snippet_of_the_readme_runs_as_pasted(built, tmp_path, number):
     script = tmp_path / "pasted.py"
     script.write_text(code)
     run_on(site_of(built, tmp_path / "site", extras_of(code)), tmp_path, script)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", SMALL)
-def test_snippets_need_no_more_than_they_say(built, tmp_path, extra):
-    """
-    The code runs, for a few steps, with the wheel and its runtime dependencies; a page that
-    needs an extra says so.
-    """
-    site = site_of(built, tmp_path / "site", [extra])
-    script = tmp_path / "script.py"
-    script.write_text(SMALL[extra] + RUN)
-    pages = []
-    for name, code in CODE.items():
-        if extras_of(code) == [extra]:
-            pages.append(tmp_path / name)
-            few = re.sub(r"(range\(|num_steps=|num_epochs=)\d+", r"\g<1>2", code)
-            pages[-1].write_text(few)
-    assert pages
-    run_on(site, tmp_path, "-W", "error::RuntimeWarning", script, *pages)

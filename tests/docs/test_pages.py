@@ -17,7 +17,7 @@ from run_page import in_child
 QUICK = ["distributed.md", "latent-labels.md", "links.md", "pyro.md", "tabular.md"]  # 35
 SLOW = (
     ["annotators.md", "index.md"],  # 55
-    ["denoising.md", "node-classification.md", "variational-family.md"],  # 65
+    ["denoising.md", "node-classification.md", "variational-family.md"],  # 60
 )
 PAGES = SNIPPETS.keys() - {"README.md"}  # the README: tests/core/test_package.py
 
@@ -42,6 +42,9 @@ def test_a_snippet_that_needs_what_is_not_there_is_found(monkeypatch, capfd):
     monkeypatch.setitem(SNIPPETS, "broken.md", ["x = 1", "print(x, torch.ones(1))"])
     assert not in_child("broken.md")
     assert "name 'torch' is not defined" in capfd.readouterr().err
+    monkeypatch.setitem(SNIPPETS, "broken.md", ["from pyro_nmm.datasets import digits", "digits()"])
+    assert not in_child("broken.md")
+    assert "No module named 'sklearn'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("path", DOCUMENTS + RESULTS + TUTORIALS, ids=lambda path: path.name)
