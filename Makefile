@@ -43,7 +43,7 @@ test-benchmarks: $(STAMP)
 
 docs: $(VENV)/.documented
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
-	$(BIN)/python -m pytest -q tests/docs/test_offline.py
+	$(BIN)/python -m pytest -q tests/docs/test_offline.py tests/docs/test_reference.py
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" --ignore tests/benchmarks --cov --cov-report=term:skip-covered \

@@ -3,13 +3,15 @@
 
 """A kernel of Pyro's MCMC for programs with fields."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.distributions import Dirichlet
+from pyro.distributions import Categorical, Dirichlet
 from pyro.infer.mcmc import NUTS
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from pyro.poutine import Trace
@@ -17,7 +19,9 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.guides.program import fields_of
+from pyro_nmm.distributions.in_order import InOrder
+from pyro_nmm.guides.program import Field, fields_of
+from pyro_nmm.guides.random_walk import RandomWalk
 from pyro_nmm.models.plates import COPIES
 from pyro_nmm.ops.counts import posterior_alpha
 
@@ -65,12 +69,13 @@ class FieldGibbs(MCMCKernel):
 
     def __init__(
         self, model: Callable, kernel: Callable[..., MCMCKernel] = NUTS, num_sweeps: int = 20,
-        **options: Any,
+        num_particles: int = 32, **options: Any,
     ) -> None:  # fmt: skip
         check_integers(1, num_sweeps=num_sweeps)
+        check_integers(0, num_particles=num_particles)
         if options.get("jit_compile"):
             raise ValueError("jit_compile would keep the first choices: leave it out")
-        self.model, self.num_sweeps = model, num_sweeps
+        self.model, self.num_sweeps, self.num_particles = model, num_sweeps, num_particles
         self.kernel: Any = kernel(self._given_fields, **options)
         self.latent: set[str] = set()  #: label sites that the program does not observe
         self.states: dict[str, Tensor] = {}  #: of all sites of fields
@@ -108,6 +113,8 @@ class FieldGibbs(MCMCKernel):
         values = {name: site["value"] for name, site in sites.items()}
         self._sweep(values)
         self.kernel.setup(warmup_steps, *args, **kwargs)
+        several = len(fields_of(trace, self.latent)) > 1
+        self._walk = RandomWalk(warmup_steps, useful=self.num_particles > 0 and not several)
         if self._start:  # which RandomWalkKernel forgets
             self.kernel.initial_params = self._start
         if not self._saved:
@@ -122,32 +129,85 @@ class FieldGibbs(MCMCKernel):
     @torch.no_grad()
     def _sweep(self, values: dict[str, Tensor]) -> None:
         """New states of every field given the continuous sites, from the old ones if there are."""
-
-        def run(more: dict[str, Tensor]) -> Trace:
-            return self._run(values | self.states | more)
-
+        run = partial(self._run_given, values)
         fields = fields_of(run({}), self.latent)
         for number, name in enumerate(fields):  # parameters may depend on labels of earlier fields
             field = fields_of(run({}), self.latent)[name] if number else fields[name]
             q, c = field.conditional(run), field.trace.nodes[name]["value"]
             q = q.expand(torch.broadcast_shapes(q.batch_shape, c.shape[:-1]))
-            both, labels = len(q.event_shape) == 2, field.site("y" if field.latent else "u")
-            if name not in self.states:
-                states = q.sample()
-            else:
-                states = torch.stack([c, self.states[labels]], -2) if both else c
-            states = q.sweep(states, self.num_sweeps)
-            c, borrowed = states.unbind(-2) if both else (states, q.borrowed(states))
-            self.states |= {name: c} | ({labels: borrowed} if both else {})
-            if not field.collapsed:
-                alpha = posterior_alpha(field.prior.table, c, borrowed)
-                self.states[field.site("z")] = Dirichlet(alpha).sample()
+            states = q.sample() if name not in self.states else self._states_of(field, q)
+            self._put(field, q, q.sweep(states, self.num_sweeps))
+
+    def _run_given(self, values: dict[str, Tensor], more: dict[str, Tensor]) -> Trace:
+        return self._run(values | self.states | more)
+
+    def _states_of(self, field: Field, q: InOrder) -> Tensor:
+        """The states of a field as a sample of its conditional."""
+        states = [self.states[name] for name in field.unknown]
+        return torch.stack(states, -2) if len(q.event_shape) == 2 else states[0]
+
+    def _put(self, field: Field, q: InOrder, states: Tensor) -> Tensor:
+        """Keep a sample of a field's conditional, and draw dice; their log-density."""
+        both = len(q.event_shape) == 2
+        c, borrowed = states.unbind(-2) if both else (states, q.borrowed(states))
+        self.states = self.states | dict(zip(field.unknown, (c, borrowed), strict=False))
+        return self._log_dice(field, q, draw=True)
+
+    def _log_dice(self, field: Field, q: InOrder, draw: bool = False) -> Tensor:
+        """Log-density of the dice given choices and labels; dice are drawn before if asked for."""
+        c, *labels = (self.states[name] for name in field.unknown)
+        if field.collapsed:
+            return c.new_zeros(())
+        borrowed = labels[0] if labels else q.borrowed(c)
+        dice, name = Dirichlet(posterior_alpha(field.prior.table, c, borrowed)), field.site("z")
+        if draw:
+            self.states = self.states | {name: dice.sample()}
+        return dice.log_prob(self.states[name]).sum()
+
+    @torch.no_grad()
+    def _move(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A step of pseudo-marginal Metropolis-Hastings, of parameters and states together."""
+        proposal = self._walk.propose(params)
+        log_ratio = -self._estimate(params, keep=True)
+        before = self.states
+        log_ratio = log_ratio + self._estimate(proposal, keep=False)
+        accept = self._walk.decide(params, log_ratio)
+        if not accept:
+            self.states = before
+        return proposal if accept else params
+
+    def _estimate(self, params: dict[str, Tensor], keep: bool) -> Tensor:
+        """Log of an estimate of the unnormalised density of parameters; one of its particles."""
+        run = partial(self._run_given, self._constrained(params))
+        (field,) = fields_of(run({}), self.latent).values()
+        q, c = field.conditional(run), field.value("c")
+        q = q.expand(torch.broadcast_shapes(q.batch_shape, c.shape[:-1]))
+        several = q.expand((self.num_particles - keep, *q.batch_shape))
+        particles = several.sample()
+        log_weights = several.log_terms(particles).sum(-1)
+        if keep:
+            states, log_dice = self._states_of(field, q), self._log_dice(field, q)
+            log_weights = torch.cat([q.log_terms(states).sum(-1)[None], log_weights])
+        else:
+            chosen = Categorical(logits=log_weights.movedim(0, -1)).sample()
+            chosen = chosen.view(1, *q.batch_shape, *[1] * len(q.event_shape))
+            states = particles.gather(0, chosen.expand(1, *q.shape()))[0]
+            log_dice = self._put(field, q, states)
+        # The density of the program at these states, but for the states themselves.
+        rest = self.kernel.potential_fn(params) + log_dice
+        rest = rest + (q.log_terms(states).sum(-1) + q.log_prob(states)).sum()
+        return log_weights.logsumexp(0).sub(math.log(self.num_particles)).sum() - rest
+
+    def _constrained(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self.kernel.transforms[name].inv(params[name]) for name in params}
 
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         params = {name: params[name] for name in self.kernel.initial_params}
-        self._sweep({name: self.kernel.transforms[name].inv(params[name]) for name in params})
+        self._sweep(self._constrained(params))
         if not params:
             return self.states
+        if self._walk.useful:
+            params = self._move(params)
         if hasattr(self.kernel, "clear_cache"):
             self.kernel.clear_cache()
         else:  # of RandomWalkKernel: the energy of the parameters at the states before

@@ -104,9 +104,10 @@ def fit_images(
 
     .. math::
 
-        \max_\theta \; \frac1{B N} E_{q(c \mid y)} \sum_i \log p_\theta(y_i \mid y_{<i}, c_{<i}, X)
-        - \frac{w}{B} \sum_b \log (e_b + 2^2), \qquad
-        e_b = \frac1N \sum_{i \in b} \Bigl(\sum_j L_{ij} u_j - y_i\Bigr)^2 .
+        \max_\theta \; & \frac1{B N} E_{q(c \mid y)} \sum_i
+            \log p_\theta(y_i \mid y_{<i}, c_{<i}, X) \\
+        & - \frac{w}{B} \sum_b \log (e_b + 2^2) \\
+        e_b = {} & \frac1N \sum_{i \in b} \Bigl(\sum_j L_{ij} u_j - y_i\Bigr)^2 .
 
     A step is one of Pyro's ``TraceGraph_ELBO`` on :func:`~pyro_nmm.models.nmm` in two plates,
     images and channels, with the factor ``mean``. Pyro's parameter store is left as it was. The

@@ -30,11 +30,11 @@ class DGLFRM(nn.Module):
 
     .. math::
 
-        v_{ik} &\sim \mathrm{Beta}(a, 1), \quad \pi_{ik} = \prod_{m \le k} v_{im}, \quad
-        b_{ik} \sim \mathrm{Bernoulli}(\pi_{ik}), \quad r_{ik} \sim \mathrm{Normal}(0, 1) \\
-        f_i &= \mathrm{MLP}(b_i \odot r_i), \quad
-        A_{ij} \sim \mathrm{Bernoulli}(\sigma(f_i^\top f_j)), \quad
-        X_i \sim \mathrm{Bernoulli}(\sigma(W (b_i \odot r_i) + w))
+        v_{ik} &\sim \mathrm{Beta}(a, 1), \quad \pi_{ik} = \prod_{m \le k} v_{im} \\
+        b_{ik} &\sim \mathrm{Bernoulli}(\pi_{ik}), \quad r_{ik} \sim \mathrm{Normal}(0, 1) \\
+        f_i &= \mathrm{MLP}(b_i \odot r_i) \\
+        A_{ij} &\sim \mathrm{Bernoulli}(\sigma(f_i^\top f_j)) \\
+        X_i &\sim \mathrm{Bernoulli}(\sigma(W (b_i \odot r_i) + w))
 
     Sites are ``v``, ``s``, ``r`` ``(N, K)``, ``x`` ``(N, F)`` and ``edges``, an ``edge_index``. The
     memberships are relaxed: :math:`b = \sigma(s)`. Without data it samples graphs from the prior:

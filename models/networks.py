@@ -55,9 +55,9 @@ class Parameters(NamedTuple):
     torch.Size([2])
     """
 
-    alpha: Concentrations
-    logits: Tensor
-    relabel: Any = None
+    alpha: Concentrations  #: ``(..., N, C)``
+    logits: Tensor  #: ``(..., num_edges)``
+    relabel: Any = None  #: ``(num_edges, C)`` or ``(..., num_edges, C, C)``
 
 
 class ParameterNetwork(Protocol):

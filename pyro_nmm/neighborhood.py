@@ -51,6 +51,8 @@ class Neighborhood:
     """
 
     num_nodes: int  #: number of nodes ``N`` of the graph, the range of ``nodes``
+    num_rows: int  #: number of rows: nodes whose neighbours are stored
+    num_edges: int  #: number of edges, self-loops included
     nodes: Tensor  #: ``(num_rows,)`` node id of every row
     ptr: Tensor  #: ``(num_rows + 1,)`` first edge of every row
     source: Tensor  #: ``(num_edges,)`` source :math:`j` that an edge comes from

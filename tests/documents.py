@@ -3,9 +3,12 @@
 
 """README.md and the pages in docs: their text, and the Python in them."""
 
+import builtins
 import importlib.util
 import re
 import sys
+import tomllib
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +17,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
 FOLDERS = "tutorials", "gallery"
 TUTORIALS = [path for name in FOLDERS for path in sorted((ROOT / "docs" / name).glob("*.md"))]
-#: Snippets by page. Those of the README stand alone; on other pages each goes on from the last.
+#: Snippets by page. Each of the README stands alone; on other pages each continues the last.
 SNIPPETS = {
     path.name: found
     for path in DOCUMENTS
@@ -22,14 +25,15 @@ SNIPPETS = {
 }
 
 
-def run_page(name, *smaller):
-    """What the snippets of a page leave behind, with some texts replaced by smaller sizes."""
-    namespace = {}
-    for number, code in enumerate(SNIPPETS[name]):
-        for old, new in smaller:
-            code = code.replace(old, new)
-        exec(compile(code, f"{name}, snippet {number + 1}", "exec"), namespace)
-    return namespace
+def errors_of_warnings():
+    """Warnings are errors, but for those that pyproject.toml ignores, as in a test."""
+    warnings.simplefilter("error")
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    for line in options["filterwarnings"]:
+        action, message, category = [*line.split(":"), "", ""][:3]
+        if action == "ignore":
+            kind = getattr(builtins, category, Warning)
+            warnings.filterwarnings("ignore", message, kind)
 
 
 def anchors(text):

@@ -225,7 +225,7 @@ def calibration_of_chains(args, results: Records) -> None:
 
 
 def statistics(hood: Neighborhood, alpha: Tensor, states: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Of states ``(draws, 1 or 2, N)``: log p(y | c), own dice, and labels of the first kind."""
+    """Of states ``(draws, 1 or 2, N)``: log-likelihood, own dice, and labels of the first kind."""
     c = states[:, 0]
     y = states[:, 1] if states.shape[1] == 2 else y.expand_as(c)
     counts = torch.zeros(len(c), *alpha.shape).flatten(1)
@@ -233,7 +233,7 @@ def statistics(hood: Neighborhood, alpha: Tensor, states: Tensor, y: Tensor) -> 
     whole = torch.lgamma(alpha + counts) - torch.lgamma(alpha)
     total = torch.lgamma(alpha.sum(-1) + counts.sum(-1)) - torch.lgamma(alpha.sum(-1))
     own = (c == torch.arange(hood.num_nodes)).double().sum(-1)
-    found = {"log p(y | c)": whole.sum((-1, -2)) - total.sum(-1), "own dice": own}
+    found = {"log-likelihood": whole.sum((-1, -2)) - total.sum(-1), "own dice": own}
     return found | ({"labels": y.double().sum(-1)} if states.shape[1] == 2 else {})
 
 

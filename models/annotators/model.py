@@ -343,8 +343,8 @@ class CopyingAnnotators(Annotators):
 
     .. math::
 
-        a_{im} \mid u_i = k, a_{i1}, \dots, a_{i,m-1} \sim
-        \rho_{mm} \, \mathrm{Categorical}(P_{mk}) + \sum_{l < m} \rho_{ml} \, \delta(a_{il})
+        & a_{im} \mid u_i = k, a_{i1}, \dots, a_{i,m-1} \\
+        & \sim \rho_{mm} \, \mathrm{Categorical}(P_{mk}) + \sum_{l < m} \rho_{ml} \, \delta(a_{il})
 
     With probability :math:`\rho_{ml}` annotator :math:`m` repeats annotator :math:`l`, if :math:`l`
     answered. The prior of :math:`\rho` expects a tenth of the answers to be copied. List the copied

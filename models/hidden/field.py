@@ -177,7 +177,8 @@ class HiddenField:
     >>> field.predict().shape, field.probs.shape, field.samples.shape
     (torch.Size([4]), torch.Size([4, 2]), torch.Size([200, 4]))
 
-    :ivar dict values: the emission's parameters, as fitted, as is the ``prior``.
+    :ivar FieldPrior prior: the prior's parameters as a module, fitted, or the network in its place.
+    :ivar dict values: the emission's parameters, fitted.
     :ivar Tensor probs: ``(N, C)``, the posterior probability of every label.
     :ivar Tensor samples: ``(T, N)`` int16, joint draws of all labels.
     :ivar dict draws: the emission's parameters as drawn with these, ``(T, ...)`` each.

@@ -55,8 +55,9 @@ class MarginalField(GraphDistribution):
 
     .. math::
 
-        \log p^*(y_S) = \sum_{i \in S} u_i(y_i) + \sum_{(i, j) \subset S} w_{ij} \, \phi(y_i, y_j)
-            + \sum_{b \notin S} \log \sum_k \exp \Big( u_b(k) +
+        \log p^*(y_S) &= \sum_{i \in S} u_i(y_i)
+            + \sum_{(i, j) \subset S} w_{ij} \, \phi(y_i, y_j) \\
+            &+ \sum_{b \notin S} \log \sum_k \exp \Big( u_b(k) +
               \sum_{j \sim b} w_{bj} \, \phi(y_j, k) \Big)
 
     A :math:`q(y_S)` approximates the whole field as :math:`q(y_S) \, p(y_{\setminus S} \mid y_S)`,

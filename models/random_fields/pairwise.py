@@ -58,6 +58,7 @@ class PairwiseMRF(GraphDistribution):
 
     shown = "num_nodes", "num_edges", "num_classes"
     support = NeighborMixture.support
+    num_edges: int  #: number of pairs ``P``
 
     def __init__(self, edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
         _check(edges, unary, strength, interaction)

@@ -162,13 +162,13 @@ class PooledScores(nn.Module):
 
     .. math::
 
-        P_i &= \mathrm{softmax}\left( \big( s + \eta \, (A_i - \tfrac{3}{4}) \big) \frac{x_i}{t}
-               + a \, m_i + \lambda \, \ell_i + b \right) \\
-        A_i &= \sum_k p_{ik} \frac{1}{|n(i)|} \sum_{j \in n(i)} p_{jk}, \qquad
+        P_i &= \mathrm{softmax}\Big( \big( s + \eta \, (A_i - \tfrac{3}{4}) \big) \frac{x_i}{t} \\
+            &\qquad + a \, m_i + \lambda \, \ell_i + b \Big) \\
+        A_i &= \sum_k p_{ik} \frac{1}{|n(i)|} \sum_{j \in n(i)} p_{jk}, \quad
                p_i = \mathrm{softmax} \frac{x_i}{t} \\
         m_i &= \log \Big( \frac{1}{|n(i)|} \sum_{j \in n(i)} p_j + 10^{-3} \Big) \\
-        \ell_{ik} &= \log \frac{R_{ik} + \tau \pi_k}{\sum_l R_{il} + \tau} - \log \pi_k, \qquad
-        R = (1 - g) \sum_{r=0}^{19} g^r W^r Y + g^{20} W^{20} Y
+        \ell_{ik} &= \log \frac{R_{ik} + \tau \pi_k}{\sum_l R_{il} + \tau} - \log \pi_k \\
+        R &= (1 - g) \sum_{r=0}^{19} g^r W^r Y + g^{20} W^{20} Y
 
     with scores :math:`x`, ``(N, C)``, at temperature :math:`t`. A step of the walk :math:`W` goes
     to a node of :math:`n(i)`, uniformly or in proportion to edge weights. :math:`Y` holds the known

@@ -69,9 +69,9 @@ class StackedNMM(nn.Module):
 
     .. math::
 
-        E_{q(c \mid y)} \sum_{i \text{ held out}} \log p(y_i \mid y_{<i}, c_{<i})
-            + \log \text{prior}
-        \le \log p(y_{\text{held out}} \mid y_{\text{train}}) + \log \text{prior}
+        & E_{q(c \mid y)} \sum_{i \text{ held out}} \log p(y_i \mid y_{<i}, c_{<i})
+            + \log \text{prior} \\
+        & \le \log p(y_{\text{held out}} \mid y_{\text{train}}) + \log \text{prior}
 
     in random orders: *jointly*, so that correlation counts, and on nodes from which the classifier
     did not learn, because it is overconfident on the others.

@@ -76,12 +76,6 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     >>> model.predict_proba(rows[:2]).shape  # of new rows
     (2, 3)
 
-    Attributes after :meth:`fit`: ``classes_``; ``transduction_`` and ``label_distributions_``, the
-    label and the ``(n, C)`` probabilities of every row; ``posterior_``, the joint
-    :class:`~pyro_nmm.Posterior` of the rows, averaged over draws of the parameters, with
-    ``sample``, ``pairwise`` and ``counts``, whose labels are indices of ``classes_``; ``stacked_``,
-    ``hood_`` and ``estimator_``.
-
     :param estimator: a classifier with ``predict_proba``.
     :param int n_neighbors: neighbours of each row in the graph.
     :param int cv: folds of the labelled rows. Each class needs at least two labelled rows. The
@@ -94,6 +88,12 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     :param float clip: least probability of a label under the classifier, because a forest's zero
         has no logarithm.
     :param random_state: of folds and fit: an integer, a ``RandomState``, or None for new draws.
+    :ivar classes_: ``(C,)`` labels in order.
+    :ivar transduction_: ``(n,)`` the label of every row of the fit.
+    :ivar label_distributions_: ``(n, C)`` probabilities of every row of the fit.
+    :ivar StackedNMM stacked_: the fitted NMM.
+    :ivar Neighborhood hood_: the graph of the rows.
+    :ivar estimator_: the classifier, fitted to all labels.
     """
 
     _fit_options: Mapping[str, Any] = {}  #: of :meth:`StackedNMM.fit`

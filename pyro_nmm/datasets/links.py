@@ -37,11 +37,11 @@ class LinkSplit(NamedTuple):
             [1, 3, 5, 7]])
     """
 
-    train: Tensor
-    val: Tensor
-    val_false: Tensor
-    test: Tensor
-    test_false: Tensor
+    train: Tensor  #: ``(2, num_edges)`` edges, in both directions
+    val: Tensor  #: ``(2, P)`` held-out edges for validation
+    val_false: Tensor  #: ``(2, P)`` pairs without an edge
+    test: Tensor  #: ``(2, P)`` held-out edges
+    test_false: Tensor  #: ``(2, P)`` pairs without an edge
 
     def to(self, device) -> LinkSplit:
         """All parts on another device."""

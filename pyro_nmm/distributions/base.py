@@ -33,7 +33,7 @@ class GraphDistribution(TorchDistribution):
     """Distributions whose parameters keep their batch shape: :meth:`expand` copies nothing."""
 
     arg_constraints: dict = {}  # checked in the constructors, with messages that name the fix
-    shown: tuple[str, ...] = ()  #: attributes that :func:`repr` states: sizes and settings
+    shown: tuple[str, ...] = ()  # attributes that repr states: sizes and settings
 
     def __init__(self, batch_shape: Size, event_shape: Size, *, validate_args=None) -> None:
         if torch.jit.is_tracing():

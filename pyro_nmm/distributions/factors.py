@@ -83,6 +83,7 @@ class NeighborChoice(GraphDistribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """``(*sample_shape, ..., num_rows)``: a node id for each row of ``hood``."""
         shape = self._extended_shape(Size(sample_shape))
         (logits,), provenance = untracked(self.logits)
         attention = flatten(self.hood.softmax(logits), shape[:-1])
@@ -91,6 +92,7 @@ class NeighborChoice(GraphDistribution):
         return track_provenance(self.hood.source[edges].view(shape), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        r"""``(...)``: :math:`\log p(c)` of choices ``(..., num_rows)``."""
         return self.log_terms(value).sum(-1)
 
     def log_terms(self, value: Tensor) -> Tensor:
@@ -162,12 +164,14 @@ class ChosenLabels(GraphDistribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """``(*sample_shape, ..., n)``: joint draws of a label for each choice."""
         shape = self._extended_shape(Size(sample_shape))
         (alpha, choices, channel), provenance = untracked(self.alpha, self.choices, self.channel)
         labels = channel.show(draw_given_choices(alpha, choices.expand(shape)))
         return track_provenance(labels, provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        r"""``(...)``: :math:`\log p(y \mid c)` of labels ``(..., n)``."""
         return self.log_terms(value).sum(-1)
 
     def log_terms(self, value: Tensor) -> Tensor:

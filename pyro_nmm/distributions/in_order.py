@@ -100,6 +100,7 @@ class InOrder(GraphDistribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws in the order :attr:`order`; columns in ascending node id."""
         shape = self._extended_shape(Size(sample_shape))
         batch = shape[: len(shape) - len(self.event_shape)]
         draw = self._draw(batch)
@@ -189,6 +190,7 @@ class InOrder(GraphDistribution):
         return draw, terms.view(full), log_choice.view(full)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        r"""``(...)``: :math:`\log q` of samples, columns in ascending node id."""
         value, provenance = self._plain(value)
         return track_provenance(self._evaluate(value)[2].sum(-1), provenance)
 
@@ -201,6 +203,7 @@ class InOrder(GraphDistribution):
         return track_provenance(self._evaluate(value)[1], provenance)
 
     def score_parts(self, value: Tensor) -> ScoreParts:
+        """For Pyro's losses: the density, and the control variate of ``estimator``."""
         value, provenance = self._plain(value)
         draw, terms, log_choice = self._evaluate(value)
         (costs,), _ = untracked(terms.detach())

@@ -178,6 +178,7 @@ class MembershipMixture(GraphDistribution):
         return NeighborChoice(self.hood, scores, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        """``(...)``: the log-density of vectors ``(..., N, K)``, choices summed out."""
         if self._validate_args:
             self._validate_sample(value)
         return self.node_log_prob(value).sum(-1)
@@ -191,6 +192,7 @@ class MembershipMixture(GraphDistribution):
         return track_provenance(log_prob.expand(*shape, -1), provenance)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """``(*sample_shape, ..., N, K)``: reparameterised draws, see ``estimator``."""
         batch = self._extended_shape(Size(sample_shape))[:-2]
         (log_odds, logits), provenance = untracked(self.log_odds, self.logits)
         with torch.no_grad():

@@ -130,6 +130,7 @@ class NeighborMixture(GraphDistribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """``(*sample_shape, ..., N)``: joint draws of the labels of all nodes."""
         shape = self._extended_shape(as_shape(sample_shape))
         c = NeighborChoice(self.hood, self.logits).expand(shape[:-1]).sample()
         return self.channel.draw(self.hood, c, ChosenLabels(self.alpha, c).sample())
@@ -366,8 +367,9 @@ class NeighborMixture(GraphDistribution):
 
         .. math::
 
-            \log p(y) = \sum_i \log p(y_i) - \int_0^\infty
-                E_{p(c \mid y, e^s \alpha)}\Big[\frac{d}{ds} \log p(y, c \mid e^s \alpha)\Big] ds
+            \log p(y) &= \sum_i \log p(y_i) \\
+                &- \int_0^\infty E_{p(c \mid y, e^s \alpha)}
+                \Big[\frac{d}{ds} \log p(y, c \mid e^s \alpha)\Big] ds
 
         Gibbs chains carry the states from independence to ``alpha``. It serves large graphs, where
         :meth:`elbo` and the particles of :meth:`log_likelihood` are far too low if labels

@@ -41,8 +41,8 @@ from pyro_nmm.relabel import KEEP, Channel
 
 class Posterior:
     r"""
-    :math:`p(y \mid y_\tau)`, section 3.6 of the paper: a weighted mixture over choices
-    :math:`c_\tau`, made by :meth:`NeighborMixture.condition`.
+    Posterior of all labels given observed labels, :math:`p(y \mid y_\tau)`: a weighted mixture over
+    choices :math:`c_\tau` (section 3.6 of the paper). :meth:`NeighborMixture.condition` makes it.
 
     .. math::
 

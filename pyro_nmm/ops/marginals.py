@@ -158,9 +158,9 @@ class Intervals(NamedTuple):
     each ``(..., N)``. :meth:`NeighborMixture.intervals` makes them.
     """
 
-    mean: Tensor
-    low: Tensor
-    high: Tensor
+    mean: Tensor  #: ``(..., N)`` mean label
+    low: Tensor  #: ``(..., N)`` lower end
+    high: Tensor  #: ``(..., N)`` upper end
 
     def coverage(self, y: Tensor) -> Tensor:
         r"""

@@ -63,9 +63,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def requirements(extras):
-    """What an installation with these extras asks for."""
+    """What an installation with these extras asks for; the empty name stands for none."""
     lines = PROJECT["dependencies"] + [
-        line for extra in extras for line in PROJECT["optional-dependencies"][extra]
+        line for extra in extras if extra for line in PROJECT["optional-dependencies"][extra]
     ]
     return [Requirement(line) for line in lines]
 
@@ -117,21 +117,7 @@ def installed(requirements):
     return found.values()
 
 
-# What the README's snippets leave to their reader: rows, a graph, a classifier and answers.
-GIVEN = """
-import torch
-from torch_geometric.datasets import KarateClub
-
-data = KarateClub()[0]
-data.val_mask, data.test_mask = ~data.train_mask, ~data.train_mask
-model = lambda x, edge_index: 3 * torch.randn(34, 4)
-answers = torch.randint(10, (34, 3))
-rows = new_rows = torch.randn(60, 3).numpy()
-y = torch.tensor([0, 1, 2, -1, -1, -1]).repeat(10).numpy()
-"""
-STANDING = [GIVEN + code for code in SNIPPETS["README.md"]]
-CODE = {f"README.md, {number}": code for number, code in enumerate(STANDING)}
-CODE |= {name: "\n".join(found) for name, found in SNIPPETS.items() if name != "README.md"}
+CODE = {name: "\n".join(found) for name, found in SNIPPETS.items() if name != "README.md"}
 #: What an extra brings that the snippets of some pages need, made smaller.
 SMALL = {
     "": "",
@@ -166,6 +152,41 @@ for path in sys.argv[1:]:
 """
 
 
+def extras_of(code):
+    """The extras that a snippet or a page says it needs."""
+    return ",".join(re.findall(r"# pip install .*\[([\w,]+)\]", code)).split(",")
+
+
+def site_of(built, folder, extras):
+    """A folder with the wheel, and links to its runtime dependencies and those of the extras."""
+    (wheel,) = built.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder)
+    for distribution in installed(requirements(extras)):
+        tops = {file.parts[0] for file in distribution.files}
+        for top in tops - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(distribution.locate_file(top))
+    return folder
+
+
+def run_on(site, folder, *command):
+    """Python without any package but those of the site, in another folder."""
+    environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    environment["OMP_NUM_THREADS"] = "1"
+    return run(sys.executable, "-S", *command, cwd=folder, env=environment)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(SNIPPETS["README.md"]) > 2, reason="the README has incomplete snippets")
+@pytest.mark.parametrize("number", range(len(SNIPPETS["README.md"])))
+def test_snippet_of_the_readme_runs_as_pasted(built, tmp_path, number):
+    """Alone in a fresh process, on the wheel and what the snippet says that it needs."""
+    code = SNIPPETS["README.md"][number]
+    script = tmp_path / "pasted.py"
+    script.write_text(code)
+    run_on(site_of(built, tmp_path / "site", extras_of(code)), tmp_path, script)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", SMALL)
 def test_snippets_need_no_more_than_they_say(built, tmp_path, extra):
@@ -173,24 +194,14 @@ def test_snippets_need_no_more_than_they_say(built, tmp_path, extra):
     The code runs, for a few steps, with the wheel and its runtime dependencies; a page that
     needs an extra says so.
     """
-    (wheel,) = built.glob("*.whl")
-    site = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(site)
-    for distribution in installed(requirements([extra] if extra else [])):
-        tops = {file.parts[0] for file in distribution.files}
-        for top in tops - {"..", "__pycache__"}:
-            if not (site / top).exists():
-                (site / top).symlink_to(distribution.locate_file(top))
+    site = site_of(built, tmp_path / "site", [extra])
     script = tmp_path / "script.py"
     script.write_text(SMALL[extra] + RUN)
     pages = []
     for name, code in CODE.items():
-        if "".join(re.findall(r"# pip install '\.\[(\w+)\]'", code)) == extra:
+        if extras_of(code) == [extra]:
             pages.append(tmp_path / name)
             few = re.sub(r"(range\(|num_steps=|num_epochs=)\d+", r"\g<1>2", code)
             pages[-1].write_text(few)
     assert pages
-    environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    environment["OMP_NUM_THREADS"] = "1"
-    options = "-S", "-W", "error::RuntimeWarning"
-    run(sys.executable, *options, script, *pages, cwd=tmp_path, env=environment)
+    run_on(site, tmp_path, "-W", "error::RuntimeWarning", script, *pages)

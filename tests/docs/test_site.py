@@ -1,17 +1,17 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The documentation site: tutorials run, shortened; every public name has a page."""
+"""The documentation site: tutorials run, shortened, and so do their notebooks."""
 
-import importlib
-import operator
+import ast
+import json
 import re
 
 import matplotlib
 import pyro
 import pytest
 import torch
-from documents import DOCUMENTS, ROOT, TUTORIALS
+from documents import ROOT, TUTORIALS, load
 from matplotlib import pyplot as plt
 from sklearn.datasets import load_wine
 from sklearn.linear_model import LogisticRegression
@@ -19,7 +19,6 @@ from sklearn.neighbors import kneighbors_graph
 from sklearn.preprocessing import scale
 from torch_geometric.data import Data
 
-import pyro_nmm
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import random_split
 from pyro_nmm.models import StackedNMM
@@ -67,6 +66,7 @@ def test_form_of_a_tutorial(path):
         assert not draws or "alt:" in options, (
             f"a picture without words for those who cannot see it:\n{code}"
         )
+        assert not draws or "hide-input" in options, f"drawing code that is not hidden:\n{code}"
         assert all(len(line) <= 100 for line in code.splitlines())
         assert ("assert " in code) == ("remove-cell" in options), code
     assert "full-size" in text, "hidden cells assert what the page says of its output"
@@ -75,10 +75,9 @@ def test_form_of_a_tutorial(path):
 
 
 def test_a_failed_assert_of_a_tutorial_breaks_the_build():
-    config = {}
-    exec((ROOT / "docs" / "conf.py").read_text(), config)
-    assert config["nb_execution_raise_on_error"]
-    assert config["nb_execution_mode"] == "cache"
+    config = load("docs/conf.py")
+    assert config.nb_execution_raise_on_error
+    assert config.nb_execution_mode == "cache"
     hidden = "if True:\n    assert 1 > 2\n"
     assert shortened(hidden) == shortened(hidden, "tags: [remove-cell]") == hidden
     exec(shortened(hidden, "tags: [remove-cell, full-size]"))
@@ -106,39 +105,45 @@ def test_snippet_of_your_graph_on_another_graph():
     assert namespace["threes"].shape == (1000, 2)
 
 
-def listed(pattern=r"\w+"):
-    """Names in docs/api.md, by module."""
-    module, found = None, {}
-    for line in (ROOT / "docs" / "api.md").read_text().splitlines():
-        if line.startswith(".. currentmodule:: "):
-            module = line.split()[-1]
-        elif module and re.fullmatch(f"   {pattern}", line):
-            found.setdefault(module, []).append(line.strip())
-    return found
+NOTEBOOKS = load("docs/notebooks.py")
 
 
-def test_every_public_name_has_a_page():
-    for name, names in listed().items():
-        module = importlib.import_module(name)
-        public = getattr(module, "__all__", None) or [
-            key for key, value in vars(module).items()
-            if key[0] != "_" and getattr(value, "__module__", None) == name
-        ]  # fmt: skip
-        assert sorted(names) == sorted(public), name
-    assert {"pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"} < listed().keys()
-    assert pyro_nmm.__version__
-    for name, names in listed(r"[\w.]+").items():
-        operator.attrgetter(*names)(importlib.import_module(name))
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_notebook_of_a_tutorial(path):
+    """It has every cell that a reader sees, and names nothing that a hidden cell defines."""
+    book = json.loads(NOTEBOOKS.notebook(path))
+    found = {kind: [] for kind in ("code", "markdown")}
+    for cell in book["cells"]:
+        found[cell["cell_type"]].append("".join(cell["source"]))
+    seen = [code for options, code in cells(path) if "remove-cell" not in options]
+    assert len(found["code"]) == len(seen)
+    assert "assert " not in "".join(found["code"])
+    assert "# tests:" not in "".join(found["code"])
+    assert found["markdown"][0].startswith("# ")
+    text = "\n".join(found["markdown"])
+    assert "{code-cell}" not in text
+    assert not re.findall(r"\]\((?!https?://)[^)]*\)", text), "a link to a file"
+    hidden, _ = names_in(code for options, code in cells(path) if "remove-cell" in options)
+    bound, read = names_in(seen)
+    assert not (hidden - bound) & read
 
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+def names_in(codes):
+    """Names that cells bind, and names that they read."""
+    nodes = [node for code in codes for node in ast.walk(ast.parse(code))]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return bound, {node.id for node in names if isinstance(node.ctx, ast.Load)}
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, *TUTORIALS, *EXAMPLES], ids=lambda path: path.name)
-def test_a_name_that_users_see_imported_has_a_page(path):
-    found = re.findall(r"^from (pyro_nmm[\w.]*) import (\([^)]*\)|.*)$", path.read_text(), re.M)
-    pages = listed(r"[\w.]+")
-    names = {f"{module}.{name}" for module in pages for name in pages[module]} | pages.keys()
-    for module, imported in found:
-        for name in re.findall(r"\w+", imported):
-            assert f"{module}.{name}" in names
+def test_a_notebook_runs_in_any_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("Agg")
+    namespace = {}
+    path = ROOT / "docs" / "tutorials" / "borrowed-label.md"
+    for kind, code in NOTEBOOKS.cells(path):
+        if kind == "code":
+            exec(compile(code, "borrowed-label.ipynb", "exec"), namespace)
+    plt.close("all")
+    assert "nodes 1 and 3 share a die" in capsys.readouterr().out

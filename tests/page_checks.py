@@ -1,0 +1,174 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""What each page claims, of the names that its snippets leave behind and of what they print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import torch
+
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.metrics import mean_log_prob
+
+#: By the name of the page.
+CHECKS: dict[str, Callable[[dict[str, Any], str], None]] = {}
+
+
+def of(name):
+    def register(check):
+        CHECKS[name] = check
+        return check
+
+    return register
+
+
+def score(probs, data):
+    """Mean log-probability of the labels of the test nodes."""
+    return mean_log_prob(probs.clamp(min=1e-12)[data.test_mask], data.y[data.test_mask])
+
+
+@of("index.md")
+def front_page(found, printed):
+    posterior, data = found["posterior"], found["data"]
+    marginals = posterior.marginals()
+    torch.testing.assert_close(marginals.sum(-1), torch.ones(data.num_nodes))
+    known = data.train_mask
+    torch.testing.assert_close(marginals[known].argmax(-1), data.y[known])
+    tables = posterior.pairwise(data.edge_index[:, :10])
+    torch.testing.assert_close(tables.sum(-1), marginals[data.edge_index[0, :10]])
+    if "scores" in found:  # of a trained classifier
+        assert score(marginals, data) > score(found["scores"].softmax(-1), data)
+
+
+@of("variational-family.md")
+def variational_family(found, printed):
+    numbers = re.findall(r"([\d.]+)(?: nats|$)", printed, re.MULTILINE)
+    independent, joint, half = map(float, numbers)
+    assert 0 < joint < 0.7 * independent
+    assert 0 < half < 0.7 * joint
+    assert sum(found["losses"][-20:]) / 20 + found["log_z"] < joint  # fit_mixture of half
+    assert found["ones"].mean() > 0.6
+    assert found["family"].network.log_odds.mean() < -1
+
+
+@of("node-classification.md")
+def node_classification(found, printed):
+    data, later, test = found["data"], found["later"], found["data"].test_mask
+    alone, marginals = score(found["scores"].softmax(-1), data), score(found["marginals"], data)
+    assert marginals > alone
+    assert found["joint"] / test.sum() > marginals
+    assert found["more"] > found["joint"] - 0.02 * test.sum()  # with communities as sources
+    assert torch.equal(later.predict()[data.val_mask], data.y[data.val_mask])
+    probe = found["log_probs"](found["labelled"]).exp()
+    assert score(found["by_folds"].marginals(), data) > score(probe, data) + 0.2
+    assert 0.3 < float(found["crossed"].share) < 1
+    assert score(found["sharper"].marginals(), data) > alone
+    assert not found["elsewhere"].observed.any()
+    assert found["draws"].shape == (5, 1797)
+    assert torch.equal(found["of_papers"].argmax(-1), torch.tensor([0, 1, 1]))
+    assert found["padded"][:2].eq(0).all()
+    inside = found["sets"][range(int(test.sum())), data.y[test]].mean()
+    assert abs(inside - 0.95) < 0.03  # of 898 sets, calibrated on 630 nodes
+    assert found["sets"].sum(1).mean() < 1.5
+    for posterior in (later, found["trained"]):
+        assert (posterior.predict() == data.y)[test].float().mean() > 0.9
+    assert pyro.param("loc") > 1  # concentrations above the prior's median
+
+
+@of("tabular.md")
+def tabular(found, printed):
+    assert float(re.search(r"accuracy (\S+)", printed)[1]) > 0.95
+    low, high = map(float, re.search(r"(\d+) to (\d+) of the images", printed).groups())
+    assert 150 < low < high < 215
+    assert found["model"].predict_proba(found["rows"][:3]).argmax(1).tolist() == [0, 1, 2]
+
+
+@of("latent-labels.md")
+def latent_labels(found, printed):
+    same = float(re.search(r"same label with probability (\S+)", printed)[1])
+    assert same > 0.6
+    right, alone = re.search(r"right: (\S+), without neighbours (\S+)", printed).groups()
+    assert float(right) > float(alone) + 0.02
+    assert found["losses"][-1] < found["losses"][0]
+    low, high = pyro.param("means").tolist()
+    assert low < -0.7
+    assert high > 0.7
+    assert found["posterior"].marginals()[1, 1] > 0.5
+
+
+@of("annotators.md")
+def annotators(found, printed):
+    assert (found["consensus"].predict() == found["truth"]).float().mean() > 0.95
+    inside = re.findall(r"right in (\S+) of the cases, (\S+) to (\S+)", printed)
+    rates = [1 - 2 / 3 * share for share in (0.2, 0.3, 0.4, 0.5, 0.6)]
+    for rate, (_, low, high) in zip(rates, inside, strict=True):
+        assert float(low) - 0.05 < rate < float(high) + 0.05
+    tried = {name: float(score) for name, score in re.findall(r"(.*): score (\S+), right", printed)}
+    assert tried["every node"] < min(tried["one hop"], tried["two hops"]) - 0.2
+    assert tried["typed"] > tried["alone"] + 0.1
+    right, sure = zip(*re.findall(r"right (\S+), sure (\S+)", printed), strict=True)
+    assert float(right[1]) > float(right[0]) + 0.1
+    assert float(sure[0]) > float(right[0]) + 0.25  # too sure, and types help
+    assert float(sure[1]) < float(right[1]) + 0.1
+    low, high = map(float, re.search(r"(\d+) to (\d+) nodes have label 0", printed).groups())
+    assert 192 - 15 < low < high < 192 + 15
+    shared = [float(value) for value in re.findall(r"labels: (\S+) shared", printed)]
+    assert shared[1] == max(shared)
+    assert found["table"].tolist() == [[2, 1], [-1, -1]]
+    rates = found["poisson"].values["rate"][:, 0].sort().values
+    torch.testing.assert_close(rates, torch.tensor([1.0, 3.0, 6.0]).to(rates), rtol=0.2, atol=0)
+    assert found["quality"].mean.argmax() < 2
+
+
+@of("pyro.md")
+def compatibility(found, printed):
+    store, truth = pyro.get_param_store(), found["truth"]
+    assert sum(found["losses"][-20:]) < sum(found["losses"][:20])
+    assert store["means"][0] < -0.4
+    assert store["means"][1] > 0.4
+    marginals, labelled = found["marginals"], found["labelled"]
+    torch.testing.assert_close(marginals[labelled].argmax(-1), truth[labelled])
+    assert (marginals.argmax(-1) == truth).float().mean() > 0.8
+    assert found["rest"].shape == (1000, 12)
+    assert found["ones"].shape == (12,)
+    mix = NeighborMixture(found["hood"], found["alpha"], found["logits"])
+    exact = mix.condition(truth, labelled, num_samples=4000, weighted=True).marginals()
+    assert (found["ones"] - exact[~labelled, 1]).abs().max() < 0.15
+
+
+@of("distributed.md")
+def distributed(found, printed):
+    assert found["convolved"].network.omega.grad is not None
+    data, network, batch = found["data"], found["network"], found["batch"]
+    hood = Neighborhood(data.edge_index, 34)
+    with torch.no_grad():
+        whole = NeighborMixture(hood, *network(hood, data.x, data.edge_index)).marginals()
+    torch.testing.assert_close(found["marginals"], whole[batch.n_id[: batch.batch_size]])
+    assert (whole.argmax(-1) == data.y).double().mean() > 0.9
+
+
+@of("links.md")
+def links(found, printed):
+    first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", printed).groups())
+    assert last < 0.9 * first
+    pair, split, x = found["pair"], found["split"], found["data"].x
+    assert found["logits"].shape == (2 * split.test.shape[1],)
+    use, side = found["strength"].abs().mean(0), found["strength"][:, 0] > 0
+    assert use[0] > 3 * use[1:].max()
+    half = torch.isin(found["data"].y, torch.tensor([1, 3]))  # two of four communities each
+    assert not 0.15 < (side == half).float().mean() < 0.85
+    # A handful of hidden links says nothing; those that were fitted must be likelier than others.
+    known = pair.link_logits(split.train, split.train, x)
+    assert known.mean() > pair.link_logits(split.test_false, split.train, x).mean() + 0.2
+
+
+@of("denoising.md")
+def denoising(found, printed):
+    error, inside = re.findall(r"(\d+\.\d+)", printed)
+    assert float(error) < 15
+    assert 0.85 < float(inside) < 0.995
