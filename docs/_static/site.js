@@ -23,7 +23,7 @@ addEventListener("DOMContentLoaded", () => {
 });
 addEventListener("load", () => {
   // Pictures of several panels, for site.css.
-  document.querySelectorAll(".cell_output img").forEach((picture) => {
+  document.querySelectorAll(".cell_output img, article p > img").forEach((picture) => {
     if (picture.naturalWidth <= 1000) return;
     picture.parentElement.classList.add("panels");
     picture.parentElement.tabIndex = 0;
