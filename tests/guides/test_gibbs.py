@@ -19,6 +19,7 @@ from scipy.stats import norm
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import FieldGibbs
+from pyro_nmm.guides.random_walk import RandomWalk
 from pyro_nmm.models import nmm, node_plate
 
 SQUARE = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3, 3, 0], [1, 0, 2, 1, 3, 2, 0, 3]]), 4)
@@ -155,8 +156,9 @@ PROGRAMS = {
 QUICK = {"attended"}
 
 
-def run(model, num_samples, kernel=RandomWalkKernel, warmup_steps=100, **options):
-    gibbs = FieldGibbs(model, kernel, num_sweeps=5)
+def run(model, num_samples, kernel=RandomWalkKernel, warmup_steps=60, **options):
+    # Few particles: their estimates are noisy, so a wrong use of them would show.
+    gibbs = FieldGibbs(model, kernel, num_sweeps=5, num_particles=4)
     chains = MCMC(gibbs, num_samples, warmup_steps, disable_progbar=True, **options)
     chains.run()
     return chains
@@ -178,7 +180,7 @@ def check(draws, exact):
 )
 def test_posterior_of_the_concentration(name):
     model, likelihood = PROGRAMS[name]
-    kernel, number = (NUTS, 400) if name == "local latents" else (RandomWalkKernel, 1000)
+    kernel, number = (NUTS, 200) if name == "local latents" else (RandomWalkKernel, 400)
     draws = run(model, number, kernel).get_samples()
     size = draws["kappa"].log()
     if name == "attended":
@@ -255,6 +257,19 @@ def test_start(kernel):
         gibbs.setup(0)
         assert gibbs.initial_params["kappa"] == start
         gibbs.cleanup()
+
+
+def test_joint_moves_end_where_none_is_accepted():
+    walk = RandomWalk(warmup_steps=40)
+    params = {"kappa": torch.tensor(0.5), "beta": torch.zeros(2)}
+    for _ in range(40):
+        assert walk.propose(params)["beta"].shape == (2,)
+        assert not walk.decide(params, torch.tensor(-1e4))
+    assert not walk.useful
+    walk = RandomWalk(warmup_steps=0)
+    assert walk.decide(params, torch.tensor(0.0))
+    assert not walk.decide(params, torch.tensor(torch.nan))
+    assert walk.useful
 
 
 def thinned():
