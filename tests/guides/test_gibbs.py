@@ -180,7 +180,7 @@ def check(draws, exact):
 )
 def test_posterior_of_the_concentration(name):
     model, likelihood = PROGRAMS[name]
-    kernel, number = (NUTS, 200) if name == "local latents" else (RandomWalkKernel, 400)
+    kernel, number = (NUTS, 120) if name == "local latents" else (RandomWalkKernel, 250)
     draws = run(model, number, kernel).get_samples()
     size = draws["kappa"].log()
     if name == "attended":
@@ -257,6 +257,24 @@ def test_start(kernel):
         gibbs.setup(0)
         assert gibbs.initial_params["kappa"] == start
         gibbs.cleanup()
+
+
+@pytest.mark.parametrize("name", ["uncollapsed", "matrices", "latent uncollapsed"])
+def test_particles_estimate_the_density_of_parameters(name):
+    """Unbiased with new particles; with a draw of the posterior among them, its inverse is."""
+    model, likelihood = PROGRAMS[name]
+    gibbs = FieldGibbs(model, RandomWalkKernel, num_sweeps=3, num_particles=3)
+    gibbs.setup(0)
+    params = {"kappa": torch.tensor(-0.5)}  # the logarithm
+    exact = likelihood(np.exp(-0.5)) + norm.logpdf(-0.5)
+    new, kept = [], []
+    for _ in range(300):
+        new.append(gibbs._estimate(params, keep=False))
+    for _ in range(300):
+        gibbs._sweep(gibbs._constrained(params))
+        kept.append(gibbs._estimate(params, keep=True))
+    check((torch.stack(new) - exact).exp(), 1.0)
+    check((exact - torch.stack(kept)).exp(), 1.0)
 
 
 def test_joint_moves_end_where_none_is_accepted():
