@@ -290,9 +290,15 @@ def ranks_of_truth(files: Files) -> str:
     return markdown(lines, 3)
 
 
-#: Rows of "calibration" are of a version of the kernel that was not kept.
-CALIBRATIONS = {"calibration of the kernel": "`FieldGibbs`", "calibration of chains": "`Chains`"}
-CALIBRATIONS |= {"calibration": "`FieldGibbs` with joint moves, not kept"}
+#: Rows of the last two are of kernels that are not the default, or were not kept.
+CALIBRATIONS = {
+    "calibration of the kernel": "`FieldGibbs`",
+    "calibration of chains": "`Chains`",
+    "calibration without joint moves": "`FieldGibbs`, `num_particles=0`",
+    "calibration": "`FieldGibbs` with annealed moves, not kept",
+}
+
+
 TABLES = coverage, effective_draws, ranks_of_truth
 OPTIONS = {
     "methods": ([*METHODS], "of the club"), "num_sets": (100, "data sets, of club and calibration"),

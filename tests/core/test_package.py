@@ -121,7 +121,6 @@ def run_on(site, folder, *command):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(len(SNIPPETS["README.md"]) > 2, reason="the README has incomplete snippets")
 @pytest.mark.parametrize("number", range(len(SNIPPETS["README.md"])))
 def test_snippet_of_the_readme_runs_as_pasted(built, tmp_path, number):
     """Alone in a fresh process, on the wheel and what the snippet says that it needs."""
