@@ -17,7 +17,7 @@ TITLES = "1. Each node has a die,", "2. chooses a node,", "3. and rolls that nod
 
 def draw(output, edges, z, c, y, equal) -> None:
     ratios = {"width_ratios": (1, 1, 1, 0.85)}
-    figure, axes = canvas(1, 4, (10.4, 2.75), font=12, box=True, gridspec_kw=ratios)
+    figure, axes = canvas(1, 4, (10.4, 3.25), font=12, box=True, gridspec_kw=ratios)
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)
     for step, (axis, title) in enumerate(zip(axes, TITLES, strict=False)):
         for i, j in edges:
@@ -46,7 +46,7 @@ def draw(output, edges, z, c, y, equal) -> None:
             text = "" if i == j else f"{equal[i, j]:.2f}".removeprefix("0")
             table.text(j, i, text, ha="center", va="center")
     table.set(xticks=range(5), yticks=range(5))
-    table.set_title("How often labels agree", fontsize=12)
+    table.set_title("How often labels agree\n(.50: independent)", fontsize=12)
     table.tick_params(length=0)
     table.spines[:].set_visible(False)
     save(figure, output)
