@@ -40,9 +40,6 @@ posterior = NeighborMixture(*parameters()).condition(data.y, data.train_mask)
 marginals, rest = posterior.marginals(), ~data.train_mask
 right = int((marginals.argmax(1) == data.y)[rest].sum())
 print(f"most probable community is right for {right} of the other {int(rest.sum())} members")
-pair = posterior.pairwise(torch.tensor([[32], [33]]))[0]  # (4, 4)
-apart = (marginals[32] * marginals[33]).sum()
-print(f"members 32 and 33 share a community: {pair.trace():.2f}; as if independent: {apart:.2f}")
 size = (posterior.sample((1000,)) == 0).sum(1).double()  # of community 0, in joint draws
 truth = int((data.y == 0).sum())
 print(f"size of community 0: {size.mean():.1f} ± {size.std():.1f}, truth {truth}")
@@ -55,5 +52,12 @@ def with_prior(y):  # no network: equal concentrations, whose sum has a prior
 
 mcmc = MCMC(FieldGibbs(with_prior), num_samples=200, warmup_steps=50, disable_progbar=True)
 mcmc.run(data.y)
-low, high = mcmc.get_samples()["kappa"].quantile(torch.tensor([0.05, 0.95])).tolist()
+kappa = mcmc.get_samples()["kappa"]
+low, high = kappa.quantile(torch.tensor([0.05, 0.95])).tolist()
 print(f"concentration given all 34 labels: 90 % in {low:.2f} to {high:.2f}")
+alpha = kappa.mean() * torch.full((34, 4), 0.25)
+learned = NeighborMixture(hood, alpha, torch.zeros(hood.num_edges))
+same = learned.pairwise(torch.tensor([[14], [15]])).diagonal(dim1=1, dim2=2).sum()
+print(
+    f"14 and 15, who have the same friends, agree before a label is seen: {same:.2f}, chance 0.25"
+)

@@ -35,6 +35,7 @@ def test_pyro_program(capsys):
     assert program.losses[-1] < 1 < 4 < program.losses[0]
     assert program.right >= 24
     assert 0 < program.low < program.high
+    assert program.same > 0.33
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 
