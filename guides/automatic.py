@@ -72,7 +72,8 @@ class AutoNMM(AutoGuide):
     :param model: a Pyro program, with plates, scopes, partly observed labels and vectorized
         particles as usual.
     :param guide: makes the autoguide of the continuous sites from a program, such as
-        ``AutoMultivariateNormal`` or ``functools.partial(AutoNormal, init_scale=0.01)``.
+        ``AutoMultivariateNormal`` or ``functools.partial(AutoNormal, init_scale=0.01)``. The
+        default's intervals are too narrow if sites correlate (``docs/results/posteriors.md``).
     :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`. Every field has a copy of
         :class:`~pyro_nmm.guides.Chains`.
     :param create_plates: as for every autoguide, for plates that subsample around a field.
