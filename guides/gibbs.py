@@ -21,7 +21,7 @@ from torch import Tensor
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.guides.program import Field, fields_of
-from pyro_nmm.guides.random_walk import RandomWalk
+from pyro_nmm.guides.random_walk import MOST, RandomWalk
 from pyro_nmm.models.plates import COPIES
 from pyro_nmm.ops.counts import posterior_alpha
 
@@ -47,7 +47,7 @@ class FieldGibbs(MCMCKernel):
     choices, at :math:`\theta` itself (Andrieu, Doucet and Holenstein 2010, "Particle Markov chain
     Monte Carlo methods"). It is worth most for several labellings or few nodes. On one large graph
     estimates vary too much: if less than 2 % of the warm-up's proposals are accepted, it is left
-    out.
+    out. So it is with more than 100 parameters.
 
     >>> import pyro
     >>> import pyro.distributions as dist
@@ -123,8 +123,9 @@ class FieldGibbs(MCMCKernel):
         values = {name: site["value"] for name, site in sites.items()}
         self._sweep(values)
         self.kernel.setup(warmup_steps, *args, **kwargs)
-        several = len(fields_of(trace, self.latent)) > 1
-        self._walk = RandomWalk(warmup_steps, useful=self.num_particles > 0 and not several)
+        size = sum(value.numel() for value in self.kernel.initial_params.values())
+        useful = self.num_particles > 0 and len(fields_of(trace, self.latent)) == 1 and size <= MOST
+        self._walk = RandomWalk(warmup_steps, useful)
         if self._start:  # which RandomWalkKernel forgets
             self.kernel.initial_params = self._start
         if not self._saved:

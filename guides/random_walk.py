@@ -14,6 +14,9 @@ from torch import Tensor
 _ACCEPTED = 0.2
 #: A warm-up that accepts fewer ends the moves: they would cost time for nothing.
 _LEAST = 0.02
+#: More parameters have no joint moves: the number of steps that a walk needs grows with them, and its
+#: covariance with their square. They serve programs with a few; 50 or 200 would, too.
+MOST = 100
 #: Positions after which the covariance of the walk is theirs, not the identity.
 _ENOUGH = 20
 
@@ -33,7 +36,8 @@ class RandomWalk:
         sizes = [value.numel() for value in params.values()]
         step = torch.randn(sum(sizes), dtype=first.dtype, device=first.device)
         if self._covariance.n_samples >= _ENOUGH:
-            step = torch.linalg.cholesky(self._covariance.get_covariance().clone()) @ step
+            covariance = self._covariance.get_covariance().double()
+            step = torch.linalg.cholesky(covariance).to(step.dtype) @ step
         parts = (math.exp(self._log_scale) * step).split(sizes)
         names = zip(params.items(), parts, strict=True)
         return {name: value + part.view_as(value) for (name, value), part in names}

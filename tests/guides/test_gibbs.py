@@ -277,6 +277,28 @@ def test_particles_estimate_the_density_of_parameters(name):
     check((exact - torch.stack(kept)).exp(), 1.0)
 
 
+@pytest.mark.parametrize(
+    ("model", "num_particles", "useful"),
+    [(uncollapsed, 4, True), (uncollapsed, 0, False), (two_fields, 4, False)],
+)
+def test_programs_with_joint_moves(model, num_particles, useful):
+    gibbs = FieldGibbs(model, RandomWalkKernel, num_particles=num_particles)
+    gibbs.setup(0)
+    assert gibbs._walk.useful == useful
+
+
+def test_many_parameters_have_no_joint_moves():
+    def program():
+        weights = pyro.sample("weights", dist.Normal(torch.zeros(101), 0.1).to_event(1))
+        field(MOTIONS[0], collapsed=True)
+        pyro.factor("near zero", -weights.square().sum())
+
+    gibbs = FieldGibbs(program, RandomWalkKernel)
+    gibbs.setup(0)
+    assert not gibbs._walk.useful
+    assert gibbs.sample(gibbs.initial_params)["c"].shape == (4,)
+
+
 def test_joint_moves_end_where_none_is_accepted():
     walk = RandomWalk(warmup_steps=40)
     params = {"kappa": torch.tensor(0.5), "beta": torch.zeros(2)}
