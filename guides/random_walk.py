@@ -14,8 +14,8 @@ from torch import Tensor
 _ACCEPTED = 0.2
 #: A warm-up that accepts fewer ends the moves: they would cost time for nothing.
 _LEAST = 0.02
-#: More parameters have no joint moves: the number of steps that a walk needs grows with them, and its
-#: covariance with their square. They serve programs with a few; 50 or 200 would, too.
+#: More parameters have no joint moves: the number of steps that a walk needs grows with them, and
+#: its covariance with their square. They serve programs with a few; 50 or 200 would, too.
 MOST = 100
 #: Positions after which the covariance of the walk is theirs, not the identity.
 _ENOUGH = 20
