@@ -71,9 +71,12 @@ class Club:
             nmm(*self.field(kappa, beta), votes, collapsed=True)
 
 
-def by_kernel(model: Callable, votes: Tensor, args, **options) -> dict[str, Tensor]:
+def by_kernel(
+    model: Callable, votes: Tensor, args, longer: int = 1, **options
+) -> dict[str, Tensor]:  # fmt: skip
     gibbs = FieldGibbs(model, options.pop("kernel", NUTS), **options)
-    chains = MCMC(gibbs, args.num_samples, args.warmup, disable_progbar=True)
+    sizes = longer * args.num_samples, longer * args.warmup
+    chains = MCMC(gibbs, *sizes, disable_progbar=True)
     chains.run(votes)
     return chains.get_samples()
 
@@ -95,6 +98,7 @@ def by_svi(
 
 METHODS: dict[str, Callable] = {
     "kernel": by_kernel,
+    "kernel, no joint moves, longer": partial(by_kernel, num_particles=0, longer=4),
     "kernel, no joint moves": partial(by_kernel, num_particles=0),
     "AutoNMM, chains, 600 steps, covariance": lambda *given: by_svi(
         *given, Chains(5), 600, 0.995, AutoMultivariateNormal
