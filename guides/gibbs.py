@@ -198,15 +198,17 @@ class FieldGibbs(MCMCKernel):
         log_weights = several.log_terms(particles).sum(-1)
         if keep:
             states, log_dice = self._states_of(field, q), self._log_dice(field, q)
-            log_weights = torch.cat([q.log_terms(states).sum(-1)[None], log_weights])
         else:
             chosen = Categorical(logits=log_weights.movedim(0, -1)).sample()
             chosen = chosen.view(1, *q.batch_shape, *[1] * len(q.event_shape))
             states = particles.gather(0, chosen.expand(1, *q.shape()))[0]
             log_dice = self._put(field, q, states)
+        log_weight = q.log_terms(states).sum(-1)
+        if keep:
+            log_weights = torch.cat([log_weight[None], log_weights])
         # The density of the program at these states, but for the states themselves.
         rest = self.kernel.potential_fn(params) + log_dice
-        rest = rest + (q.log_terms(states).sum(-1) + q.log_prob(states)).sum()
+        rest = rest + (log_weight + q.log_prob(states)).sum()
         return log_weights.logsumexp(0).sub(math.log(self.num_particles)).sum() - rest
 
     def _constrained(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
