@@ -229,7 +229,8 @@ def calibration_of_chains(args, results: Records) -> None:
         for _ in range(50):
             states.append(chains.draw(q))
         kept = torch.stack([value, *states[34::5]])
-        found = statistics(hood, alpha, kept if kept.dim() == 3 else kept[:, None], y)
+        mix = NeighborMixture(hood, alpha, logits)
+        found = statistics(mix, kept if kept.dim() == 3 else kept[:, None], y)
         ranks = {}
         for name, (own, *others) in found.items():
             # Ties of integers are broken at random.
@@ -238,17 +239,13 @@ def calibration_of_chains(args, results: Records) -> None:
         results.add(**key, ranks=ranks)
 
 
-def statistics(hood: Neighborhood, alpha: Tensor, states: Tensor, y: Tensor) -> dict[str, Tensor]:
+def statistics(mix: NeighborMixture, states: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Of states ``(draws, 1 or 2, N)``: log-likelihood, own dice, and labels of the first kind."""
-    c = states[:, 0]
-    y = states[:, 1] if states.shape[1] == 2 else y.expand_as(c)
-    counts = torch.zeros(len(c), *alpha.shape).flatten(1)
-    counts = counts.scatter_add(1, 2 * c + y, torch.ones(c.shape)).view(-1, *alpha.shape)
-    whole = torch.lgamma(alpha + counts) - torch.lgamma(alpha)
-    total = torch.lgamma(alpha.sum(-1) + counts.sum(-1)) - torch.lgamma(alpha.sum(-1))
-    own = (c == torch.arange(hood.num_nodes)).double().sum(-1)
-    found = {"log-likelihood": whole.sum((-1, -2)) - total.sum(-1), "own dice": own}
-    return found | ({"labels": y.double().sum(-1)} if states.shape[1] == 2 else {})
+    c, *labels = states.unbind(1)
+    y = labels[0] if labels else y
+    own = (c == torch.arange(mix.hood.num_nodes)).double().sum(-1)
+    found = {"log-likelihood": mix.given(c).log_prob(y), "own dice": own}
+    return found | ({"labels": y.double().sum(-1)} if labels else {})
 
 
 RANKED = "kappa", "beta"
