@@ -5,10 +5,11 @@
 
 from pyro_nmm.guides.amortized import AmortizedNMM, Consistency, SeedLoss
 from pyro_nmm.guides.automatic import AutoNMM
+from pyro_nmm.guides.best_state import BestState
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.checking import check_program
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
-from pyro_nmm.guides.field import FieldGuide, mean_field
+from pyro_nmm.guides.field import FieldGuide
 from pyro_nmm.guides.fitting import (
     fit_classifier,
     fit_images,
@@ -20,10 +21,12 @@ from pyro_nmm.guides.fitting import (
 from pyro_nmm.guides.gibbs import FieldGibbs
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
 from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_guide
+from pyro_nmm.models.random_fields import mean_field
 
 __all__ = [
     "AmortizedNMM",
     "AutoNMM",
+    "BestState",
     "Chains",
     "Consistency",
     "DGLFRMGuide",

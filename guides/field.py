@@ -1,10 +1,12 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The NMM as a variational family for Markov random fields, its fit, and the mean field."""
+"""The NMM as a variational family for Markov random fields, and its fit."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pyro
 import torch
@@ -15,8 +17,11 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import as_member, as_tensor, check_finite, check_integers
 from pyro_nmm.fitting import Steps, ordinary, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_hood
-from pyro_nmm.guides.shared_forward import SharedForward, as_order, unvalidated
-from pyro_nmm.models.random_fields import MarginalField, PairwiseMRF, RandomField, check_field
+from pyro_nmm.guides.best_state import BestState
+from pyro_nmm.guides.shared_forward import SharedForward, as_order, evaluation, unvalidated
+from pyro_nmm.models.networks import FreeNMM
+from pyro_nmm.models.random_fields import MarginalField, RandomField, mean_field
+from pyro_nmm.models.random_fields.mean_field import independent
 from pyro_nmm.ops.entropy import EntropyEstimator
 
 
@@ -88,109 +93,41 @@ class FieldGuide(SharedForward):
         return field
 
 
-class MeanField(NamedTuple):
-    """Marginals ``(N, C)``, and the loss of each start ``(S,)``, sorted."""
-
-    marginals: Tensor
-    losses: Tensor
-
-
-@torch.no_grad()
-def mean_field(
-    field: PairwiseMRF, starts: Tensor | None = None, *, num_random: int = 4,
-    num_sweeps: int = 2000, tolerance: float = 1e-8,
-) -> MeanField:  # fmt: skip
-    r"""
-    Independent approximation of a Markov random field, by coordinate ascent from several starts.
-
-    .. math::
-
-        q(y) = \prod_i q_i(y_i), \qquad
-        q_i \leftarrow \mathrm{softmax}\Big( u_i + \sum_j w_{ij} \phi \, q_j \Big)
-
-    The loss is :math:`\mathrm{KL}(q \,\|\, p) - \log Z`, with many local minima if interactions are
-    strong. Starts are the softmax of the unary terms, the same with interactions that rise slowly
-    from zero, every label everywhere, random fields, and ``starts``.
-
-    >>> from pyro_nmm.models import grid_edges, ising
-    >>> field = ising(grid_edges(2, 2), coupling=0.1, field=torch.tensor([1.0, 0.0, 0.0, -1.0]))
-    >>> mean_field(field).marginals[:, 1]
-    tensor([0.8808, 0.5000, 0.5000, 0.1192])
-
-    :param PairwiseMRF field: without batch dimensions.
-    :param Tensor starts: ``(S, N, C)`` further starts, probabilities.
-    :param int num_random: random starts.
-    :param float tolerance: change of a probability that ends the at most ``num_sweeps`` sweeps.
-    :return: the best marginals, and losses in nats. Cost: :math:`O(S K (P C + N C^2))` a
-        sweep, with ``K`` colours of the graph.
-    """
-    check_field(field)
-    check_integers(1, num_sweeps=num_sweeps)
-    check_integers(0, num_random=num_random)
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance must not be negative, got {tolerance}")
-    shape = field.num_nodes, field.num_classes
-    if starts is not None:
-        starts = as_tensor("starts", starts, field.unary.device)
-        good = starts.is_floating_point() and starts.dim() == 3
-        if not good or starts.shape[1:] != shape or not (starts >= 0).all():
-            size, got = f"(S, {shape[0]}, {shape[1]})", tuple(starts.shape)
-            raise ValueError(f"starts must hold probabilities of shape {size}, got {got}")
-    unary = field.unary
-    labels = torch.eye(shape[1], dtype=unary.dtype, device=unary.device)[:, None].expand(-1, *shape)
-    noise = torch.randn(num_random, *shape, dtype=unary.dtype, device=unary.device)
-    colors = field.colors()
-    q = torch.cat([unary.softmax(-1)[None], labels, (4 * noise).softmax(-1)])
-    annealed = unary.softmax(-1)[None]
-    for share in torch.linspace(0, 1, 101):
-        annealed = _sweep(field.scaled(share.item()), colors, annealed)
-    q = torch.cat([q, annealed] if starts is None else [q, annealed, starts.to(q)])
-    for _ in range(num_sweeps):
-        before, q = q, _sweep(field, colors, q)
-        if (q - before).abs().max() < tolerance:
-            break
-    # Each edge meets both its ends in the local logits, so it counts half there.
-    energy = (q * (field.local_logits(q) + unary)).sum((-2, -1)) / 2
-    losses = -torch.special.entr(q).sum((-2, -1)) - energy
-    return MeanField(q[losses.argmin()], losses.sort().values)
-
-
-def _sweep(field: PairwiseMRF, colors: list[Tensor], q: Tensor) -> Tensor:
-    for nodes in colors:
-        q = q.index_copy(1, nodes, field.local_logits(q).index_select(1, nodes).softmax(-1))
-    return q
-
-
 @with_options
 @with_gradients
 def fit_mixture(
-    field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module, *,
-    order: Tensor | None = None, num_samples: int = 4, warmup: float = 0.5,
-    options: Steps = Steps(),
+    field: RandomField | Callable[[int], RandomField], hood: Neighborhood,
+    network: nn.Module | None = None, *, order: Tensor | None = None, num_samples: int = 4,
+    warmup: float = 0.0, options: Steps = Steps(),
 ) -> tuple[NeighborMixture, list[float]]:  # fmt: skip
     r"""
     Fit an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
-    :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was. Interactions
-    rise from zero over the first steps, and the learning rate falls over the second half.
+    :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was. The learning
+    rate falls over the second half of the steps. The bound is estimated before the fit, after every
+    tenth of the steps and at the end, and the best state is returned (:class:`BestState`); or the
+    mean field, if that is closer to a single field than the best state's bound.
 
-    >>> from pyro_nmm.models import FreeNMM, grid_edges, ising
+    >>> from pyro_nmm.models import grid_edges, ising
     >>> field = ising(grid_edges(3, 3), coupling=0.4, field=torch.full((9,), 0.1))
-    >>> hood = Neighborhood.grid(3, 3)
-    >>> mix, losses = fit_mixture(field, hood, FreeNMM(hood, 2), num_steps=100, lr=0.1)
+    >>> mix, losses = fit_mixture(field, Neighborhood.grid(3, 3), num_steps=100, lr=0.1)
     >>> mix.marginals().shape  # (N, C)
     torch.Size([9, 2])
 
     :param field: a :class:`~pyro_nmm.models.PairwiseMRF` or, for a closer approximation, its
         :class:`~pyro_nmm.models.MarginalField`; or a function of the step's number that returns
-        one.
-    :param nn.Module network: ``(hood, field) -> (alpha, logits)``.
+        one, for a network that serves many.
+    :param nn.Module network: ``(hood, field) -> (alpha, logits)``, such as a
+        :class:`~pyro_nmm.models.MeanFieldCorrection`. Default: the better of two
+        :class:`~pyro_nmm.models.FreeNMM` after an eighth of the steps each, from the mean field,
+        and from each node's own term with interactions that rise from zero.
     :param Tensor order: as for :class:`~pyro_nmm.guides.FieldGuide`. The bound is much tighter if
         the last nodes are no neighbours in the target.
     :param int num_samples: draws of the entropy a step.
-    :param float warmup: share of the steps over which interactions rise.
+    :param float warmup: share of the steps over which interactions rise from zero, for a start that
+        is not near the mean field: 0.5 finds better minima there.
     :param options: keywords of :class:`~pyro_nmm.guides.fitting.Steps`.
-    :return: the mixture for the last step's target, and every step's loss, in nats. A step costs
-        :math:`O(E C^2)` a sample.
+    :return: the mixture for the last step's target, and the loss of every step of its network, in
+        nats. A step costs :math:`O(E C^2)` a sample, and the estimates of the bound a fifth of it.
     """
     check_hood(hood)
     check_integers(1, num_samples=num_samples)
@@ -201,18 +138,64 @@ def fit_mixture(
     if not isinstance(field, RandomField) and not callable(field):
         kinds = "a PairwiseMRF, a MarginalField or a function that makes one"
         raise ValueError(f"field must be {kinds}, got {type(field)}")
+    run = partial(_run, field, hood, order=order, num_samples=num_samples)
+    early: list[float] = []
+    if isinstance(field, RandomField):
+        _check_target(field, hood)
+        alone = mean_field(field)
+    if network is None:
+        if not isinstance(field, RandomField):
+            raise ValueError("network must be given if field is a function: it serves many")
+        first, second = (FreeNMM(hood, field.num_classes, m)
+                         for m in (alone.marginals, _terms(field).softmax(-1)))  # fmt: skip
+        share, network = options.num_steps // 8, first
+        if share:
+            short = replace(options, num_steps=share, checkpoint=None)
+            *_, best, early = run(first, warmup=0.0, options=short)
+            *_, other, late = run(second, warmup=0.5, options=short)
+            if other.least < best.least:
+                network, early = second, late
+            options = replace(options, num_steps=options.num_steps - 2 * share)
+    family, target, best, losses = run(network, warmup=warmup, options=options)
+    with pyro.get_param_store().scope():
+        if not isinstance(field, RandomField):
+            return family.mixture(target), losses
+        bound = sum(_losses(family, target, 4 * _repeats(options))) / (4 * _repeats(options))
+        closest = independent(hood, alone.marginals) if bound > alone.losses[0] else None
+        return closest or family.mixture(target), early + losses
+
+
+def _repeats(options: Steps) -> int:
+    """Estimates of the loss at a state. Half as many choose worse states; twice cost a third."""
+    return max(2, options.num_steps // 50)
+
+
+def _losses(family: FieldGuide, target: RandomField, count: int) -> list[float]:
+    with evaluation(family), unvalidated():
+        return [TraceGraph_ELBO().loss(family.model, family.guide, target) for _ in range(count)]
+
+
+def _check_target(target: RandomField, hood: Neighborhood) -> None:
+    if target.batch_shape:
+        raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
+    if target.num_nodes != hood.num_nodes:
+        raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
+
+
+def _run(
+    field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module, *,
+    order: Tensor | None, num_samples: int, warmup: float, options: Steps,
+) -> tuple[FieldGuide, RandomField, BestState, list[float]]:  # fmt: skip
+    """Steps of one network; of a single field it ends in the best state."""
     optimizer = torch.optim.Adam(network.parameters(), lr=options.lr, betas=(0.9, 0.99))
-    elbo, rise = TraceGraph_ELBO(), warmup * options.num_steps
+    elbo, rise, best = TraceGraph_ELBO(), warmup * options.num_steps, BestState()
     family: FieldGuide | None = None
     target: RandomField | None = None
 
     def take(step: int) -> tuple[FieldGuide, RandomField]:
         nonlocal family, target
         target = field if isinstance(field, RandomField) else ordinary(field(step))
-        if target.batch_shape:
-            raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
-        if target.num_nodes != hood.num_nodes:
-            raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
+        _check_target(target, hood)
         if family is None:
             last = torch.cat(target.colors()) if order is None else order
             family = FieldGuide(hood, network, lambda field: field,
@@ -220,11 +203,16 @@ def fit_mixture(
             family.mixture(target)  # with all checks, which the steps leave out
         return family, target
 
+    def look(pair: FieldGuide, now: RandomField) -> None:
+        best.update(_losses(pair, now, _repeats(options)), network.state_dict())
+
     def rate(step: int) -> float:
         return max(min(1.0, 2 - 2 * step / options.num_steps), 1e-3)
 
     def backward(step: int) -> float:
         pair, now = take(step)
+        if now is field and step % max(1, options.num_steps // 10) == 0:
+            look(pair, now)
         if step + 1 < rise:
             now = now.scaled((step + 1) / rise)
         with unvalidated():
@@ -234,11 +222,19 @@ def fit_mixture(
         "field": _contents(field), "hood": (hood.num_sources, hood.ptr, hood.source),
         "order": order, "num_samples": num_samples, "warmup": warmup,
     }  # fmt: skip
+    whole = nn.ModuleDict({"network": network, "best": best})
     with pyro.get_param_store().scope():
-        losses = options.train(network, optimizer, backward, rate, **settings)
+        losses = options.train(whole, optimizer, backward, rate, **settings)
         if family is None or target is None:  # a checkpoint had all steps
             family, target = take(options.num_steps - 1)
-        return family.mixture(target), losses
+        if target is field:
+            look(family, target)
+            best.restore(network.state_dict())
+    return family, target, best, losses
+
+
+def _terms(field: RandomField) -> Tensor:
+    return field.field.unary[field.nodes] if isinstance(field, MarginalField) else field.unary
 
 
 def _contents(field: Any) -> Any:

@@ -36,6 +36,7 @@ from pyro_nmm.models.plates import node_plate
 from pyro_nmm.models.random_fields import (
     ConvolutionalNMM,
     MarginalField,
+    MeanFieldCorrection,
     PairwiseMRF,
     annealed_log_normalizer,
     coarse_to_fine,
@@ -65,6 +66,7 @@ __all__ = [
     "FreeNMM",
     "HiddenField",
     "MarginalField",
+    "MeanFieldCorrection",
     "NMMNetwork",
     "NormalEmission",
     "PairwiseMRF",

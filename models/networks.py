@@ -189,6 +189,11 @@ def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
             check_edge_index(edge_index, hood.num_nodes)
 
 
+def near_marginals(marginals: Tensor, kappa: float, epsilon: float) -> Tensor:
+    """Concentrations that sum to ``kappa``, near marginals ``(N, C)``, none of them zero."""
+    return kappa * ((1 - epsilon) * marginals + epsilon / marginals.shape[-1])
+
+
 class FreeNMM(nn.Module):
     r"""
     ``alpha`` and attention as free parameters of one graph: the paper's NMM-:math:`\alpha, L`.
@@ -213,7 +218,7 @@ class FreeNMM(nn.Module):
 
     def __init__(
         self, hood: Neighborhood, num_classes: int, marginals: Tensor | None = None, *,
-        kappa: float = 4.0, gamma: float = 2.0, epsilon: float = 0.02,
+        kappa: float = 1.0, gamma: float = 4.0, epsilon: float = 0.001,
     ) -> None:  # fmt: skip
         super().__init__()
         check_hood(hood)
@@ -229,7 +234,7 @@ class FreeNMM(nn.Module):
         expect("marginals", marginals, shape, note="one row of probabilities per source")
         good = marginals.isfinite() & (marginals >= 0)
         expect_all("marginals", marginals, good, "be probabilities")
-        start = kappa * ((1 - epsilon) * marginals.detach() + epsilon / num_classes)
+        start = near_marginals(marginals.detach(), kappa, epsilon)
         self.log_alpha = nn.Parameter(start.log().contiguous())  # as Pyro's store keeps it
         loops = (hood.source == hood.target) & (not hood.bipartite)
         self.logits = nn.Parameter(gamma * loops.to(start))

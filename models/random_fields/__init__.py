@@ -5,6 +5,7 @@
 
 from pyro_nmm.models.random_fields.convolution import ConvolutionalNMM
 from pyro_nmm.models.random_fields.marginal_field import MarginalField, RandomField
+from pyro_nmm.models.random_fields.mean_field import MeanFieldCorrection, mean_field
 from pyro_nmm.models.random_fields.pairwise import (
     PairwiseMRF,
     annealed_log_normalizer,
@@ -20,6 +21,7 @@ from pyro_nmm.models.random_fields.pairwise import (
 __all__ = [
     "ConvolutionalNMM",
     "MarginalField",
+    "MeanFieldCorrection",
     "PairwiseMRF",
     "RandomField",
     "annealed_log_normalizer",
@@ -29,5 +31,6 @@ __all__ = [
     "grid_edges",
     "ising",
     "ising_posterior",
+    "mean_field",
     "potts",
 ]

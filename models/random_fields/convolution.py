@@ -29,9 +29,11 @@ class ConvolutionalNMM(nn.Module):
         s(x) = 6 \tanh(x / 6)
 
     each with a layer of ``channels`` filters of ``kernel x kernel``, ReLU and a layer of
-    1 x 1. :math:`X`, ``(C + 5, height, width)``, holds for every pixel the unary terms and the
-    strengths towards the right and below. With ``groups`` (not in the paper) it also holds the
-    groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the NMM is best fitted.
+    1 x 1. :math:`X`, ``(2 C + 5, height, width)``, holds for every pixel the unary terms, the
+    strengths towards the right and below, and logarithms of given marginals. With ``groups`` (not
+    in the paper) it also holds the groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose
+    order the NMM is best fitted. The last layers start at zero, so that a
+    :class:`MeanFieldCorrection` starts at the mean field.
 
     >>> from pyro_nmm.models import ising
     >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.zeros(30))
@@ -56,7 +58,7 @@ class ConvolutionalNMM(nn.Module):
         side = 2 * radius + 1
 
         def branch(width: int) -> nn.Sequential:
-            planes = num_classes + (5 if groups else 2)
+            planes = 2 * num_classes + (5 if groups else 2)
             first = nn.Conv2d(planes, channels, kernel, padding=kernel // 2)
             return nn.Sequential(first, nn.ReLU(), nn.Conv2d(channels, width, 1))
 
@@ -64,15 +66,25 @@ class ConvolutionalNMM(nn.Module):
         # Near pixels first: from even attention, large windows end up with a worse bound.
         step = torch.arange(-radius, radius + 1)
         distance = (step[:, None].square() + step.square()).flatten()
-        self.attention[-1].bias.data.copy_(-0.5 * distance)  # type: ignore[operator, union-attr]
+        with torch.no_grad():
+            for last in (self.labels[-1], self.attention[-1]):
+                last.weight.zero_()  # type: ignore[operator, union-attr]
+                last.bias.zero_()  # type: ignore[operator, union-attr]
+            self.attention[-1].bias.copy_(-0.5 * distance)  # type: ignore[operator, union-attr]
 
-    def forward(self, hood: Neighborhood, field: PairwiseMRF) -> tuple[Tensor, Tensor]:
-        """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)`` of a field on the same grid."""
+    def forward(
+        self, hood: Neighborhood, field: PairwiseMRF, marginals: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """
+        ``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)`` of a field on the same grid.
+
+        :param Tensor marginals: ``(N, C)``, of the field's mean field. Default even.
+        """
         check_hood(hood)
         check_field(field)
         if (hood.num_nodes, hood.num_sources) != (field.num_nodes, field.num_nodes):
             raise ValueError(f"hood must have the {field.num_nodes} nodes of field, got {hood}")
-        images, width = self._images(field)
+        images, width = self._images(field, marginals)
         alpha = _bounded(self.labels(images)).exp()[0].flatten(1).T
         scores = _bounded(self.attention(images))[0].flatten(1)
         rows = hood.source // width - hood.target // width
@@ -82,7 +94,7 @@ class ConvolutionalNMM(nn.Module):
         window = (rows + self.radius) * (2 * self.radius + 1) + columns + self.radius
         return alpha, scores[window, hood.target]
 
-    def _images(self, field: PairwiseMRF) -> tuple[Tensor, int]:
+    def _images(self, field: PairwiseMRF, marginals: Tensor | None) -> tuple[Tensor, int]:
         edges = field.edges
         width = int((edges[1] - edges[0]).max()) if edges.numel() else 1
         height = field.num_nodes // width
@@ -91,11 +103,14 @@ class ConvolutionalNMM(nn.Module):
         if field.num_classes != self.num_classes:
             raise ValueError(f"field must have {self.num_classes} labels, got {field.num_classes}")
         shape, across = (height, width), height * (width - 1)
-        unary = (field.unary - field.unary.mean(-1, keepdim=True)).T.reshape(-1, *shape)
+        given = torch.ones_like(field.unary) if marginals is None else marginals
+        terms = torch.stack([field.unary, (given + 0.001).log()])  # the log ends at -7
+        terms = terms - terms.mean(-1, keepdim=True)
+        unary, log_marginals = terms.mT.reshape(2, -1, *shape)
         strength, towards = field.strength.expand(edges.shape[1]), unary.new_zeros(2, *shape)
         towards[0, :, :-1] = strength[:across].view(height, width - 1)
         towards[1, :-1] = strength[across:].view(height - 1, width)
-        planes = [unary, towards]
+        planes = [unary, log_marginals, towards]
         if self.groups:
             groups = nn.functional.one_hot(coarseness(*shape, edges.device), 3)
             planes.append(groups.T.reshape(3, *shape).to(unary))
