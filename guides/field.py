@@ -20,8 +20,7 @@ from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.best_state import BestState
 from pyro_nmm.guides.shared_forward import SharedForward, as_order, evaluation, unvalidated
 from pyro_nmm.models.networks import FreeNMM
-from pyro_nmm.models.random_fields import MarginalField, RandomField, mean_field
-from pyro_nmm.models.random_fields.mean_field import independent
+from pyro_nmm.models.random_fields import MarginalField, RandomField, independent, mean_field
 from pyro_nmm.ops.entropy import EntropyEstimator
 
 

@@ -5,7 +5,11 @@
 
 from pyro_nmm.models.random_fields.convolution import ConvolutionalNMM
 from pyro_nmm.models.random_fields.marginal_field import MarginalField, RandomField
-from pyro_nmm.models.random_fields.mean_field import MeanFieldCorrection, mean_field
+from pyro_nmm.models.random_fields.mean_field import (
+    MeanFieldCorrection,
+    independent,
+    mean_field,
+)
 from pyro_nmm.models.random_fields.pairwise import (
     PairwiseMRF,
     annealed_log_normalizer,
@@ -29,6 +33,7 @@ __all__ = [
     "coarse_to_fine",
     "coarseness",
     "grid_edges",
+    "independent",
     "ising",
     "ising_posterior",
     "mean_field",
