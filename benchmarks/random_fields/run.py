@@ -78,7 +78,7 @@ def drawn_loss(family, field: PairwiseMRF, count: int = DRAWS) -> tuple[float, f
     return with_error(family.log_prob(y).double() - field.log_potential(y).double())
 
 
-def fit(target, windows: Grid, network: nn.Module, **options) -> NeighborMixture:
+def fit(target, windows: Grid, network: nn.Module | None, **options) -> NeighborMixture:
     """The NMM of a network, fitted from coarse to fine."""
     return fit_mixture(target, windows.hood, network, order=windows.order, **options)[0]
 
@@ -152,8 +152,11 @@ def fitted(name: str, field: PairwiseMRF, shape: Shape):
 
 #: Of the windows of NMM-CNN on single fields, and of all windows of 128 x 128 pixels.
 RADIUS = 3
+#: Fits of a field by free parameters and by NMM-CNN: the rate, which fields of other seeds chose.
+RATES, RUNS = {"NMM": 0.1, "NMM-CNN": 0.003}, range(5)
 #: Of fits, and of annealing; and the sides of the grids of ``scaling``.
 STEPS = {"strips": 2000, "large": 600, "annealing": 2000, "amortized": 3000, "deviations": 1000}
+STEPS |= {"corrected": 500, "large, corrected": 300}
 SIZES = [32, 64, 128, 256, 512]
 
 
@@ -211,6 +214,48 @@ def strips(args, results: Records) -> None:
         keys = {"task": "strips" if labels == 2 else "potts", "labels": labels}
         keys |= {"seed": fields.SEEDS, "coupling": couplings}
         compare(args, NARROW[labels], partial(fields.strip, labels), **keys)
+
+
+def corrected(args, results: Records) -> None:
+    """Fits that start at the mean field: narrow fields, five runs each."""
+    for labels, couplings in fields.COUPLINGS.items():
+        windows = fields.grid(fields.STRIPS[labels])
+        keys = {"task": "corrected", "labels": labels, "coupling": couplings, "seed": fields.SEEDS}
+        for key in results.missing(**keys, method=list(RATES), run=RUNS):
+            field, log_z = fields.strip(labels, key["coupling"], key["seed"])
+            measure(results, key, field, log_z, windows, STEPS["corrected"], 2048)
+
+
+def large_corrected(args, results: Records) -> None:
+    """The same on 128 x 128 pixels."""
+    windows = fields.grid((fields.SIZE, fields.SIZE))
+    keys = {"run": args.runs, "seed": fields.SEEDS, "method": list(RATES)}
+    known = {row["seed"]: row["log Z"] for row in pick(results.rows, task="letter")}
+    for key in results.missing(task="large, corrected", kind="letter", **keys):
+        field, _ = fields.noisy_letter(key["seed"])
+        measure(results, key, field, known[key["seed"]], windows, STEPS["large, corrected"], 256)
+    keys |= {"seed": None, "coupling": fields.COUPLINGS[2]}
+    for key in results.missing(task="large, corrected", kind="plain", **keys):
+        field, log_z = fields.plain(key["coupling"])
+        measure(results, key, field, log_z, windows, STEPS["large, corrected"], 256)
+
+
+def measure(
+    results: Records, key: dict, field: PairwiseMRF, log_z: float, windows: Grid, steps: int,
+    draws: int,
+) -> None:  # fmt: skip
+    """A fit from the mean field, whose bound is measured by ``draws``."""
+    pyro.set_rng_seed(key["run"])
+    free, before = timed(mean_field, field, clock=time.process_time)
+    network = None
+    if key["method"] == "NMM-CNN":
+        network = models.MeanFieldCorrection(models.ConvolutionalNMM(1, field.num_classes))
+    options = {"num_steps": steps, "lr": RATES[key["method"]]}
+    mix, seconds = timed(fit, field, windows, network, **options, clock=time.process_time)
+    chunk = max(4, 2**15 // field.num_nodes)
+    bound, error = loss(mix, field, windows.order, draws, chunk)
+    row = {"mean field": free.losses[0].item() + log_z, "bound": bound + log_z, "error": error}
+    results.add(**key, **row, seconds={"mean field": before, "fit": seconds})
 
 
 def large(field: models.PairwiseMRF, log_z: float | None, starts: Tensor | None = None) -> dict:
@@ -298,8 +343,8 @@ def deviations(args, results: Records) -> None:
         results.add(**key, bound=loss(mix, field, windows.order, 1024, 64)[0] + log_z)
 
 
-TASKS = strips, letter, plain, amortized, scaling, deviations
-main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl")
+TASKS = strips, letter, plain, amortized, scaling, deviations, corrected, large_corrected
+main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl", runs=[0])
 
 if __name__ == "__main__":
     main()
