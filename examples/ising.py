@@ -22,7 +22,7 @@ from drawing.ising import draw
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import letters
 from pyro_nmm.guides import fit_mixture, mean_field
-from pyro_nmm.models import FreeNMM, coarse_to_fine, ising_posterior
+from pyro_nmm.models import coarse_to_fine, ising_posterior
 
 
 def main(args) -> dict:
@@ -36,9 +36,8 @@ def main(args) -> dict:
     independent = mean_field(field)
     hood = Neighborhood.grid(*shape, args.radius, device=args.device)
     order = coarse_to_fine(*shape, device=args.device)
-    network = FreeNMM(hood, 2, field.unary.softmax(-1), kappa=1.0, gamma=0.0)
     mix, curve = fit_mixture(
-        field, hood, network.to(args.device), order=order, num_steps=args.num_steps,
+        field, hood, order=order, num_steps=args.num_steps, lr=0.1,
         progress=partial(progress_bar, desc="NMM"),
     )  # fmt: skip
     with torch.no_grad():

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
+from itertools import product
 from statistics import median
 
 import pyro
@@ -218,10 +219,10 @@ def strips(args, results: Records) -> None:
 
 def corrected(args, results: Records) -> None:
     """Fits that start at the mean field: narrow fields, five runs each."""
-    for labels, couplings in fields.COUPLINGS.items():
+    for run, (labels, couplings) in product(RUNS, fields.COUPLINGS.items()):
         windows = fields.grid(fields.STRIPS[labels])
-        keys = {"task": "corrected", "labels": labels, "coupling": couplings, "seed": fields.SEEDS}
-        for key in results.missing(**keys, method=list(RATES), run=RUNS):
+        keys = {"task": "corrected", "run": run, "labels": labels, "coupling": couplings}
+        for key in results.missing(**keys, seed=fields.SEEDS, method=list(RATES)):
             field, log_z = fields.strip(labels, key["coupling"], key["seed"])
             measure(results, key, field, log_z, windows, STEPS["corrected"], 2048)
 

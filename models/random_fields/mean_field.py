@@ -127,14 +127,14 @@ class MeanFieldCorrection(nn.Module):
 
     :param nn.Module network: called with the neighbourhoods, the field and its mean field's
         marginals :math:`m`, ``(N, C)``; returns :math:`a`, ``(N, C)``, and :math:`s`.
-    :param float kappa: and ``gamma``, ``epsilon`` as for :class:`~pyro_nmm.models.FreeNMM`. A
-        thousandth adds 65 nats to 128 x 128 pixels of coupling 1, which weights lose slowly.
+    :param float kappa: and ``gamma``, ``epsilon`` as for :class:`~pyro_nmm.models.FreeNMM`. With a
+        ``gamma`` of 4 a network of shared weights first unlearned what nodes borrow, for good.
     :param options: keywords of :func:`~pyro_nmm.guides.mean_field`, which runs once for a field:
         for one network that serves many fields, few sweeps and starts save time.
     """
 
     def __init__(
-        self, network: nn.Module, *, kappa: float = 1.0, gamma: float = 4.0,
+        self, network: nn.Module, *, kappa: float = 1.0, gamma: float = 6.0,
         epsilon: float = 1e-5, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
