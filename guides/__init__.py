@@ -22,26 +22,8 @@ from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
 from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_guide
 
 __all__ = [
-    "AmortizedNMM",
-    "AutoNMM",
-    "Chains",
-    "Consistency",
-    "DGLFRMGuide",
-    "FieldGibbs",
-    "FieldGuide",
-    "HiddenFieldGuide",
-    "MarginalGuide",
-    "MixtureGuide",
-    "SeedLoss",
-    "check_program",
-    "density",
-    "evidence_guide",
-    "fit_classifier",
-    "fit_images",
-    "fit_links",
-    "fit_mixture",
-    "fit_nmm",
-    "fit_unet",
-    "mean_field",
-    "ordered_guide",
-]
+    "AmortizedNMM", "AutoNMM", "Chains", "Consistency", "DGLFRMGuide", "FieldGibbs", "FieldGuide",
+    "HiddenFieldGuide", "MarginalGuide", "MixtureGuide", "SeedLoss", "check_program", "density",
+    "evidence_guide", "fit_classifier", "fit_images", "fit_links", "fit_mixture", "fit_nmm",
+    "fit_unet", "mean_field", "ordered_guide",
+]  # fmt: skip

@@ -30,18 +30,8 @@ if find_spec("pyro_nmm.models") is None:
 __version__ = "0.2.0"
 
 __all__ = [
-    "AveragedPosterior",
-    "ChosenLabels",
-    "EvidenceConditional",
-    "GaussianConcentrations",
-    "InnerProductGraph",
-    "Intervals",
-    "LogisticConcentrations",
-    "MembershipMixture",
-    "NeighborChoice",
-    "NeighborMixture",
-    "Neighborhood",
-    "OrderedConditional",
-    "Posterior",
+    "AveragedPosterior", "ChosenLabels", "EvidenceConditional", "GaussianConcentrations",
+    "InnerProductGraph", "Intervals", "LogisticConcentrations", "MembershipMixture",
+    "NeighborChoice", "NeighborMixture", "Neighborhood", "OrderedConditional", "Posterior",
     "edge_values",
-]
+]  # fmt: skip

@@ -12,10 +12,6 @@ from pyro_nmm.models.stacked.model import StackedNMM, marginals_in_blocks
 from pyro_nmm.models.stacked.table import edge_weights
 
 __all__ = [
-    "PooledScores",
-    "StackedNMM",
-    "bounded_temperature",
-    "edge_weights",
-    "marginals_in_blocks",
+    "PooledScores", "StackedNMM", "bounded_temperature", "edge_weights", "marginals_in_blocks",
     "temperature_scaling",
-]
+]  # fmt: skip

@@ -8,11 +8,6 @@ from pyro_nmm.distributions.memberships import MembershipMixture
 from pyro_nmm.distributions.neighbor_mixture import NeighborMixture
 
 __all__ = [
-    "ChosenLabels",
-    "EvidenceConditional",
-    "InnerProductGraph",
-    "MembershipMixture",
-    "NeighborChoice",
-    "NeighborMixture",
-    "OrderedConditional",
-]
+    "ChosenLabels", "EvidenceConditional", "InnerProductGraph", "MembershipMixture",
+    "NeighborChoice", "NeighborMixture", "OrderedConditional",
+]  # fmt: skip

@@ -93,18 +93,11 @@ class OrderedConditional(InOrder):
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        alpha: Concentrations,
-        logits: Tensor,
-        y: Tensor,
-        observed: Tensor | None = None,
-        order: Tensor | None = None,
-        estimator: str = "reward_to_go",
-        relabel: Tensor | Channel | None = None,
-        *,
+        self, hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor,
+        observed: Tensor | None = None, order: Tensor | None = None,
+        estimator: str = "reward_to_go", relabel: Tensor | Channel | None = None, *,
         validate_args=None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         parameters = Parameters.of(hood, alpha, logits, relabel, kinds="permutations")
         y, arrangement = check_labels(hood, y, hood.num_nodes), (observed, order, estimator)
         self.channel = parameters.channel
@@ -182,18 +175,10 @@ class EvidenceConditional(InOrder):
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        alpha: Tensor,
-        logits: Tensor,
-        evidence: Tensor,
-        observed: Tensor | None = None,
-        order: Tensor | None = None,
-        estimator: str = "reward_to_go",
-        *,
-        relabels: bool = False,
-        validate_args=None,
-    ) -> None:
+        self, hood: Neighborhood, alpha: Tensor, logits: Tensor, evidence: Tensor,
+        observed: Tensor | None = None, order: Tensor | None = None,
+        estimator: str = "reward_to_go", *, relabels: bool = False, validate_args=None,
+    ) -> None:  # fmt: skip
         parameters = Parameters.of(hood, alpha, logits)
         evidence = check_evidence(hood, parameters.alpha, evidence)
         self.evidence, self.relabels, self._last_values = evidence, relabels, LastCall()
@@ -230,13 +215,9 @@ class EvidenceConditional(InOrder):
 
     @torch.no_grad()
     def posterior(
-        self,
-        num_samples: int | None = None,
-        weighted: bool = False,
-        num_sweeps: int = 0,
-        num_states: int | None = None,
-        start: Tensor | None = None,
-    ) -> Posterior:
+        self, num_samples: int | None = None, weighted: bool = False, num_sweeps: int = 0,
+        num_states: int | None = None, start: Tensor | None = None,
+    ) -> Posterior:  # fmt: skip
         r"""
         The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
 

@@ -136,13 +136,9 @@ class ChosenLabels(GraphDistribution):
     shown = "num_labels", "num_sources", "num_classes"
 
     def __init__(
-        self,
-        alpha: Concentrations,
-        choices: Tensor,
-        relabel: Tensor | Channel | None = None,
-        *,
+        self, alpha: Concentrations, choices: Tensor, relabel: Tensor | Channel | None = None, *,
         validate_args=None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(alpha, OrdinalConcentrations):
             alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
         check_ids("choices", untracked(choices)[0][0], ("...", "n"), alpha.shape[-2])

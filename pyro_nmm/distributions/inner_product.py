@@ -60,14 +60,9 @@ class InnerProductGraph(GraphDistribution):
     shown = "num_nodes", "num_factors", "weight", "loops"
 
     def __init__(
-        self,
-        factors: Tensor,
-        weight: float = 1.0,
-        held_out: Tensor | None = None,
-        *,
-        loops: bool = False,
-        validate_args=None,
-    ) -> None:
+        self, factors: Tensor, weight: float = 1.0, held_out: Tensor | None = None, *,
+        loops: bool = False, validate_args=None,
+    ) -> None:  # fmt: skip
         expect("factors", factors, ("...", ("N", 1), "D"), kind="float")
         check_positive(weight=weight)
         self.factors, self.weight, self.loops = factors, weight, loops

@@ -140,15 +140,9 @@ class MembershipMixture(GraphDistribution):
     shown = "hood", "num_memberships", "temperature", "estimator"
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        log_odds: Tensor,
-        logits: Tensor,
-        temperature: float = 1.0,
-        estimator: str = "linear",
-        *,
-        validate_args=None,
-    ) -> None:
+        self, hood: Neighborhood, log_odds: Tensor, logits: Tensor, temperature: float = 1.0,
+        estimator: str = "linear", *, validate_args=None,
+    ) -> None:  # fmt: skip
         check_hood(hood)
         logits = check_logits(hood, logits)
         shape = "...", hood.num_sources, "K"

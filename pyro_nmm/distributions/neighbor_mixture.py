@@ -97,14 +97,9 @@ class NeighborMixture(GraphDistribution):
     shown = "hood", "num_classes"
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        alpha: Concentrations,
-        logits: Tensor,
-        relabel: Tensor | Channel | None = None,
-        *,
-        validate_args=None,
-    ) -> None:
+        self, hood: Neighborhood, alpha: Concentrations, logits: Tensor,
+        relabel: Tensor | Channel | None = None, *, validate_args=None,
+    ) -> None:  # fmt: skip
         self.parameters = parameters = Parameters.of(hood, alpha, logits, relabel)
         self.hood, self.alpha, self.logits = hood, parameters.alpha, parameters.logits
         self.channel, self.relabel = parameters.channel, parameters.channel.relabel
@@ -252,12 +247,9 @@ class NeighborMixture(GraphDistribution):
             raise ValueError(f"{query} is for edges that keep labels: leave out relabel")
 
     def elbo(
-        self,
-        y: Tensor,
-        observed: Tensor | None = None,
-        num_samples: int = 1,
+        self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1,
         batch: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         r"""
         Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
         :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
@@ -309,14 +301,9 @@ class NeighborMixture(GraphDistribution):
 
     @torch.no_grad()
     def log_likelihood(
-        self,
-        y: Tensor,
-        observed: Tensor | None = None,
-        given: Tensor | None = None,
-        num_particles: int = 64,
-        num_stages: int | None = None,
-        order: Tensor | None = None,
-    ) -> Tensor:
+        self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
+        num_particles: int = 64, num_stages: int | None = None, order: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         r"""
         Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
         y_\rho)`, in nats. More particles make it tighter; see :mod:`pyro_nmm.distributions.smc`.
@@ -403,12 +390,9 @@ class NeighborMixture(GraphDistribution):
 
     @torch.no_grad()
     def condition(
-        self,
-        y: Tensor,
-        observed: Tensor | None = None,
-        num_samples: int | None = None,
+        self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,
         weighted: bool = False,
-    ) -> Posterior:
+    ) -> Posterior:  # fmt: skip
         r"""
         The posterior :math:`p(\cdot \mid y_\tau)` as a mixture over choices :math:`c_\tau`,
         section 3.6 of the paper. ``y`` is ``(N,)``, and ``observed`` as for :meth:`elbo`.

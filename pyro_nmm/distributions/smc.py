@@ -37,14 +37,9 @@ def stage_size(device: torch.device) -> int:
 
 
 def estimate_log_likelihood(
-    hood: Neighborhood,
-    make: Callable[[Neighborhood], Stages],
-    observed: Tensor | None,
-    given: Tensor | None,
-    num_particles: int,
-    num_stages: int | None,
-    order: Tensor | None,
-) -> Tensor:
+    hood: Neighborhood, make: Callable[[Neighborhood], Stages], observed: Tensor | None,
+    given: Tensor | None, num_particles: int, num_stages: int | None, order: Tensor | None,
+) -> Tensor:  # fmt: skip
     """:meth:`NeighborMixture.log_likelihood` in double; ``make`` gives the stages of rows."""
     check_integers(1, num_particles=num_particles)
     if num_stages is not None:
