@@ -9,15 +9,9 @@ from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.checking import check_program
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.field import FieldGuide, mean_field
-from pyro_nmm.guides.fitting import (
-    fit_classifier,
-    fit_images,
-    fit_links,
-    fit_mixture,
-    fit_nmm,
-    fit_unet,
-)
+from pyro_nmm.guides.fitting import fit_classifier, fit_links, fit_mixture, fit_nmm
 from pyro_nmm.guides.gibbs import FieldGibbs
+from pyro_nmm.guides.images import fit_images, fit_unet
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
 from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_guide
 

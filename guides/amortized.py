@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import torch
@@ -44,8 +45,7 @@ from pyro_nmm.provenance import untracked
 class Consistency(nn.Module):
     r"""
     A penalty for learning from unobserved nodes, for few labels: the divergence of marginals
-    :math:`u`, ``(N, C)``, from the sharpened memory of earlier posteriors :math:`p(y_i \mid
-    y_\tau)`.
+    :math:`u` ``(N, C)`` from the sharpened memory of posteriors :math:`p(y_i \mid y_\tau)`.
 
     .. math::
 
@@ -162,10 +162,7 @@ class AmortizedNMM(SharedForward):
         self, *inputs, y: Tensor | None = None, observed: Tensor | None = None,
         predict: bool = False,
     ) -> Tensor:  # fmt: skip
-        """
-        :func:`~pyro_nmm.models.nmm` at the network's output. ``Predictive`` of the unobserved nodes
-        takes ``functools.partial(program.model, predict=True)``.
-        """
+        """:func:`~pyro_nmm.models.nmm` at the network's output; ``predict`` is as there."""
         alpha, logits, relabel = Parameters(*self.take(inputs))
         if self.consistency is not None and self.training and y is not None:
             mixture = self.family(self.hood, alpha, logits, relabel)
@@ -227,9 +224,7 @@ class SeedLoss(nn.Module):
     def extra_repr(self) -> str:
         return f"inputs={self.inputs}, num_particles={self._elbo.num_particles}"
 
-    def forward(
-        self, batch: Data, seeds: Tensor | None = None, total: float | None = None
-    ) -> Tensor:
+    def forward(self, batch: Data, seeds: Any = None, total: float | None = None) -> Tensor:
         """
         :param Data batch: with ``edge_index`` ``(2, num_edges)``, ``y`` ``(N,)``, read at the seeds
             only, the entries of ``inputs``, and ``in_degree`` ``(N,)`` by
@@ -264,7 +259,7 @@ class SeedLoss(nn.Module):
         return bound / (int(mask.sum()) if total is None else total)
 
     @staticmethod
-    def _seeds(batch: Data, seeds: Tensor | None) -> Tensor | None:
+    def _seeds(batch: Data, seeds: Any) -> Tensor | None:
         device = entry(batch, "edge_index").device
         if seeds is None:
             if (number := batch.get("batch_size")) is None:
@@ -305,8 +300,7 @@ class NodeRun(Run):
     :param float weight_decay: of the first layer alone, as in Kipf and Welling (2017).
     :param int num_epochs: the most epochs.
     :param int patience: epochs without a better validation score, after which a fit stops.
-    :param str criterion: the score, ``"accuracy"`` or ``"likelihood"``; the other one decides
-        between equal scores.
+    :param str criterion: the score, ``"accuracy"`` or ``"likelihood"``; the other breaks ties.
     """
 
     lr: float = 0.01
@@ -330,9 +324,8 @@ class NodeRun(Run):
     ) -> Scores:  # fmt: skip
         """Adam, stopped early by the predictions ``(N, C)`` for the validation nodes."""
         inner = network.network if isinstance(network, Compatibility) else network
-        backbones = [inner]
-        if isinstance(inner, NMMNetwork):
-            backbones = [b for b in (inner.labels, inner.attention) if b is not None]
+        parts = (inner.labels, inner.attention) if isinstance(inner, NMMNetwork) else (inner,)
+        backbones = [part for part in parts if part is not None]
         optimizer = torch.optim.Adam(_groups(network, backbones, self.weight_decay), lr=self.lr)
         modules = {key: part for key, part in others.items() if isinstance(part, nn.Module)}
 
@@ -359,9 +352,8 @@ def fit_classifier(
     options: NodeRun = NodeRun(),
 ) -> tuple[Tensor, Scores]:  # fmt: skip
     r"""
-    Fit a classifier alone by the cross entropy :math:`-\frac1{|\tau|} \sum_{i \in \tau} \log
-    \mathrm{softmax}(f_\theta(X)_i)_{y_i}` of the training nodes :math:`\tau`, with early stopping
-    on the validation nodes.
+    Fit a classifier alone by the mean of :math:`-\log \mathrm{softmax}(f_\theta(X)_i)_{y_i}` over
+    training nodes, with early stopping on the validation nodes.
 
     >>> from torch_geometric.datasets import KarateClub
     >>> from torch_geometric.nn import GCN
@@ -374,8 +366,7 @@ def fit_classifier(
     :param nn.Module network: ``(x, edge_index) -> (N, C)``.
     :param Data data: with ``x``, ``edge_index``, integer labels ``y`` ``(N,)``, read in the masks
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
-    :param Consistency consistency: the penalty, with the classifier's own predictions as the
-        teacher.
+    :param Consistency consistency: the penalty, taught by the classifier's own predictions.
     :param options: keywords of :class:`~pyro_nmm.guides.fitting.NodeRun`.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first. Cost of an epoch: two runs of the network.

@@ -69,8 +69,7 @@ class AutoNMM(AutoGuide):
     >>> sorted(guide.median())
     ['gap', 'kappa']
 
-    :param model: a Pyro program, with plates, scopes, partly observed labels and vectorized
-        particles as usual.
+    :param model: a Pyro program, also with plates, scopes and partly observed labels.
     :param guide: makes the autoguide of the continuous sites from a program, such as
         ``AutoMultivariateNormal`` or ``functools.partial(AutoNormal, init_scale=0.01)``. The
         default's intervals are too narrow if sites correlate (``docs/results/posteriors.md``).

@@ -24,17 +24,15 @@ class Chains(nn.Module):
     :func:`~pyro_nmm.guides.evidence_guide`.
 
     Choices, and latent labels, are drawn from :math:`p(c \mid y, \theta)`, not from
-    :math:`q(c \mid y)`, by ``num_sweeps`` sweeps from the states of the step before. By Fisher's
-    identity
+    :math:`q(c \mid y)`, by ``num_sweeps`` sweeps from the last step's states. By Fisher's identity
 
     .. math::
 
         \nabla \log p(y \mid \theta) = E_{p(c \mid y, \theta)}[\nabla \log p(y, c \mid \theta)] ,
 
     so that SVI is not biased by the gap of the bound, and needs no score of the choices. The loss
-    is then :math:`-\log p(y, c \mid \theta)` of the states, no bound: it falls as a fit learns, but
-    compares no two models.
-    :meth:`~pyro_nmm.NeighborMixture.path_likelihood` does.
+    is then :math:`-\log p(y, c \mid \theta)` of the states, no bound: it falls as a fit learns.
+    :meth:`~pyro_nmm.NeighborMixture.path_likelihood` compares models.
 
     >>> import pyro
     >>> from pyro.infer import SVI, Trace_ELBO
@@ -62,8 +60,7 @@ class Chains(nn.Module):
     One sweep is often enough, because a step moves parameters little: on 20,000 nodes with two
     labels five sweeps changed log kappa by less than its standard deviation
     (``docs/results/estimators.md``). Take more if a guide draws parameters with a large variance,
-    or if ``observed`` is another random batch in each step: either draws from chains that lag
-    behind.
+    or if ``observed`` is another random batch in each step, because chains then lag behind.
 
     :func:`~pyro_nmm.models.fit_field` has chains of its own.
     :class:`~pyro_nmm.guides.DGLFRMGuide` sums its choices out.

@@ -77,8 +77,7 @@ def check_program(
     :param args, kwargs: of model and guide.
     :param int num_runs: of one particle, and as many vectorized particles.
     :return: the mean losses. Random numbers and Pyro's store are left as they were.
-    :raises ValueError: with the name of the site and the cure. Cost: about twice ``num_runs`` runs
-        of the pair.
+    :raises ValueError: with the site and the cure. Cost: about twice ``num_runs`` runs of the pair.
     """
     check_integers(2 * PARTICLES, num_runs=num_runs)
     program = model, guide, args, kwargs

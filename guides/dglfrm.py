@@ -24,9 +24,9 @@ from pyro_nmm.arguments import (
     as_tensor,
     check_edge_index,
     check_finite,
-    check_ids,
     check_integers,
     check_positive,
+    check_range,
     expect,
 )
 from pyro_nmm.caching import LastCall
@@ -52,8 +52,7 @@ class LinkEstimator(StrEnum):
 class DGLFRMGuide(nn.Module):
     r"""
     A guide for :class:`~pyro_nmm.models.DGLFRM`: the original one, or with an NMM over the
-    memberships, section 5.3 of the paper. With :math:`(\ell, \mu, \log \varsigma, u)` from a graph
-    convolutional network,
+    memberships, section 5.3 of the paper. With :math:`(\ell, \mu, \log \varsigma, u)` from a GCN,
 
     .. math::
 
@@ -135,8 +134,7 @@ class DGLFRMGuide(nn.Module):
 
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
         :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; else the identity.
-        :param Tensor held_out: ``(2, P)`` pairs without a likelihood, no edges of ``edge_index`` or
-            ``hood``.
+        :param Tensor held_out: ``(2, P)`` pairs without a likelihood, no edges of ``hood``.
         :return: ``(..., N, K)``, :math:`b \odot r`.
         """
         if held_out is not None and pyro.settings.get("validate_distributions_pyro"):
@@ -162,19 +160,14 @@ class DGLFRMGuide(nn.Module):
         rest = self._rest if self.hood is None else self.memberships.model
         return rest(v, edge_index, x, held_out)
 
-    def link_logits(
-        self, pairs: Tensor, edge_index: Tensor, x: Tensor, num_samples: int = 15
-    ) -> Tensor:
-        """
-        ``(P,)``: log-odds of edges between pairs ``(2, P)``, means over rounded :math:`b`. Tensors
-        may be arrays or nested lists.
-        """
+    def link_logits(self, pairs: Any, edge_index: Any, x: Any, num_samples: int = 15) -> Tensor:
+        """``(P,)``: log-odds of edges between pairs ``(2, P)``, means over rounded :math:`b`."""
         check_integers(1, num_samples=num_samples)
         device = self.encoder.log_sticks.device
         pairs, x = as_tensor("pairs", pairs, device), as_tensor("x", x, device)
         edge_index = as_tensor("edge_index", edge_index, device)
         pairs = expect("pairs", pairs, (2, "P"), kind="integers").long()
-        check_ids("pairs", pairs, (2, "P"), self.target.num_nodes)
+        check_range("pairs", pairs, self.target.num_nodes)
         with evaluation(self):
             total = self.encoder.log_sticks.new_zeros(pairs.shape[1])
             for _ in range(num_samples):
@@ -198,10 +191,7 @@ class DGLFRMGuide(nn.Module):
         self, family: MembershipMixture, values: dict[str, Tensor], v: Tensor, edge_index: Tensor,
         x: Tensor, held_out: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """
-        Zero, with the bound's derivative towards the attention: the difference of each node's score
-        at two draws of its memberships, times the bound's gain if this node alone changes.
-        """
+        """Zero, with a derivative: gains of nodes times changes of scores between two draws."""
         s, r = values["s"], values["r"]
         if s.dim() > 2:
             must = "takes particles one by one: vectorize_particles=False"
@@ -309,8 +299,7 @@ def fit_links(
     :param LinkSplit split: see :func:`~pyro_nmm.datasets.link_split`.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
     :param options: keywords of :class:`~pyro_nmm.guides.fitting.Steps`.
-    :return: every step's loss, the negative bound in nats a pair of nodes, as noisy as one draw.
-        A step costs :math:`O(N^2)`.
+    :return: every step's loss in nats a pair of nodes, of one draw, at :math:`O(N^2)` a step.
     """
     x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")
     x = x.to(pair.encoder.log_sticks.dtype)  # once, and not in every step

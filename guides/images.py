@@ -61,8 +61,7 @@ def fit_unet(
 ) -> list[float]:
     r"""
     Fit a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
-    ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises the
-    squared error or its logarithm,
+    ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises
 
     .. math::
 
@@ -116,8 +115,7 @@ def fit_images(
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> losses = fit_images(Denoiser(UNet(width=6, depth=1)), lambda: patches, num_steps=3)
 
-    :param draw: patches ``(B, channels, H, W)`` as for :func:`fit_unet`; labels end at the
-        network's ``num_classes - 1``.
+    :param draw: ``(B, channels, H, W)`` as for :func:`fit_unet`; labels end at ``num_classes - 1``.
     :param int radius: of the windows around pixels; with zero, pixels are independent.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param float mean_weight: :math:`w`; one half is a Gaussian's likelihood, zero the bound alone.

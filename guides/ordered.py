@@ -69,10 +69,9 @@ def ordered_guide(
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
     if not as_channel(relabel).certain:
-        evidence = Parameters.of(hood, alpha, logits, relabel).evidence(y, observed)
-        _latent_sites(
-            hood, written_out(alpha), logits, evidence, observed, estimator, collapsed, "u"
-        )
+        prior = Parameters.of(hood, alpha, logits, relabel)
+        evidence = prior.evidence(y, observed)
+        _latent_sites(hood, prior.table, logits, evidence, observed, estimator, collapsed, "u")
         return
     name, chains = _split(estimator)
     q = OrderedConditional(hood, alpha, logits, y, observed, estimator=name, relabel=relabel)
@@ -216,8 +215,7 @@ class HiddenFieldGuide(SharedForward):
     def __init__(
         self, emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None, *,
         prior: nn.Module | None = None, inputs: tuple = (),
-        estimator: str | Chains = "reward_to_go",
-        name: str = "field",
+        estimator: str | Chains = "reward_to_go", name: str = "field",
     ) -> None:  # fmt: skip
         check_all_rows(hood)
         checked, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
@@ -259,9 +257,8 @@ class HiddenFieldGuide(SharedForward):
         """:func:`~pyro_nmm.guides.evidence_guide`; returns the labels."""
         alpha, logits = without_relabel(self.give(self.inputs))
         evidence = self.emission.log_prob(self.values(), self.data)
-        return evidence_guide(
-            self.hood, alpha, logits, evidence, collapsed=True, estimator=self.estimator
-        )
+        options: Any = {"collapsed": True, "estimator": self.estimator}
+        return evidence_guide(self.hood, alpha, logits, evidence, **options)
 
     def field(self, **options) -> HiddenField:
         """The fitted field: :func:`~pyro_nmm.models.sample_field`, whose ``options`` these are."""

@@ -14,13 +14,8 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pyro_nmm import (
-    ChosenLabels,
-    EvidenceConditional,
-    NeighborChoice,
-    NeighborMixture,
-    OrderedConditional,
-)
+from pyro_nmm import EvidenceConditional, NeighborMixture, OrderedConditional
+from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.models.plates import beside, kind_of
@@ -126,10 +121,8 @@ def fields_of(trace: Any, latents: Set[str]) -> dict[str, Field]:
             prior, observed = site["infer"]["nmm"]
             field = fields[name] = Field(name, latents, prior, observed, trace)
             if field.latent and not field.prior.channel.keeps:
-                raise ValueError(
-                    f"field {name!r} has latent labels and edges that relabel: observe its labels, "
-                    f"or leave out relabel"
-                )
+                cure = "observe its labels, or leave out relabel"
+                raise ValueError(f"field {name!r} has latent labels and edges that relabel: {cure}")
     return fields
 
 
@@ -138,8 +131,7 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     ``(..., n, C)``: the log-likelihood of the rest of a program, in nats, at every label of every
     node: ``C + 1`` runs, with each label in turn and with random labels.
 
-    :param given_later: whether the states of fields below belong to the rest, whose ``z`` are
-        integrated out.
+    :param given_later: whether states of fields below, without ``z``, belong to the rest.
     :param parts: plates that subsample below the labels. Labels depend on all of their elements,
         so that each run becomes several, which together have all.
     :raises ValueError: where it is no sum over nodes, which the random labels show.
@@ -223,14 +215,10 @@ def _frames(site: Any, field: Field) -> list:
     return [f for f in frames if f.dim is not None and f.name not in outside]
 
 
-def _add_tables(
-    tables: dict[Any, Tensor], trace: Any, name: str, field: Field, places: dict[str, Tensor]
-) -> None:
-    """
-    Adds log-probabilities of a site: ``all``, and ``(..., n)`` by each dimension of size ``n``.
-    ``places`` of plates that subsample count once, and sites of no such plate at the first ones.
-    """
+def _add_tables(tables: dict, trace: Any, name: str, field: Field, places: dict) -> None:
+    """Adds log-probabilities of a site: ``all``, and ``(..., n)`` by dimensions of size ``n``."""
     frames, size = _frames(trace.nodes[name], field), field.value("y").shape[-1]
+    # Places of plates that subsample count once, and sites of no such plate at the first ones.
     if any(place[0] > 0 for name, place in places.items() if name not in {f.name for f in frames}):
         return
     log_prob, events = _unsummed(trace, name, field, frames)

@@ -44,9 +44,8 @@ def evaluation(module: nn.Module) -> Iterator[None]:
 
 def as_order(hood: Neighborhood, order: Any) -> Tensor:
     """A permutation of the nodes, default random."""
-    if order is None:
-        order = torch.randperm(hood.num_nodes, device=hood.device)
-    order = as_tensor("order", order, hood.device)
+    every = torch.randperm(hood.num_nodes, device=hood.device) if order is None else order
+    order = as_tensor("order", every, hood.device)
     order_to_rows(hood, order)
     return order
 
@@ -63,10 +62,7 @@ class NoSites(Messenger):
 
 
 class SharedForward(nn.Module, ABC):
-    """
-    A model and a guide that share one run of a network, so that both see the same dropout mask: the
-    model takes over the guide's output, if it comes next with the same inputs and weights.
-    """
+    """A model and a guide that share one run of a network, so that both see one dropout mask."""
 
     def __init__(
         self, hood: Neighborhood, network: nn.Module, name: str,

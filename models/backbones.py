@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The paper's backbones, and an MLP, as PyG networks behind one input layer. Each returns ``(N,
-width)``. GCN and APPNP are for one graph, whose normalisation is computed once.
-"""
+"""The paper's backbones and an MLP behind one input layer; GCN and APPNP cache one graph."""
 
 import torch
 from torch import Tensor, nn

@@ -32,8 +32,7 @@ class UNet(nn.Module):
     >>> image.shape, features.shape
     (torch.Size([1, 3, 10, 13]), torch.Size([1, 5, 10, 13]))
 
-    Images of other sides are extended to multiples of :math:`2^\text{depth}` by repeating their
-    last pixels.
+    Other sides are extended to multiples of :math:`2^\text{depth}` by repeating the last pixels.
 
     :param int channels: of images ``(B, channels, H, W)``, in units of one.
     :param int width: filters; twice as many on the way up.
@@ -119,8 +118,7 @@ def _convolution(channels: int, filters: int) -> nn.Sequential:
 class Denoiser(nn.Module):
     r"""
     An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
-    the U-Net's image :math:`u`, and vectors :math:`v` and widths :math:`\sigma` by two-layer
-    networks from its features,
+    the U-Net's image :math:`u`, and vectors :math:`v` and widths :math:`\sigma` from its features,
 
     .. math::
 
@@ -129,8 +127,7 @@ class Denoiser(nn.Module):
                              + \gamma \, \delta(i = j) .
 
     The paper has one width for all pixels (``spread=False``), a fixed :math:`\gamma = 5` and
-    ``concentrations=GaussianConcentrations``. Color channels of images ``(B, channels, H, W)``
-    share the attention.
+    ``concentrations=GaussianConcentrations``. Channels of ``(B, channels, H, W)`` share logits.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
     >>> alpha, logits = network(Neighborhood.grid(6, 7), 255 * torch.rand(2, 3, 6, 7))

@@ -73,9 +73,7 @@ class ParameterNetwork(Protocol):
     >>> alpha, logits = network(Neighborhood.grid(1, 2), torch.zeros(2, 3))
     """
 
-    def __call__(
-        self, hood: Neighborhood, *inputs: Any
-    ) -> tuple[Concentrations, Tensor] | Parameters:
+    def __call__(self, hood: Neighborhood, *inputs) -> tuple[Concentrations, Tensor] | Parameters:
         """:return: :class:`Parameters`, or the first two of them."""
 
 
@@ -147,10 +145,7 @@ class NMMNetwork(nn.Module):
         return f"link={self.link!r}, floor={self.floor}, gamma={self.gamma.item():.3g}"
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
-        """
-        ``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision. They are
-        NaN where the inputs make them so: a step does not read them.
-        """
+        """``alpha`` ``(N, C)``, ``logits`` ``(num_edges,)``; NaN if the inputs make them so."""
         check_hood(hood)
         if hood.bipartite:
             raise ValueError("hood has sources that are no nodes: use FreeNMM, or your own network")

@@ -59,8 +59,7 @@ def nmm(
 
         y_i \sim \mathrm{Categorical}\Big(\sum_j L_{ij} z_j\Big)
 
-    No discrete site is left but latent labels, so that NUTS and every autoguide run at any size,
-    with ``z`` as a site.
+    Latent labels are the only discrete site left, so NUTS and every autoguide run at any size.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.

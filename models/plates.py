@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Plates around and below a field. Pyro does not check dimensions beside its plates, because they may
-be enumerated, and would count a labelling once for each of their elements.
-"""
+"""Plates around and below a field, and dimensions of no plate, which Pyro counts repeatedly."""
 
 import re
 from collections.abc import Iterator
@@ -30,12 +27,7 @@ COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_pr
 
 
 class OneEvent(Messenger):
-    """
-    Refuses what would count the labels of all nodes, which are one event, several times.
-
-    :param Neighborhood rows: of the sites ``c`` and ``y``.
-    :param Size batch_shape: of the arguments together: parameters, and labels or evidence.
-    """
+    """Refuses what would count the labels of all nodes, which are one event, several times."""
 
     fixed = False  #: whether ``Predictive`` gives the choices
     forgotten = False  #: whether the labels that they were drawn for are lost
@@ -67,10 +59,8 @@ class OneEvent(Messenger):
         if site in ("c", "y") and msg["value"] is not None:
             size = msg["value"].shape[-1]
             if size != self.num_rows:
-                raise ValueError(
-                    f"site {name!r} has {size} nodes from the guide, but observed selects "
-                    f"{self.num_rows} here: give model and guide the same mask"
-                )
+                here = f"observed selects {self.num_rows} here: give model and guide the same mask"
+                raise ValueError(f"site {name!r} has {size} nodes from the guide, but {here}")
         if site == "c":
             self.fixed = msg["is_observed"] and msg["mask"] is False  # by Predictive
         self.drawn = site == "y" and not msg["is_observed"]
@@ -159,10 +149,7 @@ def _check_owned(msg: Any, batch: Size) -> None:
 
 
 def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) -> None:
-    """
-    Refuse plates in which the arguments, of this batch shape, do not differ. Latent labels differ
-    all the same, unless the plate has an element for each node: then it is meant for the nodes.
-    """
+    """Refuse plates in which arguments do not differ; of latent labels, plates of nodes alone."""
     for frame in get_plates():
         size = frame.full_size or frame.size
         if frame.dim is None or frame.name in COPIES or size == 1:

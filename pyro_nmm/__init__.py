@@ -22,10 +22,8 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.marginals import Intervals
 
 if find_spec("pyro_nmm.models") is None:
-    raise ImportError(
-        "a checkout's folder pyro_nmm hides the installed package: start Python in another folder, "
-        "or install by pip install --editable ."
-    )
+    cure = "start Python in another folder, or install by pip install --editable ."
+    raise ImportError(f"a checkout's folder pyro_nmm hides the installed package: {cure}")
 
 __version__ = "0.2.0"
 

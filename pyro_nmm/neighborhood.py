@@ -3,8 +3,6 @@
 
 """The neighbourhoods ``n(i)`` of a graph as sorted rows of edges."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch_geometric.utils import coalesce, cumsum, scatter, segment, softmax
@@ -77,7 +75,7 @@ class Neighborhood:
             )
         self._fill(num_nodes, nodes, cumsum(degree), source, None, num_sources)
 
-    def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> Neighborhood:
+    def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> "Neighborhood":
         self.num_nodes, self.nodes, self.ptr, self.source = num_nodes, nodes, ptr, source
         self._own_sources = num_sources
         self.num_rows, self.num_edges = len(nodes), len(source)
@@ -87,13 +85,13 @@ class Neighborhood:
 
     @classmethod
     @torch.inference_mode(False)
-    def of_rows(cls, num_nodes, nodes, ptr, source, edge=None, num_sources=None) -> Neighborhood:
+    def of_rows(cls, num_nodes, nodes, ptr, source, edge=None, num_sources=None) -> "Neighborhood":
         """From its attributes, unchecked: rows must hold their sources in ascending order."""
         return cls.__new__(cls)._fill(num_nodes, nodes, ptr, source, edge, num_sources)
 
     @classmethod
     @torch.inference_mode(False)
-    def grid(cls, height: int, width: int, radius: int = 1, device=None) -> Neighborhood:
+    def grid(cls, height: int, width: int, radius: int = 1, device=None) -> "Neighborhood":
         r"""
         Pixels of a ``height x width`` image in row-major order, each with the square window of side
         ``2 radius + 1`` around it, clipped at the border.
@@ -136,7 +134,7 @@ class Neighborhood:
         return self.source.device
 
     @torch.inference_mode(False)
-    def to(self, device) -> Neighborhood:
+    def to(self, device) -> "Neighborhood":
         """The same neighbourhoods on another device."""
         nodes, ptr, source = (x.to(device) for x in (self.nodes, self.ptr, self.source))
         edge = None if self._edge is None else self._edge.to(device)
@@ -156,11 +154,8 @@ class Neighborhood:
         return self.num_nodes if self._own_sources is None else self._own_sources
 
     @torch.inference_mode(False)
-    def take(self, rows: Tensor, num_edges: int | None = None) -> Neighborhood:
-        """
-        The rows with the given numbers ``(R,)``, in that order. Cost: linear in their edges, whose
-        number may be given, because a GPU would wait for it.
-        """
+    def take(self, rows: Tensor, num_edges: int | None = None) -> "Neighborhood":
+        """Some rows ``(R,)``, in that order, at a cost linear in their edges."""
         rows = as_expected("rows", rows, ("R",), kind="integers", like=self).long()
         try:
             nodes = self.nodes.index_select(0, rows)
@@ -176,7 +171,7 @@ class Neighborhood:
         hood.within = edges
         return hood
 
-    def restrict(self, observed: Tensor | None) -> Neighborhood:
+    def restrict(self, observed: Tensor | None) -> "Neighborhood":
         """
         The rows of the observed nodes, in ascending order. Leaving out the rows of unobserved nodes
         is exact marginalisation of their labels. The last mask's rows are kept: leave it as it is.
@@ -186,14 +181,14 @@ class Neighborhood:
         if observed is None:
             return self
 
-        def rows() -> Neighborhood:
+        def rows() -> "Neighborhood":
             check_mask(observed, self.num_nodes, self.device)
             return self.take(observed[self.nodes].nonzero()[:, 0])
 
         return self._last_rows.get((observed,), rows)
 
     @torch.inference_mode(False)
-    def subgraph(self, nodes: Tensor) -> Neighborhood:
+    def subgraph(self, nodes: Tensor) -> "Neighborhood":
         """
         The subgraph that nodes ``(K,)`` or a mask ``(num_nodes,)`` induce, with ids ``0..K - 1`` in
         ascending order. Edges from other nodes are dropped, which makes it a model of its own;
@@ -220,10 +215,7 @@ class Neighborhood:
         return part
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        r"""
-        ``(..., num_edges)``: :math:`\log L_{ij}`, the log-softmax of logits over each row. NaN goes
-        through here and in the methods below.
-        """
+        r"""``(..., num_edges)``: :math:`\log L_{ij}`, over each row. NaN goes through, as below."""
         logits = self._of_edges("logits", logits)
         top, total = self._shifted_sum(logits)
         return logits - top.index_select(-1, self.row) - total.log().index_select(-1, self.row)
@@ -319,13 +311,11 @@ def edges_between(hood: Neighborhood, source: Tensor, row: Tensor) -> Tensor:
     return place.where(keys[place] == wanted, -1)
 
 
-def spans(
-    first: Tensor, size: Tensor, ptr: Tensor | None = None, total: int | None = None
-) -> Tensor:
+def spans(first: Tensor, size: Tensor, ptr: Tensor | None = None, end: int | None = None) -> Tensor:
     """``first, first + 1, ...`` of every span, one after the other; spans start at ``ptr``."""
     ptr = cumsum(size) if ptr is None else ptr
-    total = int(ptr[-1]) if total is None else total
-    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=total)
+    end = int(ptr[-1]) if end is None else end
+    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=end)
     places += torch.arange(len(places), device=places.device)
     return places
 

@@ -165,8 +165,7 @@ def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neigh
     >>> hood.source[hood.ptr[0]:hood.ptr[1]]  # itself, its neighbour, its community
     tensor([0, 1, 4])
 
-    :param Tensor membership: ``(N,)`` or, for several partitions, ``(R, N)``: the community of
-        every node, integers from zero.
+    :param Tensor membership: ``(N,)`` or, for more partitions, ``(R, N)`` communities from zero on.
     """
     edge_index = as_edge_index(edge_index, num_nodes)
     membership = _as_membership(membership, edge_index.device, "...", num_nodes)

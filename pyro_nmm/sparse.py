@@ -42,9 +42,7 @@ def csr_of_entries(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[i
     return sparse_csr(starts, columns[order], values[order], shape)
 
 
-def spread(
-    step: Callable[[Tensor], Tensor], labels: Tensor, damping: float, num_steps: int
-) -> Tensor:
+def spread(step: Callable, labels: Tensor, damping: float, num_steps: int) -> Tensor:
     r"""
     Label spreading, :math:`R \leftarrow g W R + (1 - g) Y` from :math:`Y` (Zhou et al. 2003,
     "Learning with Local and Global Consistency", NeurIPS). ``step`` multiplies by :math:`W`, the

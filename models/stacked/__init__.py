@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-An NMM on top of a trained classifier: ``table`` has what users give, ``formula`` the parameters and
-their meaning, ``fit`` the steps, and ``model`` the class.
-"""
+"""An NMM on a trained classifier: ``table`` of inputs, ``formula``, ``fit`` and the class."""
 
 from pyro_nmm.models.stacked.fit import bounded_temperature, temperature_scaling
 from pyro_nmm.models.stacked.formula import PooledScores

@@ -3,8 +3,6 @@
 
 """Label probabilities, concentrations and attention of a StackedNMM as functions of parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +31,8 @@ USUAL_AGREEMENT = 0.75
 CERTAIN, EXCLUDED = 1e6, 1e-6
 
 Tensors = tuple[Tensor, ...]
+#: Slices of nodes, and a table of each.
+Blocks = Iterator[tuple[slice, Tensor]]
 #: Parameters by name.
 Values = Mapping[str, Tensor]
 #: Means and standard deviations by name.
@@ -116,7 +116,7 @@ class Priors:
     def of(
         cls, declared: Iterable[Parameter], prior: Prior, temperature: float = 1.0,
         agreement: float = 1.0,
-    ) -> Priors:  # fmt: skip
+    ) -> "Priors":  # fmt: skip
         """With ``prior``'s means and deviations. Declared means depend on neighbours' agreement."""
         priors = []
         for old in declared:
@@ -251,9 +251,7 @@ def all_terms(data: GraphScores, temperature: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def terms_in_blocks(
-    data: GraphScores, temperature: Tensor, numbers_each: int
-) -> Iterator[tuple[slice, Tensor]]:
+def terms_in_blocks(data: GraphScores, temperature: Tensor, numbers_each: int) -> Blocks:
     """Rows whose edges take ``numbers_each`` numbers each, and their terms ``(4, R, C)``."""
     check_all_rows(data.hood)
     probs, labels = (data.scores / temperature).softmax(-1), propagated(data)
@@ -302,10 +300,7 @@ def step(data: GraphScores, rows: slice, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Formula:
-    """
-    ``alpha`` and ``logits`` as functions of parameters. Nodes are the sources, followed by the
-    communities of which they are members, if there are any.
-    """
+    """``alpha`` and ``logits`` as functions of parameters. Sources are nodes, then communities."""
 
     values: Values  #: of the parameters, by their names in ``state_dict()``
     temperature: Any = None  #: a tensor, of a pool. Without it, P is a softmax of scaled scores
@@ -313,7 +308,7 @@ class Formula:
     compatibility: Tensor | None = None  #: of edges that relabel
     share: float = 1.0  #: of the NMM beside temperature scaling
 
-    def copied(self, like: Tensor) -> Formula:
+    def copied(self, like: Tensor) -> "Formula":
         """The same with parameters of its own, in the type and on the device of a tensor."""
         values = {
             name: value.detach().to(like, copy=True).requires_grad_(value.requires_grad)
@@ -323,7 +318,7 @@ class Formula:
         temperature, compatibility = (None if value is None else value.to(like) for value in fixed)
         return replace(self, values=values, temperature=temperature, compatibility=compatibility)
 
-    def with_values(self, numbers: Tensor) -> Formula:
+    def with_values(self, numbers: Tensor) -> "Formula":
         """The same with other values, ``(d,)`` in the order of the parameters."""
         parts = numbers.split([value.numel() for value in self.values.values()])
         pairs = zip(self.values.items(), parts, strict=True)
@@ -334,10 +329,7 @@ class Formula:
         return torch.cat([value.detach().view(-1) for value in self.values.values()])
 
     def inputs(self, data: GraphScores) -> tuple[Tensor, Tensor]:
-        """
-        What :meth:`probs` takes, ``(..., N, C)`` without parameters; and the mask of known labels
-        that are not in it, on which a mixture is conditioned.
-        """
+        """The argument of :meth:`probs`, and a mask of known labels that are not in it."""
         if self.temperature is None:
             return data.scores, data.known
         return all_terms(data, self.temperature), data.known & ~data.certain

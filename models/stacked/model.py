@@ -3,10 +3,8 @@
 
 """An NMM on top of a classifier that is already trained."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +29,7 @@ from pyro_nmm.models.stacked.fit import (
     some_of,
 )
 from pyro_nmm.models.stacked.formula import (
+    Blocks,
     Formula,
     PooledScores,
     Priors,
@@ -38,13 +37,7 @@ from pyro_nmm.models.stacked.formula import (
     prior_of,
     terms_in_blocks,
 )
-from pyro_nmm.models.stacked.table import (
-    GraphScores,
-    disjoint_masks,
-    scores_of_folds,
-    warn_of_one_way,
-    warn_of_probabilities,
-)
+from pyro_nmm.models.stacked.table import GraphScores, disjoint_masks, scores_of_folds, warn_user
 from pyro_nmm.ops.marginals import node_marginals
 from pyro_nmm.relabel import as_channel
 
@@ -99,8 +92,7 @@ class StackedNMM(nn.Module):
     **Folds.** A classifier that is fitted once for each of ``K`` folds of the labels needs no
     held-out nodes: copies of the graph stand side by side, and copy ``k`` holds out fold ``k``. The
     pool's NMM then has a share :math:`w` beside temperature scaling, whose labels are independent:
-    each node takes its label from temperature scaling with probability :math:`1 - w`, which the
-    folds' own labels determine.
+    each node takes its label from temperature scaling with probability :math:`1 - w`, fitted too.
 
     >>> folds, both = torch.tensor([0, 1, 0, 1]), scores.expand(2, 4, 2)
     >>> stacked = StackedNMM(num_classes=2).fit(hood, both, y, folds=folds, num_steps=20)
@@ -109,8 +101,7 @@ class StackedNMM(nn.Module):
 
     **Communities.** With ``communities=True`` communities are sources of all their members, so a
     known label informs about nodes at any distance. A community :math:`g` has the mean :math:`P` of
-    its members and a concentration of its own, and :math:`\delta` is the log odds of choosing it
-    over any node of :math:`n(i)`.
+    its members and its own concentration; :math:`\delta` is its log odds over :math:`n(i)`.
 
     >>> from pyro_nmm.sources import communities
     >>> hood = communities(torch.tensor([[0, 1], [1, 2]]), 4, membership=torch.tensor([0, 0, 1, 1]))
@@ -120,8 +111,7 @@ class StackedNMM(nn.Module):
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 
-    **Edge weights** multiply the attention (their logarithms are added to ``logits``) and the
-    steps of the pool's walk.
+    **Edge weights** multiply the attention (``logits`` get their logarithms) and the pool's walk.
 
     **Scores alone.** With ``pool=False``, :math:`P_j` is the softmax of the scores times
     :math:`s`, :math:`\alpha = \kappa P + \epsilon`, and known labels are conditioned on: in a fit
@@ -130,8 +120,7 @@ class StackedNMM(nn.Module):
 
     :param int num_classes: ``C``; not needed for ``pool=False``.
     :param bool pool: whether :math:`P` pools scores, neighbours and known labels.
-    :param bool communities: whether ``hood`` is of :func:`pyro_nmm.sources.communities`, with one
-        partition or several.
+    :param bool communities: whether ``hood`` is of :func:`pyro_nmm.sources.communities`.
     :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
     :param dict prior: means and standard deviations of normal priors that replace the priors in
         :attr:`prior`, for example ``{"gamma": (1.0, 0.5)}``. A fit begins at the means.
@@ -182,16 +171,12 @@ class StackedNMM(nn.Module):
     @property
     def formula(self) -> Formula:
         """``alpha`` and ``logits`` as functions of the parameters."""
-        values = dict(self.named_parameters())
+        formula = Formula(dict(self.named_parameters()), None, self.communities, self.compatibility)
         if self.pool is None:
-            return Formula(values, None, self.communities, self.compatibility)
-        return Formula(
-            values, self.pool.temperature, self.communities, self.compatibility, float(self.share)
-        )
+            return formula
+        return replace(formula, temperature=self.pool.temperature, share=float(self.share))
 
-    def _read(
-        self, hood: Neighborhood, scores: Any, y: Any, known: Any, weight: Any, new: Any = None
-    ) -> GraphScores:
+    def _read(self, hood: Neighborhood, *given: Any, new: Any = None) -> GraphScores:
         """A checked graph with scores and labels."""
         check_hood(hood)
         loops = int((hood.source == hood.target).sum())
@@ -208,7 +193,7 @@ class StackedNMM(nn.Module):
                 f"StackedNMM(...)"
             )
         num_classes = None if self.pool is None else len(self.pool.offsets)
-        return GraphScores.of(hood, scores, y, known, weight, num_classes, new)
+        return GraphScores.of(hood, *given, num_classes, new)
 
     def forward(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
@@ -236,7 +221,7 @@ class StackedNMM(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor | None = None,
         held_out: Tensor | None = None, *, folds: Tensor | None = None,
         edge_weight: Tensor | None = None, options: FitOptions = FitOptions(),
-    ) -> StackedNMM:  # fmt: skip
+    ) -> "StackedNMM":  # fmt: skip
         r"""
         Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that falls
         to zero, and return the module. It begins at temperature scaling, so the scale of the scores
@@ -244,19 +229,16 @@ class StackedNMM(nn.Module):
 
         :param Tensor train: mask ``(N,)`` or ids of the nodes that the classifier learned from,
             whose labels are given. It may select nothing.
-        :param Tensor held_out: mask ``(N,)`` or ids of nodes that it did not learn from, for
-            example the validation nodes.
+        :param Tensor held_out: mask or ids of nodes that it did not learn from: validation nodes.
         :param Tensor folds: ``(N,)`` fold ``0..K - 1`` of each labelled node, negative for others,
             in the place of ``train`` and ``held_out``. ``scores`` is ``(K, N, C)``: the scores of
             fold ``k`` come from a classifier that learned from the labels of all other folds.
         :param int num_steps: default 150.
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2, default 8.
-        :param int num_folds: folds of the held-out nodes, default 1. A step is on one fold, given
-            the others.
+        :param int num_folds: folds of the held-out nodes, default 1; a step is on one of them.
         :param int max_held_out: most held-out nodes, default 5,000; folds and updates use all.
         :param float lr: Adam's, positive, default .1.
-        :param int refit_steps: of LBFGS, for the parts of the held-out labels that :meth:`summary`
-            and the share need, default 20.
+        :param int refit_steps: of LBFGS, for :meth:`summary` and the share, default 20.
         :param progress: wraps the range of steps, for example ``tqdm``.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
             ``lr`` at which the fit diverges. The module is then unchanged.
@@ -286,7 +268,7 @@ class StackedNMM(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
         edge_weight: Tensor | None = None,
         options: FitOptions = FitOptions(num_steps=100, num_folds=5),
-    ) -> StackedNMM:  # fmt: skip
+    ) -> "StackedNMM":  # fmt: skip
         """
         Refit the parameters, from their present values, to all labels known by now. Each fold of
         them is held out in turn, given the others, which :meth:`posterior` takes as ``new``.
@@ -296,17 +278,16 @@ class StackedNMM(nn.Module):
         :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=100``.
         """
         train, new = disjoint_masks(hood, train=train, new=new)
-        data = self._read(hood, scores, y, train, edge_weight, new)
+        data = self._read(hood, scores, y, train, edge_weight, new=new)
         return self._fit([(data, new)], options, afresh=False)
 
     def _fit(
         self, copies: Sequence[tuple[GraphScores, Tensor]], options: FitOptions, afresh: bool = True
-    ) -> StackedNMM:
+    ) -> "StackedNMM":
         """Fit to a graph's held-out nodes, or copies. An error leaves the module as it was."""
         copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
         scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
-        warn_of_probabilities(scores)
-        warn_of_one_way(copies[0][0].hood)
+        warn_user(scores, copies[0][0].hood)
         temperature = bounded_temperature(scores, y, torch.cat([out for _, out in copies]))
         agree = agreement(copies[0][0])
         priors = Priors.of(self.declared, self.prior, temperature, agree)
@@ -343,10 +324,8 @@ class StackedNMM(nn.Module):
     def check_fitted(self) -> None:
         """Refuse parameters that are all as they were made."""
         if Priors.of(self.declared, self.prior).at_start(self.formula.values):
-            raise ValueError(
-                "stacked has the parameters that it was made with: call fit(...) or "
-                "load_state_dict(...) first"
-            )
+            cure = "call fit(...) or load_state_dict(...) first"
+            raise ValueError(f"stacked has the parameters that it was made with: {cure}")
 
     @torch.no_grad()
     def posterior(
@@ -375,7 +354,7 @@ class StackedNMM(nn.Module):
             raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
         if self.pool is None and beside is not None:
             raise ValueError("beside needs a pool: with pool=False the NMM has no share")
-        data = self._read(hood, scores, y, known, edge_weight, new)
+        data = self._read(hood, scores, y, known, edge_weight, new=new)
         data, observed = data.with_beside(beside), data.known
         if not self.updated:
             data = replace(data, known=data.certain)
@@ -422,7 +401,7 @@ def marginals_in_blocks(
     stacked: StackedNMM, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, *,
     edge_weight: Tensor | None = None,
     progress: Callable[[list[slice]], Iterable[slice]] = iter,
-) -> Iterator[tuple[slice, Tensor]]:  # fmt: skip
+) -> Blocks:  # fmt: skip
     r"""
     Marginals of ``stacked.posterior(..., num_draws=0)``, one block of nodes after the other, for
     graphs whose edges fit into memory once but not several times. ``scores`` and the arrays of
@@ -460,9 +439,7 @@ def marginals_in_blocks(
 
 
 @torch.no_grad()
-def _blocks(
-    formula: Formula, data: GraphScores, probs: Tensor, progress: Callable
-) -> Iterator[tuple[slice, Tensor]]:
+def _blocks(formula: Formula, data: GraphScores, probs: Tensor, progress: Callable) -> Blocks:
     hood, num_classes, share = data.hood, probs.shape[1], formula.share
     alpha, probs = formula.concentrations(hood, probs)
     for rows in progress(list(row_blocks(hood.ptr, num_classes))):

@@ -44,8 +44,7 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | No
 
     with all edges into :math:`B_{H-1}`. A network of ``L`` layers needs ``num_hops = L + 1``. With
     ``num_neighbors`` the first hop is whole, because an NMM needs all of :math:`n(i)` of the seeds.
-    Each later hop draws edges into the nodes that are new, as PyG does with
-    ``[-1, num_neighbors, ...]``.
+    Later hops draw edges into new nodes, as PyG does with ``[-1, num_neighbors, ...]``.
 
     >>> chain = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
     >>> data = Data(x=torch.arange(5.0)[:, None], edge_index=chain, y=torch.arange(5))

@@ -3,8 +3,6 @@
 
 """Data sets and splits for link prediction."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +14,7 @@ from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
-from pyro_nmm.arguments import (
-    as_edge_index,
-    as_expected,
-    check_finite,
-    check_range,
-)
+from pyro_nmm.arguments import as_edge_index, as_expected, check_finite, check_range
 from pyro_nmm.datasets.entries import extra, reading, seeded
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
 from pyro_nmm.sparse import identity, sparse_csr
@@ -43,7 +36,7 @@ class LinkSplit(NamedTuple):
     test: Tensor  #: ``(2, P)`` held-out edges
     test_false: Tensor  #: ``(2, P)`` pairs without an edge
 
-    def to(self, device) -> LinkSplit:
+    def to(self, device) -> "LinkSplit":
         """All parts on another device."""
         return LinkSplit(*(pairs.to(device) for pairs in self))
 

@@ -3,6 +3,9 @@
 
 """Choices, and latent labels, given what is observed: drawn node after node in an order."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
@@ -20,14 +23,9 @@ from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
-from pyro_nmm.graph_arguments import (
-    check_evidence,
-    check_evidence_values,
-    check_label_range,
-    check_labels,
-)
+from pyro_nmm.graph_arguments import check_evidence, check_label_range, check_labels, check_possible
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Draw, Entries, draw_of_edges, predictive
+from pyro_nmm.ops.entries import Draw, Entries, Wide, predictive
 from pyro_nmm.ops.gibbs import run_chains
 from pyro_nmm.ops.stages import Stages
 from pyro_nmm.provenance import posterior_values, untracked
@@ -56,8 +54,7 @@ class OrderedConditional(InOrder):
     depends on the labels of earlier nodes alone; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
 
     **The gradient of the bound.** :meth:`score_parts` gives Pyro's losses a control variate that
-    removes from the score of a choice the costs that it cannot have caused. Other sites that depend
-    on ``c`` stay charged to it.
+    removes from a choice's score the costs that it cannot have caused. Those of other sites stay.
 
     =====================  ================================================  =========
     ``estimator``          the choice :math:`c_i` is charged with            bias
@@ -85,8 +82,7 @@ class OrderedConditional(InOrder):
 
     :param Tensor y: ``(..., N)`` integer labels; unobserved entries are never read.
     :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
-    :param Tensor order: ``(n,)`` permutation of the observed node ids, which the whole batch
-        shares; default random.
+    :param Tensor order: ``(n,)`` order of the observed node ids for the batch, default random.
     :param str estimator: see the table.
     :param Tensor relabel: ``(num_edges, C)`` permutations, see :mod:`pyro_nmm.relabel`. In the
         equation :math:`y_i` is then the label that was borrowed, if over this edge.
@@ -118,13 +114,15 @@ class OrderedConditional(InOrder):
         return self.rows.source[draw.edges]
 
     def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        edges = self.rows.find(value)
-        entries = Entries(*untracked(*self._flat(shape))[0])
-        return draw_of_edges(self.rows, entries, edges.clamp(min=0)), edges < 0
+        wide = Wide(self.rows, Entries(*untracked(*self._flat(shape))[0]))
+        found = self.rows.find(self._in_order(value, shape))
+        edges = found.clamp(min=0)
+        counts = wide.groups.earlier(wide.chosen(edges))
+        return wide.split(edges)._replace(counts=counts), found < 0
 
     def borrowed(self, value: Tensor) -> Tensor:
         """``(..., n)``: labels that choices take from their sources, in ascending node id."""
-        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        shape = self._shape_of(value)
         if self.channel.keeps:
             return self.labels.index_select(-1, self._row_of).expand(*shape, -1)
         (value, _), provenance = untracked(value, self.labels)
@@ -146,10 +144,9 @@ class EvidenceConditional(InOrder):
     Here :math:`u_i \sim z_{c_i}` is the label that a node takes from its source, and the evidence
     :math:`e_{ijk} = \log p(w_i \mid u_i = k)` is the log-likelihood of an observation given this
     label: a Normal emission, the votes of annotators, a partial label (0 and :math:`-\infty`), or
-    nothing (zeros). Counts :math:`S_{ij}` and :math:`s_{ijk}` are as for
-    :class:`OrderedConditional`, which observed labels need. With :math:`f_i` the logarithm of the
-    sum of these terms, :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] =
-    p(w)` for every order.
+    nothing (zeros). Counts are as for :class:`OrderedConditional`, which observed labels need. With
+    :math:`f_i` the logarithm of the sum of these terms, :math:`E_q[\sum_i f_i] \le \log p(w)` and
+    :math:`E_q[\prod_i e^{f_i}] = p(w)` for every order.
 
     A sample has shape ``batch_shape + (2, n)`` for ``n`` observed nodes in ascending node id:
     their choices, then their labels.
@@ -186,7 +183,7 @@ class EvidenceConditional(InOrder):
         super().__init__(parameters, shape, arrangement, (2,), validate_args=validate_args)
         self._data = self._of_rows(self.rows, evidence)
         if self._validate_args:
-            check_evidence_values(self.rows, self._data)
+            check_possible(self.rows, self._data)
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
@@ -200,15 +197,15 @@ class EvidenceConditional(InOrder):
         return torch.stack([self.rows.source[draw.edges], draw.labels], 1)
 
     def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        choices, labels = value.unbind(1)
+        choices, labels = self._in_order(value, shape).unbind(1)
         edges = self.rows.find(choices)
         wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
         return Draw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
 
     def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
         # A guide asks for density and score of the same draw, with and without a plate's batch.
-        shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
-        question, evaluate = (value, shape, torch.is_grad_enabled()), super()._evaluate
+        question = value, self._shape_of(value), torch.is_grad_enabled()
+        evaluate = super()._evaluate
         return self._last_values.get(question, lambda: evaluate(value))
 
     log_evidence = InOrder.log_terms
@@ -278,10 +275,9 @@ class EvidenceConditional(InOrder):
             num_later = num_sweeps - num_sweeps // 2
             num_kept = min(num_later, max(1, num_states // num_samples))
             chains, draw = run_chains(rows, entries, draw, num_sweeps, num_kept)
-        log_weights = alpha.new_zeros(len(draw.edges))
+        choices, log_weights = rows.source[draw.edges], alpha.new_zeros(len(draw.edges))
         if weighted:
             log_weights = predictive(rows, entries, draw)[0].sum(-1)
-        choices = rows.source[draw.edges]
         components = Components(entries.alpha[0], rows.nodes, draw.labels, choices, log_weights)
         return Posterior(self.hood, logits, components, weighted=weighted, chains=chains)
 
@@ -306,13 +302,9 @@ class EvidenceConditional(InOrder):
         if batch := self.batch_shape:
             parts = elements(batch, (self.alpha, 2), (self.logits, 1), (self.evidence, 2))
             fixed = index_to_mask(self.order, self.hood.num_nodes), self.order
-            hood, relabels = self.hood, self.relabels
-            values = [
-                EvidenceConditional(
-                    hood, alpha, logits, evidence, *fixed, relabels=relabels
-                ).log_likelihood(num_particles, num_stages, given)
-                for alpha, logits, evidence in parts
-            ]
+            make: Any = partial(EvidenceConditional, self.hood, relabels=self.relabels)
+            how = num_particles, num_stages, given
+            values = [make(*part, *fixed).log_likelihood(*how) for part in parts]
             return torch.stack(values).view(batch)
         observed = index_to_mask(self.order, self.hood.num_nodes)
         order = torch.cat([self.order, (~observed).nonzero()[:, 0]])

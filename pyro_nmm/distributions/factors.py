@@ -171,10 +171,7 @@ class ChosenLabels(GraphDistribution):
         return self.log_terms(value).sum(-1)
 
     def log_terms(self, value: Tensor) -> Tensor:
-        """
-        ``(..., n)``: the log-probability of each label given those before it. Terms of labels
-        from one source :math:`j` add up to the factor of :math:`j`.
-        """
+        """``(..., n)``: of each label given those before. Terms of a source make its factor."""
         values = self.choices, self._labels(value), self.channel
         (choices, value, channel), provenance = untracked(*values)
         value = channel.borrow(value)

@@ -9,17 +9,8 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch_geometric.utils import scatter
 
-from pyro_nmm.arguments import (
-    as_member,
-    as_shape,
-    check_integers,
-    check_mask,
-    check_plain,
-    expect,
-    expect_all,
-)
+from pyro_nmm.arguments import as_member, as_shape, check_integers, check_mask, check_plain
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import GraphDistribution, elements
 from pyro_nmm.distributions.components import Components
@@ -29,15 +20,10 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
-from pyro_nmm.graph_arguments import (
-    check_label_range,
-    check_labelling,
-    check_labels,
-    check_nodes,
-    check_pairs,
-)
+from pyro_nmm.graph_arguments import check_label_range, check_labels, check_nodes, check_pairs
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration
+from pyro_nmm.ops.counts import sum_by_graph
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
 from pyro_nmm.ops.marginals import (
     Intervals,
@@ -64,8 +50,7 @@ class NeighborMixture(GraphDistribution):
         y_i &\sim \mathrm{Categorical}(z_{c_i})
 
     A sample holds one label in ``0..C - 1`` per node, shape ``batch_shape + (N,)``. Nodes that
-    choose the same neighbour :math:`j` share :math:`z_j`, which correlates their labels, the more
-    the smaller :math:`A_j`.
+    choose the same :math:`j` share :math:`z_j` and correlate, the more the smaller :math:`A_j`.
 
     Samples, :meth:`marginals` and :meth:`pairwise` are exact and linear in the graph.
     :meth:`log_prob` and :meth:`log_marginal` are exact sums over joint choices, for small graphs
@@ -197,10 +182,7 @@ class NeighborMixture(GraphDistribution):
         return marginals.expand(*self.batch_shape, -1, -1)
 
     def node_log_probs(self, y: Tensor) -> Tensor:
-        r"""
-        ``(..., N)``: :math:`\log p(y_i)` of every node alone, for labels ``(..., N)``, in nats.
-        Cost: :math:`O(E)` and, for the sums of ``alpha``, :math:`O(N C)`.
-        """
+        r"""``(..., N)``: :math:`\log p(y_i)` of every node alone. Cost: :math:`O(E + N C)`."""
         y = check_labels(self.hood, y, self.hood.num_nodes)
         check_label_range(self.hood, y, self.num_classes)
         if not self.channel.keeps:
@@ -234,9 +216,8 @@ class NeighborMixture(GraphDistribution):
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """
-        ``(..., P, C, C)``: exact joint distributions of the labels of pairs of node ids ``(2, P)``,
-        the first node's label first. Cost: :math:`O(E C)` for the edges into these nodes, and
-        :math:`O(C^2)` for each common neighbour of a pair.
+        ``(..., P, C, C)``: exact joint distributions of the labels of pairs of node ids ``(2, P)``.
+        Cost: :math:`O(E C)` for edges into the nodes, :math:`O(C^2)` for each common neighbour.
         """
         check_pairs(self.hood, pairs)
         tables = pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
@@ -266,7 +247,7 @@ class NeighborMixture(GraphDistribution):
         q = self.in_order(y, observed)
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
         terms = q.log_terms(q.sample(Size([num_samples])))
-        return terms.sum(-1) if batch is None else _sum_by_graph(self.hood, terms, q.order, batch)
+        return terms.sum(-1) if batch is None else sum_by_graph(self.hood, terms, q.order, batch)
 
     def entropy_bound(
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
@@ -322,8 +303,7 @@ class NeighborMixture(GraphDistribution):
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all others.
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho`, default none.
         :param int num_particles: ``P``. Cost: :math:`O(P E)`, ``E`` the edges into both sets.
-        :param int num_stages: default one for every 64 nodes, on a GPU 1,024; 1 is plain
-            importance weighting.
+        :param int num_stages: default one for 64 nodes, on a GPU 1,024; 1 is importance weighting.
         :param Tensor order: ``(N,)`` node ids in an order that both sets follow, default random. A
             mixture that was fitted in one order is estimated best in it.
         :return: ``(...)``, an estimate for each element of the batch.
@@ -371,8 +351,7 @@ class NeighborMixture(GraphDistribution):
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` or ``given``.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes but ``given``.
-        :param Tensor given: ``(N,)`` boolean mask :math:`\rho`, default none. The estimate is then
-            a difference of two.
+        :param Tensor given: ``(N,)`` mask :math:`\rho`, default none; else a difference of two.
         :param int num_chains: With one chain the standard error has one degree of freedom.
         :param int num_points: of the grid of concentrations: 5, 9, 13, ...
         :param int num_sweeps: at each point, on the way down from independence and again on the
@@ -405,7 +384,7 @@ class NeighborMixture(GraphDistribution):
         :raises ValueError: for a batch, for too large an exact sum, and under ``TraceGraph_ELBO``
             for values that depend on a sampled site.
         """
-        y = check_labelling("condition", self.hood, self.batch_shape, y)
+        check_plain("condition", self.batch_shape)
         return self.prior().condition(y, observed, num_samples, weighted or num_samples is None)
 
     def prior(self, num_samples: int | None = None) -> Posterior:
@@ -414,29 +393,10 @@ class NeighborMixture(GraphDistribution):
         components, each of which draws its own choices under :meth:`Posterior.condition`.
         """
         check_plain("prior", self.batch_shape)
-        alpha, logits, channel = posterior_values(
-            self.table.detach(), self.logits.detach(), self.channel.detach()
-        )
+        plain = self.parameters.detach()
+        alpha, logits, channel = posterior_values(plain.table, plain.logits, plain.channel)
         components, exact = Components.prior(alpha), num_samples is None
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)
             components = components.resampled(num_samples)
         return Posterior(self.hood, logits, components, channel, is_exact=exact, weighted=exact)
-
-
-def _sum_by_graph(hood: Neighborhood, values: Tensor, nodes: Tensor, batch: Tensor) -> Tensor:
-    """``(..., num_graphs)``: sums of values ``(..., n)`` of nodes over each graph of a batch."""
-    note = "one graph number per node"
-    batch = expect("batch", batch, (hood.num_nodes,), kind="integers", note=note).long()
-    expect_all("batch", batch, batch >= 0, "hold graph numbers from 0 on")
-    component = hood.components()
-    ends = (scatter(batch[hood.nodes], component, dim_size=hood.num_rows, reduce=end)
-            for end in ("min", "max"))  # fmt: skip
-    least, most = (end[component] for end in ends)
-    if (least != most).any():
-        place = int((least != most).nonzero()[0])
-        raise ValueError(
-            f"batch puts nodes that share sources into graphs {int(least[place])} and "
-            f"{int(most[place])}: labels of different graphs must be independent"
-        )
-    return scatter(values, batch[nodes], dim=-1, dim_size=int(batch.max()) + 1, reduce="sum")

@@ -3,30 +3,27 @@
 
 """Posterior distributions of labels as weighted mixtures over choices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 from pyro.ops.provenance import track_provenance
-from torch import Size, Tensor
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.arguments import as_set, as_shape, as_tensor, check_integers, check_mask
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, of_components
 from pyro_nmm.distributions.parameters import Parameters
-from pyro_nmm.distributions.path import PathEstimate, path_of_labels
+from pyro_nmm.distributions.path import PathEstimate, path_of
 from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.distributions.smc import sequential_monte_carlo, stage_size
 from pyro_nmm.graph_arguments import (
     as_nodes,
-    check_evidence_values,
     check_label_range,
-    check_labelling,
     check_labels,
     check_nodes,
     check_pairs,
+    check_possible,
 )
 from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
@@ -104,7 +101,7 @@ class Posterior:
     def condition(
         self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,
         weighted: bool | None = None,
-    ) -> Posterior:  # fmt: skip
+    ) -> "Posterior":  # fmt: skip
         r"""
         The posterior given labels :math:`y_\rho` too: every component draws the new choices,
 
@@ -131,7 +128,7 @@ class Posterior:
         if not self.channel.certain:
             part = self.parameters.of_rows(self.hood.take(nodes))
             evidence = part.channel.evidence(part.hood, labels, self.logits)
-            check_evidence_values(part.hood, evidence)
+            check_possible(part.hood, evidence)
         exact, components = self.is_exact and num_samples is None, self.components
         if exact:
             weighted, components = True, components.extended(self.parameters, nodes, labels)
@@ -147,7 +144,9 @@ class Posterior:
 
     def _new(self, query: str, y: Tensor, observed: Tensor | None) -> tuple[Tensor, Tensor]:
         """Nodes that become observed, and their labels."""
-        y = check_labelling(query, self.hood, Size(), y)
+        y = check_labels(self.hood, y, self.hood.num_nodes)
+        if y.dim() != 1:
+            raise ValueError(f"{query} needs one labelling y of shape (N,), got {tuple(y.shape)}")
         observed = torch.ones_like(self.observed) if observed is None else observed
         check_mask(observed, self.hood.num_nodes, self.hood.device)
         both = observed & self.observed
@@ -211,8 +210,8 @@ class Posterior:
             return PathEstimate(*self.logits.new_zeros(2))
         every = self.labels.index_copy(0, nodes, labels)
         how = self.parameters, every, num_chains, num_points, num_sweeps
-        estimate = path_of_labels(self.observed.index_fill(0, nodes, True), *how)
-        return estimate.less(path_of_labels(self.observed, *how)) if len(self.nodes) else estimate
+        estimate = path_of(self.observed.index_fill(0, nodes, True), *how)
+        return estimate.less(path_of(self.observed, *how)) if len(self.nodes) else estimate
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
         # Linear in the components' means: one visit to the graph serves all of them.

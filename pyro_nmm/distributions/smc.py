@@ -97,12 +97,12 @@ def sequential_monte_carlo(
     increments, recent, last = [], [], 0
     for size in sizes:
         first, last = last, last + size
-        stage = draws.draw(counts, first, last, num_particles)
-        weighted = log_weights + stage.log_labels().double().sum(-1)
+        numbers, terms = draws.draw(counts, first, last)
+        weighted = log_weights + terms().double().sum(-1)
         increments.append(weighted.logsumexp(0))
         log_weights = weighted - increments[-1]
-        draws.add(counts, stage.numbers)
-        recent.append(stage.numbers)
+        draws.add(counts, numbers)
+        recent.append(numbers)
         if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * num_particles, 1)):
             parents = _systematic(log_weights)
             if len(ancestors.unique()) > 1:  # particles differ in the given counts too

@@ -139,12 +139,6 @@ class Wide:
         return Draw(numbers.div(self.size, rounding_mode="floor"), numbers % self.size)
 
 
-def draw_of_edges(rows: Neighborhood, entries: Entries, edges: Tensor) -> Draw:
-    """The draw of chosen edges ``(B, num_rows)`` with observed labels."""
-    wide = Wide(rows, entries)
-    return wide.split(edges)._replace(counts=wide.groups.earlier(wide.chosen(edges)))
-
-
 class _Predictive(torch.autograd.Function):
     # The counts are constants, so the whole sequence is one sum over entries. Its derivative is
     # written down, because autograd's tape would cost about twice as much.

@@ -20,7 +20,7 @@ from pyro_nmm import backend
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, indicator
-from pyro_nmm.ops.sampling import draw_given_choices, pick
+from pyro_nmm.ops.sampling import draw_given_choices, pick, uniforms_of
 from pyro_nmm.ops.score_costs import costs_to_go, others_mean
 
 
@@ -42,8 +42,8 @@ def entropy_bound(
     if estimator is EntropyEstimator.REWARD_TO_GO:
         component = hood.components().index_select(0, rows.nodes)
     with torch.no_grad():
-        uniforms = torch.rand(num_samples, rows.num_rows, dtype=torch.double, device=rows.device)
-        edges = pick(rows, attention.expand(num_samples, -1), uniforms)
+        attentions = attention.expand(num_samples, -1)
+        edges = pick(rows, attentions, uniforms_of(rows, num_samples))
         labels = draw_given_choices(alpha, rows.source[edges])
     return entropy_samples(rows, alpha, attention, edges, labels, component)
 

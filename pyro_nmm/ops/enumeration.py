@@ -101,15 +101,6 @@ def log_marginals(
     return torch.stack(columns_log_prob, 1).view(shape)
 
 
-def log_posterior(
-    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor]:
-    r"""All choices ``(M, num_rows)`` as node ids, and :math:`\log p(c_\tau \mid y_\tau)`."""
-    edges = enumerate_choices(rows)
-    log_prob = log_joint(rows, alpha, logits, labels[None], edges).squeeze(-2)
-    return rows.source[edges], log_prob.log_softmax(-1)
-
-
 def enumerate_labels(num_nodes: int, num_classes: int, device=None) -> Tensor:
     """``(C ** num_nodes, num_nodes)``: all labellings, last node fastest."""
     label = torch.arange(num_classes, device=device)

@@ -59,8 +59,7 @@ class PairRows:
             L_{im} L_{jm} \mathrm{Cov}(z_{ma}, z_{mb})
 
     with :math:`\mathrm{Cov}(z_{ma}, z_{mb}) = (\delta_{ab} \mu_{ma} - \mu_{ma} \mu_{mb}) /
-    (A_m + 1)` and :math:`\mu_m = \alpha_m / A_m`. A node paired with itself has the diagonal
-    table of its marginal.
+    (A_m + 1)` and :math:`\mu_m = \alpha_m / A_m`. A node and itself have a diagonal one.
     """
 
     nodes: Tensor  #: ``(R,)`` node ids of the pairs
@@ -84,14 +83,9 @@ class PairRows:
         sizes = len(self.nodes) + len(self.sources), self.pairs.shape[1] * num_classes
         return sum(sizes) * num_classes
 
-    def tables(
-        self, alpha: Tensor, attention: Tensor, marginals: Tensor, channel: Channel = KEEP
-    ) -> Tensor:
-        """
-        ``(..., P, C, C)``: joint distributions, from ``alpha`` of ``sources``, attention and
-        channel of the edges of ``rows``, and marginals of ``nodes``.
-        """
-        first, second = (marginals.index_select(-2, places) for places in self.pairs)
+    def tables(self, alpha: Tensor, attention: Tensor, probs: Tensor, channel: Channel) -> Tensor:
+        """``(..., P, C, C)``: joint distributions, by ``alpha`` of ``sources``."""
+        first, second = (probs.index_select(-2, places) for places in self.pairs)
         table = first.unsqueeze(-1) * second.unsqueeze(-2)
         numbers = table[..., 0, :, :].numel()
         for part in blocks(len(self.common[0]), numbers):
@@ -153,10 +147,7 @@ def expected_interaction(
 
 
 class Intervals(NamedTuple):
-    r"""
-    Every node's mean label :math:`\sum_k k \, p(y_i = k)` and the real-valued ends of an interval,
-    each ``(..., N)``. :meth:`NeighborMixture.intervals` makes them.
-    """
+    r"""Mean labels :math:`\sum_k k \, p(y_i = k)` and the ends of intervals, each ``(..., N)``."""
 
     mean: Tensor  #: ``(..., N)`` mean label
     low: Tensor  #: ``(..., N)`` lower end

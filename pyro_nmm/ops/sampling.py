@@ -25,11 +25,15 @@ from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
 from pyro_nmm.provenance import untracked
 
 
+def uniforms_of(rows: Neighborhood, *shape: int) -> Tensor:
+    """``(*shape, num_rows)`` float64."""
+    return torch.rand(*shape, rows.num_rows, dtype=torch.double, device=rows.device)
+
+
 def pick(rows: Neighborhood, weights: Tensor, uniforms: Tensor) -> Tensor:
     """
-    ``(B, num_rows)``: the edge of every row at which the cumulative weight passes ``uniforms``
-    ``(B, num_rows)`` of its sum. Weights ``(B, num_edges)`` have any scale in each row; no edge of
-    weight zero is picked.
+    ``(B, num_rows)``: the edge of each row at which cumulative weights ``(B, num_edges)``, of any
+    scale, pass ``uniforms`` ``(B, num_rows)`` of their sum. No edge of weight zero is picked.
     """
     # Rows that sum to one let a single running sum serve all of them, and the whole batch: a GPU
     # gives each row of a two-dimensional running sum to one of its many processors.
@@ -136,17 +140,14 @@ def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
         return draw_from_urns(alpha, choices)
     if alpha.dim() == 2 and choices.numel() >= MANY and alpha.device.type == "cpu":
         return draw_from_urns(alpha, choices)
-    log_z = _log_dirichlet(alpha.expand(*choices.shape[:-1], *alpha.shape[-2:]))
+    alpha = alpha.expand(*choices.shape[:-1], *alpha.shape[-2:])
+    # Gamma variates of small shape underflow, but not the logarithm of G_(a + 1) U^(1 / a).
+    gamma = torch._standard_gamma(alpha + 1).log()
+    log_z = gamma + torch.rand_like(gamma).clamp(min=1e-30).log() / alpha
     index = choices[..., None].expand(*choices.shape, alpha.shape[-1])
     # Unchecked: the checks fail without draws.
     law = torch.distributions.Categorical(logits=log_z.gather(-2, index), validate_args=False)
     return law.sample()
-
-
-def _log_dirichlet(alpha: Tensor) -> Tensor:
-    # Gamma variates of small shape underflow, but not the logarithm of G_(a + 1) U^(1 / a).
-    gamma = torch._standard_gamma(alpha + 1).log()
-    return gamma + torch.rand_like(gamma).clamp(min=1e-30).log() / alpha
 
 
 @torch.no_grad()

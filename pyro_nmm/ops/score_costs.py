@@ -27,7 +27,7 @@ from math import prod
 
 import torch
 from pyro.distributions.score_parts import ScoreParts
-from torch import Size, Tensor
+from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_nmm import backend
@@ -108,12 +108,6 @@ def one_step_credits(rows: Neighborhood, entries: Entries, draw: Draw, predicted
     once = pad(other, (0, wide.size - 1))  # of an edge, not of each of its entries
     later = wide.groups.later((equal - other).flatten(1), once.flatten(1))
     return sum(later).gather(1, numbers)  # type: ignore[union-attr]
-
-
-def less_baseline(costs: Tensor, sizes: Size, fresh: Callable[[], Tensor]) -> Tensor:
-    """Costs less their mean over other draws, along ``sizes`` of one, or less ``fresh`` costs."""
-    baseline = others_mean(costs, [d for d, size in enumerate(sizes) if size == 1])
-    return costs - (fresh() if baseline is None else baseline)
 
 
 def others_mean(costs: Tensor, dims: list[int]) -> Tensor | None:

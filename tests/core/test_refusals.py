@@ -25,9 +25,7 @@ from pyro_nmm import (
     sources,
 )
 from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import (
-    nmm,
-)
+from pyro_nmm.models import nmm
 
 NAN, INF = float("nan"), float("inf")
 HOOD = house()  # of 5 nodes and 17 edges
