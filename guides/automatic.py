@@ -54,7 +54,6 @@ class AutoNMM(AutoGuide):
     >>> import pyro.distributions as dist
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
-    >>> from pyro_nmm import Neighborhood
     >>> from pyro_nmm.models import nmm
     >>> hood, x = Neighborhood.grid(4, 4), torch.randn(16) + torch.arange(16) // 8
     >>> def model():

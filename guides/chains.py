@@ -37,7 +37,6 @@ class Chains(nn.Module):
     >>> import pyro
     >>> from pyro.infer import SVI, Trace_ELBO
     >>> from pyro.optim import Adam
-    >>> from pyro_nmm import Neighborhood
     >>> from pyro_nmm.guides import ordered_guide
     >>> from pyro_nmm.models import nmm
     >>> hood, y = Neighborhood.grid(4, 4), torch.arange(16) // 8

@@ -49,8 +49,7 @@ def check_program(
     * a particle alone has another log-probability than among vectorized ones,
     * the mean log-probability of a site differs between the two kinds of runs,
     * the loss with the same random seed differs without validation,
-    * a site depends on latent labels and Pyro has lost track of it, so that the gradient of
-      ``TraceGraph_ELBO`` would be biased.
+    * Pyro has lost track of a site below latent labels, which biases ``TraceGraph_ELBO``.
 
     It warns if the evidence ``(N, C)`` of :func:`evidence_guide` is not the program's own
     :math:`\log p(x_i \mid y_i)`, up to a constant of each node: the bound holds, but it is looser
@@ -58,7 +57,6 @@ def check_program(
     :func:`~pyro_nmm.edge_values`.
 
     >>> from pyro.distributions import Normal
-    >>> from pyro_nmm import Neighborhood
     >>> from pyro_nmm.guides import evidence_guide
     >>> from pyro_nmm.models import nmm
     >>> hood, x = Neighborhood.grid(2, 2), torch.tensor([-1.2, 0.3, 1.0, 0.2])

@@ -281,8 +281,7 @@ def fit_links(
     options: Steps = Steps(num_steps=500, lr=0.01),
 ) -> list[float]:  # fmt: skip
     r"""
-    Fit a latent feature model and its guide to the training edges of a split by Adam at a constant
-    rate, as Mehta, Carin and Rai (2019).
+    Fit a latent feature model and its guide to training edges, as Mehta, Carin and Rai (2019).
 
     .. math::
 

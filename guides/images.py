@@ -28,8 +28,7 @@ class PatchRun(Steps):
     Options of :func:`fit_unet` and :func:`fit_images`, besides the options of
     :class:`~pyro_nmm.guides.fitting.Steps`.
 
-    :param float last_rate: the share of ``lr`` to which the rate falls linearly: zero, or more for
-        a fit that another one continues.
+    :param float last_rate: the share of ``lr`` to which the rate falls linearly.
     :param float max_noise: in grey levels.
     """
 

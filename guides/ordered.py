@@ -123,8 +123,7 @@ def evidence_guide(
     True
 
     It has the sites of the model, and an auxiliary site ``c and y``, at which choices and labels
-    are drawn together. Parameters and cost as for
-    :class:`~pyro_nmm.EvidenceConditional`.
+    are drawn together. Parameters and cost as for :class:`~pyro_nmm.EvidenceConditional`.
 
     :return: ``(..., n)`` the labels.
     """
@@ -184,8 +183,7 @@ class _Draw(EvidenceConditional):
 class HiddenFieldGuide(SharedForward):
     r"""
     A hidden field and its parameter-free guide as a pair of Pyro programs: the model that
-    :func:`~pyro_nmm.models.fit_field`, whose parameters these are, fits by expectation
-    maximisation. The emission also starts the fit.
+    :func:`~pyro_nmm.models.fit_field`, whose parameters these are, fits by EM.
 
     The loss is the negative bound of :class:`~pyro_nmm.EvidenceConditional` on
     :math:`\log p(w \mid \theta)`, minus :math:`\log p(\theta)`.

@@ -59,8 +59,7 @@ def gcn(
 ) -> RandomInput:
     """
     Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer. All four
-    backbones have ``width`` columns, and dropout of features and hidden units by ``dropout``, of
-    the features of whole nodes by ``drop_nodes``.
+    backbones have ``width`` columns, and dropout of features and units, and of nodes' features.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> gcn(num_features=5, width=4)(torch.randn(3, 5), edge_index).shape

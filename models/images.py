@@ -20,8 +20,7 @@ from pyro_nmm.models.networks import attention_scores
 class UNet(nn.Module):
     r"""
     The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
-    ReLU, ``depth`` times max-pooling, nearest-neighbour upsampling and skip connections. Unlike
-    theirs, it predicts a difference to its input:
+    ReLU, ``depth`` times max-pooling, upsampling and skip connections. It predicts a difference:
 
     .. math::
 

@@ -186,8 +186,7 @@ def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
 
 class FreeNMM(nn.Module):
     r"""
-    ``alpha`` and attention as free parameters of one graph: the paper's NMM-:math:`\alpha, L`.
-    They start near given marginals :math:`m`,
+    Free parameters of one graph, the paper's NMM-:math:`\alpha, L`, from marginals :math:`m` on,
 
     .. math::
 
@@ -200,8 +199,7 @@ class FreeNMM(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([9, 2]), torch.Size([49]))
 
-    :param Tensor marginals: ``(N, C)``, :math:`m`, for example of a mean field; ``(M, C)`` if
-        sources are no nodes. Default uniform.
+    :param Tensor marginals: ``(N, C)``, of sources ``(M, C)``, :math:`m`; default uniform.
     :param float gamma: as it grows, nodes become independent.
     :param float epsilon: without it, excluded labels could not return.
     """

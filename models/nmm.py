@@ -71,8 +71,7 @@ def nmm(
 
     ``predict`` is for Pyro's ``Predictive`` with :func:`~pyro_nmm.guides.ordered_guide`: the other
     nodes' labels are drawn given the choices and labels of the rows, as in
-    :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has the weights with
-    which they are exact. The bound does not change.
+    :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has exact weights.
 
     >>> from functools import partial
     >>> from pyro.infer import Predictive

@@ -6,16 +6,12 @@
 from importlib.util import find_spec
 
 from pyro_nmm.concentrations import GaussianConcentrations, LogisticConcentrations
-from pyro_nmm.distributions import (
-    ChosenLabels,
-    EvidenceConditional,
-    InnerProductGraph,
-    MembershipMixture,
-    NeighborChoice,
-    NeighborMixture,
-    OrderedConditional,
-)
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
+from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
+from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
+from pyro_nmm.distributions.inner_product import InnerProductGraph
+from pyro_nmm.distributions.memberships import MembershipMixture
+from pyro_nmm.distributions.neighbor_mixture import NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.edges import edge_values
 from pyro_nmm.neighborhood import Neighborhood

@@ -22,8 +22,7 @@ STRIP, CHUNK = 4096, 16
 
 class OrdinalConcentrations:
     r"""
-    Concentrations :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon` of ordered labels, in
-    the place of a table ``(..., N, C)``.
+    Concentrations :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon` of ordered labels.
     """
 
     def __init__(

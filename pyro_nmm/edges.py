@@ -113,9 +113,8 @@ def edge_values(
 
     :param Tensor edge_index: ``(2, E)``, of ``hood`` in any order, with or without self-loops.
     :param Tensor values: ``(..., E)``.
-    :param float fill_value: for the self-loops that ``edge_index`` lacks. As a logit, 0 is neutral
-        and ``-inf`` switches them off, which leaves an isolated node without any neighbour.
-        Missing self-loops are an error without it.
+    :param float fill_value: for self-loops that ``edge_index`` lacks, an error without it. As a
+        logit, 0 is neutral and ``-inf`` switches them off: isolated nodes then have no neighbour.
     :param str reduce: for edges that ``edge_index`` lists several times, as for PyG's ``scatter``:
         ``"sum"`` of attention or weights, ``"mean"``, ``"max"``. They are an error without it.
     :return: ``(..., num_edges)``, with the gradient of the values. Cost: :math:`O(E \log E)`.

@@ -187,8 +187,7 @@ def train(
     :param backward: computes gradients in a step, with them at zero, and returns the loss.
     :param validate: returns numbers, compared in turn; larger is better.
     :param options: keywords of :class:`Run`.
-    :return: the score of every epoch, and the module is in evaluation mode; or the loss of every
-        step, and the module is in training mode.
+    :return: every epoch's score, in evaluation mode; or every step's loss, in training mode.
     :raises ValueError: if a checkpoint is of another or a longer run; and if a loss or a score is
         not finite, or a weight NaN: such an epoch is not stored.
     """

@@ -69,7 +69,6 @@ class StackedNMM(nn.Module):
     in random orders: *jointly*, so that correlation counts, and on nodes from which the classifier
     did not learn, because it is overconfident on the others.
 
-    >>> from pyro_nmm import Neighborhood
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
     >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
     >>> y, train = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, False])
@@ -227,8 +226,7 @@ class StackedNMM(nn.Module):
         to zero, and return the module. It begins at temperature scaling, so the scale of the scores
         does not matter. Other arguments as for :meth:`forward`.
 
-        :param Tensor train: mask ``(N,)`` or ids of the nodes that the classifier learned from,
-            whose labels are given. It may select nothing.
+        :param Tensor train: mask or ids of nodes that the classifier learned from; may be empty.
         :param Tensor held_out: mask or ids of nodes that it did not learn from: validation nodes.
         :param Tensor folds: ``(N,)`` fold ``0..K - 1`` of each labelled node, negative for others,
             in the place of ``train`` and ``held_out``. ``scores`` is ``(K, N, C)``: the scores of
@@ -338,8 +336,7 @@ class StackedNMM(nn.Module):
         around the fit: a few hundred held-out labels leave them uncertain, and intervals of counts
         would be too narrow without the draws. ``known`` may select no node.
 
-        :param int num_samples: see :meth:`~pyro_nmm.NeighborMixture.condition`; shared among the
-            draws, which cost as much as a posterior each.
+        :param int num_samples: of :meth:`~pyro_nmm.NeighborMixture.condition`, for all draws.
         :param int num_draws: at most 16. 0 takes the fitted parameters.
         :param Tensor new: ``(N,)`` boolean mask of known labels from which the classifier did not
             learn, none of them in ``known``. After :meth:`update` they belong to :math:`P` too.

@@ -110,9 +110,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         :param y: ``(n,)`` labels of one type; -1, NaN, None or masked for rows without a label.
         :param graph: in the place of nearest neighbours, edges between rows: ``(2, E)`` pairs
             (source, target), or a sparse ``(n, n)`` matrix, each of whose stored entries is an edge
-            in both directions, whatever its value, zeros too. Also PyG's ``Data``, a NetworkX graph
-            of the nodes ``0..n - 1``, or a data frame with the columns ``source`` and ``target``.
-            New rows can then not be predicted.
+            in both directions, zeros too. Also PyG's ``Data``, a NetworkX graph of ``0..n - 1``, or
+            a data frame of ``source`` and ``target``. New rows can then not be predicted.
         :raises ValueError: for rows, labels or options that do not fit.
 
         Cost: ``cv + 1`` fits of the classifier, nearest neighbours, and time linear in the edges.

@@ -35,8 +35,7 @@ def with_in_degree(data: Data) -> Data:
 
 def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | None = None) -> Data:
     r"""
-    The seed nodes and all nodes within ``num_hops`` edges of them, as from PyG's ``NeighborLoader``
-    with ``num_neighbors=[-1] * num_hops``:
+    The seed nodes and all nodes within ``num_hops`` edges of them, as PyG's ``NeighborLoader``:
 
     .. math::
 
@@ -54,11 +53,9 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | No
             [2, 0]]), 1)
 
     :param Tensor seeds: ``(S,)`` distinct node ids.
-    :param int num_neighbors: the most edges into each node that is no seed, drawn uniformly without
-        replacement by torch's generator. Default: all.
+    :param int num_neighbors: the most edges into a node that is no seed, by torch, default all.
     :return: the batch, whose first nodes are the seeds. ``batch_size`` is ``S``, ``n_id`` and
-        ``e_id`` hold ids in ``data``. Cost: :math:`O(H (N + E))` of the whole graph, and a sort of
-        the edges into nodes whose edges are drawn.
+        ``e_id`` hold ids in ``data``. Cost: :math:`O(H (N + E))`, and a sort of drawn edges.
     """
     edge_index, size = entry(data, "edge_index"), data.num_nodes
     check_edges("data.edge_index", edge_index)

@@ -148,8 +148,7 @@ class EvidenceConditional(InOrder):
     :math:`f_i` the logarithm of the sum of these terms, :math:`E_q[\sum_i f_i] \le \log p(w)` and
     :math:`E_q[\prod_i e^{f_i}] = p(w)` for every order.
 
-    A sample has shape ``batch_shape + (2, n)`` for ``n`` observed nodes in ascending node id:
-    their choices, then their labels.
+    A sample ``batch_shape + (2, n)`` has choices, then labels, in ascending node id.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -167,8 +166,7 @@ class EvidenceConditional(InOrder):
     :param Tensor alpha: ``(..., M, C)``, a table.
     :param Tensor evidence: log-likelihoods in nats, ``(..., N, C)``, or ``(..., num_edges, C)``
         if they depend on the edge that a label comes over; unobserved entries are never read.
-    :param bool relabels: whether edges change borrowed labels. :math:`u_i` is then no label of a
-        node, and :meth:`posterior` refuses.
+    :param bool relabels: whether edges change borrowed labels, so that :meth:`posterior` refuses.
     """
 
     def __init__(
@@ -225,14 +223,12 @@ class EvidenceConditional(InOrder):
         tensor([[0.7311, 0.2689],
                 [0.5385, 0.4615]])
 
-        :param int num_samples: number ``T`` of draws, or of chains; ``None`` sums over all choices
-            and labels, exactly, for small sets.
+        :param int num_samples: ``T`` draws, or chains; ``None`` is an exact sum, for small sets.
         :param bool weighted: Weigh draws by :math:`\prod_i e^{f_i}`, exact as ``T`` grows.
         :param int num_sweeps: ``S`` sweeps of collapsed Gibbs sampling in chains that start from
             draws, exact as ``S`` grows. ``chains`` of the posterior has diagnostics.
         :param int num_states: Number of states, of all chains together, that the posterior keeps
-            from the second half of the sweeps. Default: all up to 1,024, and fewer where they
-            would hold more than 2²⁴ choices.
+            from the second half of the sweeps. Default: at most 1,024, and 2²⁴ choices.
         :param Tensor start: ``(T, 2, n)`` choices and labels that the chains start from, such as
             :attr:`Posterior.states` of the last ``T`` states, default draws.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.

@@ -39,8 +39,7 @@ from pyro_nmm.relabel import Channel, check_relabel, entries_at
 
 class NeighborMixture(GraphDistribution):
     r"""
-    The Neighbor Mixture Model [1]: a joint distribution :math:`p(y)` of the labels of a
-    graph's nodes, the paper's equation (1).
+    The Neighbor Mixture Model [1], the paper's equation (1): a joint distribution of nodes' labels.
 
     .. math::
 
@@ -349,8 +348,7 @@ class NeighborMixture(GraphDistribution):
         >>> bool((value - mix.log_prob(y)).abs() < 5 * error)
         True
 
-        :param Tensor y: ``(..., N)`` labels, read where ``observed`` or ``given``.
-        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes but ``given``.
+        :param Tensor y, observed: as for :meth:`log_likelihood`.
         :param Tensor given: ``(N,)`` mask :math:`\rho`, default none; else a difference of two.
         :param int num_chains: With one chain the standard error has one degree of freedom.
         :param int num_points: of the grid of concentrations: 5, 9, 13, ...
@@ -381,8 +379,7 @@ class NeighborMixture(GraphDistribution):
         :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`:
             exact as ``T`` grows; equal weights, the paper's choice, vary less at small ``T``.
         :return: the posterior. Cost: :math:`O(T E_\tau)`, the edges into the observed nodes.
-        :raises ValueError: for a batch, for too large an exact sum, and under ``TraceGraph_ELBO``
-            for values that depend on a sampled site.
+        :raises ValueError: for a batch, too large a sum, and a site in ``TraceGraph_ELBO``.
         """
         check_plain("condition", self.batch_shape)
         return self.prior().condition(y, observed, num_samples, weighted or num_samples is None)

@@ -46,8 +46,7 @@ class Posterior:
         p(y \mid y_\tau) \approx \sum_t w_t \, p(y \mid c_\tau^{(t)}, y_\tau), \qquad
         z_j \mid c_\tau^{(t)}, y_\tau \sim \mathrm{Dirichlet}(\alpha_j + s_j^{(t)})
 
-    Every query is a weighted mean of closed forms. Observed nodes keep their label with probability
-    one. A posterior is not differentiable.
+    Queries are weighted means of closed forms, without gradients. Observed nodes keep their labels.
 
     >>> from pyro_nmm import NeighborMixture
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -373,8 +372,7 @@ class Posterior:
         ``(K,)``: the expected information, in nats, that each node's label gives about all labels,
         for active learning: :math:`H(y_i) + \sum_{j \ne i} I(y_i ; y_j)` over the nodes `j` that
         share a source with `i`; zero for observed labels. The sum counts information twice that two
-        of these nodes share. The entropy :math:`H(y_i)` alone ranks nodes almost equally, unless
-        few sources are shared by many nodes.
+        of these nodes share. :math:`H(y_i)` alone ranks nodes alike, unless many share few sources.
 
         :param Tensor nodes: ``(K,)`` distinct node ids, default all.
         :param int num_partners: Estimate the sum without bias from so many random `j` for each `i`,

@@ -130,8 +130,7 @@ def expected_interaction(
         u_i^\top \phi \, u_j + \sum_{m \in n(i) \cap n(j)} L_{im} L_{jm}
             \frac{\sum_a \phi_{aa} \mu_{ma} - \mu_m^\top \phi \, \mu_m}{A_m + 1} ,
 
-    with marginals :math:`u` and interaction :math:`\phi`, ``(C, C)``. Cost: :math:`O(N C^2)` and,
-    for each pair, the smaller degree.
+    for marginals :math:`u`, :math:`\phi` ``(C, C)``. Cost: :math:`O(N C^2)`, and degrees.
     """
     first, second = (marginals.index_select(-2, nodes) for nodes in pairs)
     total = alpha.sum(-1)

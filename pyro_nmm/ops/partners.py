@@ -51,8 +51,7 @@ def draw_partners(
     num_partners: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""
-    Distinct pairs ``(2, P)`` of a node and a random partner, by a step to a source and a step to
-    another of its nodes, and ``scale`` ``(P,)``:
+    Distinct pairs ``(2, P)`` of a node and a random partner, over a source, and ``scale`` ``(P,)``:
 
     .. math::
 
