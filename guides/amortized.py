@@ -153,10 +153,8 @@ class AmortizedNMM(SharedForward):
     def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
         alpha, logits, relabel = Parameters(*self.give(inputs))
-        ordered_guide(
-            self.hood, alpha, logits, y, observed, relabel=relabel,
-            collapsed=self.collapsed, estimator=self.estimator,
-        )  # fmt: skip
+        options: Any = {"relabel": relabel, "collapsed": self.collapsed}
+        ordered_guide(self.hood, alpha, logits, y, observed, estimator=self.estimator, **options)
 
     def model(
         self, *inputs, y: Tensor | None = None, observed: Tensor | None = None,

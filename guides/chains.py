@@ -83,10 +83,8 @@ class Chains(nn.Module):
         frames: dict[int, Any] = {f.dim: f for f in get_plates() if f.dim is not None}
         sizes = [frames[d].size if d in frames else 1 for d in range(min(frames, default=0), 0)]
         shape = torch.broadcast_shapes(q.batch_shape, sizes)
-        full = [
-            frames[d].full_size or frames[d].size if d in frames else shape[d]
-            for d in range(-len(shape), 0)
-        ]
+        dims = range(-len(shape), 0)
+        full = [frames[d].full_size or frames[d].size if d in frames else shape[d] for d in dims]
         copies = bool(full) and -len(full) in frames and frames[-len(full)].name in COPIES
         rows = q.observed_rows
         event = 2 if len(q.event_shape) > 1 else 1, rows.num_nodes

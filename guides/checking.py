@@ -167,10 +167,8 @@ def _check_particles(program: tuple) -> None:
                 frames, value = many.nodes[name]["cond_indep_stack"], many.nodes[name]["value"]
                 value = of_particle(_plain(value), number, event_dim, frames)
                 alone.nodes[name] = {**site, "value": value.reshape(site["value"].shape)}
-        first, again = (
-            {name: _plain(site["log_prob_sum"]) for name, site in _sites(trace)}
-            for trace in (_replayed(program, alone), _replayed(program, alone))
-        )
+        runs = (_replayed(program, alone) for _ in range(2))
+        first, again = ({k: _plain(s["log_prob_sum"]) for k, s in _sites(run)} for run in runs)
         if any(not torch.equal(value, again[name]) for name, value in first.items()):
             return  # the program has random numbers beside its sites, such as dropout
         for name in first.keys() & many.nodes.keys():

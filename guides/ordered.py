@@ -20,17 +20,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.shared_forward import SharedForward
-from pyro_nmm.models.hidden import (
-    Emission,
-    FieldPrior,
-    HiddenField,
-    Values,
-    check_edge_attr,
-    check_prior,
-    hidden_field,
-    sample_field,
-    without_relabel,
-)
+from pyro_nmm.models import hidden
 from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
@@ -211,17 +201,18 @@ class HiddenFieldGuide(SharedForward):
 
     @torch.inference_mode(False)  # parameters made inside of inference mode are trained later
     def __init__(
-        self, emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None, *,
-        prior: nn.Module | None = None, inputs: tuple = (),
+        self, emission: hidden.Emission, hood: Neighborhood, data: Any,
+        edge_attr: Tensor | None = None, *, prior: nn.Module | None = None, inputs: tuple = (),
         estimator: str | Chains = "reward_to_go", name: str = "field",
     ) -> None:  # fmt: skip
         check_all_rows(hood)
-        checked, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
-        check_prior(prior, inputs, edge_attr)
+        checked, edge_attr = emission.check(hood, data), hidden.check_edge_attr(hood, edge_attr)
+        hidden.check_prior(prior, inputs, edge_attr)
         start = emission.start(checked, hood)
         if prior is None:
             evidence = emission.log_prob(start, checked)
-            prior, inputs = FieldPrior.of(emission.num_labels, edge_attr).to(evidence), (edge_attr,)
+            prior = hidden.FieldPrior.of(emission.num_labels, edge_attr).to(evidence)
+            inputs = (edge_attr,)
         super().__init__(hood, prior, f"{name}.prior")
         self.emission, self.data, self.edge_attr = emission, checked, edge_attr
         self.inputs, self.estimator, self.start = inputs, estimator, start
@@ -231,13 +222,11 @@ class HiddenFieldGuide(SharedForward):
         """As it is trained."""
         return self.network
 
-    def values(self) -> Values:
+    def values(self) -> hidden.Values:
         """The emission's parameters, from Pyro's store."""
         support, name = self.emission.support, self.name.removesuffix(".prior")
-        return {
-            key: pyro.param(f"{name}.{key}", value, constraint=support[key])
-            for key, value in self.start.items()
-        }
+        start = self.start.items()
+        return {k: pyro.param(f"{name}.{k}", v, constraint=support[k]) for k, v in start}
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
         """The prior's output: the guide's, if it ran just before."""
@@ -245,22 +234,23 @@ class HiddenFieldGuide(SharedForward):
 
     def log_prior(self) -> Tensor | float:
         """Of the prior's own parameters; a network has none."""
-        return self.network.log_prior() if isinstance(self.network, FieldPrior) else 0.0
+        return self.network.log_prior() if isinstance(self.network, hidden.FieldPrior) else 0.0
 
     def model(self) -> Tensor:
         """:func:`~pyro_nmm.models.hidden_field`; returns the labels."""
-        return hidden_field(self.hood, self, self.emission, self.values(), self.data, *self.inputs)
+        arguments = self.hood, self, self.emission, self.values(), self.data
+        return hidden.hidden_field(*arguments, *self.inputs)
 
     def guide(self) -> Tensor:
         """:func:`~pyro_nmm.guides.evidence_guide`; returns the labels."""
-        alpha, logits = without_relabel(self.give(self.inputs))
+        alpha, logits = hidden.without_relabel(self.give(self.inputs))
         evidence = self.emission.log_prob(self.values(), self.data)
         options: Any = {"collapsed": True, "estimator": self.estimator}
         return evidence_guide(self.hood, alpha, logits, evidence, **options)
 
-    def field(self, **options) -> HiddenField:
+    def field(self, **options) -> hidden.HiddenField:
         """The fitted field: :func:`~pyro_nmm.models.sample_field`, whose ``options`` these are."""
         values = {key: value.detach() for key, value in self.values().items()}
         arguments = self.emission, self.hood, self.data, self.network, values, self.edge_attr
-        inputs = () if isinstance(self.network, FieldPrior) else self.inputs
-        return sample_field(*arguments, inputs=inputs, **options)
+        inputs = () if isinstance(self.network, hidden.FieldPrior) else self.inputs
+        return hidden.sample_field(*arguments, inputs=inputs, **options)

@@ -86,9 +86,8 @@ class Field(NamedTuple):
         if not self.latent and channel.certain:
             y = self.labels()
             return OrderedConditional(hood, alpha, logits, y, self.observed, relabel=channel)
-        evidence = (
-            self.evidence(run) if self.latent else self.prior.evidence(self.labels(), self.observed)
-        )
+        shown = () if self.latent else (self.labels(), self.observed)
+        evidence = self.prior.evidence(*shown) if shown else self.evidence(run)
         arguments = hood, self.prior.table, logits, evidence, self.observed
         return EvidenceConditional(*arguments, relabels=not channel.keeps)
 
@@ -261,10 +260,8 @@ def _unsummed(trace: Any, name: str, field: Field, frames: list) -> tuple[Tensor
         if isinstance(fn, Delta) and fn.event_dim and not torch.as_tensor(fn.log_density).any():
             fn, events = Delta(fn.v), events + fn.event_dim
         log_prob = fn.log_prob(site["value"])
-    scale, mask = (
-        part.reshape(part.shape + (1,) * events) if isinstance(part, Tensor) else part
-        for part in (scale, mask)
-    )
+    both = scale, mask
+    scale, mask = (t.reshape(t.shape + (1,) * events) if isinstance(t, Tensor) else t for t in both)
     return scale_and_mask(log_prob, scale, mask), events
 
 

@@ -131,10 +131,7 @@ def _check_owned(msg: Any, batch: Size) -> None:
     owners = f" ({', '.join(plates)})" if plates else ""
     if any(isinstance(handler, OneEvent) for handler in _PYRO_STACK):
         what = "alpha, logits, labels or evidence"
-        cure = (
-            "put the field in a plate, or move the dimension to its plate: "
-            "kappa[..., None, None] * probs, with one None more for each plate between"
-        )
+        cure = "put the field or the dimension in its plate: kappa[..., None, None] * probs"
     else:
         what = "values or parameters"
         cure = (

@@ -258,11 +258,10 @@ def check_finite(**values: float) -> None:
 
 def as_shape(sample_shape: Any) -> Size:
     """A shape of draws."""
-    if not isinstance(sample_shape, Iterable) or not all(
-        isinstance(size, Integral) and int(size) >= 0 for size in sample_shape
-    ):
+    sizes: list = list(sample_shape) if isinstance(sample_shape, Iterable) else [None]
+    if not all(isinstance(size, Integral) and int(size) >= 0 for size in sizes):
         raise ValueError(f"sample_shape must hold integers of at least 0, got {sample_shape!r}")
-    return Size(map(int, sample_shape))
+    return Size(map(int, sizes))
 
 
 def check_plain(method: str, batch_shape: Size) -> None:

@@ -297,10 +297,8 @@ class Neighborhood:
 
     def __repr__(self) -> str:
         sources = f"num_sources={self.num_sources}, " if self.bipartite else ""
-        return (
-            f"{type(self).__name__}(num_nodes={self.num_nodes}, {sources}"
-            f"num_rows={self.num_rows}, num_edges={self.num_edges})"
-        )
+        rows = f"num_rows={self.num_rows}, num_edges={self.num_edges}"
+        return f"{type(self).__name__}(num_nodes={self.num_nodes}, {sources}{rows})"
 
 
 def edges_between(hood: Neighborhood, source: Tensor, row: Tensor) -> Tensor:

@@ -172,15 +172,14 @@ class PooledScores(nn.Module):
 
     with scores :math:`x`, ``(N, C)``, at temperature :math:`t`. A step of the walk :math:`W` goes
     to a node of :math:`n(i)`, uniformly or in proportion to edge weights. :math:`Y` holds the known
-    labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label,
-    :math:`g = .9` and :math:`\tau = .01`. :math:`\ell` is label propagation (Zhou et al. 2003,
-    "Learning with Local and Global Consistency", NeurIPS) relative to the shares, and zero if no
-    label is known. Graph networks are overconfident where a node agrees with its neighbours, at
-    large :math:`A_i`. A negative :math:`\eta` corrects that, as a temperature for each node does
-    (Hsu et al. 2022, "What Makes Graph Neural Networks Miscalibrated?", NeurIPS). With
-    :math:`s = 1` and :math:`a = \lambda = \eta = 0` this is temperature scaling with a bias
-    (Alexandari et al. 2020, "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat at
-    Label Shift Adaptation", ICML).
+    labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label, :math:`g =
+    .9` and :math:`\tau = .01`. :math:`\ell` is label propagation (Zhou et al. 2003, "Learning with
+    Local and Global Consistency", NeurIPS) relative to the shares, and zero if no label is known.
+    Graph networks are overconfident where a node agrees with its neighbours, at large :math:`A_i`.
+    A negative :math:`\eta` corrects that, as a temperature for each node does (Hsu et al. 2022,
+    "What Makes Graph Neural Networks Miscalibrated?", NeurIPS). With :math:`s = 1` and :math:`a =
+    \lambda = \eta = 0` this is temperature scaling with a bias (Alexandari et al. 2020, "Maximum
+    Likelihood with Bias-Corrected Calibration is Hard-To-Beat at Label Shift Adaptation", ICML).
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
     >>> pool, scores = PooledScores(2), torch.zeros(3, 2)
@@ -310,10 +309,8 @@ class Formula:
 
     def copied(self, like: Tensor) -> "Formula":
         """The same with parameters of its own, in the type and on the device of a tensor."""
-        values = {
-            name: value.detach().to(like, copy=True).requires_grad_(value.requires_grad)
-            for name, value in self.values.items()
-        }
+        old = self.values.items()
+        values = {k: v.detach().to(like, copy=True).requires_grad_(v.requires_grad) for k, v in old}
         fixed = (self.temperature, self.compatibility)
         temperature, compatibility = (None if value is None else value.to(like) for value in fixed)
         return replace(self, values=values, temperature=temperature, compatibility=compatibility)

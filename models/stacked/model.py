@@ -248,10 +248,8 @@ class StackedNMM(nn.Module):
         if folds is not None:
             if train is not None or held_out is not None:
                 raise ValueError("folds says which labels are held out: leave out train, held_out")
-            copies = [
-                (self._read(hood, scores_of_fold, y, known, edge_weight), out)
-                for scores_of_fold, known, out in scores_of_folds(hood, scores, folds)
-            ]
+            parts = scores_of_folds(hood, scores, folds)
+            copies = [(self._read(hood, s, y, known, edge_weight), out) for s, known, out in parts]
             return self._fit(copies, options)
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")

@@ -212,10 +212,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         if edges.numel():
             line = f"neighbours agree in {homophily(edges, labels):.0%} of {edges.shape[1] // 2} "
             line += f"pairs with labels ({chance:.0%} by chance)"
-        return (
-            f"{len(known)} rows, {int(known.sum())} labels of {len(self.classes_)} classes\n"
-            f"{line}\n{self.stacked_.summary()}"
-        )
+        sizes = f"{len(known)} rows, {int(known.sum())} labels of {len(self.classes_)} classes"
+        return f"{sizes}\n{line}\n{self.stacked_.summary()}"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -19,17 +19,10 @@ from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
-from pyro_nmm.ops import gibbs
+from pyro_nmm.ops import gibbs, score_costs
 from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import Draw, Entries, entries_of, predictive
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
-from pyro_nmm.ops.score_costs import (
-    ScoreEstimator,
-    costs_to_go,
-    one_step_credits,
-    others_mean,
-    score_parts,
-)
 from pyro_nmm.provenance import untracked
 
 
@@ -61,7 +54,7 @@ class InOrder(GraphDistribution):
         #: The observed rows in the order of the draw.
         self.rows = self.observed_rows.take(self._position, self.observed_rows.num_edges)
         self.order = self.rows.nodes  #: ``(n,)`` observed node ids in the order of the draw
-        self.estimator = as_member(ScoreEstimator, estimator=estimator)
+        self.estimator = as_member(score_costs.ScoreEstimator, estimator=estimator)
         self.alpha, self.logits = parameters.alpha, parameters.logits
         self.num_classes = parameters.num_classes
         self._last_draw = LastCall()
@@ -199,7 +192,8 @@ class InOrder(GraphDistribution):
         value, provenance = self._plain(value)
         draw, terms, log_choice = self._evaluate(value)
         (costs,), _ = untracked(terms.detach())
-        parts = score_parts(self.estimator, log_choice, costs, lambda: self._charge(draw, costs))
+        arguments = self.estimator, log_choice, costs, lambda: self._charge(draw, costs)
+        parts = score_costs.score_parts(*arguments)
         return ScoreParts(*(track_provenance(part, provenance) for part in parts))
 
     @torch.no_grad()
@@ -207,7 +201,8 @@ class InOrder(GraphDistribution):
         """``(..., n)``: the costs that each draw is charged with, less their baseline."""
         charge, shape = self._costs(draw, costs), costs.shape[:-1]
         sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
-        baseline = others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
+        dims = [d for d, size in enumerate(sizes) if size == 1]
+        baseline = score_costs.others_mean(charge, dims)
         if baseline is None:  # of one more draw
             other = self._draw(shape)
             (terms,), _ = untracked(predictive(self.rows, self._flat(shape), other)[0])
@@ -216,8 +211,8 @@ class InOrder(GraphDistribution):
 
     def _costs(self, draw: Draw, terms: Tensor) -> Tensor:
         flat = terms.reshape(-1, self.rows.num_rows)
-        if self.estimator is ScoreEstimator.REWARD_TO_GO:
+        if self.estimator is score_costs.ScoreEstimator.REWARD_TO_GO:
             component = self.observed_rows.components().index_select(0, self._position)
-            return costs_to_go(component, flat).view(terms.shape)
+            return score_costs.costs_to_go(component, flat).view(terms.shape)
         entries = self._flat(terms.shape[:-1])
-        return one_step_credits(self.rows, entries, draw, flat).view(terms.shape)
+        return score_costs.one_step_credits(self.rows, entries, draw, flat).view(terms.shape)

@@ -22,16 +22,10 @@ from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.graph_arguments import check_label_range, check_labels, check_nodes, check_pairs
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops import enumeration
+from pyro_nmm.ops import enumeration, marginals
 from pyro_nmm.ops.counts import sum_by_graph
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
-from pyro_nmm.ops.marginals import (
-    Intervals,
-    label_intervals,
-    node_log_probs,
-    node_marginals,
-    pair_marginals,
-)
+from pyro_nmm.ops.marginals import Intervals
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel, check_relabel, entries_at
@@ -177,19 +171,19 @@ class NeighborMixture(GraphDistribution):
 
     def marginals(self) -> Tensor:
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
-        marginals = node_marginals(self.hood, self.table, self.attention, self.channel)
-        return marginals.expand(*self.batch_shape, -1, -1)
+        arguments = self.hood, self.table, self.attention, self.channel
+        return marginals.node_marginals(*arguments).expand(*self.batch_shape, -1, -1)
 
     def node_log_probs(self, y: Tensor) -> Tensor:
         r"""``(..., N)``: :math:`\log p(y_i)` of every node alone. Cost: :math:`O(E + N C)`."""
         y = check_labels(self.hood, y, self.hood.num_nodes)
         check_label_range(self.hood, y, self.num_classes)
         if not self.channel.keeps:
-            marginals = self.marginals()
-            shape = torch.broadcast_shapes(marginals.shape[:-1], y.shape)
-            return entries_at(marginals.expand(*shape, -1), y.expand(shape)).log()
+            probs = self.marginals()
+            shape = torch.broadcast_shapes(probs.shape[:-1], y.shape)
+            return entries_at(probs.expand(*shape, -1), y.expand(shape)).log()
         (alpha, logits), provenance = untracked(self.alpha, self.logits)
-        log_probs = node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
+        log_probs = marginals.node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
         # A sum over a plate has a term for each element of the batch.
         batch = torch.broadcast_shapes(self.batch_shape, y.shape[:-1])
         return track_provenance(log_probs.expand(*batch, -1), provenance)
@@ -210,7 +204,7 @@ class NeighborMixture(GraphDistribution):
         :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
         """
         self._check_keeps("intervals")
-        parts = label_intervals(self.hood, self.alpha, self.attention, level)
+        parts = marginals.label_intervals(self.hood, self.alpha, self.attention, level)
         return Intervals(*(part.expand(*self.batch_shape, -1) for part in parts))
 
     def pairwise(self, pairs: Tensor) -> Tensor:
@@ -219,7 +213,7 @@ class NeighborMixture(GraphDistribution):
         Cost: :math:`O(E C)` for edges into the nodes, :math:`O(C^2)` for each common neighbour.
         """
         check_pairs(self.hood, pairs)
-        tables = pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
+        tables = marginals.pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
         return tables.expand(*self.batch_shape, -1, -1, -1)
 
     def _check_keeps(self, query: str) -> None:
@@ -231,11 +225,10 @@ class NeighborMixture(GraphDistribution):
         batch: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         r"""
-        Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
-        :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
-        order. Derivatives lack the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead.
-        The bound is loose if few sources with small ``alpha`` correlate many labels: see
-        :meth:`log_likelihood`.
+        Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5): :math:`\log
+        p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random order. Derivatives
+        lack the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead. The bound is loose
+        if few sources with small ``alpha`` correlate many labels: see :meth:`log_likelihood`.
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.

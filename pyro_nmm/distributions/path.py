@@ -16,8 +16,7 @@ where :math:`s_i` counts the earlier rows that chose the source :math:`c_i` with
 :math:`s = 0` and up again. Their states lag behind, with opposite signs on both ways.
 
 [1] Andrew Gelman, Xiao-Li Meng (1998) "Simulating Normalizing Constants: From Importance Sampling
-to Bridge Sampling to Path Sampling", Statistical Science 13,
-https://doi.org/10.1214/ss/1028905934.
+to Bridge Sampling to Path Sampling", Statistical Science 13, https://doi.org/10.1214/ss/1028905934.
 """
 
 import math
@@ -132,9 +131,7 @@ def slope_of(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     else:
         places = choices * entries.num_classes + labels, choices
     tables = entries.alpha.flatten(1), entries.total
-    above, below = (
-        table.expand(len(place), -1).gather(1, place)
-        for table, place in zip(tables, places, strict=True)
-    )
+    pairs = zip(tables, places, strict=True)
+    above, below = (table.expand(len(place), -1).gather(1, place) for table, place in pairs)
     same, every = ranks(choices, labels, rows.num_sources, entries.num_classes)
     return (every / (below + every) - same / (above + same)).sum(-1)
