@@ -233,14 +233,18 @@ class SeedLoss(nn.Module):
             all labelled nodes gives an estimate of the sum over these nodes.
         :return: a number; zero for a batch without seeds.
         """
-        mask = self._seeds(batch, seeds)
-        if mask is None:
+        edge_index = entry(batch, "edge_index")
+        if seeds is None:
+            if (number := batch.get("batch_size")) is None:
+                raise ValueError("batch has no batch_size, which seed_batch sets: give seeds")
+            seeds = torch.arange(batch.num_nodes, device=edge_index.device) < number
+        mask = as_set(seeds, batch.num_nodes, edge_index.device, "seeds", empty=True)
+        if not mask.any():
             # Every parameter takes part, or other processes would wait for its gradient.
             parts = [(0 * p).sum() for p in self.parameters() if p.requires_grad]
             return torch.stack(parts).sum()
         if total is not None:
             check_positive(total=total)
-        edge_index = entry(batch, "edge_index")
         # The model needs the seeds' rows alone; the network sees all edges.
         hood = Neighborhood(edge_index[:, mask[edge_index[1]]], batch.num_nodes)
         self._check_whole(batch, hood, mask)
@@ -255,16 +259,6 @@ class SeedLoss(nn.Module):
         guide = functools.partial(ordered_guide, *arguments, estimator=estimator, **options)
         bound = self._elbo.differentiable_loss(model, guide)
         return bound / (int(mask.sum()) if total is None else total)
-
-    @staticmethod
-    def _seeds(batch: Data, seeds: Any) -> Tensor | None:
-        device = entry(batch, "edge_index").device
-        if seeds is None:
-            if (number := batch.get("batch_size")) is None:
-                raise ValueError("batch has no batch_size, which seed_batch sets: give seeds")
-            seeds = torch.arange(batch.num_nodes, device=device) < number
-        mask = as_set(seeds, batch.num_nodes, device, "seeds", empty=True)
-        return mask if mask.any() else None
 
     def _check_whole(self, batch: Data, hood: Neighborhood, mask: Tensor) -> None:
         if (whole := batch.get(IN_DEGREE)) is None:

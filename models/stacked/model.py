@@ -102,11 +102,6 @@ class StackedNMM(nn.Module):
     known label informs about nodes at any distance. A community :math:`g` has the mean :math:`P` of
     its members and its own concentration; :math:`\delta` is its log odds over :math:`n(i)`.
 
-    >>> from pyro_nmm.sources import communities
-    >>> hood = communities(torch.tensor([[0, 1], [1, 2]]), 4, membership=torch.tensor([0, 0, 1, 1]))
-    >>> StackedNMM(2, communities=True)(hood, scores, y, train)[0].shape  # alpha of all sources
-    torch.Size([6, 2])
-
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 

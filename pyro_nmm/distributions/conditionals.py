@@ -285,12 +285,6 @@ class EvidenceConditional(InOrder):
         Monte Carlo estimate of :math:`\log p(w)` in nats, in the order of :attr:`order`; see
         :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E C)`.
 
-        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
-        >>> evidence = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])  # labels 0 and 0
-        >>> q = EvidenceConditional(hood, torch.ones(2, 2), torch.zeros(4), evidence)
-        >>> q.log_likelihood(num_particles=8).exp()
-        tensor(0.2917)
-
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for
             :math:`\log p(w_\tau \mid w_\rho)` of the others.
         :return: ``(...)``, an estimate for each element of the batch.

@@ -44,12 +44,7 @@ class StickShares(Kumaraswamy):
 
 
 def stick_logits(v: Tensor) -> Tensor:
-    r"""
-    ``(..., K)``: finite log-odds of :math:`\pi_k = \prod_{m \le k} v_m` for shares ``(..., K)``.
-
-    >>> stick_logits(torch.tensor([0.8, 0.5])).sigmoid()
-    tensor([0.8000, 0.4000])
-    """
+    r"""``(..., K)``: finite log-odds of :math:`\pi_k = \prod_{m \le k} v_m`, shares :math:`v`."""
     info = torch.finfo(v.dtype)
     log_pi = v.clamp(info.tiny, 1 - info.eps).log().cumsum(-1)
     return log_pi - (-log_pi.expm1()).log()

@@ -27,14 +27,7 @@ from pyro_nmm.relabel import KEEP, Channel, check_relabel
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """
-    Parameters of the rows of ``hood``. :meth:`of` checks what users give, and other code trusts it.
-
-    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
-    >>> parameters = Parameters.of(hood, torch.ones(2, 3), torch.zeros(4))
-    >>> parameters.num_classes, parameters.attention
-    (3, tensor([0.5000, 0.5000, 0.5000, 0.5000]))
-    """
+    """Parameters of the rows of ``hood``. :meth:`of` checks what users give; other code trusts it."""
 
     hood: Neighborhood
     alpha: Concentrations  #: ``(..., N, C)``
