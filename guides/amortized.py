@@ -43,8 +43,7 @@ from pyro_nmm.provenance import untracked
 
 
 class Consistency(nn.Module):
-    r"""
-    A penalty for learning from unobserved nodes, for few labels: the divergence of marginals
+    r"""A penalty for learning from unobserved nodes, for few labels: the divergence of marginals
     :math:`u` ``(N, C)`` from the sharpened memory of posteriors :math:`p(y_i \mid y_\tau)`.
 
     .. math::
@@ -109,8 +108,7 @@ class Consistency(nn.Module):
 
 
 class AmortizedNMM(SharedForward):
-    r"""
-    A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
+    r"""A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
     guide for Pyro's SVI, with the sites of :func:`~pyro_nmm.models.nmm`. The network runs once a
     step with vectorized particles, so both programs see the same dropout mask.
 
@@ -174,8 +172,7 @@ class AmortizedNMM(SharedForward):
 
 
 class SeedLoss(nn.Module):
-    r"""
-    The loss of a mini-batch: the negative bound of :func:`fit_nmm` on the joint likelihood
+    r"""The loss of a mini-batch: the negative bound of :func:`fit_nmm` on the joint likelihood
     :math:`p(y_s)` of its seed nodes :math:`s`, a mean over the seeds.
 
     Other labels are marginalised exactly. The bound equals the seeds' bound in the whole graph if
@@ -284,8 +281,7 @@ Scores = list[tuple[float, ...]]
 
 @dataclass(frozen=True)
 class NodeRun(Run):
-    """
-    Options of :func:`fit_classifier` and :func:`fit_nmm`, besides the options of
+    """Options of :func:`fit_classifier` and :func:`fit_nmm`, besides the options of
     :class:`~pyro_nmm.guides.fitting.Run`.
 
     :param float lr: Adam's learning rate.
@@ -343,9 +339,8 @@ def fit_classifier(
     network: nn.Module, data: Data, *, consistency: Consistency | None = None,
     options: NodeRun = NodeRun(),
 ) -> tuple[Tensor, Scores]:  # fmt: skip
-    r"""
-    Fit a classifier alone by the mean of :math:`-\log \mathrm{softmax}(f_\theta(X)_i)_{y_i}` over
-    training nodes, with early stopping on the validation nodes.
+    r"""Fit a classifier alone by the mean of :math:`-\log \mathrm{softmax}(f_\theta(X)_i)_{y_i}`
+    over training nodes, with early stopping on the validation nodes.
 
     >>> from torch_geometric.datasets import KarateClub
     >>> from torch_geometric.nn import GCN
@@ -391,9 +386,8 @@ def fit_nmm(
     estimator: str | Chains = "reward_to_go", num_particles: int = 4, num_samples: int = 8,
     options: NodeRun = NodeRun(),
 ) -> tuple[NeighborMixture, Scores]:  # fmt: skip
-    r"""
-    Fit an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
-    equation (5), with early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
+    r"""Fit an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the
+    paper's equation (5), with early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
 
     .. math::
 

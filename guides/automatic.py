@@ -26,8 +26,7 @@ from pyro_nmm.models.plates import beside
 
 
 class AutoNMM(AutoGuide):
-    r"""
-    A guide for a program with one or several :func:`~pyro_nmm.models.nmm`.
+    r"""A guide for a program with one or several :func:`~pyro_nmm.models.nmm`.
 
     An autoguide draws the continuous sites. Then each field's choices, and its labels if these are
     latent, come from :func:`~pyro_nmm.guides.ordered_guide` or
@@ -234,8 +233,7 @@ class AutoNMM(AutoGuide):
     def posterior(
         self, *args: Any, num_samples: int | None = 64, num_sweeps: int = 20, **kwargs: Any
     ) -> dict[str, Posterior | list[Posterior]]:
-        """
-        The posterior of each field at the medians of the continuous sites, by the name of its
+        """The posterior of each field at the medians of the continuous sites, by the name of its
         choices; within plates a list, of a subsample's elements in their order. Fields that depend
         on one another are each given a draw of the others.
 

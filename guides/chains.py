@@ -19,8 +19,8 @@ OTHER = "Chains serves one field on one graph: make another one for each"
 
 
 class Chains(nn.Module):
-    r"""
-    The states of Gibbs chains, as an ``estimator`` of :func:`~pyro_nmm.guides.ordered_guide` and
+    r"""The states of Gibbs chains, as an ``estimator`` of :func:`~pyro_nmm.guides.ordered_guide`
+    and
     :func:`~pyro_nmm.guides.evidence_guide`.
 
     Choices, and latent labels, are drawn from :math:`p(c \mid y, \theta)`, not from

@@ -38,8 +38,7 @@ class ProgramCheck(NamedTuple):
 def check_program(
     model: Callable, guide: Callable, *args: Any, num_runs: int = 40, **kwargs: Any
 ) -> ProgramCheck:
-    r"""
-    Check a pair of Pyro programs with a field before its first fit.
+    r"""Check a pair of Pyro programs with a field before its first fit.
 
     The check runs the pair under ``TraceGraph_ELBO`` with Pyro's validation, with one particle at a
     time and with vectorized particles, and refuses it if

@@ -50,8 +50,7 @@ class LinkEstimator(StrEnum):
 
 
 class DGLFRMGuide(nn.Module):
-    r"""
-    A guide for :class:`~pyro_nmm.models.DGLFRM`: the original one, or with an NMM over the
+    r"""A guide for :class:`~pyro_nmm.models.DGLFRM`: the original one, or with an NMM over the
     memberships, section 5.3 of the paper. With :math:`(\ell, \mu, \log \varsigma, u)` from a GCN,
 
     .. math::
@@ -129,8 +128,7 @@ class DGLFRMGuide(nn.Module):
         self.memberships: MarginalGuide = kind(hood, self.encoder, self._rest, **options)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
-        r"""
-        Sites ``v``, ``c`` unless it is summed out, ``s`` and ``r``.
+        r"""Sites ``v``, ``c`` unless it is summed out, ``s`` and ``r``.
 
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
         :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; else the identity.
@@ -280,8 +278,7 @@ def fit_links(
     pair: DGLFRMGuide, split: LinkSplit, x: Tensor, *,
     options: Steps = Steps(num_steps=500, lr=0.01),
 ) -> list[float]:  # fmt: skip
-    r"""
-    Fit a latent feature model and its guide to training edges, as Mehta, Carin and Rai (2019).
+    r"""Fit a latent feature model and its guide to training edges, as Mehta, Carin and Rai (2019).
 
     .. math::
 

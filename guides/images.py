@@ -24,8 +24,7 @@ from pyro_nmm.models.nmm import nmm
 
 @dataclass(frozen=True)
 class PatchRun(Steps):
-    """
-    Options of :func:`fit_unet` and :func:`fit_images`, besides the options of
+    """Options of :func:`fit_unet` and :func:`fit_images`, besides the options of
     :class:`~pyro_nmm.guides.fitting.Steps`.
 
     :param float last_rate: the share of ``lr`` to which the rate falls linearly.
@@ -58,9 +57,8 @@ class PatchRun(Steps):
 def fit_unet(
     unet: UNet, draw: Callable[[], Tensor], *, loss: str = "squared", options: PatchRun = PatchRun()
 ) -> list[float]:
-    r"""
-    Fit a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
-    ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises
+    r"""Fit a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0
+    to ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises
 
     .. math::
 
@@ -96,9 +94,8 @@ def fit_images(
     network: Denoiser, draw: Callable[[], Tensor], *, radius: int = 1, estimator: str = "no_score",
     mean_weight: float = 0.5, unet_rate: float = 1.0, options: PatchRun = PatchRun(),
 ) -> list[float]:  # fmt: skip
-    r"""
-    Fit an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound on
-    the clean labels :math:`y` of noisy patches :math:`X`, minus a penalty on the predicted mean,
+    r"""Fit an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound
+    on the clean labels :math:`y` of noisy patches :math:`X`, minus a penalty on the predicted mean,
 
     .. math::
 

@@ -32,8 +32,7 @@ def ordered_guide(
     observed: Tensor | None = None, *, relabel: Tensor | None = None, collapsed: bool = False,
     estimator: str | Chains = "reward_to_go",
 ) -> None:  # fmt: skip
-    r"""
-    The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
+    r"""The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
     :math:`q(c \mid y)`, then ``z`` from its conjugate posterior.
 
     .. math::
@@ -82,9 +81,8 @@ def evidence_guide(
     observed: Tensor | None = None, *, collapsed: bool = False,
     estimator: str | Chains = "reward_to_go",
 ) -> Tensor:  # fmt: skip
-    r"""
-    The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices and
-    labels node after node given the evidence, then ``z`` from its conjugate posterior.
+    r"""The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices
+    and labels node after node given the evidence, then ``z`` from its conjugate posterior.
 
     .. math::
 
@@ -147,8 +145,7 @@ def _latent_sites(
 
 
 class _Draw(EvidenceConditional):
-    """
-    The score of a draw without its density, which site ``c`` has: ``Trace_ELBO`` would leave the
+    """The score of a draw without its density, which site ``c`` has: ``Trace_ELBO`` would leave the
     density of an auxiliary site out of the costs. The gradient of the density goes with the score
     if it is plain, because ``RenyiELBO`` takes site ``c`` for a reparameterised one.
     """
@@ -171,8 +168,7 @@ class _Draw(EvidenceConditional):
 
 
 class HiddenFieldGuide(SharedForward):
-    r"""
-    A hidden field and its parameter-free guide as a pair of Pyro programs: the model that
+    r"""A hidden field and its parameter-free guide as a pair of Pyro programs: the model that
     :func:`~pyro_nmm.models.fit_field`, whose parameters these are, fits by EM.
 
     The loss is the negative bound of :class:`~pyro_nmm.EvidenceConditional` on

@@ -126,9 +126,8 @@ def fields_of(trace: Any, latents: Set[str]) -> dict[str, Field]:
 
 
 def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = None) -> Tensor:
-    r"""
-    ``(..., n, C)``: the log-likelihood of the rest of a program, in nats, at every label of every
-    node: ``C + 1`` runs, with each label in turn and with random labels.
+    r"""``(..., n, C)``: the log-likelihood of the rest of a program, in nats, at every label of
+    every node: ``C + 1`` runs, with each label in turn and with random labels.
 
     :param given_later: whether states of fields below, without ``z``, belong to the rest.
     :param parts: plates that subsample below the labels. Labels depend on all of their elements,

@@ -18,8 +18,7 @@ from pyro_nmm.models.networks import attention_scores
 
 
 class UNet(nn.Module):
-    r"""
-    The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
+    r"""The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
     ReLU, ``depth`` times max-pooling, upsampling and skip connections. It predicts a difference:
 
     .. math::
@@ -115,8 +114,7 @@ def _convolution(channels: int, filters: int) -> nn.Sequential:
 
 
 class Denoiser(nn.Module):
-    r"""
-    An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
+    r"""An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
     the U-Net's image :math:`u`, and vectors :math:`v` and widths :math:`\sigma` from its features,
 
     .. math::

@@ -18,10 +18,9 @@ from pyro_nmm.models.networks import register
 
 
 class DGLFRM(nn.Module):
-    r"""
-    The deep generative latent feature relational model (Mehta, Carin and Rai, 2019,
-    "Stochastic Blockmodels meet Graph Neural Networks", ICML), a Pyro program for graphs whose
-    nodes are members of communities:
+    r"""The deep generative latent feature relational model (Mehta, Carin and Rai, 2019, "Stochastic
+    Blockmodels meet Graph Neural Networks", ICML), a Pyro program for graphs whose nodes are
+    members of communities:
 
     .. math::
 
@@ -74,8 +73,7 @@ class DGLFRM(nn.Module):
         self, edge_index: Tensor | None = None, x: Tensor | None = None,
         held_out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """
-        The edges, ``(2, num_edges)``.
+        """The edges, ``(2, num_edges)``.
 
         :param Tensor edge_index: both directions of every edge.
         :param Tensor x: ``(N, F)`` zeros and ones, dense or ``torch.sparse_csr``.
@@ -115,8 +113,7 @@ class DGLFRM(nn.Module):
         self, v: Tensor, s: Tensor, r: Tensor, others: Tensor, edge_index: Tensor,
         x: Tensor | None = None, held_out: Tensor | None = None, num_columns: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """
-        ``(N,)``: the change of the log-density of :meth:`given` if one node has its row of
+        """``(N,)``: the change of the log-density of :meth:`given` if one node has its row of
         ``others``, ``(N, K)``, in place of its row of ``s``; ``num_columns`` as for
         :meth:`~pyro_nmm.InnerProductGraph.swaps`.
         """

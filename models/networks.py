@@ -43,8 +43,7 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Parameters(NamedTuple):
-    r"""
-    Parameters of an NMM: positive :math:`\alpha`, a table ``(..., N, C)`` or a formula; logits
+    r"""Parameters of an NMM: positive :math:`\alpha`, a table ``(..., N, C)`` or a formula; logits
     ``(..., num_edges)`` in the order of the neighbourhoods, see :func:`~pyro_nmm.edge_values`; and
     label changes by edges, see :mod:`pyro_nmm.relabel`.
 
@@ -61,9 +60,8 @@ class Parameters(NamedTuple):
 
 
 class ParameterNetwork(Protocol):
-    r"""
-    A ``torch.nn.Module`` from the neighbourhoods and inputs of its own to :class:`Parameters`, or
-    to :math:`\alpha` ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels.
+    r"""A ``torch.nn.Module`` from the neighbourhoods and inputs of its own to :class:`Parameters`,
+    or to :math:`\alpha` ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels.
     Every guide and every fit takes one, such as :class:`NMMNetwork`, or the user's own,
 
     >>> class Mine(nn.Module):
@@ -78,9 +76,8 @@ class ParameterNetwork(Protocol):
 
 
 def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:
-    r"""
-    ``(..., num_edges)``: :math:`\text{scale} \cdot v_i^\top v_j / (\|v_i\| \|v_j\|) +
-    \gamma \, \delta(i = j)` of vectors ``(..., N, H)``.
+    r"""``(..., num_edges)``: :math:`\text{scale} \cdot v_i^\top v_j / (\|v_i\| \|v_j\|) + \gamma \,
+    \delta(i = j)` of vectors ``(..., N, H)``.
     """
     target, batch = hood.target, v.shape[:-2]
     units = F.normalize(v, dim=-1).reshape(-1, *v.shape[-2:])
@@ -90,8 +87,7 @@ def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor
 
 
 class NMMNetwork(nn.Module):
-    r"""
-    Graph neural networks as the parameters of an NMM, the paper's equation (7).
+    r"""Graph neural networks as the parameters of an NMM, the paper's equation (7).
 
     .. math::
 
@@ -185,8 +181,8 @@ def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
 
 
 class FreeNMM(nn.Module):
-    r"""
-    Free parameters of one graph, the paper's NMM-:math:`\alpha, L`, from marginals :math:`m` on,
+    r"""Free parameters of one graph, the paper's NMM-:math:`\alpha, L`, from marginals :math:`m`
+    on,
 
     .. math::
 
@@ -253,8 +249,7 @@ def _check_nodes(hood: Neighborhood) -> None:
 def compatibility(
     hood: Neighborhood, y: Tensor, observed: Tensor, num_classes: int, strength: float = 1.0
 ) -> Tensor:
-    r"""
-    Frequency of label :math:`k` among neighbours of nodes with label :math:`u`, from the edges
+    r"""Frequency of label :math:`k` among neighbours of nodes with label :math:`u`, from the edges
     between observed nodes: the compatibility matrix of Zhu et al. (2021, "Graph Neural Networks
     with Heterophily", AAAI), as :class:`StackedNMM` takes it.
 
@@ -293,8 +288,7 @@ def compatibility(
 
 
 class Compatibility(nn.Module):
-    r"""
-    A network whose edges relabel, for heterophilous graphs: a label that a node borrows from
+    r"""A network whose edges relabel, for heterophilous graphs: a label that a node borrows from
     another one passes through one learned stochastic matrix ``(C, C)``.
 
     .. math::

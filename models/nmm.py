@@ -27,8 +27,7 @@ def nmm(
     observed: Tensor | None = None, *, relabel: Tensor | Channel | None = None,
     collapsed: bool = False, predict: bool = False, choices: str = "sampled",
 ) -> Tensor:  # fmt: skip
-    r"""
-    The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
+    r"""The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
 
     .. math::
 

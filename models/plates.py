@@ -167,8 +167,7 @@ def node_plate(
     hood: Neighborhood, y: Tensor, observed: Tensor | None = None, *, name: str = "nodes",
     subsample_size: int | None = None, dim: int | None = None,
 ) -> AbstractContextManager[tuple[Tensor, Tensor]]:  # fmt: skip
-    r"""
-    A ``pyro.plate`` over nodes, for sites :math:`x_i \sim p(x_i \mid y_i)` below their labels.
+    r"""A ``pyro.plate`` over nodes, for sites :math:`x_i \sim p(x_i \mid y_i)` below their labels.
 
     Labels of :func:`~pyro_nmm.models.nmm` are one event: their nodes are the last dimension, right
     of all plates. This plate yields them with the nodes in the dimension of the plate. An ordinary

@@ -21,8 +21,8 @@ STRIP, CHUNK = 4096, 16
 
 
 class OrdinalConcentrations:
-    r"""
-    Concentrations :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon` of ordered labels.
+    r"""Concentrations :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon` of ordered
+    labels.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ def _extract_provenance(alpha: OrdinalConcentrations) -> tuple[OrdinalConcentrat
 
 
 class GaussianConcentrations(OrdinalConcentrations):
-    r"""
-    Concentrations ``(..., N, C)`` for ordered labels such as grey levels, highest around a mean, as
-    in the paper's appendix C. Near the first and the last label the mean label is not :math:`u`.
+    r"""Concentrations ``(..., N, C)`` for ordered labels such as grey levels, highest around a
+    mean, as in the paper's appendix C. Near the first and the last label the mean label is not
+    :math:`u`.
 
     .. math::
 
@@ -169,9 +169,8 @@ class _Total(torch.autograd.Function):
 
 
 class LogisticConcentrations(OrdinalConcentrations):
-    r"""
-    Concentrations ``(..., N, C)`` for ordered labels: the mass of a logistic distribution on each
-    label's unit, as in PixelCNN++ (Salimans et al., 2017),
+    r"""Concentrations ``(..., N, C)`` for ordered labels: the mass of a logistic distribution on
+    each label's unit, as in PixelCNN++ (Salimans et al., 2017),
 
     .. math::
 

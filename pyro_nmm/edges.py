@@ -22,8 +22,7 @@ _ENDS = ["source", "target"]
 
 
 def edges_of(graph: Any) -> tuple[Tensor, int | None]:
-    """
-    Pairs of a source and a target ``(2, E)``, and the number of nodes if the graph has one.
+    """Pairs of a source and a target ``(2, E)``, and the number of nodes if the graph has one.
 
     :param graph: PyG's ``Data``; a sparse ``(N, N)`` matrix, each of whose stored entries is an
         edge in both directions, whatever its value; a NetworkX graph of the nodes ``0..N - 1``; a
@@ -95,8 +94,7 @@ def edge_values(
     hood: Neighborhood, edge_index: Tensor, values: Tensor, *,
     fill_value: float | None = None, reduce: str | None = None,
 ) -> Tensor:  # fmt: skip
-    r"""
-    Values of edges in the order of ``hood``, as ``logits`` must be: by row, then by source.
+    r"""Values of edges in the order of ``hood``, as ``logits`` must be: by row, then by source.
 
     >>> edge_index = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 2]])
     >>> hood = Neighborhood(edge_index, num_nodes=3)

@@ -43,8 +43,7 @@ def with_gradients(fit: Callable[P, R]) -> Callable[P, R]:
 
 
 def ordinary(value: Any) -> Any:
-    """
-    A value through which gradients pass. Tensors made in inference mode are copied, in tuples,
+    """A value through which gradients pass. Tensors made in inference mode are copied, in tuples,
     dictionaries, distributions and PyG's ``Data`` too. Parameters and buffers of modules stay the
     same objects, because an optimiser may hold them.
     """
@@ -113,8 +112,7 @@ def minimise(loss: Callable[[], Tensor], parameters: Iterable[Tensor], max_steps
 
 @dataclass(frozen=True)
 class Run:
-    """
-    How a fit is watched, saved and resumed: options of every fit that takes ``checkpoint``.
+    """How a fit is watched, saved and resumed: options of every fit that takes ``checkpoint``.
 
     Interrupted at any moment and called again with the same arguments, a fit ends with the same
     parameters, bit for bit on a CPU. A checkpoint of another run is refused: with another seed,
@@ -178,10 +176,9 @@ def train(
     validate: Callable[[], tuple[float, ...]] | None = None, *, num_epochs: int, patience: int = 0,
     schedule: torch.optim.lr_scheduler.LRScheduler | None = None, options: Run = Run(),
 ) -> list:  # fmt: skip
-    r"""
-    Steps until the validation score has not improved for ``patience`` epochs; then ``module`` has
-    the parameters and buffers of the best epoch. Without ``validate``, a number of steps. Called
-    with a larger ``num_epochs`` a validated run continues.
+    r"""Steps until the validation score has not improved for ``patience`` epochs; then ``module``
+    has the parameters and buffers of the best epoch. Without ``validate``, a number of steps.
+    Called with a larger ``num_epochs`` a validated run continues.
 
     :param nn.Module module: everything that learns or remembers.
     :param backward: computes gradients in a step, with them at zero, and returns the loss.
@@ -331,8 +328,7 @@ def save_checkpoint(state: dict, path: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> Any:
-    """
-    The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
+    """The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
     ``<name>.unreadable``, with a warning, if the previous one is readable.
     """
     path, unreadable = Path(path), []

@@ -21,8 +21,7 @@ from pyro_nmm.caching import LastCall, derived
 
 
 class Neighborhood:
-    r"""
-    The neighbourhoods :math:`n(i) = \{ j : (j, i) \in E \} \cup \{ i \}` of a graph's nodes.
+    r"""The neighbourhoods :math:`n(i) = \{ j : (j, i) \in E \} \cup \{ i \}` of a graph's nodes.
 
     With ``num_sources`` the sources are no nodes but places that many nodes may share. Edges then
     go from sources to nodes, without self-loops, and ``alpha`` has a row per source.
@@ -92,9 +91,8 @@ class Neighborhood:
     @classmethod
     @torch.inference_mode(False)
     def grid(cls, height: int, width: int, radius: int = 1, device=None) -> "Neighborhood":
-        r"""
-        Pixels of a ``height x width`` image in row-major order, each with the square window of side
-        ``2 radius + 1`` around it, clipped at the border.
+        r"""Pixels of a ``height x width`` image in row-major order, each with the square window of
+        side ``2 radius + 1`` around it, clipped at the border.
 
         >>> Neighborhood.grid(3, 3).ptr.diff().view(3, 3)
         tensor([[4, 6, 4],
@@ -172,9 +170,9 @@ class Neighborhood:
         return hood
 
     def restrict(self, observed: Tensor | None) -> "Neighborhood":
-        """
-        The rows of the observed nodes, in ascending order. Leaving out the rows of unobserved nodes
-        is exact marginalisation of their labels. The last mask's rows are kept: leave it as it is.
+        """The rows of the observed nodes, in ascending order. Leaving out the rows of unobserved
+        nodes is exact marginalisation of their labels. The last mask's rows are kept: leave it as
+        it is.
 
         :param Tensor observed: ``(num_nodes,)`` boolean mask, or ``None`` for all nodes.
         """
@@ -189,9 +187,8 @@ class Neighborhood:
 
     @torch.inference_mode(False)
     def subgraph(self, nodes: Tensor) -> "Neighborhood":
-        """
-        The subgraph that nodes ``(K,)`` or a mask ``(num_nodes,)`` induce, with ids ``0..K - 1`` in
-        ascending order. Edges from other nodes are dropped, which makes it a model of its own;
+        """The subgraph that nodes ``(K,)`` or a mask ``(num_nodes,)`` induce, with ids ``0..K - 1``
+        in ascending order. Edges from other nodes are dropped, which makes it a model of its own;
         :meth:`restrict` keeps them, and marginalises. Sources that are no nodes stay.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
@@ -255,9 +252,9 @@ class Neighborhood:
         return self.sum(hit * number) - 1
 
     def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """
-        The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the pair,
-        the edge of its first row and the edge of its second row. The last answer is kept. Cost:
+        """The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the
+        pair, the edge of its first row and the edge of its second row. The last answer is kept.
+        Cost:
         :math:`O(E)` and :math:`O(\\log E)` for each edge of the smaller row of a pair.
         """
         pairs = as_expected("pairs", pairs, (2, "P"), kind="integers", like=self)
@@ -277,9 +274,8 @@ class Neighborhood:
         return pair, other.where(swap[pair], edge), edge.where(swap[pair], other)
 
     def components(self) -> Tensor:
-        """
-        ``(num_rows,)`` numbers, equal if a chain of shared neighbours connects two rows. Labels of
-        different components are independent. Cost: :math:`O(E \\log N)`, once.
+        """``(num_rows,)`` numbers, equal if a chain of shared neighbours connects two rows. Labels
+        of different components are independent. Cost: :math:`O(E \\log N)`, once.
         """
         return self._components
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 
 def identity(size: int) -> Tensor:
-    """
-    Identity matrix ``(N, N)`` in ``torch.sparse_csr``: features of nodes that have none.
+    """Identity matrix ``(N, N)`` in ``torch.sparse_csr``: features of nodes that have none.
 
     >>> identity(3).values()
     tensor([1., 1., 1.])
@@ -43,8 +42,7 @@ def csr_of_entries(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[i
 
 
 def spread(step: Callable, labels: Tensor, damping: float, num_steps: int) -> Tensor:
-    r"""
-    Label spreading, :math:`R \leftarrow g W R + (1 - g) Y` from :math:`Y` (Zhou et al. 2003,
+    r"""Label spreading, :math:`R \leftarrow g W R + (1 - g) Y` from :math:`Y` (Zhou et al. 2003,
     "Learning with Local and Global Consistency", NeurIPS). ``step`` multiplies by :math:`W`, the
     means of neighbours. ``labels`` are :math:`Y`, zeros at nodes without a label.
     """

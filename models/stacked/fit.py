@@ -46,10 +46,9 @@ CHANGE = 1e-3
 
 @with_gradients
 def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
-    r"""
-    Temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the
-    likelihood of the held-out labels (Guo et al. 2017, "On Calibration of Modern Neural
-    Networks", ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.
+    r"""Temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the
+    likelihood of the held-out labels (Guo et al. 2017, "On Calibration of Modern Neural Networks",
+    ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.
 
     >>> scores, y = torch.tensor([[2.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 0, 1])
     >>> temperature = temperature_scaling(scores, y, held_out=torch.ones(4, dtype=torch.bool))
@@ -344,9 +343,8 @@ def agreement(data: GraphScores) -> float:
 
 
 def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
-    r"""
-    Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights (Yao et al.
-    2018, "Using Stacking to Average Bayesian Predictive Distributions", Bayesian Analysis 13),
+    r"""Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights (Yao et
+    al. 2018, "Using Stacking to Average Bayesian Predictive Distributions", Bayesian Analysis 13),
 
     .. math::
 
@@ -368,9 +366,8 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
 def deviations(
     formula: Formula, priors: Priors, folds: list[Fold], number: int = NUM_DRAWS
 ) -> Tensor:
-    r"""
-    ``(number, d)``: draws of the parameters minus the fitted ones, by the first step of a refit to
-    labels with weights :math:`1 + \xi_{bi}` (Newton and Raftery 1994, "Approximate Bayesian
+    r"""``(number, d)``: draws of the parameters minus the fitted ones, by the first step of a refit
+    to labels with weights :math:`1 + \xi_{bi}` (Newton and Raftery 1994, "Approximate Bayesian
     Inference with the Weighted Likelihood Bootstrap", Journal of the RSS B 56),
 
     .. math::

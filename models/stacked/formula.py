@@ -155,8 +155,7 @@ class Priors:
 
 
 class PooledScores(nn.Module):
-    r"""
-    Label probabilities of each node from its scores, the scores of its neighbours and the known
+    r"""Label probabilities of each node from its scores, the scores of its neighbours and the known
     labels around it: a logarithmic pool (Genest and Zidek 1986, "Combining Probability
     Distributions", Statistical Science 1) with ``4 + C`` parameters.
 
@@ -223,8 +222,7 @@ class PooledScores(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
         edge_weight: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """
-        ``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\\ell` and
+        """``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\\ell` and
         :math:`(A - \\tfrac{3}{4}) \\, x / t`. Arguments as for :meth:`StackedNMM.forward`. Sources
         that are no nodes are ignored. Cost: :math:`O(E C)`, 21 times.
         """
@@ -390,10 +388,9 @@ class Formula:
 def with_own_sources(
     data: GraphScores, table: Tensor, share: float, every: Iterable[Tensors]
 ) -> Iterator[NeighborMixture]:
-    """
-    Mixtures in which nodes have one more source each, which no other node may choose. A node with a
-    certain label has it alone: the label is no further evidence about others. Other nodes choose it
-    with probability ``1 - share``, and it has the ``table``'s label probabilities.
+    """Mixtures in which nodes have one more source each, which no other node may choose. A node
+    with a certain label has it alone: the label is no further evidence about others. Other nodes
+    choose it with probability ``1 - share``, and it has the ``table``'s label probabilities.
     """
     hood, known = data.hood, data.certain
     widened = known if share == 1 else torch.ones_like(known)

@@ -43,8 +43,7 @@ from pyro_nmm.relabel import as_channel
 
 
 class StackedNMM(nn.Module):
-    r"""
-    Joint distribution of labels from the scores of any trained classifier and the known labels,
+    r"""Joint distribution of labels from the scores of any trained classifier and the known labels,
     with a few parameters that are fitted in seconds on held-out nodes.
 
     .. math::
@@ -193,11 +192,10 @@ class StackedNMM(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
         known: Tensor | None = None, edge_weight: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """
-        ``alpha`` ``(N, C)``, with communities ``(M, C)``, and ``logits`` ``(num_edges,)``, at least
-        in single precision; with a compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
-        All methods take tensors or NumPy arrays, and sets of nodes as masks ``(N,)`` or as node ids
-        ``(K,)``, in lists too. A set of ``N`` zeros and ones that repeat is a mask.
+        """``alpha`` ``(N, C)``, with communities ``(M, C)``, and ``logits`` ``(num_edges,)``, at
+        least in single precision; with a compatibility matrix ``relabel``, ``(num_edges, C, C)``,
+        too. All methods take tensors or NumPy arrays, and sets of nodes as masks ``(N,)`` or as
+        node ids ``(K,)``, in lists too. A set of ``N`` zeros and ones that repeat is a mask.
 
         :param Tensor scores: ``(N, C)`` finite logits of the classifier, in evaluation mode.
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read where known.
@@ -216,10 +214,9 @@ class StackedNMM(nn.Module):
         held_out: Tensor | None = None, *, folds: Tensor | None = None,
         edge_weight: Tensor | None = None, options: FitOptions = FitOptions(),
     ) -> "StackedNMM":  # fmt: skip
-        r"""
-        Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that falls
-        to zero, and return the module. It begins at temperature scaling, so the scale of the scores
-        does not matter. Other arguments as for :meth:`forward`.
+        r"""Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that
+        falls to zero, and return the module. It begins at temperature scaling, so the scale of the
+        scores does not matter. Other arguments as for :meth:`forward`.
 
         :param Tensor train: mask or ids of nodes that the classifier learned from; may be empty.
         :param Tensor held_out: mask or ids of nodes that it did not learn from: validation nodes.
@@ -260,8 +257,7 @@ class StackedNMM(nn.Module):
         edge_weight: Tensor | None = None,
         options: FitOptions = FitOptions(num_steps=100, num_folds=5),
     ) -> "StackedNMM":  # fmt: skip
-        """
-        Refit the parameters, from their present values, to all labels known by now. Each fold of
+        """Refit the parameters, from their present values, to all labels known by now. Each fold of
         them is held out in turn, given the others, which :meth:`posterior` takes as ``new``.
 
         :param Tensor new: mask ``(N,)`` or ids of *all* nodes whose labels are known and from
@@ -305,9 +301,8 @@ class StackedNMM(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
         known: Tensor | None = None, edge_weight: Tensor | None = None,
     ) -> NeighborMixture:  # fmt: skip
-        """
-        The fitted distribution of all labels, with a pool given the known ones: a known node keeps
-        its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
+        """The fitted distribution of all labels, with a pool given the known ones: a known node
+        keeps its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
         :raises ValueError: also before :meth:`fit`, ``load_state_dict`` or an optimiser's step.
         """
         return self._mixtures(self._read(hood, scores, y, known, edge_weight))[0]
@@ -324,10 +319,9 @@ class StackedNMM(nn.Module):
         num_samples: int | None = 64, num_draws: int = NUM_DRAWS, *, new: Tensor | None = None,
         edge_weight: Tensor | None = None, beside: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
-        """
-        The distribution of all labels given the known ones, averaged over draws of the parameters
-        around the fit: a few hundred held-out labels leave them uncertain, and intervals of counts
-        would be too narrow without the draws. ``known`` may select no node.
+        """The distribution of all labels given the known ones, averaged over draws of the
+        parameters around the fit: a few hundred held-out labels leave them uncertain, and intervals
+        of counts would be too narrow without the draws. ``known`` may select no node.
 
         :param int num_samples: of :meth:`~pyro_nmm.NeighborMixture.condition`, for all draws.
         :param int num_draws: at most 16. 0 takes the fitted parameters.
@@ -368,8 +362,7 @@ class StackedNMM(nn.Module):
         return list(formula.mixtures(data, parameters))
 
     def summary(self) -> str:
-        """
-        NLL of held-out labels by classifier, temperature scaling, pool and NMM, the last three
+        """NLL of held-out labels by classifier, temperature scaling, pool and NMM, the last three
         fitted to other held-out labels, of which 2,000 are enough; with folds the share of the NMM.
 
         :raises ValueError: without a fit, after an update, with ``pool=False``, or of one label.
@@ -392,9 +385,8 @@ def marginals_in_blocks(
     edge_weight: Tensor | None = None,
     progress: Callable[[list[slice]], Iterable[slice]] = iter,
 ) -> Blocks:  # fmt: skip
-    r"""
-    Marginals of ``stacked.posterior(..., num_draws=0)``, one block of nodes after the other, for
-    graphs whose edges fit into memory once but not several times. ``scores`` and the arrays of
+    r"""Marginals of ``stacked.posterior(..., num_draws=0)``, one block of nodes after the other,
+    for graphs whose edges fit into memory once but not several times. ``scores`` and the arrays of
     ``hood`` may be memory-mapped files, and the blocks may be written to one.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)

@@ -160,10 +160,9 @@ def _check_weights(edge_weight: Tensor, number: int, note: str) -> None:
 
 
 def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
-    r"""
-    Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them.
-    Weights of an edge that is listed twice are added. A self-loop without a weight gets the mean
-    of the weights into its node, or 1 if there are none. An edge from a community gets 1.
+    r"""Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them.
+    Weights of an edge that is listed twice are added. A self-loop without a weight gets the mean of
+    the weights into its node, or 1 if there are none. An edge from a community gets 1.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> hood = Neighborhood(edge_index, num_nodes=3)

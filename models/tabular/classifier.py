@@ -48,10 +48,9 @@ TABLES = {
 
 
 class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
-    r"""
-    Any scikit-learn classifier with a :class:`~pyro_nmm.models.StackedNMM` on top, on a graph of
-    nearest neighbours of the rows. It learns from a few labelled rows and any number of unlabelled
-    ones, and its probabilities are calibrated without held-out labels.
+    r"""Any scikit-learn classifier with a :class:`~pyro_nmm.models.StackedNMM` on top, on a graph
+    of nearest neighbours of the rows. It learns from a few labelled rows and any number of
+    unlabelled ones, and its probabilities are calibrated without held-out labels.
 
     The classifier is fitted once to all labels and once without each of ``cv`` folds of them. The
     parameters of the NMM are fitted to labels that the classifier has not seen, as is the share of
@@ -102,8 +101,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     @with_gradients
     def fit(self, X: Any, y: Any, graph: Any = None) -> "NeighborMixtureClassifier":
-        """
-        Fit the classifier and the NMM on top of it.
+        """Fit the classifier and the NMM on top of it.
 
         :param X: ``(n, features)`` rows, an array, a sparse matrix or a data frame. With
             ``neighbors`` or ``graph`` also what the pipelines read, such as a list of texts.
@@ -155,9 +153,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """
-        Label probabilities ``(m, C)`` of new rows, each a node that takes its label from itself or
-        one of its nearest fitted rows. Rows of :meth:`fit` are in ``label_distributions_``.
+        """Label probabilities ``(m, C)`` of new rows, each a node that takes its label from itself
+        or one of its nearest fitted rows. Rows of :meth:`fit` are in ``label_distributions_``.
 
         Cost: ``cv + 1`` predictions of the classifier, and a pass over the graph of :meth:`fit`.
         """
@@ -293,9 +290,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return torch.from_numpy(probs).clamp(min=self.clip).log().float()
 
     def _pooled(self, whole: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        Scores of some rows for the NMM: half the whole fit's probabilities, half the folds' mean.
-        And the probabilities beside it: half these, half the mean of folds calibrated one by one.
+        """Scores of some rows for the NMM: half the whole fit's probabilities, half the folds'
+        mean. And the probabilities beside it: half these, half the mean of folds calibrated one by
+        one.
         """
         mean, by_fold = torch.zeros_like(whole), torch.zeros_like(whole)
         for part, temperature in zip(parts, self._fold_temperatures, strict=True):

@@ -19,9 +19,8 @@ IN_DEGREE = "in_degree"
 
 
 def with_in_degree(data: Data) -> Data:
-    r"""
-    A copy of the data with ``in_degree``, ``(N,)``: the number of distinct neighbours of a node, in
-    the whole graph. :class:`~pyro_nmm.guides.SeedLoss` compares it with a batch.
+    r"""A copy of the data with ``in_degree``, ``(N,)``: the number of distinct neighbours of a
+    node, in the whole graph. :class:`~pyro_nmm.guides.SeedLoss` compares it with a batch.
 
     >>> data = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]]), num_nodes=3)
     >>> with_in_degree(data).in_degree
@@ -34,8 +33,7 @@ def with_in_degree(data: Data) -> Data:
 
 
 def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | None = None) -> Data:
-    r"""
-    The seed nodes and all nodes within ``num_hops`` edges of them, as PyG's ``NeighborLoader``:
+    r"""The seed nodes and all nodes within ``num_hops`` edges of them, as PyG's ``NeighborLoader``:
 
     .. math::
 

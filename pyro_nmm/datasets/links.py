@@ -21,9 +21,8 @@ from pyro_nmm.sparse import identity, sparse_csr
 
 
 class LinkSplit(NamedTuple):
-    """
-    Edges ``(2, num_edges)`` to train on, in both directions, and held-out pairs ``(2, P)`` in one
-    direction: with an edge, and as many without.
+    """Edges ``(2, num_edges)`` to train on, in both directions, and held-out pairs ``(2, P)`` in
+    one direction: with an edge, and as many without.
 
     >>> LinkSplit(torch.tensor([[0, 1], [1, 0]]), *torch.arange(8).view(4, 2, 1)).held_out
     tensor([[0, 2, 4, 6],
@@ -49,9 +48,8 @@ class LinkSplit(NamedTuple):
 def link_split(
     edge_index: Tensor, num_nodes: int, seed: int, val: float = 0.05, test: float = 0.1
 ) -> LinkSplit:
-    """
-    A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, with as many pairs
-    without an edge, on the CPU. Self-loops and duplicates are dropped.
+    """A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, with as many
+    pairs without an edge, on the CPU. Self-loops and duplicates are dropped.
 
     >>> split = link_split(torch.tensor([range(20), range(1, 21)]), num_nodes=21, seed=0)
     >>> split.train.shape, split.val.shape, split.test_false.shape
@@ -106,8 +104,7 @@ def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
 
 
 def link_graph(name: str, root: str | Path | None = None) -> Data:
-    """
-    A graph without labels: ``edge_index`` and binary features ``x`` in ``torch.sparse_csr``, the
+    """A graph without labels: ``edge_index`` and binary features ``x`` in ``torch.sparse_csr``, the
     identity if the graph has none (then set a model's ``num_features`` to 0).
 
     :param str name: as for :func:`planetoid`; or ``"nips12"`` (co-authors at NIPS 0 to 12) or

@@ -17,8 +17,7 @@ from pyro_nmm.neighborhood import Neighborhood
 
 
 class AveragedPosterior(Posterior):
-    r"""
-    Posteriors of one graph's labels under draws :math:`\theta_b` of the parameters, averaged.
+    r"""Posteriors of one graph's labels under draws :math:`\theta_b` of the parameters, averaged.
 
     .. math::
 

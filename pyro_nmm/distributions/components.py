@@ -17,8 +17,7 @@ from pyro_nmm.ops.stages import stages_of
 
 
 class Components:
-    r"""
-    ``T`` weighted choices of the observed nodes.
+    r"""``T`` weighted choices of the observed nodes.
 
     :param Tensor alpha: ``(N, C)`` concentrations of the prior.
     :param Tensor nodes: ``(n,)`` observed node ids.

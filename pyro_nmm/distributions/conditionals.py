@@ -36,8 +36,7 @@ _MOST_STATES = 1024
 
 
 class OrderedConditional(InOrder):
-    r"""
-    The choices of the observed nodes given their labels, node after node in a random order:
+    r"""The choices of the observed nodes given their labels, node after node in a random order:
     :math:`q(c \mid y)`, the paper's equation (6). It has no parameter of its own.
 
     .. math::
@@ -131,8 +130,7 @@ class OrderedConditional(InOrder):
 
 
 class EvidenceConditional(InOrder):
-    r"""
-    Choices and latent labels of nodes given observations, node after node in a random order:
+    r"""Choices and latent labels of nodes given observations, node after node in a random order:
     :math:`q(c, u \mid w)`. It has no parameter of its own.
 
     .. math::
@@ -213,8 +211,7 @@ class EvidenceConditional(InOrder):
         self, num_samples: int | None = None, weighted: bool = False, num_sweeps: int = 0,
         num_states: int | None = None, start: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
-        r"""
-        The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
+        r"""The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> evidence = torch.tensor([[0.0, -1.0], [0.0, 0.0]])
@@ -281,8 +278,7 @@ class EvidenceConditional(InOrder):
     def log_likelihood(
         self, num_particles: int = 64, num_stages: int | None = None, given: Tensor | None = None
     ) -> Tensor:
-        r"""
-        Monte Carlo estimate of :math:`\log p(w)` in nats, in the order of :attr:`order`; see
+        r"""Monte Carlo estimate of :math:`\log p(w)` in nats, in the order of :attr:`order`; see
         :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E C)`.
 
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for

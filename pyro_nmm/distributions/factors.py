@@ -43,8 +43,7 @@ class Neighbors(constraints.Constraint):
 
 
 class NeighborChoice(GraphDistribution):
-    r"""
-    Every node's independent choice of a neighbour, :math:`p(c)`.
+    r"""Every node's independent choice of a neighbour, :math:`p(c)`.
 
     .. math::
 
@@ -112,8 +111,7 @@ class NeighborChoice(GraphDistribution):
 
 
 class ChosenLabels(GraphDistribution):
-    r"""
-    Labels of nodes that share label distributions, :math:`p(y \mid c)` with every
+    r"""Labels of nodes that share label distributions, :math:`p(y \mid c)` with every
     :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j)` integrated out.
 
     .. math::

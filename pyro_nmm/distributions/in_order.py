@@ -101,10 +101,9 @@ class InOrder(GraphDistribution):
 
     @torch.no_grad()
     def sweep(self, value: Tensor, num_sweeps: int = 1) -> Tensor:
-        r"""
-        Samples continued by sweeps of collapsed Gibbs sampling, in which each row is drawn anew
-        given all others. They leave :math:`p(c \mid y)`, or :math:`p(c, u \mid w)`, as it is:
-        draws of :math:`q` become draws of it as ``num_sweeps`` grows.
+        r"""Samples continued by sweeps of collapsed Gibbs sampling, in which each row is drawn anew
+        given all others. They leave :math:`p(c \mid y)`, or :math:`p(c, u \mid w)`, as it is: draws
+        of :math:`q` become draws of it as ``num_sweeps`` grows.
 
         >>> from pyro_nmm import NeighborMixture
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -180,8 +179,7 @@ class InOrder(GraphDistribution):
         return track_provenance(self._evaluate(value)[2].sum(-1), provenance)
 
     def log_terms(self, value: Tensor) -> Tensor:
-        r"""
-        ``(..., n)``: :math:`f_i` in the order of :attr:`order`. Their sum is
+        r"""``(..., n)``: :math:`f_i` in the order of :attr:`order`. Their sum is
         :math:`\log p(y, c) - \log q(c \mid y)`, with :math:`w` for :math:`y` if labels are latent.
         """
         value, provenance = self._plain(value)

@@ -32,8 +32,8 @@ from pyro_nmm.relabel import Channel, check_relabel, entries_at
 
 
 class NeighborMixture(GraphDistribution):
-    r"""
-    The Neighbor Mixture Model [1], the paper's equation (1): a joint distribution of nodes' labels.
+    r"""The Neighbor Mixture Model [1], the paper's equation (1): a joint distribution of nodes'
+    labels.
 
     .. math::
 
@@ -132,9 +132,8 @@ class NeighborMixture(GraphDistribution):
     def latents(
         self, evidence: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> EvidenceConditional:
-        """
-        :math:`q(c, u \\mid w)` of latent labels. If edges relabel, evidence is of borrowed labels,
-        ``(..., num_edges, C)``, and there is no posterior.
+        """:math:`q(c, u \\mid w)` of latent labels. If edges relabel, evidence is of borrowed
+        labels, ``(..., num_edges, C)``, and there is no posterior.
         """
         arguments = self.hood, self.table, self.logits, evidence, observed, order
         relabels = not self.channel.keeps
@@ -153,8 +152,7 @@ class NeighborMixture(GraphDistribution):
         return self._log_marginal(self.hood, self._labels(value))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
-        r"""
-        ``(...)``: exact :math:`\log p(y_\tau)` of labels ``(..., K)`` of a few distinct nodes
+        r"""``(...)``: exact :math:`\log p(y_\tau)` of labels ``(..., K)`` of a few distinct nodes
         ``(K,)``, the paper's equation (3). Cost: :math:`O(K^2 \prod_{i \in \tau} |n(i)|)`.
         """
         check_nodes(self.hood, nodes)
@@ -189,10 +187,9 @@ class NeighborMixture(GraphDistribution):
         return track_provenance(log_probs.expand(*batch, -1), provenance)
 
     def intervals(self, level: float = 0.9) -> Intervals:
-        r"""
-        Every node's mean label and an interval of ordered labels, such as grey levels, with half of
-        ``1 - level`` beyond each end. A label ``k`` is spread over ``k - 0.5`` to ``k + 0.5``,
-        because whole numbers would cover more than ``level``.
+        r"""Every node's mean label and an interval of ordered labels, such as grey levels, with
+        half of ``1 - level`` beyond each end. A label ``k`` is spread over ``k - 0.5`` to ``k +
+        0.5``, because whole numbers would cover more than ``level``.
 
         >>> from pyro_nmm import LogisticConcentrations, NeighborMixture
         >>> hood = Neighborhood.grid(1, 2)
@@ -208,9 +205,9 @@ class NeighborMixture(GraphDistribution):
         return Intervals(*(part.expand(*self.batch_shape, -1) for part in parts))
 
     def pairwise(self, pairs: Tensor) -> Tensor:
-        """
-        ``(..., P, C, C)``: exact joint distributions of the labels of pairs of node ids ``(2, P)``.
-        Cost: :math:`O(E C)` for edges into the nodes, :math:`O(C^2)` for each common neighbour.
+        """``(..., P, C, C)``: exact joint distributions of the labels of pairs of node ids ``(2,
+        P)``. Cost: :math:`O(E C)` for edges into the nodes, :math:`O(C^2)` for each common
+        neighbour.
         """
         check_pairs(self.hood, pairs)
         tables = marginals.pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
@@ -224,11 +221,11 @@ class NeighborMixture(GraphDistribution):
         self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1,
         batch: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        r"""
-        Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5): :math:`\log
-        p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random order. Derivatives
-        lack the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead. The bound is loose
-        if few sources with small ``alpha`` correlate many labels: see :meth:`log_likelihood`.
+        r"""Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
+        :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random order.
+        Derivatives lack the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead. The
+        bound is loose if few sources with small ``alpha`` correlate many labels: see
+        :meth:`log_likelihood`.
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
@@ -244,9 +241,8 @@ class NeighborMixture(GraphDistribution):
     def entropy_bound(
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
     ) -> Tensor:
-        r"""
-        Samples of a lower bound on the entropy of all labels, each with its label summed out, the
-        paper's equation (10) without its sampling of :math:`y_i`:
+        r"""Samples of a lower bound on the entropy of all labels, each with its label summed out,
+        the paper's equation (10) without its sampling of :math:`y_i`:
 
         .. math::
 
@@ -277,8 +273,7 @@ class NeighborMixture(GraphDistribution):
         self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
         num_particles: int = 64, num_stages: int | None = None, order: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        r"""
-        Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
+        r"""Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
         y_\rho)`, in nats. More particles make it tighter; see :mod:`pyro_nmm.distributions.smc`.
         :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
         average, tighter than :meth:`elbo`. With ``given`` the estimate is a ratio of two such.
@@ -320,9 +315,8 @@ class NeighborMixture(GraphDistribution):
         self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
         num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3,
     ) -> PathEstimate:  # fmt: skip
-        r"""
-        Estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid y_\rho)`, in nats, by
-        path sampling over the concentration, with a standard error.
+        r"""Estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid y_\rho)`, in nats,
+        by path sampling over the concentration, with a standard error.
 
         .. math::
 
@@ -363,8 +357,7 @@ class NeighborMixture(GraphDistribution):
         self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,
         weighted: bool = False,
     ) -> Posterior:  # fmt: skip
-        r"""
-        The posterior :math:`p(\cdot \mid y_\tau)` as a mixture over choices :math:`c_\tau`,
+        r"""The posterior :math:`p(\cdot \mid y_\tau)` as a mixture over choices :math:`c_\tau`,
         section 3.6 of the paper. ``y`` is ``(N,)``, and ``observed`` as for :meth:`elbo`.
 
         :param int num_samples: Number ``T`` of samples of :math:`q(c_\tau \mid y_\tau)`;
@@ -378,8 +371,7 @@ class NeighborMixture(GraphDistribution):
         return self.prior().condition(y, observed, num_samples, weighted or num_samples is None)
 
     def prior(self, num_samples: int | None = None) -> Posterior:
-        """
-        This distribution as a posterior without observed labels: exact, or ``num_samples`` equal
+        """This distribution as a posterior without observed labels: exact, or ``num_samples`` equal
         components, each of which draws its own choices under :meth:`Posterior.condition`.
         """
         check_plain("prior", self.batch_shape)

@@ -27,7 +27,7 @@ from pyro_nmm.relabel import KEEP, Channel, check_relabel
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """Parameters of the rows of ``hood``. :meth:`of` checks what users give; other code trusts it."""
+    """Parameters of the rows of ``hood``. :meth:`of` checks them, and other code trusts them."""
 
     hood: Neighborhood
     alpha: Concentrations  #: ``(..., N, C)``

@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Path sampling [1] of :math:`\log p(y)` over the concentration.
+r"""Path sampling [1] of :math:`\log p(y)` over the concentration.
 
 With all concentrations times :math:`e^s` labels are independent as :math:`s \to \infty`, and
 
@@ -106,9 +105,8 @@ def _simpson(values: Tensor) -> Tensor:
 
 
 def independent(rows: Neighborhood, entries: Entries) -> tuple[Tensor, float]:
-    r"""
-    ``(B,)``: the log-likelihood of independent rows; and the largest :math:`s`, where the slope's
-    second term, about :math:`\sum_{jk} s_{jk}^3 / 3 \alpha_{jk}^2`, is small.
+    r"""``(B,)``: the log-likelihood of independent rows; and the largest :math:`s`, where the
+    slope's second term, about :math:`\sum_{jk} s_{jk}^3 / 3 \alpha_{jk}^2`, is small.
     """
     entries, shift = shift_evidence(rows, entries)
     wide = Wide(rows, entries)

@@ -37,9 +37,9 @@ from pyro_nmm.relabel import KEEP, Channel
 
 
 class Posterior:
-    r"""
-    Posterior of all labels given observed labels, :math:`p(y \mid y_\tau)`: a weighted mixture over
-    choices :math:`c_\tau` (section 3.6 of the paper). :meth:`NeighborMixture.condition` makes it.
+    r"""Posterior of all labels given observed labels, :math:`p(y \mid y_\tau)`: a weighted mixture
+    over choices :math:`c_\tau` (section 3.6 of the paper). :meth:`NeighborMixture.condition` makes
+    it.
 
     .. math::
 
@@ -87,8 +87,7 @@ class Posterior:
 
     @property
     def states(self) -> Tensor:
-        """
-        ``(T, 2, n)``: choices and borrowed labels of the observed nodes in each component, as
+        """``(T, 2, n)``: choices and borrowed labels of the observed nodes in each component, as
         samples of :class:`EvidenceConditional` in ascending node id. A component's weight is in
         :attr:`log_weights`.
         """
@@ -101,8 +100,7 @@ class Posterior:
         self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,
         weighted: bool | None = None,
     ) -> "Posterior":  # fmt: skip
-        r"""
-        The posterior given labels :math:`y_\rho` too: every component draws the new choices,
+        r"""The posterior given labels :math:`y_\rho` too: every component draws the new choices,
 
         .. math::
 
@@ -169,9 +167,8 @@ class Posterior:
     def log_likelihood(
         self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
     ) -> Tensor:
-        r"""
-        Monte Carlo estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)`` that
-        the mask ``observed`` selects, default all others: each of the particles continues a
+        r"""Monte Carlo estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)``
+        that the mask ``observed`` selects, default all others: each of the particles continues a
         component, see :meth:`NeighborMixture.log_likelihood`. Cost: linear in the edges into
         :math:`\rho`, times the particles.
         """
@@ -192,8 +189,7 @@ class Posterior:
         self, y: Tensor, observed: Tensor | None = None,
         num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3,
     ) -> PathEstimate:  # fmt: skip
-        r"""
-        :math:`\log p(y_\rho \mid y_\tau)` as for :meth:`log_likelihood`, by path sampling: the
+        r""":math:`\log p(y_\rho \mid y_\tau)` as for :meth:`log_likelihood`, by path sampling: the
         difference of two estimates, see :meth:`NeighborMixture.path_likelihood`. Components are not
         used. If few labels are new, :meth:`log_likelihood` has less noise.
 
@@ -225,9 +221,8 @@ class Posterior:
         return self._marginals(self.hood)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
-        """
-        ``(P, C, C)``: joint distributions of the labels of pairs of node ids ``(2, P)``. Cost: for
-        each component :meth:`NeighborMixture.pairwise`, and :math:`O(n)`.
+        """``(P, C, C)``: joint distributions of the labels of pairs of node ids ``(2, P)``. Cost:
+        for each component :meth:`NeighborMixture.pairwise`, and :math:`O(n)`.
         """
         check_pairs(self.hood, pairs)
         size, weights, tables = self.num_classes, self.components.weights, []
@@ -251,8 +246,7 @@ class Posterior:
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
-        r"""
-        ``(*sample_shape, K)``: joint draws of labels of distinct nodes ``(K,)``, default all:
+        r"""``(*sample_shape, K)``: joint draws of labels of distinct nodes ``(K,)``, default all:
         components by their weight, then choices, then labels from urns that hold the observed ones.
         Cost: :math:`O(E + K (C + \log K) + n \log n)` a draw, ``E`` the edges into these nodes.
         """
@@ -276,8 +270,7 @@ class Posterior:
         return value.view(*shape, len(nodes))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
-        r"""
-        ``(...)``: :math:`\log p(y_\kappa \mid y_\tau)` of labels ``(..., K)`` of a few distinct
+        r"""``(...)``: :math:`\log p(y_\kappa \mid y_\tau)` of labels ``(..., K)`` of a few distinct
         nodes ``(K,)``; ``-inf`` if an observed node has another label.
         """
         check_nodes(self.hood, nodes)
@@ -305,8 +298,7 @@ class Posterior:
     def predict(
         self, nodes: Tensor | None = None, method: str = "marginal", generator=None
     ) -> Tensor:
-        r"""
-        Predicted labels.
+        r"""Predicted labels.
 
         * ``"marginal"``: the mode of each node's own marginal.
         * ``"joint"``: the joint mode of a small set of nodes, over all :math:`C^K` labellings.
@@ -343,9 +335,8 @@ class Posterior:
 
     @torch.no_grad()
     def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:
-        """
-        ``(num_samples, S)`` draws of the number of nodes with a label in each of ``S`` sets, given
-        by node ids ``(K,)`` or masks ``(N,)``; their quantiles make intervals.
+        """``(num_samples, S)`` draws of the number of nodes with a label in each of ``S`` sets,
+        given by node ids ``(K,)`` or masks ``(N,)``; their quantiles make intervals.
         """
         check_integers(0, label=label)
         check_integers(1, num_samples=num_samples)
@@ -368,11 +359,11 @@ class Posterior:
     def information_gain(
         self, nodes: Tensor | None = None, num_partners: int | None = None
     ) -> Tensor:
-        r"""
-        ``(K,)``: the expected information, in nats, that each node's label gives about all labels,
-        for active learning: :math:`H(y_i) + \sum_{j \ne i} I(y_i ; y_j)` over the nodes `j` that
-        share a source with `i`; zero for observed labels. The sum counts information twice that two
-        of these nodes share. :math:`H(y_i)` alone ranks nodes alike, unless many share few sources.
+        r"""``(K,)``: the expected information, in nats, that each node's label gives about all
+        labels, for active learning: :math:`H(y_i) + \sum_{j \ne i} I(y_i ; y_j)` over the nodes `j`
+        that share a source with `i`; zero for observed labels. The sum counts information twice
+        that two of these nodes share. :math:`H(y_i)` alone ranks nodes alike, unless many share few
+        sources.
 
         :param Tensor nodes: ``(K,)`` distinct node ids, default all.
         :param int num_partners: Estimate the sum without bias from so many random `j` for each `i`,

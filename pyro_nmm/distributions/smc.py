@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Importance-weighted and sequential Monte Carlo estimates of :math:`\log p(y)`.
+r"""Importance-weighted and sequential Monte Carlo estimates of :math:`\log p(y)`.
 
 The mean weight :math:`\prod_i e^{f_i}` of ``P`` draws of :math:`q(c \mid y)`, the particles, is an
 unbiased estimate of :math:`p(y)`. Over many nodes a few particles come to hold all the weight.

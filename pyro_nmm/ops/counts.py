@@ -94,8 +94,7 @@ class Places:
 
 
 class ChoiceGroups:
-    r"""
-    Sums over the earlier or the later choices of each edge's source: of those with the edge's
+    r"""Sums over the earlier or the later choices of each edge's source: of those with the edge's
     label ``(b, num_edges)``, as :math:`s_{ij}`, and of all, as :math:`S_{ij}`. An edge has ``size``
     entries, one or one for each label. Cost: :math:`O(E \log E)`, and :math:`O(B E)` a sum.
     """

@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Entries: the labels that a row may borrow over each of its edges, and their log-probabilities.
+r"""Entries: the labels that a row may borrow over each of its edges, and their log-probabilities.
 
 Row after row draws an edge and a label, :math:`(c_i, u_i)`, in proportion to the summands of
 
@@ -193,8 +192,7 @@ class _Compiled(torch.autograd.Function):
 
 
 def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, Tensor]:
-    r"""
-    ``(B, num_rows)`` twice: log-probabilities :math:`f_i` of labels or observations, and
+    r"""``(B, num_rows)`` twice: log-probabilities :math:`f_i` of labels or observations, and
     :math:`\log q(c_i, u_i \mid \cdot)` of draws, the logarithm of one summand of :math:`e^{f_i}`
     less :math:`f_i`, both given the earlier rows. Differentiable in ``entries``. Cost:
     :math:`O(B E K)`, forward and backward.

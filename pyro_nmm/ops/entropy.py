@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-A lower bound on the entropy of a Neighbor Mixture Model, and its gradient.
+r"""A lower bound on the entropy of a Neighbor Mixture Model, and its gradient.
 
 The bound is :math:`E_{p(y, c)} \sum_i h_i` with :math:`h_i = H(p(y_i \mid y_{<i}, c_{<i}))`. Row
 :math:`i` draws choice and label :math:`(j, k)` with probability
@@ -52,8 +51,8 @@ def entropy_samples(
     rows: Neighborhood, alpha: Tensor, attention: Tensor, edges: Tensor, labels: Tensor,
     component: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    r"""
-    ``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with the derivative
+    r"""``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with the
+    derivative
 
     .. math::
 

@@ -41,8 +41,7 @@ def check_size(rows: Neighborhood, numbers_each: int = 1) -> int:
 def log_joint(
     rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, edges: Tensor
 ) -> Tensor:
-    r"""
-    ``(..., Q, M)``: :math:`\log p(y, c)` of labellings ``(Q, num_rows)`` with chosen edges
+    r"""``(..., Q, M)``: :math:`\log p(y, c)` of labellings ``(Q, num_rows)`` with chosen edges
     ``(M, num_rows)``, the paper's equation (4). ``logits`` are in the order of ``rows``.
     """
     log_prob = rows.log_softmax(logits)[..., edges].sum(-1).unsqueeze(-2)

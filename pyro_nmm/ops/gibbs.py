@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Collapsed Gibbs sampling [1] of choices and labels given evidence.
+r"""Collapsed Gibbs sampling [1] of choices and labels given evidence.
 
 Row after row is drawn anew, given all others,
 

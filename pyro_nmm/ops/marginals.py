@@ -50,8 +50,7 @@ def node_log_probs(
 
 
 class PairRows:
-    r"""
-    The rows, sources and common neighbours of pairs ``(2, P)`` of node ids, which give
+    r"""The rows, sources and common neighbours of pairs ``(2, P)`` of node ids, which give
 
     .. math::
 
@@ -122,8 +121,7 @@ def expected_interaction(
     hood: Neighborhood, alpha: Tensor, attention: Tensor, marginals: Tensor, pairs: Tensor,
     interaction: Tensor,
 ) -> Tensor:  # fmt: skip
-    r"""
-    ``(..., P)``: :math:`E[\phi(y_i, y_j)]` for pairs of different nodes, without their tables,
+    r"""``(..., P)``: :math:`E[\phi(y_i, y_j)]` for pairs of different nodes, without their tables,
 
     .. math::
 
@@ -153,9 +151,9 @@ class Intervals(NamedTuple):
     high: Tensor  #: ``(..., N)`` upper end
 
     def coverage(self, y: Tensor) -> Tensor:
-        r"""
-        The share of labels ``(..., N)`` in their intervals. A label ``k`` on an end counts by the
-        part of ``k - 0.5`` to ``k + 0.5`` that is inside. Its mean under the model is ``level``.
+        r"""The share of labels ``(..., N)`` in their intervals. A label ``k`` on an end counts by
+        the part of ``k - 0.5`` to ``k + 0.5`` that is inside. Its mean under the model is
+        ``level``.
 
         >>> low, high = torch.tensor([3.25, 0.0, 5.0]), torch.tensor([4.5, 9.0, 7.0])
         >>> Intervals((low + high) / 2, low, high).coverage(torch.tensor([3, 4, 8]))

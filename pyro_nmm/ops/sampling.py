@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Draws of neighbour choices and of labels, without a sequential loop over nodes.
+r"""Draws of neighbour choices and of labels, without a sequential loop over nodes.
 
 With its uniform number fixed, a row's choice is a function of the counts that it sees, so a whole
 sample is the fixed point of *draw all rows at once, count, repeat*. Each sweep settles at least one
@@ -31,9 +30,8 @@ def uniforms_of(rows: Neighborhood, *shape: int) -> Tensor:
 
 
 def pick(rows: Neighborhood, weights: Tensor, uniforms: Tensor) -> Tensor:
-    """
-    ``(B, num_rows)``: the edge of each row at which cumulative weights ``(B, num_edges)``, of any
-    scale, pass ``uniforms`` ``(B, num_rows)`` of their sum. No edge of weight zero is picked.
+    """``(B, num_rows)``: the edge of each row at which cumulative weights ``(B, num_edges)``, of
+    any scale, pass ``uniforms`` ``(B, num_rows)`` of their sum. No edge of weight zero is picked.
     """
     # Rows that sum to one let a single running sum serve all of them, and the whole batch: a GPU
     # gives each row of a two-dimensional running sum to one of its many processors.
@@ -152,8 +150,8 @@ def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw_from_urns(alpha: Concentrations, choices: Tensor, known: Tensor | None = None) -> Tensor:
-    r"""
-    ``(..., n)``: labels of :math:`p(y \mid c)` without any label distribution. The entry of rank
+    r"""``(..., n)``: labels of :math:`p(y \mid c)` without any label distribution. The entry of
+    rank
     :math:`t` among those that chose :math:`j`, counted from zero,
 
     .. math::

@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Costs that choices are charged with: the score-function half of the bound's gradient.
+r"""Costs that choices are charged with: the score-function half of the bound's gradient.
 
 The bound :math:`E_q \sum_i f_i` has the gradient
 
@@ -49,10 +48,9 @@ class ScoreEstimator(StrEnum):
 def score_parts(
     estimator: ScoreEstimator, log_choice: Tensor, costs: Tensor, charge: Callable[[], Tensor]
 ) -> ScoreParts:
-    r"""
-    Score parts of :math:`q` for Pyro's losses, which add score times the whole bound. The score of
-    a row has mean zero given the past, so the entropy term may subtract costs that its choice does
-    not change. ``costs`` are :math:`f_i` ``(..., n)``, and ``charge`` makes :math:`D_i - b_i`.
+    r"""Score parts of :math:`q` for Pyro's losses, which add score times the whole bound. The score
+    of a row has mean zero given the past, so the entropy term may subtract costs that its choice
+    does not change. ``costs`` are :math:`f_i` ``(..., n)``, and ``charge`` makes :math:`D_i - b_i`.
     """
     log_prob = log_choice.sum(-1)
     if estimator is ScoreEstimator.REINFORCE:
@@ -71,9 +69,8 @@ def costs_to_go(component: Tensor, log_label: Tensor) -> Tensor:
 
 
 def one_step_credits(rows: Neighborhood, entries: Entries, draw: Draw, predicted: Tensor) -> Tensor:
-    r"""
-    ``(B, n)`` double: :math:`D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}`, the
-    direct effect of the count of :math:`(c_i, u_i) = (j, k)` on later rows with neighbour
+    r"""``(B, n)`` double: :math:`D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}`,
+    the direct effect of the count of :math:`(c_i, u_i) = (j, k)` on later rows with neighbour
     :math:`j`, given :math:`f`. Cost: :math:`O(B E K)` in loops.
 
     A row whose edge to :math:`j` has an entry of :math:`k` changes by another value than a row

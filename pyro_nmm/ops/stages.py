@@ -23,8 +23,7 @@ Counts = tuple[Tensor, ...]
 
 
 class Stages:
-    """
-    Rows in the order of the draw, with observed labels or evidence: ``data`` of :class:`Entries`
+    """Rows in the order of the draw, with observed labels or evidence: ``data`` of :class:`Entries`
     without a batch. ``logits`` are of the whole graph. Entry ``k`` of an edge is ``edge * K + k``.
     """
 
