@@ -5,7 +5,6 @@
 
 import operator
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -61,7 +60,7 @@ class NoSites(Messenger):
         )
 
 
-class SharedForward(nn.Module, ABC):
+class SharedForward(nn.Module):
     """A model and a guide that share one run of a network, so that both see one dropout mask."""
 
     def __init__(
@@ -71,14 +70,6 @@ class SharedForward(nn.Module, ABC):
         super().__init__()
         self.hood, self.network, self.name, self.family = hood, network, name, family
         self._kept: tuple | None = None
-
-    @abstractmethod
-    def guide(self, *inputs: Any, **data: Any) -> Any:
-        """The program that comes first."""
-
-    @abstractmethod
-    def model(self, *inputs: Any, **data: Any) -> Any:
-        """The program that takes over the guide's output."""
 
     def mixture(self, *inputs) -> Any:
         """The fitted distribution, for queries: evaluation mode, without gradients."""

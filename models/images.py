@@ -38,9 +38,7 @@ class UNet(nn.Module):
         tiles of that side, of which the inner quarter counts: four times the work.
     """
 
-    def __init__(
-        self, channels: int = 3, width: int = 48, depth: int = 5, tile: int | None = None
-    ) -> None:
+    def __init__(self, channels: int = 3, width: int = 48, depth: int = 5, tile: int | None = None):
         super().__init__()
         check_integers(1, channels=channels, width=width, depth=depth)
         if tile is not None:

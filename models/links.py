@@ -114,7 +114,7 @@ class DGLFRM(nn.Module):
         x: Tensor | None = None, held_out: Tensor | None = None, num_columns: int | None = None,
     ) -> Tensor:  # fmt: skip
         """``(N,)``: the change of the log-density of :meth:`given` if one node has its row of
-        ``others``, ``(N, K)``, in place of its row of ``s``; ``num_columns`` as for
+        ``others`` in place of ``s``; ``num_columns`` as for
         :meth:`~pyro_nmm.InnerProductGraph.swaps`.
         """
         prior = relaxed_logits(stick_logits(v), self.temperature)

@@ -44,8 +44,8 @@ def with_gradients(fit: Callable[P, R]) -> Callable[P, R]:
 
 def ordinary(value: Any) -> Any:
     """A value through which gradients pass. Tensors made in inference mode are copied, in tuples,
-    dictionaries, distributions and PyG's ``Data`` too. Parameters and buffers of modules stay the
-    same objects, because an optimiser may hold them.
+    dictionaries, distributions and ``Data`` too; a module's, which optimisers hold, change in
+    place.
     """
     if isinstance(value, nn.Module):
         for name, tensor in (*value.named_parameters(), *value.named_buffers()):

@@ -252,10 +252,9 @@ class Neighborhood:
         return self.sum(hit * number) - 1
 
     def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the
-        pair, the edge of its first row and the edge of its second row. The last answer is kept.
-        Cost:
-        :math:`O(E)` and :math:`O(\\log E)` for each edge of the smaller row of a pair.
+        r"""The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the
+        pair, and the edges of its first and of its second row. The last answer is kept. Cost:
+        :math:`O(E)`, and :math:`O(\log E)` for each edge of the smaller row.
         """
         pairs = as_expected("pairs", pairs, (2, "P"), kind="integers", like=self)
         return self._last_pairs.get((pairs,), lambda: self._common_neighbors(pairs.long()))

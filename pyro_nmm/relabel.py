@@ -1,8 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Edges that relabel. A node borrows the label :math:`u_i \sim z_{c_i}`, and edge :math:`e = (c_i,
-i)` turns it into the label :math:`y_i` that the node shows. ``relabel`` holds for every edge a
+r"""Edges that relabel. A node borrows a label :math:`u_i \sim z_{c_i}`, which the edge :math:`e`
+from :math:`c_i` turns into the label :math:`y_i` that it shows. ``relabel`` holds for every edge a
 permutation, ``(E, C)`` integers whose entry ``[e, u]`` is :math:`y`; or a stochastic matrix,
 ``(..., E, C, C)``, whose entry ``[e, u, y]`` is the probability of :math:`y` given :math:`u`.
 """

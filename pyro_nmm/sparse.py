@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch_geometric.index import index2ptr
 
 
 def identity(size: int) -> Tensor:
@@ -36,9 +37,7 @@ def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, 
 def csr_of_entries(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """A matrix in ``torch.sparse_csr`` of entries in any order."""
     order = rows.argsort(stable=True)
-    starts = rows.new_zeros(shape[0] + 1)
-    starts[1:] = rows.bincount(minlength=shape[0]).cumsum(0)
-    return sparse_csr(starts, columns[order], values[order], shape)
+    return sparse_csr(index2ptr(rows[order], shape[0]), columns[order], values[order], shape)
 
 
 def spread(step: Callable, labels: Tensor, damping: float, num_steps: int) -> Tensor:

@@ -222,9 +222,9 @@ class PooledScores(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
         edge_weight: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\\ell` and
-        :math:`(A - \\tfrac{3}{4}) \\, x / t`. Arguments as for :meth:`StackedNMM.forward`. Sources
-        that are no nodes are ignored. Cost: :math:`O(E C)`, 21 times.
+        r"""``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\ell`, :math:`(A - \tfrac{3}{4}) \, x /
+        t`. Arguments as for :meth:`StackedNMM.forward`, without communities. Cost: :math:`O(E C)`,
+        21 times.
         """
         check_hood(hood)
         return all_terms(GraphScores.of(hood, scores, y, known, edge_weight), self.temperature)
@@ -283,16 +283,13 @@ def step(data: GraphScores, rows: slice, values: Tensor) -> Tensor:
     ptr = hood.ptr[rows.start : rows.stop + 1]
     edges = slice(int(ptr[0]), int(ptr[-1]))
     source, ptr = hood.source[edges], ptr - ptr[0]
-    weight, total = values.new_ones(len(source)), ptr.diff().to(values)
-    if data.edge_weight is not None:
-        weight = data.edge_weight[edges].to(values)
+    weight = values.new_ones(len(source)) if data.edge_weight is None else data.edge_weight[edges]
+    weight = weight.to(values)
     if hood.bipartite:  # communities are no neighbours
         weight = weight * (source < hood.num_nodes)
         source = source.clamp(max=hood.num_nodes - 1)
-    if data.edge_weight is not None or hood.bipartite:
-        total = segment(weight, ptr)
     steps = sparse_csr(ptr, source, weight, (len(ptr) - 1, len(values)))
-    return (steps @ values).div_(total[:, None])
+    return (steps @ values).div_(segment(weight, ptr)[:, None])
 
 
 @dataclass(frozen=True)
@@ -388,9 +385,8 @@ class Formula:
 def with_own_sources(
     data: GraphScores, table: Tensor, share: float, every: Iterable[Tensors]
 ) -> Iterator[NeighborMixture]:
-    """Mixtures in which nodes have one more source each, which no other node may choose. A node
-    with a certain label has it alone: the label is no further evidence about others. Other nodes
-    choose it with probability ``1 - share``, and it has the ``table``'s label probabilities.
+    """Mixtures in which each node has a source of its own. It holds a certain label alone, which is
+    no further evidence, or has probability ``1 - share`` and the label probabilities of ``table``.
     """
     hood, known = data.hood, data.certain
     widened = known if share == 1 else torch.ones_like(known)

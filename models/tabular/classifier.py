@@ -290,9 +290,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return torch.from_numpy(probs).clamp(min=self.clip).log().float()
 
     def _pooled(self, whole: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of some rows for the NMM: half the whole fit's probabilities, half the folds'
-        mean. And the probabilities beside it: half these, half the mean of folds calibrated one by
-        one.
+        """Scores for the NMM, half of the whole fit and half the folds' mean; and probabilities
+        beside it: half these, half the mean of folds that are calibrated one by one.
         """
         mean, by_fold = torch.zeros_like(whole), torch.zeros_like(whole)
         for part, temperature in zip(parts, self._fold_temperatures, strict=True):

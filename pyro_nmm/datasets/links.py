@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
 from pyro_nmm.arguments import as_edge_index, as_expected, check_finite, check_range
 from pyro_nmm.datasets.entries import extra, reading, seeded
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
-from pyro_nmm.sparse import identity, sparse_csr
+from pyro_nmm.sparse import csr_of_entries, identity
 
 
 class LinkSplit(NamedTuple):
@@ -113,8 +112,7 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
     if name in PLANETOID:
         data = planetoid(name, root)
         rows, columns = (data.x.to_dense() > 0).nonzero(as_tuple=True)
-        pointers = index2ptr(rows, data.num_nodes)
-        x = sparse_csr(pointers, columns, torch.ones(len(rows)), tuple(data.x.shape))
+        x = csr_of_entries(rows, columns, torch.ones(len(rows)), tuple(data.x.shape))
         return Data(x=x, edge_index=remove_self_loops(data.edge_index)[0],
                     num_nodes=data.num_nodes, has_features=True)  # fmt: skip
     files = {"nips12": ("nips12/nips12.mat", "B"), "yeast": ("yeast/yeast.mat", "Problem")}

@@ -107,40 +107,29 @@ class Components:
 
     def extended(self, parameters: Parameters, nodes: Tensor, labels: Tensor) -> "Components":
         """All joint choices of these nodes and of more ``(m,)``, if components are all choices."""
-        if self.latent:
-            return self._with_choices(parameters, nodes, labels)
-        nodes, order = torch.cat([self.nodes, nodes]).sort()
-        labels = torch.cat([self.shown, labels])[order]
-        part = parameters.of_rows(parameters.hood.take(nodes))
-        if not part.channel.keeps:
-            evidence = part.channel.evidence(part.hood, labels, self.alpha)
-            components = all_latents(self.alpha, parameters.logits, part.hood, evidence)
+        every = torch.cat([self.nodes, nodes])
+        if not self.latent and not parameters.channel.keeps:
+            every, order = every.sort()
+            labels = torch.cat([self.shown, labels])[order]
+            whole = parameters.of_rows(parameters.hood.take(every))
+            evidence = whole.channel.evidence(whole.hood, labels, self.alpha)
+            components = all_latents(self.alpha, parameters.logits, whole.hood, evidence)
             components.shown = labels
             return components
-        rows, sources = compact(part.hood)
-        enumeration.check_size(rows, rows.num_rows)
-        alpha = self.alpha[sources]
-        edges, query = enumeration.enumerate_choices(rows), (part.logits, labels[None])
-        log_weights = enumeration.log_joint(rows, alpha, *query, edges)[0]
-        return Components(self.alpha, nodes, labels, sources[rows.source[edges]], log_weights)
-
-    def _with_choices(self, parameters: Parameters, nodes: Tensor, labels: Tensor) -> "Components":
-        """Every component with all joint choices of more nodes."""
         rows, sources = compact(parameters.hood.take(nodes))
-        numbers = len(self.nodes) + len(nodes) + len(sources) * self.alpha.shape[-1]
-        number = enumeration.check_size(rows, len(self) * (len(self.nodes) + len(nodes)))
+        number = enumeration.check_size(rows, len(self) * len(every))
+        numbers = number + len(every) + len(sources) * self.alpha.shape[-1]
         edges, logits = enumeration.enumerate_choices(rows), parameters.of_rows(rows).logits
         gains = []
-        for part in blocks(len(self), number + numbers):
+        for part in blocks(len(self), numbers):
             alpha = self.concentrations(sources, part)
             gains.append(enumeration.log_joint(rows, alpha, logits, labels[None], edges)[:, 0])
         log_weights = self.log_weights[:, None] + torch.cat(gains)
         again = torch.arange(len(self), device=nodes.device).repeat_interleave(number)
         new = sources[rows.source[edges]].repeat(len(self), 1)
-        choices = torch.cat([self.choices[again], new], 1)
-        labels = torch.cat([self.labels[again], labels.expand(len(again), -1)], 1)
-        nodes = torch.cat([self.nodes, nodes])
-        return Components(self.alpha, nodes, labels, choices, log_weights.flatten())
+        choices, known = torch.cat([self.choices[again], new], 1), of_components(self.labels, again)
+        labels = torch.cat([known, labels.expand(*known.shape[:-1], -1)], -1)
+        return Components(self.alpha, every, labels, choices, log_weights.flatten())
 
     def continued(
         self, parameters: Parameters, nodes: Tensor, labels: Tensor, weighted: bool

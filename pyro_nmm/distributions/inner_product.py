@@ -130,10 +130,9 @@ class InnerProductGraph(GraphDistribution):
 
     @torch.no_grad()
     def swaps(self, value: Tensor, others: Tensor, num_columns: int | None = None) -> Tensor:
-        r"""``(N,)``: the change of ``log_prob(value)`` if node ``i`` alone had the vector
-        :math:`g_i` of ``others`` ``(N, D)`` in the place of :math:`f_i`. ``num_columns`` gives an
-        unbiased estimate from all edges and the pairs of so many random nodes, at :math:`O(N D)`
-        each.
+        """``(N,)``: the change of ``log_prob(value)`` if node ``i`` alone had the vector
+        :math:`g_i` of ``others`` ``(N, D)``. ``num_columns`` gives an unbiased estimate from all
+        edges and the pairs of so many random nodes, at :math:`O(N D)` each.
         """
         expect("others", others, kind="float")
         if num_columns is not None:

@@ -205,9 +205,8 @@ class NeighborMixture(GraphDistribution):
         return Intervals(*(part.expand(*self.batch_shape, -1) for part in parts))
 
     def pairwise(self, pairs: Tensor) -> Tensor:
-        """``(..., P, C, C)``: exact joint distributions of the labels of pairs of node ids ``(2,
-        P)``. Cost: :math:`O(E C)` for edges into the nodes, :math:`O(C^2)` for each common
-        neighbour.
+        """``(..., P, C, C)``: exact joint distributions of labels of pairs of node ids ``(2, P)``.
+        Cost: :math:`O(E C)` for edges into the nodes, :math:`O(C^2)` for each common neighbour.
         """
         check_pairs(self.hood, pairs)
         tables = marginals.pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)

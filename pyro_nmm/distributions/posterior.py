@@ -88,8 +88,7 @@ class Posterior:
     @property
     def states(self) -> Tensor:
         """``(T, 2, n)``: choices and borrowed labels of the observed nodes in each component, as
-        samples of :class:`EvidenceConditional` in ascending node id. A component's weight is in
-        :attr:`log_weights`.
+        samples of :class:`EvidenceConditional`, with weights in :attr:`log_weights`.
         """
         labels = self.components.labels.expand_as(self.components.choices)
         both = torch.stack([self.components.choices, labels], 1)
@@ -168,9 +167,9 @@ class Posterior:
         self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
     ) -> Tensor:
         r"""Monte Carlo estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)``
-        that the mask ``observed`` selects, default all others: each of the particles continues a
-        component, see :meth:`NeighborMixture.log_likelihood`. Cost: linear in the edges into
-        :math:`\rho`, times the particles.
+        where ``observed``, default all others: particles continue components, see
+        :meth:`NeighborMixture.log_likelihood`. Cost: linear in the edges into :math:`\rho`, times
+        the particles.
         """
         check_integers(1, num_particles=num_particles)
         nodes, labels = self._new("log_likelihood", y, observed)
@@ -221,9 +220,7 @@ class Posterior:
         return self._marginals(self.hood)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
-        """``(P, C, C)``: joint distributions of the labels of pairs of node ids ``(2, P)``. Cost:
-        for each component :meth:`NeighborMixture.pairwise`, and :math:`O(n)`.
-        """
+        """``(P, C, C)``: :meth:`NeighborMixture.pairwise`, at its cost for each component."""
         check_pairs(self.hood, pairs)
         size, weights, tables = self.num_classes, self.components.weights, []
         for block in blocks(pairs.shape[1], size**2):
@@ -335,9 +332,7 @@ class Posterior:
 
     @torch.no_grad()
     def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:
-        """``(num_samples, S)`` draws of the number of nodes with a label in each of ``S`` sets,
-        given by node ids ``(K,)`` or masks ``(N,)``; their quantiles make intervals.
-        """
+        """``(num_samples, S)``: draws of how many nodes have a label, in sets of ids or masks."""
         check_integers(0, label=label)
         check_integers(1, num_samples=num_samples)
         if label >= self.num_classes:

@@ -192,10 +192,9 @@ class _Compiled(torch.autograd.Function):
 
 
 def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, Tensor]:
-    r"""``(B, num_rows)`` twice: log-probabilities :math:`f_i` of labels or observations, and
-    :math:`\log q(c_i, u_i \mid \cdot)` of draws, the logarithm of one summand of :math:`e^{f_i}`
-    less :math:`f_i`, both given the earlier rows. Differentiable in ``entries``. Cost:
-    :math:`O(B E K)`, forward and backward.
+    r"""``(B, num_rows)`` twice, given earlier rows: log-probabilities :math:`f_i` of labels or
+    observations, and :math:`\log q(c_i, u_i \mid \cdot)` of draws, the logarithm of one summand of
+    :math:`e^{f_i}` less :math:`f_i`. Differentiable in ``entries``. Cost: :math:`O(B E K)`.
     """
     plain, provenance = untracked(*entries)
     entries, top = shift_evidence(rows, Entries(*plain))

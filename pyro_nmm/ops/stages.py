@@ -27,9 +27,7 @@ class Stages:
     without a batch. ``logits`` are of the whole graph. Entry ``k`` of an edge is ``edge * K + k``.
     """
 
-    def __init__(
-        self, rows: Neighborhood, alpha: Concentrations, logits: Tensor, data: Tensor
-    ) -> None:
+    def __init__(self, rows: Neighborhood, alpha: Concentrations, logits: Tensor, data: Tensor):
         self.rows, self.sources = compact(rows)
         self.num_classes = alpha.shape[-1]
         log_attention = rows.log_softmax(logits.index_select(0, rows.edge))
