@@ -238,8 +238,7 @@ class SeedLoss(nn.Module):
         mask = as_set(seeds, batch.num_nodes, edge_index.device, "seeds", empty=True)
         if not mask.any():
             # Every parameter takes part, or other processes would wait for its gradient.
-            parts = [(0 * p).sum() for p in self.parameters() if p.requires_grad]
-            return torch.stack(parts).sum()
+            return torch.stack([(0 * p).sum() for p in self.parameters() if p.requires_grad]).sum()
         if total is not None:
             check_positive(total=total)
         # The model needs the seeds' rows alone; the network sees all edges.
@@ -363,8 +362,7 @@ def fit_classifier(
 
     def backward(epoch: int) -> float:
         out = network(*inputs)
-        y = labels_in(data, "train_mask", out.shape[-1])
-        loss = F.cross_entropy(out[data.train_mask], y)
+        loss = F.cross_entropy(out[data.train_mask], labels_in(data, "train_mask", out.shape[-1]))
         if consistency is not None:
             probs = out.softmax(-1)
             loss = loss + consistency(probs, probs.detach())

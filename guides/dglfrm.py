@@ -3,7 +3,6 @@
 
 """Guides of the latent feature model of links, with and without an NMM, and their fit."""
 
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 import pyro
@@ -20,7 +19,6 @@ from torch_geometric.utils import sort_edge_index
 
 from pyro_nmm import MembershipMixture, Neighborhood
 from pyro_nmm.arguments import (
-    as_member,
     as_tensor,
     check_edge_index,
     check_finite,
@@ -42,11 +40,8 @@ from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import attention_scores, register
 from pyro_nmm.sparse import sparse_csr
 
-
-class LinkEstimator(StrEnum):
-    PATHWISE = "pathwise"  #: unbiased, for few communities
-    LINEAR = "linear"  #: biased, of little variance
-    LOCAL = "local"  #: unbiased, by two draws of every node
+#: Unbiased for few communities; biased, of little variance; unbiased by two draws of every node.
+ESTIMATORS = "pathwise", "linear", "local"
 
 
 class DGLFRMGuide(nn.Module):
@@ -98,7 +93,8 @@ class DGLFRMGuide(nn.Module):
         num_columns: int | None = 128, own_attention: bool = False, name: str = "dglfrm_guide",
     ) -> None:  # fmt: skip
         super().__init__()
-        way = as_member(LinkEstimator, estimator=estimator)
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
         check_integers(1, num_features=num_features, hidden=hidden, width=width)
         check_positive(temperature=temperature)
         check_finite(gamma=gamma)
@@ -115,8 +111,8 @@ class DGLFRMGuide(nn.Module):
         self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma, own_attention)
         if hood is None:
             return
-        local = way is LinkEstimator.LOCAL
-        follows = "detached" if local else way.value
+        local = estimator == "local"
+        follows = "detached" if local else estimator
 
         def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
             return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
@@ -225,8 +221,7 @@ class _Encoder(nn.Module):
         super().__init__()
 
         def first() -> RandomInput:
-            layer = GCNConv(num_features, hidden, bias=False, normalize=False)
-            return RandomInput(layer, dropout)
+            return RandomInput(GCNConv(num_features, hidden, bias=False, normalize=False), dropout)
 
         self.first, self.dropout = first(), dropout
         self.heads = nn.ModuleList(GCNConv(hidden, w, bias=False, normalize=False) for w in widths)
@@ -247,8 +242,8 @@ class _Encoder(nn.Module):
             check_edge_index(edge_index, num_nodes)  # once a graph, because it reads the ids
             edges, weight = gcn_norm(edge_index, like.new_ones(edge_index.shape[1]), num_nodes)
             (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)
-            parts = index2ptr(target, num_nodes), source, weight
-            return sparse_csr(*parts, (num_nodes, num_nodes))
+            ptr = index2ptr(target, num_nodes)
+            return sparse_csr(ptr, source, weight, (num_nodes, num_nodes))
 
         like = self.log_sticks
         return self._last_graph.get((edge_index, num_nodes, like.dtype, like.device), matrix)

@@ -72,8 +72,7 @@ class Field(NamedTuple):
 
     def evidence(self, run: Run, given_later: bool = True) -> Tensor:
         """``(..., N, C)`` of latent labels by :func:`evidence_of`, zero where not ``observed``."""
-        evidence = evidence_of(run, self, given_later)
-        return self._of_nodes(evidence.movedim(-2, 0)).movedim(0, -2)
+        return self._of_nodes(evidence_of(run, self, given_later).movedim(-2, 0)).movedim(0, -2)
 
     def _of_nodes(self, values: Tensor) -> Tensor:
         hood = self.prior.hood
@@ -209,8 +208,7 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
 def _frames(site: Any, field: Field) -> list:
     """Vectorized plates around a site and not around the field."""
     outside = {frame.name for frame in field.trace.nodes[field.name]["cond_indep_stack"]}
-    frames = site["cond_indep_stack"]
-    return [f for f in frames if f.dim is not None and f.name not in outside]
+    return [f for f in site["cond_indep_stack"] if f.dim is not None and f.name not in outside]
 
 
 def _add_tables(tables: dict, trace: Any, name: str, field: Field, places: dict) -> None:

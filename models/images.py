@@ -186,6 +186,5 @@ def _branch(features: int, channels: int) -> nn.Sequential:
 def __getattr__(name: str) -> Any:
     if name != "ConvolutionalNMM":  # which was here before version 0.3
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    moved = "import ConvolutionalNMM from pyro_nmm.models"
-    warnings.warn(moved, DeprecationWarning, stacklevel=2)
+    warnings.warn("import ConvolutionalNMM from pyro_nmm.models", DeprecationWarning, stacklevel=2)
     return importlib.import_module("pyro_nmm.models").ConvolutionalNMM

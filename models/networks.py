@@ -82,8 +82,7 @@ def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor
     target, batch = hood.target, v.shape[:-2]
     units = F.normalize(v, dim=-1).reshape(-1, *v.shape[-2:])
     cosines = torch.stack([edge_products(unit, target, hood.source) for unit in units])
-    loops = (target == hood.source).to(v)
-    return scale * cosines.reshape(*batch, hood.num_edges) + gamma * loops
+    return scale * cosines.reshape(*batch, hood.num_edges) + gamma * (target == hood.source).to(v)
 
 
 class NMMNetwork(nn.Module):
@@ -283,8 +282,7 @@ def compatibility(
     counts = torch.bincount(y[source] * num_classes + y[target], minlength=num_classes**2)
     counts = counts.view(num_classes, num_classes).to(torch.get_default_dtype())
     share = torch.bincount(y[observed], minlength=num_classes) + 1.0
-    prior = strength * share / share.sum()
-    return (counts + prior) / (counts.sum(1, keepdim=True) + strength)
+    return (counts + strength * share / share.sum()) / (counts.sum(1, keepdim=True) + strength)
 
 
 class Compatibility(nn.Module):

@@ -159,8 +159,7 @@ def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:
     # Batch shapes differ where one of the two sites is given from outside.
     batch = torch.broadcast_shapes(z.shape[:-2], c.shape[:-1])
     index = c.unsqueeze(-1).expand(*batch, -1, z.shape[-1])
-    probs = z.expand(*batch, -1, -1).gather(-2, index)
-    return Categorical(channel.push(probs)).to_event(1)
+    return Categorical(channel.push(z.expand(*batch, -1, -1).gather(-2, index))).to_event(1)
 
 
 def _rest(

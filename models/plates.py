@@ -196,8 +196,7 @@ def node_plate(
     check_each_call("y", y, lambda value: value >= 0, "hold labels from 0 on")
     if subsample_size is not None:
         check_integers(1, subsample_size=subsample_size)
-    plate = pyro.plate(name, rows.num_rows, subsample_size, dim=dim)
-    return _labels_in_plate(plate, rows, y)
+    return _labels_in_plate(pyro.plate(name, rows.num_rows, subsample_size, dim=dim), rows, y)
 
 
 @contextmanager
@@ -210,5 +209,4 @@ def _labels_in_plate(plate: Any, rows: Neighborhood, y: Tensor) -> Iterator[tupl
                 f"y has {y.shape[place]} elements in dimension {plate.dim}, the dimension of plate "
                 f"{plate.name!r}: give this plate a dimension of its own by dim="
             )
-        labels = y.squeeze(place).index_select(-1, places).movedim(-1, plate.dim)
-        yield rows.nodes[places], labels
+        yield rows.nodes[places], y.squeeze(place).index_select(-1, places).movedim(-1, plate.dim)

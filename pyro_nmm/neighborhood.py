@@ -107,8 +107,7 @@ class Neighborhood:
         y = pixel.div(width, rounding_mode="floor")[:, None] + down.flatten()
         x = (pixel % width)[:, None] + right.flatten()
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        source = (y * width + x)[inside]
-        return cls.of_rows(height * width, pixel, cumsum(inside.sum(1)), source)
+        return cls.of_rows(height * width, pixel, cumsum(inside.sum(1)), (y * width + x)[inside])
 
     @derived
     def row(self) -> Tensor:
@@ -232,8 +231,7 @@ class Neighborhood:
 
     def softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`L_{ij}`, the softmax of ``logits`` over each row."""
-        logits = self._of_edges("logits", logits)
-        return softmax(logits, self.row, num_nodes=self.num_rows, dim=-1)
+        return softmax(self._of_edges("logits", logits), self.row, num_nodes=self.num_rows, dim=-1)
 
     def sum(self, values: Tensor) -> Tensor:
         """``(..., num_rows)``: the sum of values ``(..., num_edges)`` over each row."""
@@ -248,8 +246,7 @@ class Neighborhood:
             return loops.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.
         hit = choices.index_select(-1, self.row) == self.source
-        number = torch.arange(1, self.num_edges + 1, device=self.device)
-        return self.sum(hit * number) - 1
+        return self.sum(hit * torch.arange(1, self.num_edges + 1, device=self.device)) - 1
 
     def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r"""The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the

@@ -85,8 +85,7 @@ def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborho
     near = (place - scaled[:, None]).norm(dim=-1) <= radius / spacing
     node = near.nonzero()[:, 0]
     lattice, source = place[near].unique(dim=0, return_inverse=True)
-    hood = Neighborhood(torch.stack([source, node]), num_nodes, len(lattice))
-    return hood, lattice * spacing
+    return Neighborhood(torch.stack([source, node]), num_nodes, len(lattice)), lattice * spacing
 
 
 def hops(
@@ -128,8 +127,7 @@ def hops(
         source, node = new // num_nodes, new % num_nodes
     source, node = keys // num_nodes, keys % num_nodes
     hood = Neighborhood(torch.stack([source, node]), num_nodes, len(at))
-    order = (node * len(at) + source).argsort()
-    return hood, distance[order]
+    return hood, distance[(node * len(at) + source).argsort()]
 
 
 def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:

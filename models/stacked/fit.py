@@ -325,8 +325,7 @@ def row_log_probs(
     logits, *relabel = formula.attention(rows, probs, weight)
     attention = rows.softmax(logits)
     if relabel:
-        marginals = node_marginals(rows, alpha, attention, as_channel(relabel[0]))
-        return entries_at(marginals, y).log()
+        return entries_at(node_marginals(rows, alpha, attention, as_channel(relabel[0])), y).log()
     return node_log_probs(rows, alpha, attention, y)
 
 
@@ -419,6 +418,5 @@ def offset_gradients(formula: Formula, fold: Fold) -> Tensor:
         log_probs = row_log_probs(formula, stars, stars, sources, weight, fold.y[part.nodes])
         (slope,) = torch.autograd.grad(log_probs.sum(), sources)
         near = sources.detach()
-        slope = near * (slope - (near * slope).sum(-1, keepdim=True))
-        gradients[block] = segment(slope, part.ptr)
+        gradients[block] = segment(near * (slope - (near * slope).sum(-1, keepdim=True)), part.ptr)
     return gradients

@@ -255,8 +255,7 @@ def terms_in_blocks(data: GraphScores, temperature: Tensor, numbers_each: int) -
     for rows in row_blocks(data.hood.ptr, numbers_each):
         scaled, nearby = data.scores[rows] / temperature, step(data, rows, probs)
         agreement = (probs[rows] * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
-        smooth = (nearby + 1e-3).log()
-        yield rows, torch.stack([scaled, smooth, labels[rows], agreement * scaled])
+        yield rows, torch.stack([scaled, (nearby + 1e-3).log(), labels[rows], agreement * scaled])
 
 
 def propagated(data: GraphScores) -> Tensor:

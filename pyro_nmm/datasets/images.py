@@ -39,8 +39,7 @@ def image_folder(path: str | Path) -> dict[str, Tensor]:
     {'sky.png': (3, 4, 6)}
     """
     image_module = extra("PIL.Image", "image folders")
-    endings = (".png", ".jpg", ".jpeg")
-    files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in endings)
+    files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in (".png", ".jpg", ".jpeg"))
     if not files:
         raise FileNotFoundError(f"path: {path} has no .png or .jpg files")
     images = {}

@@ -76,8 +76,7 @@ def digits(num_neighbors: int = 8) -> Data:
     Data(x=[1797, 64], edge_index=[2, 19854], y=[1797])
     """
     images = extra("sklearn.datasets", "digits").load_digits()
-    neighbors = extra("sklearn.neighbors", "digits")
-    graph = neighbors.kneighbors_graph(images.data, num_neighbors)
+    graph = extra("sklearn.neighbors", "digits").kneighbors_graph(images.data, num_neighbors)
     edge_index = to_undirected(from_scipy_sparse_matrix(graph)[0])
     x = torch.tensor(images.data, dtype=torch.float) / 16
     return Data(x=x, edge_index=edge_index, y=torch.tensor(images.target))

@@ -86,8 +86,7 @@ class AveragedPosterior(Posterior):
         """Of the members' average, a path each: :meth:`Posterior.path_likelihood`."""
         parts = [member.path_likelihood(*args, **options) for member in self.members]
         values, errors = map(torch.stack, zip(*parts, strict=True))
-        error = (values.softmax(0) * errors).norm(dim=0)
-        return PathEstimate(_log_mean([*values]), error)
+        return PathEstimate(_log_mean([*values]), (values.softmax(0) * errors).norm(dim=0))
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:

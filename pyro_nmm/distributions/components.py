@@ -93,8 +93,7 @@ class Components:
         added = torch.zeros_like(self.alpha, dtype=torch.double).flatten()
         for part in blocks(len(weights), 4 * len(self.nodes)):
             choices, weight = self.choices[part], weights[part]
-            component = torch.arange(len(weight), device=choices.device)[:, None]
-            keys = component * size + choices
+            keys = torch.arange(len(weight), device=choices.device)[:, None] * size + choices
             key, place, count = keys.unique(return_inverse=True, return_counts=True)
             node, part_weight = key % size, weight[key.div(size, rounding_mode="floor")]
             share = part_weight / (total[node] + count)

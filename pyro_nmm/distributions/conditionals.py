@@ -265,8 +265,7 @@ class EvidenceConditional(InOrder):
         if num_sweeps:
             if num_states is None:
                 num_states = min(_MOST_STATES, NUMBERS // max(1, rows.num_rows))
-            num_later = num_sweeps - num_sweeps // 2
-            num_kept = min(num_later, max(1, num_states // num_samples))
+            num_kept = min(num_sweeps - num_sweeps // 2, max(1, num_states // num_samples))
             chains, draw = run_chains(rows, entries, draw, num_sweeps, num_kept)
         choices, log_weights = rows.source[draw.edges], alpha.new_zeros(len(draw.edges))
         if weighted:

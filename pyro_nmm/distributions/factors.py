@@ -181,5 +181,4 @@ class ChosenLabels(GraphDistribution):
         same, total = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))
         above = at_labels(self.alpha, *pairs) + same
         below = gather(totals(self.alpha), choices) + total
-        log_prob = (above / below).log().expand(*shape, -1)
-        return track_provenance(log_prob, provenance)
+        return track_provenance((above / below).log().expand(*shape, -1), provenance)

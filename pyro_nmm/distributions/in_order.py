@@ -199,8 +199,7 @@ class InOrder(GraphDistribution):
         """``(..., n)``: the costs that each draw is charged with, less their baseline."""
         charge, shape = self._costs(draw, costs), costs.shape[:-1]
         sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
-        dims = [d for d, size in enumerate(sizes) if size == 1]
-        baseline = score_costs.others_mean(charge, dims)
+        baseline = score_costs.others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
         if baseline is None:  # of one more draw
             other = self._draw(shape)
             (terms,), _ = untracked(predictive(self.rows, self._flat(shape), other)[0])

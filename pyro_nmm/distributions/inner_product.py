@@ -77,8 +77,7 @@ class InnerProductGraph(GraphDistribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
-        nodes = constraints.integer_interval(0, self.num_nodes - 1)
-        return constraints.independent(nodes, 2)
+        return constraints.independent(constraints.integer_interval(0, self.num_nodes - 1), 2)
 
     @staticmethod
     def balance(
@@ -106,16 +105,14 @@ class InnerProductGraph(GraphDistribution):
         factors = factors.reshape(-1, *factors.shape[-2:])[0]
         edges = []
         for start, rows, columns in _blocks(factors):
-            probs = (rows @ columns.T).sigmoid()
-            edges.append(torch.bernoulli(probs).triu(1).nonzero().T + start)
+            edges.append(torch.bernoulli((rows @ columns.T).sigmoid()).triu(1).nonzero().T + start)
         pairs = torch.cat(edges, 1)
         return track_provenance(torch.cat([pairs, pairs.flip(0)], 1), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Self-loops and repetitions of edges are ignored."""
         (factors, value), provenance = untracked(self.factors, value)
-        edges = observed_edges(value, self.num_nodes, self.held_out)
-        x = _inner(factors, edges)
+        x = _inner(factors, observed_edges(value, self.num_nodes, self.held_out))
         flat = flatten(factors, factors.shape[:-2], 2)
         pairs = torch.stack([_AllPairs.apply(f) for f in flat]).view(factors.shape[:-2])
         norms = factors.square().sum(-1)

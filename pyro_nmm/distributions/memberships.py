@@ -32,8 +32,7 @@ class StickShares(Kumaraswamy):
         info = torch.finfo(a.dtype)
         u = torch.rand(shape, dtype=a.dtype, device=a.device).clamp(info.eps, 1 - info.eps)
         # v = (1 - u^(1/b))^(1/a)
-        v = ((-(u.log() / b).expm1()).log() / a).exp()
-        return v.clamp(info.tiny, 1 - info.eps)
+        return ((-(u.log() / b).expm1()).log() / a).exp().clamp(info.tiny, 1 - info.eps)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
@@ -242,8 +241,7 @@ class _Reparameterised(torch.autograd.Function):
             before, terms = (x - 2 * F.softplus(x) + constant for x in (mean_gap, gap))
             before = before.cumsum(-1) - before
             after = terms.flip(-1).cumsum(-1).flip(-1) - terms
-            log_q = hood.logsumexp(log_joint).index_select(-1, hood.row)
-            ratio = before + after - log_q[..., None]
+            ratio = before + after - hood.logsumexp(log_joint).index_select(-1, hood.row)[..., None]
             change = mean_gap.neg().sigmoid() - gap.neg().sigmoid()
             shift = mixture.temperature * ratio.clamp(max=80).exp() * change
         # Towards the attention itself, and from there to its logarithm.

@@ -80,8 +80,7 @@ def path_likelihood(
     ways = -fine - values[..., 0]
     spread, rule = ways.var(-1) / ways.shape[-1], (fine - coarse).mean(-1) / 15
     if num_chains > 1:  # a slow chain's two ways have errors in common
-        chains = ways.view(len(start), 2, num_chains).mean(1)
-        spread = spread.maximum(chains.var(-1) / num_chains)
+        spread = spread.maximum(ways.view(len(start), 2, num_chains).mean(1).var(-1) / num_chains)
     return PathEstimate(start + ways.mean(-1), (spread + rule.square()).sqrt())
 
 

@@ -123,8 +123,7 @@ class Posterior:
             return self
         if not self.channel.certain:
             part = self.parameters.of_rows(self.hood.take(nodes))
-            evidence = part.channel.evidence(part.hood, labels, self.logits)
-            check_possible(part.hood, evidence)
+            check_possible(part.hood, part.channel.evidence(part.hood, labels, self.logits))
         exact, components = self.is_exact and num_samples is None, self.components
         if exact:
             weighted, components = True, components.extended(self.parameters, nodes, labels)
@@ -255,15 +254,13 @@ class Posterior:
         attention = parameters.attention[None]
         borrowed = of_components(components.labels, component).expand(number, -1)
         value = nodes.new_empty(number, len(nodes))
-        shown = of_components(components.shown, component)
-        value[:, seen] = shown[..., self._place[nodes[seen]]]
+        value[:, seen] = of_components(components.shown, component)[..., self._place[nodes[seen]]]
         for part in blocks(number if rows.num_rows else 0, 4 * rows.num_edges):
             old = components.choices[component[part]]
             uniforms = attention.new_empty(len(old), rows.num_rows, dtype=torch.double).uniform_()
             new = rows.source[pick(rows, attention, uniforms)]
             labels = draw_from_urns(components.alpha, torch.cat([old, new], 1), borrowed[part])
-            labels = labels[:, len(self.nodes) :]
-            value[part, ~seen] = parameters.channel.draw(rows, new, labels)
+            value[part, ~seen] = parameters.channel.draw(rows, new, labels[:, len(self.nodes) :])
         return value.view(*shape, len(nodes))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
@@ -288,8 +285,7 @@ class Posterior:
             if rows.num_rows:
                 alpha = self.components.concentrations(sources, part)
                 log_prob = log_prob + enumeration.log_marginal(rows, alpha, *query)
-            log_prob = log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf)
-            parts.append(log_prob.logsumexp(0))
+            parts.append(log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf).logsumexp(0))
         return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
 
     def predict(

@@ -152,8 +152,7 @@ def posterior_alpha(alpha: Tensor, choices: Tensor, labels: Tensor) -> Tensor:
     index = choices * num_classes + labels
     ones = torch.ones_like(index, dtype=alpha.dtype)
     empty = alpha.new_zeros(*index.shape[:-1], num_nodes * num_classes)
-    counts = empty.scatter_add(-1, index, ones)
-    return alpha + counts.unflatten(-1, (num_nodes, num_classes))
+    return alpha + empty.scatter_add(-1, index, ones).unflatten(-1, (num_nodes, num_classes))
 
 
 def sum_by_graph(hood: Neighborhood, values: Tensor, nodes: Tensor, batch: Tensor) -> Tensor:

@@ -41,8 +41,7 @@ def entropy_bound(
     if estimator is EntropyEstimator.REWARD_TO_GO:
         component = hood.components().index_select(0, rows.nodes)
     with torch.no_grad():
-        attentions = attention.expand(num_samples, -1)
-        edges = pick(rows, attentions, uniforms_of(rows, num_samples))
+        edges = pick(rows, attention.expand(num_samples, -1), uniforms_of(rows, num_samples))
         labels = draw_given_choices(alpha, rows.source[edges])
     return entropy_samples(rows, alpha, attention, edges, labels, component)
 
@@ -129,8 +128,7 @@ def _added(attention: Tensor, mean: Tensor, below: Tensor, probs: Tensor) -> Ten
     weight = attention / (below + 1)
     rest = (probs - weight * mean).clamp(min=0)
     parts = entr(rest)
-    change = (parts - entr(probs)).sum(1, keepdim=True)
-    return change - parts + entr(rest + weight)
+    return (parts - entr(probs)).sum(1, keepdim=True) - parts + entr(rest + weight)
 
 
 def _over_edges(sums, values: Tensor) -> Tensor:

@@ -58,8 +58,7 @@ def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) ->
         numbers, *_ = settle(wide.rows, wide.groups, *weights, part, numbers)
         visited.append(one_hot(wide.split(numbers).labels, entries.num_classes).int())
     there = torch.stack(visited, 1)  # (B, S, num_rows, C)
-    sums = (there.sum(dim, dtype=torch.int32) for dim in (1, 2))
-    return Sweeps(wide.split(numbers), *sums)
+    return Sweeps(wide.split(numbers), *(there.sum(dim, dtype=torch.int32) for dim in (1, 2)))
 
 
 @torch.no_grad()
@@ -132,5 +131,4 @@ def run_chains(
         start = end
     edges, labels = zip(*(draw[:2] for draw in kept), strict=True)
     states = Draw(torch.cat(edges), torch.cat(labels))
-    later = torch.cat(totals, 1)[:, first:]
-    return SweepRecord(draw, later.to(entries.alpha.dtype)), states
+    return SweepRecord(draw, torch.cat(totals, 1)[:, first:].to(entries.alpha.dtype)), states

@@ -35,8 +35,7 @@ def spread(hood: Neighborhood, mean: Tensor, attention: Tensor, channel: Channel
     cached = mean.device.type == "cpu" and not mean.requires_grad
     for part in blocks(hood.num_edges, numbers, cached):
         messages = channel.of(part).push(mean.index_select(-2, hood.source[part]))
-        messages = attention[..., part, None] * messages
-        marginals = marginals.index_add_(-2, hood.row[part], messages)
+        marginals = marginals.index_add_(-2, hood.row[part], attention[..., part, None] * messages)
     return marginals
 
 
@@ -95,8 +94,7 @@ class PairRows:
             both = (attention[..., edge_i] * attention[..., edge_j]).unsqueeze(-1) / (total + 1)
             shared = -(both * mean).unsqueeze(-1) * mean.unsqueeze(-2)
             shared.diagonal(dim1=-2, dim2=-1).add_(both * mean)
-            shared = channel.push_tables(edge_i, edge_j, shared)
-            table = table.index_add_(-3, pair, shared)
+            table = table.index_add_(-3, pair, channel.push_tables(edge_i, edge_j, shared))
         same = (self.pairs[0] == self.pairs[1])[:, None, None]
         return torch.where(same, torch.diag_embed(first), table)
 
@@ -139,8 +137,7 @@ def expected_interaction(
     pair, edge_i, edge_j = hood.common_neighbors(pairs)
     weight = attention.index_select(-1, edge_i) * attention.index_select(-1, edge_j)
     weight = weight * shared.index_select(-1, hood.source.index_select(0, edge_i))
-    expected = ((first @ interaction) * second).sum(-1)
-    return expected.index_add(-1, pair, weight)
+    return ((first @ interaction) * second).sum(-1).index_add(-1, pair, weight)
 
 
 class Intervals(NamedTuple):

@@ -171,8 +171,7 @@ def draw_from_urns(alpha: Concentrations, choices: Tensor, known: Tensor | None 
     # Single precision has too few digits for a place among millions.
     share = torch.rand_like(total, dtype=torch.double)
     earlier = groups.order[groups.first + (share * rank).long()]
-    place = torch.arange(len(rank), device=rank.device)
-    origin = torch.where(copies, earlier, place)
+    origin = torch.where(copies, earlier, torch.arange(len(rank), device=rank.device))
     while not torch.equal(further := origin[origin], origin):  # twice as far each time
         origin = further
     labels = draw_labels(alpha, choices[..., first:])

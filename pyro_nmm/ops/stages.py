@@ -87,8 +87,7 @@ class Stages:
         place = edges if self._size == 1 else near
         by_label = self._by_label.place.view(alpha.shape[1:])
         alpha = alpha[:, place] + counts[0][:, by_label[place]]
-        sources = self.rows.source[edges] if self._size == 1 else near
-        total = total[:, place] + counts[1][:, sources]
+        total = total[:, place] + counts[1][:, self.rows.source[edges] if self._size == 1 else near]
         return Entries(log_attention[:, edges], alpha, total, data, num_classes)
 
     def _place(self, numbers: Tensor) -> Tensor:
