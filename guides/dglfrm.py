@@ -128,7 +128,7 @@ class DGLFRMGuide(nn.Module):
 
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
         :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; else the identity.
-        :param Tensor held_out: ``(2, P)`` pairs without a likelihood, no edges of ``hood``.
+        :param Tensor held_out: ``(2, P)`` pairs without a likelihood, none in ``edge_index``.
         :return: ``(..., N, K)``, :math:`b \odot r`.
         """
         if held_out is not None and pyro.settings.get("validate_distributions_pyro"):

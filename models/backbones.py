@@ -57,8 +57,7 @@ def gcn(
     num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
 ) -> RandomInput:
     """Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer. All
-    four backbones have ``width`` columns, and dropout of features and units, and of nodes'
-    features.
+    four backbones have ``width`` columns, dropout of features and units, and ``drop_nodes``.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> gcn(num_features=5, width=4)(torch.randn(3, 5), edge_index).shape

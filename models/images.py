@@ -19,7 +19,7 @@ from pyro_nmm.models.networks import attention_scores
 
 class UNet(nn.Module):
     r"""The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
-    ReLU, ``depth`` times max-pooling, upsampling and skip connections. It predicts a difference:
+    ReLU, ``depth`` poolings, upsampling and skip connections. Here it predicts a difference:
 
     .. math::
 

@@ -19,8 +19,7 @@ from pyro_nmm.models.networks import register
 
 class DGLFRM(nn.Module):
     r"""The deep generative latent feature relational model (Mehta, Carin and Rai, 2019, "Stochastic
-    Blockmodels meet Graph Neural Networks", ICML), a Pyro program for graphs whose nodes are
-    members of communities:
+    Blockmodels meet Graph Neural Networks", ICML), a Pyro program for graphs with communities:
 
     .. math::
 

@@ -180,8 +180,7 @@ def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
 
 
 class FreeNMM(nn.Module):
-    r"""Free parameters of one graph, the paper's NMM-:math:`\alpha, L`, from marginals :math:`m`
-    on,
+    r"""Free parameters of one graph, the paper's NMM-:math:`\alpha, L`, near marginals :math:`m`,
 
     .. math::
 
@@ -194,7 +193,7 @@ class FreeNMM(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([9, 2]), torch.Size([49]))
 
-    :param Tensor marginals: ``(N, C)``, of sources ``(M, C)``, :math:`m`; default uniform.
+    :param Tensor marginals: ``(N, C)``, or ``(M, C)`` of sources, :math:`m`; default uniform.
     :param float gamma: as it grows, nodes become independent.
     :param float epsilon: without it, excluded labels could not return.
     """

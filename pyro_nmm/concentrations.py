@@ -21,9 +21,7 @@ STRIP, CHUNK = 4096, 16
 
 
 class OrdinalConcentrations:
-    r"""Concentrations :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon` of ordered
-    labels.
-    """
+    r"""Of ordered labels: :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon`."""
 
     def __init__(
         self, mean: Tensor, width: Tensor | float, scale: Tensor | float = 1.0,
@@ -108,8 +106,7 @@ def _extract_provenance(alpha: OrdinalConcentrations) -> tuple[OrdinalConcentrat
 
 class GaussianConcentrations(OrdinalConcentrations):
     r"""Concentrations ``(..., N, C)`` for ordered labels such as grey levels, highest around a
-    mean, as in the paper's appendix C. Near the first and the last label the mean label is not
-    :math:`u`.
+    mean, as in the paper's appendix C. Near the ends the mean label is not :math:`u`.
 
     .. math::
 

@@ -44,8 +44,7 @@ def with_gradients(fit: Callable[P, R]) -> Callable[P, R]:
 
 def ordinary(value: Any) -> Any:
     """A value through which gradients pass. Tensors made in inference mode are copied, in tuples,
-    dictionaries, distributions and ``Data`` too; a module's, which optimisers hold, change in
-    place.
+    dictionaries, distributions and ``Data`` too; a module's change in place, for optimisers.
     """
     if isinstance(value, nn.Module):
         for name, tensor in (*value.named_parameters(), *value.named_buffers()):

@@ -170,8 +170,7 @@ class Neighborhood:
 
     def restrict(self, observed: Tensor | None) -> "Neighborhood":
         """The rows of the observed nodes, in ascending order. Leaving out the rows of unobserved
-        nodes is exact marginalisation of their labels. The last mask's rows are kept: leave it as
-        it is.
+        nodes is exact marginalisation of their labels. The last mask's rows are kept.
 
         :param Tensor observed: ``(num_nodes,)`` boolean mask, or ``None`` for all nodes.
         """

@@ -222,9 +222,8 @@ class PooledScores(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
         edge_weight: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        r"""``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\ell`, :math:`(A - \tfrac{3}{4}) \, x /
-        t`. Arguments as for :meth:`StackedNMM.forward`, without communities. Cost: :math:`O(E C)`,
-        21 times.
+        r"""``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\ell` and :math:`(A - .75) \, x / t`, of
+        arguments as for :meth:`StackedNMM.forward`. Cost: :math:`O(E C)`, 21 times.
         """
         check_hood(hood)
         return all_terms(GraphScores.of(hood, scores, y, known, edge_weight), self.temperature)

@@ -32,8 +32,7 @@ from pyro_nmm.relabel import Channel, check_relabel, entries_at
 
 
 class NeighborMixture(GraphDistribution):
-    r"""The Neighbor Mixture Model [1], the paper's equation (1): a joint distribution of nodes'
-    labels.
+    r"""The Neighbor Mixture Model [1], a joint distribution of labels, the paper's equation (1).
 
     .. math::
 
@@ -334,7 +333,7 @@ class NeighborMixture(GraphDistribution):
         >>> bool((value - mix.log_prob(y)).abs() < 5 * error)
         True
 
-        :param Tensor y, observed: as for :meth:`log_likelihood`.
+        :param y, observed: as for :meth:`log_likelihood`.
         :param Tensor given: ``(N,)`` mask :math:`\rho`, default none; else a difference of two.
         :param int num_chains: With one chain the standard error has one degree of freedom.
         :param int num_points: of the grid of concentrations: 5, 9, 13, ...
@@ -364,7 +363,7 @@ class NeighborMixture(GraphDistribution):
         :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`:
             exact as ``T`` grows; equal weights, the paper's choice, vary less at small ``T``.
         :return: the posterior. Cost: :math:`O(T E_\tau)`, the edges into the observed nodes.
-        :raises ValueError: for a batch, too large a sum, and a site in ``TraceGraph_ELBO``.
+        :raises ValueError: for a batch, a large sum, and values of sites in ``TraceGraph_ELBO``.
         """
         check_plain("condition", self.batch_shape)
         return self.prior().condition(y, observed, num_samples, weighted or num_samples is None)

@@ -38,8 +38,7 @@ from pyro_nmm.relabel import KEEP, Channel
 
 class Posterior:
     r"""Posterior of all labels given observed labels, :math:`p(y \mid y_\tau)`: a weighted mixture
-    over choices :math:`c_\tau` (section 3.6 of the paper). :meth:`NeighborMixture.condition` makes
-    it.
+    over choices :math:`c_\tau`, section 3.6 of the paper, by :meth:`NeighborMixture.condition`.
 
     .. math::
 
@@ -167,8 +166,7 @@ class Posterior:
     ) -> Tensor:
         r"""Monte Carlo estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)``
         where ``observed``, default all others: particles continue components, see
-        :meth:`NeighborMixture.log_likelihood`. Cost: linear in the edges into :math:`\rho`, times
-        the particles.
+        :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E_\rho)` for ``P`` particles.
         """
         check_integers(1, num_particles=num_particles)
         nodes, labels = self._new("log_likelihood", y, observed)
@@ -353,8 +351,7 @@ class Posterior:
         r"""``(K,)``: the expected information, in nats, that each node's label gives about all
         labels, for active learning: :math:`H(y_i) + \sum_{j \ne i} I(y_i ; y_j)` over the nodes `j`
         that share a source with `i`; zero for observed labels. The sum counts information twice
-        that two of these nodes share. :math:`H(y_i)` alone ranks nodes alike, unless many share few
-        sources.
+        that two of these nodes share. :math:`H(y_i)` alone ranks nodes alike if few share a source.
 
         :param Tensor nodes: ``(K,)`` distinct node ids, default all.
         :param int num_partners: Estimate the sum without bias from so many random `j` for each `i`,

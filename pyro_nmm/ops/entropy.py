@@ -50,8 +50,7 @@ def entropy_samples(
     rows: Neighborhood, alpha: Tensor, attention: Tensor, edges: Tensor, labels: Tensor,
     component: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    r"""``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with the
-    derivative
+    r"""``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with
 
     .. math::
 

@@ -57,7 +57,7 @@ class PairRows:
             L_{im} L_{jm} \mathrm{Cov}(z_{ma}, z_{mb})
 
     with :math:`\mathrm{Cov}(z_{ma}, z_{mb}) = (\delta_{ab} \mu_{ma} - \mu_{ma} \mu_{mb}) /
-    (A_m + 1)` and :math:`\mu_m = \alpha_m / A_m`. A node and itself have a diagonal one.
+    (A_m + 1)` and :math:`\mu_m = \alpha_m / A_m`. A node with itself has a diagonal table.
     """
 
     nodes: Tensor  #: ``(R,)`` node ids of the pairs
@@ -149,8 +149,7 @@ class Intervals(NamedTuple):
 
     def coverage(self, y: Tensor) -> Tensor:
         r"""The share of labels ``(..., N)`` in their intervals. A label ``k`` on an end counts by
-        the part of ``k - 0.5`` to ``k + 0.5`` that is inside. Its mean under the model is
-        ``level``.
+        the part of ``k - 0.5`` to ``k + 0.5`` that is inside. Its mean is ``level``.
 
         >>> low, high = torch.tensor([3.25, 0.0, 5.0]), torch.tensor([4.5, 9.0, 7.0])
         >>> Intervals((low + high) / 2, low, high).coverage(torch.tensor([3, 4, 8]))

@@ -50,8 +50,7 @@ def draw_partners(
     hood: Neighborhood, nodes: Tensor, attention: Tensor, total: Tensor, free: Tensor,
     num_partners: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    r"""Distinct pairs ``(2, P)`` of a node and a random partner, over a source, and ``scale``
-    ``(P,)``:
+    r"""Distinct pairs ``(2, P)`` of nodes and random partners over a source; ``scale`` ``(P,)``:
 
     .. math::
 
