@@ -29,7 +29,7 @@ def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
 
 
 def brier(probs: Tensor, y: Tensor) -> Tensor:
-    r""":math:`\frac1n \sum_{ik} (p_{ik} - \delta(y_i = k))^2` of labels ``(n,)`` and ``(n, C)``.
+    r""":math:`\frac1n \sum_{ik} (p_{ik} - \delta(y_i = k))^2` of ``y``, ``probs`` ``(n, C)``.
 
     >>> brier(torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 1]))
     tensor(0.2900)
